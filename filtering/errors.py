@@ -60,9 +60,15 @@ class AmbiguousProducerId(FilteringError):
         self.pid, self.first, self.second = pid, first, second
 
 
-def _shown(partition: int) -> str:
-    """`3`, or `slot-7/3`: as pushrep.log.slots, a layer above, shows a number; no topic has 2^30 partitions."""
-    return f"slot-{(partition ^ 1 << 30) >> 20}/{partition % (1 << 20)}" if partition >> 30 == 1 else str(partition)
+PARTITION_BITS, SLOT_BIT = 20, 1 << 30
+"""A worker slot's partitions have numbers that no topic has: SLOT_BIT, the slot's number, PARTITION_BITS of its own."""
+
+
+def shown_partition(number: int) -> str:
+    """`3`, or `slot-7/3` for partition 3 of a worker's slot."""
+    if number >> 30 != 1:
+        return str(number)
+    return f"slot-{(number ^ SLOT_BIT) >> PARTITION_BITS}/{number % (1 << PARTITION_BITS)}"
 
 
 class PairSplit(FilteringError):
@@ -74,8 +80,9 @@ class PairSplit(FilteringError):
 
     def __init__(self, pid: int, partition: int, first: int, second: int) -> None:
         super().__init__(
-            f"pid {pid}, source partition {partition} was in destination partition {_shown(first)} and now appears in "
-            f"{_shown(second)}: pin the producer's partition_count, or raise its epoch after the topic has grown"
+            f"pid {pid}, source partition {partition} was in destination partition {shown_partition(first)} and now "
+            f"appears in {shown_partition(second)}: pin the producer's partition_count, or raise its epoch after the "
+            "topic has grown"
         )
         self.pid, self.partition, self.first, self.second = pid, partition, first, second
 

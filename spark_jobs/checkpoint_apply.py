@@ -108,10 +108,10 @@ def is_interrupted(place: CheckpointPlace, store: StartpointStore) -> bool:
 def did(store: StartpointStore, pair: BatchPair, request: Request) -> bool:
     """Whether the pair was made by a call that asked for the same: who calls it again gets what it asked for."""
     move = pair.moves[0]
-    standing = store.reader_state(move.sequence, Reader(pair.consumer, pair.topic, move.partition))
-    if standing is None:
+    reader_state = store.reader_state(move.sequence, Reader(pair.consumer, pair.topic, move.partition))
+    if reader_state is None:
         return False
-    written = standing.written
+    written = reader_state.written
     return written.startpoint == request.startpoint and written.target.partition == request.partition
 
 
@@ -149,15 +149,15 @@ def preview(place: CheckpointPlace, store: StartpointStore, *, request: Request 
                 at = Move(number, before, None, 0, request.startpoint.reset_marks)
                 moves.append(_resolved(source, request.startpoint, 0, at, now_ms))
             continue
-        standing = store.read(place.consumer, source.topic, number)
-        if standing is None:
+        reader_state = store.read(place.consumer, source.topic, number)
+        if reader_state is None:
             continue
-        wanted = standing.written.startpoint
-        move = Move(number, before, None, standing.sequence, wanted.reset_marks, standing.failure)
-        if standing.applied is not None:
-            move = Move(number, before, standing.applied.offset, standing.sequence, wanted.reset_marks)
-        elif standing.state is not State.FAILED:
-            move = _resolved(source, wanted, standing.sequence, move, standing.written.created_ms)
+        wanted = reader_state.written.startpoint
+        move = Move(number, before, None, reader_state.sequence, wanted.reset_marks, reader_state.failure)
+        if reader_state.applied is not None:
+            move = Move(number, before, reader_state.applied.offset, reader_state.sequence, wanted.reset_marks)
+        elif reader_state.state is not State.FAILED:
+            move = _resolved(source, wanted, reader_state.sequence, move, reader_state.written.created_ms)
         moves.append(move)
     if not moves:
         raise NothingPending(place.consumer, source.topic)
@@ -253,10 +253,10 @@ def _resolved_pair(place: CheckpointPlace, store: StartpointStore, sequences: Ma
     found, name, source = source_at(place)
     moves = []
     for number, before in sorted(source.positions.items()):
-        standing = store.read(place.consumer, source.topic, number)
-        if standing is None or standing.sequence != sequences.get(number):
+        reader_state = store.read(place.consumer, source.topic, number)
+        if reader_state is None or reader_state.sequence != sequences.get(number):
             continue
-        wish = standing.written.startpoint
+        wish = reader_state.written.startpoint
         facts = source.facts(number, wish)
         claim = store.claim(place.consumer, source.topic, number)
         applied = store.apply(claim, facts, position=before)
@@ -289,8 +289,8 @@ def _unfinished(place: CheckpointPlace, store: StartpointStore) -> BatchPair | N
 def _waiting(store: StartpointStore, pair: BatchPair) -> list[Move]:
     found = []
     for move in pair.moves:
-        standing = store.reader_state(move.sequence, Reader(pair.consumer, pair.topic, move.partition))
-        if standing is not None and standing.state is State.APPLIED:
+        reader_state = store.reader_state(move.sequence, Reader(pair.consumer, pair.topic, move.partition))
+        if reader_state is not None and reader_state.state is State.APPLIED:
             found.append(move)
     return found
 

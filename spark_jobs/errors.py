@@ -4,6 +4,8 @@ Each error is named for what the caller does next. Raised inside Spark's planner
 text in Spark's own exception; so the message names the option, field or file, and what to do.
 """
 
+from filtering.errors import shown_partition
+
 
 class SparkJobError(Exception):
     """Anything a job, source or column expression of spark_jobs refuses or fails at."""
@@ -59,7 +61,7 @@ class CantReplace(SparkJobError):
 
     def __init__(self, topic: str, partition: int, offset: int, why: str) -> None:
         super().__init__(
-            f"{topic}-{shown(partition)} is read again from offset {offset} on, and its rows can't "
+            f"{topic}-{shown_partition(partition)} is read again from offset {offset} on, and its rows can't "
             f"replace those in the table: {why}. --append-only begins with empty marks and writes them beside the old "
             "ones"
         )
@@ -74,7 +76,7 @@ class LogOrderBroken(SparkJobError):
 
     def __init__(self, topic: str | None, partition: int, before: int, after: int) -> None:
         super().__init__(
-            f"LogOrderBroken: log offset {after} comes after {before} in partition {shown(partition)} of "
+            f"LogOrderBroken: log offset {after} comes after {before} in partition {shown_partition(partition)} of "
             f"{topic if topic is not None else 'the topic'}; filter before anything that shuffles or multiplies rows, "
             "or pass sort=True"
         )
@@ -89,7 +91,7 @@ class LogRowTwice(SparkJobError):
 
     def __init__(self, topic: str | None, partition: int, offset: int) -> None:
         super().__init__(
-            f"LogRowTwice: log offset {offset} of partition {shown(partition)} of "
+            f"LogRowTwice: log offset {offset} of partition {shown_partition(partition)} of "
             f"{topic if topic is not None else 'the topic'} stands twice in the frame; where dumps overlap, filter "
             'frame.dropDuplicates(["topic", "partition", "offset"]), and make several rows of one behind the filter'
         )
@@ -101,16 +103,9 @@ class FrameChanged(SparkJobError):
 
     def __init__(self, partition: int, start: int, end: int, expected: int, got: int) -> None:
         super().__init__(
-            f"partition {shown(partition)}, log offsets [{start}, {end}): {expected} rows in the first pass, "
+            f"partition {shown_partition(partition)}, log offsets [{start}, {end}): {expected} rows in the first pass, "
             f"{got} when read again. The frame must give the same rows in the same Spark partitions each time: "
             "persist() it first, or read without ignoreMissingFiles and failOnDataLoss=false, which pass over what is "
             "gone in between"
         )
         self.partition, self.start, self.end, self.expected, self.got = partition, start, end, expected, got
-
-
-def shown(partition: int) -> str:
-    """A log partition as an operator names it: `3`, of a worker slot `slot-7/3`."""
-    from pushrep.log.slots import shown_partition  # noqa: PLC0415 - a worker that filters needs nothing of pushrep
-
-    return shown_partition(partition)

@@ -18,10 +18,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from filtering.errors import shown_partition
 from filtering.highwater import HighwaterMarks
 from filtering.mark_columns import UNKNOWN
 from spark_jobs.batch_marks import MarksKey
-from spark_jobs.errors import SparkJobError, shown
+from spark_jobs.errors import SparkJobError
 
 STARTPOINT_EPOCH, MARKS_EPOCH = "startpoint_epoch", "marks_epoch"
 EPOCH_COLUMNS = (STARTPOINT_EPOCH, MARKS_EPOCH)
@@ -34,7 +35,7 @@ class EpochsMixed(SparkJobError):
 
     def __init__(self, topic: str | None, partition: int, epochs: Iterable[int]) -> None:
         found = ", ".join(map(str, sorted(set(epochs))))
-        where = f"partition {shown(partition)} of {topic if topic is not None else 'the topic'}"
+        where = f"partition {shown_partition(partition)} of {topic if topic is not None else 'the topic'}"
         super().__init__(
             f"EpochsMixed: {where} came in the startpoint epochs {found} at once; a batch of the source has one. "
             "Filter the frame once for each, in ascending order, or drop the columns startpoint_epoch and marks_epoch"

@@ -13,12 +13,13 @@ from rich.console import Console
 from rich.table import Table
 
 from filtering import METADATA_HEADER
+from filtering.errors import shown_partition
 from pushrep.cli.input_lines import parse_time_ms
 from pushrep.cli.record_rows import as_json, carrier_of, cell, metadata_of, time_text
 from pushrep.errors import PushrepError
 from pushrep.log import Isolation, LogReader, SegmentLog
 from pushrep.log.inspection import is_log
-from pushrep.log.slots import in_its_slot, is_named, log_at, readable_logs, shown_name, shown_partition
+from pushrep.log.slots import in_its_slot, is_named, log_at, readable_logs, shown_name
 from pushrep.records import Record
 
 _TABLE_ROWS = 20

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from filtering import METADATA_HEADER, StreamMetadata
+from filtering.errors import shown_partition
 from pushrep.env import REAL_FILESYSTEM
-from pushrep.log.slots import shown_partition
 from pushrep.outbox import read_identity
 from pushrep.records import Record
 

@@ -69,14 +69,14 @@ class ShippingRecovery:
         destination: KafkaDestination,
         facts: TopicFacts,
         cluster: Cluster,
-        shipment: SinkState,
+        state: SinkState,
         origin: RecordOrigin,
         clock: Clock,
         fail: Callable[[BaseException], None],
     ) -> None:
         self._clock = clock
         self._destination, self._facts, self._cluster = destination, facts, cluster
-        self._state, self._origin, self._fail = shipment, origin, fail
+        self._state, self._origin, self._fail = state, origin, fail
         self.size_max_bytes = facts.max_message_bytes
         self._failures: dict[int, int] = {}
         self._few_at_a_time = asyncio.Semaphore(_LOOKS_AT_A_TIME)
@@ -127,17 +127,17 @@ class ShippingRecovery:
 
         Raises OutboxDiverged, DestinationAhead.
         """
-        shipment = self._state
-        logs = [source.log for source in shipment.sources.values()]
-        skipped = {number: source.skipped for number, source in shipment.sources.items()}
+        state = self._state
+        logs = [source.log for source in state.sources.values()]
+        skipped = {number: source.skipped for number, source in state.sources.items()}
         matching = Matching(self._origin, logs, {}, (self._facts.topic, partition), skipped)
-        start = shipment.unread[partition][0]
+        start = state.unread[partition][0]
         read_to = await read_partition(self._cluster, self.until_done, partition, start, matching.match_batch)
-        end = shipment.unread[partition][1]
+        end = state.unread[partition][1]
         if read_to < end:
-            shipment.unread[partition] = (read_to, end)
+            state.unread[partition] = (read_to, end)
         else:
-            del shipment.unread[partition]
+            del state.unread[partition]
 
     async def recover(
         self, pipeline: Pipeline, sources: Sequence[ShippedPartition], *, is_fenced: bool
@@ -210,12 +210,12 @@ class ShippingRecovery:
             self.size_max_bytes = max(1, refused_bytes // 2)
 
     async def _match(self, partition: int, sources: Sequence[ShippedPartition]) -> None:
-        shipment, topic = self._state, self._facts.topic
+        state, topic = self._state, self._facts.topic
         unreadable = _unproved(sources)
         bounds = await self.until_done(lambda: self._cluster.bounds(partition))
         known = known_offset(sources, bounds)
         newest = max(source.destination_offset for source in sources)
-        lost = partition in shipment.went_back
+        lost = partition in state.went_back
         if newest > bounds.end:
             lost |= await self.until_done(lambda: self._confirmed_end(partition, newest)) < newest
             bounds = await self.until_done(lambda: self._cluster.bounds(partition))
@@ -225,16 +225,16 @@ class ShippingRecovery:
         else:
             at = max(bounds.start, known)
             if known < bounds.start:
-                shipment.head_was_cut(f"{topic}-{partition}", known, bounds.start)
+                state.head_was_cut(f"{topic}-{partition}", known, bounds.start)
         for source in sources:
             source.rewind()
-        logs = [source.log for source in shipment.sources.values()]
+        logs = [source.log for source in state.sources.values()]
         starts = {
             source.partition: self._first_offset(source, lost=lost)
             for source in sources
             if source.partition not in unreadable
         }
-        skipped = {number: source.skipped for number, source in shipment.sources.items()}
+        skipped = {number: source.skipped for number, source in state.sources.items()}
         matching = Matching(self._origin, logs, starts, (topic, partition), skipped)
         end = await read_partition(self._cluster, self.until_done, partition, at, matching.match_batch)
         unreadable = matching.unreadable | unreadable
@@ -243,7 +243,7 @@ class ShippingRecovery:
             await self.until_done(self._look_at_topic)  # one that was made again has lost nothing
             self._check_lost(whole, matching)
             if len(whole) == len(sources):
-                shipment.went_back.discard(partition)  # what it ends below were records of others
+                state.went_back.discard(partition)  # what it ends below were records of others
         for source in whole:
             self._advance(source, matching.next_offsets[source.partition], end)
             source.newest = matching.newest.get(source.partition, source.newest)

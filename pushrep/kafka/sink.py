@@ -177,11 +177,11 @@ class KafkaSink:
 
     def skip(self, skip: Skip) -> None:
         """Do not ship this record; written down when this returns. Raises OSError."""
-        shipment = self._state
-        shipment.progress = replace(shipment.progress, skipped=(*shipment.progress.skipped, skip))
+        state = self._state
+        state.progress = replace(state.progress, skipped=(*state.progress.skipped, skip))
         self._checkpoint()
-        source = shipment.sources[skip.partition]
-        source.skipped = shipment.progress.skipped_of(skip.partition)
+        source = state.sources[skip.partition]
+        source.skipped = state.progress.skipped_of(skip.partition)
         source.stopped, source.stopped_until_ms = None, 0
 
     def forget(self, topic: str) -> None:
@@ -309,22 +309,22 @@ class KafkaSink:
 
         Raises NotPinned, DestinationRefused, KafkaUnreachable.
         """
-        shipment = self._state
-        before = shipment.progress
+        state = self._state
+        before = state.progress
         check_seen(before, self.topic, facts.topic_id, facts.partitions)
         if before.topic_id not in {None, facts.topic_id}:
             _LOG.warning("%s is not the topic that it was (%s): all is shipped again", self.topic, facts.topic_id)
-            shipment.void()
+            state.void()
         pins = self._config.partition_counts
         known = pins.known(facts.topic_id)
         if (used := await self._used_partitions(before, facts, known)) is not None:
             known = (used,)
         partitions = fixed_count(before, self.topic, facts.partitions, known)
-        progress = before.with_topic(facts.topic_id, partitions, shipment.pid_epoch)
+        progress = before.with_topic(facts.topic_id, partitions, state.pid_epoch)
         check_kept(progress, self.topic, pins.known(facts.topic_id))
-        shipment.progress = progress
+        state.progress = progress
         self._checkpoint()
-        counts = counts_of(shipment.progress)
+        counts = counts_of(state.progress)
         await self._unless_closed(in_thread(lambda: pins.keep(facts.topic_id, counts)))
 
     async def _used_partitions(self, before: ShippingProgress, facts: TopicFacts, known: tuple[int, ...]) -> int | None:

@@ -59,13 +59,13 @@ class SinkSession:
         destination: KafkaDestination,
         facts: TopicFacts,
         cluster: Cluster,
-        shipment: SinkState,
+        state: SinkState,
         origin: RecordOrigin,
         clock: Clock,
         fencing: Fencing,
     ) -> None:
         self._destination, self._facts, self._cluster = destination, facts, cluster
-        self._state, self._clock = shipment, clock
+        self._state, self._clock = state, clock
         self._loop = asyncio.get_running_loop()
         self._wake = asyncio.Event()
         self._stopping = asyncio.Event()
@@ -82,8 +82,8 @@ class SinkSession:
         self._failure: BaseException | None = None
         self._look_at_s = 0.0
         self._ends: dict[int, int] = {}  # of Kafka partitions, by what they acknowledged
-        self._recovery = ShippingRecovery(destination, facts, cluster, shipment, origin, clock, self._fail)
-        has_shipped = any(source.destination_offset >= 0 for source in shipment.sources.values())
+        self._recovery = ShippingRecovery(destination, facts, cluster, state, origin, clock, self._fail)
+        has_shipped = any(source.destination_offset >= 0 for source in state.sources.values())
         self._fence = fencing.driver(facts, cluster, self._recovery.until_done, has_shipped=has_shipped)
         self._is_renewing = False
         self._renewal: asyncio.Task[None] | None = None

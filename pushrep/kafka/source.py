@@ -27,8 +27,8 @@ from pushrep.kafka.pipeline import SentBatch
 from pushrep.kafka.progress import ShippedRecord
 from pushrep.kafka.splitting import BatchPiece, pieces_of
 from pushrep.log import CorruptBatch, LogDamaged
+from pushrep.log.reader import LogSlices
 from pushrep.log.recovery import RecoveryReport
-from pushrep.log.slicing import LogSlices
 from pushrep.records import BatchHeader, CorruptRecordBatch, Record, RecordBatch
 
 _PAGE_BYTES = 4096

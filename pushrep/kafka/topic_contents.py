@@ -42,31 +42,31 @@ class TopicContents:
 
 
 async def read_contents(
-    destination: KafkaDestination, facts: TopicFacts, shipment: SinkState, origin: RecordOrigin
+    destination: KafkaDestination, facts: TopicFacts, state: SinkState, origin: RecordOrigin
 ) -> TopicContents:
     """Read what a topic holds, from where it is known on.
 
     Raises KafkaUnreachable, DestinationRefused, BrokerError, and what is UNREADABLE: a log can't be compared with it.
     """
-    for source in shipment.sources.values():
+    for source in state.sources.values():
         source.prove()
-    if shipment.progress.topic_id not in {None, facts.topic_id}:
-        shipment.void()
+    if state.progress.topic_id not in {None, facts.topic_id}:
+        state.void()
     cluster = Cluster(destination, facts.topic)
     patiently = _Patiently(destination, cluster)
     try:
         await patiently(cluster.refresh)
         used = None
-        if not shipment.progress.epochs:
+        if not state.progress.epochs:
             places = await places_of_records(cluster, origin, facts.partitions, patiently)
             used = used_partitions(facts.topic, facts.partitions, places)
-        progress = shipment.progress.with_topic(facts.topic_id, used or facts.partitions, shipment.pid_epoch)
+        progress = state.progress.with_topic(facts.topic_id, used or facts.partitions, state.pid_epoch)
         at: dict[int, list[ShippedPartition]] = {}
-        for source in shipment.sources.values():
+        for source in state.sources.values():
             at.setdefault(progress.topic_partition(source.partition, source.acknowledged), []).append(source)
         held: dict[int, OffsetRanges] = {}
         contested: dict[int, OffsetRanges] = {}
-        first = {number: source.acknowledged for number, source in shipment.sources.items()}
+        first = {number: source.acknowledged for number, source in state.sources.items()}
         ends = {}
         for number in range(max(counts_of(progress))):
             sources = at.get(number, [])
@@ -74,10 +74,10 @@ async def read_contents(
             known = max(bounds.start, known_offset(sources, bounds) if sources else 0)
             matching = Matching(
                 origin,
-                [source.log for source in shipment.sources.values()],
+                [source.log for source in state.sources.values()],
                 {source.partition: source.acknowledged for source in sources},
                 (facts.topic, number),
-                {one: progress.skipped_of(one) for one in shipment.sources},
+                {one: progress.skipped_of(one) for one in state.sources},
                 is_strict=False,
             )
             ends[number] = await read_partition(cluster, patiently, number, known, matching.match_batch)

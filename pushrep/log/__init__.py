@@ -32,9 +32,9 @@ from pushrep.log.errors import (
     PartitionMetadataMissing,
     StillNeeded,
 )
-from pushrep.log.leases import Lease
-from pushrep.log.log_reader import Isolation, LogReader
+from pushrep.log.reader import Isolation, LogReader
 from pushrep.log.recovery import Cut, RecoveryReport
+from pushrep.log.retention import Lease
 from pushrep.log.segment_log import SegmentLog
 
 __all__ = [

@@ -230,7 +230,7 @@ class TailMove:
         return NoRoomToCut(self._path, 2 * _PIECE_BYTES_MIN, error)
 
 
-def set_aside(
+def quarantine_tail(
     filesystem: Filesystem, path: Path, file: File, position: int, *, suffix: str = CUT_SUFFIX
 ) -> str | TailMove | None:
     """Before a bad tail is cut: the name of its copy, None of an empty one; or, where there is no room for a copy, its

@@ -24,7 +24,7 @@ from enum import Enum, auto
 from typing import Protocol, TypeAlias
 
 from pushrep.log.errors import DerivedStoreFailed
-from pushrep.log.reading import BatchReader, Bounds
+from pushrep.log.reader import BatchReader, Bounds
 from pushrep.records import RecordBatch
 from pushrep.records.leader_epochs import LeaderEpochs
 

@@ -15,29 +15,78 @@ The marker's lines and the checkpoints' numbers of logs that nobody opens in thi
 while we hold the lock nobody else writes them, so what was true of them stays true. A log leaves the marker's lines
 when it is attached and comes back only by `close_clean`; if we die, the marker is gone and every log counts as unclean.
 Locking, in this order: the registry's, _write_lock (files), _lock (fields; never held over a sync).
+
+`create_logs` makes many logs at once: what each needs is written, then synced together, and the directory above once.
+
+    <directory>/<topic>-<n>/                        all made, then <directory> synced once
+                   /partition.metadata     sync  ┐
+                   /00000000000000000000.*       │  in this order, many logs beside each other (disk_threads.py);
+                   /leader-epoch-checkpoint  sync┘  the log's own directory is synced once behind them
+
+Each is then an empty log that was closed clean, and its opening writes nothing. A crash in between leaves some of the
+names, from the front: the opening of such a log makes the rest, one sync after the other.
+
+`OpenFiles`: few files stay open, however many logs there are: the newest segment's of each log in use, up to a limit.
+
+    a log opens its file ─▶ | oldest ... newest |       above the limit: the oldest that was not used since it was last
+                                                        looked at closes its file (second chance, a cheap kind of LRU)
+
+A file is closed only when all of it is flushed: a write error that the kernel finds later is told to descriptors that
+were open then, and to nobody if there were none. So a log with unflushed bytes is flushed first.
+
+Given-up offsets: a reader may have seen what they named, and the log gives them to other records.
+
+    0 ............. log end ............... given up ..............
+      records     | given out once, gone  | never given out
+                    given out again by the next appends
+
+A replay filter that knows such an offset drops the second record for ever. So whoever takes records off the end of a
+log first notes, on disk, how far they were seen; an outbox that opens its logs and finds an end below that number goes
+on under another PID (pushrep/outbox/epoch.py) and strikes it out. What "seen" means is decided here and nowhere else:
+
+    records go by                                 the log ended at           noted
+    truncate_to, repair's cut                     its end                    always: who reads `written` saw the end
+    quarantine, recovery, repair's splice, a      what was seen of it        if the new end lies below: a torn tail that
+      directory restored from an older copy                                  was never flushed is nobody's loss
+    a directory that was removed                  what was seen of it        always
+
+What was seen of a log: the highest of what its writer published as stable (at any start of the machine: false alarms
+cost a PID), its recovery point, its line of the clean marker, and the ends of its derived stores. All of these rise
+only behind a sync that succeeded, and readers go no further.
 """
 
 import errno
 import logging
 import os
 import threading
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 from uuid import UUID
 
-from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
+from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem, write_whole
 from pushrep.errors import ForkedProcess, PushrepError
 from pushrep.log.directory_files import (
+    PARTITION_METADATA_NAME,
+    BadCheckpoint,
     CheckpointFile,
     CleanLog,
+    decode_checkpoint,
+    encode_partition_metadata,
+    is_log_name,
     parse_log_name,
+    read_bounded,
     read_checkpoint,
     read_clean_marker,
     remove_clean_marker,
+    take_lock,
     write_checkpoint,
     write_clean_marker,
+    write_first_epochs,
 )
 from pushrep.log.directory_id import (
     DIRECTORY_ID_NAME,
@@ -48,17 +97,109 @@ from pushrep.log.directory_id import (
     settled_id,
     write_directory_id,
 )
-from pushrep.log.directory_lock import take_lock
-from pushrep.log.disk_space import DiskWatch, Reserve
+from pushrep.log.disk_space import DiskHeadroom, DiskWatch
+from pushrep.log.disk_threads import run_beside_each_other
 from pushrep.log.errors import DirectoryIsCopy, LogClosed, LogLocked
 from pushrep.log.flusher import process_flusher, process_scrubber
-from pushrep.log.given_up import read_given_up, seen_of_removed, seen_to
-from pushrep.log.open_files import OpenFiles
 from pushrep.log.published import PublishedEntry, PublishedFile, PublishedState
 from pushrep.log.scrub import Scrub
 from pushrep.log.segment import PREALLOCATE_BYTES_MIN
+from pushrep.log.segment_files import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, segment_path
+from pushrep.records.header import OFFSET_MAX
+from pushrep.records.leader_epochs import LeaderEpochs
 
 _LOG = logging.getLogger("pushrep.log")
+
+
+def seen_to(published: PublishedState | None, clean: CleanLog | None, recovery_point: int | None) -> int:
+    """The end of what a reader may have seen, by what is noted beside the log; 0 if nothing is."""
+    stable = 0 if published is None else published.stable_offset
+    return max(stable, 0 if clean is None else clean.end_offset, recovery_point or 0)
+
+
+def seen_of_removed(
+    names: set[str], clean: Mapping[str, CleanLog], recovery_points: Mapping[str, int]
+) -> dict[str, int]:
+    """{log: the end of what was seen} of logs that files tell of and whose directories are not among `names`."""
+    removed = (clean.keys() | recovery_points.keys()) - names
+    seen = {name: seen_to(None, clean.get(name), recovery_points.get(name)) for name in removed}
+    return {name: end for name, end in seen.items() if end}
+
+
+def read_given_up(directory: Path, names: set[str], filesystem: Filesystem) -> dict[str, int]:
+    """{log: the offset below which it gave offsets up}; a bad file may have told of any, so every log has the highest.
+
+    Other checkpoints count as absent then. This one may not: what it forgets would be given out a second time.
+    """
+    path = directory / CheckpointFile.GIVEN_UP.value
+    try:
+        data = read_bounded(path, filesystem)
+        return decode_checkpoint(data) if data is not None else {}
+    except BadCheckpoint as error:
+        _LOG.warning("%s is damaged, so every log here may have given up offsets: %s", path, error)
+        return {name: OFFSET_MAX for name in names if is_log_name(name)}
+
+
+class FileOwner(Protocol):
+    """A log that keeps a file open for writing."""
+
+    used: bool
+    """Set by the log at each use, cleared here."""
+
+    def close_idle_file(self, *, flush: bool) -> bool:
+        """Close the file, if nothing unflushed is in it (with `flush`: after flushing), and no use is under way."""
+        ...
+
+
+class OpenFiles:
+    """The logs of one directory that have a file open. Thread-safe; call it without holding any log's lock."""
+
+    def __init__(self) -> None:
+        self.limit = 512
+        self._lock = threading.Lock()
+        self._open: deque[FileOwner] = deque()
+        self._known: set[FileOwner] = set()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def opened(self, log: FileOwner) -> None:
+        """`log` has a file open; others may have to close theirs. Raises LogPoisoned for none but `log`."""
+        log.used = True
+        with self._lock:
+            if log in self._known:
+                return
+            self._known.add(log)
+            self._open.append(log)
+        for flush in (False, True):
+            for _ in range(2 * len(self._open)):
+                if len(self._known) <= self.limit:
+                    return
+                self._close_one(log, flush=flush)
+
+    def forget(self, log: FileOwner) -> None:
+        """`log` has closed its file by itself."""
+        with self._lock:
+            if log in self._known:
+                self._known.discard(log)
+                with suppress(ValueError):  # somebody is about to close it
+                    self._open.remove(log)
+
+    def _close_one(self, newcomer: FileOwner, *, flush: bool) -> None:
+        with self._lock:
+            if not self._open:
+                return
+            log = self._open.popleft()
+        closed = False
+        if log is not newcomer and (flush or not log.used):
+            closed = log.close_idle_file(flush=flush)
+        log.used = False
+        with self._lock:
+            if closed:
+                self._known.discard(log)
+            elif log in self._known:
+                self._open.append(log)
+
 
 _GIVEN_UP = CheckpointFile.GIVEN_UP
 AHEAD_BYTES_MAX = 1 << 30
@@ -362,7 +503,7 @@ class LogDirectory:
                 self._unwritten.add(_GIVEN_UP)
         self._attached: set[str] = set()
         self._published = PublishedFile(self.path, self.owner_pid, self.filesystem)
-        self.reserve = Reserve(self.path, self.filesystem, len(names))
+        self.reserve = DiskHeadroom(self.path, self.filesystem, len(names))
         # Last of all: if anything above fails, nothing was opened and the marker is still true.
         remove_clean_marker(self.path, self.filesystem)
 
@@ -427,7 +568,7 @@ class DirectoryView:
         self.published_before: PublishedState | None = entry.state()
         """What the process before us published since this machine started: newer than the checkpoints after a kill."""
         self.seen_to = seen_to
-        """A reader may have seen what lay below, by what stands beside the log; see given_up.py."""
+        """A reader may have seen what lay below, by what stands beside the log; see directory.py."""
         self.is_copy = is_copy
         """Its files were copied, perhaps while they were written: a checkpoint may be newer than what it speaks of."""
         self.disk, self.open_files, self.reserve = directory.disk, directory.open_files, directory.reserve
@@ -570,3 +711,24 @@ class _Registry:
 
 _REGISTRY = _Registry()
 os.register_at_fork(after_in_child=_REGISTRY.after_fork_in_child)
+
+
+def create_logs(held: LogDirectory, wanted: Mapping[str, UUID]) -> None:
+    """Make these logs, each with its id, where nothing is under their names; on disk when this returns.
+
+    Raises OSError: some may be made then, and some in part. LogLocked for one that is open.
+    """
+    missing = {name: log_id for name, log_id in wanted.items() if held.forget_missing(name)}
+    paths = [held.path / name for name in missing]
+    held.filesystem.make_directories(paths)
+    calls = [partial(_fill, held.filesystem, held.path / name, log_id) for name, log_id in missing.items()]
+    run_beside_each_other(held.filesystem, held.clock, held.path, calls)
+    held.note_created(missing)
+
+
+def _fill(filesystem: Filesystem, path: Path, log_id: UUID) -> None:
+    write_whole(filesystem, path / PARTITION_METADATA_NAME, encode_partition_metadata(log_id))
+    for suffix in (LOG_SUFFIX, TIME_INDEX_SUFFIX, INDEX_SUFFIX):
+        filesystem.open(segment_path(path, 0, suffix), create=True).close()
+    write_first_epochs(path, LeaderEpochs().assigned(0, 0), filesystem)
+    filesystem.sync_directory(path)

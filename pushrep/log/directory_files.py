@@ -11,7 +11,7 @@ Checkpoints of a directory of logs: one number per log, in Kafka's own text form
     log-start-offset-checkpoint         first readable offset
     replication-offset-checkpoint       high watermark
     cleaner-offset-checkpoint           Kafka's cleaner went over everything below: offsets may be missing there
-    given-up-offset-checkpoint          ours: offsets from the log's end up to here named other records (given_up.py)
+    given-up-offset-checkpoint          ours: offsets from the log's end up to here named other records (directory.py)
 
     0                          version
     3                          lines that follow
@@ -57,6 +57,8 @@ absent, as one that Kafka rewrote does; the batches' headers hold the epochs, an
 Kafka reads the first two lines and no further (`PartitionMetadataFile`). A file without the third is Kafka's own; it
 ends right behind the id.
 A bad file is refused by name, never counted as absent: a new id would make every record look new to the filter.
+
+`take_lock`: the lock of a directory of logs: one writer, by flock on `.lock`, which holds its pid and is never removed.
 """
 
 import base64
@@ -74,9 +76,9 @@ from uuid import UUID
 
 import google_crc32c
 
-from pushrep.env import REAL_FILESYSTEM, Filesystem, read_whole, write_atomic, write_whole
+from pushrep.env import REAL_FILESYSTEM, File, Filesystem, LockHeld, read_whole, write_atomic, write_whole
 from pushrep.errors import checked_path
-from pushrep.log.errors import CorruptPartitionMetadata, InvalidLogName, NotALogDirectory
+from pushrep.log.errors import CorruptPartitionMetadata, InvalidLogName, LogLocked, NotALogDirectory
 from pushrep.records.header import OFFSET_MAX
 from pushrep.records.leader_epochs import EPOCH_MAX, LeaderEpochs
 from pushrep.topic_id_partition import PARTITION_MAX, topic_fault
@@ -488,3 +490,25 @@ def read_partition_metadata(log_directory: Path, filesystem: Filesystem = REAL_F
 def write_partition_metadata(log_directory: Path, topic_id: UUID, filesystem: Filesystem = REAL_FILESYSTEM) -> None:
     """Write the file once, when the log is made; on disk under its name when this returns."""
     write_atomic(filesystem, log_directory / PARTITION_METADATA_NAME, [encode_partition_metadata(topic_id)])
+
+
+LOCK_NAME = ".lock"
+# Kafka locks a file of this name by a record lock, which flock does not see: a broker must not run on this directory.
+
+
+def take_lock(path: Path, filesystem: Filesystem) -> File:
+    """The lock of the directory at `path`, which is made if it is missing. Raises LogLocked, NotALogDirectory."""
+    try:
+        filesystem.make_directory(path)
+        return filesystem.lock(path / LOCK_NAME)
+    except LockHeld as error:
+        raise LogLocked(path, error.pid) from error
+    except (FileExistsError, NotADirectoryError) as error:
+        raise NotALogDirectory(path, "it is a file, or one of its parents is") from error
+    except PermissionError as error:
+        raise NotALogDirectory(path, "it may not be written by this user") from error
+    except OSError as error:
+        if error.errno not in {errno.EROFS, errno.ELOOP, errno.ENAMETOOLONG}:
+            raise  # the disk's or the process's trouble, not the path's
+        named = f"{error.filename}: " if error.filename == str(path / LOCK_NAME) else ""
+        raise NotALogDirectory(path, f"{named}{error.strerror}") from error

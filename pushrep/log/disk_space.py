@@ -18,8 +18,8 @@ one, which at 90 % may have a terabyte left.
 Only FULL has a memory: a log that took appends again at 89.9 % would refuse them at the next megabyte. A disk that is
 really full is another thing: the system refuses the write then, whatever stands here (AppendFailed).
 
-`disk_level` is the table, `DiskWatch` asks the system, once a second at most for all logs of a directory. `Reserve`
-holds a few blocks back, so that what frees space can be done on a full disk:
+`disk_level` is the table, `DiskWatch` asks the system, once a second at most for all logs of a directory.
+`DiskHeadroom` holds a few blocks back, so that what frees space can be done on a full disk:
 
     <directory of logs>/.pushrep_reserve     64 KiB and 128 bytes a log, allocated, never read
 
@@ -210,7 +210,7 @@ _PARTS = 16
 _Answer = TypeVar("_Answer")
 
 
-class Reserve:
+class DiskHeadroom:
     """The held back blocks of one directory of logs, for who holds its lock. Thread-safe."""
 
     def __init__(self, directory: Path, filesystem: Filesystem, logs: int) -> None:

@@ -32,7 +32,7 @@ from pushrep.log.errors import NotALog
 from pushrep.log.indexes import parse_index
 from pushrep.log.inspection import checked_log, is_log, read_state
 from pushrep.log.segment_files import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, list_segments, segment_path
-from pushrep.log.segment_look import Expected
+from pushrep.log.verify import Expected
 from pushrep.log.walk import CleanEnd, ScanEnd, ScanRange, WholeBatch, scan
 from pushrep.records import RecordBatch, UnsupportedCodec
 

@@ -262,3 +262,7 @@ class DirectoryIsCopy(PushrepError):
             "site that was restored), each of them has to be said to be moved: what the newest of them lacks is lost"
         )
         self.path, self.copy_of = path, copy_of
+
+
+class RepairRefused(PushrepError):
+    """The repair that was asked for would not give a whole log; nothing was changed. The message says what would."""

@@ -7,7 +7,7 @@ One thread per process while any log is attached; it sleeps without a timeout wh
 a failed flush poisons its log, and that log's next append says so. Whatever one log raises, the others are served. It
 runs on the machine's clock.
 
-`FlushPromise` decides when a log's appends have to be on disk, and which thread flushes them:
+`FlushScheduler` decides when a log's appends have to be on disk, and which thread flushes them:
 
     bytes not on disk    0 ............ flush_bytes ............ 2 * flush_bytes
       machine's clock    the flusher    the flusher, at once     who appends waits for a sync: the disk is slower
@@ -178,7 +178,7 @@ class Tick:
         self._ticker.detach(self)
 
 
-class Due(Enum):
+class FlushDue(Enum):
     """What the thread that appends has to do itself."""
 
     NOTHING = auto()
@@ -192,7 +192,7 @@ it, and a quarter of a second later if another log of the directory has just wri
 SHARE_MS = 250
 
 
-class FlushPromise:
+class FlushScheduler:
     """The flushed offset and the recovery point of `log` rise at least once per flush_bytes or flush_ms. Thread-safe.
 
     While it stands, `log` is called back by the flusher; `end` it.
@@ -206,27 +206,27 @@ class FlushPromise:
         if self._flusher is not None:
             self._flusher.attach(log)
 
-    def made(self, unflushed_bytes: int = 0) -> Due:
+    def on_change(self, unflushed_bytes: int = 0) -> FlushDue:
         """Something has changed that is to come to disk, and so many bytes of the log are not there yet."""
         much = unflushed_bytes >= self._config.flush_bytes
         if self._flusher is None:
-            return Due.FLUSH_AND_CHECKPOINT if self._is_old() or much else Due.NOTHING
+            return FlushDue.FLUSH_AND_CHECKPOINT if self._is_old() or much else FlushDue.NOTHING
         if self._since_ms is None:
-            self.again()
+            self.schedule()
         if not much:
-            return Due.NOTHING
+            return FlushDue.NOTHING
         self._flusher.soon(self._log, 0)
-        return Due.FLUSH if unflushed_bytes >= 2 * self._config.flush_bytes else Due.NOTHING
+        return FlushDue.FLUSH if unflushed_bytes >= 2 * self._config.flush_bytes else FlushDue.NOTHING
 
-    def acknowledged(self) -> Due:
+    def on_acknowledged(self) -> FlushDue:
         """Something was said to be on disk; the recovery point has to rise over it soon."""
         if self._within_ms > ACKNOWLEDGED_MS:
             self._within_ms = ACKNOWLEDGED_MS
             if self._flusher is not None:
                 self._flusher.soon(self._log, ACKNOWLEDGED_MS)
-        return self.made()
+        return self.on_change()
 
-    def again(self, delay_ms: int | None = None) -> None:
+    def schedule(self, delay_ms: int | None = None) -> None:
         """Let the flusher come in `delay_ms` (None: flush_ms, unless it is about to)."""
         if self._flusher is None:
             return
@@ -235,7 +235,7 @@ class FlushPromise:
         elif self._since_ms is None:
             self._since_ms = 0 if self._flusher.soon(self._log, self._within_ms) else None
 
-    def kept(self) -> None:
+    def on_flush(self) -> None:
         """All that was there until now is about to be brought to disk."""
         self._since_ms, self._within_ms = None, self._config.flush_ms
 
@@ -250,5 +250,5 @@ class FlushPromise:
             self._since_ms = now_ms
         if now_ms - self._since_ms < self._within_ms:
             return False
-        self.kept()
+        self.on_flush()
         return True

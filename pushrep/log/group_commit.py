@@ -1,35 +1,37 @@
-"""Group commit: one thread at a time syncs a log, for all threads that wait; only it may close or swap descriptors.
+"""Group commit: one thread at a time, the leader, syncs a log for all threads that wait for it.
 
-    A  take ─ fdatasync ─ give back ─┐
-    B  take: waits ──────────────────┤ A's sync has brought B's records to disk, too: B goes without a turn
-    C  take: waits ──────────────────┘ C's came behind it: C takes the turn, for all who came meanwhile
+    A  acquire ─ fdatasync ─ release ─┐
+    B  acquire: waits ────────────────┤ A's sync has brought B's records to disk, too: B returns without leading
+    C  acquire: waits ────────────────┘ C's came behind it: C leads, for all who came meanwhile
 
-Whoever is interrupted (Ctrl-C) must not keep the turn. So it is taken inside of the `try` that gives it back, and it is
-given back by an assignment: Python looks for signals where a function begins, a call could end before it did anything.
+Only the leader may close or swap the log's descriptors. A thread that is interrupted (Ctrl-C) must not stay the leader.
+So it acquires inside of the `try` that releases, and it releases by an assignment: Python looks for signals where a
+function begins, a call could end before it did anything.
 
     try:
-        if turn.take(settled, wanted):
+        if leader.acquire(settled, wanted):
             ...
     finally:
-        if turn.owner == get_ident():
-            turn.owner = None
-            turn.tell()
+        if leader.owner == get_ident():
+            leader.owner = None
+            leader.notify()
 
-Each who waits sleeps on a lock of its own. Who gives the turn back wakes those that may go, each once, and one of the
-others for the next turn: nobody wakes only to sleep again. They wake one another in a few rows; all at once they would
-queue for the interpreter's lock. A Condition's own `with` can be interrupted with its lock held; a plain lock's can't.
+Each waiting thread sleeps on a lock of its own. The thread that releases wakes those that need no leader any more, each
+once, and one of the others to lead: no thread wakes only to sleep again. They wake one another in a few rows; all at
+once they would queue for the interpreter's lock. A Condition's own `with` can be interrupted with its lock held; a
+plain lock's can't.
 
-The thread that has the turn also writes the appends that other threads left to it (`HandedOver`):
+The leader also writes the batches that other threads queued (`CommitRequest`):
 
-    A  hands over, takes the turn ─ writes A ─ syncs ─┐
-    B  hands over, sleeps ────────────────────────────┤ C  takes the turn ─ writes B, C, D ─ syncs ─┐ all go
-    C  hands over, sleeps ────────────────────────────┤                                             │
-    D  hands over, sleeps ────────────────────────────┘─────────────────────────────────────────────┘
+    A  queues, leads ─ writes A ─ syncs ─┐
+    B  queues, sleeps ───────────────────┤ C  leads ─ writes B, C, D ─ syncs ─┐ all return
+    C  queues, sleeps ───────────────────┤                                    │
+    D  queues, sleeps ───────────────────┘────────────────────────────────────┘
 
 A caller that wrote by itself would take the log's lock and the interpreter's for each record, against all others.
 
-Only for threads that Ctrl-C can't reach: interrupted between two of its steps, a thread would leave what others gave it
-neither written nor refused. Python interrupts none but the main thread.
+Only threads that Ctrl-C can't reach may lead so: a thread that is interrupted between two of its steps would leave the
+requests of others neither written nor refused. Python interrupts none but the main thread.
 """
 
 import threading
@@ -42,7 +44,7 @@ from pushrep.errors import PushrepError
 from pushrep.log.config import AppendResult
 from pushrep.records import RecordBatch
 
-_LOOK_AGAIN_S = 1.0  # in case that who had the turn, or who was to wake the next, was interrupted before it could
+_LOOK_AGAIN_S = 1.0  # in case the leader, or the thread that was to wake the next one, was interrupted before it could
 _ROWS = 4  # one would stand still wherever the system is slow to give one of them a processor
 
 _Wanted = TypeVar("_Wanted")
@@ -66,10 +68,10 @@ class _Waiter:
             return True
 
 
-class SyncTurn:
-    """One log's. Thread-safe; a thread that has the turn must not take it again.
+class GroupCommitLeader:
+    """Which thread leads, of one log. Thread-safe; the leader must not acquire again.
 
-    owner: the thread that has the turn, None if nobody has; set to None to give it back, see above.
+    owner: the leader's thread, None if there is none; set to None to release, see above.
     """
 
     def __init__(self) -> None:
@@ -77,10 +79,10 @@ class SyncTurn:
         self._lock = threading.Lock()
         self._waiting: dict[_Waiter, None] = {}
 
-    def take(self, settled: Callable[[_Wanted], bool], wanted: _Wanted) -> bool:
-        """Wait until the turn is free and take it. False, without it, as soon as `settled(wanted)`.
+    def acquire(self, settled: Callable[[_Wanted], bool], wanted: _Wanted) -> bool:
+        """Wait until nobody leads, then lead. False, without leading, as soon as `settled(wanted)`.
 
-        Raises what `settled` raises. It is asked again when somebody gave the turn back.
+        Raises what `settled` raises. It is asked again whenever a leader has released.
         """
         while True:
             with self._lock:
@@ -101,21 +103,21 @@ class SyncTurn:
                 if waiter.next is not None:
                     waiter.next.lock.release()
 
-    def take_now(self) -> bool:
-        """Take the turn if nobody has it."""
+    def try_acquire(self) -> bool:
+        """Lead if nobody does."""
         with self._lock:
             if self.owner is None:
                 self.owner = get_ident()
                 return True
         return False
 
-    def tell(self) -> None:
-        """Who waits looks again: the turn was given back, or what it waits for has come to an end."""
+    def notify(self) -> None:
+        """Wake the threads that need not wait any more, and one to lead: after a release, or when the log has ended."""
         with self._lock:
             row = [waiter for waiter in self._waiting if waiter.may_go()]
             for waiter in row:
                 del self._waiting[waiter]
-            if self.owner is None and self._waiting:  # else its owner tells, when it gives it back
+            if self.owner is None and self._waiting:  # else the leader notifies, when it releases
                 longest = next(iter(self._waiting))
                 del self._waiting[longest]
                 row.insert(0, longest)
@@ -124,8 +126,8 @@ class SyncTurn:
         for waiter in row[:_ROWS]:
             waiter.lock.release()
 
-    def do_unless_taken(self, do: Callable[[], None]) -> bool:
-        """`do` while nobody has the turn nor can take it; False if somebody has it, and nothing was done."""
+    def do_unless_held(self, do: Callable[[], None]) -> bool:
+        """`do` while nobody leads nor can begin to; False if somebody leads, and nothing was done."""
         with self._lock:
             if self.owner is not None:
                 return False
@@ -133,22 +135,22 @@ class SyncTurn:
             return True
 
     @contextmanager
-    def own(self) -> Iterator[None]:
-        """Have the turn meanwhile."""
+    def held(self) -> Iterator[None]:
+        """Lead meanwhile."""
         try:
-            self.take(_never, 0)
+            self.acquire(_never, 0)
             yield
         finally:
             if self.owner == get_ident():
                 self.owner = None
-                self.tell()
+                self.notify()
 
 
 def _never(_: int) -> bool:
     return False
 
 
-class HandedOver:
+class CommitRequest:
     """One caller's batches, and where they went or why they did not; neither is known at first."""
 
     __slots__ = ("batches", "error", "result")
@@ -176,19 +178,19 @@ def may_be_interrupted() -> bool:
     return get_ident() == main_thread().ident
 
 
-def write_each(handed: Sequence[HandedOver], write: Callable[[Sequence[RecordBatch]], None]) -> None:
-    """Write what was handed over in one go; if that fails, one by one, so that each gets its own answer.
+def write_each(requests: Sequence[CommitRequest], write: Callable[[Sequence[RecordBatch]], None]) -> None:
+    """Write the requests in one go; if that fails, one by one, so that each gets its own answer.
 
     `write` writes all it is given or nothing. Raises nothing: what it raised is the answer.
     """
     try:
-        write([batch for one in handed for batch in one.batches])
-    except BaseException as error:  # noqa: BLE001 - who handed over would wait for ever, whatever it was
-        for one in handed:
-            if len(handed) > 1:
+        write([batch for one in requests for batch in one.batches])
+    except BaseException as error:  # noqa: BLE001 - its caller would wait for ever, whatever it was
+        for one in requests:
+            if len(requests) > 1:
                 write_each([one], write)
             else:
                 one.error = error
     else:
-        for one in handed:
+        for one in requests:
             one.written()

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from pushrep.env import REAL_FILESYSTEM, File, Filesystem
 from pushrep.log.directory_files import (
+    LOCK_NAME,
     CheckpointFile,
     CleanLog,
     parse_log_name,
@@ -25,7 +26,6 @@ from pushrep.log.directory_files import (
     read_leader_epochs,
 )
 from pushrep.log.directory_id import CopyVerdict, read_directory_id
-from pushrep.log.directory_lock import LOCK_NAME
 from pushrep.log.errors import InvalidLogName, NotALog, NotALogDirectory
 from pushrep.log.published import PublishedState, read_published
 from pushrep.log.segment_files import (

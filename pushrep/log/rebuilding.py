@@ -12,7 +12,7 @@ from pushrep.log.directory_files import read_cleaned_offset
 from pushrep.log.indexes import IndexFile
 from pushrep.log.segment import OFFSET_ENTRY, TIME_ENTRY, Segment
 from pushrep.log.segment_files import INDEX_SUFFIX, REPAIR_SUFFIX, TIME_INDEX_SUFFIX, list_segments, segment_path
-from pushrep.log.segment_look import segment_name
+from pushrep.log.verify import segment_name
 from pushrep.log.walk import CleanEnd, ScanRange, WholeBatch, scan, scan_runs
 from pushrep.records.leader_epochs import LeaderEpochs
 

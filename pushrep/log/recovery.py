@@ -36,7 +36,7 @@ import numpy as np
 
 from pushrep.env import Clock, File, Filesystem
 from pushrep.log.config import LogConfig
-from pushrep.log.cutting import TailMove, end_moves, move_aside, remove_segments, set_aside
+from pushrep.log.cutting import TailMove, end_moves, move_aside, quarantine_tail, remove_segments
 from pushrep.log.directory_files import CheckpointFile, CleanLog, parse_log_name
 from pushrep.log.errors import CorruptLog, LogPoisoned
 from pushrep.log.recovery_plan import Opening, RecoveryFacts, RecoveryPlan, recovery_plan
@@ -515,7 +515,7 @@ class Recovery:
 
     def _cut(self, segment: Segment, torn: TornTail, later: Sequence[int]) -> Cut:
         tail_bytes = segment.file.size() - torn.position
-        tail = set_aside(self._filesystem, segment.path, segment.file, torn.position)
+        tail = quarantine_tail(self._filesystem, segment.path, segment.file, torn.position)
         self._progress.about_to_cut(torn.next_offset)
         kept, size_bytes = move_aside(self._filesystem, self._directory, later)
         size_bytes += tail_bytes

@@ -1,4 +1,17 @@
-"""Which old segments may go: a decision over facts, taken without touching a file.
+"""Retention: who needs the past of a log, and the passes that remove the rest of it.
+
+    floor = min( stable offset,                          what is neither flushed nor replicated
+                 every holder's lowest needed offset,    a destination, a replica in the in-sync set
+                 every lease's offset,                   a reader of the past
+                 every derived store's end )
+
+    pass    floor ─ deletable ─▶ a few segments ─▶ derived stores synced ─▶ log start checkpointed
+            ─▶ files removed, oldest first ─▶ directory synced
+
+One pass at a time, and no lease is taken meanwhile: what a lease was granted for is not removed behind its back. A
+crash after the checkpoint leaves files below the log start; the next opening removes them.
+
+`deletable`: which old segments may go: a decision over facts, taken without touching a file.
 
     bases      0        1000       2000       3000 (active)
                |--------|----------|----------|-----....
@@ -12,23 +25,176 @@
     none of these, or a rule is off (None)                        stays, and with it all behind it
 
 A record without a time (-1), or with one in the future, is not old. Source: Kafka's UnifiedLog.deleteOldSegments.
+
+`Leases`: a reader of the past says from where on it needs the log, and retention keeps that for it, for a while.
+
+    acquire ──▶ held ── renew (the offset rises) ──▶ held ── release ──▶ gone
+                  │
+                  └── not renewed for lease_max_s, or the disk is too full ──▶ broken: the reader is told why
+
+A lease that is broken holds nothing; its reader may go on, and gets OffsetOutOfRange where the log has gone.
+
+`BackgroundTasks`: what a log does beside reading and writing: the disk, derived stores, retention.
+
+    after a background flush     look at the disk (a look a second serves all logs), tell derived stores
+    after a roll                 with the next flush, a pass of retention: a segment may have come of age
+    every retention_check_ms     while there is retention or a lease: run a pass
+    before an append             only while the disk is too full: look again, refuse
+
+    level      ROOM   TIGHT           PRESSED, FULL                                FULL
+    done       -      (disk_space)    leases are broken, a pass of retention       appends are refused
+
+A simulated clock gets no thread: its log calls `after_flush` itself, in the appending thread.
 """
 
+import logging
+import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice, pairwise
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+from pushrep.env import Clock, Filesystem
+from pushrep.errors import ForkedProcess, PushrepError
+from pushrep.log.config import DiskLimits, LogConfig
+from pushrep.log.derived import DerivedStores
+from pushrep.log.disk_space import LOOK_MS, DiskAboveLimit, DiskLevel, DiskWatch
+from pushrep.log.errors import LeaseBroken, OffsetOutOfRange, StillNeeded
+from pushrep.log.flusher import Flusher
+from pushrep.log.reader import BatchReader, Bounds
+from pushrep.log.segment import SealedSegment, newest_timestamp_ms
+from pushrep.log.segment_files import segment_path
+
+_LOG = logging.getLogger("pushrep.log")
+
+Told = Callable[[str], None]
+"""Called with the reason when a lease is broken; in any thread, and it must not wait for the log."""
 
 
-@dataclass(frozen=True, slots=True)
-class SealedSegment:
-    """A segment that is written to no more: it holds the offsets [base_offset, end_offset)."""
+class Lease:
+    """Nothing from `offset` on is removed while it is held. Made by `SegmentLog.acquire_lease`; a context manager."""
 
-    base_offset: int
-    end_offset: int
-    size_bytes: int
+    def __init__(self, leases: "Leases", name: str, offset: int, told: Told | None) -> None:
+        self.name = name
+        self._leases, self._told = leases, told
+        self._offset = offset
+        self._broken: str | None = None
+        self.renewed_ms = 0
+
+    @property
+    def offset(self) -> int:
+        """First offset that it holds."""
+        return self._offset
+
+    @property
+    def broken(self) -> str | None:
+        """Why it holds nothing any more; None while it holds."""
+        return self._broken
+
+    def renew(self, offset: int | None = None) -> None:
+        """Go on holding, from `offset` on (None: from where it held before; never lower).
+
+        Raises LeaseBroken; in a fork of the process that took it, as `release` does, ForkedProcess.
+        """
+        self._leases.renew(self, offset)
+
+    def release(self) -> None:
+        """Hold nothing any more; again is fine, and so is a broken lease."""
+        self._leases.release(self)
+
+    def moved_to(self, offset: int, now_ms: int) -> None:
+        """For Leases."""
+        self._offset, self.renewed_ms = max(self._offset, offset), now_ms
+
+    def break_for(self, reason: str) -> None:
+        """For Leases; tells the holder, whose errors end here."""
+        self._broken = reason
+        _LOG.warning("the lease of %s from offset %d on is broken: %s", self.name, self._offset, reason)
+        if self._told is not None:
+            try:
+                self._told(reason)
+            except Exception:  # noqa: BLE001 - whatever it is, it is the holder's own
+                _LOG.exception("%s could not be told that its lease is broken", self.name)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def __repr__(self) -> str:
+        state = f"broken: {self._broken}" if self._broken else f"from {self._offset} on"
+        return f"<Lease {self.name} {state}>"
+
+
+class Leases:
+    """The leases of one log. Thread-safe."""
+
+    def __init__(self, clock: Clock, max_s: int) -> None:
+        self._clock, self._max_s = clock, max_s
+        self._lock = threading.Lock()
+        self._held: set[Lease] = set()
+        self._owner_pid = os.getpid()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __iter__(self) -> Iterator[Lease]:
+        with self._lock:
+            return iter(tuple(self._held))
+
+    def acquire(self, name: str, offset: int, told: Told | None = None) -> Lease:
+        """A lease from `offset` on, which the caller found to be in the log."""
+        lease = Lease(self, name, offset, told)
+        with self._lock:
+            lease.moved_to(offset, self._clock.monotonic_ms())
+            self._held.add(lease)
+        return lease
+
+    def renew(self, lease: Lease, offset: int | None) -> None:
+        """See Lease.renew."""
+        self._check_fork(lease)
+        with self._lock:
+            if lease not in self._held:
+                raise LeaseBroken(lease.name, lease.broken or "it was released")
+            lease.moved_to(lease.offset if offset is None else offset, self._clock.monotonic_ms())
+
+    def release(self, lease: Lease) -> None:
+        """See Lease.release."""
+        self._check_fork(lease)
+        with self._lock:
+            self._held.discard(lease)
+
+    def expire(self) -> None:
+        """Break those that were not renewed in time."""
+        now_ms = self._clock.monotonic_ms()
+        with self._lock:
+            late = [lease for lease in self._held if now_ms - lease.renewed_ms > self._max_s * 1000]
+            self._held.difference_update(late)
+        for lease in late:
+            lease.break_for(f"it was not renewed for {self._max_s} s")
+
+    def break_all(self, reason: str) -> None:
+        """Break every lease and tell its holder the reason."""
+        with self._lock:
+            held, self._held = self._held, set()
+        for lease in held:
+            lease.break_for(reason)
+
+    def _check_fork(self, lease: Lease) -> None:
+        """A fork's copy holds nothing, and its lock may be held for ever by a thread that stayed behind."""
+        if os.getpid() != self._owner_pid:
+            raise ForkedProcess(f"the lease of {lease.name}", owner_pid=self._owner_pid, pid=os.getpid())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keeping:
+class RetentionFacts:
     """What a log keeps, at one moment.
 
     floor: first offset that somebody still needs. log_bytes: the whole log, the active segment too.
@@ -43,7 +209,7 @@ class Keeping:
 
 
 def deletable(
-    sealed: Sequence[SealedSegment], keeping: Keeping, newest_ms: Callable[[SealedSegment], int]
+    sealed: Sequence[SealedSegment], keeping: RetentionFacts, newest_ms: Callable[[SealedSegment], int]
 ) -> Iterator[SealedSegment]:
     """Sealed segments, oldest first, that nobody needs and no rule keeps. Decides; deletes nothing.
 
@@ -63,7 +229,7 @@ def deletable(
         yield segment
 
 
-def _is_older(newest_ms: int, keeping: Keeping) -> bool:
+def _is_older(newest_ms: int, keeping: RetentionFacts) -> bool:
     assert keeping.retention_ms is not None
     return 0 <= newest_ms < keeping.now_ms - keeping.retention_ms
 
@@ -88,3 +254,369 @@ def purgeable(
         if not is_old or segment.end_offset > floor:
             return
         yield segment
+
+
+NeededFrom = Callable[[], int | None]
+"""A holder's answer: the lowest offset that it needs, None if nothing. It must not wait for the log, nor call it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Purged:
+    """Whole segments that `purge_old` removed, or would remove. `kept_by`: who needs what else is as old, if so."""
+
+    segments: tuple[SealedSegment, ...]
+    log_start_offset: int
+    kept_by: str | None
+    needed_from: int | None
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the segments."""
+        return sum(segment.size_bytes for segment in self.segments)
+
+
+class KeptLog(Protocol):
+    """The writer of a log, as far as keeping needs it."""
+
+    @property
+    def stable_offset(self) -> int: ...
+    def bounds(self) -> Bounds: ...
+    def bases(self, *, fresh: bool) -> Sequence[int]: ...
+    def move_log_start(self, offset: int) -> tuple[int, ...]: ...
+    @property
+    def is_writable(self) -> bool:
+        """Neither closed nor poisoned nor damaged."""
+        ...
+
+
+class Retention:
+    """Holders, leases and retention of one log. Thread-safe."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - what a log stands on
+        self,
+        log: KeptLog,
+        reader: BatchReader,
+        derived: DerivedStores,
+        config: LogConfig,
+        directory: Path,
+        filesystem: Filesystem,
+        clock: Clock,
+    ) -> None:
+        self._log, self._reader, self._derived, self._config = log, reader, derived, config
+        self._directory, self._filesystem, self._clock = directory, filesystem, clock
+        self._lock = threading.RLock()
+        self._holders: dict[str, NeededFrom] = {}
+        self._leases = Leases(clock, config.lease_max_s)
+        self._sizes: dict[int, int] = {}
+        self._newest_ms: dict[int, int] = {}
+
+    @property
+    def has_work(self) -> bool:
+        """Whether it has to look now and then: something may come of age."""
+        config = self._config
+        return config.retention_ms is not None or config.retention_bytes is not None or len(self._leases) > 0
+
+    def hold(self, name: str, needed_from: NeededFrom) -> None:
+        """Remove nothing from what `needed_from()` answers on, until `drop(name)`. ValueError if the name is taken."""
+        with self._lock:
+            if name in self._holders:
+                raise ValueError(f"{name} holds the log already: drop it first, by its name")
+            self._holders[name] = needed_from
+
+    def drop(self, name: str) -> None:
+        """The holder needs nothing any more, by an operator's word. ValueError if there is none of that name."""
+        with self._lock:
+            if self._holders.pop(name, None) is None:
+                raise ValueError(f"nobody of the name {name!r} holds the log; there are {sorted(self._holders)}")
+
+    def acquire_lease(self, name: str, offset: int, told: Told | None) -> Lease:
+        """Hold everything from `offset` on. Raises OffsetOutOfRange."""
+        with self._lock:
+            bounds = self._log.bounds()
+            if not bounds.start <= offset <= bounds.end:
+                raise OffsetOutOfRange(offset, *bounds)
+            return self._leases.acquire(name, offset, told)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Nothing is removed, and no derived store told, by anyone else meanwhile: the log is about to be cut."""
+        with self._lock, self._derived.lock:
+            yield
+
+    def break_leases(self, reason: str) -> None:
+        """End every lease; their holders are told."""
+        self._leases.break_all(reason)
+
+    def forget(self) -> None:
+        """The log is about to be cut: what was remembered of its segments may not hold."""
+        with self._lock:
+            self._sizes.clear()
+            self._newest_ms.clear()
+
+    def run(self) -> tuple[int, ...]:
+        """One pass of retention: base offsets of the segments that were removed, at most `retention_files`.
+
+        Raises OSError, CorruptBatch for a segment whose times can't be read: it stays, for an operator to look at.
+        """
+        with self._lock:
+            self._leases.expire()
+            if not self._log.is_writable:
+                return ()
+            sealed = self._sealed()
+            if not sealed:
+                return ()
+            chosen = list(islice(deletable(sealed, self._keeping(sealed), self._newest), self._config.retention_files))
+            if not chosen:
+                return ()
+            _LOG.info("%s: retention removes the segments %s", self._directory, [s.base_offset for s in chosen])
+            return self._move_log_start(chosen[-1].end_offset)
+
+    def purge(self, before_offset: int) -> int:
+        """Remove the whole segments that end at or below `before_offset`; the log start offset then.
+
+        Raises OffsetOutOfRange, StillNeeded, OSError.
+        """
+        with self._lock:
+            bounds = self._log.bounds()
+            if not bounds.start <= before_offset <= bounds.end:
+                raise OffsetOutOfRange(before_offset, *bounds)
+            start = max((base for base in self._log.bases(fresh=True) if base <= before_offset), default=bounds.start)
+            return self._cut_below(max(start, bounds.start))
+
+    def purge_old(
+        self, *, before_offset: int | None = None, before_ms: int | None = None, dry_run: bool = False
+    ) -> Purged:
+        """Remove the whole segments below an offset, or with only records older than `before_ms`, that nobody needs.
+
+        dry_run: say which they are. Raises OSError.
+        """
+        with self._lock:
+            self._leases.expire()
+            self._bring_derived_up()
+            needed_from, by = self._floor()
+            sealed, limits = self._sealed(), {"before_offset": before_offset, "before_ms": before_ms}
+            chosen = tuple(purgeable(sealed, needed_from, self._newest, **limits))
+            wanted = tuple(purgeable(sealed, self._log.bounds().end, self._newest, **limits))
+            if chosen and not dry_run:
+                self._move_log_start(chosen[-1].end_offset)
+            is_held = len(wanted) > len(chosen)
+            return Purged(
+                segments=chosen,
+                log_start_offset=chosen[-1].end_offset if chosen else self._log.bounds().start,
+                kept_by=by if is_held else None,
+                needed_from=needed_from if is_held else None,
+            )
+
+    def delete_records(self, before_offset: int) -> int:
+        """Let the log start at `before_offset`, and remove the segments below it; the log start offset then.
+
+        Raises OffsetOutOfRange, StillNeeded, OSError.
+        """
+        with self._lock:
+            bounds = self._log.bounds()
+            if not bounds.start <= before_offset <= bounds.end:
+                raise OffsetOutOfRange(before_offset, *bounds)
+            return self._cut_below(before_offset)
+
+    def _cut_below(self, offset: int) -> int:
+        start = self._log.bounds().start
+        if offset > start:
+            self._leases.expire()
+            self._bring_derived_up()
+            needed_from, by = self._floor()
+            if offset > needed_from:
+                raise StillNeeded(offset, needed_from, by)
+            self._move_log_start(offset)
+        return self._log.bounds().start
+
+    def _move_log_start(self, offset: int) -> tuple[int, ...]:
+        self._derived.sync()  # what they know of the records is about to be all that is left of them
+        gone = self._log.move_log_start(offset)
+        for base in gone:
+            self._sizes.pop(base, None)
+            self._newest_ms.pop(base, None)
+        return gone
+
+    def _sealed(self) -> list[SealedSegment]:
+        pairs = pairwise(self._log.bases(fresh=True))
+        return [SealedSegment(base, next_base, self._size(base)) for base, next_base in pairs]
+
+    def _keeping(self, sealed: Sequence[SealedSegment]) -> RetentionFacts:
+        config = self._config
+        active = self._log.bases(fresh=True)[-1]
+        self._sizes.pop(active, None)  # it grows
+        self._bring_derived_up()
+        keeping = RetentionFacts(
+            log_start_offset=self._log.bounds().start,
+            floor=self._floor()[0],
+            log_bytes=sum(segment.size_bytes for segment in sealed) + self._size(active),
+            now_ms=self._clock.wall_ms(),
+            retention_ms=config.retention_ms,
+            retention_bytes=config.retention_bytes,
+        )
+        self._sizes.pop(active, None)
+        return keeping
+
+    def _floor(self) -> tuple[int, str]:
+        """(the lowest offset that is needed, who needs it)."""
+        needs = [(self._log.stable_offset, "the stable offset")]
+        for name, needed_from in self._holders.items():
+            offset = needed_from()
+            if offset is not None:
+                needs.append((offset, name))
+        needs += [(lease.offset, f"the lease of {lease.name}") for lease in self._leases]
+        if (lowest := self._derived.lowest_end()) is not None:
+            needs.append(lowest)
+        return min(needs)
+
+    def _bring_derived_up(self) -> None:
+        if self._derived:
+            bounds = self._log.bounds()
+            self._derived.tell(self._reader, Bounds(bounds.start, self._log.stable_offset))
+
+    def _newest(self, segment: SealedSegment) -> int:
+        base = segment.base_offset
+        if base not in self._newest_ms:
+            try:
+                self._newest_ms[base] = newest_timestamp_ms(self._filesystem, self._directory, segment)
+            except (PushrepError, OSError) as error:
+                _LOG.warning("%s: a segment can't be read, so it stays: %s", self._directory, error)
+                self._newest_ms[base] = -1
+        return self._newest_ms[base]
+
+    def _size(self, base: int) -> int:
+        if base not in self._sizes:
+            file = self._filesystem.open(segment_path(self._directory, base), writable=False)
+            try:
+                self._sizes[base] = file.size()
+            finally:
+                file.close()
+        return self._sizes[base]
+
+
+DERIVED_SYNC_MS = 10_000
+"""Derived stores come to disk so often while they change, and after a roll: what a kill makes them read again."""
+
+
+class Attended(Protocol):
+    """The writer, as BackgroundTasks see it."""
+
+    @property
+    def stable_offset(self) -> int: ...
+    def bounds(self) -> Bounds: ...
+
+
+class BackgroundTasks:
+    """One log's. Thread-safe; nothing but `check_room` and `about_to_cut` raises: who calls has done its work.
+
+    What a holder or a derived store raises that is neither OSError nor ours gets through; the flusher logs it.
+    """
+
+    def __init__(
+        self, watch: DiskWatch, limits: DiskLimits, derived: DerivedStores, check_ms: int, clock: Clock
+    ) -> None:
+        self._watch, self._limits, self._derived, self._check_ms = watch, limits, derived, check_ms
+        self._clock, self._synced_ms = clock, clock.monotonic_ms()
+        self._level = DiskLevel.ROOM
+        self._rolled = False
+        self._log: Attended | None = None
+        self._flusher: Flusher | None = None
+
+    def begin(self, log: Attended, reader: BatchReader, retention: Retention, flusher: Flusher | None) -> None:
+        """The log is open. `flusher` is None on a simulated clock."""
+        self._log, self._reader, self.retention, self._flusher = log, reader, retention, flusher
+        if flusher is not None:
+            flusher.attach(self)
+        self._level = self._watch.level(self._limits)
+        self._come_again()
+
+    def end(self) -> None:
+        """The log is about to be closed: no pass runs after this, leases end."""
+        if self._log is None:
+            return
+        if self._flusher is not None:
+            self._flusher.detach(self)
+        self.retention.break_leases("the log was closed")
+
+    def check_disk(self) -> None:
+        """Raise DiskAboveLimit while the disk is too full for appends. Costs one comparison while it is not."""
+        if self._level is DiskLevel.FULL:
+            self._level = self._watch.level(self._limits, max_age_ms=0)
+            if self._level is DiskLevel.FULL:
+                raise DiskAboveLimit(self._watch.path, self._watch.usage, self._limits)
+
+    def acquire_lease(self, name: str, offset: int, told: Told | None) -> Lease:
+        """See Retention. Raises LeaseBroken where the disk is so full that it would be broken at once."""
+        if self._watch.level(self._limits) >= DiskLevel.PRESSED:
+            raise LeaseBroken(name, self._too_full())
+        lease = self.retention.acquire_lease(name, offset, told)
+        self._come_again()
+        return lease
+
+    def about_to_cut(self, offset: int) -> None:
+        """The log will end at `offset`: what is derived from it goes first. Raises DerivedStoreFailed, OSError."""
+        if self._log is not None:
+            self.retention.forget()
+        self._derived.cut_to(offset)
+
+    def rolled(self) -> None:
+        """A segment was sealed; called under the writer's lock, so nothing is done before the next flush."""
+        self._rolled = True
+        self._synced_ms = -DERIVED_SYNC_MS
+
+    def after_flush(self) -> None:
+        """More is on disk: tell it, and see whether there is still room."""
+        try:
+            self._level = self._watch.level(self._limits, max_age_ms=LOOK_MS)
+            self._tell()
+            if self._level >= DiskLevel.PRESSED:
+                self.retention.break_leases(self._too_full())
+            if self._level >= DiskLevel.PRESSED or (
+                self.retention.has_work and (self._rolled or self._flusher is None)
+            ):
+                self._rolled = False
+                self._run()
+        except (OSError, PushrepError) as error:
+            _LOG.warning("%s: put off: %s", self._watch.path, error)
+
+    def flush_in_background(self) -> None:
+        """The flusher's call: a pass that is due."""
+        try:
+            self.after_flush()
+            self._run()
+        except (OSError, PushrepError) as error:
+            _LOG.warning("%s: retention is put off: %s", self._watch.path, error)
+        finally:
+            self._come_again()
+
+    def sync_derived(self) -> None:
+        """The log was closed with all of it flushed: the stores are brought up to its end, and to disk."""
+        try:
+            self._tell()
+            self._derived.sync()
+        except (OSError, PushrepError) as error:  # the log is safe; the next opening tells them what they lack
+            _LOG.warning("%s: a derived store stays behind until the log is opened again: %s", self._watch.path, error)
+
+    def _run(self) -> None:
+        if self.retention.run() and self._flusher is not None:
+            self._flusher.soon(self, 0)  # there may be more; flushes of other logs come first
+
+    def _tell(self) -> None:
+        assert self._log is not None
+        if self._derived:
+            self._derived.tell(self._reader, Bounds(self._log.bounds().start, self._log.stable_offset))
+            now_ms = self._clock.monotonic_ms()
+            if now_ms - self._synced_ms >= DERIVED_SYNC_MS:
+                self._synced_ms = now_ms
+                self._derived.sync()
+
+    def _too_full(self) -> str:
+        usage, limits = self._watch.usage, self._limits
+        return (
+            f"the disk is {usage.used_percent:.1f} % full and has {usage.free_bytes} bytes free, the limit is "
+            f"disk_pressed_percent={limits.pressed_percent} and disk_pressed_free_bytes={limits.pressed_free_bytes}"
+        )
+
+    def _come_again(self) -> None:
+        if self._flusher is not None and self.retention.has_work:
+            self._flusher.soon(self, self._check_ms)

@@ -5,8 +5,18 @@
         00000000000000000000.log ...       segments and their indexes (segment_files.py)
         leader-epoch-checkpoint            partition.metadata
 
-open ─▶ lock ─▶ marker and checkpoints ─▶ recovery, derived stores (opening.py) ─▶ writer (log_writer.py, log_cuts.py)
-                                        + reader (reading.py) + what is kept and told meanwhile (housekeeping.py)
+open ─▶ lock ─▶ marker and checkpoints ─▶ recovery, derived stores (open_log) ─▶ writer (writer.py)
+                                        + reader (reader.py) + what is kept and told meanwhile (retention.py)
+
+`open_log`: identity ─▶ recovery ─▶ epochs ─▶ derived stores (cut, then told what they lack) ─▶ writer, reader, ...
+
+`held_to`, `lost_behind`: what a log with replicas lost of what it held, known when it is opened:
+
+    | records ... | x damaged, or gone |                 unfilled: the end of what was known to be there
+                  ^ the log ends here  ^ high watermark checkpoint; with damage, whatever was told as on disk
+
+The caller notes it (promises.json): until the log ends there again its member counts for nothing. Of what a scan would
+find behind damage nothing is believed that was not known to be on disk.
 """
 
 import logging
@@ -14,40 +24,243 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from types import TracebackType
-from typing import Self
-from uuid import UUID
+from typing import NamedTuple, Self
+from uuid import UUID, uuid4
 
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.errors import BadArgument, ForkedProcess, PushrepError
 from pushrep.log.batching import Appendable, refuse_columns, to_batches
 from pushrep.log.config import AppendResult, Durability, LogConfig
-from pushrep.log.derived import DerivedStore
-from pushrep.log.directory import LogDirectory
-from pushrep.log.directory_files import parse_log_name, real_log_path
+from pushrep.log.derived import DerivedStore, DerivedStores
+from pushrep.log.directory import DirectoryView, LogDirectory
+from pushrep.log.directory_files import (
+    PARTITION_METADATA_NAME,
+    CheckpointFile,
+    parse_log_name,
+    read_leader_epochs,
+    read_partition_metadata,
+    real_log_path,
+    write_leader_epochs,
+    write_partition_metadata,
+)
 from pushrep.log.disk_space import DiskAboveLimit, DiskLevel, DiskWatch
 from pushrep.log.disk_threads import run_beside_each_other
-from pushrep.log.errors import BelowHighWatermark, OffsetOutOfRange
+from pushrep.log.errors import BelowHighWatermark, NotALog, OffsetOutOfRange, PartitionMetadataMissing
+from pushrep.log.flusher import process_flusher
 from pushrep.log.group_commit import may_be_interrupted
-from pushrep.log.keeping import NeededFrom, Purged
-from pushrep.log.leases import Lease, Told
-from pushrep.log.log_reader import Isolation, LogReader
-from pushrep.log.log_writer import Surroundings
-from pushrep.log.opening import Attached, OpenedLog, open_log
+from pushrep.log.reader import BatchReader, Bounds, Isolation, LogReader, LogSlices
 from pushrep.log.rebuilding import new_indexes, rebuild_suspect_indexes
-from pushrep.log.recovery import RecoveryReport
-from pushrep.log.replicated_log import ReplicatedLog
+from pushrep.log.recovery import Recovered, Recovery, RecoveryReport
+from pushrep.log.retention import BackgroundTasks, Lease, NeededFrom, Purged, Retention, Told
 from pushrep.log.scrub import Scrub, ScrubFinding
+from pushrep.log.segment_files import list_segments
 from pushrep.log.segment_repair import SegmentRepair
-from pushrep.log.slicing import LogSlices
+from pushrep.log.writer import LogWriter, Surroundings
 from pushrep.records import Record, RecordBatch
 from pushrep.records.encoder import Headers, Keys
+from pushrep.records.header import OFFSET_MAX
 from pushrep.records.leader_epochs import LeaderEpochs
 
 _LOG = logging.getLogger("pushrep.log")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attached:
+    """What its opener brings to a log: see SegmentLog.open."""
+
+    derived: Sequence[DerivedStore] = ()
+    holders: Mapping[str, NeededFrom] | None = None
+    adopt: bool = False
+    log_id: UUID | None = None
+    has_replicas: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedLog:
+    """The parts of a log that is open."""
+
+    log_id: UUID
+    report: RecoveryReport
+    writer: LogWriter
+    reader: BatchReader
+    background: BackgroundTasks
+
+
+def open_log(around: Surroundings, attached: Attached) -> OpenedLog:
+    """Open the log of `around`, whose directory is locked. Raises as SegmentLog.open."""
+    config, view, filesystem = around.config, around.view, around.filesystem
+    derived = DerivedStores(attached.derived)
+    recovered, log_id = _load(around, derived, attached)
+    try:
+        epochs = _settle_epochs(around, recovered)
+        found = _Found(recovered, view.cleaned_offset)
+        if derived:
+            derived.settle(found.bounds(), epochs)
+            derived.tell(BatchReader(filesystem, view.path, found), found.bounds())
+    except BaseException:
+        recovered.active.close()
+        raise
+    view.open_files.limit = config.open_files_max
+    background = BackgroundTasks(view.disk, config.disk_limits, derived, config.retention_check_ms, around.clock)
+    watermark = _watermark(view, recovered.report) if attached.has_replicas else None
+    writer = LogWriter(around, recovered, epochs, background, watermark)
+    reader = BatchReader(filesystem, view.path, writer)
+    retention = Retention(writer, reader, derived, config, view.path, filesystem, around.clock)
+    for name, needed_from in (attached.holders or {}).items():
+        retention.hold(name, needed_from)
+    background.begin(writer, reader, retention, process_flusher() if around.clock is SYSTEM_CLOCK else None)
+    return OpenedLog(log_id, recovered.report, writer, reader, background)
+
+
+_SHARED_MS = 1000
+
+
+class _Found:
+    """A log as recovery found it, to be read before it is in use."""
+
+    def __init__(self, recovered: Recovered, cleaned_offset: int) -> None:
+        self._recovered, self._cleaned_offset = recovered, cleaned_offset
+
+    def bounds(self) -> Bounds:
+        report = self._recovered.report
+        return Bounds(report.log_start_offset, report.log_end_offset)
+
+    def bases(self, *, fresh: bool) -> Sequence[int]:  # noqa: ARG002 - nobody writes meanwhile
+        return self._recovered.bases
+
+    def cleaned_offset(self) -> int:
+        return self._cleaned_offset
+
+    def revision(self) -> int:
+        return 0
+
+
+class _Checkpoints:
+    """What recovery tells the directory of logs; derived stores are cut before it hears of a cut."""
+
+    def __init__(self, view: DirectoryView, derived: DerivedStores) -> None:
+        self._view, self._derived = view, derived
+        self._seen_to = max(view.seen_to, derived.highest_end())
+
+    def proven(self, recovery_point: int, *, soon: bool = False) -> None:
+        if (self._view.recovery_point or 0) < recovery_point:
+            self._view.checkpoint(recovery_point=recovery_point)
+            # Ten thousand logs that were killed share a few writes; the flusher brings the last ones to disk.
+            self._view.sync_checkpoints(_SHARED_MS if soon else 0)
+
+    def ends_at(self, offset: int) -> None:
+        """Whoever saw records above that has to hear of it: the log is about to give their offsets to others."""
+        if offset < self._seen_to:
+            seen, self._seen_to = self._seen_to, 0
+            self._view.give_up(seen)
+            _LOG.error(
+                "%s ends at offset %d: records up to %d were on disk and are gone", self._view.path, offset, seen
+            )
+
+    def about_to_cut(self, offset: int) -> None:
+        self.ends_at(offset)
+        self._derived.cut_to(offset)
+        lower = {
+            name: offset
+            for name, value in (
+                ("recovery_point", self._view.recovery_point),
+                ("high_watermark", self._view.high_watermark),
+            )
+            if value is not None and value > offset
+        }
+        if lower:
+            self._view.checkpoint(**lower)
+            self._view.sync_checkpoints()
+        self._view.lower_published(offset)
+
+
+def _load(around: Surroundings, derived: DerivedStores, attached: Attached) -> tuple[Recovered, UUID]:
+    """Read the log's own files; the directory of logs is locked by now."""
+    filesystem, view = around.filesystem, around.view
+    try:
+        filesystem.make_directory(view.path)
+        log_id = _identity(view.path, filesystem, attached)
+        checkpoints = _Checkpoints(view, derived)
+        recovery = Recovery(
+            filesystem,
+            view.path,
+            around.config,
+            around.clock,
+            checkpoints,
+            is_copy=view.is_copy,
+            log_id=log_id,
+            repairable_below=_repairable_below(around, derived, attached),
+        )
+        recovered = recovery.run(
+            view.known_on_disk,
+            view.log_start_offset,
+            view.clean,
+            view.cleaned_offset,
+            checkpointed=view.recovery_point or 0,
+        )
+    except (FileExistsError, NotADirectoryError) as error:
+        raise NotALog(view.path, "it is a file; a log is a directory") from error
+    except PermissionError as error:
+        raise NotALog(view.path, f"{error.filename or view.path} may not be written by this user") from error
+    report = recovered.report
+    if report.damaged_from is None:
+        checkpoints.ends_at(report.log_end_offset)
+        view.lower_to_end(report.log_end_offset)  # it was cut, now or before
+    return recovered, log_id
+
+
+def _repairable_below(around: Surroundings, derived: DerivedStores, attached: Attached) -> int:
+    """Up to where a sealed segment may be damaged: its epochs are told without it, and no store has to hear of it."""
+    if not attached.has_replicas or read_leader_epochs(around.view.path, around.filesystem) is None:
+        return 0
+    lowest = derived.lowest_end()
+    return OFFSET_MAX if lowest is None else lowest[0]
+
+
+def _identity(path: Path, filesystem: Filesystem, attached: Attached) -> UUID:
+    """The log's id; a new log gets one before its first segment, so segments without one are not ours to name."""
+    log_id = read_partition_metadata(path, filesystem)
+    if log_id is None:
+        if not attached.adopt and list_segments(filesystem, path):
+            raise PartitionMetadataMissing(path / PARTITION_METADATA_NAME)
+        log_id = attached.log_id or uuid4()
+        write_partition_metadata(path, log_id, filesystem)
+    return log_id
+
+
+def _watermark(view: DirectoryView, report: RecoveryReport) -> int:
+    """The highest that is known of it: what was published outlives a kill, the checkpoint a power cut."""
+    published = view.published_before.high_watermark if view.published_before is not None else 0
+    known = max(published, view.high_watermark or 0, report.log_start_offset)
+    return min(known, report.log_end_offset)
+
+
+def _settle_epochs(around: Surroundings, recovered: Recovered) -> LeaderEpochs:
+    """The list of epochs as the log has them: none above its end, those that the scan met, at least one."""
+    filesystem, path = around.filesystem, around.view.path
+    kept, report = read_leader_epochs(path, filesystem), recovered.report
+    epochs = LeaderEpochs()
+    if kept is not None:
+        epochs = kept.cut_from(report.log_end_offset + 1).cut_below(report.log_start_offset)
+    if kept is None:
+        reader = BatchReader(filesystem, path, _Found(recovered, around.view.cleaned_offset))
+        for batch in reader.batches(report.log_start_offset):
+            epochs = epochs.assigned(max(0, batch.header.leader_epoch), batch.header.base_offset)
+    begun = [entry for entry in epochs.entries if entry[1] == report.log_end_offset]  # no record of it yet
+    for epoch, start in recovered.epochs_seen:
+        epochs = epochs.assigned(max(0, epoch), start)
+    if begun and begun[0][0] > epochs.latest_epoch:
+        epochs = epochs.assigned(*begun[0])
+    if not epochs.entries:
+        epochs = epochs.assigned(0, report.log_end_offset)
+    if epochs != kept and report.damaged_from is None:
+        write_leader_epochs(path, epochs, filesystem)
+    return epochs
 
 
 class SegmentLog:
@@ -72,7 +285,7 @@ class SegmentLog:
         self.recovery: RecoveryReport = opened.report
         self.cuts = self.quarantines = 0
         """Times that it was truncated, and that damage was set aside, since it was opened."""
-        self._writer, self._reader, self._housekeeping = opened.writer, opened.reader, opened.housekeeping
+        self._writer, self._reader, self._background = opened.writer, opened.reader, opened.background
         config = around.config
         scrub = directory.scrub
         scrub.add(self._writer, config.scrub_bytes_per_s, config.scrub_pause_s)
@@ -333,9 +546,9 @@ class SegmentLog:
         The names of the files that hold what was there. Raises LogPoisoned.
         """
         writer = self._checked_writer()
-        with self._housekeeping.keeper.paused():
+        with self._background.retention.paused():
             kept = writer.begin_anew(offset, leader_epoch)
-        self._housekeeping.keeper.forget()
+        self._background.retention.forget()
         self._reader.forget()
         return kept
 
@@ -397,7 +610,7 @@ class SegmentLog:
             raise OffsetOutOfRange(offset, *writer.bounds())
         if offset < writer.high_watermark and not force:
             raise BelowHighWatermark(offset, writer.high_watermark)
-        with self._housekeeping.keeper.paused():
+        with self._background.retention.paused():
             before = writer.log_end_offset
             end = writer.truncate_to(offset, keep=keep)
             self.cuts += end < before
@@ -412,7 +625,7 @@ class SegmentLog:
         afterwards and takes appends. Nothing is thrown away. Without damage nothing is done. Raises LogPoisoned.
         """
         writer = self._checked_writer()
-        with self._housekeeping.keeper.paused():
+        with self._background.retention.paused():
             kept = writer.quarantine()
             self.quarantines += bool(kept)
         self._seal_cleaned()
@@ -425,7 +638,7 @@ class SegmentLog:
         A few files at most: call it again until the answer is empty. Raises OSError.
         """
         self._checked_writer()
-        return self._housekeeping.keeper.run()
+        return self._background.retention.run()
 
     def purge(self, before_offset: int) -> int:
         """Remove the whole segments that end at or below `before_offset`; the log start offset after it.
@@ -433,7 +646,7 @@ class SegmentLog:
         Raises StillNeeded (naming who) if one of them is needed, OffsetOutOfRange, OSError.
         """
         self._checked_writer()
-        return self._housekeeping.keeper.purge(before_offset)
+        return self._background.retention.purge(before_offset)
 
     def delete_records(self, before_offset: int) -> int:
         """Let the log start at `before_offset`, as Kafka's DeleteRecords does, and remove the segments below it.
@@ -441,7 +654,7 @@ class SegmentLog:
         The log start offset after it. Raises as `purge`.
         """
         self._checked_writer()
-        return self._housekeeping.keeper.delete_records(before_offset)
+        return self._background.retention.delete_records(before_offset)
 
     def purge_old(
         self, *, before_offset: int | None = None, before_ms: int | None = None, dry_run: bool = False
@@ -453,7 +666,7 @@ class SegmentLog:
         dry_run: remove nothing, say what would go. Raises LogClosed, LogDamaged, LogPoisoned, OSError.
         """
         self._checked_writer()
-        return self._housekeeping.keeper.purge_old(before_offset=before_offset, before_ms=before_ms, dry_run=dry_run)
+        return self._background.retention.purge_old(before_offset=before_offset, before_ms=before_ms, dry_run=dry_run)
 
     def hold(self, name: str, needed_from: NeededFrom) -> None:
         """Remove nothing from what `needed_from()` answers on (None: nothing), until `drop_holder(name)`.
@@ -462,12 +675,12 @@ class SegmentLog:
         the log. ValueError if the name is taken.
         """
         self._checked_writer()
-        self._housekeeping.keeper.hold(name, needed_from)
+        self._background.retention.hold(name, needed_from)
 
     def drop_holder(self, name: str) -> None:
         """Let go what `name` holds; ValueError if nobody of that name does."""
         self._checked_writer()
-        self._housekeeping.keeper.drop(name)
+        self._background.retention.drop(name)
 
     def acquire_lease(self, name: str, offset: int, told: Told | None = None) -> Lease:
         """Keep everything from `offset` on for a reader of the past, as long as it renews within `lease_max_s`.
@@ -476,7 +689,7 @@ class SegmentLog:
         Raises OffsetOutOfRange, LeaseBroken if the disk is too full now.
         """
         self._checked_writer()
-        return self._housekeeping.acquire_lease(name, offset, told)
+        return self._background.acquire_lease(name, offset, told)
 
     def close(self) -> None:
         """Bring everything to disk and give the log back; closing twice is fine.
@@ -491,10 +704,10 @@ class SegmentLog:
         clean = None
         try:
             self._directory.scrub.remove(self._writer)
-            self._housekeeping.end()
+            self._background.end()
             clean = self._writer.close()
             if clean is not None:
-                self._housekeeping.tell_all()
+                self._background.sync_derived()
                 self._rebuild_suspect_indexes()
         finally:
             view = self._around.view
@@ -525,7 +738,7 @@ class SegmentLog:
     def __repr__(self) -> str:
         return f"SegmentLog({str(self.path)!r})"
 
-    def _checked_writer(self) -> ReplicatedLog:
+    def _checked_writer(self) -> LogWriter:
         writer = self._writer
         if self._directory.forked or writer.is_closed:  # asked for every property: two calls less
             self._check_fork()
@@ -535,3 +748,23 @@ class SegmentLog:
     def _check_fork(self) -> None:
         if self._directory.forked:
             raise ForkedProcess(f"the log {self.path}", owner_pid=self._directory.owner_pid, pid=os.getpid())
+
+
+class HeldTo(NamedTuple):
+    """What is noted beside a log that is not open: its checkpoint, and the end of what its readers were told."""
+
+    high_watermark: int
+    seen: int
+
+
+def held_to(directory: LogDirectory, name: str) -> HeldTo:
+    """Ask before the log is opened: opening lowers what it does not find."""
+    return HeldTo(directory.checkpointed(CheckpointFile.HIGH_WATERMARK, name) or 0, directory.seen_to(name))
+
+
+def lost_behind(log: SegmentLog, held: HeldTo) -> int | None:
+    """Up to where a log that was just opened held records that it lost; None if it lost none."""
+    known = held.high_watermark
+    if log.damaged_from is not None:
+        known = max(known, held.seen, log.log_end_offset + 1)
+    return known if known > log.log_end_offset else None

@@ -25,9 +25,9 @@ from uuid import UUID
 from pushrep.env import File, Filesystem
 from pushrep.log.cutting import keep_range
 from pushrep.log.directory_files import parse_log_name
+from pushrep.log.errors import RepairRefused
 from pushrep.log.seals import HeadersCrc, Seal, read_seal, remove_seals, write_seal
 from pushrep.log.segment_files import CORRUPT_SUFFIX, REPAIR_SUFFIX, segment_path
-from pushrep.log.splicing import RepairRefused
 from pushrep.log.walk import CleanEnd, ScanRange, WholeBatch, count_in_history, scan, scan_runs
 from pushrep.records import BatchHeader, BatchRun, CorruptRecordBatch, RecordBatch
 from pushrep.records.leader_epochs import LeaderEpochs

@@ -15,6 +15,7 @@ An outbox has at most 2**20 partitions, a directory at most 1,000 slots. A slot'
 import re
 from pathlib import Path
 
+from filtering.errors import PARTITION_BITS, SLOT_BIT, shown_partition
 from pushrep.env import REAL_FILESYSTEM, Filesystem
 from pushrep.errors import checked_path
 from pushrep.log.directory_files import list_logs, log_name, parse_log_name
@@ -23,9 +24,7 @@ from pushrep.log.errors import InvalidLogName, NotALogDirectory
 OUTBOX_FILE_NAME = "outbox.json"
 SLOTS_MAX = 1000
 _NAME = re.compile(r"slot-(0|[1-9][0-9]{0,2})")
-_IN_A_SLOT = 1 << 30
-_PARTITION_BITS = 20
-assert _IN_A_SLOT >> _PARTITION_BITS >= SLOTS_MAX, "numbers of slots stay below the bit that says that it is one"
+assert SLOT_BIT >> PARTITION_BITS >= SLOTS_MAX, "numbers of slots stay below the bit that says that it is one"
 
 
 def slot_path(directory: Path, slot: int) -> Path:
@@ -55,7 +54,7 @@ def readable_logs(directory: Path | str, filesystem: Filesystem = REAL_FILESYSTE
             logs = list_logs(slot_path(parent, slot), filesystem)
         except NotALogDirectory:
             continue  # removed meanwhile
-        found += [(topic, _IN_A_SLOT | slot << _PARTITION_BITS | n) for topic, n in logs if not n >> _PARTITION_BITS]
+        found += [(topic, SLOT_BIT | slot << PARTITION_BITS | n) for topic, n in logs if not n >> PARTITION_BITS]
     return sorted(found)
 
 
@@ -72,13 +71,7 @@ def shown_name(topic: str, number: int) -> str:
 
 def in_its_slot(number: int) -> int:
     """The partition of that number's log in the outbox of its slot, or without slots."""
-    return number % (1 << _PARTITION_BITS) if _IN_A_SLOT <= number < 2 * _IN_A_SLOT else number
-
-
-def shown_partition(number: int) -> str:
-    """`3`, or `slot-7/3`."""
-    partition = in_its_slot(number)
-    return str(number) if number == partition else f"slot-{(number ^ _IN_A_SLOT) >> _PARTITION_BITS}/{partition}"
+    return number % (1 << PARTITION_BITS) if SLOT_BIT <= number < 2 * SLOT_BIT else number
 
 
 def parse_shown_partition(text: str) -> int:
@@ -94,9 +87,9 @@ def parse_shown_name(text: str) -> tuple[str, int]:
         return parse_log_name(text)
     match = _NAME.fullmatch(slot)
     topic, partition = parse_log_name(name)
-    if match is None or partition >> _PARTITION_BITS:
+    if match is None or partition >> PARTITION_BITS:
         raise InvalidLogName(text, "slot-<m>/<topic>-<n> is wanted")
-    return topic, _IN_A_SLOT | int(match[1]) << _PARTITION_BITS | partition
+    return topic, SLOT_BIT | int(match[1]) << PARTITION_BITS | partition
 
 
 def is_named(log: tuple[str, int], text: str) -> bool:

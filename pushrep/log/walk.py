@@ -341,6 +341,9 @@ def _next_run(file: File, what: ScanRange, window_bytes: int) -> tuple[ScanRange
 def well_placed(run: BatchRun, what: ScanRange) -> NDArray[np.bool_]:
     """Which batches may stand where they stand: `ScanRange.why_misplaced` for all at once, but for a cleaner's offset
     that has to be asked for: there no offset may be missing.
+
+    The rule stands here a second time because asking `why_misplaced` about each hole took 1.5 times as long for a whole
+    scan of a compacted log; tests/properties/test_log_scan_runs.py holds the two equal.
     """
     before = np.empty_like(run.base_offset)
     before[0] = what.base_offset if what.next_offset is None else what.next_offset

@@ -10,7 +10,7 @@ from typing import Any
 
 from pushrep.errors import PushrepError
 from pushrep.log import CorruptBatch, OffsetOutOfRange
-from pushrep.log.splicing import RepairRefused
+from pushrep.log.errors import RepairRefused
 from pushrep.node.access import Access, Unauthorised, audit
 from pushrep.node.election_state import NO_MEMBER
 from pushrep.node.replica import ReplicaLog
@@ -139,10 +139,10 @@ class NodeCalls:
     def _beat(self, request: wire.BeatRequest, sender: str) -> Struct:
         self._access.check(sender, ApiKey.BEAT, request.outbox_id)
         kept = self._store.look_up(request.outbox_id)
-        promises = kept.election_state
-        generation, shown = promises.generation, promises.rival or promises.grant
+        state = kept.election_state
+        generation, shown = state.generation, state.rival or state.grant
         is_fenced = request.generation < generation or (
-            request.generation == generation and request.leader_epoch < promises.newest_epoch
+            request.generation == generation and request.leader_epoch < state.newest_epoch
         )
         if not is_fenced and request.generation == generation:
             kept.note_contact(request.leader_epoch, is_last=request.is_last)
@@ -200,10 +200,10 @@ class NodeCalls:
 
     def _index_in(self, kept: KeptOutbox) -> int:
         """Which member this node is, by what it knows of itself or by where it listens; -1 if no grant names that."""
-        promises = kept.election_state
-        if promises.member != NO_MEMBER or promises.grant is None:
-            return promises.member
-        return promises.grant.index_at(self._address)
+        state = kept.election_state
+        if state.member != NO_MEMBER or state.grant is None:
+            return state.member
+        return state.grant.index_at(self._address)
 
     def _may_lead(self, sender: str, call: ApiKey, kept: KeptOutbox | None) -> bool:
         """Whether it may make this call about a partition; of one that was not described nothing is known to tell."""

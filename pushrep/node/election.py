@@ -61,7 +61,7 @@ class Election:
 
     def __init__(  # noqa: PLR0913 - whose promises and logs, and what it asks with
         self,
-        keeper: ElectionStateStore,
+        state_store: ElectionStateStore,
         logs: Mapping[int, SegmentLog],
         settings: PushSettings,
         *,
@@ -71,9 +71,9 @@ class Election:
         contact_age_ms: int | None = None,
         leader_alive_ms: int = LEADER_ALIVE_MS,
     ) -> None:
-        self.keeper, self.logs = keeper, logs
-        self.index = keeper.kept.member
-        self._clients = MemberClients(keeper.outbox_id, self.index, logs, settings)
+        self.state_store, self.logs = state_store, logs
+        self.index = state_store.kept.member
+        self._clients = MemberClients(state_store.outbox_id, self.index, logs, settings)
         self._settings, self._fetched, self._clock = settings, fetched, clock
         self._addresses = dict(addresses or {})
         self._grants: list[Grant] = []
@@ -83,7 +83,7 @@ class Election:
 
     def own(self) -> MemberAnswer:
         """What this member says of itself."""
-        kept = self.keeper.kept
+        kept = self.state_store.kept
         logs = {
             number: MemberLog(
                 log=ends_of(log),
@@ -102,18 +102,18 @@ class Election:
             logs=logs,
             is_unfilled=kept.is_unfilled,
             contact_age_ms=self._contact_age_ms,
-            directory_id=self.keeper.directory_id,
+            directory_id=self.state_store.directory_id,
             generation=kept.generation,
         )
 
     def _held_to(self, log: SegmentLog) -> EpochEnd | None:
         """What was noted of a log that lost records, with the epoch of the last one; None if it lost none."""
-        kept, name = self.keeper.kept, log.path.name
+        kept, name = self.state_store.kept, log.path.name
         end = kept.unfilled.get(name, 0)
         if end <= log.log_end_offset or name in kept.unfenced:
             return None
         # Of what is damaged the list on disk still tells.
-        epochs = read_leader_epochs(log.path, self.keeper.filesystem) or log.leader_epochs
+        epochs = read_leader_epochs(log.path, self.state_store.filesystem) or log.leader_epochs
         return EpochEnd(epochs.epoch_of(end - 1), end)
 
     def run(  # noqa: PLR0913 - what for, and what may differ
@@ -152,7 +152,7 @@ class Election:
                 if isinstance(effect, Lead):
                     if nameless := effect.grant.nameless:
                         told = "members %s count by their index alone: the grant names no directory of theirs yet"
-                        _LOG.warning(f"%s: {told}", self.keeper.directory, sorted(nameless))
+                        _LOG.warning(f"%s: {told}", self.state_store.directory, sorted(nameless))
                     return effect.grant
                 effects.extend(self._carry_out(effect, candidate, timeout_s))
             answer = self._answers.next()
@@ -187,8 +187,8 @@ class Election:
         Raises LogPoisoned, OSError.
         """
         _begin_epochs(self.logs.values(), grant.epoch)
-        with self.keeper.lock:
-            self.keeper.keep(replace(self.keeper.kept, unfenced={}, is_unfilled=False))
+        with self.state_store.lock:
+            self.state_store.keep(replace(self.state_store.kept, unfenced={}, is_unfilled=False))
 
     def begin_unfenced(self) -> int:
         """Too few members answer: the next own number, which appends from now on carry; they are marked first.
@@ -196,11 +196,11 @@ class Election:
         Raises LogPoisoned, OSError.
         """
         number = next_ballot(self.index, max([self.own().highest_epoch, *(grant.epoch for grant in self._grants)]))
-        with self.keeper.lock:
-            kept = self.keeper.kept
+        with self.state_store.lock:
+            kept = self.state_store.kept
             names = {log.path.name: log for log in self.logs.values()}
             marks = {name: marked_unfenced(ends_of(log), kept.unfenced.get(name)) for name, log in names.items()}
-            self.keeper.keep(replace(kept, number=number, unfenced=marks))
+            self.state_store.keep(replace(kept, number=number, unfenced=marks))
         _begin_epochs(self.logs.values(), number)
         return number
 
@@ -223,9 +223,9 @@ class Election:
 
     def store(self, grant: Grant) -> None:
         """Durably: the newest grant is this one. Raises OSError."""
-        with self.keeper.lock:
-            kept = self.keeper.kept
-            self.keeper.keep(
+        with self.state_store.lock:
+            kept = self.state_store.kept
+            self.state_store.keep(
                 replace(
                     kept,
                     grant=grant,
@@ -260,40 +260,42 @@ class Election:
                     self._fetched(fetch.partition, batch)
         log.flush()
         end = log.log_end_offset
-        with self.keeper.lock:
-            unfilled = {name: to for name, to in self.keeper.kept.unfilled.items() if name != log.path.name or to > end}
-            if unfilled != self.keeper.kept.unfilled:
-                self.keeper.keep(replace(self.keeper.kept, unfilled=unfilled))
+        with self.state_store.lock:
+            unfilled = {
+                name: to for name, to in self.state_store.kept.unfilled.items() if name != log.path.name or to > end
+            }
+            if unfilled != self.state_store.kept.unfilled:
+                self.state_store.keep(replace(self.state_store.kept, unfilled=unfilled))
         _LOG.warning("%s ended at %d; %d to %d came from member %d", log.path, before, fetch.cut_at, end, fetch.member)
 
     def _set_unfenced_aside(self, log: SegmentLog) -> None:
-        mark = self.keeper.kept.unfenced.get(log.path.name)
+        mark = self.state_store.kept.unfenced.get(log.path.name)
         if mark is None:
             return
         kept, before = without_unfenced(ends_of(log), mark), log.log_end_offset
         cut_unfenced(log, kept)
-        with self.keeper.lock:
-            marks = {name: one for name, one in self.keeper.kept.unfenced.items() if name != log.path.name}
-            self.keeper.keep(replace(self.keeper.kept, unfenced=marks))
+        with self.state_store.lock:
+            marks = {name: one for name, one in self.state_store.kept.unfenced.items() if name != log.path.name}
+            self.state_store.keep(replace(self.state_store.kept, unfenced=marks))
         count = before - kept.log_end_offset
         _LOG.warning("%s: %d records were appended without a grant, and another led since: see .cut", log.path, count)
 
     def _keep_number(self, epoch: int) -> None:
-        with self.keeper.lock:
-            self.keeper.keep(replace(self.keeper.kept, number=epoch))
+        with self.state_store.lock:
+            self.state_store.keep(replace(self.state_store.kept, number=epoch))
 
     def _learn_from(self, refused: Refused) -> None:
         """Another leads: keep its grant, and what is here can follow it."""
         newest = newest_of(self._grants)
         if not isinstance(refused.error, NotLeader) or newest is None or newest.leader == self.index:
             return
-        with self.keeper.lock:
-            kept = self.keeper.kept
+        with self.state_store.lock:
+            kept = self.state_store.kept
             if judge_grant(OfferedGrant(newest, newest.leader, kept.grant, kept.leader_epoch)) is Outcome.NONE:
-                self.keeper.keep(kept.with_grant(newest))
+                self.state_store.keep(kept.with_grant(newest))
 
     def _round(self, timeout_s: float) -> MemberAnswers:
-        self._clients.generation = self.keeper.kept.generation
+        self._clients.generation = self.state_store.kept.generation
         return MemberAnswers(self._settings, self._clock, timeout_s)
 
     def _ask(self, members: Iterable[int], question: Callable[[int, Address], MemberAnswer]) -> None:
@@ -315,7 +317,7 @@ class Election:
 
     def _address_text(self, index: int) -> str:
         """As the caller gave it, else as the newest grant that knows says; empty for one that does not listen."""
-        kept = self.keeper.kept.grant
+        kept = self.state_store.kept.grant
         known = [*self._grants, *([kept] if kept is not None else [])]
         found = self._addresses.get(index, "")
         for grant in sorted(known, key=lambda grant: grant.rank, reverse=True):

@@ -32,7 +32,7 @@ from pushrep.env.filesystem import read_whole, write_atomic
 from pushrep.log.directory import LogDirectory
 from pushrep.log.directory_files import CheckpointFile, is_log_name
 from pushrep.log.directory_id import read_directory_id
-from pushrep.log.replicated_log import STALE_SUFFIX
+from pushrep.log.writer import STALE_SUFFIX
 from pushrep.node.errors import CorruptNodeFile
 from pushrep.replication.epochs import EpochEnd, Unfenced
 from pushrep.replication.errors import BadGrant, label
@@ -117,17 +117,17 @@ class ElectionStateStore:
         found, _ = read_directory_id(self.directory, self.filesystem)
         return None if found is None else found.directory_id
 
-    def keep(self, promises: ElectionState) -> None:
+    def keep(self, state: ElectionState) -> None:
         """On disk when this returns; the old ones hold if it raises."""
         with self.lock:
-            if promises != self._kept:
+            if state != self._kept:
                 self.filesystem.make_directory(self.directory)
-                if promises.are_logs_outdated and not self._kept.are_logs_outdated:  # what held for these logs
-                    aside = self._aside(promises)
+                if state.are_logs_outdated and not self._kept.are_logs_outdated:  # what held for these logs
+                    aside = self._aside(state)
                     self.filesystem.make_directory(aside)
                     write_election_state(aside, self.outbox_id, self._kept, self.filesystem)
-                write_election_state(self.directory, self.outbox_id, promises, self.filesystem)
-                self._kept = promises
+                write_election_state(self.directory, self.outbox_id, state, self.filesystem)
+                self._kept = state
 
     def set_logs_aside(self, held: LogDirectory) -> None:
         """Finish what a grant of a higher generation began, if one did. held: the directory, none of its logs open.
@@ -162,8 +162,8 @@ class ElectionStateStore:
                 aside,
             )
 
-    def _aside(self, promises: ElectionState) -> Path:
-        return self.directory / f"generation-{label(promises.log_generation)}{STALE_SUFFIX}"
+    def _aside(self, state: ElectionState) -> Path:
+        return self.directory / f"generation-{label(state.log_generation)}{STALE_SUFFIX}"
 
     def read_again(self) -> None:
         """After another process may have written them."""
@@ -207,19 +207,19 @@ def find_election_state(directory: Path, filesystem: Filesystem) -> tuple[UUID, 
         raise CorruptNodeFile(path, f"a field is missing or impossible: {error!r}") from error
 
 
-def write_election_state(directory: Path, outbox_id: UUID, promises: ElectionState, filesystem: Filesystem) -> None:
+def write_election_state(directory: Path, outbox_id: UUID, state: ElectionState, filesystem: Filesystem) -> None:
     """On disk when this returns. Raises OSError; the old ones hold then."""
     fields = {
         "outbox_id": str(outbox_id),
-        "member": promises.member,
-        "leader_epoch": promises.leader_epoch,
-        "grant": _grant_fields(promises.grant) if promises.grant is not None else None,
-        "number": promises.number,
-        "ungranted": {log: [start, *granted] for log, (start, granted) in promises.unfenced.items()},
-        "unfilled": dict(promises.unfilled),
-        "is_unfilled": promises.is_unfilled,
-        "log_generation": promises.log_generation,
-        **({} if promises.rival is None else {"rival": _grant_fields(promises.rival)}),
+        "member": state.member,
+        "leader_epoch": state.leader_epoch,
+        "grant": _grant_fields(state.grant) if state.grant is not None else None,
+        "number": state.number,
+        "ungranted": {log: [start, *granted] for log, (start, granted) in state.unfenced.items()},
+        "unfilled": dict(state.unfilled),
+        "is_unfilled": state.is_unfilled,
+        "log_generation": state.log_generation,
+        **({} if state.rival is None else {"rival": _grant_fields(state.rival)}),
     }
     write_checked_json(filesystem, directory / PROMISES_NAME, fields, _PROMISES_VERSION)
 

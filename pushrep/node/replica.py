@@ -16,8 +16,8 @@ from typing import Any, Protocol, get_args
 from pushrep.env import Clock, Filesystem
 from pushrep.errors import PushrepError
 from pushrep.log import AppendFailed, LogConfig, OffsetOutOfRange, SegmentLog, StillNeeded
+from pushrep.log.errors import RepairRefused
 from pushrep.log.segment_repair import SegmentRepair
-from pushrep.log.splicing import RepairRefused
 from pushrep.node.election_state import ElectionState
 from pushrep.protocol.values import Part
 from pushrep.records import RecordBatch
@@ -61,7 +61,7 @@ class ReplicaLog:
         config: LogConfig,
         replica_epoch: int,
         flush: bool,
-        promises: HoldsElectionState,
+        state: HoldsElectionState,
         news: Callable[[TopicIdPartition], None],
         filesystem: Filesystem,
         clock: Clock,
@@ -77,7 +77,7 @@ class ReplicaLog:
         """Why its disk took nothing the last time, with the host and how full it is; None since it took something."""
         self._refused_at_ms: int | None = None
         self._filesystem = filesystem
-        self._outbox, self._clock, self._flush, self._news = promises, clock, flush, news
+        self._outbox, self._clock, self._flush, self._news = state, clock, flush, news
         self._session: ReplicaSession = NO_SESSION
         self._lock = threading.Lock()
         self._repair: SegmentRepair | None = None
@@ -96,16 +96,16 @@ class ReplicaLog:
 
     def state(self) -> ReplicaState:
         """Everything that the rules look at."""
-        log, promises = self.log, self._outbox.election_state
+        log, state = self.log, self._outbox.election_state
         return ReplicaState(
             log=LogEnds(log.log_start_offset, log.log_end_offset, log.leader_epochs),
             flushed_offset=log.flushed_offset,
             high_watermark=log.high_watermark,
-            leader_epoch=promises.leader_epoch,
+            leader_epoch=state.leader_epoch,
             replica_epoch=self.replica_epoch,
-            grant=promises.grant,
+            grant=state.grant,
             session=self._session,
-            unfenced=promises.unfenced.get(str(self.tp)),
+            unfenced=state.unfenced.get(str(self.tp)),
             is_offline=self.finding is not None or log.damaged_from is not None,
         )
 

@@ -22,13 +22,12 @@ from uuid import UUID
 
 from pushrep.env import SYSTEM_CLOCK, Clock, Filesystem, LockHeld
 from pushrep.errors import PushrepError
-from pushrep.log.creating import create_logs
-from pushrep.log.directory import LogDirectory
+from pushrep.log.directory import LogDirectory, create_logs
 from pushrep.log.directory_files import list_logs, read_partition_metadata
 from pushrep.log.directory_id import DirectoryId, new_directory_id, read_directory_id
 from pushrep.log.disk_threads import disk_threads, release_disk_threads
 from pushrep.log.errors import LogLocked
-from pushrep.log.losses import held_to, lost_behind
+from pushrep.log.segment_log import held_to, lost_behind
 from pushrep.node.election_state import NO_MEMBER, ElectionState, ElectionStateStore, raise_replica_epoch
 from pushrep.node.errors import NodeInUse
 from pushrep.node.replica import ReplicaLog
@@ -300,9 +299,9 @@ class KeptOutbox:
                 member = kept.member if member == NO_MEMBER else member
                 is_named = self.directory_id in {one.directory_id for one in offered.members} - {None}
                 # Its epoch as well, as who leads keeps it: its first request would be one more write of this file.
-                promises = kept.with_grant(offered)
-                is_unfilled = promises.is_unfilled or (kept.grant is None and not is_first and not is_named)
-                self._keeper.keep(replace(promises, member=member, is_unfilled=is_unfilled))
+                state = kept.with_grant(offered)
+                is_unfilled = state.is_unfilled or (kept.grant is None and not is_first and not is_named)
+                self._keeper.keep(replace(state, member=member, is_unfilled=is_unfilled))
                 if is_named and member not in offered.entering:
                     self._forget_original()
         self._finish_setting_aside()
@@ -458,7 +457,7 @@ class KeptOutbox:
                 config=store.settings.log_config,
                 replica_epoch=store.replica_epoch,
                 flush=store.settings.flush,
-                promises=self,
+                state=self,
                 news=store.changed,
                 filesystem=store.filesystem,
                 clock=store.clock,

@@ -13,8 +13,7 @@ from uuid import UUID, uuid4
 
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK
 from pushrep.errors import PushrepError
-from pushrep.log.creating import create_logs
-from pushrep.log.directory import LogDirectory
+from pushrep.log.directory import LogDirectory, create_logs
 from pushrep.log.directory_files import log_name
 from pushrep.node.election_state import REPLICA_EPOCH_NAME, ElectionState, ElectionStateStore
 from pushrep.outbox.directory_handover import handed_over

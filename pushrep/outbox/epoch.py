@@ -16,7 +16,7 @@ A copy does not know which epochs were used since it was made, so behind one the
 2^24: the next one could be the second of its name. (More would leave the 31 bits that a grant has for it after two.)
 
 The epoch is on disk before the numbers that called for it are struck out, and both before the first append; a crash in
-between raises it once more, which costs a PID and no record. What was seen is decided in pushrep/log/given_up.py.
+between raises it once more, which costs a PID and no record. What was seen is decided in pushrep/log/directory.py.
 """
 
 import logging

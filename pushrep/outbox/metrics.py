@@ -129,7 +129,7 @@ class OutboxCollector(Collector):
         _appending(families, labels, facts)
         for member in status.members:
             _member(families, labels, member)
-        if (sink := facts.shipping.shipper) is not None:
+        if (sink := facts.shipping.sink) is not None:
             _destination(families, {**labels, "destination": holder_name(sink.topic)}, sink)
         if facts.replication is not None and (manager := facts.replication.manager) is not None:
             _pushing(families, labels, manager)

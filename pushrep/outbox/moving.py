@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from pushrep.env import REAL_FILESYSTEM, Filesystem
+from pushrep.log.directory_files import take_lock
 from pushrep.log.directory_id import (
     DIRECTORY_ID_NAME,
     CopyVerdict,
@@ -13,7 +14,6 @@ from pushrep.log.directory_id import (
     settled_id,
     write_directory_id,
 )
-from pushrep.log.directory_lock import take_lock
 from pushrep.outbox.errors import NotACopy, OriginalStands
 
 

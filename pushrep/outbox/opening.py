@@ -18,10 +18,9 @@ from pushrep.env import Clock, Filesystem
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.progress import read_progress
 from pushrep.log import Durability, LogConfig, SegmentLog, list_logs
-from pushrep.log.creating import create_logs
-from pushrep.log.directory import LogDirectory
+from pushrep.log.directory import LogDirectory, create_logs
 from pushrep.log.directory_files import log_name
-from pushrep.log.losses import held_to, lost_behind
+from pushrep.log.segment_log import held_to, lost_behind
 from pushrep.outbox.epoch import missing_logs, settle_epoch, was_cut
 from pushrep.outbox.identity import KeptGrant, OutboxIdentity, settle_identity
 from pushrep.outbox.partition_replicas import PartitionReplicas
@@ -172,12 +171,12 @@ def _lead_of(held: LogDirectory) -> KeptGrant | None:
         return None
     from pushrep.node.election_state import find_election_state  # noqa: PLC0415 - as above
 
-    _, promises = find_election_state(held.path, held.filesystem) or (None, None)
-    if promises is None or promises.grant is None:
+    _, state = find_election_state(held.path, held.filesystem) or (None, None)
+    if state is None or state.grant is None:
         return None
-    if not promises.is_led_here:
-        raise NotLeader(promises.grant.leader, promises.grant.epoch)
-    return KeptGrant(promises.grant, promises.member)
+    if not state.is_led_here:
+        raise NotLeader(state.grant.leader, state.grant.epoch)
+    return KeptGrant(state.grant, state.member)
 
 
 def _open_log(  # noqa: PLR0913 - one log, and what it belongs to

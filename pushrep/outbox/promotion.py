@@ -149,7 +149,7 @@ def promote(  # noqa: PLR0913 - an operator's choices
     with ExitStack() as stack:
         told = stack.enter_context(handed_over(directory, outbox_id))
         last_contact = last_contact or told
-        candidacy = stack.enter_context(
+        election = stack.enter_context(
             election_in(
                 directory,
                 outbox_id,
@@ -163,37 +163,37 @@ def promote(  # noqa: PLR0913 - an operator's choices
                 clock=clock,
             )
         )
-        keeper, logs = candidacy.keeper, candidacy.logs
+        state_store, logs = election.state_store, election.logs
         repaired = partial(_repair, {tp_of(log): log for log in logs.values()}, push or PushSettings(), verify_s, clock)
         losing = partial(
             with_loss,
-            candidacy,
+            election,
             last_contact.wall_ms,
             catch_up=catch_up,
             timeout_s=timeout_s,
             repaired=repaired,
         )
-        number = keeper.kept.number
+        number = state_store.kept.number
         try:
             if lost or new:
                 if not accept_loss:
                     raise CantPromote(directory, "members are only given up with --accept-loss")
-                change = list_change(candidacy, frozenset(lost), [str(Address.parse(one)) for one in new])
-                return _begun(candidacy, losing(change=change), directory, last_contact.wall_ms, repaired)
+                change = list_change(election, frozenset(lost), [str(Address.parse(one)) for one in new])
+                return _begun(election, losing(change=change), directory, last_contact.wall_ms, repaired)
             purpose = Purpose.PROMOTE_AND_CATCH_UP if catch_up else Purpose.PROMOTE
             try:
-                done = Granted(candidacy.run(purpose, timeout_s))
+                done = Granted(election.run(purpose, timeout_s))
             except (RivalGenerations, TooFewMembers):
-                if not accept_loss or keeper.kept.number != number:
+                if not accept_loss or state_store.kept.number != number:
                     raise
                 done = losing()
-            return _begun(candidacy, done, directory, last_contact.wall_ms, repaired)
+            return _begun(election, done, directory, last_contact.wall_ms, repaired)
         except (LogNotFit, LogPoisoned, ReplicaUnreachable, TooFewMembers, OSError) as error:
-            if keeper.kept.number == number:
+            if state_store.kept.number == number:
                 raise
             why = (
-                f"{error}. Epoch {keeper.kept.number} was taken before that, and members that stored its grant fence "
-                f"the leader until now: nobody leads. Run again: pushrep promote {directory} --catch-up"
+                f"{error}. Epoch {state_store.kept.number} was taken before that, and members that stored its grant "
+                f"fence the leader until now: nobody leads. Run again: pushrep promote {directory} --catch-up"
             )
             raise CantPromote(directory, why) from error
 
@@ -228,21 +228,23 @@ def election_in(  # noqa: PLR0913 - whose, and what it asks with
         held = taking(_open_directory, directory, filesystem, clock)
         stack.callback(held.release)
         held.refuse_copy()
-        keeper = ElectionStateStore(directory, outbox_id, filesystem)
-        keeper.set_logs_aside(held)
-        stack.callback(_forget_member, keeper, keeper.kept)
-        grant = first or _settle_member(keeper, directory, member)
+        state_store = ElectionStateStore(directory, outbox_id, filesystem)
+        state_store.set_logs_aside(held)
+        stack.callback(_forget_member, state_store, state_store.kept)
+        grant = first or _settle_member(state_store, directory, member)
         logs = _open_logs(stack, directory, grant, log_config, filesystem, clock)
-        yield Election(keeper, logs, push, clock=clock, contact_age_ms=contact_age_ms, leader_alive_ms=leader_alive_ms)
+        yield Election(
+            state_store, logs, push, clock=clock, contact_age_ms=contact_age_ms, leader_alive_ms=leader_alive_ms
+        )
 
 
 def _begun(
-    candidacy: Election, done: "Granted", directory: Path, last_contact_ms: int, repaired: _Repaired
+    election: Election, done: "Granted", directory: Path, last_contact_ms: int, repaired: _Repaired
 ) -> Promotion:
     grant = done.grant
-    ends = tuple(_ends_of(candidacy))
+    ends = tuple(_ends_of(election))
     damaged, is_read = done.repaired or repaired(grant)
-    candidacy.begin(grant)
+    election.begin(grant)
     return Promotion(
         directory=directory,
         grant=grant,
@@ -289,8 +291,8 @@ def _open_directory(directory: Path, filesystem: Filesystem, clock: Clock) -> Lo
     return held
 
 
-def _settle_member(keeper: ElectionStateStore, directory: Path, member: int | None) -> Grant:
-    kept = keeper.kept
+def _settle_member(state_store: ElectionStateStore, directory: Path, member: int | None) -> Grant:
+    kept = state_store.kept
     assert kept.grant is not None, "it was looked at before"
     if member is not None and member not in kept.grant.indexes:
         raise CantPromote(directory, f"member {member} is none of {sorted(kept.grant.indexes)}")
@@ -300,14 +302,14 @@ def _settle_member(keeper: ElectionStateStore, directory: Path, member: int | No
         listed = ", ".join(f"{one.index} ({one.address or 'no address'})" for one in kept.grant.members)
         raise CantPromote(directory, f"its node listens at none of the members' addresses; say which it is of {listed}")
     if kept.member == NO_MEMBER and member is not None:
-        keeper.keep(replace(kept, member=member))
+        state_store.keep(replace(kept, member=member))
     return kept.grant
 
 
-def _forget_member(keeper: ElectionStateStore, before: ElectionState) -> None:
+def _forget_member(state_store: ElectionStateStore, before: ElectionState) -> None:
     """An index that was said, and that nothing was promised under, may be said otherwise the next time."""
-    if keeper.kept == replace(before, member=keeper.kept.member):
-        keeper.keep(before)
+    if state_store.kept == replace(before, member=state_store.kept.member):
+        state_store.keep(before)
 
 
 def _open_logs(  # noqa: PLR0913, PLR0917 - what logs stand on
@@ -399,17 +401,17 @@ class ListChange(NamedTuple):
 _SAME_LIST = ListChange()
 
 
-def list_change(candidacy: Election, lost: frozenset[int], new: Sequence[str]) -> ListChange:
+def list_change(election: Election, lost: frozenset[int], new: Sequence[str]) -> ListChange:
     """Of the newest list that this member keeps. new: "host:port". Raises CantPromote."""
-    kept, directory = candidacy.keeper.kept.grant, candidacy.keeper.directory
+    kept, directory = election.state_store.kept.grant, election.state_store.directory
     assert kept is not None, "it was looked at before"
-    if kept.is_led_alone and kept.leader == candidacy.index:  # what was done before, and perhaps not to its end
+    if kept.is_led_alone and kept.leader == election.index:  # what was done before, and perhaps not to its end
         lost -= {index for index in lost if 0 <= index < kept.next_index} - kept.indexes
         new = [address for address in new if kept.index_at(address) < 0]
     if unknown := lost - kept.indexes:
         raise CantPromote(directory, f"there is no member {min(unknown)}, but {sorted(kept.indexes)}")
-    if candidacy.index in lost:
-        raise CantPromote(directory, f"member {candidacy.index} is this directory itself")
+    if election.index in lost:
+        raise CantPromote(directory, f"member {election.index} is this directory itself")
     for address in new:
         if (index := kept.index_at(address)) not in {-1, *lost}:
             raise CantPromote(directory, f"{address} is member {index} already")
@@ -417,7 +419,7 @@ def list_change(candidacy: Election, lost: frozenset[int], new: Sequence[str]) -
 
 
 def with_loss(  # noqa: PLR0913 - what is accepted, and what it needs
-    candidacy: Election,
+    election: Election,
     last_contact_ms: int,
     *,
     catch_up: bool,
@@ -429,9 +431,9 @@ def with_loss(  # noqa: PLR0913 - what is accepted, and what it needs
     contact with it, NotAhead, NotLeader, LogNotFit, TooFewMembers if a list is changed that the others could still lead
     by.
     """
-    kept = candidacy.keeper.kept.grant
+    kept = election.state_store.kept.grant
     assert kept is not None, "it was looked at before"
-    found, own = candidacy.describe_members(kept, timeout_s), candidacy.own()
+    found, own = election.describe_members(kept, timeout_s), election.own()
     for partition, log in own.logs.items():
         if log.why_unfit is not None:
             raise LogNotFit(partition, log.why_unfit)
@@ -439,18 +441,18 @@ def with_loss(  # noqa: PLR0913 - what is accepted, and what it needs
     shown = [kept, *(answer.grant for answer in found.values())]
     base, newest = newest_list_of(shown) or kept, newest_of(shown) or kept
     silent = base.indexes - {own.index, *found}
-    alive = leader_alive(own.index, newest, {own.index: own, **found}, silent, candidacy.leader_alive_ms)
+    alive = leader_alive(own.index, newest, {own.index: own, **found}, silent, election.leader_alive_ms)
     if alive is not None and alive.contacts:
         raise alive
-    directory = candidacy.keeper.directory
+    directory = election.state_store.directory
     change.check_looked(directory, base, own.index, found)
-    epoch = next_ballot(candidacy.index, max(answer.highest_epoch for answer in (own, *found.values())))
+    epoch = next_ballot(election.index, max(answer.highest_epoch for answer in (own, *found.values())))
     fetches = _fetches(own, found, catch_up=catch_up, is_anothers=newest.leader != own.index)
     before = base.renewed(epoch, own.index)
     for fetch in fetches:  # before the others know the grant, by which they set aside what they hold
-        candidacy.fetch(fetch, before)
+        election.fetch(fetch, before)
     done = repaired(before)
-    accepted = _loss(_ends_of(candidacy), last_contact_ms, base.indexes - {candidacy.index, *found})
+    accepted = _loss(_ends_of(election), last_contact_ms, base.indexes - {election.index, *found})
     members, least = change.of(base)
     members = tuple(replace(one, directory_id=own.directory_id) if one.index == own.index else one for one in members)
     reached = {index for index, one in found.items() if base.is_member(index, one.directory_id)}
@@ -467,8 +469,8 @@ def with_loss(  # noqa: PLR0913 - what is accepted, and what it needs
         # Offsets that the others gave out, and readers may have seen, are given out again: under another PID.
         pid_epoch=base.pid_epoch + 1 + secrets.randbelow(_PID_LEAP),
     )
-    candidacy.store(grant)
-    answers = candidacy.offer(grant, timeout_s)
+    election.store(grant)
+    answers = election.offer(grant, timeout_s)
     for answer in answers.values():
         shows = answer.grant
         if shows is not None and are_rivals(shows.generation, grant.generation):
@@ -517,8 +519,8 @@ def _fetches(own: MemberAnswer, found: Mapping[int, MemberAnswer], *, catch_up: 
     return fetches
 
 
-def _ends_of(candidacy: Election) -> Iterable[PartitionEnds]:
-    for number, log in sorted(candidacy.own().logs.items()):
+def _ends_of(election: Election) -> Iterable[PartitionEnds]:
+    for number, log in sorted(election.own().logs.items()):
         yield PartitionEnds(number, log.granted.epoch, log.high_watermark, log.log.log_end_offset)
 
 

@@ -15,7 +15,7 @@ from pushrep.kafka.progress import ShippingProgress, read_progress
 from pushrep.log import LogConfig, LogLocked, SegmentLog, list_logs
 from pushrep.log.directory import LogDirectory
 from pushrep.log.directory_files import log_name
-from pushrep.log.keeping import NeededFrom
+from pushrep.log.retention import NeededFrom
 from pushrep.outbox.identity import read_identity
 from pushrep.outbox.positions_store import POSITIONS_NAME, PositionsStore
 

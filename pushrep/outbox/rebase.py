@@ -108,8 +108,8 @@ def _planned(  # noqa: PLR0913, PLR0917 - both sides, and what is known of them
     facts = look_at_topic(destination, topic)
     origin = origin_of(identity, known.values())
     # Under another epoch, so that a log that went back is read from its start, and refused by nobody.
-    shipment = SinkState(logs, progress, identity.pid_epoch + 1, clock)
-    contents = asyncio.run(read_contents(destination, facts, shipment, origin))
+    state = SinkState(logs, progress, identity.pid_epoch + 1, clock)
+    contents = asyncio.run(read_contents(destination, facts, state, origin))
     plan, partitions = {}, {}
     for log in logs:
         number, end = log.partition, log.log_end_offset

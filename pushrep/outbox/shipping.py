@@ -59,58 +59,58 @@ def check_destination(kafka: object) -> KafkaDestination | None:
 class Shipping:
     """The destinations of an open outbox; made by `start_shipping`."""
 
-    def __init__(self, to_ship: ToShip, shipper: "KafkaSink | None") -> None:
-        self._to_ship, self.shipper = to_ship, shipper
+    def __init__(self, to_ship: ToShip, sink: "KafkaSink | None") -> None:
+        self._to_ship, self.sink = to_ship, sink
         self._logs, self._clock = to_ship.logs, to_ship.clock
         self._dropping = threading.Lock()
 
     def lag(self) -> "dict[str, DestinationLag]":
         """By `kafka:<topic>`; empty without a destination."""
-        return {} if self.shipper is None else {holder_name(self.shipper.topic): self.shipper.lag()}
+        return {} if self.sink is None else {holder_name(self.sink.topic): self.sink.lag()}
 
     def wait(self, flush: Callable[[float | None], None], timeout: float | None) -> None:
         """Flush, then return when the topic holds everything. Raises as `Outbox.wait_shipped`."""
-        if self.shipper is None:
+        if self.sink is None:
             raise SettingRefused("kafka", "the outbox was opened without a destination: Outbox.open(..., kafka=...)")
         deadline_s = None if timeout is None else monotonic() + timeout
         flush(timeout)
-        self.shipper.wait({log.partition: log.log_end_offset for log in self._logs}, timeout, deadline_s)
+        self.sink.wait({log.partition: log.log_end_offset for log in self._logs}, timeout, deadline_s)
 
     def skip(self, partition: object, offset: object, reason: object, topic: object = None) -> None:
         """As `pushrep outbox skip`, asked of the open outbox. Raises SettingRefused, BadArgument, OSError."""
-        if self.shipper is None:
+        if self.sink is None:
             raise SettingRefused("kafka", "the outbox was opened without a destination: there is nothing to skip for")
-        if topic not in {None, self.shipper.topic}:
-            raise BadArgument("topic", f"the service that has the outbox open ships to {self.shipper.topic}")
+        if topic not in {None, self.sink.topic}:
+            raise BadArgument("topic", f"the service that has the outbox open ships to {self.sink.topic}")
         if not isinstance(partition, int) or not isinstance(offset, int) or not isinstance(reason, str):
             raise BadArgument("skip", "give partition and offset as numbers, and a reason")
         ends = {log.partition: log.log_end_offset for log in self._logs}
         if partition not in ends:
             raise BadArgument("partition", f"{partition} is not one of the {len(ends)}, counted from 0")
         skip = Skip(partition, offset, reason, self._clock.wall_ms())
-        self.shipper.skip(checked_skip(skip, self.shipper.needed_from(partition), ends[partition]))
+        self.sink.skip(checked_skip(skip, self.sink.needed_from(partition), ends[partition]))
 
     def when_diverged(self, call: Callable[[Exception], None]) -> None:
         """`call` learns once that the logs and the topic are not one any more; from any thread."""
-        if self.shipper is not None:
-            self.shipper.when_diverged(call)
+        if self.sink is not None:
+            self.sink.when_diverged(call)
 
     def when_head_was_cut(self, call: Callable[[str], None]) -> None:
         """`call` learns why what is appended from now on needs another PID; from any thread."""
-        if self.shipper is not None:
-            self.shipper.when_head_was_cut(call)
+        if self.sink is not None:
+            self.sink.when_head_was_cut(call)
 
     def stop(self) -> None:
         """Ship nothing more: another leads. Raises OSError."""
-        if self.shipper is not None:
-            self.shipper.close()
+        if self.sink is not None:
+            self.sink.close()
 
     def drop(self, topic: object) -> None:
         """As `pushrep outbox drop-destination`, asked of the open outbox. Raises BadArgument, CorruptDestinationsFile,
         OSError.
         """
-        shipper = self.shipper
-        if shipper is not None and topic == shipper.topic:
+        sink = self.sink
+        if sink is not None and topic == sink.topic:
             raise BadArgument(
                 "topic",
                 f"{topic} is what the service ships to (process {os.getpid()}), and would from the logs' start at its "
@@ -120,8 +120,8 @@ class Shipping:
             filesystem, directory = self._to_ship.filesystem, self._to_ship.directory
             known = read_progress(filesystem, directory)
             name = destination_of(known, topic)
-            if shipper is not None:
-                shipper.forget(name)
+            if sink is not None:
+                sink.forget(name)
             else:
                 write_progress(filesystem, directory, {one: at for one, at in known.items() if one != name})
             for log in self._logs:
@@ -148,29 +148,29 @@ def start_shipping(
 
     Raises what refuses the topic, CorruptDestinationsFile, OutboxDiverged, DestinationAhead, TopicLostRecords.
     """
-    shipper = None
+    sink = None
     if destination is not None:
         with needed_by("Outbox.open(kafka=...)"):
             from pushrep.kafka.sink import KafkaSink  # noqa: PLC0415 - Kafka's clients are an extra of their own
 
-        shipper = KafkaSink(_shipped(to_ship), destination)
-    _hold(to_ship, shipper)
-    if shipper is not None:
-        resources.callback(shipper.close)
-        shipper.start(timeout_s, goes_on=on_diverged is OnDiverged.GO_ON)
-    return Shipping(to_ship, shipper)
+        sink = KafkaSink(_shipped(to_ship), destination)
+    _hold(to_ship, sink)
+    if sink is not None:
+        resources.callback(sink.close)
+        sink.start(timeout_s, goes_on=on_diverged is OnDiverged.GO_ON)
+    return Shipping(to_ship, sink)
 
 
-def _hold(to_ship: ToShip, shipper: "KafkaSink | None") -> None:
+def _hold(to_ship: ToShip, sink: "KafkaSink | None") -> None:
     known = read_progress(to_ship.filesystem, to_ship.directory)
     for log in to_ship.logs:
         for topic, progress in known.items():
-            if shipper is None or topic != shipper.topic:
+            if sink is None or topic != sink.topic:
                 at = progress.partitions.get(log.partition)
                 offset = at.acknowledged if at is not None else log.log_start_offset
                 log.hold(holder_name(topic), partial(int, offset))
-        if shipper is not None:
-            log.hold(holder_name(shipper.topic), partial(shipper.needed_from, log.partition))
+        if sink is not None:
+            log.hold(holder_name(sink.topic), partial(sink.needed_from, log.partition))
 
 
 def origin_of(identity: OutboxIdentity, progress: Iterable[ShippingProgress]) -> "RecordOrigin":

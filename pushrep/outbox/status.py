@@ -295,18 +295,18 @@ def _members(facts: Facts, led: Mapping[int, LedPartition]) -> tuple[MemberStatu
 
 
 def _destinations(shipping: Shipping) -> Iterator[DestinationStatus]:
-    if (shipper := shipping.shipper) is None:
+    if (sink := shipping.sink) is None:
         return
-    lag, fence = shipper.lag(), shipper.fence
+    lag, fence = sink.lag(), sink.fence
     yield DestinationStatus(
-        name=holder_name(shipper.topic),
-        topic=shipper.topic,
+        name=holder_name(sink.topic),
+        topic=sink.topic,
         records=lag.records,
         size_bytes=lag.size_bytes,
         age_ms=lag.age_ms,
         stopped=tuple(StoppedPartition(one.partition, one.offset, one.reason) for one in lag.stopped),
         trouble=lag.trouble,
-        trouble_ms=shipper.trouble_ms(),
+        trouble_ms=sink.trouble_ms(),
         is_fenced=None if fence is None else fence.is_standing,
     )
 
@@ -362,7 +362,5 @@ def _partition(log: SegmentLog, led: LedPartition | None, shipping: Shipping) ->
         leader_epoch=log.leader_epochs.latest_epoch,
         in_sync=in_sync,
         sessions=tuple(sessions),
-        shipped={}
-        if (shipper := shipping.shipper) is None
-        else {holder_name(shipper.topic): shipper.needed_from(log.partition)},
+        shipped={} if (sink := shipping.sink) is None else {holder_name(sink.topic): sink.needed_from(log.partition)},
     )

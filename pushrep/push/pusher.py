@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from enum import Enum, auto
 from typing import NamedTuple
 
-from pushrep.log.slicing import LogSlices
+from pushrep.log.reader import LogSlices
 from pushrep.protocol.push_messages import AppendRecordsPartition
 from pushrep.protocol.values import FileSlice, Part, size_of
 from pushrep.push.led_partition import PushSession

@@ -15,8 +15,8 @@ from uuid import UUID
 
 from pushrep.errors import PushrepError
 from pushrep.log import CorruptBatch, SegmentLog
+from pushrep.log.errors import RepairRefused
 from pushrep.log.scrub import ScrubFinding
-from pushrep.log.splicing import RepairRefused
 from pushrep.protocol.calls import ApiKey
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.protocol.push_messages import (

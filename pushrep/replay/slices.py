@@ -18,7 +18,7 @@ from pushrep.env import File, Filesystem
 from pushrep.errors import PushrepError
 from pushrep.log.directory_files import read_cleaned_offset
 from pushrep.log.errors import CorruptBatch
-from pushrep.log.seal_check import hold_against_seal
+from pushrep.log.reader import hold_against_seal
 from pushrep.log.segment import begin_near
 from pushrep.log.segment_files import list_segments, segment_path
 from pushrep.log.walk import ScanRange, ends_clean, scan_headers, why_not

@@ -15,7 +15,7 @@ from pushrep.env import REAL_FILESYSTEM, Filesystem
 from pushrep.log import CorruptBatch, Lease, LogClosed, LogReader, NotALog, OffsetOutOfRange, SegmentLog
 from pushrep.log.directory_files import read_leader_epochs
 from pushrep.log.inspection import lock_holder
-from pushrep.log.leases import Told
+from pushrep.log.retention import Told
 from pushrep.protocol.error_codes import ErrorCode
 from pushrep.records import RecordBatch
 from pushrep.records.leader_epochs import LeaderEpochs

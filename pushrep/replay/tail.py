@@ -16,7 +16,7 @@ from typing import NamedTuple
 from pushrep.env import Filesystem
 from pushrep.log.directory_files import read_cleaned_offset
 from pushrep.log.errors import CorruptBatch
-from pushrep.log.seal_check import hold_against_seal
+from pushrep.log.reader import hold_against_seal
 from pushrep.log.segment_files import segment_path
 from pushrep.log.walk import ScanRange
 from pushrep.records import HEADER_BYTES, BatchHeader, CorruptRecordBatch, RecordBatch

@@ -109,8 +109,8 @@ class EventLog:
             if sequence <= floor:
                 return None
             entry = self._entries[sequence]
-            if entry.written.target.covers(reader) and (standing := entry.reader_state(reader)).state not in OVER:
-                return standing
+            if entry.written.target.covers(reader) and (reader_state := entry.reader_state(reader)).state not in OVER:
+                return reader_state
         return None
 
     def reader_state(self, sequence: int, reader: Reader) -> ReaderState | None:
@@ -151,7 +151,7 @@ class EventLog:
     def can(self, sequence: int, event: StartpointEvent) -> bool:
         """Whether this event, for all, would change anything."""
         entry = self._entries[sequence]
-        states = [standing.state for standing in entry.readers.values()]
+        states = [reader_state.state for reader_state in entry.readers.values()]
         # A startpoint for one reader only is settled by that reader: what is left of its target names no other.
         if entry.only_reader() not in entry.readers:
             states.append(entry.rest)

@@ -135,9 +135,9 @@ class GroupStartpoints:
             return RefusedStartpoint(failed.sequence, failed)
         if applied is None:
             return None
-        standing = self._store.reader_state(applied.sequence, reader)
-        assert standing is not None, "applied is only what was written"
-        return StartTarget(applied.offset, applied.sequence, standing.written.startpoint.reset_marks)
+        reader_state = self._store.reader_state(applied.sequence, reader)
+        assert reader_state is not None, "applied is only what was written"
+        return StartTarget(applied.offset, applied.sequence, reader_state.written.startpoint.reset_marks)
 
 
 def _names(reader: Reader) -> tuple[str, str, int]:

@@ -281,10 +281,10 @@ class StartpointStore(BaseStore):
             if sequence < checkpoint.sequence:
                 raise BadArgument("sequence", f"{sequence} is below {checkpoint.sequence}, which was committed already")
             if sequence > checkpoint.sequence:
-                standing = self._changes.current().reader_state(sequence, claim.reader)
-                if standing is None or standing.applied is None:
+                reader_state = self._changes.current().reader_state(sequence, claim.reader)
+                if reader_state is None or reader_state.applied is None:
                     raise NotApplied(claim.reader, sequence)
-                if offset <= standing.applied.offset:
+                if offset <= reader_state.applied.offset:
                     return False
             self._checkpoints.save(replace(checkpoint, offset=offset, sequence=sequence, log_id=log_id))
         return True
@@ -298,12 +298,12 @@ class StartpointStore(BaseStore):
         """
         with self._transaction() as change:
             checkpoint = self._owned(claim)
-            standing = change.event_log.reader_state(sequence, claim.reader)
-            if standing is None or standing.applied is None:
+            reader_state = change.event_log.reader_state(sequence, claim.reader)
+            if reader_state is None or reader_state.applied is None:
                 raise NotApplied(claim.reader, sequence)
             if max(committed, checkpoint.sequence) < sequence:
                 raise NotCommitted(claim.reader, sequence)
-            if standing.state is State.APPLIED:
+            if reader_state.state is State.APPLIED:
                 change.append(Consumed(sequence=sequence, reader=claim.reader, at_ms=self._clock.wall_ms()))
 
     # ---- inside

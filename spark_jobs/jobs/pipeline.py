@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
-from pushrep.log.slots import shown_partition
+from filtering.errors import shown_partition
 from spark_jobs.batch_marks import LogRange
 from spark_jobs.errors import SparkJobError
 from spark_jobs.jobs.checks import before_spark, check_database, columns_without_spark, with_spark

@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from pushrep.log.slots import shown_partition
+from filtering.errors import shown_partition
 from spark_jobs.errors import SparkJobError
 from spark_jobs.sources.arrow import own_schema
 from spark_jobs.sources.logs import TopicLogs

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from pushrep.log.slots import shown_name, shown_partition
+from filtering.errors import shown_partition
+from pushrep.log.slots import shown_name
 from spark_jobs.errors import SparkJobError
 from spark_jobs.sources.options import (
     EARLIEST_OFFSET,

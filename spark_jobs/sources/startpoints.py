@@ -121,8 +121,8 @@ class StreamStartpoints:
         """Claim a partition, and learn up to where it bootstraps, if it does: of its epoch, that never changes."""
         claim = self._store.claim(self._consumer, self._topic, partition)
         epoch = position.epoch if position is not None else 0
-        standing = self._standing(claim, epoch)
-        applied = standing.applied if standing is not None else None
+        reader_state = self._reader_state(claim, epoch)
+        applied = reader_state.applied if reader_state is not None else None
         self._bootstraps[partition, epoch] = applied.until if applied is not None else None
         return claim
 
@@ -168,8 +168,8 @@ class StreamStartpoints:
 
     def _marks_epoch(self, partition: int, applied: Applied, before: StreamPosition | None) -> int:
         """The newest startpoint of this line that resets marks: a replay filter behind the stream forgets at it."""
-        standing = self._standing(self._claims[partition], applied.sequence)
-        if standing is not None and standing.written.startpoint.reset_marks:
+        reader_state = self._reader_state(self._claims[partition], applied.sequence)
+        if reader_state is not None and reader_state.written.startpoint.reset_marks:
             return applied.sequence
         return before.marks_epoch if before is not None else 0
 
@@ -185,8 +185,8 @@ class StreamStartpoints:
 
     def _report_applied(self, partition: int, position: StreamPosition) -> None:
         claim = self._claims[partition]
-        standing = self._standing(claim, position.epoch)
-        is_open = standing is not None and standing.state is State.APPLIED
+        reader_state = self._reader_state(claim, position.epoch)
+        is_open = reader_state is not None and reader_state.state is State.APPLIED
         sequence = max(position.epoch, self._store.checkpoint(claim.reader).sequence)
         done = self._store.commit(claim, position.offset, sequence=sequence, log_id=position.log_id)
         if is_open and done:
@@ -196,11 +196,11 @@ class StreamStartpoints:
         elif position.epoch >= self._unconsumed.get(partition, 0):
             self._unconsumed.pop(partition, None)
 
-    def _standing(self, claim: Claim, epoch: int) -> ReaderState | None:
+    def _reader_state(self, claim: Claim, epoch: int) -> ReaderState | None:
         if epoch == 0:
             return None
-        standing = self._store.reader_state(epoch, claim.reader)
-        if standing is None:
+        reader_state = self._store.reader_state(epoch, claim.reader)
+        if reader_state is None:
             why = f"{self._store.place} has no such startpoint; set option startpoints to the store of before"
             raise StreamOffsetUnusable(f"epoch={epoch}", why)
-        return standing
+        return reader_state

@@ -10,7 +10,7 @@ from itertools import count
 import pytest
 
 from pushrep.log import Durability, LogConfig, LogEndMoved, LogPoisoned, SegmentLog
-from pushrep.log.log_writer import LogWriter
+from pushrep.log.writer import LogWriter
 from pushrep.outbox import Outbox
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Ctrl-C inside a __del__

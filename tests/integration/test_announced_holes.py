@@ -11,9 +11,9 @@ import pytest
 from pushrep.env import REAL_FILESYSTEM, RealFilesystem
 from pushrep.log import AppendFailed, Durability, SegmentLog
 from pushrep.log.directory_files import CheckpointFile, read_checkpoint, write_checkpoint
-from pushrep.log.replicated_log import ReplicatedLog
 from pushrep.log.segment_files import segment_path
 from pushrep.log.verify import verify_log
+from pushrep.log.writer import LogWriter
 from pushrep.node import NodeSettings, ReplicaNode
 from pushrep.node.calls import NodeCalls
 from pushrep.node.member_clients import MemberClients
@@ -126,7 +126,7 @@ def test_identity_o3_a_replica_notes_its_cleaners_offset_first_and_seals_what_is
 def test_identity_o6_what_is_behind_an_announced_hole_is_sealed_before_it_is_shown(tmp_path, monkeypatch):
     """A log of many holes gives two segments for each request with holes, not one for each hole."""
     path, shown = tmp_path / "copy" / NAME, []
-    publish = ReplicatedLog._publish
+    publish = LogWriter._publish
 
     def look_first(log, flushed_offset):
         sealed = {int(one.stem) for one in path.glob("*.seal")}
@@ -137,7 +137,7 @@ def test_identity_o6_what_is_behind_an_announced_hole_is_sealed_before_it_is_sho
                 shown.append((log.log_end_offset, int(one.stem) in sealed))
         publish(log, flushed_offset)
 
-    monkeypatch.setattr(ReplicatedLog, "_publish", look_first)
+    monkeypatch.setattr(LogWriter, "_publish", look_first)
     firsts = [offset for offset in range(0, 400, 2) if offset % 10]
     values = {first: encode_batch([b"a", b"b"], base_offset=first, timestamps_ms=1) for first in firsts}
     with SegmentLog.open(path, CONFIG, log_id=LOG_ID, has_replicas=True) as copy:

@@ -300,7 +300,7 @@ def test_who_promotes_waits_for_a_process_that_is_just_ending(members, monkeypat
     with members.lead() as outbox:
         wait_until(lambda: caught_up(outbox, members.address(1), members.address(2)), "they know the grant")
     with members.let_go(1) as (directory, _):
-        holder = "from pushrep.log.directory_lock import take_lock; from pushrep.env import REAL_FILESYSTEM as r; \
+        holder = "from pushrep.log.directory_files import take_lock; from pushrep.env import REAL_FILESYSTEM as r; \
 import sys, time, pathlib; kept = take_lock(pathlib.Path(sys.argv[1]), r); print('held', flush=True); time.sleep(0.3)"
         with subprocess.Popen([sys.executable, "-c", holder, str(directory)], stdout=subprocess.PIPE) as process:
             assert process.stdout.readline() == b"held\n"
@@ -362,8 +362,8 @@ def test_what_cant_be_promoted_or_adopted_says_what_to_do(members, tmp_path):
         with pytest.raises(NotLeader):
             open_outbox(members.directory(1), [members.address(2)])
     with members.let_go(1) as (directory, _):
-        keeper = ElectionStateStore(directory, UUID(members.outbox_id), REAL_FILESYSTEM)
-        keeper.keep(replace(keeper.kept, member=-1))
+        state_store = ElectionStateStore(directory, UUID(members.outbox_id), REAL_FILESYSTEM)
+        state_store.keep(replace(state_store.kept, member=-1))
         with pytest.raises(CantPromote, match=r"say which it is of 0 \(no address\), 1 \("):
             promote(directory, push=QUICK, timeout_s=WAIT_S)
         with pytest.raises(CantPromote, match="member 9 is none of"):

@@ -14,8 +14,8 @@ import pytest
 
 from pushrep.cli import main as cli_main
 from pushrep.log import CorruptBatch, LogConfig, OffsetOutOfRange, SegmentLog
+from pushrep.log.errors import RepairRefused
 from pushrep.log.segment_files import segment_path
-from pushrep.log.splicing import RepairRefused
 from pushrep.protocol import server
 from pushrep.protocol.calls import ApiKey
 from pushrep.protocol.error_codes import ErrorCode

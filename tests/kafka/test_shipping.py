@@ -231,7 +231,7 @@ def test_a_broker_that_is_killed_and_comes_back(broker, topic, opened, tmp_path,
             with pytest.raises(ShippingTimeout):
                 outbox.wait_shipped(0.2)
             other.close()
-            assert not other.facts.shipping.shipper._thread.is_alive(), "closing waits for no broker"
+            assert not other.facts.shipping.sink._thread.is_alive(), "closing waits for no broker"
             broker.start()
             broker.wait_ready()
             outbox.wait_shipped(WAIT_S)
@@ -317,7 +317,7 @@ def test_a_single_record_above_it_stops_its_partition_until_it_is_skipped(broker
         assert outbox.lag()[f"kafka:{topic}"].stopped[0].offset == 1
         outbox.append(1, b"the other partition goes on")
         outbox.flush()
-        outbox.facts.shipping.shipper.wait({1: 1}, WAIT_S, None)
+        outbox.facts.shipping.sink.wait({1: 1}, WAIT_S, None)
         assert run(["outbox", "skip", "1", "--directory", str(outbox.directory), "--reason", "a test"]) == 0
         outbox.wait_shipped(WAIT_S)
         logs, pid = logs_of(outbox), outbox.pid
@@ -389,7 +389,7 @@ def test_a_broker_that_lost_our_place_gets_a_new_producer_id_from_the_topics_end
         outbox.wait_shipped(WAIT_S)
 
         def producer():
-            pipeline = outbox.facts.shipping.shipper._session._pipelines[0]
+            pipeline = outbox.facts.shipping.sink._session._pipelines[0]
             return pipeline.producer_id, pipeline.producer_epoch
 
         before = number, epoch = producer()

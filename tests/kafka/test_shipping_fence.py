@@ -69,7 +69,7 @@ def open_outbox(directory, cluster, topic, **settings):
 
 
 def fence_of(outbox):
-    return outbox.facts.shipping.shipper.fence
+    return outbox.facts.shipping.sink.fence
 
 
 def append(outbox, count=20):
@@ -100,12 +100,12 @@ def second_shipper(outbox, directory, cluster):
         filesystem=REAL_FILESYSTEM,
         clock=SYSTEM_CLOCK,
     )
-    shipper = KafkaSink(shipped, KafkaDestination(bootstrap_servers=cluster.bootstrap_servers, retry_backoff_ms=20))
-    shipper.start(WAIT_S)
+    sink = KafkaSink(shipped, KafkaDestination(bootstrap_servers=cluster.bootstrap_servers, retry_backoff_ms=20))
+    sink.start(WAIT_S)
     try:
-        yield shipper
+        yield sink
     finally:
-        shipper.close()
+        sink.close()
 
 
 def test_of_two_instances_the_one_that_was_opened_last_ships(broker, tmp_path):
@@ -335,7 +335,7 @@ def test_renewed_in_time_the_fence_holds_beyond_both_expirations(forgetful, tmp_
         assert not is_forgotten(forgetful.bootstrap_servers, topic, fence_name(outbox))
         end = with_cluster(forgetful.bootstrap_servers, topic, lambda cluster: cluster.bounds(0)).end
         wait_renewed(outbox, 1)
-        known = outbox.facts.shipping.shipper._state.sources[0]
+        known = outbox.facts.shipping.sink._state.sources[0]
         wait_until(lambda: known.destination_offset > end, "what is known of the topic moves on with its markers")
         assert send_under(forgetful.bootstrap_servers, topic, ALL, older, 40) == REFUSED
         append(outbox)
@@ -347,7 +347,7 @@ def test_renewed_in_time_the_fence_holds_beyond_both_expirations(forgetful, tmp_
 
 
 def fence_name(outbox):
-    topic_id = outbox.facts.shipping.shipper._state.progress.topic_id
+    topic_id = outbox.facts.shipping.sink._state.progress.topic_id
     return transactional_id(outbox.identity.outbox_id, topic_id)
 
 

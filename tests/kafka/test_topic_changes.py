@@ -173,8 +173,8 @@ def test_settings_that_would_lose_records_stop_a_running_service(broker, topic, 
 
 def refused(outbox):
     """Wait until shipping is refused, and raise why."""
-    shipment = outbox.facts.shipping.shipper._state
-    wait_until(lambda: shipment.refusal is not None, "the setting is seen")
+    state = outbox.facts.shipping.sink._state
+    wait_until(lambda: state.refusal is not None, "the setting is seen")
     outbox.wait_shipped(0)
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from pushrep.log import reading, seal_check, slicing, walk
+from pushrep.log import reader, walk
 from pushrep.log.seals import Seal
 from pushrep.log.verify import verify_log
 from pushrep.records import CorruptRecordBatch, batch_run
@@ -21,8 +21,8 @@ from tests.readers.test_header_bits import OUTBOX
 from tests.readers.ways import WAYS, Given, fault_of
 from tests.simulation.mutations import Mutation, mutated
 
-_WHY, _SEAL, _RUN = walk.ScanRange.why_misplaced, seal_check._contradiction, batch_run.checked_run
-_READER = reading.BatchReader
+_WHY, _SEAL, _RUN = walk.ScanRange.why_misplaced, reader._contradiction, batch_run.checked_run
+_READER = reader.BatchReader
 
 
 class Removed(NamedTuple):
@@ -91,7 +91,7 @@ CHECKS = {
         Seal.contradiction, "if found.value != self.headers_crc:", "if False:", "reader", "cleaned", Flip(0, 63)
     ),
     "the seal before a push": Removed(
-        slicing.LogSlices.read,
+        reader.LogSlices.read,
         "hold_against_seal(self._filesystem, self._directory, segment, opened, self._log.cleaned_offset)", "pass",
         "push", "cleaned", Flip(0, 63),
     ),
@@ -112,7 +112,7 @@ CHECKS = {
         "push", "dense", Flip(0, 70),
     ),
     "the epoch that a slice begins with": Removed(
-        slicing._slice,
+        reader._slice,
         "if (epoch != newest or first < newest_from) and epochs.contradiction(first, epoch) is not None:", "if False:",
         "push", "dense", Flip(6, 127),
     ),

@@ -469,15 +469,15 @@ def collected_raw(start, end, records):
     return Given(start, end, got)
 
 
-_LOG_READER, _SEGMENT_LOG = "pushrep.log.log_reader.LogReader.", "pushrep.log.segment_log.SegmentLog."
+_LOG_READER, _SEGMENT_LOG = "pushrep.log.reader.LogReader.", "pushrep.log.segment_log.SegmentLog."
 _REPLAY = "pushrep.replay.replay.Replay"
 WAYS = (
     Way(
         "reader",
         reader,
         (
-            f"{_LOG_READER}records", f"{_LOG_READER}batches", "pushrep.log.reading.BatchReader.records",
-            "pushrep.log.reading.BatchReader.batches", "pushrep.startpoints.partition_log.LocalLog.fetch",
+            f"{_LOG_READER}records", f"{_LOG_READER}batches", "pushrep.log.reader.BatchReader.records",
+            "pushrep.log.reader.BatchReader.batches", "pushrep.startpoints.partition_log.LocalLog.fetch",
             "pushrep.startpoints.partition_log.PartitionLog.fetch",
         ),
     ),

@@ -82,16 +82,16 @@ class Service:
     def _stand(self):
         """Come to lead, and lead until it is over."""
         world, machine = self.world, self.machine
-        keeper = ElectionStateStore(machine.outbox_directory, world.first.outbox_id, machine.disk)
-        if keeper.kept.member == NO_MEMBER:
-            keeper.keep(replace(keeper.kept, member=machine.index))
+        state_store = ElectionStateStore(machine.outbox_directory, world.first.outbox_id, machine.disk)
+        if state_store.kept.member == NO_MEMBER:
+            state_store.keep(replace(state_store.kept, member=machine.index))
         first = world.first if machine.index == 0 else None
-        if first is None and keeper.kept.grant is None:
+        if first is None and state_store.kept.grant is None:
             return
         # An operator who deposes: else most promotions would leave a leader alone, and the worlds would be quiet ones.
-        candidacy = Election(keeper, self.logs, self.settings, clock=world.clock, leader_alive_ms=0)
-        grant = self._grant(candidacy, first)
-        candidacy.begin(grant)
+        election = Election(state_store, self.logs, self.settings, clock=world.clock, leader_alive_ms=0)
+        grant = self._grant(election, first)
+        election.begin(grant)
         self.grant = grant
         self.leading = Leading(
             grant.outbox_id,
@@ -115,15 +115,15 @@ class Service:
         for client in clients:
             client.join()
 
-    def _grant(self, candidacy, first):
+    def _grant(self, election, first):
         try:
-            return candidacy.run(self.purpose, _ANSWER_S, first=first)
+            return election.run(self.purpose, _ANSWER_S, first=first)
         except TooFewMembers:
             if self.purpose is Purpose.OPEN or not self.world.rules.accepts_loss:
                 raise
-        epoch = next_ballot(candidacy.index, candidacy.own().highest_epoch)
-        grant = candidacy.keeper.kept.grant.renewed(epoch, candidacy.index)
-        candidacy.store(grant)
+        epoch = next_ballot(election.index, election.own().highest_epoch)
+        grant = election.state_store.kept.grant.renewed(epoch, election.index)
+        election.store(grant)
         self.world.note(self.machine, "accept_loss")
         return grant
 

@@ -6,8 +6,7 @@ from uuid import uuid4
 
 from pushrep.env import RealFilesystem
 from pushrep.log import LogConfig, SegmentLog
-from pushrep.log.creating import create_logs
-from pushrep.log.directory import LogDirectory
+from pushrep.log.directory import LogDirectory, create_logs
 from pushrep.log.recovery_plan import Opening
 from pushrep.testing import PowerLost, SimulatedClock, SimulatedDisk
 from tests.unit.gated_disk import MeetingDisk

@@ -14,11 +14,10 @@ import pytest
 from pushrep.env import write_atomic, write_whole
 from pushrep.errors import PushrepError
 from pushrep.log.cutting import move_aside
-from pushrep.log.log_cuts import CuttableLog
-from pushrep.log.log_writer import LogWriter
 from pushrep.log.recovery import Recovery
 from pushrep.log.segment import Segment
 from pushrep.log.segment_log import SegmentLog
+from pushrep.log.writer import LogWriter
 from pushrep.records import RecordBatch
 from pushrep.records.batch_run import checked_run
 from tests.simulation.mutations import Mutation, mutated
@@ -52,7 +51,7 @@ BROKEN = {
         LogWriter.checkpoint, "min(flushed_offset, self.flushed_offset)", "self.log_end_offset"
     ),
     "a recovery point that stays above the cut": Mutation(
-        CuttableLog._cut,
+        LogWriter._cut,
         "self._lower_checkpoints(min(end, self.flushed_offset), high_watermark=min(end, self.high_watermark))",
         "pass",
     ),
@@ -63,7 +62,7 @@ BROKEN = {
         Segment.rewind, "self.file.truncate(mark.tail.size_bytes)", "pass"
     ),
     "files that go before the new start is on disk": Mutation(
-        CuttableLog.move_log_start,
+        LogWriter.move_log_start,
         "around.view.reserve.with_room(self.checkpoint)",
         "remove_segments(around.filesystem, around.view.path, gone); self.checkpoint()",
     ),

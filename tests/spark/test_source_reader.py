@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
+from filtering.errors import shown_partition
 from pushrep import Outbox
 from pushrep.log import Durability, LogConfig, SegmentLog
-from pushrep.log.slots import shown_partition
 from pushrep.records import Codec
 from spark_jobs.errors import SparkJobError
 from spark_jobs.sources.datasource import PushrepDataSource

@@ -291,7 +291,7 @@ def test_a_batch_of_others_that_can_not_be_read_is_nobodys(log):
     assert matching.next_offsets == {0: 1}
 
 
-def shipment(log, at, *, pid_epoch=0, stored_epoch=0):
+def state(log, at, *, pid_epoch=0, stored_epoch=0):
     epochs = (EpochPartitions(0, 1),)
     progress = ShippingProgress(epochs=epochs, pid_epoch=stored_epoch, partitions={0: at} if at else {})
     return SinkState([log], progress, pid_epoch, SYSTEM_CLOCK)
@@ -300,28 +300,28 @@ def shipment(log, at, *, pid_epoch=0, stored_epoch=0):
 def test_a_checkpoint_is_believed_if_the_log_has_its_batch(log):
     append(log, b"a", b"b")
     crc = next(log.batches(0)).header.crc
-    source = shipment(log, PartitionProgress(2, 5, crc)).sources[0]
+    source = state(log, PartitionProgress(2, 5, crc)).sources[0]
     assert (source.acknowledged, source.destination_offset) == (2, 5)
 
 
 def test_a_log_that_was_cut_and_written_anew_is_shipped_from_its_start(log):
     append(log, b"a", b"b")
     append(log, b"c", pid=8)
-    source = shipment(log, PartitionProgress(3, 5, 4711), pid_epoch=1).sources[0]
+    source = state(log, PartitionProgress(3, 5, 4711), pid_epoch=1).sources[0]
     assert (source.acknowledged, source.destination_offset) == (0, -1)
 
 
 def test_a_log_that_ends_below_its_checkpoint_went_back_unless_a_new_epoch_began(log):
     append(log, b"a", b"b")
     with pytest.raises(DestinationAhead) as caught:
-        shipment(log, PartitionProgress(3, 5, 1))
+        state(log, PartitionProgress(3, 5, 1))
     assert (caught.value.shipped_offset, caught.value.log_end_offset) == (2, 2)
-    assert shipment(log, PartitionProgress(3, 5, 1), pid_epoch=1).sources[0].acknowledged == 0
+    assert state(log, PartitionProgress(3, 5, 1), pid_epoch=1).sources[0].acknowledged == 0
 
 
 def test_waiting_tells_what_stands_in_the_way(log):
     append(log, b"a", b"b")
-    shipped = shipment(log, None)
+    shipped = state(log, None)
     shipped.matched()
     shipped.set_trouble("no broker answers")
     with pytest.raises(ShippingTimeout, match="no broker answers") as caught:
@@ -343,6 +343,6 @@ def test_what_was_acknowledged_is_written_down_though_the_topics_offset_is_not_k
     """identity T1: such a partition is read from its start; sent again is what it lacks behind the checkpoint only."""
     append(log, b"a", b"b")
     crc = next(log.batches(0)).header.crc
-    shipped = shipment(log, PartitionProgress(2, -1, crc))  # as `pushrep ship --again` leaves it; no broker answers
+    shipped = state(log, PartitionProgress(2, -1, crc))  # as `pushrep ship --again` leaves it; no broker answers
     again = SinkState([log], shipped.current(), 0, SYSTEM_CLOCK).sources[0]
     assert (again.acknowledged, again.destination_offset) == (2, -1)

@@ -31,7 +31,7 @@ from pushrep.log import (
 )
 from pushrep.log import directory as log_directory
 from pushrep.log.directory import DirectoryView
-from pushrep.log.group_commit import SyncTurn
+from pushrep.log.group_commit import GroupCommitLeader
 from pushrep.records import Codec, CorruptRecordBatch, HeaderColumn, RecordBatch, RecordTooLarge, encode_batch
 from pushrep.testing import SimulatedClock, SimulatedDisk
 
@@ -209,7 +209,7 @@ def lines_before_finally(code):
 def test_an_interruption_while_others_wait_for_the_turn_lets_them_go(tmp_path, end):
     """Ctrl-C at every line from before the turn to sync is taken to the end of the sync."""
     log = SegmentLog.open(tmp_path / "orders-0", LogConfig(flush_ms=600_000))
-    codes = {type(log._writer).flush.__code__, SyncTurn.take.__code__}
+    codes = {type(log._writer).flush.__code__, GroupCommitLeader.acquire.__code__}
     lines = set(chain.from_iterable(map(lines_before_finally, codes)))
 
     def trace(frame, event, arg):
@@ -520,7 +520,7 @@ def test_one_sync_serves_all_who_wait_and_appends_go_on_beside_it(tmp_path):
     for thread in threads[1:]:
         thread.start()
     waiting = threading.Event()
-    while len(log._writer._handed) < 39:
+    while len(log._writer._requests) < 39:
         waiting.wait(0.001)
     assert log.append(b"beside it", durability=BUFFERED) == (1, 1), "a sync is running: appends don't wait for it"
     filesystem.gate.set()

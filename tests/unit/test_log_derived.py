@@ -7,7 +7,7 @@ import pytest
 from pushrep.log import DerivedStoreFailed, Durability, LogConfig, SegmentLog, StillNeeded
 from pushrep.log import directory as log_directory
 from pushrep.log.derived import CutTo, Verdict, judge
-from pushrep.log.reading import Bounds
+from pushrep.log.reader import Bounds
 from pushrep.records import encode_batch
 from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.testing import PowerLost, SimulatedClock, SimulatedDisk

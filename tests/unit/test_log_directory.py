@@ -10,12 +10,12 @@ from pushrep.env import RealFilesystem
 from pushrep.log.directory import LogDirectory
 from pushrep.log.directory_files import (
     CLEAN_MARKER_NAME,
+    LOCK_NAME,
     CheckpointFile,
     CleanLog,
     decode_clean_marker,
     read_checkpoints,
 )
-from pushrep.log.directory_lock import LOCK_NAME
 from pushrep.log.errors import InvalidLogName, LogClosed, LogLocked, NotALogDirectory
 from pushrep.log.published import read_published
 

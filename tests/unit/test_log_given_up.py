@@ -51,7 +51,7 @@ def test_a_cut_by_name_is_noted_before_a_file_changes(tmp_path, monkeypatch):
     with SegmentLog.open(tmp_path / "orders-0", CONFIG) as log:
         seen = []
         monkeypatch.setattr(
-            "pushrep.log.log_cuts.CuttableLog._cut",
+            "pushrep.log.writer.LogWriter._cut",
             lambda _, number, offset, **keep: seen.append(given_up(tmp_path)) or offset,
         )
         log.truncate_to(4, force=True)

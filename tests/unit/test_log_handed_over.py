@@ -62,7 +62,7 @@ def handed_over(log, gate, appended):
             assert gate.begun.wait(WAIT_S)
             for number, data in enumerate(appended, 1):  # one after the other, so that their order is known
                 futures.append(pool.submit(log.append, data))
-                wait_until(lambda number=number: len(log._writer._handed) == number)
+                wait_until(lambda number=number: len(log._writer._requests) == number)
             yield futures
         finally:
             gate.is_open.set()

@@ -332,7 +332,7 @@ def test_retention_runs_by_itself_after_a_roll(tmp_path):
     config = LogConfig(segment_bytes=1000, preallocate_bytes=0, retention_bytes=1500, retention_files=1)
     with SegmentLog.open(tmp_path / "orders-0", config) as log:
         done = threading.Event()
-        keeper, run = log._housekeeping.keeper, log._housekeeping.keeper.run
+        keeper, run = log._background.retention, log._background.retention.run
 
         def watched():
             gone = run()

@@ -7,7 +7,7 @@ import pytest
 
 from pushrep.errors import ForkedProcess
 from pushrep.log.errors import LeaseBroken
-from pushrep.log.leases import Leases
+from pushrep.log.retention import Leases
 from pushrep.testing import SimulatedClock
 
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from pushrep.log import Durability, LogConfig, SegmentLog
-from pushrep.log.open_files import OpenFiles
+from pushrep.log.directory import OpenFiles
 
 
 class Log:
     def __init__(self, *, clean=True):
         self.used, self.clean, self.open = False, clean, True
 
-    def let_go(self, *, flush):
+    def close_idle_file(self, *, flush):
         self.clean = self.clean or flush
         self.open = not self.clean
         return self.clean

@@ -6,9 +6,9 @@ import pytest
 
 from pushrep.log import LogConfig, LogLocked, SegmentLog
 from pushrep.log.directory_files import CLEAN_MARKER_NAME, CheckpointFile, write_checkpoint
+from pushrep.log.errors import RepairRefused
 from pushrep.log.published import PUBLISHED_NAME
 from pushrep.log.repair import Repairer, repair_log
-from pushrep.log.splicing import RepairRefused
 from pushrep.log.verify import verify_log
 
 CONFIG = LogConfig(segment_bytes=400, index_interval_bytes=100)

@@ -182,7 +182,7 @@ def test_a_stop_in_the_middle_of_beginning_anew_leaves_a_log_that_opens(tmp_path
     log.append_as_is([batch(at, 1, bytes(900)) for at in range(9)])
     log.flush()
     with monkeypatch.context() as patched:
-        patched.setattr("pushrep.log.replicated_log.Segment.create", _no_disk)
+        patched.setattr("pushrep.log.writer.Segment.create", _no_disk)
         with pytest.raises(PushrepError):
             log.begin_anew(100, 256)
     log.close()

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pushrep.log.retention import Keeping, SealedSegment, deletable
+from pushrep.log.retention import RetentionFacts, deletable
+from pushrep.log.segment import SealedSegment
 
 DAY_MS = 86_400_000
 NOW_MS = 1_700_000_000_000
@@ -15,7 +16,7 @@ NEWEST_MS = {0: NOW_MS - 9 * DAY_MS, 1000: NOW_MS - 5 * DAY_MS, 2000: NOW_MS - 1
 
 def gone(newest_ms=NEWEST_MS, **changed):
     settings = {"log_start_offset": 0, "floor": 3500, "log_bytes": 350, "now_ms": NOW_MS} | changed
-    found = deletable(SEALED, Keeping(**settings), lambda segment: newest_ms[segment.base_offset])
+    found = deletable(SEALED, RetentionFacts(**settings), lambda segment: newest_ms[segment.base_offset])
     return [segment.base_offset for segment in found]
 
 
@@ -53,8 +54,8 @@ def test_a_segment_without_times_or_from_the_future_stays_and_keeps_what_is_behi
 
 def test_times_are_asked_of_no_more_segments_than_needed():
     asked = []
-    keeping = Keeping(log_start_offset=0, floor=3500, log_bytes=350, now_ms=NOW_MS, retention_ms=2 * DAY_MS)
-    keeping_by_size = Keeping(log_start_offset=1000, floor=3500, log_bytes=350, now_ms=NOW_MS, retention_bytes=0)
+    keeping = RetentionFacts(log_start_offset=0, floor=3500, log_bytes=350, now_ms=NOW_MS, retention_ms=2 * DAY_MS)
+    keeping_by_size = RetentionFacts(log_start_offset=1000, floor=3500, log_bytes=350, now_ms=NOW_MS, retention_bytes=0)
     for rules in (keeping, keeping_by_size):
         list(deletable(SEALED, rules, lambda s: asked.append(s.base_offset) or NEWEST_MS[s.base_offset]))
     assert asked == [0, 1000, 2000], "only by time, and only up to the first that stays"
@@ -72,7 +73,7 @@ def test_never_above_the_floor_and_always_the_oldest(ends, start, floor, retenti
     for size in ends:
         sealed.append(SealedSegment(base, base + size, size))
         base += size
-    keeping = Keeping(
+    keeping = RetentionFacts(
         log_start_offset=start,
         floor=floor,
         log_bytes=base + 7,

@@ -9,13 +9,13 @@ from uuid import UUID
 import pytest
 
 from pushrep.env import REAL_FILESYSTEM
-from pushrep.log import CorruptBatch, SegmentLog, seal_check
+from pushrep.log import CorruptBatch, SegmentLog
+from pushrep.log import reader as log_reader
 from pushrep.log.directory_files import CheckpointFile, write_checkpoint, write_partition_metadata
 from pushrep.log.repair import repair_log
 from pushrep.log.seals import read_seal
 from pushrep.log.segment_files import segment_path
-from pushrep.log.segment_look import FindingKind
-from pushrep.log.verify import verify_log
+from pushrep.log.verify import FindingKind, verify_log
 from pushrep.protocol.push_messages import DescribeLogResponse, FetchRecordsResponse
 from pushrep.push.repairing import Repairs
 from pushrep.records import RecordBatch, encode_batch
@@ -150,7 +150,7 @@ class Counting:
 
 def test_o6_a_segment_is_held_once_in_a_process_and_again_if_its_file_is_another(log_path, monkeypatch):
     settled = segment_path(log_path, 0).stat().st_ctime_ns // 1_000_000 + 60_000
-    monkeypatch.setattr(seal_check, "SYSTEM_CLOCK", Later(settled))
+    monkeypatch.setattr(log_reader, "SYSTEM_CLOCK", Later(settled))
     files = Counting()
 
     def hold():

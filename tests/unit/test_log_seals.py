@@ -14,8 +14,7 @@ from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.log.directory_files import read_partition_metadata
 from pushrep.log.inspection import leftovers
 from pushrep.log.seals import SEAL_BYTES, BadSeal, Seal, decode_seal, encode_seal, read_seal
-from pushrep.log.segment_look import FindingKind
-from pushrep.log.verify import verify_log
+from pushrep.log.verify import FindingKind, verify_log
 from tests.readers.batch_bytes import parse_batches
 
 SMALL = LogConfig(segment_bytes=1024)

@@ -13,8 +13,8 @@ from pushrep.env.filesystem import RealFile
 from pushrep.log import CorruptBatch, Durability, LogConfig, SegmentLog
 from pushrep.log.cutting import remove_segments
 from pushrep.log.directory_files import CheckpointFile, write_checkpoint
+from pushrep.log.errors import RepairRefused
 from pushrep.log.segment_files import SEAL_SUFFIX, segment_path
-from pushrep.log.splicing import RepairRefused
 from pushrep.log.verify import verify_log
 from pushrep.records.header import HEADER_BYTES
 
@@ -254,7 +254,7 @@ def test_o8_a_segment_that_retention_removes_meanwhile_does_not_come_back(leader
             with pytest.raises(RepairRefused, match="meanwhile"):
                 repair.add(leader.read(repair.wanted, 1 << 20))
 
-        monkeypatch.setattr("pushrep.log.log_cuts.remove_segments", remove_and_repair)
+        monkeypatch.setattr("pushrep.log.writer.remove_segments", remove_and_repair)
         copy.delete_records(kept)
     assert bases(copy)[0] == kept
     assert verify_log(copy.path).is_whole

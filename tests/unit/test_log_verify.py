@@ -7,8 +7,7 @@ import pytest
 from pushrep.log import LogConfig, NotALog, SegmentLog
 from pushrep.log.dump import DumpedBatch, DumpedEnd, OffsetWindow, dump_file
 from pushrep.log.inspection import lock_holder, logs_at, summarize
-from pushrep.log.segment_look import FindingKind
-from pushrep.log.verify import verify_log
+from pushrep.log.verify import FindingKind, verify_log
 
 CONFIG = LogConfig(segment_bytes=400, index_interval_bytes=100)
 FIRST = "00000000000000000000.log"

@@ -140,7 +140,7 @@ def test_what_was_not_flushed_does_not_outlive_a_power_cut(machine):
     outbox = machine.open(durability=Durability.BUFFERED)
     for n in range(10):
         outbox.append(0, b"x", metadata=StreamMetadata(7, 0, n)).result(60)
-    outbox.log(0)._housekeeping._derived.sync()
+    outbox.log(0)._background._derived.sync()
     machine.disk.lose_power()
     machine.end_process()
     with machine.open() as again:

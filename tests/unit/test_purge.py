@@ -10,7 +10,8 @@ from pushrep.cli.main import cli
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.kafka.progress import PartitionProgress, ShippingProgress, write_progress
 from pushrep.log import LogConfig, SegmentLog
-from pushrep.log.retention import SealedSegment, purgeable
+from pushrep.log.retention import purgeable
+from pushrep.log.segment import SealedSegment
 from pushrep.outbox import Outbox, SettingRefused
 from pushrep.outbox.identity import read_identity, write_identity
 
@@ -124,7 +125,7 @@ def test_the_retention_by_default_rests_on_the_version_that_made_the_outbox(tmp_
 
 
 def kept(outbox):
-    config = outbox.log(0)._housekeeping.keeper._config
+    config = outbox.log(0)._background.retention._config
     return config.retention_ms, config.retention_bytes
 
 

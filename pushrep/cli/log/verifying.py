@@ -15,9 +15,8 @@ from pushrep.errors import BadArgument
 from pushrep.log.directory_files import read_partition_metadata
 from pushrep.log.inspection import logs_at
 from pushrep.log.segment_files import list_segments
-from pushrep.log.segment_look import BATCH_KINDS, Finding, FindingKind
 from pushrep.log.slots import shown_below, slot_directories
-from pushrep.log.verify import VerifyReport, bytes_to_verify, verify_log
+from pushrep.log.verify import BATCH_KINDS, Finding, FindingKind, VerifyReport, bytes_to_verify, verify_log
 from pushrep.node.election_state import find_election_state
 from pushrep.replay import ReplayClient
 from pushrep.replay.comparing import compare_copies, why_not_held
@@ -45,14 +44,14 @@ def members_that_hold(log: Path, report: VerifyReport) -> list[dict[str, int | s
 
     A range goes from where the damage begins to the end of its segment. Empty for a log without members.
     """
-    _, promises = find_election_state(log.parent, REAL_FILESYSTEM) or (None, None)
+    _, state = find_election_state(log.parent, REAL_FILESYSTEM) or (None, None)
     damaged = sorted({one.offset for one in report.findings if one.kind in BATCH_KINDS and one.offset is not None})
-    if promises is None or promises.grant is None or not damaged:
+    if state is None or state.grant is None or not damaged:
         return []
     bases, log_id = list_segments(REAL_FILESYSTEM, log), read_partition_metadata(log, REAL_FILESYSTEM)
     told: list[dict[str, int | str | None]] = []
-    for one in promises.grant.members:
-        if one.index == promises.member or not one.address:
+    for one in state.grant.members:
+        if one.index == state.member or not one.address:
             continue
         with ReplayClient(one.address) as there:
             for start in damaged:

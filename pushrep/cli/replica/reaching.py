@@ -44,7 +44,7 @@ def addresses_of(directory: Path, stored: OutboxIdentity | None) -> list[str]:
     """The other members' addresses; none of an outbox that is not there, or has no replicas. Raises CorruptNodeFile."""
     if stored is None:
         return []
-    _, promises = find_election_state(directory, REAL_FILESYSTEM) or (None, None)
-    if promises is None or promises.grant is None:
+    _, state = find_election_state(directory, REAL_FILESYSTEM) or (None, None)
+    if state is None or state.grant is None:
         return [address for _, address in stored.replicas]
-    return [one.address for one in promises.grant.members if one.index != promises.member and one.address]
+    return [one.address for one in state.grant.members if one.index != state.member and one.address]

@@ -191,10 +191,10 @@ def _what_it_is(directory: Path) -> str | None:
     """For a directory that no service leads from; None: it is no node's."""
     kept = find_election_state(directory, REAL_FILESYSTEM)
     if kept is not None and (grant := kept[1].grant) is not None:
-        outbox_id, promises = kept
-        who = "it leads, and no service has opened it yet" if promises.is_led_here else f"member {grant.leader} leads"
+        outbox_id, state = kept
+        who = "it leads, and no service has opened it yet" if state.is_led_here else f"member {grant.leader} leads"
         return (
-            f"it is a node's copy of outbox {outbox_id} ({grant.topic}), member {promises.member}; {who} since epoch "
+            f"it is a node's copy of outbox {outbox_id} ({grant.topic}), member {state.member}; {who} since epoch "
             f"{grant.epoch}. The status of the leader's directory tells how far it is"
         )
     if (directory / REPLICA_EPOCH_NAME).exists():

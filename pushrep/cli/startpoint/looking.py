@@ -25,16 +25,16 @@ def list_(  # noqa: PLR0913, PLR0917 - one parameter an option
     """Show the startpoints that wait, run or stop somebody, the newest first. What is overdue is marked expired."""
     opened = written_store_of(directory, store)
     opened.sweep()
-    ledger = opened.event_log()
+    event_log = opened.event_log()
     chosen = [
         written
-        for written in reversed(list(ledger.all_written()))
+        for written in reversed(list(event_log.all_written()))
         if (topic in (None, written.target.topic) and (consumer is None or written.target.consumer in (None, consumer)))
-        and (all_ or is_open(ledger, written.sequence))
+        and (all_ or is_open(event_log, written.sequence))
     ]
     if as_json:
         for written in chosen:
-            show_json(_as_dict(ledger, written))
+            show_json(_as_dict(event_log, written))
         return
     if not chosen:
         click.echo(
@@ -46,7 +46,7 @@ def list_(  # noqa: PLR0913, PLR0917 - one parameter an option
             str(written.sequence),
             str(written.target),
             say_place(written.startpoint),
-            states_of(ledger, written.sequence),
+            states_of(event_log, written.sequence),
             say_time(written.created_ms),
             _expires(written),
             written.author,
@@ -63,20 +63,20 @@ def list_(  # noqa: PLR0913, PLR0917 - one parameter an option
 @with_json
 def show(directory: Path, store: str | None, sequence: int, as_json: bool) -> None:  # noqa: FBT001 - click's
     """Show one startpoint and how it stands for each consumer that met it."""
-    ledger = written_store_of(directory, store).event_log()
-    written = ledger.written(sequence)
+    event_log = written_store_of(directory, store).event_log()
+    written = event_log.written(sequence)
     if written is None:
         raise NoSuchStartpoint(sequence)
     if as_json:
-        show_json(_as_dict(ledger, written))
+        show_json(_as_dict(event_log, written))
         return
     marks = ", the replay filter forgets" if written.startpoint.reset_marks else ""
     click.echo(f"startpoint {sequence}: {written.target}: {say_place(written.startpoint)}{marks}")
     click.echo(f"written {say_time(written.created_ms)} by {written.author}: {written.reason}")
     click.echo(f"expires {_expires(written)}; if it does not fit: {written.startpoint.out_of_range}")
-    for reader, standing in ledger.readers(sequence).items():
-        click.echo(f"{reader}: {_standing(standing)}")
-    click.echo(f"{'it stands' if not ledger.readers(sequence) else 'all in all'}: {states_of(ledger, sequence)}")
+    for reader, state in event_log.readers(sequence).items():
+        click.echo(f"{reader}: {_state_text(state)}")
+    click.echo(f"{'it stands' if not event_log.readers(sequence) else 'all in all'}: {states_of(event_log, sequence)}")
 
 
 @click.command()
@@ -126,17 +126,17 @@ def line_of(fact: Fact) -> str:
             return f"{say_time(fact.at_ms)}  {fact.sequence} consumed   {fact.reader}"
 
 
-def is_open(ledger: EventLog, sequence: int) -> bool:
+def is_open(event_log: EventLog, sequence: int) -> bool:
     """Whether it waits, runs or stops somebody."""
-    states = {standing.state for standing in ledger.readers(sequence).values()}
-    return bool((states | {ledger.state(sequence)}) - OVER) and ledger.superseded_by(sequence) is None
+    states = {state.state for state in event_log.readers(sequence).values()}
+    return bool((states | {event_log.state(sequence)}) - OVER) and event_log.superseded_by(sequence) is None
 
 
-def states_of(ledger: EventLog, sequence: int) -> str:
+def states_of(event_log: EventLog, sequence: int) -> str:
     """One word, or how many readers stand where, and how it stands for the others."""
-    states = [str(standing.state) for standing in ledger.readers(sequence).values()]
-    rest = str(ledger.state(sequence))
-    newer = ledger.superseded_by(sequence)
+    states = [str(state.state) for state in event_log.readers(sequence).values()]
+    rest = str(event_log.state(sequence))
+    newer = event_log.superseded_by(sequence)
     if rest == State.PENDING and newer is not None:
         rest = f"superseded by {newer}"
     if set(states) <= {rest}:
@@ -145,32 +145,35 @@ def states_of(ledger: EventLog, sequence: int) -> str:
     return f"{', '.join(counted)}; others {rest}"
 
 
-def _standing(standing: ReaderState) -> str:
-    text = str(standing.state)
-    if standing.applied is not None:
-        at = standing.applied
+def _state_text(state: ReaderState) -> str:
+    text = str(state.state)
+    if state.applied is not None:
+        at = state.applied
         text += f", at offset {at.offset} of [{at.start}, {at.end}), {say_time(at.at_ms)}"
         text += f"; {at.by_policy}" if at.by_policy is not None else ""
-    return f"{text}: {standing.failure}" if standing.failure is not None else text
+    return f"{text}: {state.failure}" if state.failure is not None else text
 
 
 def _expires(written: Written) -> str:
     return "never" if written.ttl_s is None else say_time(written.created_ms + written.ttl_s * 1000)
 
 
-def _as_dict(ledger: EventLog, written: Written) -> dict[str, Any]:
+def _as_dict(event_log: EventLog, written: Written) -> dict[str, Any]:
     readers = [
         {
             "consumer": reader.consumer,
             "partition": reader.partition,
             "task": reader.task or None,
-            "state": str(standing.state),
-            "offset": standing.applied.offset if standing.applied is not None else None,
-            "failure": standing.failure,
+            "state": str(state.state),
+            "offset": state.applied.offset if state.applied is not None else None,
+            "failure": state.failure,
         }
-        for reader, standing in ledger.readers(written.sequence).items()
+        for reader, state in event_log.readers(written.sequence).items()
     ]
     fields = to_json(written)
     del fields["event"]
-    state = {"state": str(ledger.state(written.sequence)), "superseded_by": ledger.superseded_by(written.sequence)}
+    state = {
+        "state": str(event_log.state(written.sequence)),
+        "superseded_by": event_log.superseded_by(written.sequence),
+    }
     return {**fields, **state, "readers": readers}

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from filtering.errors import shown_partition
 from pushrep.cli.common import count, show_json, show_table
 from pushrep.cli.startpoint.options import (
     store_of,
@@ -18,7 +19,7 @@ from pushrep.cli.startpoint.preview import Row, preview
 from pushrep.cli.startpoint.words import parse_duration_s, parse_place, say_place
 from pushrep.env import SYSTEM_CLOCK
 from pushrep.errors import PushrepError
-from pushrep.log.slots import shown_name, shown_partition
+from pushrep.log.slots import shown_name
 from pushrep.startpoints import Startpoint, Target
 
 

@@ -1,0 +1,869 @@
+"""Reading a log by offset, the same for the process that writes it and for every other.
+
+    offset ─ names of the segments ─▶ segment ─ sparse index ─▶ a batch at or before it ─ scan ─▶ whole batches
+
+Only files are read, by position, so reading never waits for an append. An index is believed only if the batch stands
+there that it promises; else the segment is scanned from its beginning. Everything below the end that `bounds` gives was
+written whole, so bytes that are no batch there, or one that is not in its place, are CorruptBatch, never skipped.
+
+    | batch 0-3 | batch 4-7 | batch 8-11 |       a batch that crosses the end of the range waits until that has passed
+                     ^ end 6                     it: as a batch, 0-3 is all there is; as records, 0 to 5
+
+`LogReader`: a log read beside its writer, or after it: no lock, no recovery, no writes.
+
+where is the end?     what the writer published      (directory's mapped file, by the same start of the machine)
+                      else the checkpoints           min(high watermark, recovery point), or the base of the batch
+                                                     that this would cut in two: nobody knows of more
+isolation "stable"    min(high watermark, flushed offset): what can never be taken back
+          "written"   the log end offset
+
+`LogSlices`: neighbouring batches as a slice of their segment's file, found by their headers, to be sent by sendfile.
+
+    offset ─ segment, sparse index ─▶ header ─▶ header ─▶ ...       until the limit, or enough bytes: walk.py
+             | batch | batch | batch |                  one slice: whole batches, none of whose records was read
+
+Each has to begin with the offset that follows the one before; the CRC is the receiver's business. Where that does not
+hold there is no slice, and `SegmentLog.read` says what is the matter.
+
+`hold_against_seal`: the first read of a sealed segment holds it against its seal, before any record of it is given.
+
+    cleaner-offset-checkpoint ─ below it? ─▶ .seal of this size? ─▶ header ─▶ header ─▶ ...   end, count, CRC: as sealed
+
+Only segments that begin below the cleaner's offset: offsets may be missing there, so that one that rotted looks as good
+as another. Elsewhere a batch's offset and epoch have a witness already (the end of the batch before it, the list of
+leader epochs), and to read every header first would halve the speed of a replay.
+
+What was found whole is remembered by the process, for the very file: device, inode, size and time of its last change.
+So who replaces, cuts or repairs a segment makes it forgotten. What a disk changes later by itself is the scrub's to
+find. A segment without a seal is read as it is; so is one of another size than its seal's if no offset of it is
+missing: its batches witness each other.
+"""
+
+import logging
+import os
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from itertools import chain
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, NamedTuple, Protocol, Self, TypeAlias
+from uuid import UUID
+
+from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, File, Filesystem
+from pushrep.errors import BadArgument, ForkedProcess
+from pushrep.log.directory_files import (
+    parse_log_name,
+    read_checkpoints,
+    read_cleaned_offset,
+    read_partition_metadata,
+    real_log_path,
+)
+from pushrep.log.errors import CorruptBatch, LogClosed, NotALog, OffsetOutOfRange
+from pushrep.log.indexes import IndexFile
+from pushrep.log.published import PublishedReader
+from pushrep.log.seals import HeadersCrc, Seal, read_seal
+from pushrep.log.segment import TIME_ENTRY, SealedSegment, begin_near, newest_timestamp_ms
+from pushrep.log.segment_files import SEAL_SUFFIX, TIME_INDEX_SUFFIX, list_segments, segment_path
+from pushrep.log.walk import (
+    WINDOW_BYTES,
+    CleanEnd,
+    ReadableFile,
+    ScanEnd,
+    ScannedHeader,
+    ScanRange,
+    ScanStep,
+    WholeBatch,
+    scan,
+    scan_headers,
+    why_not,
+)
+from pushrep.records import Record, RecordBatch, RecordRows
+from pushrep.records.header import SEALED_BYTES
+from pushrep.records.leader_epochs import LeaderEpochs
+
+_LOG = logging.getLogger("pushrep.log")
+
+_FILES_MAX = 4096
+_SETTLED_MS = 2000
+"""A file that changed later than so long ago is not remembered: file systems keep that time in steps of some ms."""
+
+_Identity: TypeAlias = tuple[int, int, int, int]
+_whole: dict[tuple[str, int], _Identity] = {}
+
+
+def hold_against_seal(
+    filesystem: Filesystem, directory: Path, base: int, file: File, cleaned_offset: Callable[[], int]
+) -> None:
+    """For who is about to read the segment `base` of the log in `directory`, open as `file`. Thread-safe.
+
+    Raises CorruptBatch if it is not the one that was sealed, OSError.
+    """
+    if not filesystem.exists(segment_path(directory, base, SEAL_SUFFIX)):
+        return  # asked first: the newest segment, which has none, is read most often
+    cleaned_to = cleaned_offset()
+    if base >= cleaned_to:
+        return
+    key, identity = (str(directory), base), _identity(file)
+    if identity is not None and _whole.get(key) == identity:
+        return
+    seal = read_seal(filesystem, directory, base)
+    if seal is None:
+        return
+    found = _contradiction(filesystem, directory, seal, file, ScanRange(base_offset=base, cleaned_offset=cleaned_to))
+    if found is not None:
+        if read_seal(filesystem, directory, base) != seal:
+            return  # it was cut or replaced meanwhile; who does that removes the seal first
+        raise found
+    # Of before the look: what came in between makes it another file.
+    if identity is not None and identity == _identity(file):
+        if len(_whole) >= _FILES_MAX:
+            _whole.clear()
+        _whole[key] = identity
+
+
+def _identity(file: File) -> _Identity | None:
+    """None where a file has no lasting one, or changed just now."""
+    try:
+        status = os.fstat(file.fileno())
+    except OSError:  # it is in memory
+        return None
+    if SYSTEM_CLOCK.wall_ms() - status.st_ctime_ns // 1_000_000 < _SETTLED_MS:
+        return None
+    return status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns
+
+
+class _LastRead:
+    """A file that remembers what was read last, which is where a scan has found a header."""
+
+    def __init__(self, file: ReadableFile) -> None:
+        self._file, self._data, self._start = file, b"", 0
+        self.size = file.size
+
+    def read_at(self, size: int, position: int) -> bytes:
+        self._data, self._start = self._file.read_at(size, position), position
+        return self._data
+
+    def sealed_bytes(self, position: int) -> bytes:
+        """What a seal covers of the header there."""
+        at = position - self._start
+        return self._data[at : at + SEALED_BYTES]
+
+
+def _contradiction(
+    filesystem: Filesystem, directory: Path, seal: Seal, file: File, what: ScanRange
+) -> CorruptBatch | None:
+    """By the headers alone: who reads a batch checks its CRC."""
+    headers, last_read = HeadersCrc(), _LastRead(file)
+    end, position, epoch = what.base_offset, 0, -1
+    for at, first, next_offset, size, leader_epoch, _, _ in scan_headers(last_read, what):
+        headers.covered += next_offset - first
+        headers.pending += last_read.sealed_bytes(at)
+        headers.fold_if_due()
+        end, position, epoch = next_offset, at + size, leader_epoch
+    path = segment_path(directory, what.base_offset)
+    if not seal.fits(file.size()):
+        why = seal.why_resized(file.size(), headers.covered, what.base_offset, max(end, seal.end_offset))
+        return CorruptBatch(what.base_offset, path, 0, why) if why is not None else None
+    if position != seal.size_bytes:
+        behind = ScanRange(
+            base_offset=what.base_offset,
+            position=position,
+            next_offset=end,
+            leader_epoch=epoch,
+            cleaned_offset=what.cleaned_offset,
+        )
+        return CorruptBatch(end, path, position, why_not(file, behind))
+    log_id = read_partition_metadata(directory, filesystem)
+    why = seal.contradiction(log_id, parse_log_name(directory.name)[1], what.base_offset, headers, end)
+    return CorruptBatch(what.base_offset, path, 0, why) if why is not None else None
+
+
+class Sliceable(Protocol):
+    """A log as it is sliced; every answer may change between two calls."""
+
+    def bases(self, *, fresh: bool) -> Sequence[int]:
+        """Base offsets of the segments, ascending."""
+        ...
+
+    def cleaned_offset(self) -> int:
+        """Below it Kafka's cleaner may have taken offsets."""
+        ...
+
+    @property
+    def leader_epochs(self) -> LeaderEpochs:
+        """Which leader epoch begins where: the witness of the batches' own, which no CRC covers."""
+        ...
+
+
+class SlicedFile:
+    """A segment's file, closed when nobody has it any more: what is on its way does not tell when it has left."""
+
+    __slots__ = ("_file",)
+
+    def __init__(self, file: File) -> None:
+        self._file = file
+
+    def read_at(self, size: int, position: int) -> bytes:
+        """As a File's."""
+        return self._file.read_at(size, position)
+
+    def size(self) -> int:
+        """In bytes, now."""
+        return self._file.size()
+
+    def fileno(self) -> int:
+        """For sendfile; it holds as long as this object does."""
+        return self._file.fileno()
+
+    def __del__(self) -> None:
+        with suppress(OSError):
+            self._file.close()
+
+
+class LogSlice(NamedTuple):
+    """The batches of [base_offset, end_offset): `size_bytes` from byte `position` of `file` on."""
+
+    base_offset: int
+    end_offset: int
+    file: SlicedFile
+    position: int
+    size_bytes: int
+
+
+class _SlicePlace(NamedTuple):
+    """Where the batch of `offset` begins, and the leader epoch of the one before."""
+
+    offset: int
+    segment: int
+    position: int
+    leader_epoch: int
+
+
+class LogSlices:
+    """Slices of one log, best in order. Not thread-safe. Made by `SegmentLog.slices`."""
+
+    def __init__(self, filesystem: Filesystem, directory: Path, log: Sliceable) -> None:
+        self._filesystem, self._directory, self._log = filesystem, directory, log
+        self._next: _SlicePlace | None = None  # where the last slice ended
+
+    def read(self, offset: int, limit: int, max_bytes: int) -> LogSlice | None:
+        """The batches that hold offsets in [offset, limit), from one segment: at most `max_bytes`, but at least one.
+
+        None where the headers do not show the way. `limit`: a batch ends there, and everything below was written.
+        Raises OSError.
+        """
+        bases = self._log.bases(fresh=False)
+        at = bisect_right(bases, offset) - 1
+        if at < 0:
+            return None
+        segment = bases[at]
+        try:
+            opened = self._filesystem.open(segment_path(self._directory, segment), writable=False)
+        except FileNotFoundError:  # retention was here
+            return None
+        file = SlicedFile(opened)
+        cleaned_to = self._log.cleaned_offset()
+        if segment < cleaned_to:  # asked here, too: it is in memory, and for a seal's file the system has to look
+            try:
+                hold_against_seal(self._filesystem, self._directory, segment, opened, self._log.cleaned_offset)
+            except CorruptBatch:
+                return None
+        end_offset = bases[at + 1] if at + 1 < len(bases) else None
+        batches = scan_headers(file, self._begun(file, segment, end_offset, cleaned_to, offset))
+        found = _slice(batches, self._log.leader_epochs, file, offset, limit, max_bytes)
+        if found is None:
+            return None
+        piece, epoch = found
+        self._next = _SlicePlace(piece.end_offset, segment, piece.position + piece.size_bytes, epoch)
+        return piece
+
+    def _begun(
+        self, file: SlicedFile, segment: int, end_offset: int | None, cleaned_offset: int, offset: int
+    ) -> ScanRange:
+        """Where a scan of the segment begins that meets `offset`."""
+        position, epoch, is_next = 0, -1, segment == offset
+        if self._next is not None and self._next.offset == offset:
+            _, before, behind, epoch = self._next
+            if before == segment:
+                position, is_next = behind, True
+        what = ScanRange(
+            base_offset=segment,
+            position=position,
+            next_offset=offset if is_next else None,
+            end_offset=end_offset,
+            leader_epoch=epoch,
+            cleaned_offset=cleaned_offset,
+        )
+        return what if is_next else begin_near(self._filesystem, self._directory, file, what, offset)
+
+
+def _slice(  # noqa: PLR0913, PLR0917 - where to look, and for how much
+    batches: Iterator[ScannedHeader], epochs: LeaderEpochs, file: SlicedFile, offset: int, limit: int, max_bytes: int
+) -> tuple[LogSlice, int] | None:
+    """The slice, up to the first batch whose leader epoch the log's list contradicts; and the epoch it ends with."""
+    holds = next((batch for batch in batches if batch[2] > offset), None)
+    if holds is None or holds[1] > offset or holds[1] >= limit:
+        return None
+    newest, newest_from = epochs.entries[-1] if epochs.entries else (-1, 0)
+    begin, first, end_offset, size, epoch, *_ = holds
+    if (epoch != newest or first < newest_from) and epochs.contradiction(first, epoch) is not None:
+        return None
+    end, until = begin + size, begin + max_bytes
+    if end < until and end_offset < limit:
+        for _, base, following, size, its_epoch, _, _ in batches:
+            if base != end_offset or end + size > until:
+                break
+            if (its_epoch != newest or base < newest_from) and epochs.contradiction(base, its_epoch) is not None:
+                break
+            end, end_offset, epoch = end + size, following, its_epoch
+            if end_offset >= limit:
+                break
+    return LogSlice(first, end_offset, file, begin, end - begin), epoch
+
+
+_PAGE_BYTES = 4096
+_HINTS_MAX = 64
+_LOOKS_MAX = 100  # beside a writer that publishes all the time, what is damaged is to be called so in the end
+
+
+class Bounds(NamedTuple):
+    """What can be read: offsets in [start, end)."""
+
+    start: int
+    end: int
+
+
+class _Place(NamedTuple):
+    """A byte in a segment where a batch begins, the offset that it has to begin with, the epoch of the one before."""
+
+    base: int
+    position: int
+    next_offset: int
+    leader_epoch: int = -1
+
+
+class ReadableLog(Protocol):
+    """A log as its reader needs it; every answer may change between two calls."""
+
+    def bounds(self) -> Bounds:
+        """The range that can be read now."""
+        ...
+
+    def bases(self, *, fresh: bool) -> Sequence[int]:
+        """Base offsets of the segments, ascending; `fresh` if what was told before did not suffice."""
+        ...
+
+    def cleaned_offset(self) -> int:
+        """Below it Kafka's cleaner may have taken offsets; 0 for a log that it never saw."""
+        ...
+
+    def revision(self) -> int:
+        """The same number before and after a look at the files: nothing was cut meanwhile."""
+        ...
+
+
+class BatchReader:
+    """Whole batches of one log by offset. Thread-safe; holds no file open between calls.
+
+    Everything raises OffsetOutOfRange outside of the range, CorruptBatch at bytes that are no batch, OSError.
+    """
+
+    def __init__(self, filesystem: Filesystem, directory: Path, log: ReadableLog) -> None:
+        self._filesystem, self._directory, self._log = filesystem, directory, log
+        # Where the last reads ended: who reads on needs no index.
+        self._hints: dict[int, _Place] = {}
+        # Of sealed segments whose time index was held against its batches: the newest time, by where they begin and end
+        # and by the entry that was believed.
+        self._newest_ms: dict[tuple[int, int, tuple[int, int]], int] = {}
+        self.ignored_entries = 0
+        """So many index entries led to no batch that is theirs."""
+        self.suspect_segments: set[int] = set()
+        """Base offsets of the segments whose indexes held them."""
+        self.on_suspect: Callable[[int], None] | None = None
+        """Told of each of these once."""
+        self.on_damage: Callable[[int], None] | None = None
+        """Told of a segment, by its base offset, whose batches are not what they should be."""
+
+    def read(self, offset: int, max_bytes: int, *, below_start: bool = False) -> bytes:
+        """Whole batches from the one that holds `offset` on, in one piece, of one segment.
+
+        At most `max_bytes`, but at least one batch; empty at the end of the range, and in a batch that crosses it.
+        below_start: from where the files begin.
+        """
+        bounds = self._checked(offset, None, below_start=below_start)
+        if not hasattr(max_bytes, "__index__"):
+            raise BadArgument("max_bytes", f"give a number of bytes, not {max_bytes!r}")
+        if offset == bounds.end:
+            return b""
+        parts: list[bytes | bytearray | memoryview] = []
+        size, window_bytes = 0, min(WINDOW_BYTES, max(max_bytes, _PAGE_BYTES))
+        for place, batch in self._below(bounds.end, self._walk(offset, bounds.end, window_bytes)):
+            header = batch.header
+            if parts and (place.position == 0 or size + header.size_bytes > max_bytes):
+                break
+            parts.append(batch.data)
+            size += header.size_bytes
+            behind = place.position + header.size_bytes
+            self._remember(_Place(place.base, behind, header.next_offset, header.leader_epoch))
+            if size >= max_bytes:
+                break
+        return b"".join(parts)
+
+    def batches(self, start: int, end: int | None = None) -> Iterator[RecordBatch]:
+        """Every batch that holds an offset in [start, end), in order; `end` None is the end of the range now.
+
+        But for one that crosses the end of the range.
+        """
+        bounds = self._checked(start, end)
+        walk = self._walk(start, bounds.end if end is None else end, WINDOW_BYTES)
+        return (batch for _, batch in self._below(bounds.end, walk))
+
+    def records(self, start: int, end: int | None = None) -> Iterator[Record]:
+        """Every record in [start, end), decoded; control batches hold none."""
+        bounds = self._checked(start, end)
+        return chain.from_iterable(self._decoded(start, bounds.end if end is None else end))
+
+    def base_of(self, offset: int) -> int:
+        """Where the batch begins that `offset` would cut in two; `offset` itself if there is none."""
+        bases = self._log.bases(fresh=False)
+        at = bisect_right(bases, offset) - 1
+        if at < 0 or bases[at] == offset:
+            return offset
+        try:
+            step = next(self._scan(self._by_index(bases[at], offset), offset, _PAGE_BYTES), None)
+        except CorruptBatch:  # who reads there is told
+            return offset
+        return min(offset, step.batch.header.base_offset) if isinstance(step, WholeBatch) else offset
+
+    def offset_for_timestamp(self, timestamp_ms: int) -> int | None:
+        """Offset of the first record whose time is `timestamp_ms` or later; None if there is none."""
+        if not hasattr(timestamp_ms, "__index__"):
+            raise BadArgument("timestamp_ms", f"give whole milliseconds since 1970, not {timestamp_ms!r}")
+        while True:
+            bounds = self._log.bounds()
+            try:
+                return self._first_since(timestamp_ms, bounds)
+            except OffsetOutOfRange:
+                if self._log.bounds() == bounds:
+                    raise  # else retention or a cut came in between: the answer lies in what is left
+
+    def _first_since(self, timestamp_ms: int, bounds: Bounds) -> int | None:
+        start = self._start_for_timestamp(timestamp_ms, bounds)
+        if start is None:
+            return None
+        for _, batch in self._walk(start, bounds.end, WINDOW_BYTES):
+            if batch.header.max_timestamp_ms < timestamp_ms or batch.header.is_control:
+                continue
+            for record in batch.records():
+                if record.timestamp_ms >= timestamp_ms and bounds.start <= record.offset < bounds.end:
+                    return record.offset
+        return None
+
+    def forget(self) -> None:
+        """The log was cut: what was remembered of it may not hold."""
+        self._hints, self._newest_ms = {}, {}
+
+    def _checked(self, start: int, end: int | None, *, below_start: bool = False) -> Bounds:
+        for name, offset in (("start", start), ("end", end)):
+            if offset is not None and not hasattr(offset, "__index__"):
+                raise BadArgument(name, f"give an offset, not {offset!r}")
+        bounds = self._log.bounds()
+        if below_start:
+            bounds = bounds._replace(start=min([bounds.start, *self._log.bases(fresh=False)]))
+        if not bounds.start <= start <= bounds.end:
+            raise OffsetOutOfRange(start, *bounds)
+        if end is not None and not start <= end <= bounds.end:
+            raise OffsetOutOfRange(end, *bounds)
+        return bounds
+
+    @staticmethod
+    def _below(bound: int, walk: Iterator[tuple[_Place, RecordBatch]]) -> Iterator[tuple[_Place, RecordBatch]]:
+        """The batches that end at or below the bound."""
+        for found in walk:
+            if found[1].header.next_offset > bound:
+                return
+            yield found
+
+    def _decoded(self, start: int, end: int) -> Iterator[RecordRows]:
+        for _, batch in self._walk(start, end, WINDOW_BYTES):
+            if not batch.header.is_control:
+                yield batch.rows().between(start, end)
+            start = batch.header.next_offset  # behind a cut the next batch may begin below what was given
+
+    def _walk(self, start: int, end: int, window_bytes: int) -> Iterator[tuple[_Place, RecordBatch]]:
+        """Every batch that holds an offset in [start, end), with its place, over as many segments as it takes.
+
+        A cut may have put other batches where one is expected. So what does not fit is looked up again, in the files
+        of now, before it is believed.
+        """
+        if start >= end:
+            return
+        looks, revision = 0, self._log.revision()
+        place = self._locate(start)
+        epoch = place.leader_epoch
+        while True:
+            step: ScanEnd | None = None
+            for found in self._steps(place, window_bytes):
+                if not isinstance(found, WholeBatch):
+                    step = found
+                    break
+                header = found.batch.header
+                if header.next_offset <= start:
+                    epoch = header.leader_epoch
+                    continue
+                yield _Place(place.base, found.position, header.base_offset), found.batch
+                start, looks, epoch = header.next_offset, 0, header.leader_epoch
+                if start >= end:
+                    return
+            following = self._following(place.base, step, start, end)
+            if following is None:
+                return
+            if isinstance(following, _Place):
+                place = following._replace(leader_epoch=epoch)
+            elif self._settled(looks, revision):
+                raise self._told(following, place.base)
+            else:
+                looks, revision = looks + 1, self._log.revision()
+                # From the batch before, which is the witness of the epoch: it may be another one by now.
+                before = start - 1 if start > self._log.bounds().start else start
+                place, epoch = self._look_up(before, fresh=True), -1
+
+    def _settled(self, looks: int, revision: int) -> bool:
+        """Whether a second look at `revision` was undisturbed, so that what it found is so."""
+        return looks > 0 and (looks >= _LOOKS_MAX or self._log.revision() == revision)
+
+    def _scan(self, place: _Place, start: int, window_bytes: int) -> Iterator[ScanStep]:
+        """The segment's steps from there on, without the batches that end before `start`; none if its file is gone."""
+        for step in self._steps(place, window_bytes):
+            if not isinstance(step, WholeBatch) or step.batch.header.next_offset > start:
+                yield step
+
+    def _steps(self, place: _Place, window_bytes: int) -> Iterator[ScanStep]:
+        try:
+            file = self._filesystem.open(segment_path(self._directory, place.base), writable=False)
+        except FileNotFoundError:
+            return
+        try:
+            try:
+                hold_against_seal(self._filesystem, self._directory, place.base, file, self._log.cleaned_offset)
+            except CorruptBatch as error:
+                raise self._told(error, place.base) from None
+            what = self._range(place.base)._replace(
+                position=place.position,
+                next_offset=place.next_offset,
+                leader_epoch=place.leader_epoch,
+            )
+            yield from scan(file, what, window_bytes=window_bytes)
+        finally:
+            file.close()
+
+    def _told(self, error: OffsetOutOfRange | CorruptBatch, base: int) -> OffsetOutOfRange | CorruptBatch:
+        """`error`, of which `on_damage` has heard."""
+        if isinstance(error, CorruptBatch) and self.on_damage is not None:
+            self.on_damage(base)
+        return error
+
+    def _range(self, base: int) -> ScanRange:
+        return ScanRange(base_offset=base, cleaned_offset=self._log.cleaned_offset)
+
+    def _following(
+        self, base: int, step: ScanEnd | None, offset: int, end: int
+    ) -> _Place | OffsetOutOfRange | CorruptBatch | None:
+        """The beginning of the next segment, if this one ended as it should; else what is to be raised.
+
+        None if there is nothing more to read. Without `step`, what was found did not fit.
+        """
+        bases = self._log.bases(fresh=False)
+        if bases[-1] <= base:
+            bases = self._log.bases(fresh=True)
+        at = bisect_right(bases, base)
+        if step is not None and step.next_offset >= end:
+            return None  # the last batches were compacted away
+        if isinstance(step, CleanEnd) and at < len(bases):
+            following = bases[at]
+            if following == step.next_offset or self._range(base).is_hole(step.next_offset, following):
+                return _Place(following, 0, following)
+        bounds = self._log.bounds()
+        if step is None or not bounds.start <= offset < bounds.end:  # cut while we read
+            return OffsetOutOfRange(offset, *bounds)
+        if isinstance(step, CleanEnd):
+            follows = f"the next one begins at {bases[at]}" if at < len(bases) else "no segment follows"
+            reason = f"the segment ends there and {follows}"
+        else:
+            reason = step.reason
+        return CorruptBatch(step.next_offset, segment_path(self._directory, base), step.position, reason)
+
+    def _locate(self, offset: int) -> _Place:
+        """Where to begin a scan that will meet `offset`."""
+        return self._hints.get(offset) or self._look_up(offset, fresh=False)
+
+    def _look_up(self, offset: int, *, fresh: bool) -> _Place:
+        """As `_locate`, but not by where an earlier read ended; `fresh`: by the names of now."""
+        bases = self._log.bases(fresh=fresh)
+        if not bases or not bases[0] <= offset or bases[-1] <= offset:
+            bases = self._log.bases(fresh=True)
+        at = bisect_right(bases, offset) - 1
+        if at < 0:
+            raise OffsetOutOfRange(offset, *self._log.bounds())
+        return self._by_index(bases[at], offset)
+
+    def _by_index(self, base: int, offset: int) -> _Place:
+        try:
+            file = self._filesystem.open(segment_path(self._directory, base), writable=False)
+        except FileNotFoundError:
+            return _Place(base, 0, base)
+        try:
+            begun = begin_near(self._filesystem, self._directory, file, self._range(base), offset, self._ignore)
+        finally:
+            file.close()
+        return _Place(base, begun.position, base if begun.next_offset is None else begun.next_offset)
+
+    def _start_for_timestamp(self, timestamp_ms: int, bounds: Bounds) -> int | None:
+        """An offset with nothing of that time or later before it: by the time indexes, newest time of each segment."""
+        bases = [base for base in self._log.bases(fresh=True) if base < bounds.end]
+        for number, base in enumerate(bases):
+            next_base = bases[number + 1] if number + 1 < len(bases) else bounds.end
+            if next_base <= bounds.start:
+                continue
+            path = segment_path(self._directory, base, TIME_INDEX_SUFFIX)
+            times = IndexFile(self._filesystem, path, TIME_ENTRY)
+            is_sealed = number + 1 < len(bases)
+            if is_sealed and self._newest(base, next_base, times.last, timestamp_ms) < timestamp_ms:
+                continue
+            start = self._believed_start(base, times, timestamp_ms)
+            return max(start, bounds.start) if start < bounds.end else max(base, bounds.start)
+        return None
+
+    def _believed_start(self, base: int, times: IndexFile, timestamp_ms: int) -> int:
+        """An offset of the segment with nothing of that time or later before it.
+
+        By two entries of earlier times, the lower offset: one alone may be rotten and lead to a later batch that has
+        the same time, or whose records have it, which nothing at that batch shows.
+        """
+        starts, before_ms = [], timestamp_ms
+        for _ in range(2):
+            entry = times.floor(before_ms - 1)
+            if entry is None:
+                return base
+            if not self._is_true(base, entry):
+                self._ignore(base)
+                return base
+            starts.append(base + entry[1])
+            before_ms = entry[0]
+        return min(starts)
+
+    def _newest(self, base: int, next_base: int, last: tuple[int, int] | None, enough_ms: int) -> int:
+        """The newest time in a sealed segment; `enough_ms` if it might be as new as that.
+
+        An index that was cut short says less than there is. So it is believed only as far as the batches behind its
+        last entry bear it out.
+        """
+        if last is None or last[0] >= enough_ms:
+            return enough_ms
+        key = (base, next_base, last)
+        if key not in self._newest_ms:
+            try:
+                sealed = SealedSegment(base, next_base, 0)
+                self._newest_ms[key] = newest_timestamp_ms(self._filesystem, self._directory, sealed)
+            except (CorruptBatch, FileNotFoundError):  # the walk that follows says so, or where the log begins now
+                return enough_ms
+        return self._newest_ms[key]
+
+    def _is_true(self, base: int, entry: tuple[int, int]) -> bool:
+        """Whether a batch stands where a time entry says, with its time."""
+        time_ms, offset = entry[0], base + entry[1]
+        step = next(self._scan(self._by_index(base, offset), offset, _PAGE_BYTES), None)
+        if not isinstance(step, WholeBatch):
+            return False
+        return step.batch.header.base_offset <= offset and step.batch.header.max_timestamp_ms == time_ms
+
+    def _ignore(self, base: int) -> None:
+        self.ignored_entries += 1
+        if base not in self.suspect_segments:
+            self.suspect_segments.add(base)
+            if self.on_suspect is not None:
+                self.on_suspect(base)
+            _LOG.warning(
+                "%s: an index of the segment %d leads to no batch that is its own: ignored", self._directory, base
+            )
+
+    def _remember(self, place: _Place) -> None:
+        if len(self._hints) >= _HINTS_MAX:
+            self._hints = {}
+        self._hints[place.next_offset] = place
+
+
+Isolation: TypeAlias = Literal["stable", "written"]
+
+
+class LogOffsets(NamedTuple):
+    """A log at one moment, each the next offset."""
+
+    start: int
+    end: int
+    flushed: int
+    high_watermark: int
+
+
+class LogReader:
+    """Reads a log of any process. Thread-safe; a context manager. Made by `SegmentLog.open_reader`.
+
+    The offsets are asked of the writer's published state each time. After `close` everything raises LogClosed, in a
+    fork of the process that opened it ForkedProcess.
+    """
+
+    def __init__(
+        self, directory: Path | str, *, isolation: Isolation = "stable", filesystem: Filesystem = REAL_FILESYSTEM
+    ) -> None:
+        """Use `SegmentLog.open_reader`."""
+        if isolation not in {"stable", "written"}:
+            raise BadArgument("isolation", f'give "stable" or "written", not {isolation!r}')
+        self.path = real_log_path(directory)
+        self.topic, self.partition = parse_log_name(self.path.name)
+        self._filesystem, self._isolation = filesystem, isolation
+        try:
+            self._bases: Sequence[int] = list_segments(filesystem, self.path)
+        except FileNotFoundError:
+            raise NotALog(self.path) from None
+        except NotADirectoryError:
+            raise NotALog(self.path, "it is a file; a log is a directory") from None
+        except PermissionError as error:
+            raise NotALog(self.path, "it may not be read by this user") from error
+        self._published = PublishedReader(self.path.parent, self.path.name, filesystem)
+        self._published_lock = threading.Lock()
+        self._reader = BatchReader(filesystem, self.path, self)
+        self._whole_end = (0, 0)  # as the checkpoints told it last, and where the batches below it end
+        self._owner_pid = os.getpid()
+        self._closed = False
+
+    @property
+    def log_id(self) -> UUID | None:
+        """The id in partition.metadata; None if the file is not there yet."""
+        self._check()
+        return read_partition_metadata(self.path, self._filesystem)
+
+    @property
+    def log_start_offset(self) -> int:
+        """First offset that can be read."""
+        return self._state().start
+
+    @property
+    def log_end_offset(self) -> int:
+        """The offset that the writer's next record gets, as far as it is known here."""
+        return self._state().end
+
+    @property
+    def flushed_offset(self) -> int:
+        """First offset not known to be on disk."""
+        return self._state().flushed
+
+    @property
+    def high_watermark(self) -> int:
+        """First offset not yet held by enough replicas."""
+        return self._state().high_watermark
+
+    @property
+    def stable_offset(self) -> int:
+        """min(high watermark, flushed offset): nothing below is ever taken back."""
+        state = self._state()
+        return min(state.flushed, state.high_watermark)
+
+    @property
+    def ignored_index_entries(self) -> int:
+        """So many entries of indexes led its reads to no batch that is theirs; the writer makes them anew."""
+        return self._reader.ignored_entries
+
+    def offsets(self) -> LogOffsets:
+        """All of them at one moment, and for one look at what the writer published."""
+        return self._state()
+
+    def refresh(self) -> None:
+        """Look again; reading the offsets does so by itself."""
+        self._state()
+
+    def read(self, offset: int, max_bytes: int) -> bytes:
+        """Whole batches from the one that holds `offset` on, at most `max_bytes` but at least one.
+
+        Empty at the end of what this isolation reads: a batch that crosses that waits until the end has passed it.
+        Raises OffsetOutOfRange, CorruptBatch.
+        """
+        return self._reader.read(offset, max_bytes)
+
+    def batches(self, start: int, end: int | None = None) -> Iterator[RecordBatch]:
+        """Every batch that holds an offset in [start, end), up to what can be read now, as `read`. Raises as `read`."""
+        return self._reader.batches(start, end)
+
+    def records(self, start: int, end: int | None = None) -> Iterator[Record]:
+        """Every record in [start, end), up to what can be read now, of a batch that waits, too. Raises as `read`."""
+        return self._reader.records(start, end)
+
+    def offset_for_timestamp(self, timestamp_ms: int) -> int | None:
+        """Offset of the first record whose time is `timestamp_ms` or later; None if there is none."""
+        return self._reader.offset_for_timestamp(timestamp_ms)
+
+    def bounds(self) -> Bounds:
+        """[log start, what this isolation reads to)."""
+        state = self._state()
+        end = state.end if self._isolation == "written" else min(state.flushed, state.high_watermark)
+        return Bounds(state.start, max(state.start, end))
+
+    def bases(self, *, fresh: bool) -> Sequence[int]:
+        """Base offsets of the segments; `fresh` looks into the directory again."""
+        if fresh or not self._bases:
+            self._bases = list_segments(self._filesystem, self.path)
+        return self._bases
+
+    def cleaned_offset(self) -> int:
+        """Below it Kafka's cleaner may have taken offsets; 0 for a log that it never saw."""
+        return read_cleaned_offset(self.path, self._filesystem)
+
+    def revision(self) -> int:
+        """The same number before and after a look at the files: the writer cut nothing meanwhile."""
+        self._check()
+        with self._published_lock:
+            state = self._published.read()
+        return state.sequence if state is not None else 0
+
+    def close(self) -> None:
+        """Let go of the log; closing twice is fine."""
+        self._closed = True
+        if self._published_lock.acquire(blocking=False):  # in a fork nobody might ever give it back
+            try:
+                self._published.let_go()
+            finally:
+                self._published_lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"LogReader({str(self.path)!r}, isolation={self._isolation!r})"
+
+    def _state(self) -> LogOffsets:
+        self._check()
+        with self._published_lock:
+            state = self._published.read()
+        if state is not None:
+            return LogOffsets(state.log_start_offset, state.log_end_offset, state.flushed_offset, state.high_watermark)
+        name, known = self.path.name, read_checkpoints(self.path.parent, self._filesystem)
+        bases = self.bases(fresh=True)
+        start = known.log_start_offsets.get(name, bases[0] if bases else 0)
+        recovery_point = known.recovery_points.get(name, start)
+        end = min(recovery_point, known.high_watermarks.get(name, recovery_point))
+        if self._whole_end[0] != end:
+            self._whole_end = (end, self._reader.base_of(end))
+        end = max(start, self._whole_end[1])
+        return LogOffsets(start, end, end, end)
+
+    def _check(self) -> None:
+        if self._closed:
+            raise LogClosed(self.path)
+        if os.getpid() != self._owner_pid:
+            raise ForkedProcess(f"the reader of {self.path}", owner_pid=self._owner_pid, pid=os.getpid())

@@ -1,0 +1,871 @@
+"""The one writer of a log: appends, rolls and syncs; its cuts; epochs and watermarks of replication.
+
+    append   under _lock: stamp, write, note, then let readers see the new end        [log end offset]
+    flush    one thread syncs for all who wait (group_commit.py)                         [flushed offset]
+    both     by the thread that syncs, for all who queued a request (group_commit.py)
+    flusher  every flush_ms or flush_bytes (flusher.py): flush, checkpoints     [recovery point]
+
+Lock order: leading (group_commit.py), then _lock. The sync itself does not run under _lock: appends go on beside it. A
+segment that is rolled meanwhile keeps its descriptor until the sync has ended.
+What was flushed is published before a `flush` returns, to whomever: other processes see it from then on.
+A failed sync poisons: the kernel may have dropped the pages, and a second sync could succeed over lost data.
+
+Cuts, at both ends, and in which order:
+
+    truncate_to      | kept ............ | cut ......     derived stores, checkpoints, later segments, this one, epochs
+    move_log_start   | gone | kept ..............         log start checkpointed, segments oldest first, epochs
+    quarantine       | kept .... | x damaged .....        checkpoints, later segments, the damaged one's tail, epochs
+
+Before either cut of the end is begun, what readers may have seen of it is noted as given up (directory.py).
+A crash between any two steps leaves a log that opens: checkpoints are never above what is left, names stay contiguous,
+and what lies below the log start is removed by the next opening.
+
+Replication (who decides any of this is in pushrep/replication):
+
+    append_as_is     batches that hold their offsets and epochs; a new epoch is on disk before its first batch
+                     | 0-8 |  hole that was announced  | 12-14 . 17-19 |    what follows one is sealed in a segment of
+                                                                    its own before it is shown
+    begin_epoch      a line in the list of epochs, with or without a record of it
+    begin_anew       | all of it ......|  ->  .stale      and an empty segment where the leader's log starts
+    high watermark   follows nobody but `advance_high_watermark`, from the last one known on
+"""
+
+import errno
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
+from pathlib import Path
+from threading import get_ident
+from uuid import UUID
+
+from pushrep.env import Clock, Filesystem
+from pushrep.errors import PushrepError
+from pushrep.log.config import POSITION_MAX, AppendResult, LogConfig
+from pushrep.log.cutting import TailMove, keep_range, move_aside, quarantine_tail, remove_segments
+from pushrep.log.directory import DirectoryView
+from pushrep.log.directory_files import CleanLog, parse_log_name, write_leader_epochs
+from pushrep.log.disk_space import RESERVE_BYTES_MIN
+from pushrep.log.errors import (
+    AppendFailed,
+    EpochOutOfPlace,
+    LogClosed,
+    LogDamaged,
+    LogEndMoved,
+    LogPoisoned,
+    NoRoomToCut,
+    append_remedy,
+)
+from pushrep.log.flusher import ACKNOWLEDGED_MS, SHARE_MS, FlushDue, FlushScheduler
+from pushrep.log.group_commit import CommitRequest, GroupCommitLeader, write_each
+from pushrep.log.reader import Bounds
+from pushrep.log.recovery import Recovered
+from pushrep.log.retention import BackgroundTasks
+from pushrep.log.seals import Seal, remove_seals, write_seal
+from pushrep.log.segment import Segment, SegmentMark, size_of_sealed
+from pushrep.log.segment_files import CORRUPT_SUFFIX, list_segments
+from pushrep.records import CorruptRecordBatch, RecordBatch
+from pushrep.records.leader_epochs import LeaderEpochs
+
+_LOG = logging.getLogger("pushrep.log")
+
+
+STALE_SUFFIX = ".stale"
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a log stands on."""
+
+    filesystem: Filesystem
+    clock: Clock
+    view: DirectoryView
+    config: LogConfig
+
+
+class LogWriter:
+    """The one writer of a log's files. Thread-safe; what cuts it (`truncate_to`, `quarantine`, `begin_anew`) is called
+    while retention is paused. Every method raises LogClosed once it is closed.
+
+    watermark: where the high watermark was; None for a log without replicas.
+    """
+
+    def __init__(
+        self,
+        around: Surroundings,
+        recovered: Recovered,
+        epochs: LeaderEpochs,
+        background: BackgroundTasks,
+        watermark: int | None = None,
+    ) -> None:
+        self._watermark = watermark  # before the first word to readers
+        self._log_id = recovered.log_id
+        self._ahead_bytes_max = around.view.ahead_bytes_max
+        self._around, self._config, self._background = around, around.config, background
+        self._active = recovered.active
+        self._bases = recovered.bases
+        self._epochs = epochs
+        self.log_start_offset = recovered.report.log_start_offset
+        # After recovery all that was found is on disk; a damaged log's readable part lies below its recovery point.
+        self.log_end_offset = self.flushed_offset = recovered.active.next_offset
+        self._report = recovered.report
+        self._poison: BaseException | None = None
+        self._revision = 0
+        self.is_closed = self._ended = False
+        self._unflushed_bytes = 0
+        self._lock = threading.Lock()
+        self._leader = GroupCommitLeader()
+        self._requests: list[CommitRequest] = []
+        self.on_unsealed: Callable[[int], None] | None = None
+        """Told of a segment that rolled without a seal, under the lock."""
+        self.cuts = 0
+        """How often the log was cut, or begun anew, since it was opened."""
+        self._retired: list[Segment] = []
+        self.used = True  # for OpenFiles
+        self._changed = recovered.active.size_bytes == 0  # else the files have their final form already
+        self._active.close()  # opened again by the first append
+        self._flush_scheduler = FlushScheduler(self, around.config, around.clock)
+        if recovered.has_news:
+            self._flush_scheduler.schedule()  # the recovery point that was found is brought to disk soon
+        self._publish(self.flushed_offset)
+
+    @property
+    def high_watermark(self) -> int:
+        """What enough replicas hold; the log end where there is nobody to wait for."""
+        return self.log_end_offset if self._watermark is None else self._watermark
+
+    @property
+    def stable_offset(self) -> int:
+        """min(high watermark, flushed offset)."""
+        return min(self.high_watermark, self.flushed_offset)
+
+    @property
+    def is_writable(self) -> bool:
+        """Neither closed nor poisoned nor damaged."""
+        return not self.is_closed and self._poison is None and self.damaged_from is None
+
+    @property
+    def damaged_from(self) -> int | None:
+        """First offset that was on disk and can't be read."""
+        return self._report.damaged_from
+
+    def bounds(self) -> Bounds:
+        """What this process reads: to the log end."""
+        return Bounds(self.log_start_offset, self.log_end_offset)
+
+    def bases(self, *, fresh: bool) -> Sequence[int]:  # noqa: ARG002 - the writer's answer is always fresh
+        """Base offsets of the segments."""
+        return self._bases
+
+    def cleaned_offset(self) -> int:
+        """Below it Kafka's cleaner may have left holes between segments."""
+        return self._around.view.cleaned_offset
+
+    def revision(self) -> int:
+        """Grows with everything that is published, a cut before its files change included."""
+        return self._revision
+
+    def append(self, batches: Sequence[RecordBatch], expected: int | None = None) -> AppendResult:
+        """Write all batches, or none. Raises AppendFailed, LogPoisoned, LogDamaged, LogEndMoved (see `expected`)."""
+        with self._lock:
+            self._check_writable()
+            base_offset = self.log_end_offset = self._active.next_offset  # higher if Ctrl-C came right behind a write
+            if expected is not None and expected != base_offset:
+                raise LogEndMoved(self._around.view.path, expected=expected, end=base_offset)
+            self._background.check_disk()
+            self.used, was_open = True, self._active.is_open
+            self._changed = True
+            self._unflushed_bytes += self._write(batches)
+            self.log_end_offset = self._active.next_offset
+            self._publish(self.flushed_offset)
+            self._active.write_indexes_if_due()
+            result = AppendResult(base_offset, self.log_end_offset - 1)
+        if not was_open:
+            self._around.view.open_files.opened(self)
+        self._flush_if_due(self._unflushed_bytes)
+        return result
+
+    def append_together(self, batches: Sequence[RecordBatch]) -> AppendResult:
+        """Write all batches, or none; they are on disk when this returns. Raises as `append` and `flush` do.
+
+        If another thread is already syncing, this thread queues its batches and the next leader writes them: one write,
+        one sync for all.
+        """
+        mine = CommitRequest(batches)
+        self._requests.append(mine)
+        leader = self._leader
+        if not leader.acquire(self._is_answered, mine):
+            return mine.answer()
+        try:
+            self._write_requests()
+            if not self._is_settled(self.log_end_offset):
+                self._sync()
+        finally:
+            leader.owner = None
+            leader.notify()
+        self._around.view.open_files.opened(self)
+        self._flush_now(self._flush_scheduler.on_acknowledged())
+        return mine.answer()
+
+    def flush(self, offset: int | None = None) -> None:
+        """Everything below `offset` (None: the log end now) is on disk when this returns. Raises LogPoisoned."""
+        wanted = self.log_end_offset if offset is None else offset
+        leader, me = self._leader, get_ident()
+        while True:
+            try:
+                if not leader.acquire(self._is_settled, wanted):
+                    return
+                self._sync()
+            finally:
+                if leader.owner == me:  # by an assignment, see there
+                    leader.owner = None
+                    leader.notify()
+
+    def flush_acknowledged(self, offset: int) -> None:
+        """As `flush`, for who is told that it is on disk: the checkpoint follows within a second."""
+        self.flush(offset)
+        self._flush_now(self._flush_scheduler.on_acknowledged())
+
+    def flush_in_background(self) -> None:
+        """The flusher's call: a flush and the checkpoints."""
+        try:
+            self._flush_scheduler.on_flush()
+            self.flush()
+            share_ms = min(SHARE_MS, self._config.flush_ms // 4)
+            if not self.checkpoint(share_ms):
+                self._flush_scheduler.schedule(
+                    share_ms
+                )  # another log has just written the files: ours go with the next
+            self._background.after_flush()
+        except LogPoisoned:
+            _LOG.exception("%s takes no more appends", self._around.view.path)
+        except (OSError, PushrepError) as error:  # the log itself is on disk; the recovery point rises another time
+            _LOG.warning("%s: checkpoint put off: %s", self._around.view.path, error)
+            self._flush_scheduler.schedule()
+
+    def checkpoint(self, max_age_ms: int = 0) -> bool:
+        """Raise the recovery point over what is flushed, the index entries of it on disk first.
+
+        `max_age_ms`: leave the writing to a later call, of any log of the directory, if the files are no older. False
+        if something waits for that.
+        """
+        flushed_offset = self.flushed_offset
+        with self._lock:
+            segment = self._active
+            segment.write_indexes()
+        segment.sync_written_indexes()
+        view = self._around.view
+        with self._lock:
+            if self._poison is not None:  # half cut, perhaps: what is known of the log is not what the disk holds
+                raise LogPoisoned(view.path, self._poison)
+            offset = min(flushed_offset, self.flushed_offset)  # a cut may have come in between
+            watermark = offset if self._watermark is None else self._watermark
+            view.checkpoint(recovery_point=offset, high_watermark=watermark, log_start_offset=self.log_start_offset)
+        return view.sync_checkpoints(max_age_ms)
+
+    def close_idle_file(self, *, flush: bool) -> bool:
+        """Close the newest segment's file if nothing unflushed is in it; see OpenFiles."""
+        if flush:
+            try:
+                self.flush()
+            except PushrepError:
+                return False
+        leader, me = self._leader, get_ident()
+        try:
+            if not leader.try_acquire() or not self._lock.acquire(blocking=False):
+                return False
+            try:
+                if self.flushed_offset < self.log_end_offset:
+                    return False
+                self._active.close()
+                return True
+            finally:
+                self._lock.release()
+        finally:
+            if leader.owner == me:
+                leader.owner = None
+                leader.notify()
+
+    def close(self) -> CleanLog | None:
+        """Bring everything to disk in its final form. None if the log must not count as closed clean.
+
+        Raises LogPoisoned, OSError; descriptors are given back in any case.
+        """
+        with self._lock:
+            self.is_closed = True
+        self._flush_scheduler.end()
+        try:
+            if self._poison is not None or self._report.damaged_from is not None:
+                return None
+            self.flush()
+            if self._changed:
+                with self._leader.held():
+                    self._around.view.reserve.with_room(self._active.finish)  # index entries, on a full disk, too
+                    self._active.sync()
+            # Also of a log that only recovery changed: its numbers are those of before the kill. Ten thousand logs that
+            # close share a few writes; the directory brings the last ones to disk.
+            self.checkpoint(min(ACKNOWLEDGED_MS, self._config.flush_ms))
+            return CleanLog(self.log_end_offset, self._active.size_bytes, self._epochs.latest_epoch)
+        finally:
+            self._ended = True
+            self._leader.notify()
+            self._active.close()
+            self._around.view.open_files.forget(self)
+
+    @property
+    def path(self) -> Path:
+        """The log's directory."""
+        return self._around.view.path
+
+    @property
+    def log_id(self) -> UUID | None:
+        """In partition.metadata."""
+        return self._log_id
+
+    @property
+    def leader_epochs(self) -> LeaderEpochs:
+        """The list as it is now."""
+        return self._epochs
+
+    def sealed(self) -> list[tuple[int, int]]:
+        """(base, base of the next one) of every segment but the newest."""
+        return list(pairwise(self._bases))
+
+    def _kept(self) -> dict[int, int]:
+        """Of `sealed`, those that stay: the files of those below the log start go without the lock."""
+        return {base: following for base, following in self.sealed() if following > self.log_start_offset}
+
+    def keep_seal(self, seal: Seal) -> bool:
+        """Write what the scrub has made, unless the segment was cut or taken up again meanwhile. Raises OSError."""
+        around = self._around
+        with self._lock:
+            if not self.is_writable or seal.base_offset not in self._kept():
+                return False
+            write_seal(around.filesystem, around.view.path, seal)
+            around.filesystem.sync_directory(around.view.path)
+            return True
+
+    def roll_cleaned(self) -> None:
+        """Begin a segment if offsets may be missing inside of the newest: only a seal witnesses those behind them.
+
+        Raises LogClosed, LogPoisoned, OSError.
+        """
+        with self._lock:
+            active = self._active
+            if not self.is_writable or not active.size_bytes or active.base_offset >= self.cleaned_offset():
+                return
+            self.used = self._changed = True
+            self._roll()
+        self._around.view.open_files.opened(self)
+
+    def replace_sealed(self, base: int, following: int, cuts: int, put: Callable[[], None]) -> bool:
+        """Call `put`, which renames another file over a sealed segment's, unless the log was cut since `cuts`, or the
+        segment is about to be removed.
+
+        Whether it was called. Raises LogClosed, LogPoisoned, LogDamaged, OSError.
+        """
+        with self._lock:
+            self._check_writable()
+            if cuts != self.cuts or self._kept().get(base) != following:
+                return False
+            put()
+            self._publish(self.flushed_offset)
+            return True
+
+    def check_open(self) -> None:
+        """Raise LogClosed after `close`."""
+        if self.is_closed:
+            raise LogClosed(self._around.view.path)
+
+    def _check_writable(self) -> None:
+        path, report = self._around.view.path, self._report
+        if self.is_closed:
+            raise LogClosed(path)
+        if self._poison is not None:
+            raise LogPoisoned(path, self._poison) from self._poison
+        if report.damaged_from is not None:
+            raise LogDamaged(path, report.damaged_from, report.damage or "")
+
+    def _write_requests(self) -> None:
+        """Write the requests of now: at once, or, where that fails, each as far as it can be."""
+        with self._lock:
+            self.used = self._changed = True
+            requests = self._requests[:]
+            del self._requests[: len(requests)]  # behind them others may have come meanwhile
+            write_each(requests, self._write_all)
+            self._publish(self.flushed_offset)
+            self._active.write_indexes_if_due()
+
+    def _write_all(self, batches: Sequence[RecordBatch]) -> None:
+        """All or none, under _lock."""
+        self._check_writable()
+        self._background.check_disk()
+        self._unflushed_bytes += self._write(batches)
+        self.log_end_offset = self._active.next_offset
+
+    def _write(self, batches: Sequence[RecordBatch]) -> int:
+        """The bytes written."""
+        segment, bases, size_bytes = self._active, self._bases, 0
+        epoch, offset, mark = self._epochs.latest_epoch, segment.next_offset, segment.mark()
+        segment.ahead_bytes_max = self._ahead_bytes_max
+        try:
+            for batch in batches:
+                batch.stamp(offset, epoch)
+                if not self._active.has_room(batch.header):
+                    self._roll()
+                self._active.append(batch)
+                offset = batch.header.next_offset
+                size_bytes += len(batch.data)
+            self._active.write()
+        except BaseException as error:
+            self._take_back(segment, mark, bases, error)
+            if not isinstance(error, OSError):
+                raise
+            raise AppendFailed(self._active.path, error, append_remedy(error)) from error
+        return size_bytes
+
+    def _take_back(self, segment: Segment, mark: SegmentMark, bases: tuple[int, ...], cause: BaseException) -> None:
+        """Nothing of a failed append remains: segments that it began go, the one it began in is cut to where it was."""
+        if self._poison is not None:
+            raise LogPoisoned(self._around.view.path, cause) from cause
+        try:
+            if self._active is not segment:
+                self._active.close()
+                remove_seals(self._around.filesystem, self._around.view.path, [segment.base_offset])
+            self._active, self._bases = segment, bases
+            # By the files: who was interrupted while a segment was made has not noted it yet.
+            filesystem, path = self._around.filesystem, self._around.view.path
+            begun = [base for base in list_segments(filesystem, path) if base > bases[-1]]
+            move_aside(filesystem, path, begun, keep=False)
+            segment.rewind(mark)
+        except BaseException as error:
+            self._poison_by(error)
+            raise
+
+    def _poison_by(self, error: BaseException) -> None:
+        """Files were left half changed, by the disk or by an interruption: only an opening can judge them now."""
+        self._poison = error
+        if isinstance(error, OSError):
+            raise LogPoisoned(self._around.view.path, error) from error
+
+    def _roll(self, base_offset: int | None = None) -> None:
+        """Close the newest segment and begin the next. What is in the old one is on disk before the new name is.
+
+        base_offset: where the next one begins, behind a hole; None: where the old one ends.
+        """
+        old, view = self._active, self._around.view
+        old.write()
+        old.finish()
+        try:
+            old.sync()
+        except OSError as error:
+            self._poison = error
+            raise
+        is_sealed = self._seal(old)
+        begin = old.next_offset if base_offset is None else base_offset
+        new = Segment.create(self._around.filesystem, view.path, begin, self._config)
+        new.ahead_bytes_max = old.ahead_bytes_max
+        self._active, self._bases = new, (*self._bases, new.base_offset)
+        self._background.rolled()
+        # Not to the new base: the append under way may be taken back, and what it has put into the old segment with it.
+        end = self.log_end_offset
+        view.checkpoint(
+            recovery_point=end,
+            high_watermark=min(self.high_watermark, end),
+            log_start_offset=self.log_start_offset,
+        )
+        view.sync_checkpoints_soon()
+        if not self._leader.do_unless_held(old.close):
+            self._retired.append(old)
+        if not is_sealed and self.on_unsealed is not None:
+            self.on_unsealed(old.base_offset)
+
+    def _seal(self, segment: Segment) -> bool:
+        """Whether there is one: not of a segment that was taken up again. Its name comes to disk with the next one's.
+
+        Without it, or without room for it, the scrub makes one.
+        """
+        around = self._around
+        seal = segment.seal(self._log_id, parse_log_name(around.view.name)[1])
+        if seal is None:
+            return False
+        try:
+            write_seal(around.filesystem, around.view.path, seal)
+        except OSError:
+            return False
+        return True
+
+    def _sync(self) -> None:
+        """One sync for everything that is in the log now. Only one thread at a time gets here."""
+        with self._lock:
+            target, segment, size = self.log_end_offset, self._active, self._unflushed_bytes
+            file = segment.file
+        try:
+            self._around.view.disk.timed(file.sync)
+        except OSError as error:
+            with self._lock:
+                self._poison = error
+            raise LogPoisoned(self._around.view.path, error) from error
+        with self._lock:
+            self._unflushed_bytes -= size
+            flushed_offset = max(self.flushed_offset, target)
+            self._publish(flushed_offset)
+            self.flushed_offset = flushed_offset  # from here on who waits may go
+            for old in self._retired:
+                if old is not self._active:
+                    old.close()
+            self._retired.clear()
+
+    def _publish(self, flushed_offset: int) -> None:
+        self._revision += 1
+        end, watermark = self.log_end_offset, self._watermark
+        self._around.view.publish(
+            end,
+            flushed_offset,
+            end if watermark is None else watermark,
+            self.log_start_offset,
+            self._epochs.latest_epoch,
+        )
+
+    def _is_settled(self, wanted: int) -> bool:
+        """Whether nobody has to wait for `wanted` any more: it is flushed, or cut off. Raises if it never will be."""
+        if self.flushed_offset >= min(wanted, self.log_end_offset):
+            return True
+        if self._poison is not None:
+            raise LogPoisoned(self._around.view.path, self._poison) from self._poison
+        if self._ended:
+            raise LogClosed(self._around.view.path)
+        return False
+
+    def _is_answered(self, request: CommitRequest) -> bool:
+        """Whether the answer to `request` is known: refused, or on disk. Raises if there never will be one."""
+        if request.result is not None:
+            return self._is_settled(request.result.last_offset + 1)
+        if request.error is None and self._ended:
+            raise LogClosed(self._around.view.path)
+        return request.error is not None
+
+    def _flush_if_due(self, unflushed_bytes: int = 0) -> None:
+        due = self._flush_scheduler.on_change(unflushed_bytes)
+        if due is not FlushDue.NOTHING:
+            self._flush_now(due)
+
+    def _flush_now(self, due: FlushDue) -> None:
+        if due is FlushDue.NOTHING:
+            return
+        self.flush()
+        if due is FlushDue.FLUSH_AND_CHECKPOINT:
+            self.checkpoint()
+            self._background.after_flush()
+
+    # ---- cuts
+
+    def truncate_to(self, offset: int, *, keep: bool = False) -> int:
+        """Cut at the base of the batch that holds `offset`; where. The caller checked the range. Raises NoRoomToCut.
+
+        keep: what goes is in `.cut` files then, of this segment's tail, too.
+        """
+        with self._leader.held(), self._lock:
+            self._check_writable()
+            if offset >= self.log_end_offset:
+                return self.log_end_offset
+            number = max(i for i, base in enumerate(self._bases) if base <= offset)
+            with self._wanting_room():
+                self._around.view.give_up(self.log_end_offset)
+            self._changed = True
+            try:
+                at = self._cut(number, offset, keep=keep)
+            except PushrepError:  # before anything was changed
+                raise
+            except BaseException as error:
+                self._poison_by(error)
+                raise
+            self._publish(self.flushed_offset)
+            return at
+
+    def move_log_start(self, offset: int) -> tuple[int, ...]:
+        """Let the log start at `offset`, or where it does if that is higher; then remove the segments below it.
+
+        The bases of those. The new start is on disk before a file goes. Raises OSError: the next call goes on.
+        """
+        around = self._around
+        with self._lock:
+            self._check_writable()
+            self.log_start_offset = max(self.log_start_offset, offset)
+            self._publish(self.flushed_offset)
+            gone = [base for base, next_base in pairwise(self._bases) if next_base <= self.log_start_offset]
+        try:
+            # The recovery point with it: a log must never end below its start.
+            around.view.reserve.with_room(self.checkpoint)
+        except OSError as error:
+            if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+                raise
+            with self._leader.held(), self._lock:
+                self._active.trim()  # what was allocated ahead makes room for the few bytes that free the most
+            self.checkpoint()
+        remove_segments(around.filesystem, around.view.path, gone)
+        with self._lock:
+            self._bases = tuple(base for base in self._bases if base not in gone)
+            self._keep_epochs(self._epochs.cut_below(self.log_start_offset))
+        return tuple(gone)
+
+    def quarantine(self) -> tuple[str, ...]:
+        """Set everything from the damage on aside as `.corrupt`; the names of those files. The log takes appends then.
+
+        Order: a copy of the damaged one's tail, checkpoints, later segments newest first, the tail, epochs. Nothing is
+        thrown away. On a disk without room for the copy the tail is moved, into `.cut` (cutting.py). Raises
+        NoRoomToCut if there is no room even for its first piece; nothing was changed then.
+        """
+        return self._around.view.reserve.with_room(self._quarantine)
+
+    def _quarantine(self) -> tuple[str, ...]:
+        around, damaged_from = self._around, self._report.damaged_from
+        if damaged_from is None:
+            return ()
+        with self._leader.held(), self._lock:
+            self.check_open()
+            segment = self._active
+            position = segment.size_bytes
+            tail = quarantine_tail(around.filesystem, segment.path, segment.file, position, suffix=CORRUPT_SUFFIX)
+            with self._wanting_room():
+                around.view.give_up(around.view.seen_to)
+            self._lower_checkpoints(damaged_from)
+            self._changed = True
+            try:
+                # Not only those that the log counts as its own: it ends at the damage.
+                later = [base for base in list_segments(around.filesystem, around.view.path) if base > self._bases[-1]]
+                kept, _ = move_aside(around.filesystem, around.view.path, later, suffix=CORRUPT_SUFFIX)
+                kept += [] if tail is None else [tail.finish() if isinstance(tail, TailMove) else tail]
+                around.view.reserve.with_room(lambda: segment.cut(position, damaged_from))
+                around.filesystem.sync_directory(around.view.path)
+                self._keep_epochs(self._epochs.cut_from(damaged_from))
+            except BaseException as error:
+                self._poison_by(error)
+                raise
+            self._report = replace(self._report, damaged_from=None, damage=None)
+            return tuple(reversed(kept))
+
+    def _cut(self, number: int, offset: int, *, keep: bool) -> int:
+        """Checkpoints, later segments, this one, epochs: a crash between any two leaves a log that opens."""
+        around, base = self._around, self._bases[number]
+        segment = self._active
+        if number + 1 < len(self._bases):
+            self._active.close()
+            segment = Segment(around.filesystem, around.view.path, base, self._config)
+        following = self._bases[number + 1] if number + 1 < len(self._bases) else None
+        in_hole = following is not None and following <= around.view.cleaned_offset
+        try:
+            position, end = segment.locate(offset, may_end_before=in_hole)
+            if keep:
+                keep_range(around.filesystem, segment.path, segment.file, position)
+            self._background.about_to_cut(end)
+            self._lower_checkpoints(min(end, self.flushed_offset), high_watermark=min(end, self.high_watermark))
+        except BaseException:
+            segment.close()
+            raise
+        self.cuts += 1
+        self.log_end_offset, self.flushed_offset = end, min(end, self.flushed_offset)
+        if self._watermark is not None:
+            self._watermark = min(end, self._watermark)
+        # A start inside of the batch that goes, as `delete_records` leaves it: no log begins above its end.
+        self.log_start_offset = min(self.log_start_offset, end)
+        # Before the files change: readers take what they then miss for cut, not for corrupt.
+        self._publish(self.flushed_offset)
+        move_aside(around.filesystem, around.view.path, self._bases[number + 1 :])
+        around.view.reserve.with_room(lambda: segment.cut(position, end))
+        around.filesystem.sync_directory(around.view.path)
+        self._active, self._bases = segment, self._bases[: number + 1]
+        self.flushed_offset = end
+        self._unflushed_bytes = 0
+        around.view.lower_to_end(end)
+        # In a log with replicas an epoch that starts at its end stays: what is below may be safe only by that.
+        self._keep_epochs(self._epochs.cut_from(end if self._watermark is None else end + 1))
+        return end
+
+    def _lower_checkpoints(self, recovery_point: int, high_watermark: int | None = None) -> None:
+        view = self._around.view
+        view.checkpoint(
+            recovery_point=recovery_point,
+            high_watermark=min(self.high_watermark, recovery_point) if high_watermark is None else high_watermark,
+        )
+        with self._wanting_room():
+            view.sync_checkpoints()
+
+    @contextmanager
+    def _wanting_room(self) -> Iterator[None]:
+        """NoRoomToCut if even the reserve has none. A number that some file got by then does no harm: it is lower."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+                raise
+            raise NoRoomToCut(self._around.view.path, RESERVE_BYTES_MIN, error) from error
+
+    def _keep_epochs(self, epochs: LeaderEpochs) -> None:
+        if epochs is not self._epochs:
+            self._epochs = epochs if epochs.entries else epochs.assigned(0, self.log_end_offset)
+            around, kept = self._around, self._epochs
+            around.view.reserve.with_room(lambda: write_leader_epochs(around.view.path, kept, around.filesystem))
+
+    # ---- what replication does
+
+    def append_as_is(self, batches: Sequence[RecordBatch], cleaned_offset: int = 0) -> None:
+        """Write a leader's batches behind the end; below `cleaned_offset` offsets may be missing.
+
+        Raises LogEndMoved if they do not follow, CorruptRecordBatch if their epochs fall, else as `append`.
+        """
+        expected = self.log_end_offset
+        epoch_before = self._epochs.epoch_of(expected - 1)  # of a record: an epoch without one may give way
+        dense, behind_hole = len(batches), 0
+        for number, batch in enumerate(batches):
+            header = batch.header
+            if header.base_offset != expected:
+                if not expected < header.base_offset <= cleaned_offset:
+                    raise LogEndMoved(self._around.view.path, expected=header.base_offset, end=expected)
+                dense, behind_hole = min(dense, number), header.base_offset
+            if header.leader_epoch < epoch_before:  # the next opening would take it for damage
+                raise CorruptRecordBatch(f"leader epoch falls from {epoch_before} to {header.leader_epoch}")
+            expected, epoch_before = header.next_offset, header.leader_epoch
+        if behind_hole:
+            self._admit_holes_below(behind_hole)
+        for epoch, of_epoch in groupby(batches[:dense], lambda batch: batch.header.leader_epoch):
+            run = list(of_epoch)
+            if epoch != self._epochs.latest_epoch:
+                self.begin_epoch(epoch, run[0].header.base_offset)
+            self.append(run, run[0].header.base_offset)
+        if dense < len(batches):
+            self._append_with_holes(batches[dense:])
+
+    def _admit_holes_below(self, offset: int) -> None:
+        """Durably, before anything behind the hole is written: else an opening would take it for damage."""
+        view = self._around.view
+        if offset > view.cleaned_offset:
+            view.checkpoint(cleaned_offset=offset)
+            view.reserve.with_room(view.sync_checkpoints)
+
+    def _append_with_holes(self, batches: Sequence[RecordBatch]) -> None:
+        """Batches that offsets are missing before and between: all, or none, in segments of their own.
+
+        These are sealed before anybody is shown what they hold: nothing else witnesses an offset behind a hole inside
+        of a segment. Raises as `append`.
+        """
+        with self._lock:
+            self._check_writable()
+            self._background.check_disk()
+            around, before, size_bytes = self._around, self._epochs, 0
+            epochs = before
+            for batch in batches:
+                epochs = epochs.assigned(batch.header.leader_epoch, batch.header.base_offset)
+            self._keep_epochs(epochs)
+            self.used = self._changed = True
+            segment, mark, bases = self._active, self._active.mark(), self._bases
+            try:
+                self._roll(batches[0].header.base_offset)
+                for batch in batches:
+                    header = batch.header
+                    is_far = header.last_offset - self._active.base_offset > POSITION_MAX
+                    if is_far or not self._active.has_room(header):
+                        self._roll(header.base_offset)
+                    self._active.append(batch)
+                    size_bytes += header.size_bytes
+                self._roll()
+            except BaseException as error:
+                self._take_back(segment, mark, bases, error)
+                self._keep_epochs(before)
+                if not isinstance(error, OSError):
+                    raise
+                raise AppendFailed(self._active.path, error, append_remedy(error)) from error
+            self._unflushed_bytes += size_bytes
+            self.log_end_offset = self._active.next_offset
+            self._publish(self.flushed_offset)
+        around.view.open_files.opened(self)
+        self._flush_if_due(self._unflushed_bytes)
+
+    def size_from(self, offset: int) -> int:
+        """Bytes of the records from `offset` on, too many by an entry of the index at most. Raises OSError."""
+        with self._lock:
+            active, bases = self._active, self._bases
+            if offset >= active.next_offset:
+                return 0
+            entry = active.index.floor_now(offset - 1 - active.base_offset) if offset > active.base_offset else None
+            in_active = active.size_bytes - (entry[1] if entry is not None else 0)
+        if offset >= active.base_offset:
+            return in_active
+        filesystem, directory = self._around.filesystem, self._around.view.path
+        return in_active + size_of_sealed(filesystem, directory, bases[:-1], offset)
+
+    def begin_epoch(self, leader_epoch: int, start_offset: int) -> None:
+        """Durably; no news is no write. Raises EpochOutOfPlace, OSError, and nothing has changed then."""
+        with self._lock:
+            self._check_writable()
+            epochs = self._epochs.assigned(leader_epoch, start_offset)
+            if epochs is self._epochs:
+                return
+            around, end = self._around, self.log_end_offset
+            newest = self._epochs.epoch_of(end - 1)
+            if start_offset != end or leader_epoch < newest:
+                raise EpochOutOfPlace(around.view.path, leader_epoch, start_offset, end=end, newest_epoch=newest)
+            around.view.reserve.with_room(lambda: write_leader_epochs(around.view.path, epochs, around.filesystem))
+            self._epochs = epochs
+            self._publish(self.flushed_offset)
+
+    def forget_epochs_above(self, leader_epoch: int) -> None:
+        """Durably take newer epochs out of the list. Raises EpochOutOfPlace if one of them holds a record, OSError."""
+        with self._lock:
+            self._check_writable()
+            around, end = self._around, self.log_end_offset
+            kept = tuple(entry for entry in self._epochs.entries if entry[0] <= leader_epoch)
+            for epoch, start in self._epochs.entries[len(kept) :]:
+                if start != end:
+                    raise EpochOutOfPlace(around.view.path, epoch, start, end=end, newest_epoch=epoch)
+            self._keep_epochs(LeaderEpochs(kept) if len(kept) < len(self._epochs.entries) else self._epochs)
+            self._publish(self.flushed_offset)
+
+    def begin_anew(self, offset: int, leader_epoch: int) -> tuple[str, ...]:
+        """Set everything aside and start at `offset`; the names of the files.
+
+        Order: derived stores, checkpoints, segments newest first, checkpoints, the new segment, epochs. A crash leaves
+        the oldest ones, which open as a shorter log, or none, which opens as an empty one; the leader begins it anew
+        again.
+        """
+        around = self._around
+        with self._leader.held(), self._lock:
+            self._check_writable()
+            around.view.give_up(self.log_end_offset)
+            self._background.about_to_cut(0)
+            self._changed = True
+            self.cuts += 1
+            try:
+                # A log that is shorter than its recovery point would be refused: both go down before a file does.
+                around.view.checkpoint(recovery_point=0, high_watermark=0)
+                around.view.sync_checkpoints()
+                around.view.lower_published(0)
+                self._active.close()
+                kept, _ = move_aside(around.filesystem, around.view.path, self._bases, suffix=STALE_SUFFIX)
+                around.view.checkpoint(recovery_point=offset, high_watermark=offset, log_start_offset=offset)
+                around.view.sync_checkpoints()
+                self._active = Segment.create(around.filesystem, around.view.path, offset, self._config)
+                self._bases, self._unflushed_bytes = (offset,), 0
+                self.log_start_offset = self.log_end_offset = self.flushed_offset = offset
+                if self._watermark is not None:
+                    self._watermark = offset
+                self._keep_epochs(LeaderEpochs().assigned(leader_epoch, offset))
+            except BaseException as error:
+                self._poison_by(error)
+                raise
+            self._publish(self.flushed_offset)
+        return tuple(reversed(kept))
+
+    def advance_high_watermark(self, offset: int) -> None:
+        """It only rises, and never above the log end."""
+        with self._lock:
+            self.check_open()
+            offset = min(offset, self.log_end_offset)
+            if self._watermark is None or offset <= self._watermark:
+                return
+            self._watermark = offset
+            self._changed = True
+            self._publish(self.flushed_offset)
+        self._flush_if_due()
