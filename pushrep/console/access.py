@@ -51,7 +51,7 @@ class ConsoleAccess:
         self.is_tls, self.cookie = is_tls, "__Host-pushrep" if is_tls else "pushrep"
         self._secret = secrets.token_bytes(32)
         self._users: dict[str, tuple[str, float]] = {}
-        self._lock = threading.Lock()
+        self._lock, self._checking = threading.Lock(), threading.Lock()
         self._stranger = "" if passwords is None else hashed(secrets.token_hex())
 
     @property
@@ -85,16 +85,24 @@ class ConsoleAccess:
             raise HTTPException(HTTPStatus.FORBIDDEN, "This form is another site's, or old: load the page again.")
 
     def login(self, name: str, password: str) -> str | None:
-        """A new session; None for a wrong name or password, which take as long as right ones."""
-        with self._lock:  # one at a time: guessing is slow, and memory has a bound
+        """A new session; None for a wrong name or password, which take as long as right ones.
+
+        One at a time, so that guessing is slow, and takes neither memory nor threads from those who are in: raises
+        HTTPException for who comes meanwhile.
+        """
+        if not self._checking.acquire(blocking=False):
+            raise HTTPException(HTTPStatus.TOO_MANY_REQUESTS, "Another password is being checked: try again.")
+        try:
             kept = (self._passwords or {}).get(name, self._stranger)
             if not _fits(password, kept) or kept is self._stranger:
                 return None
-            now = time.monotonic()
+        finally:
+            self._checking.release()
+        now, session = time.monotonic(), secrets.token_urlsafe(32)
+        with self._lock:
             self._users = {one: found for one, found in self._users.items() if found[1] > now}
-            session = secrets.token_urlsafe(32)
             self._users[session] = (name, now + SESSION_S)
-            return session
+        return session
 
     def logout(self, session: str) -> None:
         """It is nobody's any more."""

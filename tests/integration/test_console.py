@@ -4,6 +4,7 @@ import http.client
 import json
 import re
 import ssl
+import threading
 from html import unescape
 from urllib.parse import urlencode
 
@@ -26,7 +27,9 @@ from tests.integration.outboxes import SMALL, WAIT_S, open_outbox, wait_for_all,
 
 pytest.importorskip("starlette")
 pytest.importorskip("jinja2")
-from pushrep.console.access import read_passwords
+from starlette.exceptions import HTTPException
+
+from pushrep.console.access import ConsoleAccess, hashed, read_passwords
 from pushrep.console.command import console as console_command
 from pushrep.console.pages import ADVICE
 from pushrep.console.watch import PlaceWatch
@@ -366,6 +369,26 @@ def test_off_loopback_only_who_logs_in_over_tls_sees_pages_and_the_history_names
         assert browser.get("/")[0] == 303
     assert StartpointStore.open(consumed / STORE_NAME).history()[0].author == "ada"
     assert [json.loads(line)["user"] for line in told] == ["ada", "eve", "ada", "ada"]
+
+
+def test_passwords_are_checked_one_at_a_time_and_others_are_told_so():
+    access = ConsoleAccess({"ada": hashed("correct horse")})
+    answers = []
+
+    def guess():
+        try:
+            answers.append(access.login("ada", "wrong"))
+        except HTTPException as error:
+            answers.append(error.status_code)
+
+    threads = [threading.Thread(target=guess) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert None in answers
+    assert 429 in answers
+    assert access.user(access.login("ada", "correct horse")) == "ada"
 
 
 @pytest.mark.parametrize("line", ["ada", "ada:secret", "ada:scrypt$1$8$1$AAAA$AAAA", "ada:md5$1$8$1$AAAA$AAAA"])

@@ -21,7 +21,10 @@ sync_api = pytest.importorskip("playwright.sync_api", reason="playwright drives 
 
 CHROMIUM = shutil.which("chromium")
 AXE = Path(__file__).parents[1] / "vendor" / "axe-4.14.1.min.js"
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt-get install chromium")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt-get install chromium"),
+]
 
 
 @pytest.fixture(scope="module")
