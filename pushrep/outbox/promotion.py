@@ -452,7 +452,7 @@ def with_loss(  # noqa: PLR0913 - what is accepted, and what it needs
     for fetch in fetches:  # before the others know the grant, by which they set aside what they hold
         election.fetch(fetch, before)
     done = repaired(before)
-    accepted = _loss(_ends_of(election), last_contact_ms, base.indexes - {election.index, *found})
+    accepted = _loss(_ends_of(election), last_contact_ms, base.indexes - {election.index, *found}, found)
     members, least = change.of(base)
     members = tuple(replace(one, directory_id=own.directory_id) if one.index == own.index else one for one in members)
     reached = {index for index, one in found.items() if base.is_member(index, one.directory_id)}
@@ -524,17 +524,27 @@ def _ends_of(election: Election) -> Iterable[PartitionEnds]:
         yield PartitionEnds(number, log.granted.epoch, log.high_watermark, log.log.log_end_offset)
 
 
-def _loss(ends: Iterable[PartitionEnds], last_contact_ms: int, absent: Iterable[int]) -> str:
+def _loss(
+    ends: Iterable[PartitionEnds], last_contact_ms: int, absent: Iterable[int], found: Mapping[int, MemberAnswer]
+) -> str:
+    """Who is absent, how far this log goes, how far those go that answered; each with its last contact to a leader."""
     contact = "unknown"
     if last_contact_ms != NEVER:
         contact = datetime.fromtimestamp(last_contact_ms / 1000, UTC).isoformat(timespec="seconds")
-    listed = list(ends)
-    told = [
-        f"partition {one.partition}: high watermark {one.high_watermark}, log end {one.log_end_offset}"
-        for one in listed[:_TOLD_PARTITIONS]
-    ]
-    told += [f"and {len(listed) - _TOLD_PARTITIONS} more partitions"] if len(listed) > _TOLD_PARTITIONS else []
-    return f"members {sorted(absent)}; last contact with a leader {contact}; " + "; ".join(told)
+    told = [f"members {sorted(absent)}", f"last contact with a leader {contact}"]
+    told += _ends_told((one.partition, one.high_watermark, one.log_end_offset) for one in ends)
+    for index, answer in sorted(found.items()):
+        age_ms = answer.contact_age_ms
+        told.append(f"member {index}: last contact {'none' if age_ms is None else f'{age_ms / 1000:.1f} s ago'}")
+        logs = sorted(answer.logs.items())
+        told += _ends_told((number, log.high_watermark, log.log.log_end_offset) for number, log in logs)
+    return "; ".join(told)
+
+
+def _ends_told(ends: Iterable[tuple[int, int, int]]) -> list[str]:
+    listed = [f"partition {number}: high watermark {hwm}, log end {end}" for number, hwm, end in ends]
+    more = [f"and {len(listed) - _TOLD_PARTITIONS} more partitions"] if len(listed) > _TOLD_PARTITIONS else []
+    return listed[:_TOLD_PARTITIONS] + more
 
 
 def outbox_id_of(directory: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> UUID | None:
