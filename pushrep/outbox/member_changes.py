@@ -119,7 +119,11 @@ def _replace_lost(replication: "Replication", address: str, lost: frozenset[int]
         return _step(Phase.SETTLING if grant.previous_members else Phase.DONE, index, grant)
     for one in sorted(lost):
         _check_replaced(kept, one)
-    done = replication.replace_lost(lost, address)
+    is_coming = index in _new_of(kept)  # by a change that can't be settled any more
+    if index >= 0 and index not in lost and not is_coming:
+        known = next(one for one in (*kept.members, *kept.previous_members) if one.index == index)
+        raise CantChangeMembers(_why_not_in_the_place_of(min(lost), known))
+    done = replication.replace_lost(lost, () if is_coming else (address,))
     grant = done.grant
     told = f"accepted loss: without {grant.accepted_loss}"
     if done.unreached:

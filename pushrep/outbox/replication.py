@@ -297,8 +297,8 @@ class Replication:
         if (refusal := too_few(grant, self._identity.member, found)) is not None:
             raise refusal
 
-    def replace_lost(self, lost: frozenset[int], address: str) -> Granted:
-        """Go on under a forced grant: the directories of `lost` are destroyed, and the node at `address` comes into the
+    def replace_lost(self, lost: frozenset[int], new: Sequence[str]) -> Granted:
+        """Go on under a forced grant: the directories of `lost` are destroyed, and the nodes at `new` come into the
         list. Another PID begins; who waits goes on waiting, until enough of the new list hold everything.
 
         Raises CantChangeMembers, CantPromote, TooFewMembers before anything is changed; NotLeader, RivalGenerations,
@@ -310,7 +310,7 @@ class Replication:
                 raise OutboxClosed(self._keeper.directory)
             if (refusal := self._why_not_leading()) is not None and not isinstance(refusal, NotEnoughReplicas):
                 raise refusal
-            change = list_change(self._election, lost, [address])
+            change = list_change(self._election, lost, new)
             found = self._election.describe_members(grant, self._settings.open_timeout_s)
             shown = newest_of([grant, *(one.grant for one in found.values())]) or grant
             if shown.rank > grant.rank:

@@ -748,6 +748,35 @@ def test_members_are_given_up_under_a_running_leader_only_where_too_few_are_left
         assert code == 0, errors
 
 
+def test_a_replace_that_can_not_settle_goes_on_by_the_command_that_it_prints(world, pushrep):
+    """One of two is lost for good: the new one is in the list already, and the old list still has its say."""
+    for index in (1, 2, 3):
+        world.node(index)
+    with open_outbox(world, 1, open_timeout_s=2) as outbox:
+        outbox.append(0, b"a").result(WAIT_S)
+        wait_for_all(outbox)
+        lose(world, 1)
+        home, new = outbox.directory, str(world.nodes[2].address)
+        code, _, errors = pushrep("replica", "replace", home, 1, new, "--timeout", 1)
+        assert code == 1
+        assert "is still settling" in errors
+        command = next(line for line in errors.splitlines() if "--lost" in line).partition("destroyed: ")[2]
+        assert command == f"pushrep replica replace {home} 1 HOST:PORT --lost 1"
+        code, output, errors = pushrep(*command.replace("HOST:PORT", new).split()[1:], "--timeout", WAIT_S)
+        assert code == 0, errors
+        assert f"member 1 gave way to member 2 ({new}); members: 0 (here), 2" in output
+        assert outbox.append(0, b"b").result(WAIT_S) == 1
+        another = world.nodes[3].address
+        code, _, errors = pushrep("replica", "replace", home, 2, new, "--lost", 2)
+        assert (code, "it is not lost" in errors) == (1, True), errors
+        assert pushrep("replica", "add", home, another)[0] == 0
+        code, _, errors = pushrep("replica", "replace", home, 2, another, "--lost", 2)
+        assert (code, "is member 3 already" in errors) == (1, True), errors
+        wait_for_all(outbox)
+    for index in (2, 3):
+        assert values(kept(world, index).directory) == [b"a", b"b"]
+
+
 def test_a_lost_member_is_replaced_while_nobody_has_the_outbox_open(world, pushrep):
     world.node(1)
     world.node(2)
