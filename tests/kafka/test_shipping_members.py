@@ -7,6 +7,7 @@ import json
 from uuid import UUID
 
 import pytest
+from confluent_kafka import Consumer, TopicPartition
 
 from pushrep.kafka import DestinationRefused, KafkaDestination
 from pushrep.log import LogConfig
@@ -16,6 +17,7 @@ from pushrep.outbox.destinations import repartition
 from pushrep.outbox.promotion import promote
 from pushrep.push.settings import PushSettings
 from pushrep.push.sockets import Address
+from tests.integration.outboxes import wait_until
 from tests.kafka.plain_client import add_partitions, consume, create_topic
 from tests.kafka.topic_reader import read_filtered, same
 
@@ -125,3 +127,26 @@ def test_a_clean_failover_ships_nothing_twice(broker, node, opened, tmp_path):
     found = read_filtered(broker.bootstrap_servers, opened.topic, 2)
     assert all(same(found.of(pid, partition), records) for partition, records in logs.items())
     assert found.copies == 0
+
+
+def test_an_open_without_a_grant_sends_nothing_and_shuts_nobody_out(broker, node, opened):
+    """identity T3: another member may lead, and its batches are to be taken."""
+    m_of_one = {"min_insync_replicas": 1}  # so that a lead needs both
+    with opened(**m_of_one) as outbox:
+        outbox.append(0, b"granted").result(WAIT_S)
+        outbox.wait_shipped(WAIT_S)
+    before = topic_ends(broker, opened.topic)
+    node.stop()
+    with opened(acks=Acks.LOCAL, open_timeout_s=0.2, **m_of_one) as outbox:
+        outbox.append(0, b"without a grant").result(WAIT_S)
+        wait_until(lambda: "too few members" in (outbox.lag()[f"kafka:{opened.topic}"].trouble or ""), "it waits")
+        assert topic_ends(broker, opened.topic) == before, "neither records nor the fence's markers"
+
+
+def topic_ends(broker, topic):
+    """Markers counted."""
+    consumer = Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": "nobody"})
+    try:
+        return [consumer.get_watermark_offsets(TopicPartition(topic, n), timeout=WAIT_S)[1] for n in range(2)]
+    finally:
+        consumer.close()
