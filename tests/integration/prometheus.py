@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+import tempfile
 import urllib.parse
 import urllib.request
 from contextlib import ExitStack, contextmanager, suppress
@@ -19,7 +20,7 @@ PORT_0 = HealthSettings(listen="127.0.0.1:0")
 
 @contextmanager
 def prometheus(root, targets):
-    """Its URL; it scrapes `targets` and looks at the rules every second."""
+    """Its URL; it scrapes `targets` and looks at the rules every second, and remembers no earlier one's."""
     (root / "alerts.yml").write_text(re.sub(r"for: \d+m", "for: 0m", RULES.read_text()))
     config = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
@@ -29,10 +30,14 @@ def prometheus(root, targets):
     (root / "prometheus.yml").write_text(json.dumps(config))
     with reserve() as held, ExitStack() as stack:
         address = f"127.0.0.1:{held.getsockname()[1]}"
-        command = ["prometheus", f"--config.file={root / 'prometheus.yml'}", f"--storage.tsdb.path={root / 'tsdb'}"]
+        command = [
+            "prometheus",
+            f"--config.file={root / 'prometheus.yml'}",
+            f"--storage.tsdb.path={tempfile.mkdtemp(dir=root)}",
+        ]
         command += [f"--web.listen-address={address}", "--log.level=error"]
         process = stack.enter_context(subprocess.Popen(command, stderr=subprocess.DEVNULL))
-        stack.callback(process.terminate)
+        stack.callback(process.kill)  # what it has stored is nobody's, and it may miss a signal while it starts
         yield f"http://{address}"
 
 

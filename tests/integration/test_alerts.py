@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,10 +21,10 @@ from pushrep.problems import BLOCKS
 from pushrep.replay import NodeAccess
 from tests.integration.certificates import make_certificates
 from tests.integration.outboxes import SMALL, WAIT_S, open_outbox, wait_for_all, wait_until
+from tests.integration.prometheus import RULES, firing, prometheus, served, up
 from tests.ports import reserve
 
 DOCS = Path(__file__).parents[2] / "docs"
-RULES = DOCS / "observability" / "alerts.yml"
 CASES = DOCS / "observability" / "alerts.test.yml"
 SMALL_SEGMENTS = replace(SMALL, segment_bytes=4000)
 
@@ -55,11 +56,36 @@ def look(collector):
     }
 
 
-def assert_fires(tmp_path, expected, growing=(), **targets):
-    """Exactly `expected` fire if every target stays as it is for half an hour. A target that is None does not answer.
+@pytest.fixture
+def assert_fires(tmp_path, torture):
+    """Exactly these alerts fire if every target stays as it is. A target that is None does not answer.
 
+    One scrape, as it would look for half an hour; the long form waits for a real Prometheus to say so.
     growing: metrics that rise by a second in a second as long as nothing changes.
     """
+
+    def check(expected, growing=(), **targets):
+        check_scrape(tmp_path, expected, growing, targets)
+        if torture and shutil.which("prometheus") is not None:
+            check_live(tmp_path, expected, targets)
+
+    return check
+
+
+def check_live(tmp_path, expected, targets):
+    with ExitStack() as stack:
+        servers = {name: served(stack, *([] if one is None else [one])) for name, one in targets.items()}
+        for name, collector in targets.items():
+            if collector is None:
+                servers[name].close()
+        url = stack.enter_context(prometheus(tmp_path, [str(server.address) for server in servers.values()]))
+        for _ in range(2):  # a replay counts as stalled after a minute
+            with suppress(pytest.fail.Exception):
+                wait_until(lambda: len(up(url)) == len(targets) and firing(url) == expected, f"{expected} fire")
+        assert firing(url) == expected
+
+
+def check_scrape(tmp_path, expected, growing, targets):
     series = []
     for instance, collector in targets.items():
         series.append({"series": _series("up", {}, instance), "values": f"{int(collector is not None)}x40"})
@@ -106,34 +132,34 @@ def test_the_rules_hold_their_cases():
 
 
 @needs_promtool
-def test_nothing_fires_while_nothing_is_wrong_and_a_killed_replica_is_away(world, tmp_path):
+def test_nothing_fires_while_nothing_is_wrong_and_a_killed_replica_is_away(world, tmp_path, assert_fires):
     for index in (1, 2):
         world.node(index)
     with open_outbox(world, 1, 2) as outbox:
         outbox.append(0, b"both").result(WAIT_S)
         wait_for_all(outbox)
         service, first, second = OutboxCollector(outbox), *(NodeCollector(world.nodes[n]) for n in (1, 2))
-        assert_fires(tmp_path, set(), service=service, first=first, second=second)
+        assert_fires(set(), service=service, first=first, second=second)
         world.nodes[2].stop()
         wait_until(lambda: problems(outbox) == ["replica_away"], "it is away")
         outbox.append(0, b"two are enough").result(WAIT_S)
         expected = {"PushrepReplicaAway", "PushrepDown"}
-        assert_fires(tmp_path, expected, service=service, first=first, second=None)
+        assert_fires(expected, service=service, first=first, second=None)
 
 
 @needs_promtool
-def test_a_kafka_that_is_away_fires_its_alert(tmp_path):
+def test_a_kafka_that_is_away_fires_its_alert(tmp_path, assert_fires):
     with reserve() as held:
         kafka = KafkaDestination(bootstrap_servers=f"127.0.0.1:{held.getsockname()[1]}")
         with Outbox.open(tmp_path / "o", "orders", 1, "billing", kafka=kafka, open_timeout_s=0.1) as outbox:
             outbox.append(0, b"later").result(WAIT_S)
             wait_until(lambda: outbox.status().problems(0.1), "it is away for longer than the limit")
-            assert_fires(tmp_path, {"PushrepKafkaAway"}, service=OutboxCollector(outbox, kafka_away_limit_s=0.1))
-            assert_fires(tmp_path, set(), service=OutboxCollector(outbox))  # a pause
+            assert_fires({"PushrepKafkaAway"}, service=OutboxCollector(outbox, kafka_away_limit_s=0.1))
+            assert_fires(set(), service=OutboxCollector(outbox))  # a pause
 
 
 @needs_promtool
-def test_a_filled_disk_fires_its_alert(tmp_path):
+def test_a_filled_disk_fires_its_alert(tmp_path, assert_fires):
     place = tmp_path / "small"
     place.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(place)]
@@ -144,17 +170,17 @@ def test_a_filled_disk_fires_its_alert(tmp_path):
         with Outbox.open(place / "outbox", "orders", 1, "billing", log_config=SMALL) as outbox:
             outbox.append(0, b"before").result(WAIT_S)
             collector = OutboxCollector(outbox)
-            assert_fires(tmp_path, set(), service=collector)
+            assert_fires(set(), service=collector)
             (place / "another's").write_bytes(bytes(14 << 20))
-            assert_fires(tmp_path, {"PushrepDiskFilling"}, service=collector)
+            assert_fires({"PushrepDiskFilling"}, service=collector)
             (place / "another's too").write_bytes(bytes(1 << 20))
-            assert_fires(tmp_path, {"PushrepDiskFull"}, service=collector)
+            assert_fires({"PushrepDiskFull"}, service=collector)
     finally:
         subprocess.run(["umount", str(place)], check=True, timeout=60)
 
 
 @needs_promtool
-def test_a_damaged_segment_fires_its_alert(tmp_path):
+def test_a_damaged_segment_fires_its_alert(tmp_path, assert_fires):
     with Outbox.open(tmp_path / "outbox", "orders", 1, "billing", log_config=SMALL_SEGMENTS) as outbox:
         for number in range(20):
             outbox.append(0, b"%4d" % number + bytes(800)).result(WAIT_S)
@@ -165,19 +191,19 @@ def test_a_damaged_segment_fires_its_alert(tmp_path):
         data[100] ^= 0x10
         path.write_bytes(data)
         log.scrub.run_pass()
-        assert_fires(tmp_path, {"PushrepSegmentDamaged"}, service=OutboxCollector(outbox))
+        assert_fires({"PushrepSegmentDamaged"}, service=OutboxCollector(outbox))
 
 
 @needs_promtool
-def test_a_certificate_that_expires_soon_fires_its_alert(world, tmp_path):
+def test_a_certificate_that_expires_soon_fires_its_alert(world, tmp_path, assert_fires):
     made = make_certificates(tmp_path)  # for two days
     files = CertificateFiles(made / "node.pem", made / "node.key", made / "ca.pem")
     world.node(1, certificates=files)
-    assert_fires(tmp_path, {"PushrepCertificateExpires"}, node=NodeCollector(world.nodes[1]))
+    assert_fires({"PushrepCertificateExpires"}, node=NodeCollector(world.nodes[1]))
 
 
 @needs_promtool
-def test_a_consumer_that_stopped_fires_its_alert(world, tmp_path):
+def test_a_consumer_that_stopped_fires_its_alert(world, tmp_path, assert_fires):
     world.node(1)
     node = NodeCollector(world.nodes[1])
 
@@ -194,7 +220,7 @@ def test_a_consumer_that_stopped_fires_its_alert(world, tmp_path):
             before = stalled()
             wait_until(lambda: stalled() > before + 0.2, "and so it goes on")
             growing = ("pushrep_replay_stalled_seconds",)
-            assert_fires(tmp_path, {"PushrepReplayStalled"}, growing, node=node)
+            assert_fires({"PushrepReplayStalled"}, growing, node=node)
             replay.close()
             wait_until(lambda: stalled() == 0, "nobody is behind")
-        assert_fires(tmp_path, set(), node=node)
+        assert_fires(set(), node=node)
