@@ -3,9 +3,12 @@
     look("orders-checkpoint-marks") ─▶ {"place", "query", "batches": [{"batch", "read"}, ...], "marks": [...]}
 
 `batches`: the newest, ascending; `read`: log records of the ranges that it held, holes included. `marks`: of the last
-batch, a pair each, with what the store knows of it. Rows that were kept and dropped are not in a store of marks.
+batch, a pair each, with what the store knows of it. Rows that were kept and dropped are not in a store of marks: a job
+writes them into its own file of events (jobs/reporting.py), of which a batch is given what the last one of it said.
 """
 
+import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +20,19 @@ from spark_jobs.marks import COMPLETE, TOPIC, entries, json_of
 from spark_jobs.marks_stores import NoSuchMarks
 
 BATCHES_SHOWN = 20
+_EVENTS_BYTES = 64 << 10  # of the end of a job's file: hundreds of batches
+_COUNTS = ("rows", "kept", "dropped", "jumped", "unkeyed", "seconds")
 
 
-def look(place: str) -> dict[str, Any]:
-    """See the file's map; `why` instead of the rest where nothing can be read. Raises nothing."""
+def look(place: str, events: str | None = None) -> dict[str, Any]:
+    """See the file's map; `why` instead of the rest where nothing can be read. events: a job's file. Raises nothing."""
     try:
-        return {"place": place, **_look(Path(place))}
+        found = _look(Path(place))
+        counts = {} if events is None else _counts(Path(events))
     except (SparkJobError, PushrepError, OSError) as error:
         return {"place": place, "why": str(error)}
+    batches = [one | counts.get(one["batch"], {}) for one in found["batches"]]
+    return {"place": place, **found, "batches": batches}
 
 
 def _look(path: Path) -> dict[str, Any]:
@@ -69,3 +77,19 @@ def _told(values: list[bytes]) -> dict[str, Any]:
             for (pid, partition), entry in marks.items()
         ],
     }
+
+
+def _counts(events: Path) -> dict[int, dict[str, Any]]:
+    """By batch, of the newest events; a line that is none is passed over. Raises OSError."""
+    with events.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _EVENTS_BYTES))
+        lines = file.read().splitlines()
+    found = {}
+    for line in lines:
+        try:
+            event = json.loads(line)
+        except ValueError:  # cut off: at the beginning of what was read, or being written
+            continue
+        if isinstance(event, dict) and event.get("event") == "batch":
+            found[event["batch"]] = {name: event.get(name) for name in _COUNTS}
+    return found

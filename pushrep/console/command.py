@@ -45,7 +45,10 @@ def _new_password(context: click.Context, _parameter: click.Parameter, name: str
 @click.option(
     "--avro-schema", "schemas", multiple=True, metavar="TOPIC=FILE", help="For values of Avro, to be shown; repeatable."
 )
-@click.option("--marks", multiple=True, metavar="DIRECTORY", help="A job's --marks, to be shown; repeatable.")
+@click.option(
+    "--marks", multiple=True, metavar="DIRECTORY[=FILE]",
+    help="A job's --marks, to be shown, and what it writes to --json FILE; repeatable.",
+)  # fmt: skip
 @click.option("--operate", is_flag=True, help="Startpoints may be set and cancelled; a line of JSON each on stderr.")
 @click.option("--passwords", type=PEM, help="Who may log in: lines of --new-password. Wanted off loopback.")
 @click.option("--listen-cert", type=PEM, help="The console's own certificate (PEM), for HTTPS. Wanted off loopback.")

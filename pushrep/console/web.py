@@ -296,10 +296,14 @@ class News:
                 yield ": nothing new\n\n"
 
 
-def look_at_marks(place: str) -> Mapping[str, Any]:
-    """What a query's marks say; `why` where they can't be read. The package above this one knows how."""
+def look_at_marks(named: str) -> Mapping[str, Any]:
+    """What a query's marks say, DIRECTORY or DIRECTORY=EVENTS; `why` where they can't be read.
+
+    The package above this one knows how.
+    """
+    place, _, events = named.partition("=")
     for entry in entry_points(group=MARKS_GROUP):
-        found: Mapping[str, Any] = entry.load()(place)
+        found: Mapping[str, Any] = entry.load()(place, events or None)
         return found
     return {"place": place, "why": f"this installation has no entry point in {MARKS_GROUP}: install pushrep again"}
 
@@ -309,8 +313,8 @@ class ConsoleSettings:
     """How a console is run.
 
     every_s: how often what is watched is looked at, and pages are told. schemas: Avro's, by topic. startpoints: the
-    store of every outbox; None: each one's own. marks: places of queries' marks. operate: whether startpoints may be
-    set. audit: is given a line of JSON for every change. passwords: by name, see access.py; certificate: a file of a
+    store of every outbox; None: each one's own. marks: of queries, see look_at_marks. operate: whether startpoints may
+    be set. audit: is given a line of JSON for every change. passwords: by name, see access.py; certificate: a file of a
     certificate and one of its key.
     """
 
