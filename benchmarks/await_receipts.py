@@ -136,12 +136,12 @@ async def _bare() -> None:
         if futures:
             loop.call_soon(resolve)
 
-    loop.call_later(1, resolve)
     async with asyncio.TaskGroup() as tasks:
         for number in range(WINDOW):
             tasks.create_task(order())
             if number % 100 == 0:
                 await asyncio.sleep(0)
+        loop.call_later(1, resolve)  # not before: it ends where nobody waits, and others would come later
 
 
 class Delay(NamedTuple):

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import Distribution, PackageNotFoundError
 from urllib.parse import unquote, urlsplit
 
 EXTRA_OF = {
@@ -53,6 +52,8 @@ def needed_by(what: str) -> Iterator[None]:
 
 def install_command(package: str, extra: str | None = None) -> str:
     """For a shell: from where pushrep itself was installed, or the package alone if pushrep was not installed."""
+    from importlib.metadata import Distribution, PackageNotFoundError  # noqa: PLC0415 - 3,500 objects, for an error
+
     extra = extra or EXTRA_OF.get(package)
     try:
         found = Distribution.from_name("pushrep").read_text("direct_url.json")

@@ -13,11 +13,10 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import partial, wraps
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Self, TypeVar
 
 from filtering import StreamMetadata
 from pushrep.errors import BadArgument
-from pushrep.kafka.sink_state import DestinationLag
 from pushrep.log import SegmentLog
 from pushrep.outbox.awaiting import call_in_loop
 from pushrep.outbox.batch import Receipt
@@ -26,6 +25,9 @@ from pushrep.outbox.identity import OutboxIdentity
 from pushrep.outbox.lag import ReplicaLag
 from pushrep.outbox.outbox import Outbox
 from pushrep.outbox.status import OutboxStatus
+
+if TYPE_CHECKING:
+    from pushrep.kafka.sink_state import DestinationLag
 
 _APPENDS_IN_A_ROW = 128  # then other tasks run: a loop over `append` never suspends by itself while there is room
 _NOT_OPEN = (
@@ -215,7 +217,7 @@ class AsyncOutbox:
         """As `Outbox.log`; reading it waits for the disk, so do that in a thread."""
         return self.outbox.log(partition)
 
-    def lag(self) -> dict[str, ReplicaLag | DestinationLag]:
+    def lag(self) -> "dict[str, ReplicaLag | DestinationLag]":
         """As `Outbox.lag`."""
         return self.outbox.lag()
 

@@ -11,6 +11,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
 from functools import partial
 from time import monotonic
 from typing import Any, Protocol
@@ -314,29 +315,30 @@ class Receipt:
         Raises `DeliveryFailed` as `result` does. A cancelled await says in a note that the record may still be
         delivered; the receipt can be awaited again.
         """
-        batch = self._batch
-        if batch.base_offset >= 0 and self.__class__ is Receipt:
-            return batch.base_offset + self._index
-        if (pending := self._undecided()) is not None:
-            from pushrep.outbox.awaiting import receipts_of_running_loop  # noqa: PLC0415 - asyncio costs who has no loop
-
-            loop = receipts_of_running_loop()
-            while pending is not None:
-                future = loop.future_of(pending)
-                try:
-                    yield from future
-                except BaseException as error:
-                    loop.gave_up(pending, future, error)
-                    raise
-                pending = self._undecided()
-        return self.result(0)
-
-    def _undecided(self) -> PendingBatch | None:
-        return None if self._batch.decided else self._batch
+        return _awaited(self._batch, self._index)
 
     def __repr__(self) -> str:
         state = "pending" if not self.done() else "failed" if self._batch.failure else "done"
         return f"<Receipt {self._batch.appender.name} {state}>"
+
+
+def _awaited(batch: PendingBatch, index: int) -> Generator[Any, None, int]:
+    """The record's offset, once it is decided. Holds no receipt, for the loop stands still while garbage is collected:
+
+    where ten thousand wait, a full collection looks at everything that they hold.
+    """
+    if not batch.decided:
+        from pushrep.outbox.awaiting import receipts_of_running_loop  # noqa: PLC0415 - asyncio costs who has no loop
+
+        loop = receipts_of_running_loop()
+        future = loop.future_of(batch)
+        try:
+            yield from future
+        except BaseException as error:
+            loop.gave_up(batch, future, error)
+            raise
+    batch.raise_failure()
+    return batch.base_offset + index
 
 
 class ManyReceipt(Receipt):
@@ -350,7 +352,13 @@ class ManyReceipt(Receipt):
         self.count = sum(part[2] for part in parts)  # the last record's offset is result() + count - 1
 
     def done(self) -> bool:
-        return self._undecided() is None
+        return all(batch.decided for batch, _, _ in self._parts)
+
+    def __await__(self) -> Generator[Any, None, int]:
+        for batch, index, _ in self._parts:
+            with suppress(DeliveryFailed):  # `result` raises it, with how many came before
+                yield from _awaited(batch, index)
+        return self.result(0)
 
     def add_done_callback(self, callback: Callable[[Receipt], object]) -> None:
         self._call_when_decided(callback, 0)
@@ -362,9 +370,6 @@ class ManyReceipt(Receipt):
             callback(self)
         else:
             self._parts[part][0].when_decided(partial(self._call_when_decided, callback, part))
-
-    def _undecided(self) -> PendingBatch | None:
-        return next((batch for batch, _, _ in self._parts if not batch.decided), None)
 
     def result(self, timeout: float | None = None) -> int:
         """The first record's log offset, once all of them are acknowledged.

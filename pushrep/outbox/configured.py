@@ -62,7 +62,7 @@ class Setting(NamedTuple):
 def all_settings() -> list[Setting]:
     """Every setting, in the order of the code."""
     found = []
-    hints = get_type_hints(Outbox.open)
+    hints = get_type_hints(Outbox.open, localns={"HealthSettings": HealthSettings})  # the outbox loads it when asked to
     for name, parameter in inspect.signature(Outbox.open).parameters.items():
         if name not in _OBJECTS:
             found.append(Setting("outbox", name, _kinds(hints[name]), parameter.default))

@@ -20,14 +20,12 @@ from functools import partial
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
-from typing import Any, NoReturn, Self, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
 from filtering import StreamMetadata
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.errors import BadArgument, ForkedProcess, PushrepError, checked_path, checked_timeout
-from pushrep.health import HealthSettings
 from pushrep.kafka.destination import KafkaDestination
-from pushrep.kafka.sink_state import DestinationLag
 from pushrep.log import Durability, LogClosed, LogConfig, SegmentLog
 from pushrep.outbox.batch import Receipt
 from pushrep.outbox.budget import Budget
@@ -57,6 +55,7 @@ from pushrep.outbox.settings import (
     OutboxSettings,
     ReplicaSettings,
     check_flags,
+    check_health,
     checked_on_diverged,
     checked_retention,
     checked_times,
@@ -68,6 +67,10 @@ from pushrep.outbox.threads import LingerTimer, WriterThreads, linger_timer_for,
 from pushrep.push.settings import PushSettings
 from pushrep.records import Codec
 from pushrep.replication.standby import TAKEOVER_AFTER_MS, TAKEOVER_PAUSE_MS, StandbyState
+
+if TYPE_CHECKING:
+    from pushrep.health import HealthSettings
+    from pushrep.kafka.sink_state import DestinationLag
 
 _LOG = logging.getLogger("pushrep.outbox")
 
@@ -152,7 +155,7 @@ class Outbox:
         retention_ms: int | None = None,
         retention_bytes: int | None = None,
         log_config: LogConfig | None = None,
-        health: HealthSettings | None = None,
+        health: "HealthSettings | None" = None,
         filesystem: Filesystem = REAL_FILESYSTEM,
         clock: Clock = SYSTEM_CLOCK,
     ) -> "Outbox":
@@ -230,8 +233,7 @@ class Outbox:
             min_insync_replicas=min_insync_replicas,
         )
         check_flags(create=create, accept_loss=accept_loss, copy_check=copy_check)
-        if not isinstance(health, HealthSettings | None):
-            raise SettingRefused("health", f"give a HealthSettings, not {type(health).__name__}")
+        check_health(health)
         directory = checked_path("directory", directory)
         refuse_other_kinds(directory)
         if not create and read_identity(filesystem, directory) is None:
@@ -458,7 +460,7 @@ class Outbox:
         except (KeyError, TypeError):
             self._no_partition(partition)
 
-    def lag(self) -> dict[str, ReplicaLag | DestinationLag]:
+    def lag(self) -> "dict[str, ReplicaLag | DestinationLag]":
         """How far each replica is, by its address, and the Kafka topic, as `kafka:<topic>`."""
         return {**({} if (led := self.facts.replication) is None else led.lag()), **self.facts.shipping.lag()}
 

@@ -10,13 +10,15 @@ import threading
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pushrep.env import Clock
 from pushrep.outbox.batch import PendingBatch
 from pushrep.outbox.errors import NotEnoughReplicas
-from pushrep.push.led_partition import LedPartition
 from pushrep.records import RecordBatch
+
+if TYPE_CHECKING:
+    from pushrep.push.led_partition import LedPartition
 
 
 class Waiting(NamedTuple):
@@ -25,7 +27,7 @@ class Waiting(NamedTuple):
     base_offset: int
     batch: PendingBatch
     since_ms: int
-    led: LedPartition
+    led: "LedPartition"
 
     @property
     def end_offset(self) -> int:

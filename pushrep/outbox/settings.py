@@ -12,7 +12,6 @@ from pushrep.outbox.errors import SettingRefused
 from pushrep.push.settings import PushSettings
 from pushrep.push.sockets import Address
 from pushrep.records import Codec
-from pushrep.replication.leader import REPLICA_LAG_MAX_MS
 from pushrep.replication.standby import TakeoverTimes
 
 BATCH_BYTES = 256 << 10
@@ -100,6 +99,16 @@ def checked_times(takeover_after_ms: object, takeover_pause_ms: object) -> Takeo
     )
 
 
+def check_health(value: object) -> None:
+    """The argument of `Outbox.open`. Raises SettingRefused."""
+    if value is None:
+        return
+    from pushrep.health import HealthSettings  # noqa: PLC0415 - brings an HTTP server
+
+    if not isinstance(value, HealthSettings):
+        raise SettingRefused("health", f"give a HealthSettings, not {type(value).__name__}")
+
+
 def check_flags(**flags: object) -> None:
     """Raise SettingRefused for one that is neither True nor False: the text "no" counts as true in Python."""
     for setting, value in flags.items():
@@ -121,7 +130,7 @@ class ReplicaSettings:
     acks: Acks | None = None
     min_insync_replicas: int | None = None
     delivery_timeout_ms: int = 120_000
-    replica_lag_max_ms: int = REPLICA_LAG_MAX_MS
+    replica_lag_max_ms: int = 30_000
     open_timeout_s: float = 5.0
     push: PushSettings | None = None
 

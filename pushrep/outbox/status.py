@@ -21,12 +21,12 @@ from pushrep.outbox.lag import ReplicaLag
 from pushrep.outbox.settings import OutboxSettings
 from pushrep.outbox.shipping import Shipping, holder_name
 from pushrep.problems import AWAY_LIMIT_S, Problem, disk_problems, scrub_problems, worst_first
-from pushrep.push.led_partition import LedPartition
 from pushrep.replication.errors import LeadGivenUp
 
 if TYPE_CHECKING:
     from pushrep.outbox.partition_appender import AppendCounts
     from pushrep.outbox.replication import Replication
+    from pushrep.push.led_partition import LedPartition
 
 
 class LeadingState(Enum):
@@ -244,7 +244,7 @@ def partitions_of(facts: Facts, numbers: Iterable[int]) -> list[PartitionStatus]
     return [_partition(facts.logs[n], led.get(n), facts.shipping) for n in numbers if n in facts.logs]
 
 
-def led_of(facts: Facts) -> dict[int, LedPartition]:
+def led_of(facts: Facts) -> "dict[int, LedPartition]":
     """The partitions that are led, by number; none while nobody leads."""
     if facts.replication is None:
         return {}
@@ -266,7 +266,7 @@ def leading_state(facts: Facts) -> tuple[LeadingState, str | None]:
     return LeadingState.LEADING, None
 
 
-def _members(facts: Facts, led: Mapping[int, LedPartition]) -> tuple[MemberStatus, ...]:
+def _members(facts: Facts, led: "Mapping[int, LedPartition]") -> tuple[MemberStatus, ...]:
     if facts.replication is None:
         return ()
     listed = {one.index: one.address for one in facts.replication.members}
@@ -333,7 +333,7 @@ def _problems(status: OutboxStatus, away_limit_s: float) -> Iterator[Problem]:
     yield from scrub_problems(status.scrub)
 
 
-def _partition(log: SegmentLog, led: LedPartition | None, shipping: Shipping) -> PartitionStatus:
+def _partition(log: SegmentLog, led: "LedPartition | None", shipping: Shipping) -> PartitionStatus:
     in_sync: tuple[int, ...] = ()
     sessions: list[SessionStatus] = []
     if led is not None:

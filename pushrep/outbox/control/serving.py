@@ -16,15 +16,17 @@ import importlib.util
 import logging
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pushrep.env import Filesystem, RealFilesystem
 from pushrep.errors import BadArgument
-from pushrep.health import HealthServer, HealthSettings
 from pushrep.outbox.control.server import Calls, ControlServer
 from pushrep.outbox.member_changes import change_calls
 from pushrep.outbox.purging import purge_open
 from pushrep.outbox.status import Facts, partitions_of, status_of
+
+if TYPE_CHECKING:
+    from pushrep.health import HealthSettings
 
 _LOG = logging.getLogger("pushrep.outbox")
 PARTITIONS_AT_ONCE = 1000
@@ -44,10 +46,12 @@ def serve_control(resources: ExitStack, facts: Facts, filesystem: Filesystem) ->
     resources.callback(server.close)
 
 
-def serve_health(resources: ExitStack, facts: Facts, settings: HealthSettings | None) -> None:
+def serve_health(resources: ExitStack, facts: Facts, settings: "HealthSettings | None") -> None:
     """Answer /livez, /readyz and /metrics from now on; what `resources` holds ends it first. Raises BadArgument."""
     if settings is None:
         return
+    from pushrep.health import HealthServer  # noqa: PLC0415 - brings an HTTP server
+
     registry = None
     if importlib.util.find_spec("prometheus_client") is not None:
         from prometheus_client import CollectorRegistry  # noqa: PLC0415 - an extra
