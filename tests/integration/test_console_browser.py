@@ -80,7 +80,7 @@ def leading(world):
 
 def test_every_page_can_be_used_by_everybody_light_and_dark_wide_and_narrow(leading, world, tab):
     """axe finds nothing, and no page is wider than the window."""
-    paths = ["/", "/outbox/outbox", "/outbox/outbox/records?from=0&payloads=shown", "/node/node-1"]
+    paths = ["/", "/outbox/outbox", "/outbox/outbox/records?from=0&payloads=shown", "/node/node-1", "/filter"]
     paths += [f"{PAGE}?{urlencode(WISH)}"]
     axe = AXE.read_text(encoding="utf-8")
     with serve(world.root, operate=True) as server:
