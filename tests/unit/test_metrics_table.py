@@ -1,5 +1,6 @@
 """The table of metrics: its page, Prometheus' own check of the names, and collectors that need no outbox."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from filtering.replay_filter import FilterCounts
 from pushrep.log.disk_space import Durations
 from pushrep.metrics import FAMILIES, Families, FilterCollector, StartpointCollector
 from pushrep.startpoints import Startpoint, StartpointStore
+from spark_jobs.operator_counts import CountsListener
 from tests.house import metrics_page
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -79,6 +81,19 @@ def test_a_filters_numbers_by_topic():
     for name, value in (("kept_records", 5), ("dropped_records", 3), ("late_records", 2), ("unkeyed_records", 2)):
         assert f"pushrep_filter_{name}_total{labels} {value}.0" in page
     assert f"pushrep_filter_jumped_offsets_total{labels} 7.0" in page
+
+
+def test_a_spark_querys_numbers_add_up_over_its_batches():
+    listener = CountsListener()
+    after = {"pairs": 2, "kept": 8, "dropped": 2, "late": 1, "jumped": 3, "unlikely": 0, "all_dropped": [], "gaps": []}
+    observed = {"filter_replays.before": {"rows": 11, "unkeyed": 1}, "filter_replays.after": after}
+    for batch_id in range(2):
+        text = json.dumps({"batchId": batch_id, "observedMetrics": observed})
+        listener.onQueryProgress(SimpleNamespace(progress=SimpleNamespace(json=text, id="7", name="sums")))
+    page = shown(FilterCollector(listener, name="job"))
+    for name, value in (("kept_records_total", 16), ("dropped_records_total", 4), ("jumped_offsets_total", 6)):
+        assert f'pushrep_filter_{name}{{name="job",source="sums"}} {value}.0' in page
+    assert 'pushrep_filter_pairs{name="job",source="sums"} 2.0' in page
 
 
 def test_startpoints_by_state(tmp_path):
