@@ -79,9 +79,13 @@ with outbox:
 
 
 class Proxy:
-    """Passes bytes on to a port, until its connections are cut; new ones pass again."""
+    """Passes bytes on to a port, until its connections are cut; new ones pass again.
+
+    What goes a way in `held`, "to" the port or "from" it, waits.
+    """
 
     def __init__(self):
+        self.held, self._free = set(), threading.Condition()
         self.port = None
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
@@ -99,18 +103,26 @@ class Proxy:
                     ours.close()
                     continue
                 self._open |= {ours, theirs}
-                for source, target in ((ours, theirs), (theirs, ours)):
-                    threading.Thread(target=self._pass_on, args=(source, target), daemon=True).start()
+                for way, source, target in (("to", ours, theirs), ("from", theirs, ours)):
+                    threading.Thread(target=self._pass_on, args=(way, source, target), daemon=True).start()
 
-    def _pass_on(self, source, target):
+    def _pass_on(self, way, source, target):
         with suppress(OSError):
             while data := source.recv(1 << 16):
+                with self._free:
+                    self._free.wait_for(lambda: way not in self.held)
                 target.sendall(data)
         for one in (source, target):
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
         self._open.discard(source)
         source.close()  # each thread its own; the other one wakes up and closes the other
+
+    def hold(self, *ways):
+        """From now on nothing goes these ways; without one everything does."""
+        with self._free:
+            self.held = set(ways)
+            self._free.notify_all()
 
     def cut(self):
         for one in list(self._open):
@@ -121,6 +133,7 @@ class Proxy:
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+        self.hold()
         self.cut()
 
 

@@ -4,6 +4,7 @@ The client of the test is the service's own producer: each leader goes on where 
 (`last_metadata`), so that every number is once in the log in the end.
 """
 
+import random
 import shlex
 import signal
 import subprocess
@@ -13,11 +14,13 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from pushrep.log import SegmentLog
+from tests.crash.test_failover_kill import Proxy
 from tests.crash.test_outbox_replicas_kill import Process, record_bytes
 from tests.ports import reserve
 
 WAIT_S = 60
 TAKEOVER_MS = 2_000
+ROUNDS = 40
 
 SERVICE = """
 import sys, threading
@@ -64,6 +67,9 @@ while not stop.is_set():
             lead(outbox)
     except (PushrepError, OSError) as error:
         say("lost", type(error).__name__, error)
+    except BaseException as error:  # what no service expects: the test shows it
+        say("died", repr(error))
+        raise
 """
 
 
@@ -73,7 +79,12 @@ class Trio:
     def __init__(self, root, stack):
         self.root, self.acked, self.led = root, {}, {}
         ports = [stack.enter_context(reserve()) for _ in range(3)]
-        self.addresses = [f"127.0.0.1:{port.getsockname()[1]}" for port in ports]
+        self.proxies = []
+        for port in ports:
+            self.proxies.append(Proxy())
+            stack.callback(self.proxies[-1].close)
+            self.proxies[-1].port = port.getsockname()[1]
+        self.addresses = [one.address for one in self.proxies]
         self.nodes, self.services, self.ended = {}, {}, []
         stack.callback(self.stop)
         for index in range(3):
@@ -84,7 +95,7 @@ class Trio:
 
     def serve(self, index):
         command = ("-m", "pushrep.cli.main", "replica", "serve", str(self.data(index)))
-        self.nodes[index] = Process(*command, "--listen", self.addresses[index], "--allow", "any")
+        self.nodes[index] = Process(*command, "--listen", f"127.0.0.1:{self.proxies[index].port}", "--allow", "any")
         self.nodes[index].wait_for("listening")
 
     def run(self, index):
@@ -193,6 +204,48 @@ def test_a_leader_that_stood_still_finds_another_one_and_stands_by_again(trio):
     trio.services[first].wait_for("deposed")
     trio.services[second].wait_for_more("acked", 20)
     trio.finish(second)
+
+
+@pytest.mark.slow
+def test_rounds_of_kills_pauses_and_cut_ways_lose_nothing(request, torture):  # noqa: PLR0912 - the faults
+    """Of who leads, its node, or another: in an order that a seed draws. After each one somebody acknowledges."""
+    if not torture.is_long:
+        pytest.skip("the tests above are the short form")
+    trio, draw, done = request.getfixturevalue("trio"), random.Random(torture.seed), []
+    for index in range(3):
+        trio.run(index)
+    trio.create()
+    for _ in range(ROUNDS):
+        leader = trio.leader()
+        trio.services[leader].wait_for_more("acked", 20)
+        index = draw.choice((leader, draw.randrange(3)))
+        action = draw.choice(("service", "machine", "node", "pause", "close", "to", "from", "cut"))
+        done.append((action, index == leader))
+        if action in {"service", "machine"}:
+            trio.kill_service(index)
+        if action in {"node", "machine"}:
+            trio.nodes[index].end(kill=True)
+        if action == "close":
+            trio.services[index].end()
+            trio.ended.append(trio.services.pop(index))
+        if action == "pause":
+            trio.services[index].process.send_signal(signal.SIGSTOP)
+        if action in {"to", "from"}:
+            trio.proxies[index].hold(action)
+        if action == "cut":
+            trio.proxies[index].cut()
+        trio.services[trio.leader()].wait_for_more("acked", 20)
+        if action == "pause":
+            trio.services[index].process.send_signal(signal.SIGCONT)
+        trio.proxies[index].hold()
+        if action in {"to", "from"}:
+            trio.proxies[index].cut()  # what was held is of a connection that nobody waits for
+        if action in {"node", "machine"}:
+            trio.serve(index)
+        if index not in trio.services:
+            trio.run(index)
+    trio.finish(trio.leader())
+    assert len(trio.led) > ROUNDS // 8, done
 
 
 COMMAND = """
