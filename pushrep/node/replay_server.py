@@ -6,6 +6,12 @@
     timers: heartbeats, time to attach, liveness, rates
 
 Whatever its disk makes a turn wait for, all sessions wait for; what is likely to take long is done by the worker.
+
+`DiskWorker`: a thread for what waits for the disk: opening logs, looking up times, cutting and deleting, one after the other.
+
+It is started with the first job, so that a node without replays has none.
+
+`Watched`: which sessions read which log, so that news of a log wakes them and nobody else.
 """
 
 import logging
@@ -13,28 +19,161 @@ import random
 import ssl
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from heapq import heappop, heappush
+from typing import TypeAlias
 
-from pushrep.env import Clock, Network, Poller, Thread
+from pushrep.env import Clock, Network, Poller, Thread, Threads
+from pushrep.errors import PushrepError
 from pushrep.node.replay_calls import ReplayCalls
 from pushrep.node.replay_line import Handed, Line
-from pushrep.node.replay_recordings import KeptRecording, Recordings
+from pushrep.node.replay_recordings import KeptRecording, Marker, Recordings
 from pushrep.node.replay_session import ServedSession
-from pushrep.node.replay_watching import Watched
-from pushrep.node.replay_worker import DiskWorker
 from pushrep.protocol.calls import ApiKey
 from pushrep.protocol.errors import ProtocolError
 from pushrep.protocol.server import Call, Told
 from pushrep.replay import events as e
 from pushrep.replay.counters import ReplayCounters, Totals
+from pushrep.replay.limits import LOG_BOUNDS, tip_of
 from pushrep.replay.local import Counters
-from pushrep.replay.model import ReplaySettings
+from pushrep.replay.model import LogSnapshot, ReplaySettings
 from pushrep.replay.session import ReplaySession
 from pushrep.replay.sessions import ReplaySessions
 from pushrep.replay.slices import OpenSegments
 from pushrep.replay.states import ReplayState
 from pushrep.topic_id_partition import TopicIdPartition
+
+_LOG = logging.getLogger("pushrep.node")
+
+
+class DiskWorker:
+    """Does jobs in order. `do` and `stop` may come from any thread; a job's errors are its own."""
+
+    def __init__(self, threads: Threads, name: str) -> None:
+        self._threads, self._name = threads, name
+        self._changed = threads.condition()
+        self._jobs: deque[Callable[[], None]] = deque()
+        self._thread: Thread | None = None
+        self._is_stopped = False
+
+    def do(self, job: Callable[[], None]) -> None:
+        """Have it done; after `stop` nothing is."""
+        with self._changed:
+            if self._is_stopped:
+                return
+            self._jobs.append(job)
+            if self._thread is None:
+                self._thread = self._threads.thread(self._run, self._name)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Finish the job that runs, forget the others."""
+        with self._changed:
+            self._is_stopped = True
+            self._jobs.clear()
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._jobs or self._is_stopped)
+                if self._is_stopped:
+                    return
+                job = self._jobs.popleft()
+            try:
+                job()
+            except Exception:  # noqa: BLE001 - a fault of one job ends no other
+                _LOG.exception("a job of %s failed", self._name)
+
+
+Looks: TypeAlias = tuple[LogSnapshot, Marker]
+"""What readers see of a log, and whether it is the same one."""
+
+
+class Watched:
+    """Logs and their sessions. For the server's thread, but for `has` and `note`."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[TopicIdPartition, dict[int, ServedSession]] = {}
+        self._log_of: dict[int, TopicIdPartition] = {}
+        self._looks: dict[TopicIdPartition, Looks] = {}
+        self._changed: set[TopicIdPartition] = set()
+
+    def has(self, tp: TopicIdPartition) -> bool:
+        """Whether anybody reads it. Any thread."""
+        return tp in self._sessions
+
+    def mark_changed(self, tp: TopicIdPartition) -> bool:
+        """It has changed; False if that is known. Any thread."""
+        if tp in self._changed:
+            return False
+        self._changed.add(tp)
+        return True
+
+    def add(self, tp: TopicIdPartition, served: ServedSession) -> None:
+        """`served` reads it from now on."""
+        self._sessions.setdefault(tp, {})[served.session.id] = served
+        self._log_of[served.session.id] = tp
+
+    def remove(self, served: ServedSession) -> None:
+        """It reads nothing any more."""
+        tp = self._log_of.pop(served.session.id, None)
+        if tp is None:
+            return
+        self._sessions[tp].pop(served.session.id, None)
+        if not self._sessions[tp]:
+            del self._sessions[tp]
+            self._looks.pop(tp, None)
+
+    def of(self, tp: TopicIdPartition) -> list[ServedSession]:
+        """Who reads it."""
+        return list(self._sessions.get(tp, {}).values())
+
+    def news(self) -> Iterator[ServedSession]:
+        """The sessions of logs that were noted since the last call."""
+        while self._changed:
+            yield from self._moved(self._changed.pop())  # taken off before anybody looks: what comes then is noted anew
+
+    def moved(self) -> Iterator[ServedSession]:
+        """The sessions of logs that look different from the last call, and those that wait for a log's stop."""
+        for tp in list(self._sessions):
+            yield from self._moved(tp)
+
+    def _moved(self, tp: TopicIdPartition) -> Iterator[ServedSession]:
+        sessions = self.of(tp)
+        if not sessions:
+            return
+        looks = None
+        with suppress(PushrepError, OSError):  # their next turn meets it, too
+            source = sessions[0].source
+            looks = (source.facts(with_liveness=False), source.marker())
+        before = self._looks.get(tp)
+        if looks is not None:
+            self._looks[tp] = looks
+        is_all_news = looks is None or before is None or not _has_only_grown(before, looks)
+        facts = looks[0] if looks is not None and looks != before else None
+        for served in sessions:
+            if is_all_news or _is_for(served.session, facts):
+                yield served
+
+
+def _is_for(session: ReplaySession, facts: LogSnapshot | None) -> bool:
+    """Whether it may read further in a log that is so now (None: as before), or that can't be told from here."""
+    bound = session.plan.bound
+    if bound not in LOG_BOUNDS or session.wants_liveness:  # a counter moves by itself, and so does a writer's life
+        return True
+    return facts is not None and tip_of(facts, bound, None).bound != session.tip
+
+
+def _has_only_grown(before: Looks, now: Looks) -> bool:
+    """Then who is told is who may read further: of each append some hear twice, and only one of the two is for them."""
+    (facts, marker), (facts_now, marker_now) = before, now
+    return marker == marker_now and facts.start == facts_now.start and facts.written <= facts_now.written
+
 
 _LOG = logging.getLogger("pushrep.node")
 _WAIT_S = 0.1

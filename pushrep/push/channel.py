@@ -7,8 +7,13 @@
     once a second ─▶ a beat, whatever else is sent: the node knows that its leader is alive
     the connection goes ─▶ in flight is given up, in order ─▶ connect anew with backoff ─▶ sent again from the buffer
 
-Who sends has the turn, so that the order of building is the order on the wire. The worker waits for the turn; `push`
-never does. All but `push`, `notify`, `wake`, `wake_later` and `close` runs in the worker's thread.
+A lock makes the order of building the order on the wire. The worker waits for it; `push` never does. `push`, `notify`,
+`wake`, `wake_later` and `close` may be called from any thread, everything else runs in the worker's.
+
+What is in flight on a connection, and how much of a log's file goes in one request: less once a large one was lost.
+
+A node may take smaller frames than we send, or a way may be too slow for a large one within `request_timeout_ms`. What
+`request_bytes_max` allows is always tried: larger requests only cost less.
 """
 
 import heapq
@@ -38,13 +43,44 @@ from pushrep.protocol.push_messages import (
     BeatResponse,
 )
 from pushrep.push.connecting import OpenConnection, connect, patiently, pause_s
-from pushrep.push.in_flight import FileRequests, OnItsWay
 from pushrep.push.pusher import PendingWork, Pusher, Sent
 from pushrep.push.settings import PushSettings, Replica
 from pushrep.push.sockets import AnySocket, Piece, bytes_in_files, pieces_of, send_some
 from pushrep.push.wire import outcome_of, result_from_wire
 from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.replication.messages import AppendRecordsResult
+
+_STEPS = 16
+"""So many answers win back `request_bytes_max`: what was lost by chance comes back, what is refused is tried seldom."""
+
+
+class OnItsWay(NamedTuple):
+    """A request without an answer. `file_bytes` of it lay in files; it takes `slots` of those that may be in flight."""
+
+    sent_ms: int
+    parts: list[Sent]
+    slots: int
+    file_bytes: int
+
+
+class FileRequests:
+    """Of one connection's place, over all connections made for it. Sizes count bytes that lie in files."""
+
+    def __init__(self, settings: PushSettings) -> None:
+        self._most_bytes = self.bytes_max = settings.request_file_bytes_max
+        self._least_bytes = min(settings.request_bytes_max, self._most_bytes)
+        """So many go in one request."""
+
+    def answered(self, size_bytes: int) -> None:
+        """A request with so many was."""
+        if size_bytes:
+            self.bytes_max = min(self._most_bytes, self.bytes_max + max(1, self._least_bytes // _STEPS))
+
+    def lost(self, size_bytes: int) -> None:
+        """A connection went, with a request without an answer that had so many."""
+        if size_bytes > self._least_bytes:
+            self.bytes_max = max(self._least_bytes, self.bytes_max // 2)
+
 
 _LOG = logging.getLogger("pushrep.push")
 BEAT_MS = 1_000
@@ -109,7 +145,7 @@ class Channel:
         self._later: deque[tuple[int, Pusher]] = deque()
         self._timers: list[tuple[int, int, Pusher]] = []
         self._tickets = count()
-        self._turn = threading.Lock()  # of the connection and what is in flight on it; held over no wait
+        self._send_lock = threading.Lock()  # of the connection and what is in flight on it; held over no wait
         self._failed: BaseException | None = None  # what `push` met: the worker then gives the connection up
         self._sock: AnySocket | None = None
         self._protocol: ClientConnection | None = None
@@ -159,14 +195,14 @@ class Channel:
 
     def push(self, pusher: Pusher) -> None:
         """It has new records: send them now if nothing else waits, else as soon as it suits. Thread-safe, no wait."""
-        if self._is_free() and self._turn.acquire(blocking=False):
+        if self._is_free() and self._send_lock.acquire(blocking=False):
             try:
                 if self._is_free():
                     self._send_of(pusher)
             except (OSError, ProtocolError) as error:
                 self._failed = error
             finally:
-                self._turn.release()
+                self._send_lock.release()
             if self._failed is None and not self._outgoing and not pusher.has_something():
                 return
         self.wake(pusher)
@@ -204,7 +240,7 @@ class Channel:
             pusher = heapq.heappop(self._timers)[2]
             pusher.is_timed = False
             self.wake(pusher)
-        with self._turn:
+        with self._send_lock:
             self._keep_connected(now_ms)
             if self._sock is not None:
                 try:
@@ -228,7 +264,7 @@ class Channel:
 
     def on_io(self, mask: int) -> None:
         """The socket can be read or written."""
-        with self._turn:
+        with self._send_lock:
             try:
                 if mask & WRITABLE:
                     self._write()
@@ -260,7 +296,7 @@ class Channel:
 
     def lose(self) -> None:
         """Give the connection up and make another."""
-        with self._turn:
+        with self._send_lock:
             self._lose(None)
 
     def _wake_for_watermark(self, pusher: Pusher) -> None:

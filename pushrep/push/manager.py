@@ -20,8 +20,7 @@ from pushrep.env import SYSTEM_CLOCK, Clock
 from pushrep.push.channel import Beats, Channel
 from pushrep.push.errors import IllegalState
 from pushrep.push.led_partition import PushSession
-from pushrep.push.memory import MemoryTracker
-from pushrep.push.pusher import Pusher
+from pushrep.push.pusher import MemoryTracker, Pusher
 from pushrep.push.replica_client import ReplicaClient
 from pushrep.push.settings import PushSettings, Replica
 from pushrep.push.worker import Workers, release_workers, workers_for

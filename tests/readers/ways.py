@@ -26,8 +26,7 @@ from pushrep.protocol.values import FileSlice
 from pushrep.protocol.vocabulary import VOCABULARY
 from pushrep.push.errors import ReplicaUnreachable
 from pushrep.push.led_partition import LedPartition
-from pushrep.push.memory import MemoryTracker
-from pushrep.push.pusher import Pusher
+from pushrep.push.pusher import MemoryTracker, Pusher
 from pushrep.push.settings import PushSettings, Replica
 from pushrep.push.sockets import Address
 from pushrep.push.wire import log_ends_of, result_from_wire

@@ -1,6 +1,6 @@
 """How large a request from a log's file may be, by what became of those before it."""
 
-from pushrep.push.in_flight import FileRequests
+from pushrep.push.channel import FileRequests
 from pushrep.push.settings import PushSettings
 
 MIB = 1 << 20
