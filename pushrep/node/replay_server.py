@@ -7,7 +7,7 @@
 
 Whatever its disk makes a turn wait for, all sessions wait for; what is likely to take long is done by the worker.
 
-`DiskWorker`: a thread for what waits for the disk: opening logs, looking up times, cutting and deleting, one after the other.
+`DiskWorker`: a thread for what waits for the disk: opening logs, looking up times, cutting, deleting, job by job.
 
 It is started with the first job, so that a node without replays has none.
 

@@ -71,7 +71,8 @@ class Sampler:
         if struct is TopicIdPartition:
             return TopicIdPartition(UUID(int=self.count << 64 | 0xAA), f"orders.{self.count}", self.count)
         hints = get_type_hints(struct, include_extras=True)
-        known = {"records" if name == RECORDS_SIZE_FIELD else name for name in self.fields[struct.__name__]}
+        fields = self.fields[struct.__name__.removeprefix("Wire")]
+        known = {"records" if name == RECORDS_SIZE_FIELD else name for name in fields}
         names = [field.name for field in dataclasses.fields(struct) if field.name in known]
         return struct(**{name: self.value(name, hints[name]) for name in names})
 
