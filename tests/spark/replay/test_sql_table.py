@@ -8,7 +8,7 @@ from decimal import Decimal
 import pytest
 
 from spark_jobs import ReplayFilteredBatches
-from spark_jobs.batch_marks import BatchMarks
+from spark_jobs.batch_marks import BatchMarks, LogRange
 from spark_jobs.sql import BadSqlTable, MarksTaken, SqlTable
 from spark_jobs.sql.dialects import BatchNotStaged
 from spark_jobs.sql.table import _stage
@@ -350,3 +350,27 @@ def test_no_password_is_told(postgresql):
     table = SqlTable("postgresql://someone:secret@127.0.0.1:1/db", "orders")
     assert "secret" not in table.location
     assert table.location == "postgresql://127.0.0.1/db table orders"
+
+
+def test_rows_that_are_read_again_are_replaced_with_the_marks_of_their_batch(spark, url, inside_query):
+    inside_query("q")
+
+    def rows(low, high, text):
+        return spark.range(low, high, 1, 1).selectExpr(
+            "'t' as topic", "0 as partition", "id as `offset`", f"concat('{text}', id) as value"
+        )
+
+    table = SqlTable(url, "orders")
+    for number in range(2):
+        table(rows(number * 4, number * 4 + 4, "old"), number)
+        table.write(BatchMarks("q", number), keep=2)
+    again = LogRange("t", 0, 2, 6)
+    assert table.held_until(spark, again, 2) == 8
+    assert table.held_until(spark, again._replace(partition=1), 2) == 0
+    assert sorted(row[0] for row in table.held(spark, again, 1).collect()) == [2, 3], "of other batches than this one"
+    old = {f"old{n}" for n in range(8)}
+    table.replace(rows(2, 6, "new"), 2, [again])
+    assert ids(url) == old, "nothing of it is seen before the marks are there"
+    table.replace(rows(2, 6, "new"), 2, [again])
+    table.write(BatchMarks("q", 2), keep=2)
+    assert ids(url) == {*old, *(f"new{n}" for n in range(2, 6))} - {f"old{n}" for n in range(2, 6)}
