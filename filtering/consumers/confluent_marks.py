@@ -97,8 +97,12 @@ class ConfluentMarksTopic:
 
     def _send(self, key: str, value: bytes) -> Message:
         reports: list[tuple[KafkaError | None, Message]] = []
-        self._producer.produce(self._topic, value, key, on_delivery=lambda *report: reports.append(report))
         try:
+            try:
+                self._producer.produce(self._topic, value, key, on_delivery=lambda *report: reports.append(report))
+            except KafkaException:  # at times it says only that a fatal error came before: which one, a flush tells
+                flush(self._producer, _TIMEOUT_S)
+                raise
             flush(self._producer, _TIMEOUT_S)
         except KafkaException as fatal:  # this client sends nothing more
             self._producer = Producer(self._settings)

@@ -43,8 +43,9 @@ def forgetful(proxy, tool_or_skip, tmp_path_factory):
         "producer.id.expiration.check.interval.ms": "100",
         "advertised.listeners": f"PLAINTEXT://127.0.0.1:{proxy.port}",
     }
-    with KafkaCluster(tmp_path_factory.mktemp("forgetful"), settings=settings) as cluster:
-        proxy.target = int(cluster.bootstrap_servers.rpartition(":")[2])
+    made = KafkaCluster(tmp_path_factory.mktemp("forgetful"), settings=settings)
+    proxy.target = int(made.bootstrap_servers.rpartition(":")[2])  # whoever waits for it may be sent here already
+    with made as cluster:
         yield cluster
 
 

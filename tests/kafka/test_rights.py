@@ -4,6 +4,7 @@ RIGHTS is the table of docs/clients.md: with these everything works, and each on
 """
 
 import asyncio
+import contextlib
 import itertools
 import sys
 from pathlib import Path
@@ -19,10 +20,12 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from filtering import MissingRight, StreamMetadata, sqe_producer_id
+from filtering import HighwaterMarks, MissingRight, StreamMetadata, sqe_producer_id
+from filtering.consumers.confluent_marks import ConfluentMarksTopic
 from partitioner import PartitionStopped
 from pushrep.startpoints import Startpoint, StoreUnavailable, store_at
 from pushrep.startpoints.errors import NotWritten
+from tests.integration.outboxes import wait_until
 from tests.kafka.cluster import KafkaCluster, free_ports, missing
 from tests.kafka.plain_client import consume as read_plainly
 from tests.kafka.plain_client import create_topic, plain_producer
@@ -239,6 +242,17 @@ def test_these_rights_are_enough_and_a_missing_one_is_named(guarded, who):
         with pytest.raises((MissingRight, PartitionStopped)) as refused:
             run(lacking)
         assert named(refused.value) == (right[0], lacking.resource(right)), right
+
+
+def test_a_right_to_write_marks_is_named_also_where_the_client_knew_before_a_record_was_sent(guarded, capfd):
+    """It asks for a producer id by itself, and refuses the first record with no more than "Fatal error"."""
+    case = Case(guarded)
+    case.allow([right for right in RIGHTS["consumer with marks_topic"] if right != ("WRITE", "marks topic")])
+    marks = ConfluentMarksTopic(case.librdkafka, case.marks)
+    wait_until(lambda: "FATAL" in capfd.readouterr().err, "the client is refused a producer id")
+    with contextlib.closing(marks), pytest.raises(MissingRight) as refused:
+        marks.write(case.group, (case.topic, 0), HighwaterMarks.from_columns([7], [0], [3]))
+    assert named(refused.value) == ("WRITE", ("topic", case.marks))
 
 
 def test_a_right_that_goes_while_a_producer_runs_stops_its_partition_by_name(guarded):
