@@ -19,6 +19,7 @@ import numpy as np
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 
+from filtering.errors import shown_partition
 from filtering.highwater import HighwaterMarks
 from spark_jobs.batch_marks import LogRange, MarksKey
 from spark_jobs.columns import stream_metadata_columns
@@ -132,8 +133,8 @@ class RereadBatch:
         found = LowestHeld(*(np.asarray(column).astype(np.int64) for column in lowest.columns))
         if not len(found.pids) and self._drops_all(one, marks) and held.isEmpty():
             raise CantReplace(*one[:3], "none of them stands there, so nothing tells which the filter had kept")
-        where = one.topic, one.partition, one.start, again.end
-        _LOG.warning("%s-%d is read again from offset %d on: rows below offset %d are replaced", *where)
+        where = one.topic, shown_partition(one.partition), one.start, again.end
+        _LOG.warning("%s-%s is read again from offset %d on: rows below offset %d are replaced", *where)
         return lowered(marks, found)
 
     def _drops_all(self, one: LogRange, marks: HighwaterMarks) -> bool:

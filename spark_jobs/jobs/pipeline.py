@@ -36,7 +36,7 @@ from spark_jobs.sql import SqlTable
 from spark_jobs.values import ValueDecoder
 
 _FIRST_OFFSETS_UNFINISHED = re.compile(r"\.0\.[0-9a-f-]+\.tmp")
-_OF_A_RECORD = {"path", "topic", "includeheaders"}
+_KEPT_TO_READ_AGAIN = {"path", "topic", "includeheaders"}
 _POLL_S = 0.2  # Spark takes parts of a second, its annotation does not
 
 
@@ -78,7 +78,7 @@ def apply_in(spark: SparkSession, options: ApplyOptions, reporter: Reporter) -> 
 
 def _records(options: JobOptions, session: SparkSession, where: LogRange) -> DataFrame:
     """A log range of source pushrep once more."""
-    told = {name: text for name, text in options.reader_options().items() if name.lower() in _OF_A_RECORD}
+    told = {name: text for name, text in options.reader_options().items() if name.lower() in _KEPT_TO_READ_AGAIN}
     shown = shown_partition(where.partition)
     ends = {"startingOffsets": where.start, "endingOffsets": where.end}
     told |= {name: json.dumps({where.topic: {shown: offset}}) for name, offset in ends.items()}

@@ -22,6 +22,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 from pyspark.sql.types import StructType
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
+from filtering.errors import shown_partition
 from filtering.stream_metadata import OFFSET_MAX
 from spark_jobs.batch_marks import ADOPTED, BatchMarks, LogRange
 from spark_jobs.sinks.table import query_of
@@ -195,7 +196,8 @@ class SqlTable:
         if staged is not None and batch_id != ADOPTED:
             for one in staged.replaced:
                 rows = self._execute(connection, f"DELETE FROM {self._table} WHERE {_WITHIN}", *one[:4])
-                _LOG.info("batch %d replaces %d rows of %s-%d [%d, %d)", batch_id, rows, *one[:4])
+                log = f"{one.topic}-{shown_partition(one.partition)}"
+                _LOG.info("batch %d replaces %d rows of %s [%d, %d)", batch_id, rows, log, one.start, one.end)
         if staged is not None and staged.columns and batch_id != ADOPTED:
             names = ", ".join(map(quoted, (*staged.columns, _QUERY, _BATCH)))
             self._execute(
