@@ -15,10 +15,10 @@ from pushrep.cli.status import look_at
 from pushrep.console import watch
 from pushrep.console.web import ConsoleServer
 from pushrep.log import LogConfig
-from pushrep.node import NodeSettings, ReplicaNode
 from pushrep.outbox import Outbox
 from pushrep.outbox.directory_handover import HandoverSocket
-from pushrep.push.sockets import Address
+from pushrep.replicate import NodeSettings, ReplicaNode
+from pushrep.replicate.sockets import Address
 
 PARTITIONS, NODES = 1_000, 200
 MS_MAX, KB_MAX = 150, 300

@@ -19,14 +19,22 @@ from uuid import UUID, uuid4
 
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.log.verify import verify_log
-from pushrep.node import NodeSettings, ReplicaNode
 from pushrep.outbox import Outbox
-from pushrep.push.leading import Leading
-from pushrep.push.settings import PushSettings, Replica
-from pushrep.push.sockets import Address
 from pushrep.records import encode_batch
 from pushrep.replay import TO_END, ReplayClient, ReplayRequest
-from pushrep.replication.grants import Grant, Member
+
+try:
+    from pushrep.election.grants import Grant, Member
+    from pushrep.replicate import NodeSettings, ReplicaNode
+    from pushrep.replicate.leading import Leading
+    from pushrep.replicate.settings import PushSettings, Replica
+    from pushrep.replicate.sockets import Address
+except ImportError:  # a tree from before these rooms had their names
+    from pushrep.node import NodeSettings, ReplicaNode
+    from pushrep.push.leading import Leading
+    from pushrep.push.settings import PushSettings, Replica
+    from pushrep.push.sockets import Address
+    from pushrep.replication.grants import Grant, Member
 
 Turn = Callable[[], float]  # processor seconds
 QUIET = {"flush_ms": 3_600_000, "flush_bytes": 1 << 40}  # a flush beside a turn costs what the disk is busy with

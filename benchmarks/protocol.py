@@ -13,17 +13,17 @@ from uuid import UUID
 from fastavro import parse_schema, schemaless_reader, schemaless_writer
 
 from benchmarks.harness import compare, random_values
-from pushrep.protocol.frames import PREFIX_BYTES, FrameLimits, FrameReader
-from pushrep.protocol.push_messages import (
+from pushrep.topic_id_partition import TopicIdPartition
+from pushrep.wire.frames import PREFIX_BYTES, FrameLimits, FrameReader
+from pushrep.wire.push_messages import (
     AppendRecordsPartition,
     AppendRecordsRequest,
     AppendRecordsResponse,
     WireAppendRecordsResult,
 )
-from pushrep.protocol.schema_files import read_schemas, released_schemas
-from pushrep.protocol.values import Struct
-from pushrep.protocol.vocabulary import VOCABULARY
-from pushrep.topic_id_partition import TopicIdPartition
+from pushrep.wire.schema_files import read_schemas, released_schemas
+from pushrep.wire.values import Struct
+from pushrep.wire.vocabulary import VOCABULARY
 
 (BATCH,) = random_values(1, 64 << 10)
 TIMES = 2_000

@@ -25,7 +25,7 @@ from typing import Any
 
 from benchmarks.harness import random_values, scratch, spread
 from benchmarks.push_sides import Led, led, nodes
-from pushrep.push.settings import PushSettings
+from pushrep.replicate.settings import PushSettings
 
 ROUND_TRIP_S = 0.05
 LINK_BYTES_S = 50e6

@@ -16,12 +16,12 @@ from uuid import UUID, uuid4
 
 from confluent_kafka import Producer
 
+from pushrep.election.grants import Grant, Member
 from pushrep.log import Durability, SegmentLog
-from pushrep.push.leading import Leading
-from pushrep.push.settings import PushSettings, Replica
-from pushrep.push.sockets import Address
 from pushrep.records import encode_batch
-from pushrep.replication.grants import Grant, Member
+from pushrep.replicate.leading import Leading
+from pushrep.replicate.settings import PushSettings, Replica
+from pushrep.replicate.sockets import Address
 from tests.kafka.cluster import KafkaCluster
 from tests.kafka.plain_client import create_topic
 

@@ -15,12 +15,12 @@ from typing import Any
 
 from benchmarks.harness import compare, random_values, scratch, spread
 from pushrep.log import LogConfig
-from pushrep.node import NodeSettings, ReplicaNode
 from pushrep.outbox import Outbox
-from pushrep.protocol import replay_messages as wire
-from pushrep.push.sockets import Address
 from pushrep.replay import TO_END, NodeAccess, ReplayClient, ReplayRequest, ReplaySettings
 from pushrep.replay.wire import NodeConnection
+from pushrep.replicate import NodeSettings, ReplicaNode
+from pushrep.replicate.sockets import Address
+from pushrep.wire import replay_messages as wire
 
 LOG_BYTES = 128 << 20
 FOLLOWERS, IDLE_S = 1_000, 10

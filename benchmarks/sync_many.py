@@ -16,9 +16,9 @@ from typing import Any
 from benchmarks.harness import AtMost, Timed, compare, random_values, scratch, spread
 from benchmarks.push_sides import nodes
 from pushrep.env import REAL_FILESYSTEM, File, Filesystem, RealFilesystem
-from pushrep.node import NodeSettings, ReplicaNode
 from pushrep.outbox import Acks, Outbox
-from pushrep.push.sockets import Address
+from pushrep.replicate import NodeSettings, ReplicaNode
+from pushrep.replicate.sockets import Address
 
 PARTITIONS = 1_000
 CREATED_S_MAX, SLOW_S_MAX = 5.0, 2.0

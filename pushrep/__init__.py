@@ -7,21 +7,22 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from pushrep.moved import let_moved_modules_import
 from pushrep.shadowed import refuse_hidden
 
 if TYPE_CHECKING:
     from pushrep.errors import ForkedProcess, PushrepError
     from pushrep.kafka import KafkaDestination
     from pushrep.log import AppendResult, Durability, LogConfig, SegmentLog
-    from pushrep.node import ReplicaNode
     from pushrep.outbox import Acks, OnDiverged, Outbox, Receipt
     from pushrep.outbox.async_outbox import AsyncOutbox
-    from pushrep.push import PushManager, PushSession, PushSessionEndReason
     from pushrep.records import Codec, Record
     from pushrep.replay import ReplayClient, ReplayRequest
+    from pushrep.replicate import PushManager, PushSession, PushSessionEndReason, ReplicaNode
     from pushrep.startpoints import Startpoint, StartpointStore
     from pushrep.topic_id_partition import TopicIdPartition
 
+let_moved_modules_import()
 refuse_hidden("filtering")  # every room needs it; the others are looked for when a command wants them
 
 _HOME = {
@@ -35,13 +36,13 @@ _HOME = {
     "LogConfig": "pushrep.log",
     "OnDiverged": "pushrep.outbox",
     "Outbox": "pushrep.outbox",
-    "PushManager": "pushrep.push",
-    "PushSession": "pushrep.push",
+    "PushManager": "pushrep.replicate",
+    "PushSession": "pushrep.replicate",
     "PushSessionEndReason": "pushrep.push_session_end_reason",
     "PushrepError": "pushrep.errors",
     "Receipt": "pushrep.outbox",
     "Record": "pushrep.records",
-    "ReplicaNode": "pushrep.node",
+    "ReplicaNode": "pushrep.replicate",
     "ReplayClient": "pushrep.replay",
     "ReplayRequest": "pushrep.replay",
     "SegmentLog": "pushrep.log",

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pushrep.errors import BadArgument, PushrepError
 from pushrep.problems import AWAY_LIMIT_S, Problem, worst_first
-from pushrep.push.certificates import mutual_tls
-from pushrep.push.sockets import Address
+from pushrep.replicate.certificates import mutual_tls
+from pushrep.replicate.sockets import Address
 
 if TYPE_CHECKING:
     from prometheus_client.registry import CollectorRegistry

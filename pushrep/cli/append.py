@@ -21,8 +21,8 @@ from pushrep.cli.replica.reaching import addresses_of, client_tls, tls_options
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import Durability, LogConfig
 from pushrep.outbox import Acks, Outbox, read_identity
-from pushrep.push.settings import PushSettings
 from pushrep.records import HEADER_BYTES
+from pushrep.replicate.settings import PushSettings
 
 _DEFAULT_PRODUCER = "pushrep-append"
 _NAMED_BAD_LINES = 20

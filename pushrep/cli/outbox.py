@@ -11,7 +11,7 @@ from pushrep.cli.replica.reaching import client_tls, tls_options
 from pushrep.kafka.destination import destination_of as destination_by_options
 from pushrep.outbox.control import NobodyAnswers, ask
 from pushrep.outbox.destinations import drop_destination, repartition, skip_record
-from pushrep.push.settings import PushSettings
+from pushrep.replicate.settings import PushSettings
 
 _DIRECTORY = click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
 _TOPIC = click.option("--topic", help="Which Kafka topic, where the outbox has shipped to several.")

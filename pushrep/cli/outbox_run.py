@@ -23,13 +23,13 @@ from pushrep.cli.common import log_at_least
 from pushrep.cli.input_lines import BadLine, numbered_lines
 from pushrep.cli.log_settings import log_options
 from pushrep.cli.replica.reaching import client_tls, tls_options
+from pushrep.election.errors import NotLeader
+from pushrep.election.standby import TAKEOVER_AFTER_MS, TAKEOVER_PAUSE_MS
 from pushrep.errors import PushrepError
 from pushrep.log import LogConfig
 from pushrep.outbox import DeliveryFailed, NotEnoughReplicas, Outbox, Receipt, StandbyCancelled, StandbyState
-from pushrep.push.settings import PushSettings
 from pushrep.records import HEADER_BYTES
-from pushrep.replication.errors import NotLeader
-from pushrep.replication.standby import TAKEOVER_AFTER_MS, TAKEOVER_PAUSE_MS
+from pushrep.replicate.settings import PushSettings
 
 _END_S = 10.0
 _AGAIN_S = 0.05

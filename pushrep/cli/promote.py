@@ -5,10 +5,10 @@ from pathlib import Path
 import click
 
 from pushrep.cli.replica.reaching import client_tls, tls_options
+from pushrep.election.candidate import LEADER_ALIVE_MS
+from pushrep.election.errors import TooFewMembers, label
 from pushrep.outbox.promotion import Promotion, promote
-from pushrep.push.settings import PushSettings
-from pushrep.replication.candidate import LEADER_ALIVE_MS
-from pushrep.replication.errors import TooFewMembers, label
+from pushrep.replicate.settings import PushSettings
 
 
 @click.command("promote")

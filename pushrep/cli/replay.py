@@ -19,7 +19,6 @@ from pushrep.cli.record_rows import carrier_of
 from pushrep.cli.replay_output import writer_for
 from pushrep.cli.replica.reaching import client_tls
 from pushrep.log.slots import is_named, log_at, parse_shown_name, readable_logs, shown_name, slot_directories
-from pushrep.protocol.error_codes import ErrorCode
 from pushrep.records import Record
 from pushrep.replay import (
     FOLLOW,
@@ -32,6 +31,7 @@ from pushrep.replay import (
     ReplayRefused,
     ReplayRequest,
 )
+from pushrep.wire.error_codes import ErrorCode
 
 F = TypeVar("F", bound=Callable[..., Any])
 _PATH = click.Path(path_type=Path, dir_okay=False)

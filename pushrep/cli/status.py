@@ -39,15 +39,15 @@ from pushrep.errors import BadArgument, PushrepError
 from pushrep.log.directory_files import parse_log_name
 from pushrep.log.inspection import lock_holder, logs_at, summarize
 from pushrep.log.slots import OUTBOX_FILE_NAME, outboxes_at
-from pushrep.node.election_state import REPLICA_EPOCH_NAME
 from pushrep.outbox.control import BadControlMessage, NobodyAnswers, ask
 from pushrep.problems import Problem
-from pushrep.protocol import push_messages as wire
-from pushrep.protocol.error_codes import ErrorCode
-from pushrep.push.errors import ReplicaUnreachable
-from pushrep.push.replica_client import ReplicaClient
-from pushrep.push.settings import PushSettings
-from pushrep.push.sockets import Address
+from pushrep.replicate.election_state import REPLICA_EPOCH_NAME
+from pushrep.replicate.errors import ReplicaUnreachable
+from pushrep.replicate.replica_client import ReplicaClient
+from pushrep.replicate.settings import PushSettings
+from pushrep.replicate.sockets import Address
+from pushrep.wire import push_messages as wire
+from pushrep.wire.error_codes import ErrorCode
 
 VERSION = 1
 _REACH_MS = 5_000

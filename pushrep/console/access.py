@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from pushrep.errors import BadArgument
-from pushrep.push.sockets import Address
+from pushrep.replicate.sockets import Address
 
 SESSION_S = 12 * 3600
 _N, _R, _P, _SALT_BYTES = 1 << 15, 8, 1, 16

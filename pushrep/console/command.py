@@ -11,7 +11,7 @@ from filtering.extras import needed_by
 from pushrep.cli.replica.reaching import PEM, client_tls, tls_options
 from pushrep.cli.replica.serving import address_option
 from pushrep.cli.startpoint.options import store_or, with_place
-from pushrep.push.sockets import Address
+from pushrep.replicate.sockets import Address
 
 with needed_by("pushrep console"):
     from pushrep.console.access import hashed, read_passwords

@@ -39,7 +39,7 @@ from pushrep.console.startpoints import AskedStartpoint, dry_run, history_of, li
 from pushrep.console.watch import STEP_S, PlaceWatch, Reading
 from pushrep.env import SYSTEM_CLOCK
 from pushrep.errors import BadArgument, PushrepError
-from pushrep.push.sockets import Address
+from pushrep.replicate.sockets import Address
 from pushrep.startpoints import STORE_NAME, StartpointStore
 
 _HERE = Path(__file__).parent

@@ -8,6 +8,7 @@ with Outbox.open("outbox", topic="orders", partitions=4, producer="billing") as 
 import warnings
 from typing import TYPE_CHECKING
 
+from pushrep.election.standby import StandbyState
 from pushrep.log.slots import slot_directories
 from pushrep.outbox.batch import ManyReceipt, Receipt
 from pushrep.outbox.epoch import begin_pid_epoch, outbox_of_log
@@ -36,7 +37,6 @@ from pushrep.outbox.errors import (
 from pushrep.outbox.identity import OutboxIdentity, read_identity
 from pushrep.outbox.outbox import Outbox
 from pushrep.outbox.settings import Acks, OnDiverged
-from pushrep.replication.standby import StandbyState
 
 __all__ = [
     "Acks",

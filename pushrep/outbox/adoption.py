@@ -12,9 +12,9 @@ from pathlib import Path
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Filesystem
 from pushrep.log.directory import LogDirectory
 from pushrep.log.errors import LogLocked
-from pushrep.node.election_state import find_election_state
 from pushrep.outbox.errors import CantAdopt
 from pushrep.outbox.identity import read_identity
+from pushrep.replicate.election_state import find_election_state
 
 
 def adopt(data: Path | str, directory: Path | str, *, filesystem: Filesystem = REAL_FILESYSTEM) -> Path:

@@ -11,22 +11,22 @@ from contextlib import ExitStack
 from pathlib import Path
 from uuid import UUID, uuid4
 
+from pushrep.election.candidate import Purpose
+from pushrep.election.grants import Grant, Member, default_min_insync, next_ballot
+from pushrep.election.standby import check_standby
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK
 from pushrep.errors import PushrepError
 from pushrep.log.directory import LogDirectory, create_logs
 from pushrep.log.directory_files import log_name
-from pushrep.node.election_state import REPLICA_EPOCH_NAME, ElectionState, ElectionStateStore
 from pushrep.outbox.directory_handover import handed_over
 from pushrep.outbox.errors import CantCreate
 from pushrep.outbox.identity import new_identity
 from pushrep.outbox.promotion import election_in
-from pushrep.protocol.push_messages import DescribeLogRequest, DescribeLogResponse
-from pushrep.push.replica_client import ReplicaClient
-from pushrep.push.settings import PushSettings
-from pushrep.push.sockets import Address
-from pushrep.replication.candidate import Purpose
-from pushrep.replication.grants import Grant, Member, default_min_insync, next_ballot
-from pushrep.replication.standby import check_standby
+from pushrep.replicate.election_state import REPLICA_EPOCH_NAME, ElectionState, ElectionStateStore
+from pushrep.replicate.replica_client import ReplicaClient
+from pushrep.replicate.settings import PushSettings
+from pushrep.replicate.sockets import Address
+from pushrep.wire.push_messages import DescribeLogRequest, DescribeLogResponse
 
 
 def create_outbox(  # noqa: PLR0913 - what is fixed

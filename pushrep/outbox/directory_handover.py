@@ -28,10 +28,10 @@ from typing import Any, Self
 from uuid import UUID
 
 from pushrep.errors import BadArgument, PushrepError
-from pushrep.node import LastContact, ReplicaNode
-from pushrep.node.status import status_of
 from pushrep.outbox.control import place
 from pushrep.outbox.control.server import Calls, answer_line
+from pushrep.replicate import LastContact, ReplicaNode
+from pushrep.replicate.node_status import status_of
 
 _LOG = logging.getLogger("pushrep.node")
 _TIMEOUT_S = 30.0

@@ -12,8 +12,8 @@ from pushrep.errors import PushrepError
 from pushrep.kafka.errors import NotPinned
 
 if TYPE_CHECKING:
+    from pushrep.election.grants import Grant
     from pushrep.outbox.replication import Replication
-    from pushrep.replication.grants import Grant
 
 _LOG = logging.getLogger("pushrep.outbox")
 

@@ -16,13 +16,13 @@ from contextlib import contextmanager
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pushrep.election.errors import TooFewMembers
+from pushrep.election.grants import BALLOT_STRIDE, Grant, Member, default_min_insync, next_ballot
 from pushrep.errors import BadArgument
 from pushrep.outbox.errors import CantChangeMembers
 from pushrep.outbox.status import Facts
-from pushrep.protocol.error_codes import ErrorCode
-from pushrep.push.sockets import Address
-from pushrep.replication.errors import TooFewMembers
-from pushrep.replication.grants import BALLOT_STRIDE, Grant, Member, default_min_insync, next_ballot
+from pushrep.replicate.sockets import Address
+from pushrep.wire.error_codes import ErrorCode
 
 if TYPE_CHECKING:
     from pushrep.outbox.replication import Replication

@@ -29,7 +29,7 @@ from pushrep.outbox.identity import read_identity
 from pushrep.outbox.shipping import holder_name
 from pushrep.outbox.status import Facts, LeadingState, MemberStatus, OutboxStatus, partitions_of, status_of
 from pushrep.problems import AWAY_LIMIT_S
-from pushrep.push.manager import PushManager
+from pushrep.replicate.manager import PushManager
 
 if TYPE_CHECKING:
     from pushrep.kafka.sink import KafkaSink

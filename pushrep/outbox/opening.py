@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
+from pushrep.election.errors import NotLeader
 from pushrep.env import Clock, Filesystem
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.progress import read_progress
@@ -27,7 +28,6 @@ from pushrep.outbox.partition_replicas import PartitionReplicas
 from pushrep.outbox.positions_store import POSITIONS_NAME, PositionsStore
 from pushrep.outbox.settings import OnDiverged, ReplicaSettings
 from pushrep.outbox.shipping import Shipping, ToShip, start_shipping
-from pushrep.replication.errors import NotLeader
 
 if TYPE_CHECKING:
     from pushrep.outbox.replication import Replication
@@ -169,7 +169,7 @@ def _lead_of(held: LogDirectory) -> KeptGrant | None:
     """By which grant this directory may lead; None if it has none yet. Raises NotLeader, CorruptNodeFile."""
     if not held.filesystem.exists(held.path / "promises.json"):
         return None
-    from pushrep.node.election_state import find_election_state  # noqa: PLC0415 - as above
+    from pushrep.replicate.election_state import find_election_state  # noqa: PLC0415 - as above
 
     _, state = find_election_state(held.path, held.filesystem) or (None, None)
     if state is None or state.grant is None:

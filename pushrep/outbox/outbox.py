@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
 from filtering import StreamMetadata
+from pushrep.election.standby import TAKEOVER_AFTER_MS, TAKEOVER_PAUSE_MS, StandbyState
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.errors import BadArgument, ForkedProcess, PushrepError, checked_path, checked_timeout
 from pushrep.kafka.destination import KafkaDestination
@@ -64,9 +65,8 @@ from pushrep.outbox.shipping import check_destination
 from pushrep.outbox.slots import open_free_slot, refuse_other_kinds
 from pushrep.outbox.status import Facts, OutboxStatus, status_of
 from pushrep.outbox.threads import LingerTimer, WriterThreads, linger_timer_for, release_linger_timer
-from pushrep.push.settings import PushSettings
 from pushrep.records import Codec
-from pushrep.replication.standby import TAKEOVER_AFTER_MS, TAKEOVER_PAUSE_MS, StandbyState
+from pushrep.replicate.settings import PushSettings
 
 if TYPE_CHECKING:
     from pushrep.health import HealthSettings

@@ -18,7 +18,7 @@ from pushrep.outbox.errors import NotEnoughReplicas
 from pushrep.records import RecordBatch
 
 if TYPE_CHECKING:
-    from pushrep.push.led_partition import LedPartition
+    from pushrep.replicate.led_partition import LedPartition
 
 
 class Waiting(NamedTuple):

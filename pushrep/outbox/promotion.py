@@ -22,24 +22,9 @@ from uuid import UUID
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
-from pushrep.log import LogConfig, SegmentLog
-from pushrep.log.directory import LogDirectory
-from pushrep.log.errors import LogLocked, LogPoisoned
-from pushrep.node import LastContact, NodeSettings
-from pushrep.node.election import Election
-from pushrep.node.election_state import NO_MEMBER, ElectionState, ElectionStateStore, find_election_state
-from pushrep.node.member_clients import tp_of
-from pushrep.outbox.directory_handover import NEVER, handed_over
-from pushrep.outbox.errors import CantPromote
-from pushrep.push.errors import ReplicaUnreachable
-from pushrep.push.repairing import Repairs
-from pushrep.push.replica_client import ReplicaClient
-from pushrep.push.settings import PushSettings, Replica
-from pushrep.push.sockets import Address
-from pushrep.replication.candidate import LEADER_ALIVE_MS, Fetch, MemberAnswer, Purpose, leader_alive
-from pushrep.replication.epochs import common_end, without_unfenced
-from pushrep.replication.errors import (
+from pushrep.election.candidate import LEADER_ALIVE_MS, Fetch, MemberAnswer, Purpose, leader_alive
+from pushrep.election.epochs import common_end, without_unfenced
+from pushrep.election.errors import (
     LogNotFit,
     NotAhead,
     NotLeader,
@@ -47,7 +32,7 @@ from pushrep.replication.errors import (
     RivalGenerations,
     TooFewMembers,
 )
-from pushrep.replication.grants import (
+from pushrep.election.grants import (
     GENERATION_TAG_BITS,
     Grant,
     Member,
@@ -58,6 +43,21 @@ from pushrep.replication.grants import (
     next_ballot,
     next_generation,
 )
+from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
+from pushrep.log import LogConfig, SegmentLog
+from pushrep.log.directory import LogDirectory
+from pushrep.log.errors import LogLocked, LogPoisoned
+from pushrep.outbox.directory_handover import NEVER, handed_over
+from pushrep.outbox.errors import CantPromote
+from pushrep.replicate import LastContact, NodeSettings
+from pushrep.replicate.election import Election
+from pushrep.replicate.election_state import NO_MEMBER, ElectionState, ElectionStateStore, find_election_state
+from pushrep.replicate.errors import ReplicaUnreachable
+from pushrep.replicate.member_clients import tp_of
+from pushrep.replicate.repairing import Repairs
+from pushrep.replicate.replica_client import ReplicaClient
+from pushrep.replicate.settings import PushSettings, Replica
+from pushrep.replicate.sockets import Address
 from pushrep.topic_id_partition import TopicIdPartition
 
 _LOG = logging.getLogger("pushrep.outbox")

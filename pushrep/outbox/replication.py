@@ -18,14 +18,16 @@ from functools import partial
 from time import monotonic
 from uuid import UUID
 
+from pushrep.election.candidate import Purpose
+from pushrep.election.errors import LeadGivenUp, NotLeader, TooFewMembers
+from pushrep.election.grants import Grant, Member, are_rivals, newest_of, next_ballot
+from pushrep.election.leader import PartitionLeader
+from pushrep.election.standby import LeaderHealth, TakeoverTimes
 from pushrep.env import Clock
 from pushrep.errors import PushrepError
 from pushrep.log import Durability, LogClosed, SegmentLog
 from pushrep.log.directory import LogDirectory
 from pushrep.log.flusher import Tick
-from pushrep.node.election import Change, Election, too_few
-from pushrep.node.election_state import NO_MEMBER, ElectionStateStore
-from pushrep.node.member_clients import tp_of
 from pushrep.outbox.errors import (
     CantChangeMembers,
     CantPromote,
@@ -40,17 +42,15 @@ from pushrep.outbox.partition_replicas import PartitionReplicas, holding_back, s
 from pushrep.outbox.positions_store import PositionsStore
 from pushrep.outbox.promotion import Granted, ListChange, list_change, with_loss
 from pushrep.outbox.settings import ReplicaSettings
-from pushrep.push.errors import MayStillBeDelivered, ReplicaUnreachable
-from pushrep.push.leading import Leading
-from pushrep.push.manager import PushManager
-from pushrep.push.settings import PushSettings, Replica
-from pushrep.push.sockets import Address
 from pushrep.records import RecordBatch
-from pushrep.replication.candidate import Purpose
-from pushrep.replication.errors import LeadGivenUp, NotLeader, TooFewMembers
-from pushrep.replication.grants import Grant, Member, are_rivals, newest_of, next_ballot
-from pushrep.replication.leader import PartitionLeader
-from pushrep.replication.standby import LeaderHealth, TakeoverTimes
+from pushrep.replicate.election import Change, Election, too_few
+from pushrep.replicate.election_state import NO_MEMBER, ElectionStateStore
+from pushrep.replicate.errors import MayStillBeDelivered, ReplicaUnreachable
+from pushrep.replicate.leading import Leading
+from pushrep.replicate.manager import PushManager
+from pushrep.replicate.member_clients import tp_of
+from pushrep.replicate.settings import PushSettings, Replica
+from pushrep.replicate.sockets import Address
 
 _LOG = logging.getLogger("pushrep.outbox")
 _PAUSE_S = 0.005  # between looks at the in-sync sets while `open` waits

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import cast
 
+from pushrep.election.standby import TakeoverTimes
 from pushrep.errors import BadArgument
 from pushrep.log import Durability
 from pushrep.outbox.errors import SettingRefused
-from pushrep.push.settings import PushSettings
-from pushrep.push.sockets import Address
 from pushrep.records import Codec
-from pushrep.replication.standby import TakeoverTimes
+from pushrep.replicate.settings import PushSettings
+from pushrep.replicate.sockets import Address
 
 BATCH_BYTES = 256 << 10
 """Stays in the processor's cache while it is encoded and summed."""

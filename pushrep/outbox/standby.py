@@ -20,23 +20,23 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
+from pushrep.election.candidate import LEADER_ALIVE_MS, Purpose
+from pushrep.election.errors import CantStandBy, ReplicationError
+from pushrep.election.grants import Grant
+from pushrep.election.standby import Seen, Standby, StandbyState, TakeoverTimes
 from pushrep.env import Clock, Filesystem
 from pushrep.log import LogConfig
 from pushrep.log.disk_space import DiskLevel, disk_level
 from pushrep.log.errors import DirectoryIsCopy, LogLocked, LogPoisoned
-from pushrep.node.election_state import NO_MEMBER, REPLICA_EPOCH_NAME, ElectionState, find_election_state
 from pushrep.outbox.control import BadControlMessage, CallRefused, NobodyAnswers, ask
 from pushrep.outbox.directory_handover import handed_over
 from pushrep.outbox.errors import CantPromote, SettingRefused, StandbyCancelled
 from pushrep.outbox.promotion import election_in
 from pushrep.outbox.settings import Acks
 from pushrep.outbox.status import Facts
-from pushrep.push.errors import ReplicaUnreachable
-from pushrep.push.settings import PushSettings
-from pushrep.replication.candidate import LEADER_ALIVE_MS, Purpose
-from pushrep.replication.errors import CantStandBy, ReplicationError
-from pushrep.replication.grants import Grant
-from pushrep.replication.standby import Seen, Standby, StandbyState, TakeoverTimes
+from pushrep.replicate.election_state import NO_MEMBER, REPLICA_EPOCH_NAME, ElectionState, find_election_state
+from pushrep.replicate.errors import ReplicaUnreachable
+from pushrep.replicate.settings import PushSettings
 
 _LOG = logging.getLogger("pushrep.outbox")
 _DIGITS = re.compile(r"[0-9.]+")

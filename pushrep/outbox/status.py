@@ -12,6 +12,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pushrep.election.errors import LeadGivenUp
 from pushrep.log import SegmentLog
 from pushrep.log.disk_space import DiskStatus
 from pushrep.log.scrub import ScrubStatus
@@ -21,12 +22,11 @@ from pushrep.outbox.lag import ReplicaLag
 from pushrep.outbox.settings import OutboxSettings
 from pushrep.outbox.shipping import Shipping, holder_name
 from pushrep.problems import AWAY_LIMIT_S, Problem, disk_problems, scrub_problems, worst_first
-from pushrep.replication.errors import LeadGivenUp
 
 if TYPE_CHECKING:
     from pushrep.outbox.partition_appender import AppendCounts
     from pushrep.outbox.replication import Replication
-    from pushrep.push.led_partition import LedPartition
+    from pushrep.replicate.led_partition import LedPartition
 
 
 class LeadingState(Enum):

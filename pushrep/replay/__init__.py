@@ -7,7 +7,6 @@
 The table of states is states.py, the refusals plan.py, the arithmetic limits.py; docs/replay.md tells all of it.
 """
 
-from pushrep.protocol.replay_messages import RecordingState, ReplayEndReason
 from pushrep.replay.catalogue import Catalogue, CatalogueEntry, FoundLog, read_catalogue
 from pushrep.replay.client import ReplayClient
 from pushrep.replay.errors import (
@@ -23,6 +22,7 @@ from pushrep.replay.errors import (
 from pushrep.replay.model import FOLLOW, TO_END, AtTime, Length, RecordingInfo, ReplayRequest, ReplaySettings
 from pushrep.replay.replay import Replay, ReplayBatches, ReplayedBatch
 from pushrep.replay.wire import NodeAccess
+from pushrep.wire.replay_messages import RecordingState, ReplayEndReason
 
 __all__ = [
     "FOLLOW",

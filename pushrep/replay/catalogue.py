@@ -23,9 +23,9 @@ from uuid import UUID
 import google_crc32c
 
 from pushrep.env import REAL_FILESYSTEM, Filesystem, read_whole, write_atomic
-from pushrep.protocol.replay_messages import RecordingState
 from pushrep.replay.errors import CorruptCatalogue, UnknownRecording
 from pushrep.topic_id_partition import TopicIdPartition
+from pushrep.wire.replay_messages import RecordingState
 
 CATALOGUE_NAME = ".pushrep_recordings"
 FORMAT, VERSION = "pushrep.recordings", 1

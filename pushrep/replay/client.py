@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Self
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.errors import BadArgument
 from pushrep.log import SegmentLog
-from pushrep.protocol.error_codes import ErrorCode
 from pushrep.replay.errors import ReplayRefused
 from pushrep.replay.limits import LOG_BOUNDS
 from pushrep.replay.local import Counters
@@ -23,6 +22,7 @@ from pushrep.replay.remote_client import Deletion, RemoteReplays
 from pushrep.replay.replay import Replay
 from pushrep.replay.subscribing import replayed_logs
 from pushrep.replay.wire import NodeAccess, parse_address
+from pushrep.wire.error_codes import ErrorCode
 
 if TYPE_CHECKING:
     from pushrep.startpoints import LogConsumer, StartpointStore

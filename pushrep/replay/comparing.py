@@ -8,10 +8,10 @@ from itertools import zip_longest
 from typing import NamedTuple
 from uuid import UUID
 
-from pushrep.protocol.error_codes import ErrorCode
 from pushrep.replay.client import ReplayClient
 from pushrep.replay.errors import NodeUnreachable, ReplayFailed, ReplayRefused
 from pushrep.replay.model import TO_END, RecordingInfo, ReplayRequest
+from pushrep.wire.error_codes import ErrorCode
 
 
 class Comparison(NamedTuple):

@@ -4,11 +4,11 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from pushrep.protocol.error_codes import ErrorCode
-from pushrep.protocol.replay_messages import ReplayEndReason
 from pushrep.replay.session import ReplaySession
 from pushrep.replay.sessions import ReplaySessions
 from pushrep.replay.states import ReplayState
+from pushrep.wire.error_codes import ErrorCode
+from pushrep.wire.replay_messages import ReplayEndReason
 
 
 class SessionCounters(NamedTuple):

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from pushrep.errors import PushrepError
-from pushrep.protocol.error_codes import ErrorCode
+from pushrep.wire.error_codes import ErrorCode
 
 
 class ReplayRefused(PushrepError):

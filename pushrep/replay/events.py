@@ -6,11 +6,11 @@ shell ── SegmentOpened, Turn, BlockRead, BlockSent ... ──▶ ReplaySessi
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
-from pushrep.protocol.error_codes import ErrorCode
-from pushrep.protocol.replay_messages import ReplayEndReason
 from pushrep.replay.limits import Span
 from pushrep.replay.model import LogSnapshot
 from pushrep.replay.states import EventKind
+from pushrep.wire.error_codes import ErrorCode
+from pushrep.wire.replay_messages import ReplayEndReason
 
 # ---- events
 

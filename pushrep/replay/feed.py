@@ -2,9 +2,9 @@
 
 from typing import NamedTuple, Protocol
 
-from pushrep.protocol.replay_messages import ReplayEndReason
 from pushrep.records import RecordBatch
 from pushrep.replay import events as e
+from pushrep.wire.replay_messages import ReplayEndReason
 
 
 class ReplayedBlock(NamedTuple):

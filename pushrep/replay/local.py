@@ -15,8 +15,6 @@ from typing import TypeAlias
 from pushrep.env import Clock
 from pushrep.log import Lease, LeaseBroken, LogClosed, NotALog, OffsetOutOfRange
 from pushrep.log.errors import CorruptBatch
-from pushrep.protocol.error_codes import ErrorCode
-from pushrep.protocol.replay_messages import ReplayEndReason
 from pushrep.records import BatchHeader, RecordBatch
 from pushrep.records.errors import CorruptRecordBatch
 from pushrep.replay import events as e
@@ -30,6 +28,8 @@ from pushrep.replay.states import ReplayState
 from pushrep.replay.tail import Tail
 from pushrep.replay.waiting import Listening
 from pushrep.replay.windows import BUFFER_BYTES, BatchWindows, Window, size_of_batch
+from pushrep.wire.error_codes import ErrorCode
+from pushrep.wire.replay_messages import ReplayEndReason
 
 _FACTS_MS = 100
 """So long the log's offsets are believed while there is something to read; at the tip they are read every time."""

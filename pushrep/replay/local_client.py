@@ -10,8 +10,6 @@ from pushrep.log import SegmentLog
 from pushrep.log.directory_files import log_name, real_log_path
 from pushrep.log.errors import InvalidLogName
 from pushrep.log.slots import parse_shown_name, readable_logs, shown_name
-from pushrep.protocol.error_codes import ErrorCode
-from pushrep.protocol.replay_messages import RecordingState
 from pushrep.replay import events as e
 from pushrep.replay.catalogue import read_catalogue
 from pushrep.replay.errors import ReplayRefused
@@ -23,6 +21,8 @@ from pushrep.replay.sessions import ReplaySessions
 from pushrep.replay.source import LogSource, open_source
 from pushrep.replay.states import ReplayState
 from pushrep.topic_id_partition import TopicIdPartition
+from pushrep.wire.error_codes import ErrorCode
+from pushrep.wire.replay_messages import RecordingState
 
 _BLOCK_BYTES = 4 << 20
 """Nobody waits for his turn behind a session of one's own: a turn is worth more than at a node."""

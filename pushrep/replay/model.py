@@ -12,7 +12,7 @@ from uuid import UUID
 
 from pushrep.errors import BadArgument
 from pushrep.log.slots import shown_name
-from pushrep.protocol.replay_messages import RecordingState
+from pushrep.wire.replay_messages import RecordingState
 
 OFFSET_MAX = 2**63 - 2
 

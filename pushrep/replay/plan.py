@@ -19,10 +19,10 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pushrep.protocol.error_codes import ErrorCode
 from pushrep.replay.errors import ReplayRefused
 from pushrep.replay.limits import LOG_BOUNDS, tip_of
 from pushrep.replay.model import TO_END, AtTime, LogSnapshot, ReplayRequest
+from pushrep.wire.error_codes import ErrorCode
 
 RATE_MAX = 2**63 - 1
 

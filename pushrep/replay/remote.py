@@ -17,10 +17,6 @@ from typing import Any, NamedTuple
 
 from pushrep.env import Clock
 from pushrep.env.network import HostPort
-from pushrep.protocol import replay_messages as wire
-from pushrep.protocol.error_codes import ErrorCode
-from pushrep.protocol.replay_messages import ReplayEndReason
-from pushrep.protocol.values import OFFSET_MAX, Struct
 from pushrep.records import BatchHeader, CorruptRecordBatch, RecordBatch
 from pushrep.records.batch_run import checked_run, length_of_first
 from pushrep.records.joining import misjoined
@@ -31,6 +27,10 @@ from pushrep.replay.limits import Span
 from pushrep.replay.model import TO_END, ReplayRequest
 from pushrep.replay.waiting import ReplayWaiter
 from pushrep.replay.wire import NodeAccess, NodeConnection, request_to_wire, started
+from pushrep.wire import replay_messages as wire
+from pushrep.wire.error_codes import ErrorCode
+from pushrep.wire.replay_messages import ReplayEndReason
+from pushrep.wire.values import OFFSET_MAX, Struct
 
 _BATCH_BYTES_MAX = (1 << 31) - 1
 _RUN_MIN = 32

@@ -9,14 +9,14 @@ from typing import TypeVar
 from pushrep.env import Clock
 from pushrep.env.network import HostPort
 from pushrep.log.directory_files import is_log_name, parse_log_name
-from pushrep.protocol import replay_messages as wire
-from pushrep.protocol.error_codes import ErrorCode
-from pushrep.protocol.replay_messages import RecordingState
-from pushrep.protocol.values import OFFSET_MAX, Struct
 from pushrep.replay.errors import KeepingRefused, NodeUnreachable, ReplayRefused
 from pushrep.replay.model import RecordingInfo, ReplayRequest
 from pushrep.replay.remote import RemoteSession
 from pushrep.replay.wire import NodeAccess, NodeConnection, accepted, request_to_wire, started
+from pushrep.wire import replay_messages as wire
+from pushrep.wire.error_codes import ErrorCode
+from pushrep.wire.replay_messages import RecordingState
+from pushrep.wire.values import OFFSET_MAX, Struct
 
 S = TypeVar("S", bound=Struct)
 _MAY_BE_REPEATED = (wire.DescribeRecordingsRequest, wire.StopReplayRequest, wire.StartReplayRequest)

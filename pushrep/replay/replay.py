@@ -16,11 +16,11 @@ from itertools import chain, repeat
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from pushrep.protocol.error_codes import ErrorCode
-from pushrep.protocol.replay_messages import ReplayEndReason
 from pushrep.records import Record, RecordBatch, RecordCursor
 from pushrep.replay.errors import ReplayBusy, ReplayFailed, ReplayTruncated
 from pushrep.replay.feed import Feed, ReplayedBlock
+from pushrep.wire.error_codes import ErrorCode
+from pushrep.wire.replay_messages import ReplayEndReason
 
 _WAIT_S = 1.0  # at the tip; the feed hears of what comes, or looks as often as it has to
 

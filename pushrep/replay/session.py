@@ -11,13 +11,13 @@ its credit is above zero, so the last one may overdraw it by less than a block; 
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from pushrep.protocol.error_codes import ErrorCode
-from pushrep.protocol.replay_messages import ReplayEndReason
 from pushrep.replay import events as e
 from pushrep.replay.limits import Tip, clip, tip_of
 from pushrep.replay.model import LogSnapshot, ReplaySettings
 from pushrep.replay.plan import ReplayPlan
 from pushrep.replay.states import NEXT, EventKind, ImpossibleEvent, ReplayState
+from pushrep.wire.error_codes import ErrorCode
+from pushrep.wire.replay_messages import ReplayEndReason
 
 Effects = list[e.Effect]
 

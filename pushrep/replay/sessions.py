@@ -3,18 +3,18 @@
     session id, 64 bits    | serial, rising, 32 | random, 32 |      nobody guesses another's, none comes twice
 
 Whose turn it is says the shell: a local session steps when its reader asks, a node's take one block each in a queue
-(pushrep/node/replay_server.py).
+(pushrep/replicate/replay_server.py).
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from pushrep.protocol.error_codes import ErrorCode
 from pushrep.replay.errors import ReplayRefused
 from pushrep.replay.events import Event, Forget, Refuse, Stop
 from pushrep.replay.model import LogSnapshot, ReplayRequest, ReplaySettings
 from pushrep.replay.plan import Node, plan_replay
 from pushrep.replay.session import Effects, ReplaySession
+from pushrep.wire.error_codes import ErrorCode
 
 _SERIAL_END = 1 << 31
 _RANDOM_BITS = 32

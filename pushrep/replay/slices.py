@@ -22,10 +22,10 @@ from pushrep.log.reader import hold_against_seal
 from pushrep.log.segment import begin_near
 from pushrep.log.segment_files import list_segments, segment_path
 from pushrep.log.walk import ScanRange, ends_clean, scan_headers, why_not
-from pushrep.protocol.values import FileSlice
 from pushrep.records import RecordBatch
 from pushrep.records.header import OFFSET_MAX
 from pushrep.replay.limits import Span
+from pushrep.wire.values import FileSlice
 
 _FIRST_BYTES = 4096  # the header of a large batch, or some small batches whole: what follows live comes in one read
 _FILES_MAX = 64

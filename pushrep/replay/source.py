@@ -16,12 +16,12 @@ from pushrep.log import CorruptBatch, Lease, LogClosed, LogReader, NotALog, Offs
 from pushrep.log.directory_files import read_leader_epochs
 from pushrep.log.inspection import lock_holder
 from pushrep.log.retention import Told
-from pushrep.protocol.error_codes import ErrorCode
 from pushrep.records import RecordBatch
 from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.replay import events as e
 from pushrep.replay.limits import Span
 from pushrep.replay.model import LogSnapshot
+from pushrep.wire.error_codes import ErrorCode
 
 Log: TypeAlias = SegmentLog | LogReader
 

@@ -8,11 +8,11 @@
 from collections import deque
 from typing import Protocol
 
-from pushrep.protocol.error_codes import ErrorCode
 from pushrep.records import Record
 from pushrep.replay.errors import ReplayRefused, ReplayTruncated
 from pushrep.replay.model import FOLLOW, AtTime, RecordingInfo, ReplayRequest
 from pushrep.replay.replay import Replay
+from pushrep.wire.error_codes import ErrorCode
 
 
 class Replays(Protocol):

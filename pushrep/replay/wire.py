@@ -15,17 +15,17 @@ from typing import Any, TypeVar
 from pushrep.env import REAL_NETWORK, Network
 from pushrep.env.network import HostPort
 from pushrep.errors import BadArgument
-from pushrep.protocol.calls import ApiKey
-from pushrep.protocol.client import CallAnswer, ClientConnection, PeerEvent, first_request
-from pushrep.protocol.error_codes import ErrorCode
-from pushrep.protocol.errors import NoCommonVersion, ProtocolError
-from pushrep.protocol.replay_messages import LengthKind, PositionKind, StartReplayRequest, StartReplayResponse
-from pushrep.protocol.spares import SPARE_BYTES
-from pushrep.protocol.values import Part, Struct
 from pushrep.replay.buffers import KeptBuffers
 from pushrep.replay.errors import NodeUnreachable, ReplayRefused
 from pushrep.replay.model import FOLLOW, AtTime, ReplayRequest
 from pushrep.replay.plan import RATE_MAX
+from pushrep.wire.calls import ApiKey
+from pushrep.wire.client import CallAnswer, ClientConnection, PeerEvent, first_request
+from pushrep.wire.error_codes import ErrorCode
+from pushrep.wire.errors import NoCommonVersion, ProtocolError
+from pushrep.wire.replay_messages import LengthKind, PositionKind, StartReplayRequest, StartReplayResponse
+from pushrep.wire.spares import SPARE_BYTES
+from pushrep.wire.values import Part, Struct
 
 S = TypeVar("S", bound=Struct)
 _PORT_MAX = 65_535

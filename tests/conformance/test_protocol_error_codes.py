@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from pushrep.protocol.calls import CALLS
-from pushrep.protocol.error_codes import ERROR_TABLE, ErrorCode
 from pushrep.push_session_end_reason import PushSessionEndReason
+from pushrep.wire.calls import CALLS
+from pushrep.wire.error_codes import ERROR_TABLE, ErrorCode
 
 OTHERWISE = {"CORRUPT_MESSAGE": "CorruptRecord", "MESSAGE_TOO_LARGE": "MessageSizeTooLarge"}
 

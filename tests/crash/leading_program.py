@@ -11,12 +11,12 @@ import threading
 from pathlib import Path
 from uuid import UUID
 
+from pushrep.election.grants import Grant, Member, default_min_insync
 from pushrep.log import Durability, LogConfig, SegmentLog
-from pushrep.push.leading import Leading
-from pushrep.push.settings import PushSettings, Replica
-from pushrep.push.sockets import Address
 from pushrep.records import encode_batch
-from pushrep.replication.grants import Grant, Member, default_min_insync
+from pushrep.replicate.leading import Leading
+from pushrep.replicate.settings import PushSettings, Replica
+from pushrep.replicate.sockets import Address
 
 IN_FLIGHT = 64
 CONFIG = LogConfig(segment_bytes=200_000, preallocate_bytes=0)

@@ -22,13 +22,13 @@ from typing import NamedTuple
 from pushrep import Acks, Durability, LogConfig, Outbox, PushrepError
 from pushrep.env import RealFilesystem
 from pushrep.log import SegmentLog
-from pushrep.node import NodeSettings, ReplicaNode
-from pushrep.node.reloading import CertificateFiles
 from pushrep.outbox import DeliveryFailed, OutboxDiffers
 from pushrep.outbox.member_changes import Phase, add_member, remove_member
-from pushrep.push.certificates import mutual_tls
-from pushrep.push.settings import PushSettings
-from pushrep.push.sockets import Address
+from pushrep.replicate import NodeSettings, ReplicaNode
+from pushrep.replicate.certificates import mutual_tls
+from pushrep.replicate.reloading import CertificateFiles
+from pushrep.replicate.settings import PushSettings
+from pushrep.replicate.sockets import Address
 
 WAIT_S = 120
 WATCHED = frozenset(

@@ -29,7 +29,7 @@ import sys, threading
 from collections import deque
 from pushrep import Acks, LogConfig, Outbox, PushrepError
 from pushrep.outbox import DeliveryFailed, NotEnoughReplicas
-from pushrep.push.settings import PushSettings
+from pushrep.replicate.settings import PushSettings
 
 directory, first, *replicas = sys.argv[1:]
 stop = threading.Event()

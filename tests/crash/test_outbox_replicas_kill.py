@@ -19,7 +19,7 @@ import sys, threading
 from collections import deque
 from pushrep import Acks, Durability, LogConfig, Outbox, PushrepError
 from pushrep.outbox import DeliveryFailed, NotEnoughReplicas
-from pushrep.push.settings import PushSettings
+from pushrep.replicate.settings import PushSettings
 
 directory, least, *replicas = sys.argv[1:]
 stop = threading.Event()

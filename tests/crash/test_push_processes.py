@@ -15,13 +15,13 @@ from uuid import uuid4
 
 import pytest
 
+from pushrep.election.epochs import granted_end
+from pushrep.election.grants import next_ballot
 from pushrep.log import SegmentLog
-from pushrep.protocol.push_messages import DescribeLogRequest, DescribeLogResponse
-from pushrep.push.replica_client import ReplicaClient
-from pushrep.push.sockets import Address
-from pushrep.push.wire import log_ends_of
-from pushrep.replication.epochs import granted_end
-from pushrep.replication.grants import next_ballot
+from pushrep.replicate.replica_client import ReplicaClient
+from pushrep.replicate.sockets import Address
+from pushrep.replicate.wire import log_ends_of
+from pushrep.wire.push_messages import DescribeLogRequest, DescribeLogResponse
 from tests.kafka.cluster import missing
 from tests.kafka.dump_tool import dump_segments
 from tests.ports import reserve

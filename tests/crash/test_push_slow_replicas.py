@@ -15,7 +15,7 @@ MB = 1_000_000
 PRODUCER = """
 import sys, threading
 from pushrep import Acks, Durability, LogConfig, Outbox
-from pushrep.push.settings import PushSettings
+from pushrep.replicate.settings import PushSettings
 
 directory, *replicas = sys.argv[1:]
 pause = threading.Event()

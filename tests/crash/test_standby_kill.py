@@ -28,9 +28,9 @@ import sys, threading
 from filtering import StreamMetadata
 from pushrep import LogConfig, Outbox, PushrepError
 from pushrep.outbox import DeliveryFailed, NotEnoughReplicas
-from pushrep.push.settings import PushSettings
-from pushrep.replication.errors import NotLeader
-from pushrep.replication.standby import StandbyState
+from pushrep.replicate.settings import PushSettings
+from pushrep.election.errors import NotLeader
+from pushrep.election.standby import StandbyState
 
 SOURCE = 4711
 

@@ -14,7 +14,7 @@ Everything is read when it is scraped; appending counts once a batch. Names foll
 `_duration_seconds`. Who shows what:
 
 - **service**: `Outbox.open(health=...)`, or `OutboxCollector(outbox)` of `pushrep.outbox.metrics` in your registry
-- **node**: `pushrep replica serve --metrics`, or `NodeCollector(node)` of `pushrep.node.metrics`
+- **node**: `pushrep replica serve --metrics`, or `NodeCollector(node)` of `pushrep.replicate.node_metrics`
 - **slots**: `SlotsCollector(directory)` of `pushrep.outbox.metrics`, for all worker slots by their files
 - **filter**: `FilterCollector(consumer, name="billing")` of `pushrep.metrics`, of a consumer of
   `filtering.consumers` (`source` is the topic) or of Spark's `CountsListener` (`source` is the query)

@@ -198,7 +198,7 @@ def test_the_licence_is_there_in_full_and_named(wheel, sdist):
     own = {"LICENSE", "NOTICE", "README.md", "CHANGELOG.md", "SECURITY.md", "pyproject.toml", "PKG-INFO", ".gitignore"}
     strangers = {name for name in names if name.partition("/")[0] not in {*PACKAGES, *own}}
     assert not strangers, "nothing of tests, docs and demos' data"
-    assert names >= {str(path.relative_to(ROOT)) for path in ROOT.glob("pushrep/protocol/schemas/*")}
+    assert names >= {str(path.relative_to(ROOT)) for path in ROOT.glob("pushrep/wire/schemas/*")}
     assert names >= {f"{package}/py.typed" for package in PACKAGES}
 
 

@@ -8,7 +8,7 @@ from tests.readers.ways import NO_LOG_IS_READ, WAYS
 
 ROOT = Path(__file__).parents[2]
 ROOMS = (
-    "pushrep/log", "pushrep/replay", "pushrep/node", "pushrep/push", "pushrep/kafka", "pushrep/startpoints",
+    "pushrep/log", "pushrep/replay", "pushrep/replicate", "pushrep/kafka", "pushrep/startpoints",
     "pushrep/outbox", "spark_jobs/sources",
 )  # fmt: skip
 RECORDS = {"Record", "RecordBatch", "Replay", "ReplayBatches", "ReplayedBatch", "ReplayedBlock"}

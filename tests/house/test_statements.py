@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pushrep.replication.findings import RequestFinding
-from pushrep.replication.follower import LEADER_CHECKS, SESSION_CHECKS
-from pushrep.replication.outcome import Outcome
+from pushrep.election.findings import RequestFinding
+from pushrep.election.follower import LEADER_CHECKS, SESSION_CHECKS
+from pushrep.election.outcome import Outcome
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "statements.md").read_text(encoding="utf-8")

@@ -7,16 +7,16 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from pushrep.election.grants import Grant, Member
+from pushrep.election.messages import batches_of
 from pushrep.log import Durability, LogConfig, SegmentLog
-from pushrep.node import NodeSettings, ReplicaNode
-from pushrep.node.connections import Connections
-from pushrep.protocol import push_messages as wire
-from pushrep.push.leading import Leading
-from pushrep.push.settings import PushSettings, Replica
-from pushrep.push.sockets import Address
 from pushrep.records import encode_batch
-from pushrep.replication.grants import Grant, Member
-from pushrep.replication.messages import batches_of
+from pushrep.replicate import NodeSettings, ReplicaNode
+from pushrep.replicate.leading import Leading
+from pushrep.replicate.node_connections import Connections
+from pushrep.replicate.settings import PushSettings, Replica
+from pushrep.replicate.sockets import Address
+from pushrep.wire import push_messages as wire
 from tests.ports import reserve
 
 WAIT_S = 60

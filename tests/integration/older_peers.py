@@ -2,8 +2,8 @@
 
 import copy
 
-from pushrep.protocol.calls import ApiKey
-from pushrep.protocol.vocabulary import VOCABULARY, VersionRange
+from pushrep.wire.calls import ApiKey
+from pushrep.wire.vocabulary import VOCABULARY, VersionRange
 
 
 def without_beats():

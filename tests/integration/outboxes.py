@@ -6,7 +6,7 @@ import pytest
 
 from pushrep import Outbox
 from pushrep.log import LogConfig
-from pushrep.push.settings import PushSettings
+from pushrep.replicate.settings import PushSettings
 
 WAIT_S = 60
 QUICK = PushSettings(backoff_min_ms=1, backoff_max_ms=50, watermark_linger_ms=1)

@@ -14,11 +14,11 @@ from prometheus_client.metrics_core import HistogramMetricFamily
 
 from pushrep import Acks, KafkaDestination, Outbox, ReplayClient, ReplayRequest
 from pushrep.log.segment_files import segment_path
-from pushrep.node.metrics import NodeCollector
-from pushrep.node.reloading import CertificateFiles
 from pushrep.outbox.metrics import OutboxCollector
 from pushrep.problems import BLOCKS
 from pushrep.replay import NodeAccess
+from pushrep.replicate.node_metrics import NodeCollector
+from pushrep.replicate.reloading import CertificateFiles
 from tests.integration.certificates import make_certificates
 from tests.integration.outboxes import SMALL, WAIT_S, open_outbox, wait_for_all, wait_until
 from tests.integration.prometheus import RULES, firing, prometheus, served, up

@@ -8,31 +8,31 @@ from uuid import UUID
 
 import pytest
 
+from pushrep.election.grants import Grant, Member
 from pushrep.env import REAL_FILESYSTEM, RealFilesystem
 from pushrep.log import AppendFailed, Durability, SegmentLog
 from pushrep.log.directory_files import CheckpointFile, read_checkpoint, write_checkpoint
 from pushrep.log.segment_files import segment_path
 from pushrep.log.verify import verify_log
 from pushrep.log.writer import LogWriter
-from pushrep.node import NodeSettings, ReplicaNode
-from pushrep.node.calls import NodeCalls
-from pushrep.node.member_clients import MemberClients
-from pushrep.protocol import push_messages as wire
-from pushrep.protocol import server
-from pushrep.protocol.calls import ApiKey
-from pushrep.protocol.error_codes import ErrorCode
-from pushrep.protocol.push_messages import ApiVersion, ApiVersionsResponse
-from pushrep.protocol.versions import versions_answer
-from pushrep.protocol.vocabulary import VOCABULARY
-from pushrep.push.errors import ReplicaUnreachable
-from pushrep.push.leading import Leading
-from pushrep.push.replica_client import ReplicaClient
-from pushrep.push.settings import PushSettings, Replica
-from pushrep.push.sockets import Address
 from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.records import encode_batch
 from pushrep.replay import TO_END, NodeAccess, ReplayClient, ReplayFailed, ReplayRequest
-from pushrep.replication.grants import Grant, Member
+from pushrep.replicate import NodeSettings, ReplicaNode
+from pushrep.replicate.errors import ReplicaUnreachable
+from pushrep.replicate.leading import Leading
+from pushrep.replicate.member_clients import MemberClients
+from pushrep.replicate.node_calls import NodeCalls
+from pushrep.replicate.replica_client import ReplicaClient
+from pushrep.replicate.settings import PushSettings, Replica
+from pushrep.replicate.sockets import Address
+from pushrep.wire import push_messages as wire
+from pushrep.wire import server
+from pushrep.wire.calls import ApiKey
+from pushrep.wire.error_codes import ErrorCode
+from pushrep.wire.push_messages import ApiVersion, ApiVersionsResponse
+from pushrep.wire.versions import versions_answer
+from pushrep.wire.vocabulary import VOCABULARY
 from tests.integration.outboxes import wait_until
 from tests.ports import reserve
 from tests.readers.batch_bytes import parse_batches
@@ -300,7 +300,7 @@ def test_identity_o5_who_catches_up_takes_nothing_that_does_not_join(tmp_path, m
         return replace(answer, records=(data,) if data else ())
 
     monkeypatch.setattr(NodeCalls, "_fetch_records", lying)
-    monkeypatch.setattr("pushrep.node.calls.FETCH_BYTES_MAX", len(whole))
+    monkeypatch.setattr("pushrep.replicate.node_calls.FETCH_BYTES_MAX", len(whole))
     settings = NodeSettings(address=Address("127.0.0.1", 0), allow=frozenset({"any"}), log_config=CONFIG)
     with (
         ReplicaNode(tmp_path / "node", settings) as node,

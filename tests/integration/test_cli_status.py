@@ -13,8 +13,8 @@ from pushrep.cli.status import look_at
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.kafka.progress import PartitionProgress, ShippingProgress, write_progress
 from pushrep.outbox.directory_handover import HandoverSocket
-from pushrep.protocol.replay_messages import ReplayEndReason
 from pushrep.replay import FOLLOW
+from pushrep.wire.replay_messages import ReplayEndReason
 from tests.integration.outboxes import WAIT_S, open_outbox, wait_for_all, wait_until
 
 

@@ -17,8 +17,8 @@ from pushrep.cli.common import size
 from pushrep.cli.main import run
 from pushrep.errors import BadArgument
 from pushrep.outbox.directory_handover import HandoverSocket
-from pushrep.push.sockets import Address
 from pushrep.replay import FOLLOW
+from pushrep.replicate.sockets import Address
 from pushrep.startpoints import STORE_NAME, LogConsumer, StartpointStore
 from spark_jobs.batch_marks import BatchMarks, LogRange, MarksKey
 from spark_jobs.marks import LocalMarks

@@ -11,20 +11,20 @@ from uuid import UUID
 import pytest
 
 from pushrep import Acks, Durability, Outbox
+from pushrep.election.errors import LeaderMayBeAlive, LogNotFit, NotAhead, NotLeader, TooFewMembers
+from pushrep.election.grants import next_ballot, owner_of
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import LogConfig, SegmentLog
-from pushrep.node.election_state import ElectionStateStore, find_election_state
 from pushrep.outbox import DeliveryFailed, NotEnoughReplicas, OutboxDiffers, promotion, read_identity
 from pushrep.outbox.adoption import adopt
 from pushrep.outbox.errors import CantAdopt, CantPromote
 from pushrep.outbox.promotion import promote
-from pushrep.protocol.push_messages import GrantRequest, GrantResponse
-from pushrep.push.replica_client import ReplicaClient
-from pushrep.push.settings import PushSettings
-from pushrep.push.wire import grant_to_wire
 from pushrep.records import encode_batch
-from pushrep.replication.errors import LeaderMayBeAlive, LogNotFit, NotAhead, NotLeader, TooFewMembers
-from pushrep.replication.grants import next_ballot, owner_of
+from pushrep.replicate.election_state import ElectionStateStore, find_election_state
+from pushrep.replicate.replica_client import ReplicaClient
+from pushrep.replicate.settings import PushSettings
+from pushrep.replicate.wire import grant_to_wire
+from pushrep.wire.push_messages import GrantRequest, GrantResponse
 from tests.readers.batch_bytes import HEADER_BYTES, parse_batches
 
 WAIT_S = 60
@@ -470,7 +470,7 @@ KILLED_WHEN_SET_ASIDE = """
 import os, signal, sys
 from pushrep import Outbox
 from pushrep.log import LogConfig, SegmentLog
-from pushrep.push.settings import PushSettings
+from pushrep.replicate.settings import PushSettings
 
 quarantine = SegmentLog.quarantine
 

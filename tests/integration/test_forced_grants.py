@@ -8,19 +8,19 @@ import pytest
 
 from pushrep import Durability, SegmentLog
 from pushrep.cli.main import run
+from pushrep.election.errors import NotAhead, NotLeader, RivalGenerations
+from pushrep.election.grants import are_rivals
 from pushrep.env import REAL_FILESYSTEM
-from pushrep.node.election import Election
-from pushrep.node.election_state import find_election_state
-from pushrep.node.member_clients import MemberClients
 from pushrep.outbox import DeliveryFailed, NotEnoughReplicas
 from pushrep.outbox.adoption import adopt
 from pushrep.outbox.errors import CantPromote
 from pushrep.outbox.promotion import promote
-from pushrep.protocol.client import ClientConnection
-from pushrep.protocol.server import ServerConnection
-from pushrep.push.errors import ReplicaUnreachable
-from pushrep.replication.errors import NotAhead, NotLeader, RivalGenerations
-from pushrep.replication.grants import are_rivals
+from pushrep.replicate.election import Election
+from pushrep.replicate.election_state import find_election_state
+from pushrep.replicate.errors import ReplicaUnreachable
+from pushrep.replicate.member_clients import MemberClients
+from pushrep.wire.client import ClientConnection
+from pushrep.wire.server import ServerConnection
 from tests.integration.older_peers import of_version
 from tests.integration.outboxes import QUICK, WAIT_S, open_outbox, wait_for_all, wait_until
 

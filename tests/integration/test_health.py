@@ -17,7 +17,7 @@ from pushrep.health import HealthServer, HealthSettings
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.outbox.configured import outbox_settings
 from pushrep.problems import Problem
-from pushrep.push.certificates import mutual_tls
+from pushrep.replicate.certificates import mutual_tls
 from tests.integration.certificates import make_certificates
 from tests.integration.outboxes import WAIT_S, open_outbox, wait_until
 from tests.ports import reserve

@@ -15,20 +15,20 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_f
 from filtering import StreamMetadata
 from pushrep import Acks, Durability, Outbox, ReplicaNode, SegmentLog
 from pushrep.cli.main import run
+from pushrep.election.errors import LeaderMayBeAlive, MemberTwice, NotLeader, TooFewMembers
 from pushrep.env import RealFilesystem
 from pushrep.log.errors import DirectoryIsCopy
-from pushrep.node import NodeSettings
 from pushrep.outbox import CantChangeMembers, DeliveryFailed, NotEnoughReplicas
 from pushrep.outbox.directory_handover import HandoverSocket
 from pushrep.outbox.member_changes import Phase, add_member
 from pushrep.outbox.moving import moved
 from pushrep.outbox.promotion import promote
 from pushrep.outbox.replication import Replication
-from pushrep.protocol.client import ClientConnection
-from pushrep.protocol.server import ServerConnection
-from pushrep.push.sockets import Address
 from pushrep.push_session_end_reason import PushSessionEndReason
-from pushrep.replication.errors import LeaderMayBeAlive, MemberTwice, NotLeader, TooFewMembers
+from pushrep.replicate import NodeSettings
+from pushrep.replicate.sockets import Address
+from pushrep.wire.client import ClientConnection
+from pushrep.wire.server import ServerConnection
 from tests.integration.older_peers import of_version, without_beats
 from tests.integration.outboxes import QUICK, SMALL, WAIT_S, open_outbox, wait_for_all, wait_until
 

@@ -14,11 +14,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pushrep import Acks, Durability, LogConfig, Outbox, ReplayClient, ReplayRequest
 from pushrep.cli.main import run
-from pushrep.node.metrics import NodeCollector
 from pushrep.outbox import RecordRefused
 from pushrep.outbox.metrics import OutboxCollector
 from pushrep.problems import BLOCKS
 from pushrep.replay import ReplayRefused
+from pushrep.replicate.node_metrics import NodeCollector
 from tests.integration.outboxes import WAIT_S, open_outbox, wait_for_all, wait_until
 
 WHOLE = LogConfig(preallocate_bytes=0)  # a file is as long as what it holds

@@ -24,23 +24,23 @@ from cryptography import x509
 
 from pushrep.cli.certs import certs, make_certificates
 from pushrep.errors import BadArgument
-from pushrep.node import NodeSettings
-from pushrep.node.reloading import CertificateFiles, Reloading, not_after_s
-from pushrep.node.replay_server import REPLAY_CALLS
-from pushrep.protocol import push_messages as push
-from pushrep.protocol import replay_messages as replay
-from pushrep.protocol.calls import CALLS, PLACE_OF, ApiKey
-from pushrep.protocol.error_codes import ErrorCode
-from pushrep.protocol.frames import FrameKind
-from pushrep.protocol.vocabulary import VOCABULARY
-from pushrep.push.certificates import mutual_tls
-from pushrep.push.errors import ReplicaUnreachable
-from pushrep.push.replica_client import ReplicaClient
-from pushrep.push.settings import PushSettings
-from pushrep.push.sockets import Address, send_all
-from pushrep.push.wire import grant_to_wire
 from pushrep.replay import FOLLOW, NodeAccess, ReplayClient, ReplayRequest
+from pushrep.replicate import NodeSettings
+from pushrep.replicate.certificates import mutual_tls
+from pushrep.replicate.errors import ReplicaUnreachable
+from pushrep.replicate.reloading import CertificateFiles, Reloading, not_after_s
+from pushrep.replicate.replay_server import REPLAY_CALLS
+from pushrep.replicate.replica_client import ReplicaClient
+from pushrep.replicate.settings import PushSettings
+from pushrep.replicate.sockets import Address, send_all
+from pushrep.replicate.wire import grant_to_wire
 from pushrep.topic_id_partition import TopicIdPartition
+from pushrep.wire import push_messages as push
+from pushrep.wire import replay_messages as replay
+from pushrep.wire.calls import CALLS, PLACE_OF, ApiKey
+from pushrep.wire.error_codes import ErrorCode
+from pushrep.wire.frames import FrameKind
+from pushrep.wire.vocabulary import VOCABULARY
 from tests.integration.conftest import WAIT_S
 from tests.integration.outboxes import wait_until
 from tests.properties.test_protocol import messages_of

@@ -12,10 +12,10 @@ import pytest
 
 from pushrep import Outbox, SegmentLog
 from pushrep.cli.main import run
+from pushrep.election.errors import BadGrant
 from pushrep.outbox import CantChangeMembers, OutboxDiffers
 from pushrep.outbox.control import CallRefused, ask
 from pushrep.outbox.member_changes import Phase, add_member, remove_member
-from pushrep.replication.errors import BadGrant
 from tests.integration.outboxes import WAIT_S, open_outbox, wait_for_all, wait_until
 
 

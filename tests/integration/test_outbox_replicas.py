@@ -6,6 +6,8 @@ import pytest
 
 from filtering import StreamMetadata
 from pushrep import Acks, Durability
+from pushrep.election.errors import NotLeader
+from pushrep.election.grants import owner_of
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import SegmentLog
 from pushrep.outbox import (
@@ -18,8 +20,6 @@ from pushrep.outbox import (
     SettingRefused,
     read_identity,
 )
-from pushrep.replication.errors import NotLeader
-from pushrep.replication.grants import owner_of
 from tests.integration.outboxes import SMALL, WAIT_S, open_outbox, wait_for_all, wait_until
 
 

@@ -13,7 +13,7 @@ from pushrep import Acks, Outbox
 from pushrep.cli.main import run
 from pushrep.errors import BadArgument
 from pushrep.outbox import NotEnoughReplicas
-from pushrep.push.certificates import mutual_tls
+from pushrep.replicate.certificates import mutual_tls
 from tests.integration.certificates import make_certificates
 from tests.integration.outboxes import QUICK, SMALL, WAIT_S, open_outbox, wait_for_all, wait_until
 

@@ -16,10 +16,10 @@ from filtering import ReplayFilter, StreamMetadata
 from pushrep import KafkaDestination, ReplayClient, ReplayRequest, Startpoint, StartpointStore
 from pushrep.health import HealthSettings
 from pushrep.metrics import FilterCollector, StartpointCollector
-from pushrep.node.metrics import NodeCollector
-from pushrep.node.reloading import CertificateFiles
-from pushrep.node.status import status_of
 from pushrep.outbox import RecordRefused
+from pushrep.replicate.node_metrics import NodeCollector
+from pushrep.replicate.node_status import status_of
+from pushrep.replicate.reloading import CertificateFiles
 from tests.integration.certificates import make_certificates
 from tests.integration.outboxes import open_outbox, wait_until
 from tests.integration.prometheus import ask, firing, prometheus, served

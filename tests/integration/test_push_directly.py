@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
+from pushrep.election.epochs import LogEnds
+from pushrep.election.messages import batches_of
 from pushrep.env import REAL_NETWORK, SYSTEM_CLOCK
 from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.records.leader_epochs import LeaderEpochs
-from pushrep.replication.epochs import LogEnds
-from pushrep.replication.messages import batches_of
 from tests.integration.conftest import QUICK, WAIT_S, succeed
 
 

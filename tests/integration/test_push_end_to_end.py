@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
+from pushrep.election.errors import NotLeader
+from pushrep.election.outcome import Outcome
 from pushrep.env import REAL_NETWORK
 from pushrep.log import Durability, LogConfig, SegmentLog
-from pushrep.protocol.frames import FrameLimits
-from pushrep.push.errors import MayStillBeDelivered
-from pushrep.push.settings import Replica
 from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.records import BatchHeader
-from pushrep.replication.errors import NotLeader
-from pushrep.replication.outcome import Outcome
+from pushrep.replicate.errors import MayStillBeDelivered
+from pushrep.replicate.settings import Replica
+from pushrep.wire.frames import FrameLimits
 from tests.integration.conftest import QUICK, SMALL
 
 

@@ -8,16 +8,16 @@ from dataclasses import replace
 
 import pytest
 
-from pushrep.protocol.error_codes import ErrorCode
-from pushrep.protocol.push_messages import WireAppendRecordsResult
-from pushrep.push.errors import IllegalState
-from pushrep.push.manager import FileRecords, PushManager
-from pushrep.push.settings import PushSettings
+from pushrep.election.epochs import LogEnds
+from pushrep.election.messages import batches_of
 from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.records import RecordBatch, encode_batch
 from pushrep.records.leader_epochs import LeaderEpochs
-from pushrep.replication.epochs import LogEnds
-from pushrep.replication.messages import batches_of
+from pushrep.replicate.errors import IllegalState
+from pushrep.replicate.manager import FileRecords, PushManager
+from pushrep.replicate.settings import PushSettings
+from pushrep.wire.error_codes import ErrorCode
+from pushrep.wire.push_messages import WireAppendRecordsResult
 from tests.integration.conftest import WAIT_S
 
 EMPTY = LogEnds(0, 0, LeaderEpochs())

@@ -10,32 +10,32 @@ from uuid import UUID, uuid4
 import pytest
 
 from pushrep import Acks, Outbox
+from pushrep.election.errors import MemberTwice, TooFewMembers
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import ForkedProcess
 from pushrep.log import Durability, SegmentLog
-from pushrep.node import calls
-from pushrep.node.election_state import ElectionStateStore, find_election_state
-from pushrep.node.member_clients import tp_of
-from pushrep.node.store import Refusal
 from pushrep.outbox.member_changes import add_member, remove_member
 from pushrep.outbox.metrics import OutboxCollector
 from pushrep.outbox.promotion import promote
-from pushrep.protocol.client import ClientConnection
-from pushrep.protocol.error_codes import ErrorCode
-from pushrep.protocol.push_messages import (
+from pushrep.records import encode_batch
+from pushrep.replicate import calls
+from pushrep.replicate.election_state import ElectionStateStore, find_election_state
+from pushrep.replicate.errors import MayStillBeDelivered, ReplicaUnreachable
+from pushrep.replicate.member_clients import tp_of
+from pushrep.replicate.node_store import Refusal
+from pushrep.replicate.replica_client import ReplicaClient
+from pushrep.replicate.settings import Replica
+from pushrep.replicate.sockets import Address
+from pushrep.topic_id_partition import TopicIdPartition
+from pushrep.wire.client import ClientConnection
+from pushrep.wire.error_codes import ErrorCode
+from pushrep.wire.push_messages import (
     DescribeLogRequest,
     DescribeLogResponse,
     EpochStart,
     ListLogsRequest,
     ListLogsResponse,
 )
-from pushrep.push.errors import MayStillBeDelivered, ReplicaUnreachable
-from pushrep.push.replica_client import ReplicaClient
-from pushrep.push.settings import Replica
-from pushrep.push.sockets import Address
-from pushrep.records import encode_batch
-from pushrep.replication.errors import MemberTwice, TooFewMembers
-from pushrep.topic_id_partition import TopicIdPartition
 from tests.integration.conftest import SMALL, Service
 from tests.integration.older_peers import of_version
 from tests.integration.outboxes import QUICK, WAIT_S, open_outbox, wait_for_all, wait_until

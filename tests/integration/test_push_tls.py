@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from pushrep.push.errors import ReplicaUnreachable
-from pushrep.push.replica_client import ReplicaClient
-from pushrep.push.settings import PushSettings
+from pushrep.replicate.errors import ReplicaUnreachable
+from pushrep.replicate.replica_client import ReplicaClient
+from pushrep.replicate.settings import PushSettings
 from tests.integration.certificates import make_certificates
 
 QUICK = PushSettings(backoff_min_ms=1, backoff_max_ms=50, watermark_linger_ms=1, connect_timeout_ms=60_000)

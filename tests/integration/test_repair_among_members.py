@@ -13,18 +13,18 @@ from uuid import UUID
 import pytest
 
 from pushrep.cli import main as cli_main
+from pushrep.election.findings import RequestFinding
 from pushrep.log import CorruptBatch, LogConfig, OffsetOutOfRange, SegmentLog
 from pushrep.log.errors import RepairRefused
 from pushrep.log.segment_files import segment_path
-from pushrep.protocol import server
-from pushrep.protocol.calls import ApiKey
-from pushrep.protocol.error_codes import ErrorCode
-from pushrep.protocol.push_messages import ApiVersionsResponse, RepairRecordsRequest, RepairRecordsResponse
-from pushrep.protocol.versions import versions_answer
-from pushrep.push.replica_client import ReplicaClient
-from pushrep.push.settings import PushSettings
 from pushrep.records.header import HEADER_BYTES
-from pushrep.replication.findings import RequestFinding
+from pushrep.replicate.replica_client import ReplicaClient
+from pushrep.replicate.settings import PushSettings
+from pushrep.wire import server
+from pushrep.wire.calls import ApiKey
+from pushrep.wire.error_codes import ErrorCode
+from pushrep.wire.push_messages import ApiVersionsResponse, RepairRecordsRequest, RepairRecordsResponse
+from pushrep.wire.versions import versions_answer
 from tests.integration.conftest import WAIT_S
 from tests.integration.outboxes import open_outbox, wait_for_all, wait_until
 

@@ -16,14 +16,23 @@ import pytest
 from click.testing import CliRunner
 
 from pushrep.cli.main import cli
+from pushrep.election.grants import Grant, Member
 from pushrep.env.filesystem import RealFilesystem
 from pushrep.errors import BadArgument
 from pushrep.log import SegmentLog
-from pushrep.node import CantListen, CorruptNodeFile, NodeInUse, NodeSettings, ReplicaNode
-from pushrep.protocol.client import ClientConnection, first_request
-from pushrep.protocol.error_codes import ErrorCode
-from pushrep.protocol.frames import FrameLimits
-from pushrep.protocol.push_messages import (
+from pushrep.records import encode_batch
+from pushrep.replay.client import ReplayClient
+from pushrep.replay.errors import ReplayRefused
+from pushrep.replay.model import ReplayRequest
+from pushrep.replicate import CantListen, CorruptNodeFile, NodeInUse, NodeSettings, ReplicaNode
+from pushrep.replicate.replica_client import ReplicaClient
+from pushrep.replicate.sockets import Address
+from pushrep.replicate.wire import grant_to_wire
+from pushrep.topic_id_partition import TopicIdPartition
+from pushrep.wire.client import ClientConnection, first_request
+from pushrep.wire.error_codes import ErrorCode
+from pushrep.wire.frames import FrameLimits
+from pushrep.wire.push_messages import (
     AppendRecordsPartition,
     AppendRecordsRequest,
     AppendRecordsResponse,
@@ -39,16 +48,7 @@ from pushrep.protocol.push_messages import (
     ListLogsRequest,
     ListLogsResponse,
 )
-from pushrep.protocol.replay_messages import StartReplayRequest, StartReplayResponse
-from pushrep.push.replica_client import ReplicaClient
-from pushrep.push.sockets import Address
-from pushrep.push.wire import grant_to_wire
-from pushrep.records import encode_batch
-from pushrep.replay.client import ReplayClient
-from pushrep.replay.errors import ReplayRefused
-from pushrep.replay.model import ReplayRequest
-from pushrep.replication.grants import Grant, Member
-from pushrep.topic_id_partition import TopicIdPartition
+from pushrep.wire.replay_messages import StartReplayRequest, StartReplayResponse
 from tests.integration.conftest import WAIT_S
 from tests.unit.gated_disk import MeetingDisk
 

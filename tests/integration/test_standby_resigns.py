@@ -6,15 +6,15 @@ from contextlib import ExitStack
 import pytest
 
 from pushrep import LogConfig, Outbox, ReplicaNode
+from pushrep.election.errors import LeadGivenUp
 from pushrep.env import REAL_FILESYSTEM
-from pushrep.node.settings import NodeSettings
 from pushrep.outbox import StandbyState
 from pushrep.outbox.creating import create_outbox
 from pushrep.outbox.directory_handover import HandoverSocket
 from pushrep.outbox.errors import CantCreate
 from pushrep.outbox.status import LeadingState
-from pushrep.push.sockets import Address
-from pushrep.replication.errors import LeadGivenUp
+from pushrep.replicate.node_settings import NodeSettings
+from pushrep.replicate.sockets import Address
 
 WAIT_S = 60
 TAKEOVER_MS = 2_000

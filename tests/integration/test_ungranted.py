@@ -3,11 +3,11 @@
 import pytest
 
 from pushrep import Acks
+from pushrep.election.errors import NotAhead, NotLeader, TooFewMembers
+from pushrep.election.grants import Member, owner_of
 from pushrep.log import SegmentLog
 from pushrep.outbox import DeliveryFailed, NotEnoughReplicas
 from pushrep.outbox.promotion import promote
-from pushrep.replication.errors import NotAhead, NotLeader, TooFewMembers
-from pushrep.replication.grants import Member, owner_of
 from tests.integration.test_failover import (
     QUICK,
     SMALL,

@@ -21,8 +21,8 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_f
 
 from pushrep import KafkaDestination
 from pushrep.outbox import Acks, Outbox
-from pushrep.push.certificates import mutual_tls
-from pushrep.push.settings import PushSettings
+from pushrep.replicate.certificates import mutual_tls
+from pushrep.replicate.settings import PushSettings
 from tests.kafka.cluster import missing
 from tests.kafka.compose import FILE, Machine, read_document, read_project
 from tests.kafka.plain_client import consume, create_topic

@@ -31,13 +31,13 @@ from pushrep.kafka.fencing import FenceDriver, transactional_id
 from pushrep.kafka.resume import RecordOrigin
 from pushrep.kafka.sink import KafkaSink, SinkConfig
 from pushrep.log import Durability, LogConfig
-from pushrep.node import NodeSettings, ReplicaNode
 from pushrep.outbox import Acks, Outbox
 from pushrep.outbox.metrics import OutboxCollector
 from pushrep.outbox.moving import moved
 from pushrep.outbox.promotion import promote
-from pushrep.push.settings import PushSettings
-from pushrep.push.sockets import Address
+from pushrep.replicate import NodeSettings, ReplicaNode
+from pushrep.replicate.settings import PushSettings
+from pushrep.replicate.sockets import Address
 from tests.integration.outboxes import wait_until
 from tests.kafka.broker_processes import run
 from tests.kafka.cluster import QUICK_START, KafkaCluster, free_ports, missing
@@ -161,7 +161,7 @@ LEADER = """
 import sys
 from pushrep import Acks, LogConfig, Outbox
 from pushrep.kafka import KafkaDestination, sink_session
-from pushrep.push.settings import PushSettings
+from pushrep.replicate.settings import PushSettings
 
 directory, topic, servers, *replicas = sys.argv[1:]
 with Outbox.open(directory, topic, 2, "test", replicas=replicas, acks=Acks.ALL, open_timeout_s=60,

@@ -11,12 +11,12 @@ from confluent_kafka import Consumer, TopicPartition
 
 from pushrep.kafka import DestinationRefused, KafkaDestination
 from pushrep.log import LogConfig
-from pushrep.node import NodeSettings, ReplicaNode
 from pushrep.outbox import Acks, Outbox
 from pushrep.outbox.destinations import repartition
 from pushrep.outbox.promotion import promote
-from pushrep.push.settings import PushSettings
-from pushrep.push.sockets import Address
+from pushrep.replicate import NodeSettings, ReplicaNode
+from pushrep.replicate.settings import PushSettings
+from pushrep.replicate.sockets import Address
 from tests.integration.outboxes import wait_until
 from tests.kafka.plain_client import add_partitions, consume, create_topic
 from tests.kafka.topic_reader import read_filtered, same

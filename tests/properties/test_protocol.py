@@ -10,14 +10,14 @@ from fastavro import schemaless_writer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pushrep.protocol.calls import PLACE_OF
-from pushrep.protocol.frames import FrameLimits, FrameReader
-from pushrep.protocol.push_messages import AppendRecordsRequest, AppendRecordsResponse
-from pushrep.protocol.replay_messages import ReplayData
-from pushrep.protocol.structs import serializer_of
-from pushrep.protocol.values import Records, Within
-from pushrep.protocol.vocabulary import VOCABULARY
 from pushrep.topic_id_partition import TopicIdPartition
+from pushrep.wire.calls import PLACE_OF
+from pushrep.wire.frames import FrameLimits, FrameReader
+from pushrep.wire.push_messages import AppendRecordsRequest, AppendRecordsResponse
+from pushrep.wire.replay_messages import ReplayData
+from pushrep.wire.structs import serializer_of
+from pushrep.wire.values import Records, Within
+from pushrep.wire.vocabulary import VOCABULARY
 
 LIMITS = FrameLimits()
 STRUCTS = sorted(PLACE_OF, key=lambda struct: struct.__name__)

@@ -6,13 +6,13 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pushrep.protocol.replay_messages import ReplayEndReason
 from pushrep.replay import events as e
 from pushrep.replay.limits import Span
 from pushrep.replay.model import LogSnapshot, ReplaySettings
 from pushrep.replay.plan import ReplayPlan
 from pushrep.replay.session import ReplaySession
 from pushrep.replay.states import ReplayState
+from pushrep.wire.replay_messages import ReplayEndReason
 
 
 @st.composite

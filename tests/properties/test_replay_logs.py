@@ -8,9 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from pushrep.log import Durability, LogConfig, SegmentLog
-from pushrep.protocol.error_codes import ErrorCode
 from pushrep.records import Codec, encode_batch
 from pushrep.replay import FOLLOW, TO_END, AtTime, ReplayClient, ReplayRefused, ReplayRequest, ReplaySettings
+from pushrep.wire.error_codes import ErrorCode
 
 EXAMPLES = 500 if settings().max_examples == 500 else 20  # the long form is torture's
 # A busy machine may be slow to attach, or to read.

@@ -6,14 +6,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from pushrep.election.epochs import LogEnds
+from pushrep.election.grants import Grant, Member
+from pushrep.election.leader import HighWatermarkMoved, Joined, Left, PartitionLeader, SessionEnded
+from pushrep.election.messages import AppendRecordsResult
+from pushrep.election.outcome import Outcome
+from pushrep.election.progress import SessionId
 from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.records.leader_epochs import LeaderEpochs
-from pushrep.replication.epochs import LogEnds
-from pushrep.replication.grants import Grant, Member
-from pushrep.replication.leader import HighWatermarkMoved, Joined, Left, PartitionLeader, SessionEnded
-from pushrep.replication.messages import AppendRecordsResult
-from pushrep.replication.outcome import Outcome
-from pushrep.replication.progress import SessionId
 
 LEADER, LAG_MAX_MS = 0, 1_000
 REPLICAS = st.sampled_from([1, 2, 3])

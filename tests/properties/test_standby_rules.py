@@ -8,11 +8,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pushrep.replication.candidate import Candidate, MemberAnswer, Purpose, Refused
-from pushrep.replication.effects import TakeEpoch
-from pushrep.replication.errors import CantStandBy
-from pushrep.replication.grants import Grant, Member, Quorum
-from pushrep.replication.standby import (
+from pushrep.election.candidate import Candidate, MemberAnswer, Purpose, Refused
+from pushrep.election.effects import TakeEpoch
+from pushrep.election.errors import CantStandBy
+from pushrep.election.grants import Grant, Member, Quorum
+from pushrep.election.standby import (
     MAY_BECOME,
     LeaderHealth,
     Seen,

@@ -12,24 +12,12 @@ from itertools import count
 from typing import NamedTuple
 from uuid import UUID
 
+from pushrep.election.epochs import LogEnds
+from pushrep.election.grants import Grant, Member
+from pushrep.election.leader import PartitionLeader
 from pushrep.errors import PushrepError
 from pushrep.kafka.source import ShippedPartition
 from pushrep.log import CorruptBatch, CorruptLog, LogDamaged, SegmentLog
-from pushrep.node import ReplicaNode
-from pushrep.node.calls import NodeCalls
-from pushrep.node.member_clients import MemberClients
-from pushrep.node.settings import NodeSettings
-from pushrep.protocol.error_codes import ErrorCode
-from pushrep.protocol.frames import FrameLimits, FrameReader
-from pushrep.protocol.push_messages import AppendRecordsRequest, DescribeLogRequest
-from pushrep.protocol.values import FileSlice
-from pushrep.protocol.vocabulary import VOCABULARY
-from pushrep.push.errors import ReplicaUnreachable
-from pushrep.push.led_partition import LedPartition
-from pushrep.push.pusher import MemoryTracker, Pusher
-from pushrep.push.settings import PushSettings, Replica
-from pushrep.push.sockets import Address
-from pushrep.push.wire import log_ends_of, result_from_wire
 from pushrep.records import CorruptRecordBatch, RecordBatch
 from pushrep.replay import (
     FOLLOW,
@@ -42,10 +30,22 @@ from pushrep.replay import (
     ReplayRequest,
     ReplaySettings,
 )
-from pushrep.replication.epochs import LogEnds
-from pushrep.replication.grants import Grant, Member
-from pushrep.replication.leader import PartitionLeader
+from pushrep.replicate import ReplicaNode
+from pushrep.replicate.errors import ReplicaUnreachable
+from pushrep.replicate.led_partition import LedPartition
+from pushrep.replicate.member_clients import MemberClients
+from pushrep.replicate.node_calls import NodeCalls
+from pushrep.replicate.node_settings import NodeSettings
+from pushrep.replicate.pusher import MemoryTracker, Pusher
+from pushrep.replicate.settings import PushSettings, Replica
+from pushrep.replicate.sockets import Address
+from pushrep.replicate.wire import log_ends_of, result_from_wire
 from pushrep.topic_id_partition import TopicIdPartition
+from pushrep.wire.error_codes import ErrorCode
+from pushrep.wire.frames import FrameLimits, FrameReader
+from pushrep.wire.push_messages import AppendRecordsRequest, DescribeLogRequest
+from pushrep.wire.values import FileSlice
+from pushrep.wire.vocabulary import VOCABULARY
 from tests.ports import reserve
 from tests.readers.batch_bytes import RawRecord, parse_batches
 from tests.readers.small_logs import CONFIG, FIRST_MS, LOG_ID, NAME, TOPIC, SmallLog
@@ -497,7 +497,7 @@ WAYS = (
     ),
     Way("directory replay by time", directory_replay_by_time, ()),
     Way("node replay", node_replay, ("pushrep.replay.remote.RemoteSession.step",), is_dear=True),
-    Way("fetching", fetching, ("pushrep.node.member_clients.MemberClients.fetch",), is_dear=True),
+    Way("fetching", fetching, ("pushrep.replicate.member_clients.MemberClients.fetch",), is_dear=True),
     Way("push", push, ()),
     Way(
         "shipping",

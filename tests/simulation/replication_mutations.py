@@ -3,13 +3,13 @@
 from dataclasses import replace
 from typing import NamedTuple
 
+from pushrep.election import candidate, epochs, findings, follower, grants, leader
+from pushrep.election.effects import BeginEpoch, TakeEpoch
+from pushrep.election.findings import Found, RequestFinding
+from pushrep.election.grants import Grant, Quorum
+from pushrep.election.leader import PartitionLeader
+from pushrep.election.outcome import Outcome
 from pushrep.records.leader_epochs import LeaderEpochs
-from pushrep.replication import candidate, epochs, findings, follower, grants, leader
-from pushrep.replication.effects import BeginEpoch, TakeEpoch
-from pushrep.replication.findings import Found, RequestFinding
-from pushrep.replication.grants import Grant, Quorum
-from pushrep.replication.leader import PartitionLeader
-from pushrep.replication.outcome import Outcome
 from tests.simulation.replication_world import Rules, World
 
 

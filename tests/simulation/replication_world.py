@@ -23,15 +23,14 @@ from itertools import combinations
 from typing import NamedTuple
 from uuid import UUID
 
-from pushrep.records.leader_epochs import LeaderEpochs
-from pushrep.replication import candidate as candidates
-from pushrep.replication import effects as do
-from pushrep.replication import follower, leader
-from pushrep.replication.candidate import Candidate, CandidateState, MemberAnswer, MemberLog, Purpose
-from pushrep.replication.epochs import LogEnds, Unfenced, granted_end, marked_unfenced, without_unfenced
-from pushrep.replication.errors import NotAMember, NotLeader
-from pushrep.replication.follower import ReplicaState
-from pushrep.replication.grants import (
+from pushrep.election import candidate as candidates
+from pushrep.election import effects as do
+from pushrep.election import follower, leader
+from pushrep.election.candidate import Candidate, CandidateState, MemberAnswer, MemberLog, Purpose
+from pushrep.election.epochs import LogEnds, Unfenced, granted_end, marked_unfenced, without_unfenced
+from pushrep.election.errors import NotAMember, NotLeader
+from pushrep.election.follower import ReplicaState
+from pushrep.election.grants import (
     GENERATION_TAG_BITS,
     Grant,
     OfferedGrant,
@@ -40,11 +39,12 @@ from pushrep.replication.grants import (
     next_ballot,
     next_generation,
 )
-from pushrep.replication.grants import Member as Listed
-from pushrep.replication.leader import PartitionLeader
-from pushrep.replication.messages import Batch
-from pushrep.replication.outcome import Outcome
-from pushrep.replication.progress import SessionId
+from pushrep.election.grants import Member as Listed
+from pushrep.election.leader import PartitionLeader
+from pushrep.election.messages import Batch
+from pushrep.election.outcome import Outcome
+from pushrep.election.progress import SessionId
+from pushrep.records.leader_epochs import LeaderEpochs
 
 
 class Violation(AssertionError):

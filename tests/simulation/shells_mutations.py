@@ -6,16 +6,16 @@ What two places hold is broken in both: alone, the other one heals it, and the p
 from functools import partialmethod
 from typing import NamedTuple
 
+from pushrep.election import candidate, effects, findings, follower, progress
+from pushrep.election.findings import RequestFinding
+from pushrep.election.grants import Grant
+from pushrep.election.leader import PartitionLeader
+from pushrep.election.outcome import Outcome
 from pushrep.env.checked_json import checked_json
 from pushrep.log import SegmentLog
-from pushrep.node import election_state, replica
-from pushrep.push.led_partition import LedPartition
-from pushrep.push.pusher import Pusher
-from pushrep.replication import candidate, effects, findings, follower, progress
-from pushrep.replication.findings import RequestFinding
-from pushrep.replication.grants import Grant
-from pushrep.replication.leader import PartitionLeader
-from pushrep.replication.outcome import Outcome
+from pushrep.replicate import election_state, replica
+from pushrep.replicate.led_partition import LedPartition
+from pushrep.replicate.pusher import Pusher
 from tests.simulation.shells_world import Rules
 
 

@@ -8,17 +8,17 @@ It stands in for an Outbox: that one seals batches in threads of its own and add
 from contextlib import closing
 from dataclasses import replace
 
+from pushrep.election.candidate import Purpose
+from pushrep.election.errors import TooFewMembers
+from pushrep.election.grants import next_ballot
 from pushrep.errors import PushrepError
 from pushrep.log import Durability, LogConfig, SegmentLog
-from pushrep.node.election import Election
-from pushrep.node.election_state import NO_MEMBER, ElectionStateStore
-from pushrep.push.leading import Leading
-from pushrep.push.settings import Replica
-from pushrep.push.sockets import Address
 from pushrep.records import encode_batch
-from pushrep.replication.candidate import Purpose
-from pushrep.replication.errors import TooFewMembers
-from pushrep.replication.grants import next_ballot
+from pushrep.replicate.election import Election
+from pushrep.replicate.election_state import NO_MEMBER, ElectionStateStore
+from pushrep.replicate.leading import Leading
+from pushrep.replicate.settings import Replica
+from pushrep.replicate.sockets import Address
 
 SMALL = LogConfig(preallocate_bytes=0)
 LOCK_NAME = ".lock"

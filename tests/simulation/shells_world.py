@@ -25,18 +25,18 @@ from itertools import combinations
 from pathlib import Path
 from uuid import UUID
 
+from pushrep.election.candidate import Purpose
+from pushrep.election.epochs import LogEnds, granted_end
+from pushrep.election.grants import Grant, Member
+from pushrep.election.messages import batches_of
 from pushrep.errors import PushrepError
 from pushrep.log import Durability
 from pushrep.log import directory as log_directory
-from pushrep.node import NodeSettings, ReplicaNode
-from pushrep.node.election_state import read_election_state
-from pushrep.push.settings import PushSettings
-from pushrep.push.sockets import Address
 from pushrep.records.leader_epochs import LeaderEpochs
-from pushrep.replication.candidate import Purpose
-from pushrep.replication.epochs import LogEnds, granted_end
-from pushrep.replication.grants import Grant, Member
-from pushrep.replication.messages import batches_of
+from pushrep.replicate import NodeSettings, ReplicaNode
+from pushrep.replicate.election_state import read_election_state
+from pushrep.replicate.settings import PushSettings
+from pushrep.replicate.sockets import Address
 from pushrep.testing import PowerLost, SimulatedClock, SimulatedDisk
 from pushrep.testing.simulated_network import SimulatedNetwork
 from tests.simulation.shells_service import SMALL, Service

@@ -4,12 +4,11 @@ from uuid import UUID
 
 import pytest
 
+from pushrep.election.grants import Grant, Member
 from pushrep.env import REAL_NETWORK
 from pushrep.log import Durability, LogConfig, SegmentLog
-from pushrep.node import NodeSettings, ReplicaNode
-from pushrep.push import Address, Leading, PushSettings, Replica
 from pushrep.records import encode_batch
-from pushrep.replication.grants import Grant, Member
+from pushrep.replicate import Address, Leading, NodeSettings, PushSettings, Replica, ReplicaNode
 from pushrep.testing import SimulatedClock, SimulatedDisk
 from pushrep.testing.network_examiner import examine_network
 from pushrep.testing.simulated_network import KEEPALIVE_MS, SimulatedNetwork

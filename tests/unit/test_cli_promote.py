@@ -5,10 +5,10 @@ import pytest
 from pushrep import Acks, LogConfig, Outbox
 from pushrep.cli.main import run
 from pushrep.env import REAL_FILESYSTEM
-from pushrep.node import NodeSettings, ReplicaNode
-from pushrep.node.election_state import find_election_state
 from pushrep.outbox.directory_handover import HandoverSocket
-from pushrep.push.sockets import Address
+from pushrep.replicate import NodeSettings, ReplicaNode
+from pushrep.replicate.election_state import find_election_state
+from pushrep.replicate.sockets import Address
 
 WAIT_S = 60
 HERE = NodeSettings(

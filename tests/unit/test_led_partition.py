@@ -2,11 +2,11 @@
 
 from uuid import UUID
 
-from pushrep.push.led_partition import LedPartition
+from pushrep.election.epochs import LogEnds
+from pushrep.election.grants import Grant, Member
+from pushrep.election.leader import PartitionLeader
 from pushrep.records.leader_epochs import LeaderEpochs
-from pushrep.replication.epochs import LogEnds
-from pushrep.replication.grants import Grant, Member
-from pushrep.replication.leader import PartitionLeader
+from pushrep.replicate.led_partition import LedPartition
 from pushrep.topic_id_partition import TopicIdPartition
 
 TP = TopicIdPartition(UUID(int=2), "t", 0)

@@ -15,14 +15,14 @@ import pytest
 
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.log.verify import verify_log
-from pushrep.node import NodeSettings, ReplicaNode
 from pushrep.outbox import Outbox
-from pushrep.protocol.push_messages import DescribeLogRequest, DescribeLogResponse
-from pushrep.push.replica_client import ReplicaClient
-from pushrep.push.settings import PushSettings
-from pushrep.push.sockets import Address
 from pushrep.replay import TO_END, ReplayClient, ReplayRequest
+from pushrep.replicate import NodeSettings, ReplicaNode
+from pushrep.replicate.replica_client import ReplicaClient
+from pushrep.replicate.settings import PushSettings
+from pushrep.replicate.sockets import Address
 from pushrep.topic_id_partition import TopicIdPartition
+from pushrep.wire.push_messages import DescribeLogRequest, DescribeLogResponse
 
 OUTBOX = UUID(int=1)
 SMALL = LogConfig(segment_bytes=2048, index_interval_bytes=64)

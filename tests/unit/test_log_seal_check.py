@@ -16,12 +16,12 @@ from pushrep.log.repair import repair_log
 from pushrep.log.seals import read_seal
 from pushrep.log.segment_files import segment_path
 from pushrep.log.verify import FindingKind, verify_log
-from pushrep.protocol.push_messages import DescribeLogResponse, FetchRecordsResponse
-from pushrep.push.repairing import Repairs
 from pushrep.records import RecordBatch, encode_batch
 from pushrep.replay.slices import OpenSegments, SliceReader
 from pushrep.replay.tail import Tail
+from pushrep.replicate.repairing import Repairs
 from pushrep.topic_id_partition import TopicIdPartition
+from pushrep.wire.push_messages import DescribeLogResponse, FetchRecordsResponse
 
 NAME = "compact-0"
 CLEANED = {0: [2, 6, 12], 20: [23, 30], 40: [40, 43]}

@@ -7,8 +7,8 @@ import pytest
 
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK
 from pushrep.errors import BadArgument
-from pushrep.node import access
-from pushrep.node.access import (
+from pushrep.replicate import access
+from pushrep.replicate.access import (
     ANONYMOUS,
     LOCAL,
     Access,
@@ -21,10 +21,10 @@ from pushrep.node.access import (
     identity_in,
     parse_rule,
 )
-from pushrep.node.errors import CorruptNodeFile
-from pushrep.protocol.calls import CALLS, ApiKey
-from pushrep.protocol.frames import FrameKind
-from pushrep.protocol.vocabulary import VOCABULARY
+from pushrep.replicate.node_errors import CorruptNodeFile
+from pushrep.wire.calls import CALLS, ApiKey
+from pushrep.wire.frames import FrameKind
+from pushrep.wire.vocabulary import VOCABULARY
 
 ID, OTHER = UUID(int=7), UUID(int=8)
 NEW = Place(ID, topics=frozenset({"orders"}))

@@ -9,19 +9,24 @@ from uuid import UUID
 
 import pytest
 
+from pushrep.election.grants import Grant, Member, next_generation
+from pushrep.election.outcome import Outcome
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, RealFilesystem
 from pushrep.env.checked_json import write_checked_json
 from pushrep.log import SegmentLog
 from pushrep.log.directory_files import CheckpointFile, read_checkpoint
-from pushrep.node.election_state import ElectionState, ElectionStateStore, find_election_state, write_election_state
-from pushrep.node.settings import NodeSettings
-from pushrep.node.store import KeptOutbox, NodeStore, Refusal
-from pushrep.protocol.error_codes import ErrorCode
-from pushrep.push.sockets import Address
 from pushrep.records import encode_batch
-from pushrep.replication.grants import Grant, Member, next_generation
-from pushrep.replication.outcome import Outcome
+from pushrep.replicate.election_state import (
+    ElectionState,
+    ElectionStateStore,
+    find_election_state,
+    write_election_state,
+)
+from pushrep.replicate.node_settings import NodeSettings
+from pushrep.replicate.node_store import KeptOutbox, NodeStore, Refusal
+from pushrep.replicate.sockets import Address
 from pushrep.topic_id_partition import TopicIdPartition
+from pushrep.wire.error_codes import ErrorCode
 
 OUTBOX = UUID(int=7)
 ADDRESSES = ["a:1", "b:1", "c:1"]

@@ -5,10 +5,11 @@ from uuid import UUID
 import pytest
 
 from pushrep.errors import BadArgument
-from pushrep.protocol.calls import ApiKey
-from pushrep.protocol.client import CallAnswer, ClientConnection, PeerEvent, first_request
-from pushrep.protocol.error_codes import ErrorCode
-from pushrep.protocol.errors import (
+from pushrep.topic_id_partition import TopicIdPartition
+from pushrep.wire.calls import ApiKey
+from pushrep.wire.client import CallAnswer, ClientConnection, PeerEvent, first_request
+from pushrep.wire.error_codes import ErrorCode
+from pushrep.wire.errors import (
     MalformedFrame,
     NoCommonVersion,
     ProtocolError,
@@ -16,8 +17,8 @@ from pushrep.protocol.errors import (
     UnexpectedAnswer,
     UnknownCall,
 )
-from pushrep.protocol.frames import FrameKind, FrameLimits, FrameReader, frame_head
-from pushrep.protocol.push_messages import (
+from pushrep.wire.frames import FrameKind, FrameLimits, FrameReader, frame_head
+from pushrep.wire.push_messages import (
     ApiVersion,
     ApiVersionsRequest,
     ApiVersionsResponse,
@@ -29,7 +30,7 @@ from pushrep.protocol.push_messages import (
     ListLogsResponse,
     WireAppendRecordsResult,
 )
-from pushrep.protocol.replay_messages import (
+from pushrep.wire.replay_messages import (
     AttachRequest,
     AttachResponse,
     Credit,
@@ -41,11 +42,10 @@ from pushrep.protocol.replay_messages import (
     ReplayEndReason,
     StopReplayRequest,
 )
-from pushrep.protocol.schema_files import read_schemas, released_schemas
-from pushrep.protocol.server import Call, ServerConnection, Told
-from pushrep.protocol.versions import AgreedVersions, versions_answer
-from pushrep.protocol.vocabulary import VOCABULARY, VersionRange, Vocabulary
-from pushrep.topic_id_partition import TopicIdPartition
+from pushrep.wire.schema_files import read_schemas, released_schemas
+from pushrep.wire.server import Call, ServerConnection, Told
+from pushrep.wire.versions import AgreedVersions, versions_answer
+from pushrep.wire.vocabulary import VOCABULARY, VersionRange, Vocabulary
 
 TP = TopicIdPartition(UUID(int=1), "orders", 3)
 BATCH = b"batch" * 1000

@@ -9,11 +9,13 @@ import pytest
 from fastavro import schemaless_writer
 
 from pushrep.errors import BadArgument
-from pushrep.protocol.calls import CALLS, ApiKey
-from pushrep.protocol.error_codes import ERROR_TABLE, ErrorCode
-from pushrep.protocol.errors import MalformedMessage, NotInVersion, SchemaMismatch
-from pushrep.protocol.frames import FrameKind, FrameLimits, FrameReader, frame_head
-from pushrep.protocol.push_messages import (
+from pushrep.push_session_end_reason import PushSessionEndReason
+from pushrep.topic_id_partition import TopicIdPartition
+from pushrep.wire.calls import CALLS, ApiKey
+from pushrep.wire.error_codes import ERROR_TABLE, ErrorCode
+from pushrep.wire.errors import MalformedMessage, NotInVersion, SchemaMismatch
+from pushrep.wire.frames import FrameKind, FrameLimits, FrameReader, frame_head
+from pushrep.wire.push_messages import (
     AppendRecordsPartition,
     AppendRecordsRequest,
     DescribeLogResponse,
@@ -22,13 +24,11 @@ from pushrep.protocol.push_messages import (
     ListLogsResponse,
     LogDescription,
 )
-from pushrep.protocol.replay_messages import Credit
-from pushrep.protocol.schema_files import missing_fields, read_schemas, released_schemas
-from pushrep.protocol.structs import serializer_of
-from pushrep.protocol.values import FileSlice
-from pushrep.protocol.vocabulary import VOCABULARY, Vocabulary
-from pushrep.push_session_end_reason import PushSessionEndReason
-from pushrep.topic_id_partition import TopicIdPartition
+from pushrep.wire.replay_messages import Credit
+from pushrep.wire.schema_files import missing_fields, read_schemas, released_schemas
+from pushrep.wire.structs import serializer_of
+from pushrep.wire.values import FileSlice
+from pushrep.wire.vocabulary import VOCABULARY, Vocabulary
 
 TP = TopicIdPartition(UUID(int=1), "orders", 3)
 

@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from pushrep.protocol.client import ClientConnection, first_request
-from pushrep.protocol.server import ServerConnection
-from pushrep.protocol.spares import SPARE_BYTES, Spares
+from pushrep.wire.client import ClientConnection, first_request
+from pushrep.wire.server import ServerConnection
+from pushrep.wire.spares import SPARE_BYTES, Spares
 from tests.unit.test_protocol_connections import append_request, joined
 
 LARGE = 300_000

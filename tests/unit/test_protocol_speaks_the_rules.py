@@ -4,8 +4,15 @@ from dataclasses import fields
 
 import pytest
 
-from pushrep.protocol.error_codes import ErrorCode
-from pushrep.protocol.push_messages import (
+from pushrep.election.candidate import MemberAnswer
+from pushrep.election.epochs import EpochEnd as RulesEpochEnd
+from pushrep.election.grants import Grant as RulesGrant
+from pushrep.election.grants import Member as RulesMember
+from pushrep.election.messages import AppendRecords as RulesAppendRecords
+from pushrep.election.messages import AppendRecordsResult as RulesResult
+from pushrep.election.outcome import Outcome
+from pushrep.wire.error_codes import ErrorCode
+from pushrep.wire.push_messages import (
     AppendRecordsPartition,
     DescribeLogResponse,
     GrantResponse,
@@ -15,13 +22,6 @@ from pushrep.protocol.push_messages import (
     WireGrant,
     WireMember,
 )
-from pushrep.replication.candidate import MemberAnswer
-from pushrep.replication.epochs import EpochEnd as RulesEpochEnd
-from pushrep.replication.grants import Grant as RulesGrant
-from pushrep.replication.grants import Member as RulesMember
-from pushrep.replication.messages import AppendRecords as RulesAppendRecords
-from pushrep.replication.messages import AppendRecordsResult as RulesResult
-from pushrep.replication.outcome import Outcome
 
 
 def names(struct):

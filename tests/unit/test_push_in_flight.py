@@ -1,7 +1,7 @@
 """How large a request from a log's file may be, by what became of those before it."""
 
-from pushrep.push.channel import FileRequests
-from pushrep.push.settings import PushSettings
+from pushrep.replicate.channel import FileRequests
+from pushrep.replicate.settings import PushSettings
 
 MIB = 1 << 20
 

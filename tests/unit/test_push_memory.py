@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pushrep.push.pusher import MemoryTracker
+from pushrep.replicate.pusher import MemoryTracker
 
 
 def test_the_last_user_frees_the_bytes():

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from pushrep.env import REAL_FILESYSTEM
-from pushrep.protocol.values import FileSlice
-from pushrep.push.sockets import FileIsShorter, pieces_of, send_all, send_some
+from pushrep.replicate.sockets import FileIsShorter, pieces_of, send_all, send_some
+from pushrep.wire.values import FileSlice
 
 SIZE = 3 << 20
 

@@ -4,11 +4,12 @@ from uuid import UUID
 
 import pytest
 
-from pushrep.protocol import push_messages as wire
-from pushrep.protocol.error_codes import ErrorCode
-from pushrep.protocol.errors import NotInVersion
-from pushrep.protocol.vocabulary import VOCABULARY
-from pushrep.push.wire import (
+from pushrep.election.errors import BadGrant
+from pushrep.election.grants import Grant, Member
+from pushrep.election.messages import AppendRecords, AppendRecordsResult
+from pushrep.election.outcome import Outcome
+from pushrep.records import encode_batch
+from pushrep.replicate.wire import (
     CODE_OF,
     grant_from_wire,
     grant_to_wire,
@@ -18,12 +19,11 @@ from pushrep.push.wire import (
     result_from_wire,
     result_to_wire,
 )
-from pushrep.records import encode_batch
-from pushrep.replication.errors import BadGrant
-from pushrep.replication.grants import Grant, Member
-from pushrep.replication.messages import AppendRecords, AppendRecordsResult
-from pushrep.replication.outcome import Outcome
 from pushrep.topic_id_partition import TopicIdPartition
+from pushrep.wire import push_messages as wire
+from pushrep.wire.error_codes import ErrorCode
+from pushrep.wire.errors import NotInVersion
+from pushrep.wire.vocabulary import VOCABULARY
 
 TP = TopicIdPartition(UUID(int=1), "orders", 3)
 

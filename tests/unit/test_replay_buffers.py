@@ -6,9 +6,9 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from pushrep.protocol.frames import FrameLimits, FrameReader, OpenedFrame, frame_head
-from pushrep.protocol.spares import SPARE_BYTES
 from pushrep.replay.buffers import Buffers, KeptBuffers
+from pushrep.wire.frames import FrameLimits, FrameReader, OpenedFrame, frame_head
+from pushrep.wire.spares import SPARE_BYTES
 
 
 def frame(body):

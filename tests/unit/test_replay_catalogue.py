@@ -6,11 +6,11 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from pushrep.protocol.replay_messages import RecordingState
 from pushrep.replay import Catalogue, CorruptCatalogue, FoundLog, UnknownRecording, read_catalogue
 from pushrep.replay.catalogue import CATALOGUE_NAME
 from pushrep.testing.simulated_disk import PowerLost, SimulatedDisk
 from pushrep.topic_id_partition import TopicIdPartition
+from pushrep.wire.replay_messages import RecordingState
 
 
 def tp(number, partition=0):

@@ -9,7 +9,6 @@ import pytest
 
 from pushrep.errors import BadArgument
 from pushrep.log import Durability, LogConfig, SegmentLog
-from pushrep.protocol.error_codes import ErrorCode
 from pushrep.records import Codec, encode_batch
 from pushrep.replay import (
     TO_END,
@@ -29,6 +28,7 @@ from pushrep.replay import (
 )
 from pushrep.testing.simulated_clock import SimulatedClock
 from pushrep.topic_id_partition import TopicIdPartition
+from pushrep.wire.error_codes import ErrorCode
 
 SMALL = LogConfig(segment_bytes=4096)
 

@@ -3,12 +3,12 @@
 import pytest
 
 from pushrep.env import SYSTEM_CLOCK
-from pushrep.protocol import replay_messages as wire
-from pushrep.protocol.error_codes import ErrorCode
 from pushrep.records import encode_batch
 from pushrep.records.joining import misjoined
 from pushrep.replay import TO_END, NodeAccess, ReplayEndReason, ReplayRequest
 from pushrep.replay.remote import RemoteSession
+from pushrep.wire import replay_messages as wire
+from pushrep.wire.error_codes import ErrorCode
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import random
 import pytest
 
 from pushrep.errors import BadArgument
-from pushrep.protocol.error_codes import ErrorCode
 from pushrep.replay import events as e
 from pushrep.replay.errors import ReplayRefused
 from pushrep.replay.limits import Span
@@ -13,6 +12,7 @@ from pushrep.replay.model import FOLLOW, TO_END, AtTime, LogSnapshot, ReplayRequ
 from pushrep.replay.plan import Node, needs_liveness, plan_replay
 from pushrep.replay.sessions import ReplaySessions
 from pushrep.replay.states import ReplayState
+from pushrep.wire.error_codes import ErrorCode
 
 LIVE = LogSnapshot(start=10, written=100, flushed=80, high_watermark=60)
 STOPPED = LogSnapshot(start=10, written=60, flushed=60, high_watermark=60, is_live=False)

@@ -2,10 +2,10 @@
 
 import pytest
 
-from pushrep.protocol.error_codes import ErrorCode
-from pushrep.protocol.replay_messages import ReplayEndReason
 from pushrep.replay.errors import ReplayRefused
 from pushrep.replay.remote import end_of_refused
+from pushrep.wire.error_codes import ErrorCode
+from pushrep.wire.replay_messages import ReplayEndReason
 
 OUTSIDE = {"start": 10, "end": 60}
 TABLE = {

@@ -4,14 +4,14 @@ import itertools
 
 import pytest
 
-from pushrep.protocol.error_codes import ErrorCode
-from pushrep.protocol.replay_messages import ReplayEndReason
 from pushrep.replay import events as e
 from pushrep.replay.limits import Span
 from pushrep.replay.model import LogSnapshot, ReplaySettings
 from pushrep.replay.plan import ReplayPlan
 from pushrep.replay.session import ReplaySession
 from pushrep.replay.states import NEXT, EventKind, ImpossibleEvent, ReplayState
+from pushrep.wire.error_codes import ErrorCode
+from pushrep.wire.replay_messages import ReplayEndReason
 
 SETTINGS = ReplaySettings(connect_timeout_ms=5_000, liveness_timeout_ms=10_000, heartbeat_ms=1_000, block_bytes=1_000)
 STABLE_100 = LogSnapshot(start=0, written=100, flushed=100, high_watermark=100)

@@ -4,7 +4,6 @@ import pytest
 
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import Durability, LogConfig, SegmentLog
-from pushrep.protocol.values import size_of
 from pushrep.records import Codec, encode_batch
 from pushrep.replay import TO_END, ReplayClient, ReplayRefused, ReplayRequest, ReplayTruncated, source, windows
 from pushrep.replay.buffers import Buffers
@@ -12,6 +11,7 @@ from pushrep.replay.limits import Span
 from pushrep.replay.slices import NoBatchThere, OpenSegments, SliceReader
 from pushrep.replay.windows import BUFFER_BYTES, BatchWindows
 from pushrep.testing.simulated_clock import SimulatedClock
+from pushrep.wire.values import size_of
 
 
 @pytest.fixture

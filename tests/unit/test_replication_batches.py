@@ -2,9 +2,9 @@
 
 import pytest
 
+from pushrep.election import messages
+from pushrep.election.messages import batches_of
 from pushrep.records import RecordBatch, encode_batch
-from pushrep.replication import messages
-from pushrep.replication.messages import batches_of
 
 COUNT = 40
 

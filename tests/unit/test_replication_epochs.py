@@ -4,9 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pushrep.records import encode_batch
-from pushrep.records.leader_epochs import LeaderEpochs
-from pushrep.replication.epochs import (
+from pushrep.election.epochs import (
     EpochEnd,
     LogEnds,
     Unfenced,
@@ -15,7 +13,9 @@ from pushrep.replication.epochs import (
     step_back,
     without_unfenced,
 )
-from pushrep.replication.messages import batches_of
+from pushrep.election.messages import batches_of
+from pushrep.records import encode_batch
+from pushrep.records.leader_epochs import LeaderEpochs
 
 
 def log_of(epochs, start=0):

@@ -5,9 +5,7 @@ from uuid import UUID
 
 import pytest
 
-from pushrep.push_session_end_reason import PushSessionEndReason
-from pushrep.records.leader_epochs import LeaderEpochs
-from pushrep.replication.effects import (
+from pushrep.election.effects import (
     Answer,
     Append,
     BeginEpoch,
@@ -23,12 +21,14 @@ from pushrep.replication.effects import (
     TakeEpoch,
     Truncate,
 )
-from pushrep.replication.epochs import EpochEnd, LogEnds, Unfenced
-from pushrep.replication.findings import FOLLOWER_RULES, CutAt, RequestFinding
-from pushrep.replication.follower import LEADER_CHECKS, SESSION_CHECKS, ReplicaState, follow, storage_error
-from pushrep.replication.grants import EPOCH_JUMP_MAX, Grant, Member, next_generation
-from pushrep.replication.messages import AppendRecords, Batch
-from pushrep.replication.outcome import Outcome
+from pushrep.election.epochs import EpochEnd, LogEnds, Unfenced
+from pushrep.election.findings import FOLLOWER_RULES, CutAt, RequestFinding
+from pushrep.election.follower import LEADER_CHECKS, SESSION_CHECKS, ReplicaState, follow, storage_error
+from pushrep.election.grants import EPOCH_JUMP_MAX, Grant, Member, next_generation
+from pushrep.election.messages import AppendRecords, Batch
+from pushrep.election.outcome import Outcome
+from pushrep.push_session_end_reason import PushSessionEndReason
+from pushrep.records.leader_epochs import LeaderEpochs
 
 LEADER, REPLICA_EPOCH = 256, 7  # epoch 256 is member 0's
 

@@ -6,8 +6,8 @@ from uuid import UUID
 
 import pytest
 
-from pushrep.replication.errors import BadGrant
-from pushrep.replication.grants import (
+from pushrep.election.errors import BadGrant
+from pushrep.election.grants import (
     EPOCH_JUMP_MAX,
     Grant,
     Member,
@@ -22,7 +22,7 @@ from pushrep.replication.grants import (
     next_generation,
     owner_of,
 )
-from pushrep.replication.outcome import Outcome
+from pushrep.election.outcome import Outcome
 
 
 def listed(*indexes):

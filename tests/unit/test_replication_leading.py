@@ -5,10 +5,8 @@ from uuid import UUID
 
 import pytest
 
-from pushrep.push_session_end_reason import PushSessionEndReason
-from pushrep.records.leader_epochs import LeaderEpochs
-from pushrep.replication.appended import MARK_EVERY_MS, AppendTimes
-from pushrep.replication.candidate import (
+from pushrep.election.appended import MARK_EVERY_MS, AppendTimes
+from pushrep.election.candidate import (
     Candidate,
     CandidateState,
     Fetch,
@@ -20,9 +18,9 @@ from pushrep.replication.candidate import (
     Refused,
     SendGrant,
 )
-from pushrep.replication.effects import SetAside, StoreGrant, TakeEpoch
-from pushrep.replication.epochs import EpochEnd, LogEnds, Unfenced
-from pushrep.replication.errors import (
+from pushrep.election.effects import SetAside, StoreGrant, TakeEpoch
+from pushrep.election.epochs import EpochEnd, LogEnds, Unfenced
+from pushrep.election.errors import (
     AnotherDirectory,
     BadGrant,
     LeaderMayBeAlive,
@@ -35,12 +33,14 @@ from pushrep.replication.errors import (
     RivalGenerations,
     TooFewMembers,
 )
-from pushrep.replication.grants import EPOCH_LEAP, Grant, Member, next_generation
-from pushrep.replication.leader import HighWatermarkMoved, Joined, Left, PartitionLeader, Push, Resigned, SessionEnded
-from pushrep.replication.messages import AppendRecordsResult
-from pushrep.replication.outcome import Outcome
-from pushrep.replication.progress import SessionId
-from pushrep.replication.sessions import BEGINS_ANEW, MAY_BECOME, REACTIONS, SessionState, Step
+from pushrep.election.grants import EPOCH_LEAP, Grant, Member, next_generation
+from pushrep.election.leader import HighWatermarkMoved, Joined, Left, PartitionLeader, Push, Resigned, SessionEnded
+from pushrep.election.messages import AppendRecordsResult
+from pushrep.election.outcome import Outcome
+from pushrep.election.progress import SessionId
+from pushrep.election.sessions import BEGINS_ANEW, MAY_BECOME, REACTIONS, SessionState, Step
+from pushrep.push_session_end_reason import PushSessionEndReason
+from pushrep.records.leader_epochs import LeaderEpochs
 
 
 def grant(epoch=256, members=3, m=2, **changes):

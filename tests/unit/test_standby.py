@@ -7,13 +7,13 @@ from uuid import UUID
 import pytest
 
 from pushrep import Acks, AsyncOutbox, Outbox, ReplicaNode
+from pushrep.election.errors import CantStandBy
+from pushrep.election.grants import Grant, Member
 from pushrep.env import REAL_FILESYSTEM
-from pushrep.node.election_state import ElectionState, write_election_state
 from pushrep.outbox import SettingRefused, StandbyCancelled, StandbyState
 from pushrep.outbox.control import ask
 from pushrep.outbox.directory_handover import HandoverSocket
-from pushrep.replication.errors import CantStandBy
-from pushrep.replication.grants import Grant, Member
+from pushrep.replicate.election_state import ElectionState, write_election_state
 
 WAIT_S = 20
 

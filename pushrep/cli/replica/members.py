@@ -23,8 +23,8 @@ from pushrep.outbox.adoption import adopt
 from pushrep.outbox.control import NobodyAnswers, ask
 from pushrep.outbox.identity import identity_in
 from pushrep.outbox.moving import moved
-from pushrep.push.settings import PushSettings
-from pushrep.push.sockets import Address
+from pushrep.replicate.settings import PushSettings
+from pushrep.replicate.sockets import Address
 
 _PAUSE_S = 0.2
 _LOST_WAIT_S = 5.0

@@ -9,9 +9,9 @@ import click
 
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import BadArgument
-from pushrep.node.election_state import find_election_state
 from pushrep.outbox import OutboxIdentity
-from pushrep.push.certificates import mutual_tls
+from pushrep.replicate.certificates import mutual_tls
+from pushrep.replicate.election_state import find_election_state
 
 F = TypeVar("F", bound=Callable[..., Any])
 PEM = click.Path(path_type=Path, dir_okay=False)

@@ -17,14 +17,14 @@ from pushrep.cli.replica.status import sessions_table
 from pushrep.errors import BadArgument
 from pushrep.health import HealthServer, HealthSettings
 from pushrep.log import LogConfig
-from pushrep.node import NodeSettings, ReplicaNode
-from pushrep.node.access import AUDIT
-from pushrep.node.reloading import CertificateFiles
-from pushrep.node.status import status_of
 from pushrep.outbox.control import ask
 from pushrep.outbox.directory_handover import HandoverSocket
-from pushrep.push.sockets import Address
 from pushrep.replay.model import ReplaySettings
+from pushrep.replicate import NodeSettings, ReplicaNode
+from pushrep.replicate.access import AUDIT
+from pushrep.replicate.node_status import status_of
+from pushrep.replicate.reloading import CertificateFiles
+from pushrep.replicate.sockets import Address
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def health_of(node: ReplicaNode, address: Address | None, files: CertificateFile
     try:
         from prometheus_client import CollectorRegistry  # noqa: PLC0415 - an extra
 
-        from pushrep.node.metrics import NodeCollector  # noqa: PLC0415
+        from pushrep.replicate.node_metrics import NodeCollector  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise click.ClickException(
             f"--metrics needs the Python package {error.name!r}, which is not installed: install pushrep with the "

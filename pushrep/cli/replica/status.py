@@ -17,13 +17,13 @@ from pushrep.env import REAL_FILESYSTEM
 from pushrep.kafka.progress import read_progress
 from pushrep.log.inspection import LogSummary, lock_holder, logs_at, summarize
 from pushrep.log.slots import outboxes_at
-from pushrep.node.election_state import REPLICA_EPOCH_NAME, find_election_state
 from pushrep.outbox import NoOutbox
 from pushrep.outbox.control import NobodyAnswers, ask
 from pushrep.outbox.identity import identity_in
 from pushrep.outbox.shipping import holder_name
 from pushrep.outbox.status import DestinationStatus
 from pushrep.problems import Problem
+from pushrep.replicate.election_state import REPLICA_EPOCH_NAME, find_election_state
 
 _PIPE_COLUMNS = 200
 _PARTITIONS_AT_ONCE = 1000
@@ -283,7 +283,7 @@ def _part(one: dict[str, Any]) -> tuple[str, ...]:
 
 
 def sessions_table(sessions: list[dict[str, Any]]) -> Table:
-    """A node's replay sessions, as `pushrep.node.status` has them."""
+    """A node's replay sessions, as `pushrep.replicate.node_status` has them."""
     return table(_SESSIONS, [_session(one) for one in sessions])
 
 

@@ -6,11 +6,19 @@ from uuid import uuid4
 
 import pytest
 
+from pushrep.election.grants import Grant
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK
 from pushrep.log import LogConfig
-from pushrep.node import NodeSettings, ReplicaNode
-from pushrep.protocol.error_codes import ErrorCode
-from pushrep.protocol.push_messages import (
+from pushrep.records import encode_batch
+from pushrep.replay import NodeAccess, ReplayClient, ReplaySettings
+from pushrep.replicate import NodeSettings, ReplicaNode
+from pushrep.replicate.replica_client import ReplicaClient
+from pushrep.replicate.settings import PushSettings
+from pushrep.replicate.sockets import Address
+from pushrep.replicate.wire import grant_to_wire
+from pushrep.topic_id_partition import TopicIdPartition
+from pushrep.wire.error_codes import ErrorCode
+from pushrep.wire.push_messages import (
     AppendRecordsPartition,
     AppendRecordsRequest,
     AppendRecordsResponse,
@@ -19,14 +27,6 @@ from pushrep.protocol.push_messages import (
     GrantRequest,
     GrantResponse,
 )
-from pushrep.push.replica_client import ReplicaClient
-from pushrep.push.settings import PushSettings
-from pushrep.push.sockets import Address
-from pushrep.push.wire import grant_to_wire
-from pushrep.records import encode_batch
-from pushrep.replay import NodeAccess, ReplayClient, ReplaySettings
-from pushrep.replication.grants import Grant
-from pushrep.topic_id_partition import TopicIdPartition
 from tests.ports import reserve
 
 WAIT_S = 60

@@ -6,15 +6,15 @@ from uuid import uuid4
 
 import pytest
 
+from pushrep.election.grants import Member
 from pushrep.env.filesystem import RealFilesystem
 from pushrep.log.directory_files import CheckpointFile, encode_checkpoint, read_checkpoint, read_partition_metadata
-from pushrep.node.replay_recordings import remove_files
-from pushrep.protocol.error_codes import ErrorCode
-from pushrep.protocol.push_messages import DescribeLogRequest, DescribeLogResponse
-from pushrep.push.replica_client import ReplicaClient
 from pushrep.replay import TO_END, Catalogue, RecordingState, ReplayEndReason, ReplayRefused, ReplayRequest
 from pushrep.replay import events as e
-from pushrep.replication.grants import Member
+from pushrep.replicate.replay_recordings import remove_files
+from pushrep.replicate.replica_client import ReplicaClient
+from pushrep.wire.error_codes import ErrorCode
+from pushrep.wire.push_messages import DescribeLogRequest, DescribeLogResponse
 from tests.integration.replay.conftest import QUICK, WAIT_S, offsets, take, until
 
 

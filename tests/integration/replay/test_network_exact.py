@@ -13,7 +13,6 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from pushrep.protocol.error_codes import ErrorCode
 from pushrep.records import Codec, RecordBatch, encode_batch
 from pushrep.records import header as layout
 from pushrep.records.checksum import crc32c
@@ -28,6 +27,7 @@ from pushrep.replay import (
     ReplaySettings,
 )
 from pushrep.topic_id_partition import TopicIdPartition
+from pushrep.wire.error_codes import ErrorCode
 from tests.integration.replay.conftest import QUICK, World, until
 
 EXAMPLES = 200 if settings().max_examples == 500 else 12  # the long form is torture's

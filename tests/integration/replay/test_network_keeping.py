@@ -7,8 +7,8 @@ from uuid import UUID
 import pytest
 
 from pushrep.cli import main as cli_main
+from pushrep.election.grants import Member
 from pushrep.log import SegmentLog
-from pushrep.protocol.error_codes import ErrorCode
 from pushrep.records import RecordBatch, encode_batch
 from pushrep.replay import (
     TO_END,
@@ -21,7 +21,7 @@ from pushrep.replay import (
     ReplayRequest,
     ReplayTruncated,
 )
-from pushrep.replication.grants import Member
+from pushrep.wire.error_codes import ErrorCode
 from tests.integration.replay.conftest import offsets, take, until
 
 IN_USE = ErrorCode.RECORDING_IN_USE

@@ -4,9 +4,9 @@ import pytest
 
 from pushrep.env import SYSTEM_CLOCK
 from pushrep.log import LogConfig
-from pushrep.protocol.error_codes import ErrorCode
 from pushrep.replay import ReplayEndReason, ReplayFailed, ReplayRefused, ReplayRequest
 from pushrep.startpoints import Startpoint, StartpointStore
+from pushrep.wire.error_codes import ErrorCode
 from tests.integration.replay.conftest import offsets, take, until
 
 LEASE_MAX_S, COUNT = 60, 4_000

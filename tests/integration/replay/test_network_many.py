@@ -7,10 +7,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from pushrep.log import LogConfig
-from pushrep.protocol import replay_messages as wire
-from pushrep.protocol.error_codes import ErrorCode
 from pushrep.replay import ReplayEndReason
 from pushrep.replay.wire import NodeConnection
+from pushrep.wire import replay_messages as wire
+from pushrep.wire.error_codes import ErrorCode
 from tests.integration.replay.conftest import QUICK, until
 
 SESSIONS, BLOCK_BYTES = 200, 8 << 10

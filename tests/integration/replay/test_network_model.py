@@ -8,8 +8,6 @@ from contextlib import suppress
 
 import pytest
 
-from pushrep.protocol import replay_messages as wire
-from pushrep.protocol.error_codes import ErrorCode
 from pushrep.replay import (
     TO_END,
     KeepingRefused,
@@ -19,6 +17,8 @@ from pushrep.replay import (
     ReplayTruncated,
 )
 from pushrep.replay.wire import NodeConnection
+from pushrep.wire import replay_messages as wire
+from pushrep.wire.error_codes import ErrorCode
 from tests.integration.replay.conftest import QUICK, until
 
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
+from pushrep.election.grants import Member
 from pushrep.log import SegmentLog
-from pushrep.protocol.error_codes import ErrorCode
-from pushrep.protocol.push_messages import DescribeLogRequest, DescribeLogResponse
-from pushrep.push.replica_client import ReplicaClient
 from pushrep.replay import TO_END, KeepingRefused, RecordingState, ReplayEndReason, ReplayRequest
-from pushrep.replication.grants import Member
+from pushrep.replicate.replica_client import ReplicaClient
+from pushrep.wire.error_codes import ErrorCode
+from pushrep.wire.push_messages import DescribeLogRequest, DescribeLogResponse
 from tests.integration.replay.conftest import QUICK, offsets, until
 
 

@@ -9,8 +9,6 @@ from itertools import islice
 import pytest
 
 from pushrep.log import LogConfig
-from pushrep.protocol import replay_messages as wire
-from pushrep.protocol.error_codes import ErrorCode
 from pushrep.records import BatchHeader
 from pushrep.replay import (
     TO_END,
@@ -24,6 +22,8 @@ from pushrep.replay import (
     ReplayTruncated,
 )
 from pushrep.replay.wire import NodeConnection
+from pushrep.wire import replay_messages as wire
+from pushrep.wire.error_codes import ErrorCode
 from tests.integration.replay.conftest import QUICK, WAIT_S, offsets, take, until
 
 

@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from pushrep.env.filesystem import RealFile, RealFilesystem
-from pushrep.node import replay_server
 from pushrep.replay import NodeAccess, ReplayRequest
+from pushrep.replicate import replay_server
 from tests.integration.replay.conftest import offsets, take
 
 FOR_EVER_MS = 600_000

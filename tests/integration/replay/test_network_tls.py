@@ -7,9 +7,9 @@ import pytest
 
 from pushrep.cli import main as cli_main
 from pushrep.log import LogConfig
-from pushrep.protocol.error_codes import ErrorCode
-from pushrep.push.settings import PushSettings
 from pushrep.replay import TO_END, NodeAccess, NodeUnreachable, ReplayClient, ReplayRefused, ReplayRequest
+from pushrep.replicate.settings import PushSettings
+from pushrep.wire.error_codes import ErrorCode
 from tests.integration.replay.conftest import offsets, take
 from tests.integration.test_push_tls import certificates, server_side
 

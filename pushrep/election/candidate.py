@@ -1,0 +1,534 @@
+"""How a member comes to lead: an opening that renews its own grant, or a promotion that takes another's.
+
+    LOOKING ──enough answered──▶ GRANTING ──enough stored──▶ CATCHING_UP ──all fetched──▶ LEADING
+       │                            │ a newer grant             │
+       └────────────────────────────┴───────────────────────────┴──▶ REFUSED (with an error that says what to do)
+
+LOOKING asks and compares before any number is taken, so that a promotion that can't succeed fences nobody: one that is
+not ahead of everybody who answers, or whose leader may be alive. It may be if it, those that say they were in contact
+with it lately, and those that did not answer are together enough to acknowledge. A leader's own node answers only while
+no service has the directory: then that one is not alive. A member that can't say counts as one without contact.
+A member that shows a grant of an older generation counts for nothing, and a candidate of one is refused: theirs is
+another history. A member that shows no grant counts for nothing, unless nothing was ever acknowledged: it may be one
+whose disk was lost, with what it held and promised. One that got its first grant since, or began anew in another
+generation, says so (`is_unfilled`) until it has been given everything. A member counts only with the directory that the
+grant names. The first grant takes them from the look, so that one waits for all who are asked; every later one carries
+them on.
+GRANTING has its number and its grant on its own disk before anybody else sees them. What counts is what members answer
+after they stored this very grant: from then on nothing older can be added to what they showed.
+CATCHING_UP fetches, for every partition, what the member that is ahead has and this one has not, and flushes it. So the
+leader holds every record that m members held.
+"""
+
+from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+from types import MappingProxyType
+from typing import NamedTuple, TypeAlias
+from uuid import UUID
+
+from pushrep.election.effects import SetAside, StoreGrant, TakeEpoch
+from pushrep.election.epochs import (
+    EpochEnd,
+    LogEnds,
+    Unfenced,
+    common_end,
+    granted_end,
+    without_unfenced,
+)
+from pushrep.election.errors import (
+    AnotherDirectory,
+    LeaderMayBeAlive,
+    LogNotFit,
+    MemberTwice,
+    NotAhead,
+    NotAMember,
+    NotLeader,
+    OlderGeneration,
+    ReplicationError,
+    RivalGenerations,
+    TooFewMembers,
+)
+from pushrep.election.grants import Grant, Quorum, are_rivals, newest_list_of, newest_of, next_ballot
+
+LEADER_ALIVE_MS = 3_000
+"""A leader beats once a second: one that a member heard so lately may be alive."""
+
+
+class CandidateState(Enum):
+    """Where a candidate is."""
+
+    LOOKING = auto()
+    GRANTING = auto()
+    CATCHING_UP = auto()
+    LEADING = auto()
+    REFUSED = auto()
+
+
+MAY_BECOME: Mapping[CandidateState, frozenset[CandidateState]] = MappingProxyType(
+    {
+        CandidateState.LOOKING: frozenset({CandidateState.GRANTING, CandidateState.REFUSED}),
+        CandidateState.GRANTING: frozenset({CandidateState.CATCHING_UP, CandidateState.REFUSED}),
+        CandidateState.CATCHING_UP: frozenset({CandidateState.LEADING, CandidateState.REFUSED}),
+        CandidateState.LEADING: frozenset(),
+        CandidateState.REFUSED: frozenset(),
+    }
+)
+assert MAY_BECOME.keys() == set(CandidateState), "every state has a row"
+
+
+class Purpose(Enum):
+    """What a candidate may do beyond counting."""
+
+    OPEN = auto()
+    """Renew this member's leadership; never take another's."""
+    PROMOTE = auto()
+    """Take it, but only if nobody is ahead."""
+    PROMOTE_AND_CATCH_UP = auto()
+    """Take it, and fetch first what others have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberLog:
+    """One partition of a member, as candidates compare it."""
+
+    log: LogEnds
+    high_watermark: int
+    is_damaged: bool = False
+    unfenced: Unfenced | None = None
+    held_to: EpochEnd | None = None
+    """What it held before it was damaged or lost records, where its own member knows that."""
+
+    @property
+    def granted(self) -> EpochEnd:
+        """(newest granted epoch in the log, its end)."""
+        return granted_end(self.log, self.unfenced)
+
+    @property
+    def why_unfit(self) -> str | None:
+        """Why its member does not count until it is refilled."""
+        if self.is_damaged:
+            return "it is damaged"
+        if self.log.log_end_offset < self.high_watermark:
+            return f"it ends at {self.log.log_end_offset}, below its high watermark {self.high_watermark}"
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberAnswer:
+    """What a member says of itself: to a look, or after it stored a grant. highest_epoch: of all that it has seen.
+
+    is_unfilled: it had no grant when it stored its first, and has not been given everything since; None from an older
+    node, which can't say. directory_id: of its directory; None from an older node. generation: of its newest grant.
+    contact_age_ms: since the leader by its newest grant was last in contact, by its own clock;
+    None without such a leader, and from an older node.
+    """
+
+    index: int
+    grant: Grant | None
+    highest_epoch: int
+    logs: Mapping[int, MemberLog] = field(default_factory=dict)
+    is_unfilled: bool | None = None
+    directory_id: UUID | None = None
+    generation: int = 0
+    contact_age_ms: int | None = None
+
+    @property
+    def counts(self) -> bool:
+        return not self.is_unfilled and all(log.why_unfit is None for log in self.logs.values())
+
+
+class Look(NamedTuple):
+    """Ask these members for their grant and their logs."""
+
+    members: tuple[int, ...]
+
+
+class SendGrant(NamedTuple):
+    """Offer the grant to these members; their answers come after it is on their disks."""
+
+    members: tuple[int, ...]
+    grant: Grant
+
+
+class Fetch(NamedTuple):
+    """Durably: set aside what was not granted, cut at `cut_at`, then fetch up to `until` from `member`, and flush.
+
+    member: this member itself where there is only something to cut. anew: the other's log starts at `cut_at`, and
+    nothing shows that this one is the same before it; it is set aside whole first.
+    """
+
+    partition: int
+    member: int
+    cut_at: int
+    until: EpochEnd
+    anew: SetAside | None = None
+
+
+class Lead(NamedTuple):
+    """Durably: every log here is flushed, then the grant's epoch begins at its end, and nothing is unfenced any more.
+
+    Then a PartitionLeader for each log.
+    """
+
+    grant: Grant
+
+
+class Refused(NamedTuple):
+    """Not this time. Raise `error`, or with an opening and acks=LOCAL append under a number without a grant."""
+
+    error: ReplicationError
+
+
+CandidateEffect: TypeAlias = Look | TakeEpoch | StoreGrant | SendGrant | Fetch | Lead | Refused
+
+
+class Candidate:
+    """One attempt to lead an outbox. Not thread-safe. A refused one is thrown away; the next begins anew.
+
+    own: what this member says of itself, its unfenced numbers counted in `highest_epoch`.
+    first: the grant of an outbox that has none yet, under any number.
+    change: makes the next grant from the newest one and its number, to change the members; else it is renewed.
+    leader_alive_ms: another leader that was in contact so lately may be alive, and is left alone; 0: it is deposed.
+    is_standby: nobody asked for it, so it needs as many as `Grant.may_take_over` wants.
+    """
+
+    def __init__(  # noqa: PLR0913 - who, what for, and what may differ
+        self,
+        index: int,
+        purpose: Purpose,
+        own: MemberAnswer,
+        *,
+        first: Grant | None = None,
+        change: Callable[[Grant, int], Grant] | None = None,
+        leader_alive_ms: int = LEADER_ALIVE_MS,
+        is_standby: bool = False,
+    ) -> None:
+        self.index, self.purpose, self._change = index, purpose, change
+        self._is_standby = is_standby
+        self._leader_alive_ms, self._is_over = leader_alive_ms, False
+        self.state = CandidateState.LOOKING
+        self.grant: Grant | None = None
+        """The one that this attempt offers, once it has a number."""
+        self._own, self._first = own, first
+        self._answers: dict[int, MemberAnswer] = {index: own}
+        self._to_fetch: set[int] = set()
+        self._was_led_by_another = False
+        self._kept_a_grant: frozenset[int] = frozenset({index})
+        self.is_first = False
+        """Nothing was ever acknowledged, as far as those tell that answered the look."""
+
+    @property
+    def base(self) -> Grant:
+        """The grant whose lists count: the newest change of members that anybody showed."""
+        newest = newest_list_of(answer.grant for answer in self._answers.values())
+        if newest is None:
+            assert self._first is not None, "an outbox without a grant is opened with its first one"
+            return self._first
+        return newest
+
+    def start(self) -> list[CandidateEffect]:
+        """Ask everybody."""
+        for partition, log in self._own_unfit():
+            if self.purpose is not Purpose.OPEN or log.held_to is None:
+                return self._refuse(LogNotFit(partition, str(log.why_unfit)))
+        return [Look(self._others()), *self._on_look()]
+
+    def on_answer(self, answer: MemberAnswer) -> list[CandidateEffect]:
+        """A member answered a look, or after it was offered the grant. What comes late changes nothing."""
+        if self.state is CandidateState.LOOKING:
+            known = set(self._others())
+            self._answers[answer.index] = answer
+            more = tuple(sorted(set(self._others()) - known))  # a newer list names members that were not asked yet
+            return [*([Look(more)] if more else []), *self._on_look()]
+        if self.state is CandidateState.GRANTING:
+            self._answers[answer.index] = answer
+            return self._on_stored()
+        return []
+
+    def on_deadline(self) -> list[CandidateEffect]:
+        """Nobody else will answer."""
+        if self.state not in {CandidateState.LOOKING, CandidateState.GRANTING}:
+            return []
+        if self.state is CandidateState.LOOKING:
+            self._is_over = True
+            if effects := self._on_look():
+                return effects
+        answered = self._counting()
+        for partition, log in self._own_unfit():
+            return self._refuse(self._not_held(partition, log))
+        quorums = (self.grant or self.base).quorums
+        short = max(quorums, key=lambda quorum: self._needed(quorum) - len(quorum.members & answered))
+        return self._refuse(
+            TooFewMembers(
+                answered=len(short.members & answered),
+                needed=self._needed(short),
+                silent=tuple(sorted(short.members - answered)),
+            )
+        )
+
+    def _needed(self, quorum: Quorum) -> int:
+        return quorum.to_take_over if self._is_standby else quorum.to_lead
+
+    def _is_enough(self, grant: Grant) -> bool:
+        """Whether those that count are enough to lead by it."""
+        counting = self._counting()
+        return grant.may_take_over(counting) if self._is_standby else grant.may_lead(counting)
+
+    def on_fetched(self, partition: int) -> list[CandidateEffect]:
+        """A Fetch is carried out."""
+        if self.state is not CandidateState.CATCHING_UP:
+            return []
+        self._to_fetch.discard(partition)
+        return [] if self._to_fetch else self._lead()
+
+    def _own_unfit(self) -> list[tuple[int, MemberLog]]:
+        """What this member's directory lost records of: it does not count, and leads once it has fetched them."""
+        return [(partition, log) for partition, log in sorted(self._own.logs.items()) if log.why_unfit is not None]
+
+    def _not_held(self, partition: int, own: MemberLog) -> LogNotFit:
+        end = own.log.log_end_offset if own.held_to is None else own.held_to.end_offset
+        lost, others = f"[{own.log.log_end_offset}, {end})", sorted(self._counting() - {self.index})
+        why = f"{own.why_unfit}: of {lost} it lost records, and of the others {others} answered that are fit"
+        return LogNotFit(partition, why, self._way_out(partition, end))
+
+    def _way_out(self, partition: int, end_offset: int) -> str:
+        """What an operator does about records up to `end_offset` that this member lost."""
+        if self.base.may_lead(self.base.indexes - {self.index}):
+            return "bring back those that hold all of it, or promote another member"
+        fit = self._counting() - {self.index}
+        ends = [(self._answers[index].logs[partition].granted, index) for index in fit]
+        why = "no quorum leads without this member"
+        if not ends:
+            return f"{why}: start the others, one of which has to go on"
+        most, index = max(ends)
+        address = next((one.address for one in self.base.members if one.index == index), "")
+        holds = "all of it" if most.end_offset >= end_offset else f"most, up to offset {most.end_offset}"
+        return (
+            f"{why}. Member {index} ({address}) holds {holds}: run pushrep promote DATA/OUTBOX-ID --accept-loss there, "
+            "and put this directory under a node (pushrep replica adopt), where it is filled"
+        )
+
+    def _others(self) -> tuple[int, ...]:
+        return tuple(sorted(self.base.indexes - {self.index}))
+
+    def _counting(self) -> frozenset[int]:
+        """Who answered and is fit; once there is a grant, who stored it."""
+        if self.grant is None:
+            if self._is_first_grant():
+                return frozenset(self._answers)
+            is_first = self._nothing_was_acknowledged()
+            return frozenset(
+                index
+                for index, answer in self._answers.items()
+                if self.base.is_member(index, answer.directory_id)
+                and (answer.grant is None or answer.grant.generation == self.base.generation)
+                and (is_first or (answer.counts and (answer.grant is not None or index == self.index)))
+            )
+        return frozenset(
+            index
+            for index, answer in self._answers.items()
+            if answer.grant == self.grant
+            and self.grant.is_member(index, answer.directory_id)
+            and (self.is_first or (answer.counts and (answer.is_unfilled is not None or index in self._kept_a_grant)))
+        )
+
+    def _is_first_grant(self) -> bool:
+        """Whether there was none before: nobody shows one, but for an own one that never came to lead."""
+        own = self._own.grant
+        is_shown = any(answer.grant is not None for index, answer in self._answers.items() if index != self.index)
+        if is_shown or own is None:
+            return not is_shown
+        led = any(log.granted.epoch >= own.members_epoch for log in self._own.logs.values())
+        return not led and self._nothing_was_acknowledged()
+
+    def _named(self, grant: Grant, epoch: int) -> Grant:
+        """The first grant, with the directories that all members showed; unless one speaks no such names."""
+        shown = {index: answer.directory_id for index, answer in self._answers.items()}
+        told = {index: one for index, one in shown.items() if one is not None}
+        return grant.with_names(epoch, told) if told.keys() >= grant.indexes else grant
+
+    def _may_name_more(self) -> bool:
+        """Whether somebody can still answer whom the first grant would name, too."""
+        are_all_named = all(answer.directory_id is not None for answer in self._answers.values())
+        return are_all_named and not self._is_over and self._answers.keys() < self.base.indexes
+
+    def _why_another_leads(self, newest: Grant | None) -> ReplicationError | None:
+        """An opening takes it from nobody, and nobody from a newer generation."""
+        if newest is None:
+            return None
+        if (why_not := self._why_another_generation(newest)) is None and self._was_led_by_another:
+            return NotLeader(newest.leader, newest.epoch) if self.purpose is Purpose.OPEN else None
+        return why_not
+
+    def _why_another_generation(self, newest: Grant) -> ReplicationError | None:
+        """A grant was forced that this directory has no part in, or two of them beside each other."""
+        for answer in self._answers.values():
+            if answer.grant is not None and are_rivals(newest.generation, answer.grant.generation):
+                known = (newest, answer.grant)
+                own = self._own.grant
+                here, there = known if own == newest else reversed(known)
+                return RivalGenerations(there.leader, there.epoch, generation=here.generation, rival=there.generation)
+        own = self._own.grant
+        if own is None or own.generation == newest.generation:
+            return None
+        return OlderGeneration(newest.leader, newest.epoch, generation=own.generation, newest=newest.generation)
+
+    def _why_no_member(self) -> ReplicationError | None:
+        """It is not in the list, or its directory is another than the grant's, or two addresses lead to one."""
+        if all(member.index != self.index for member in self.base.members):
+            return NotAMember(self.index, self.base.epoch)
+        if not self._is_first_grant() and not self.base.is_member(self.index, self._own.directory_id):
+            return AnotherDirectory(self.index, self.base.members_epoch)
+        seen: dict[UUID, int] = {}
+        for index, answer in sorted(self._answers.items()):
+            if answer.directory_id is not None and seen.setdefault(answer.directory_id, index) != index:
+                return MemberTwice(seen[answer.directory_id], index)
+        return None
+
+    def _nothing_was_acknowledged(self) -> bool:
+        """Whether no record of this outbox can have been: nobody has a grant, or this member, which had the newest one
+        and so holds all that was, has no record of any granted epoch.
+        """
+        newest = self._newest()
+        if newest is None:
+            return True
+        return newest.leader == self.index and all(
+            log.why_unfit is None and log.granted.end_offset == 0 for log in self._own.logs.values()
+        )
+
+    def _newest(self) -> Grant | None:
+        return newest_of(answer.grant for answer in self._answers.values())
+
+    def _on_look(self) -> list[CandidateEffect]:
+        newest = self._newest()
+        is_first_grant = self._is_first_grant()
+        self._was_led_by_another = newest is not None and newest.leader != self.index
+        goes_on = self._goes_on(newest)
+        if isinstance(goes_on, ReplicationError):
+            return self._refuse(goes_on)
+        if not goes_on:
+            return []
+        self.is_first = self._nothing_was_acknowledged()
+        self._kept_a_grant |= {index for index, answer in self._answers.items() if answer.grant is not None}
+        epoch = next_ballot(self.index, max(answer.highest_epoch for answer in self._answers.values()))
+        if is_first_grant:
+            grant = self._named(replace(self.base, epoch=epoch, members_epoch=epoch, leader=self.index), epoch)
+        elif self._change is not None:
+            grant = self._change(self.base, epoch)
+        else:
+            grant = self.base.renewed(epoch, self.index)
+        self._become(CandidateState.GRANTING)
+        self.grant = grant
+        stored = replace(self._own, grant=grant, highest_epoch=grant.epoch, is_unfilled=self._own.is_unfilled or None)
+        self._answers = {self.index: stored}
+        return [TakeEpoch(grant.epoch), StoreGrant(grant), SendGrant(self._others(), grant), *self._on_stored()]
+
+    def _goes_on(self, newest: Grant | None) -> bool | ReplicationError:
+        """Whether to take a number, by what was answered until now; or why not, whatever the others say."""
+        if (why_not := self._why_another_leads(newest) or self._why_no_member()) is not None:
+            return why_not
+        is_enough = self._is_enough(self.base) and not (self._is_first_grant() and self._may_name_more())
+        if is_enough and self._own_unfit() and isinstance(refusal := self._fetches(), ReplicationError):
+            return refusal if self._is_over else False  # another may hold it
+        if newest is None or self.purpose is Purpose.OPEN:
+            return is_enough
+        silent = self.base.indexes - self._answers.keys()
+        alive = leader_alive(self.index, newest, self._answers, silent, self._leader_alive_ms)
+        if alive is not None and self._is_over and (is_enough or alive.contacts):
+            return alive
+        if is_enough and isinstance(refusal := self._fetches(), ReplicationError):
+            return refusal
+        # The others may show that it is not alive, or that they hold more.
+        waits = alive is not None or (self.purpose is Purpose.PROMOTE and bool(silent))
+        return is_enough and (self._is_over or not waits)
+
+    def _on_stored(self) -> list[CandidateEffect]:
+        assert self.grant is not None
+        for answer in self._answers.values():
+            newer = answer.grant
+            if newer is None or newer == self.grant or newer.generation < self.grant.generation:
+                continue
+            if (why_not := self._why_another_generation(newer)) is not None:
+                return self._refuse(why_not)
+            if newer.epoch >= self.grant.epoch or newer.members_epoch > self.grant.members_epoch:
+                return self._refuse(NotLeader(newer.leader, newer.epoch))
+        if not self._is_enough(self.grant):
+            return []
+        fetches = self._fetches()
+        if isinstance(fetches, ReplicationError):
+            return self._refuse(fetches)
+        self._become(CandidateState.CATCHING_UP)
+        self._to_fetch = {fetch.partition for fetch in fetches}
+        return list(fetches) if fetches else self._lead()
+
+    def _fetches(self) -> list[Fetch] | ReplicationError:
+        """What has to be cut and fetched before anything is appended, or why this member can't."""
+        fetches = []
+        counting = self._counting()
+        holds_others = bool(self._own_unfit()) and not self._own.is_unfilled  # of the partitions that lost nothing
+        for partition, own in sorted(self._own.logs.items()):
+            held = [
+                (answer.logs[partition].granted, index)
+                for index, answer in self._answers.items()
+                if (index in counting or (index == self.index and holds_others)) and partition in answer.logs
+            ]
+            ahead, member = max(held, key=lambda pair: (pair[0], pair[1] == self.index))
+            granted = without_unfenced(own.log, own.unfenced)
+            if own.why_unfit is not None and (own.held_to is None or ahead < own.held_to):
+                return self._not_held(partition, own)
+            if ahead == own.granted:
+                if own.unfenced is not None and self._was_led_by_another:
+                    fetches.append(Fetch(partition, self.index, granted.log_end_offset, ahead))
+                continue
+            if self.purpose is Purpose.PROMOTE:
+                is_fenced = self.grant is not None
+                return NotAhead(partition=partition, own=own.granted, member=member, theirs=ahead, is_fenced=is_fenced)
+            theirs = self._answers[member].logs[partition]
+            cut_at = common_end(granted, without_unfenced(theirs.log, theirs.unfenced))
+            anew = None
+            if granted.log_start_offset < theirs.log.log_start_offset >= cut_at:
+                cut_at = theirs.log.log_start_offset
+                anew = SetAside(cut_at, theirs.log.leader_epochs.epoch_of(cut_at))
+            if cut_at < own.high_watermark:
+                return LogNotFit(partition, f"it parts from member {member} at {cut_at}, below its high watermark")
+            fetches.append(Fetch(partition, member, cut_at, ahead, anew))
+        return fetches
+
+    def _lead(self) -> list[CandidateEffect]:
+        assert self.grant is not None
+        self._become(CandidateState.LEADING)
+        return [Lead(self.grant)]
+
+    def _refuse(self, error: ReplicationError) -> list[CandidateEffect]:
+        self._become(CandidateState.REFUSED)
+        return [Refused(error)]
+
+    def _become(self, state: CandidateState) -> None:
+        assert state in MAY_BECOME[self.state], f"{self.state} may not become {state}"
+        self.state = state
+
+
+def leader_alive(
+    own: int, newest: Grant, answers: Mapping[int, MemberAnswer], silent: AbstractSet[int], leader_alive_ms: int
+) -> LeaderMayBeAlive | None:
+    """Why the leader by the `newest` grant that anybody showed may lead on; None if it does not. own: who asks.
+
+    The error names no silent members if those that answered show it without them.
+    """
+    leader = newest.leader
+    at_home = answers.get(leader)  # its node answers only while no service has its directory
+    is_at_home = at_home is not None and at_home.grant == newest and newest.is_member(leader, at_home.directory_id)
+    if leader == own or not leader_alive_ms or is_at_home:
+        return None
+    contacts = {
+        index: answer.contact_age_ms
+        for index, answer in answers.items()
+        if answer.contact_age_ms is not None and answer.contact_age_ms < leader_alive_ms
+    }
+    known = {leader, *contacts}
+    if not newest.may_acknowledge(known | silent):
+        return None
+    others = () if contacts and newest.may_acknowledge(known) else tuple(sorted({leader, *silent} - contacts.keys()))
+    return LeaderMayBeAlive(leader=leader, epoch=newest.epoch, contacts=contacts, silent=others)

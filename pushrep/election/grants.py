@@ -1,0 +1,436 @@
+"""Who leads an outbox, by ballot: numbers, grants, and how many members have to have stored one.
+
+    N members, m = min_insync_replicas, the leader counted in both
+
+    acknowledged   m of N hold it        N - m + 1 stored the grant     lead
+                   |== m ==========|
+                         |======= N - m + 1 ====|        any two such sets meet in a member, which holds the record and
+                                                         answers nothing older: the leader finds it there
+
+A grant that changes the list or m names the one before it, too, and both have their say (a joint grant) until
+`may_settle`; the next grant then names the new list alone. Where the list before is one member, as a forced change
+makes it, that one leads alone until then: the others are empty at first, so they can have no say. Everything that is
+acknowledged meanwhile is on that member, too.
+
+A member is a directory: the grant names its id, and who answers with another counts for nothing. A member whose disk
+is new is filled first; a joint grant then names the new directory beside the old one (`entering`), and acknowledgements
+don't count it before so many stored that grant that nobody can lead by the old directory any more.
+
+A forced grant follows a loss that was accepted: nobody else agrees to it. It begins a generation, which is compared
+before everything else, and its leader leads alone as above. What other members hold of an older generation is another
+history: whoever stores a grant of a higher one sets its logs aside first, and begins anew as unfilled.
+
+    generation   | number: 31 bits | 32 random bits |     two forced grants of one number are rivals: neither knew of
+                                                          the other, and who meets both goes offline
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+from uuid import UUID
+
+from pushrep.election.epochs import NO_EPOCH
+from pushrep.election.errors import BadGrant
+from pushrep.election.outcome import Outcome
+from pushrep.records.leader_epochs import EPOCH_MAX
+
+BALLOT_STRIDE = 256
+"""Member i takes only numbers that are i modulo this: no two members ever take the same."""
+EPOCH_JUMP_MAX = 1 << 20
+"""4,096 openings of one member in a row that nobody heard of; more is a broken or a foreign sender."""
+EPOCH_LEAP = EPOCH_JUMP_MAX // 2
+"""So far the epoch of a grant that names a new directory lies above all that was seen: the directory before it may have
+led alone by numbers that no other member heard of, and the new one must take none of them again."""
+GENERATION_TAG_BITS = 32
+"""The lower half of a generation is drawn by chance."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Member:
+    """A member of an outbox: an index that is never used again, and where it listens (empty: it does not).
+
+    directory_id: of the directory that counts as this member; None where the grant names none. identity: the name of
+    its connections, empty where the grant names none.
+    """
+
+    index: int
+    address: str = ""
+    directory_id: UUID | None = None
+    identity: str = ""
+
+
+def default_min_insync(members: int) -> int:
+    """More than half, the leader counted."""
+    return members // 2 + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Quorum:
+    """N members and m of them, the two numbers that everything else follows from."""
+
+    members: frozenset[int]
+    min_insync_replicas: int
+
+    @property
+    def to_lead(self) -> int:
+        """N - m + 1: meets every m members in at least one."""
+        return len(self.members) - self.min_insync_replicas + 1
+
+    @property
+    def to_change(self) -> int:
+        """How many have to store a list that replaces this one.
+
+        Not only as many as lead: with an even N two leading sets can miss each other (4 members, m = 3: two and two),
+        and one that never heard of the new list would lead by the old. m members meet every leading set.
+        """
+        return max(self.to_lead, self.min_insync_replicas)
+
+    @property
+    def to_take_over(self) -> int:
+        """How many a standby needs, which nobody told that the leader is gone: with a high m few are enough to lead,
+        and two parts of a cut network could depose each other. Of any two majorities one member is in both.
+        """
+        return max(self.to_lead, len(self.members) // 2 + 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """A leader by name and number. Raises BadGrant if it contradicts itself.
+
+    members_epoch: of the grant that first named these lists; a renewal keeps it, a change takes its own number.
+    previous_members, previous_min_insync_replicas: of a joint grant, else empty and 0.
+    next_index: the lowest index that no member ever had; raised above the members' by itself.
+    generation: of the last forced grant, 0 where there was none (`next_generation`).
+    """
+
+    outbox_id: UUID
+    epoch: int
+    leader: int
+    members: tuple[Member, ...]
+    min_insync_replicas: int
+    members_epoch: int
+    pid_epoch: int
+    topic_id: UUID
+    topic: str
+    partitions: int
+    carrier: str
+    destinations: tuple[tuple[UUID, int], ...] = ()
+    accepted_loss: str = ""
+    previous_members: tuple[Member, ...] = ()
+    previous_min_insync_replicas: int = 0
+    next_index: int = 0
+    generation: int = 0
+    quorums: tuple[Quorum, ...] = field(init=False, repr=False, compare=False)
+    """The quorums that all have to agree: one, two while the list changes."""
+
+    def __post_init__(self) -> None:
+        if why := _contradiction(self):
+            raise BadGrant(why)
+        lists = [(self.members, self.min_insync_replicas)]
+        if self.previous_members:
+            lists.append((self.previous_members, self.previous_min_insync_replicas))
+        quorums = tuple(Quorum(frozenset(one.index for one in members), m) for members, m in lists)
+        object.__setattr__(self, "quorums", quorums)  # asked with every acknowledgement
+        object.__setattr__(self, "next_index", max(self.next_index, 1 + max(self.indexes)))
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Of two grants the one of the greater rank is the newer one."""
+        return self.generation, self.epoch
+
+    @property
+    def indexes(self) -> frozenset[int]:
+        """Every member, of both lists."""
+        return frozenset().union(*(quorum.members for quorum in self.quorums))
+
+    @property
+    def entering(self) -> frozenset[int]:
+        """Members that come in with another directory than before: they acknowledge nothing before that is settled."""
+        before = {one.index: one.directory_id for one in self.previous_members}
+        return frozenset(
+            one.index for one in self.members if one.index in before and before[one.index] != one.directory_id
+        )
+
+    @property
+    def nameless(self) -> frozenset[int]:
+        """Members whose directory it does not name: they count by their index alone, as before there were names."""
+        return frozenset(one.index for one in self.members if one.directory_id is None)
+
+    def directory_of(self, index: int) -> UUID | None:
+        """The directory that counts as this member; None where none is named, or there is no such member."""
+        members = (*self.members, *self.previous_members)
+        return next((one.directory_id for one in members if one.index == index), None)
+
+    def is_member(self, index: int, directory_id: UUID | None) -> bool:
+        """Whether who shows this directory counts as that member; None: it shows none."""
+        named = self.directory_of(index)
+        return named is None or named == directory_id
+
+    def index_at(self, address: str) -> int:
+        """The member that listens at `address`; -1 if none does."""
+        members = (*self.members, *self.previous_members)
+        return next((member.index for member in members if member.address == address), -1)
+
+    @property
+    def is_led_alone(self) -> bool:
+        """Whether the list before is one member, which leads alone until enough of the new list hold what it has."""
+        return len(self.previous_members) == 1
+
+    def may_lead(self, stored: AbstractSet[int]) -> bool:
+        """Whether the members that stored the grant are enough to lead by it."""
+        return all(len(quorum.members & stored) >= quorum.to_lead for quorum in self._deciding)
+
+    def may_take_over(self, stored: AbstractSet[int]) -> bool:
+        """Whether they are enough for a standby to lead by it, and for a leader to know that it still does."""
+        return all(len(quorum.members & stored) >= quorum.to_take_over for quorum in self._deciding)
+
+    @property
+    def _deciding(self) -> tuple[Quorum, ...]:
+        return self.quorums[1:] if self.is_led_alone else self.quorums
+
+    def may_acknowledge(self, in_sync: AbstractSet[int]) -> bool:
+        """Whether what all of `in_sync` hold survives the loss of any m - 1 members."""
+        if self.is_led_alone:  # and as many as can settle the new list, or an acknowledgement would rest on one member
+            return all(len(quorum.members & in_sync) >= quorum.to_change for quorum in self.quorums)
+        return all(len(quorum.members & in_sync) >= quorum.min_insync_replicas for quorum in self.quorums)
+
+    def may_settle(self, stored: AbstractSet[int], holding: AbstractSet[int]) -> bool:
+        """Whether a joint grant may be followed by one of the new list alone.
+
+        stored: the members that stored it. holding: those that hold everything below the high watermark.
+        """
+        new, *old = self.quorums
+        if entering := self.entering:
+            return entering <= stored & holding and self.may_enter(stored - entering)
+        return (
+            bool(old)
+            and all(len(quorum.members & stored) >= quorum.to_lead for quorum in self.quorums)
+            and all(len(quorum.members & stored) >= quorum.to_change for quorum in old)
+            and len(new.members & holding) >= new.min_insync_replicas
+        )
+
+    def may_enter(self, others: AbstractSet[int]) -> bool:
+        """Whether so many others are enough for a member to come in with another directory, once they stored that
+        grant: with the old directory nobody can lead any more without one of them.
+        """
+        n, m = len(self.members), self.min_insync_replicas
+        return len(self.quorums[0].members & others) >= min(n - 1, max(m, n - m))
+
+    def renewed(self, epoch: int, leader: int) -> "Grant":
+        """The same under another number, for the same leader or another. A loss was accepted once, not again."""
+        return replace(self, epoch=epoch, leader=leader, accepted_loss="")
+
+    def with_members(self, epoch: int, members: tuple[Member, ...], min_insync_replicas: int | None = None) -> "Grant":
+        """The joint grant that begins a change of the list; None: the default m. One member at a time, or BadGrant."""
+        if self.previous_members:
+            raise BadGrant("the last change of members is not settled yet")
+        changed = {member.index for member in members} ^ {member.index for member in self.members}
+        if len(changed) > 1:
+            raise BadGrant(f"members change one at a time, not {sorted(changed)}")
+        return replace(
+            self,
+            epoch=epoch,
+            members_epoch=epoch,
+            members=members,
+            min_insync_replicas=min_insync_replicas or default_min_insync(len(members)),
+            previous_members=self.members,
+            previous_min_insync_replicas=self.min_insync_replicas,
+            accepted_loss="",
+        )
+
+    def with_directory(self, epoch: int, index: int, directory_id: UUID) -> "Grant":
+        """The joint grant by which a member that was filled comes in with another directory; its epoch is EPOCH_LEAP
+        above `epoch`. BadGrant while another change is not settled.
+        """
+        if self.previous_members and self.entering != {index}:
+            raise BadGrant("the last change of members is not settled yet")
+        return replace(
+            self._naming(epoch + EPOCH_LEAP, {index: directory_id}),
+            previous_members=self.previous_members or self.members,
+            previous_min_insync_replicas=self.previous_min_insync_replicas or self.min_insync_replicas,
+        )
+
+    def without_address(self, epoch: int, index: int) -> "Grant":
+        """The same members, of whom this one is addressed no more: what answers there may become another member."""
+        members = tuple(replace(one, address="") if one.index == index else one for one in self.members)
+        return replace(self.renewed(epoch, self.leader), members=members)
+
+    def with_names(self, epoch: int, directories: Mapping[int, UUID]) -> "Grant":
+        """Names directories of members that had none named and were filled by who grants this. They count as before."""
+        return self._naming(epoch, directories)
+
+    def _naming(self, epoch: int, directories: Mapping[int, UUID]) -> "Grant":
+        members = tuple(replace(one, directory_id=directories.get(one.index, one.directory_id)) for one in self.members)
+        return replace(self, epoch=epoch, members_epoch=epoch, members=members, accepted_loss="")
+
+    def forced(  # noqa: PLR0913 - what a loss changes
+        self,
+        epoch: int,
+        leader: int,
+        generation: int,
+        *,
+        members: tuple[Member, ...],
+        min_insync_replicas: int,
+        reached: AbstractSet[int] = frozenset(),
+    ) -> "Grant":
+        """The grant of a loss that was accepted: `leader` leads alone until enough of `members` hold what it has.
+
+        reached: those whose directories are known to be there; in place of another's a new one may have come by now.
+        """
+        known = {leader, *reached}
+        listed = tuple(one if one.index in known else replace(one, directory_id=None) for one in members)
+        return replace(
+            self,
+            epoch=epoch,
+            members_epoch=epoch,
+            leader=leader,
+            generation=generation,
+            members=listed,
+            min_insync_replicas=min_insync_replicas,
+            previous_members=tuple(one for one in listed if one.index == leader) if len(listed) > 1 else (),
+            previous_min_insync_replicas=int(len(listed) > 1),
+        )
+
+    def settled(self, epoch: int) -> "Grant":
+        """The new list alone, once `may_settle`."""
+        return replace(
+            self,
+            epoch=epoch,
+            members_epoch=epoch,
+            previous_members=(),
+            previous_min_insync_replicas=0,
+            accepted_loss="",
+        )
+
+
+def next_ballot(index: int, highest_seen: int) -> int:
+    """The number that member `index` takes next: its own, and above every one that it has seen."""
+    return highest_seen + 1 + (index - highest_seen - 1) % BALLOT_STRIDE
+
+
+def owner_of(epoch: int) -> int:
+    """The index of the one member that may take this number."""
+    return epoch % BALLOT_STRIDE
+
+
+def newest_of(grants: Iterable[Grant | None]) -> Grant | None:
+    """By which of them somebody leads; None without any."""
+    return max((one for one in grants if one is not None), key=lambda grant: grant.rank, default=None)
+
+
+def newest_list_of(grants: Iterable[Grant | None]) -> Grant | None:
+    """Whose lists of members count; None without any."""
+    shown = (one for one in grants if one is not None)
+    return max(shown, key=lambda grant: (grant.generation, grant.members_epoch, grant.epoch), default=None)
+
+
+def next_generation(newest: int, tag: int) -> int:
+    """Of a forced grant, above the newest that was seen. tag: GENERATION_TAG_BITS random bits."""
+    return (newest >> GENERATION_TAG_BITS) + 1 << GENERATION_TAG_BITS | tag
+
+
+def are_rivals(generation: int, other: int) -> bool:
+    """Whether they were forced beside each other, so that nobody can say which history counts."""
+    return generation != other and generation >> GENERATION_TAG_BITS == other >> GENERATION_TAG_BITS
+
+
+class OfferedGrant(NamedTuple):
+    """A grant that came in, beside what is known here. leader_epoch: the newest one taken in any log, -1 for none."""
+
+    offered: Grant
+    sender: int
+    kept: Grant | None
+    leader_epoch: int
+
+    @property
+    def begins_generation(self) -> bool:
+        """Whether it is of a higher one: then nothing binds that was promised before."""
+        return self.kept is not None and self.offered.generation > self.kept.generation
+
+    @property
+    def newest_epoch(self) -> int:
+        """Of everything older nothing is stored or appended any more."""
+        return max(self.leader_epoch, self.kept.epoch if self.kept else NO_EPOCH)
+
+
+class GrantCheck(NamedTuple):
+    """One reason to refuse a grant."""
+
+    error: Outcome
+    refuses: Callable[[OfferedGrant], bool]
+
+
+def _is_another_outbox(case: OfferedGrant) -> bool:
+    return case.kept is not None and any(
+        getattr(case.kept, name) != getattr(case.offered, name) for name in _FIXED_AT_CREATION
+    )
+
+
+def _are_rivals(case: OfferedGrant) -> bool:
+    return case.kept is not None and are_rivals(case.kept.generation, case.offered.generation)
+
+
+def _is_of_older_generation(case: OfferedGrant) -> bool:
+    return case.kept is not None and case.offered.generation < case.kept.generation
+
+
+_FIXED_AT_CREATION = ("outbox_id", "topic_id", "topic", "partitions", "carrier")
+GENERATION_CHECKS: tuple[GrantCheck, ...] = (
+    GrantCheck(Outcome.INCONSISTENT_OUTBOX, _is_another_outbox),
+    GrantCheck(Outcome.INCONSISTENT_OUTBOX, _are_rivals),
+    GrantCheck(Outcome.FENCED_LEADER_EPOCH, _is_of_older_generation),
+)
+"""Before everything else; behind them a grant that begins a generation is judged as if nothing was kept."""
+GRANT_CHECKS: tuple[GrantCheck, ...] = (
+    GrantCheck(Outcome.NOT_A_MEMBER, lambda case: case.kept is not None and case.sender not in case.kept.indexes),
+    GrantCheck(Outcome.FENCED_LEADER_EPOCH, lambda case: case.offered.epoch < case.newest_epoch),
+    GrantCheck(
+        Outcome.FENCED_LEADER_EPOCH,  # a candidate that looked before the list changed would count by the old one
+        lambda case: case.kept is not None and case.offered.members_epoch < case.kept.members_epoch,
+    ),
+    GrantCheck(Outcome.IMPOSSIBLE_EPOCH, lambda case: case.offered.leader != case.sender),
+    GrantCheck(
+        Outcome.IMPOSSIBLE_EPOCH,  # one number, one grant
+        lambda case: case.kept is not None and case.offered.epoch == case.kept.epoch and case.offered != case.kept,
+    ),
+    GrantCheck(
+        Outcome.IMPOSSIBLE_EPOCH,  # a member without a grant has nothing to measure a jump by
+        lambda case: case.kept is not None and case.offered.epoch - case.newest_epoch > EPOCH_JUMP_MAX,
+    ),
+)
+"""In this order; a grant that passes all is stored, on disk before the answer."""
+
+
+def judge_grant(case: OfferedGrant) -> Outcome:
+    """NONE: store it (if it is not the kept one already), then answer. Else answer so, with the grant that is kept."""
+    if (refused := _first_refusal(GENERATION_CHECKS, case)) is not Outcome.NONE:
+        return refused
+    return _first_refusal(GRANT_CHECKS, case._replace(kept=None, leader_epoch=-1) if case.begins_generation else case)
+
+
+def _first_refusal(checks: tuple[GrantCheck, ...], case: OfferedGrant) -> Outcome:
+    return next((check.error for check in checks if check.refuses(case)), Outcome.NONE)
+
+
+def _contradiction(grant: Grant) -> str | None:
+    """Why it is none, in words."""
+    if not 0 <= grant.epoch <= EPOCH_MAX or owner_of(grant.epoch) != grant.leader:
+        return f"epoch {grant.epoch} is not member {grant.leader}'s to take"
+    if grant.members_epoch > grant.epoch:
+        return f"members_epoch {grant.members_epoch} lies above epoch {grant.epoch}"
+    lists = [(grant.members, grant.min_insync_replicas)]
+    if grant.previous_members:
+        lists.append((grant.previous_members, grant.previous_min_insync_replicas))
+    for members, min_insync in lists:
+        indexes = {member.index for member in members}
+        if len(indexes) != len(members) or not all(0 <= index < BALLOT_STRIDE for index in indexes):
+            return f"member indexes are from 0 to {BALLOT_STRIDE - 1}, each once: {sorted(m.index for m in members)}"
+        directories = [member.directory_id for member in members if member.directory_id is not None]
+        if len(set(directories)) != len(directories) or not 1 <= min_insync <= len(members):
+            return (
+                f"min_insync_replicas = {min_insync} of {len(members)} members in {len(set(directories))} directories"
+            )
+    if all(member.index != grant.leader for member in grant.members):
+        return f"leader {grant.leader} is no member"
+    return None

@@ -1,0 +1,358 @@
+"""The leader of one partition: in-sync set, high watermark, sessions. Events in, effects out; it moves no byte.
+
+on_append, on_flush ─┐                        ┌─▶ HighWatermarkMoved   waiting receipts resolve
+start_session ───────┤                        ├─▶ Joined, Left         the in-sync set, shown and logged
+on_answer ───────────┼─▶ PartitionLeader ─────┼─▶ SessionEnded         once a session
+on_disconnect        │                        ├─▶ Push                 something may be sent to this replica
+on_tick ─────────────┘                        └─▶ Resigned             another leads: appends fail from now on
+
+HWM = min LEO over the in-sync set, the leader in it (flushed offsets where records must be on disk first). It moves
+only while the set has m members. A replica joins when its present session has shown LEO >= HWM and >= the start of
+the current epoch: an older epoch's record that m members hold is safe only once they have begun this epoch, too.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple, TypeAlias
+
+from pushrep.election.appended import AppendTimes
+from pushrep.election.epochs import NO_EPOCH, LogEnds
+from pushrep.election.grants import Grant, are_rivals
+from pushrep.election.messages import AppendRecords, AppendRecordsResult
+from pushrep.election.outcome import Outcome
+from pushrep.election.progress import InFlight, ReplicaProgress, SessionId
+from pushrep.election.sessions import REACTIONS, Step
+from pushrep.push_session_end_reason import NOT_ENDED, PushSessionEndReason
+
+REPLICA_LAG_MAX_MS = 30_000
+
+
+class HighWatermarkMoved(NamedTuple):
+    """Records below are held by m members: receipts with ALL below it resolve, the next requests carry it."""
+
+    high_watermark: int
+
+
+class Joined(NamedTuple):
+    """The replica is in the in-sync set now."""
+
+    replica: int
+
+
+class Left(NamedTuple):
+    """The replica is not in it any more. `too_slow`: its session goes on."""
+
+    replica: int
+    too_slow: bool
+
+
+class SessionEnded(NamedTuple):
+    """Said once for each session. `is_alarm`: the replica waits for an operator."""
+
+    replica: int
+    id: SessionId
+    reason: PushSessionEndReason
+    is_alarm: bool = False
+
+
+class Push(NamedTuple):
+    """There is something new for this replica, or something to say again. `backoff`: after a pause."""
+
+    replica: int
+    backoff: bool = False
+
+
+class Resigned(NamedTuple):
+    """Member `leader` has a newer grant, of `epoch` (-1: not said): nothing is appended or acknowledged from now on.
+
+    rival: the generation that it was forced in beside this leader's own; None: its grant is just the newer one.
+    """
+
+    epoch: int
+    leader: int
+    rival: int | None = None
+
+
+LeaderEffect: TypeAlias = HighWatermarkMoved | Joined | Left | SessionEnded | Push | Resigned
+
+
+class PartitionLeader:
+    """One partition while its leader has the grant. Not thread-safe: the partition's lock is the caller's.
+
+    log: as it is when leading begins; the grant's epoch stands in its list already, starting at its end.
+    flushed_only: only records on disk count (FLUSHED). Times are milliseconds of one monotonic clock.
+    """
+
+    def __init__(  # noqa: PLR0913 - what a log is, and two settings
+        self,
+        grant: Grant,
+        log: LogEnds,
+        *,
+        flushed_offset: int,
+        high_watermark: int,
+        flushed_only: bool,
+        now_ms: int,
+        replica_lag_max_ms: int = REPLICA_LAG_MAX_MS,
+    ) -> None:
+        assert log.leader_epochs.latest_epoch == grant.epoch, "the epoch is on disk before it is led"
+        self.grant, self.log = grant, log
+        self.epoch_start_offset = log.log_end_offset
+        self.empty_from = log.log_end_offset
+        """From here to the epoch's start a cleaner took all records: a replica that ends here ends there."""
+        self.flushed_offset, self.high_watermark = flushed_offset, high_watermark
+        self.in_sync: set[int] = {grant.leader}
+        self.stored: set[int] = {grant.leader}
+        """Those that have shown this very grant."""
+        self.uncounted: frozenset[int] = grant.entering
+        """Those that show another directory than the grant's, or come in with theirs by it: they are pushed to and
+        acknowledge nothing.
+        """
+        self.has_resigned = False
+        self._flushed_only, self._lag_max_ms = flushed_only, replica_lag_max_ms
+        self._sessions: dict[int, ReplicaProgress] = {}
+        self._times = AppendTimes(log.log_end_offset, now_ms)
+
+    @property
+    def sessions(self) -> Mapping[int, ReplicaProgress]:
+        """The newest session of each replica, ended ones too."""
+        return self._sessions
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether an append with ALL may begin; else NOT_ENOUGH_REPLICAS."""
+        return not self.has_resigned and self.grant.may_acknowledge(self.in_sync)
+
+    @property
+    def caught_up(self) -> frozenset[int]:
+        """Those that hold everything below the high watermark, members or about to be."""
+        return frozenset({self.grant.leader, *(index for index in self._sessions if self._has_caught_up(index))})
+
+    @property
+    def may_settle(self) -> bool:
+        """Whether the change of members that this grant began is done for this partition: settle it by the next."""
+        stored = self.stored - self.uncounted | self.stored & self.grant.entering
+        return not self.has_resigned and self.grant.may_settle(stored, self.caught_up)
+
+    def may_enter(self, replica: int) -> bool:
+        """Whether a replica that shows another directory than the grant's was filled, and enough others are there to
+        agree to a grant that names it.
+        """
+        others = self.stored & self.in_sync - {replica}
+        return not self.has_resigned and replica in self.caught_up and self.grant.may_enter(others)
+
+    def start(self) -> list[LeaderEffect]:
+        """Say what holds already: with m = 1 the leader alone is enough."""
+        return self._moved()
+
+    def on_append(self, log_end_offset: int, now_ms: int) -> list[LeaderEffect]:
+        """Records of this epoch were appended up to `log_end_offset`."""
+        self._check_leading()
+        base = self.log.log_end_offset
+        assert log_end_offset > base, f"an append rises above {base}"
+        self._times.on_append(base, now_ms)
+        self.log = self.log._replace(log_end_offset=log_end_offset)
+        return [*self._moved(), *self._push_to_all()]
+
+    def on_flush(self, flushed_offset: int) -> list[LeaderEffect]:
+        """Everything below is on this disk."""
+        self.flushed_offset = max(self.flushed_offset, flushed_offset)
+        return self._moved()
+
+    def on_log_start(self, log_start_offset: int) -> list[LeaderEffect]:
+        """Records below were removed here; replicas are told with the next request."""
+        epochs = self.log.leader_epochs.cut_below(log_start_offset)
+        self.log = self.log._replace(log_start_offset=log_start_offset, leader_epochs=epochs)
+        for progress in self._sessions.values():
+            progress.on_log_start(self.log)
+        return self._push_to_all()
+
+    def start_session(self, replica: int, session: SessionId, theirs: LogEnds) -> list[LeaderEffect]:
+        """A replica whose log was described as `theirs` is pushed to. Older identifiers than the live ones: ignored."""
+        self._check_leading()
+        live = self._sessions.get(replica)
+        if live is not None and session <= live.id:
+            return []
+        ended = self.end_session(replica, PushSessionEndReason.STALE_REPLICA_EPOCH) if live else []
+        self._sessions[replica] = ReplicaProgress(replica, session, self.log, theirs)
+        return [*ended, Push(replica)]
+
+    def on_directory(self, replica: int, *, is_members: bool) -> list[LeaderEffect]:
+        """A replica showed a directory. is_members: it is the one that counts as that member."""
+        if is_members and replica not in self.grant.entering:
+            self.uncounted -= {replica}
+            return [*self._join(replica), *self._moved()]
+        self.uncounted |= {replica}
+        return self._leave(replica, too_slow=False)
+
+    def end_session(self, replica: int, reason: PushSessionEndReason) -> list[LeaderEffect]:
+        """End it from this side. Unknown or over already: nothing."""
+        progress = self._sessions.get(replica)
+        if progress is None or not progress.end(reason):
+            return []
+        return [SessionEnded(replica, progress.id, reason), *self._leave(replica, too_slow=False)]
+
+    def request(self, replica: int, append_offset: int, end_offset: int) -> tuple[InFlight, AppendRecords]:
+        """The next request to a replica with a live session, without its batches: those of [append_offset, end_offset).
+
+        append_offset: the session's next_offset, or the base of the batch that holds it. With no batch both are equal.
+        """
+        progress = self._sessions[replica]
+        sent = progress.sent(append_offset, end_offset)
+        return sent, AppendRecords(
+            leader_epoch=progress.id.leader_epoch,
+            replica_epoch=progress.id.replica_epoch,
+            session_id=progress.id.session_id,
+            append_offset=sent.append_offset,
+            previous_epoch=self.log.epoch_before(sent.append_offset),
+            epoch_start_offset=self.epoch_start_offset,
+            high_watermark=self.high_watermark,
+            log_start_offset=self.log.log_start_offset,
+            flush_wanted=self._flushed_only,
+            restart=sent.restart,
+            end_session_reason=NOT_ENDED,
+            generation=self.grant.generation,
+        )
+
+    def on_answer(  # noqa: PLR0911 - an answer a line
+        self, replica: int, session: SessionId, sequence: int, result: AppendRecordsResult
+    ) -> list[LeaderEffect]:
+        """A replica answered. Of a session that is over, or to a request that was given up: changes nothing."""
+        progress = self._sessions.get(replica)
+        if progress is None or progress.id != session or not progress.is_live:
+            return []
+        # The newest grant is shown in every answer, whatever else it says.
+        is_ours = result.grant_epoch <= self.grant.epoch and result.generation == self.grant.generation
+        if not is_ours and (effects := self._on_another_grant(replica, result)):
+            return effects
+        if REACTIONS[progress.state, result.error].step is Step.RESIGN:
+            return self.resign(result.grant_epoch, result.grant_leader)
+        if result.grant_epoch == self.grant.epoch:
+            self.stored.add(replica)
+        reaction = progress.on_answer(sequence, self._without_hole(result), self.log)
+        if reaction.step is Step.IGNORE:
+            return []
+        if reaction.step is Step.ADVANCE:
+            return [*self._join(replica), *self._moved(), *self._push_if_behind(progress)]
+        if reaction.reason is not None:
+            ended = SessionEnded(replica, session, reaction.reason, reaction.is_alarm)
+            return [ended, *self._leave(replica, too_slow=False)]
+        return [Push(replica, backoff=reaction.step is Step.RESEND)]
+
+    def on_disconnect(self, replica: int) -> list[LeaderEffect]:
+        """The connection is gone or timed out: what was in flight goes out again on the next one."""
+        progress = self._sessions.get(replica)
+        if progress is None or not progress.is_live:
+            return []
+        progress.resend(self.log)
+        return [Push(replica, backoff=True)]
+
+    def on_tick(self, now_ms: int) -> list[LeaderEffect]:
+        """Time passed: who has not acknowledged a record for too long leaves. An idle replica does not age."""
+        effects: list[LeaderEffect] = []
+        for replica in sorted(self.in_sync - {self.grant.leader}):
+            held = self._verified(replica)
+            since = self._times.time_of(held) if held is not None and held < self.log.log_end_offset else None
+            if since is not None and now_ms - since > self._lag_max_ms:
+                effects += self._leave(replica, too_slow=True)
+        self._times.forget(min(map(self.held_by, self.grant.indexes)), now_ms - self._lag_max_ms)
+        return effects
+
+    def held_by(self, replica: int) -> int:
+        """Up to where it has said, to this leader, that it holds the records: for people, no rule counts by it.
+
+        By its last acknowledgement, over sessions; before one by the description of its log, and 0 before that.
+        """
+        if replica == self.grant.leader:
+            return self.log.log_end_offset
+        progress = self._sessions.get(replica)
+        if progress is None:
+            return 0
+        return progress.described if progress.acknowledged is None else progress.acknowledged
+
+    def owes_since(self, replica: int) -> int | None:
+        """When the oldest record that it is not known to hold was appended; None if it holds all.
+
+        What is older than this leader counts as appended when it began to lead.
+        """
+        held = self.held_by(replica)
+        return self._times.time_of(held) if held < self.log.log_end_offset else None
+
+    def on_grant_shown(self, generation: int, epoch: int, leader: int) -> list[LeaderEffect]:
+        """Somebody keeps a grant of this rank: a newer one, or one that was forced beside ours, ends this lead."""
+        rival = generation if are_rivals(generation, self.grant.generation) else None
+        if rival is None and (generation, epoch) <= self.grant.rank:
+            return []
+        return self.resign(epoch, leader, rival)
+
+    def resign(self, epoch: int, leader: int, rival: int | None = None) -> list[LeaderEffect]:
+        """Another has the grant: every session ends, the watermark stands still for good."""
+        if self.has_resigned:
+            return []
+        self.has_resigned = True
+        effects: list[LeaderEffect] = [Resigned(epoch, leader, rival)]
+        for replica in sorted(self._sessions):
+            effects += self.end_session(replica, PushSessionEndReason.NEW_LEADER_EPOCH)
+        return effects
+
+    def _on_another_grant(self, replica: int, result: AppendRecordsResult) -> list[LeaderEffect]:
+        """An older generation deposes nobody, and acknowledges nothing: the next session begins by showing our grant.
+
+        An answer that tells of no grant at all, as from a log that is not open, is of none.
+        """
+        if resigned := self.on_grant_shown(result.generation, result.grant_epoch, result.grant_leader):
+            return resigned
+        is_told = result.grant_epoch != NO_EPOCH or result.error is Outcome.FENCED_LEADER_EPOCH
+        if is_told and result.generation < self.grant.generation:
+            return self.end_session(replica, PushSessionEndReason.STALE_REPLICA_EPOCH)
+        return []
+
+    def _check_leading(self) -> None:
+        assert not self.has_resigned, "a leader that resigned takes nothing any more"
+
+    def _verified(self, replica: int) -> int | None:
+        """What counts for the watermark, of the leader itself too."""
+        if replica == self.grant.leader:
+            return self.flushed_offset if self._flushed_only else self.log.log_end_offset
+        progress = self._sessions.get(replica)
+        return progress.verified(flushed_only=self._flushed_only) if progress and progress.is_live else None
+
+    def _without_hole(self, result: AppendRecordsResult) -> AppendRecordsResult:
+        """A replica's answer, as if it had been given the end of a hole with which this log ended."""
+        start, end = self.empty_from, self.epoch_start_offset
+        if result.error is not Outcome.NONE or not start <= result.log_end_offset < end:
+            return result
+        is_flushed = result.flushed_offset >= start
+        return result._replace(log_end_offset=end, flushed_offset=end if is_flushed else result.flushed_offset)
+
+    def _has_caught_up(self, replica: int) -> bool:
+        held = self._verified(replica)
+        return held is not None and held >= max(self.high_watermark, self.epoch_start_offset)
+
+    def _join(self, replica: int) -> list[LeaderEffect]:
+        if replica in self.in_sync | self.uncounted or replica not in self.grant.indexes:
+            return []
+        if not self._has_caught_up(replica):
+            return []
+        self.in_sync.add(replica)
+        return [Joined(replica)]
+
+    def _leave(self, replica: int, *, too_slow: bool) -> list[LeaderEffect]:
+        if replica not in self.in_sync:
+            return []
+        self.in_sync.discard(replica)
+        return [Left(replica, too_slow), *self._moved()]
+
+    def _moved(self) -> list[LeaderEffect]:
+        """The watermark's rise, if any: it moves only while m members are in sync, and never back."""
+        if not self.takes_all:
+            return []
+        held = min(self._verified(replica) or 0 for replica in self.in_sync)
+        if held <= self.high_watermark or held < self.epoch_start_offset:
+            return []  # below its epoch's start not even the leader has begun the epoch on disk
+        self.high_watermark = held
+        return [HighWatermarkMoved(held), *self._push_to_all()]
+
+    def _push_to_all(self) -> list[LeaderEffect]:
+        return [Push(replica) for replica, progress in sorted(self._sessions.items()) if progress.is_live]
+
+    def _push_if_behind(self, progress: ReplicaProgress) -> list[LeaderEffect]:
+        return [Push(progress.replica)] if progress.next_offset < self.log.log_end_offset else []

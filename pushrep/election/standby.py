@@ -1,0 +1,191 @@
+"""When a standby takes over: a member whose service waits until it may lead.
+
+    WAITING ──a grant──▶ STANDING_BY ──nobody leads──▶ LOOKING ──enough answered──▶ TAKING_OVER ──▶ LEADING ──▶ DEPOSED
+                           ▲   ▲                         │ too few, or a             │ another was    │           │
+                           │   └─────────────────────────┘ sign of a leader          │ faster         │           │
+                           └──────────────────────────────────────────────────────────┘                └ again ◀──┘
+
+Nobody leads, as far as this member can tell, if the leader said so, or its own node had no contact with it for
+`takeover_after_ms`, and its grant is known here for as long; one whose grant this member keeps as its own looks at
+once. Standbys wait for a moment that is drawn by chance, so that mostly one looks first. Then a Candidate decides, with
+`is_standby`: the members that answer show whether the leader lives (candidate.py), and the ballots, who leads.
+
+After another member began to lead, a standby that saw that looks no sooner than `takeover_pause_ms` later: a fault that
+goes round the members ends no lead before it could do any work. The first failure is taken over at once.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+from typing import NamedTuple
+
+from pushrep.election.errors import CantStandBy
+from pushrep.election.grants import Grant
+
+TAKEOVER_AFTER_MS = 10_000
+TAKEOVER_PAUSE_MS = 30_000
+MEMBERS_MIN = 3
+"""With two members the one that is left can't tell whether it is the cut-off one."""
+_SPREAD_MAX_MS = 1_000  # a look takes some 100 ms: a third of a second between two standbys, on average
+
+
+class StandbyState(Enum):
+    """Where a standby is; the value is what people read."""
+
+    WAITING = "waiting"
+    """No grant names this member yet: the outbox is not made."""
+    STANDING_BY = "standing_by"
+    LOOKING = "looking"
+    TAKING_OVER = "taking_over"
+    """It was granted the lead: from here on whoever led is fenced."""
+    LEADING = "leading"
+    DEPOSED = "deposed"
+    """It leads no more: another does, or it resigned."""
+
+
+MAY_BECOME: Mapping[StandbyState, frozenset[StandbyState]] = MappingProxyType(
+    {
+        StandbyState.WAITING: frozenset({StandbyState.STANDING_BY}),
+        StandbyState.STANDING_BY: frozenset({StandbyState.LOOKING}),
+        StandbyState.LOOKING: frozenset({StandbyState.TAKING_OVER, StandbyState.STANDING_BY}),
+        StandbyState.TAKING_OVER: frozenset({StandbyState.LEADING, StandbyState.STANDING_BY}),
+        StandbyState.LEADING: frozenset({StandbyState.DEPOSED}),
+        StandbyState.DEPOSED: frozenset({StandbyState.STANDING_BY}),
+    }
+)
+assert MAY_BECOME.keys() == set(StandbyState), "every state has a row"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeoverTimes:
+    """takeover_after_ms: so long a leader is not heard before a standby looks, and so long one that can't reach a
+    majority, or can't append, leads on. takeover_pause_ms: so long the next takeover waits, once another began to lead.
+    """
+
+    takeover_after_ms: int = TAKEOVER_AFTER_MS
+    takeover_pause_ms: int = TAKEOVER_PAUSE_MS
+
+    @property
+    def spread_ms(self) -> int:
+        """A look is put off by up to so long."""
+        return min(_SPREAD_MAX_MS, self.takeover_after_ms // 4)
+
+
+class Seen(NamedTuple):
+    """What a standby knows at one moment.
+
+    member: which one it is. contact_age_ms: since its node was in contact with the leader; None: that one said that it
+    leads no more. unfit: why this member can't lead now, empty if it can.
+    """
+
+    now_ms: int
+    grant: Grant | None
+    member: int
+    contact_age_ms: int | None
+    unfit: str = ""
+
+
+class Standby:
+    """One member's standing by. Not thread-safe. draw(n): a number from 0 to n - 1, by chance."""
+
+    def __init__(self, times: TakeoverTimes, draw: Callable[[int], int]) -> None:
+        self.times, self._draw = times, draw
+        self.state = StandbyState.WAITING
+        self._rank: tuple[int, int] | None = None
+        self._known_ms = 0  # since when the newest grant is known here
+        self._due_ms: int | None = None  # when to look, once nobody leads
+        self._leader: int | None = None
+        self._led_since_ms: int | None = None  # since it was seen that another began to lead
+
+    def become(self, state: StandbyState) -> None:
+        """The state follows; the table says which may."""
+        assert state in MAY_BECOME[self.state], f"{self.state} may not become {state}"
+        self.state = state
+
+    def why_not_look(self, seen: Seen) -> str | None:
+        """Why this member does not look now; None: it does, and is LOOKING from here on. Raises CantStandBy."""
+        if seen.grant is None:
+            return "the outbox is not made yet: pushrep outbox create"
+        check_standby(seen.grant)
+        if self.state in {StandbyState.WAITING, StandbyState.DEPOSED}:
+            self.become(StandbyState.STANDING_BY)
+        if seen.grant.rank != self._rank:
+            self._rank, self._known_ms, self._due_ms = seen.grant.rank, seen.now_ms, None
+            if self._leader not in {None, seen.grant.leader}:
+                self._led_since_ms = seen.now_ms
+            self._leader = seen.grant.leader
+        if why_not := seen.unfit or self._why_not_due(seen, seen.grant):
+            self._due_ms = None
+            return why_not
+        if self._due_ms is None:
+            is_own = seen.grant.leader == seen.member
+            self._due_ms = seen.now_ms + (0 if is_own else self._draw(1 + self.times.spread_ms))
+        if seen.now_ms < self._due_ms:
+            return "nobody leads: it looks soon"
+        self.become(StandbyState.LOOKING)
+        return None
+
+    def on_refused(self, now_ms: int) -> None:
+        """It looked or took a number, and does not lead: the next time is at chance again."""
+        self.become(StandbyState.STANDING_BY)
+        self._due_ms = now_ms + self.times.spread_ms // 2 + self._draw(1 + self.times.spread_ms)
+
+    def _why_not_due(self, seen: Seen, grant: Grant) -> str:
+        if grant.leader == seen.member:
+            return ""  # the lead is this member's: it takes it from nobody
+        if self._led_since_ms is not None:
+            pause_ms = self.times.takeover_pause_ms - (seen.now_ms - self._led_since_ms)
+            if pause_ms > 0:
+                return f"member {grant.leader} took over lately: the next may in {_seconds(pause_ms)}"
+        if seen.contact_age_ms is None:
+            return ""
+        silent_ms = min(seen.contact_age_ms, seen.now_ms - self._known_ms)
+        if silent_ms < self.times.takeover_after_ms:
+            return f"member {grant.leader} was in contact {silent_ms} ms ago"
+        return ""
+
+
+class LeaderHealth:
+    """What keeps a leader leading: a majority answers it, and its log takes records. After `takeover_after_ms` without
+    one of them it resigns, so that another may lead. `on_answer` may be called by other threads.
+    """
+
+    def __init__(self, times: TakeoverTimes, now_ms: int) -> None:
+        self._times = times
+        self._began_ms = self._appends_since_ms = now_ms
+        self._answered_ms: dict[int, int] = {}
+
+    def on_answer(self, member: int, now_ms: int) -> None:
+        """Another member answered, and keeps this leader's grant."""
+        self._answered_ms[member] = now_ms
+
+    def why_resign(self, grant: Grant, why_no_append: str, now_ms: int) -> str | None:
+        """Why it has to, None if it leads on. why_no_append: empty if the log takes records."""
+        if not why_no_append:
+            self._appends_since_ms = now_ms
+        limit_ms = self._times.takeover_after_ms
+        late = {one for one in grant.indexes if now_ms - self._answered_ms.get(one, self._began_ms) >= limit_ms}
+        if not grant.may_take_over(grant.indexes - (late - {grant.leader})):
+            return (
+                f"members {sorted(late - {grant.leader})} did not answer for {_seconds(limit_ms)}: no majority is left"
+            )
+        if now_ms - self._appends_since_ms >= limit_ms:
+            return f"it could not append for {_seconds(now_ms - self._appends_since_ms)}: {why_no_append}"
+        return None
+
+
+def check_standby(grant: Grant) -> None:
+    """Raise CantStandBy for an outbox whose members are too few, or acknowledge with less than a majority."""
+    count, least = len(grant.members), grant.min_insync_replicas
+    if count < MEMBERS_MIN:
+        raise CantStandBy(f"the outbox has {count} members, {MEMBERS_MIN} are needed: pushrep replica add")
+    if least < count // 2 + 1:
+        raise CantStandBy(
+            f"min_insync_replicas = {least} of {count} members is no majority: what was acknowledged could be on "
+            f"members that no standby asks; {count // 2 + 1} are needed"
+        )
+
+
+def _seconds(ms: int) -> str:
+    return f"{ms / 1000:.1f} s"

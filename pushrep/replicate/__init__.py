@@ -1,0 +1,80 @@
+"""Push replication: what is appended here goes to replicas, and their acknowledgements come back.
+
+Leading(...)                                every partition of an outbox and its replicas: the door for who appends
+PushManager(...)                            which partition replicas are pushed to; Confluent's ten methods
+ReplicaClient(address)                      one question after another
+ReplicaNode(directory, NodeSettings(...))   the replicas' server; `pushrep replica serve` on the command line
+
+docs/push.md shows the parts; the rules are pushrep.election.
+
+Names resolve when first used: an outbox without replicas takes settings from here, and no wire.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pushrep.push_session_end_reason import PushSessionEndReason
+    from pushrep.replicate.errors import IllegalState, MayStillBeDelivered, PushError, ReplicaUnreachable
+    from pushrep.replicate.leading import Leading
+    from pushrep.replicate.led_partition import PushSession
+    from pushrep.replicate.manager import FileRecords, PushManager
+    from pushrep.replicate.node_errors import CantListen, CorruptNodeFile, NodeError, NodeInUse
+    from pushrep.replicate.node_settings import NodeSettings
+    from pushrep.replicate.node_store import LastContact
+    from pushrep.replicate.replica_client import ReplicaClient
+    from pushrep.replicate.replica_node import ReplicaNode
+    from pushrep.replicate.settings import PushSettings, Replica
+    from pushrep.replicate.sockets import Address
+
+_HOME = {
+    "Address": "pushrep.replicate.sockets",
+    "CantListen": "pushrep.replicate.node_errors",
+    "CorruptNodeFile": "pushrep.replicate.node_errors",
+    "FileRecords": "pushrep.replicate.manager",
+    "IllegalState": "pushrep.replicate.errors",
+    "LastContact": "pushrep.replicate.node_store",
+    "Leading": "pushrep.replicate.leading",
+    "MayStillBeDelivered": "pushrep.replicate.errors",
+    "NodeError": "pushrep.replicate.node_errors",
+    "NodeInUse": "pushrep.replicate.node_errors",
+    "NodeSettings": "pushrep.replicate.node_settings",
+    "PushError": "pushrep.replicate.errors",
+    "PushManager": "pushrep.replicate.manager",
+    "PushSession": "pushrep.replicate.led_partition",
+    "PushSessionEndReason": "pushrep.push_session_end_reason",
+    "PushSettings": "pushrep.replicate.settings",
+    "Replica": "pushrep.replicate.settings",
+    "ReplicaClient": "pushrep.replicate.replica_client",
+    "ReplicaNode": "pushrep.replicate.replica_node",
+    "ReplicaUnreachable": "pushrep.replicate.errors",
+}
+
+__all__ = [
+    "Address",
+    "CantListen",
+    "CorruptNodeFile",
+    "FileRecords",
+    "IllegalState",
+    "LastContact",
+    "Leading",
+    "MayStillBeDelivered",
+    "NodeError",
+    "NodeInUse",
+    "NodeSettings",
+    "PushError",
+    "PushManager",
+    "PushSession",
+    "PushSessionEndReason",
+    "PushSettings",
+    "Replica",
+    "ReplicaClient",
+    "ReplicaNode",
+    "ReplicaUnreachable",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+    return getattr(import_module(_HOME[name]), name)

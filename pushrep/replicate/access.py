@@ -1,0 +1,413 @@
+"""Who may do what on a node: identity x call x outbox, decided by a table before anything is read, written or told.
+
+    certificate ─ identity_in ─▶ identity ─┐
+    --allow NAME=PATTERN:role,role ─ Rule ─┼─▶ Policy: roles of an identity on an outbox ─ ROLES_OF[call] ─▶ yes │ no
+    owner.json of the outbox, its topic ───┘                                  no: UNAUTHORISED, counted, logged
+
+The upper part is pure. `Access` keeps owners and answers in memory, and reads the rules again when they change. Rule
+numbers are those of docs/access.md.
+"""
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from enum import Enum
+from fnmatch import fnmatchcase
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from pushrep.env import Clock, Filesystem
+from pushrep.env.checked_json import BadJsonFile, read_checked_json, write_checked_json
+from pushrep.errors import BadArgument, PushrepError
+from pushrep.replicate.node_errors import CorruptNodeFile
+from pushrep.wire.calls import ApiKey
+from pushrep.wire.values import Struct
+
+_LOG = logging.getLogger("pushrep.node")
+AUDIT = logging.getLogger("pushrep.node.audit")
+"""Calls that change something, with who called and the arguments."""
+LOCAL, ANONYMOUS, ANYBODY = "local", "anonymous", "any"
+UNPROVEN = frozenset({LOCAL, ANONYMOUS})
+"""Identities that nothing proves; what they own goes to the first proven one that may have it."""
+OWNER_NAME = "owner.json"
+_OWNER_VERSION = 1
+_RESERVED = frozenset({LOCAL, ANONYMOUS, ANYBODY, "*"})
+_FILE_BYTES_MAX = 1 << 20
+_LOG_EVERY_MS = 60_000
+_COUNTED_MAX = 1000
+_ANSWERS_MAX = 10_000
+
+
+class Role(Enum):
+    """What an identity may be to an outbox."""
+
+    CREATE = "create"
+    LEAD = "lead"
+    READ = "read"
+    KEEP = "keep"
+    LIST = "list"
+
+
+ALL = frozenset(Role)
+_READS, _SEES = frozenset({Role.READ, Role.LEAD}), frozenset({Role.LIST, Role.READ, Role.LEAD, Role.KEEP})
+_LEADS, _KEEPS, _NOBODY, _EVERYBODY = frozenset({Role.LEAD}), frozenset({Role.KEEP}), frozenset[Role](), ALL
+
+ROLES_OF: Mapping[ApiKey, frozenset[Role]] = MappingProxyType(
+    {
+        ApiKey.API_VERSIONS: _EVERYBODY,  # numbers of versions; asked for and answered before anything else
+        ApiKey.DESCRIBE_LOG: _LEADS,
+        ApiKey.APPEND_RECORDS: _LEADS,
+        ApiKey.END_OFFSET_FOR_EPOCH: _LEADS,
+        ApiKey.GRANT: _LEADS,
+        ApiKey.FETCH_RECORDS: _READS,
+        ApiKey.LIST_LOGS: frozenset({Role.LIST}),
+        ApiKey.BEAT: _LEADS,
+        ApiKey.DESCRIBE_DAMAGE: _LEADS,
+        ApiKey.REPAIR_RECORDS: _LEADS,
+        # Who leads has the records already, by FetchRecords and on its own disk.
+        ApiKey.START_REPLAY: _READS,
+        ApiKey.ATTACH: _READS,
+        ApiKey.CREDIT: _READS,
+        ApiKey.STOP_REPLAY: _READS | _KEEPS,  # one's own session; all of a recording: KEEP, by `STOP_ALL`
+        ApiKey.DESCRIBE_RECORDINGS: _SEES,
+        ApiKey.EXTEND: _KEEPS,
+        ApiKey.TRUNCATE: _KEEPS,
+        ApiKey.PURGE: _KEEPS,
+        ApiKey.DELETE: _KEEPS,
+        # Events that the node sends, behind a call that was allowed.
+        ApiKey.REPLAY_DATA: _NOBODY,
+        ApiKey.REPLAY_END: _NOBODY,
+        ApiKey.DELETE_DONE: _NOBODY,
+    }
+)
+"""Any one of these roles on the outbox will do."""
+assert ROLES_OF.keys() == set(ApiKey), "every call has its roles"
+STOP_ALL = _KEEPS
+"""To end other peoples' sessions."""
+CREATES = frozenset({ApiKey.DESCRIBE_LOG, ApiKey.GRANT, ApiKey.APPEND_RECORDS, ApiKey.END_OFFSET_FOR_EPOCH})
+"""Calls of who begins an outbox: for one that is not here yet, `create` will do."""
+CHANGES = frozenset({ApiKey.GRANT, ApiKey.STOP_REPLAY, ApiKey.EXTEND, ApiKey.TRUNCATE, ApiKey.PURGE, ApiKey.DELETE})
+"""Operators' calls that change something: they are written to the audit log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """`name` (`*`: everybody) has `roles` on outboxes whose id or topic fits `pattern`, as file names do."""
+
+    name: str
+    pattern: str
+    roles: frozenset[Role]
+
+    def covers(self, identity: str) -> bool:
+        """Whether it speaks of this identity."""
+        return self.name in {"*", identity}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An outbox as far as it decides. topics: of what is kept here; is_here: an owner, or records, are known."""
+
+    outbox_id: UUID
+    owner: str | None = None
+    topics: frozenset[str] = frozenset()
+    is_here: bool = False
+
+    def fits(self, pattern: str) -> bool:
+        """Whether a rule's pattern means it."""
+        if pattern == "*" or fnmatchcase(str(self.outbox_id), pattern):
+            return True
+        return bool(self.topics) and all(fnmatchcase(topic, pattern) for topic in self.topics)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """All rules. What no rule grants is not allowed."""
+
+    rules: tuple[Rule, ...] = ()
+
+    @classmethod
+    def of(cls, texts: Iterable[str]) -> "Policy":
+        """From `--allow`'s words, or the lines of a file. Raises BadArgument."""
+        return cls(tuple(parse_rule(text) for text in texts))
+
+    def roles(self, identity: str, place: Place) -> frozenset[Role]:
+        """Everything that this identity is to this outbox."""
+        mine = [rule for rule in self.rules if rule.covers(identity)]
+        roles = frozenset(role for rule in mine if place.fits(rule.pattern) for role in rule.roles)
+        if place.owner == identity and any(Role.CREATE in rule.roles for rule in mine):
+            roles |= {Role.LEAD, Role.LIST}
+        return roles
+
+    def may(self, identity: str, call: ApiKey, place: Place, *, begins: bool = False) -> bool:
+        """Whether it may make this call about this outbox. begins: the call begins the outbox if it is not here."""
+        roles = self.roles(identity, place)
+        if not place.is_here and call in CREATES and Role.CREATE in roles:
+            return True
+        return bool(roles & ROLES_OF[call]) and (place.is_here or not begins)
+
+    def is_first_leader(self, identity: str, call: ApiKey, place: Place) -> bool:
+        """Whether this call makes it the owner of an outbox that has none: one from before, or one that begins now.
+
+        Who leads by a rule for everybody needs no owner, and would be one by chance.
+        """
+        is_free = place.owner is None or (place.owner in UNPROVEN and identity not in UNPROVEN)
+        roles = self.roles(identity, place)
+        is_own = Role.LEAD not in roles or self.creates_by_name(identity)
+        return is_free and call in CREATES and Role.CREATE in roles and is_own
+
+    def creates_by_name(self, identity: str) -> bool:
+        """Whether a rule of its own lets it create outboxes, which then are its own."""
+        return any(rule.name == identity and Role.CREATE in rule.roles for rule in self.rules)
+
+    def could(self, identity: str, call: ApiKey) -> bool:
+        """Whether there can be any outbox about which it may make this call."""
+        given = frozenset(role for rule in self.rules if rule.covers(identity) for role in rule.roles)
+        if Role.CREATE in given:
+            given |= {Role.LEAD, Role.LIST}
+        return bool(given & ROLES_OF[call])
+
+    def everywhere(self, identity: str, call: ApiKey) -> bool:
+        """Whether it may make this call about every outbox, also one that is not here."""
+        return any(rule.covers(identity) and rule.pattern == "*" and rule.roles & ROLES_OF[call] for rule in self.rules)
+
+
+def parse_rule(text: str) -> Rule:
+    """`NAME=PATTERN:role,role`; `NAME`: create; an outbox's id: all of it for everybody; `any`. Raises BadArgument."""
+    text = text.strip()
+    if text == ANYBODY:
+        return Rule("*", "*", ALL)
+    name, equals, rest = text.rpartition("=")
+    if not equals:
+        if not text or text == "*":
+            raise BadArgument("allow", f"{text!r} names nobody")
+        try:
+            return Rule("*", str(UUID(text)), ALL)
+        except ValueError:
+            return Rule(text, "*", frozenset({Role.CREATE}))
+    pattern, colon, words = rest.rpartition(":")
+    known = {role.value: role for role in Role}
+    roles = [word.strip() for word in words.split(",")]
+    if not (name and colon and pattern) or any(role not in known for role in roles):
+        raise BadArgument("allow", f"{text!r} is not NAME=PATTERN:role,role with roles of {', '.join(known)}")
+    return Rule(name, pattern, frozenset(known[role] for role in roles))
+
+
+def read_rules(path: Path) -> list[str]:
+    """The lines of an allow list, without empty ones and comments (#). Raises BadArgument, which names the file."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadArgument("allow_file", f"{path} can't be read: {error}") from error
+    return [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+
+
+def identity_in(certificate: Mapping[str, Any]) -> str:
+    """Whose certificate this is: its first URI, else its first DNS name, else its common name; else `anonymous`.
+
+    certificate: as `ssl.SSLSocket.getpeercert` gives it. One that is made out to a word of ours is anonymous, too.
+    """
+    names: dict[str, str] = {}
+    for kind, name in certificate.get("subjectAltName", ()):
+        names.setdefault(kind, name)
+    for part in certificate.get("subject", ()):
+        for field in part:
+            if len(field) == 2:
+                names.setdefault(*field)
+    found = next((names[kind] for kind in ("URI", "DNS", "commonName") if names.get(kind)), ANONYMOUS)
+    return ANONYMOUS if found in _RESERVED else found
+
+
+def arguments_of(request: Struct) -> str:
+    """What an operator asked for, on one line; long values are cut."""
+    names = [field.name for field in fields(type(request))]  # type: ignore[arg-type]  # every message is a dataclass
+    return ", ".join(f"{name}={str(getattr(request, name))[:200]!r}" for name in names)
+
+
+class Unauthorised(PushrepError):
+    """A call that this identity may not make; the text says what would allow it, and nothing of what is here."""
+
+    def __init__(self, identity: str, call: ApiKey, outbox_id: UUID | None) -> None:
+        roles = " or ".join(sorted(role.value for role in ROLES_OF[call]))
+        what = "any outbox" if outbox_id is None else f"outbox {outbox_id}"
+        super().__init__(f"{identity!r} may not call {call.name} of {what}: it wants the role {roles} (--allow)")
+        self.identity, self.call, self.outbox_id = identity, call, outbox_id
+
+
+class Kept(NamedTuple):
+    """What `Access` asks of an outbox on disk."""
+
+    directory: Path
+    topics: frozenset[str]
+
+
+class Access:
+    """The rules of a node that runs. Thread-safe.
+
+    rules: gives the texts, again at each `reload`. look: what is kept of an outbox, perhaps nothing.
+    Raises BadArgument.
+    """
+
+    def __init__(
+        self,
+        rules: Callable[[], Iterable[str]],
+        look: Callable[[UUID], Kept],
+        filesystem: Filesystem,
+        clock: Clock,
+    ) -> None:
+        self._rules, self._look, self._filesystem, self._clock = rules, look, filesystem, clock
+        self._policy = Policy.of(rules())
+        self._lock = threading.RLock()
+        self._places: dict[UUID, Place] = {}
+        self._answers: dict[tuple[str, ApiKey, UUID], bool] = {}
+        self._could: dict[tuple[str, ApiKey], bool] = {}
+        self._refused: Counter[tuple[str, str]] = Counter()
+        self._logged: dict[tuple[str, str], tuple[int, int]] = {}
+        if not self._policy.rules:
+            _LOG.warning("nobody may use this node: it was given no --allow")
+
+    def reload(self) -> None:
+        """Read the rules again; if they can't be read the old ones stay, and BadArgument is raised."""
+        policy = Policy.of(self._rules())
+        with self._lock:
+            self._policy = policy
+            self._answers.clear()
+            self._could.clear()
+
+    def check(
+        self, identity: str, call: ApiKey, outbox_id: UUID, topics: Iterable[str] = (), *, begins: bool = False
+    ) -> None:
+        """Raise Unauthorised unless it may. topics: those that a call names which begins an outbox.
+
+        begins: it does begin one, or leads it: an outbox without an owner is bound to this identity, on disk when this
+        returns. Raises CorruptNodeFile, OSError too.
+        """
+        if not self._judge(identity, call, outbox_id, frozenset(topics), begins=begins):
+            raise self.refused(identity, call, outbox_id)
+
+    def may(self, identity: str, call: ApiKey, outbox_id: UUID | None, *, begins: bool = False) -> bool:
+        """As `check`; None: an outbox that is not known. Counts nothing. Raises CorruptNodeFile, OSError."""
+        if outbox_id is None:
+            return self._policy.everywhere(identity, call)
+        return self._judge(identity, call, outbox_id, frozenset(), begins=begins)
+
+    def everywhere(self, identity: str, call: ApiKey) -> bool:
+        """Whether it may make this call about every outbox, also one that is not here."""
+        return self._policy.everywhere(identity, call)
+
+    def could(self, identity: str, call: ApiKey) -> bool:
+        """Whether there can be any outbox for which it may: asked before anything is looked up."""
+        known = self._could.get((identity, call))
+        if known is None:
+            with self._lock:  # `reload` forgets what an older policy said
+                known = self._policy.could(identity, call)
+                if len(self._could) < _ANSWERS_MAX:
+                    self._could[identity, call] = known
+        return known
+
+    def may_stop(self, identity: str, outbox_id: UUID | None) -> bool:
+        """Whether it may end sessions of others. Raises CorruptNodeFile, OSError."""
+        if outbox_id is None:
+            return self._policy.everywhere(identity, ApiKey.DELETE)
+        return bool(self._policy.roles(identity, self._place(outbox_id)) & STOP_ALL)
+
+    def refused(self, identity: str, call: ApiKey, outbox_id: UUID | None = None) -> Unauthorised:
+        """Count and log a refusal: once a minute for each call and identity."""
+        error, now_ms = Unauthorised(identity, call, outbox_id), self._clock.monotonic_ms()
+        with self._lock:
+            key = (call.name, identity)
+            if key not in self._refused and len(self._refused) >= _COUNTED_MAX:
+                key = (call.name, "others")
+            self._refused[key] += 1
+            count, (logged_ms, logged_count) = self._refused[key], self._logged.get(key, (-_LOG_EVERY_MS, 0))
+            is_due = now_ms - logged_ms >= _LOG_EVERY_MS
+            if is_due:
+                self._logged[key] = (now_ms, count)
+        if is_due:
+            _LOG.warning("UNAUTHORISED (%d since the last such line): %s", count - logged_count, error)
+        return error
+
+    def refusals(self) -> Mapping[tuple[str, str], int]:
+        """How often each (call, identity) was refused since the node started."""
+        with self._lock:
+            return dict(self._refused)
+
+    def forget(self, outbox_id: UUID) -> None:
+        """What is kept of it has changed: look again."""
+        with self._lock:
+            self._places.pop(outbox_id, None)
+            for key in [key for key in self._answers if key[2] == outbox_id]:
+                del self._answers[key]
+
+    def _judge(self, identity: str, call: ApiKey, outbox_id: UUID, topics: frozenset[str], *, begins: bool) -> bool:
+        known = self._answers.get((identity, call, outbox_id))
+        if known is not None:
+            return known
+        with self._lock:
+            policy = self._policy
+            is_creator = policy.creates_by_name(identity)
+            if policy.everywhere(identity, call) and not is_creator:
+                return self._keep_answer(identity, call, outbox_id, may=True)
+            if policy.everywhere(identity, call) and not begins:
+                return True
+            place = self._place(outbox_id)
+            seen = place if place.is_here else Place(outbox_id, None, topics)
+            is_first = policy.is_first_leader(identity, call, seen)
+            may = policy.may(identity, call, seen, begins=begins) or is_first
+            if is_first and begins:
+                self._bind(place, identity)
+                seen = self._place(outbox_id)
+            # An answer about what may still be bound or begun is not kept.
+            return self._keep_answer(identity, call, outbox_id, may=may) if seen.is_here and not is_first else may
+
+    def _keep_answer(self, identity: str, call: ApiKey, outbox_id: UUID, *, may: bool) -> bool:
+        if len(self._answers) < _ANSWERS_MAX:
+            self._answers[identity, call, outbox_id] = may
+        return may
+
+    def _place(self, outbox_id: UUID) -> Place:
+        with self._lock:
+            place = self._places.get(outbox_id)
+            if place is None:
+                kept = self._look(outbox_id)
+                owner = read_owner(kept.directory, self._filesystem)
+                place = Place(outbox_id, owner, kept.topics, is_here=owner is not None or bool(kept.topics))
+                if place.topics:
+                    self._places[outbox_id] = place
+            return place
+
+    def _bind(self, place: Place, identity: str) -> None:
+        directory = self._look(place.outbox_id).directory
+        self._filesystem.make_directory(directory)
+        write_owner(directory, identity, self._filesystem)
+        self.forget(place.outbox_id)
+        if place.is_here:
+            _LOG.warning("outbox %s had no owner: it is %r from now on, who led it first", place.outbox_id, identity)
+
+
+def audit(identity: str, request: Struct, call: ApiKey) -> None:
+    """Write down that an operator's call, which was allowed, is carried out."""
+    AUDIT.info("audit: %r calls %s: %s", identity, call.name, arguments_of(request))
+
+
+def read_owner(directory: Path, filesystem: Filesystem) -> str | None:
+    """Who created the outbox that is kept there; None if nobody is known. Raises CorruptNodeFile, OSError."""
+    path = directory / OWNER_NAME
+    try:
+        found = read_checked_json(filesystem, path, _FILE_BYTES_MAX, _OWNER_VERSION)
+    except BadJsonFile as error:
+        raise CorruptNodeFile(path, str(error)) from error
+    if found is None:
+        return None
+    owner = found.get("owner")
+    if not isinstance(owner, str) or not owner:
+        raise CorruptNodeFile(path, f"its owner is {owner!r}")
+    return owner
+
+
+def write_owner(directory: Path, owner: str, filesystem: Filesystem) -> None:
+    """On disk when this returns. Raises OSError."""
+    write_checked_json(filesystem, directory / OWNER_NAME, {"owner": owner}, _OWNER_VERSION)

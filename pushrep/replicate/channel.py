@@ -1,0 +1,559 @@
+"""Channel: one connection to one replica, as many requests in flight as it bears, many partitions in each.
+
+    push(pusher) ─▶ nobody else waits or sends? its request goes out in the appending thread      (two threads saved)
+                      └ no ─▶ wake
+    wake(pusher) ─▶ ready ─▶ pump: request of many parts ─▶ socket ─▶ in flight ─▶ answer ─▶ each pusher's result
+      any thread                └ only pushers that have something to say are ever looked at: idle ones cost nothing
+    once a second ─▶ a beat, whatever else is sent: the node knows that its leader is alive
+    the connection goes ─▶ in flight is given up, in order ─▶ connect anew with backoff ─▶ sent again from the buffer
+
+A lock makes the order of building the order on the wire. The worker waits for it; `push` never does. `push`, `notify`,
+`wake`, `wake_later` and `close` may be called from any thread, everything else runs in the worker's.
+
+What is in flight on a connection, and how much of a log's file goes in one request: less once a large one was lost.
+
+A node may take smaller frames than we send, or a way may be too slow for a large one within `request_timeout_ms`. What
+`request_bytes_max` allows is always tried: larger requests only cost less.
+"""
+
+import heapq
+import logging
+import ssl
+import threading
+from collections import Counter, deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from itertools import count
+from typing import NamedTuple
+
+from pushrep.election.messages import AppendRecordsResult
+from pushrep.env import Clock, Network, Thread
+from pushrep.env.network import READABLE, WRITABLE
+from pushrep.errors import PushrepError
+from pushrep.log import OffsetOutOfRange
+from pushrep.push_session_end_reason import PushSessionEndReason
+from pushrep.replicate.connecting import OpenConnection, connect, patiently, pause_s
+from pushrep.replicate.pusher import PendingWork, Pusher, Sent
+from pushrep.replicate.settings import PushSettings, Replica
+from pushrep.replicate.sockets import AnySocket, Piece, bytes_in_files, pieces_of, send_some
+from pushrep.replicate.wire import outcome_of, result_from_wire
+from pushrep.wire.calls import HOLES_SINCE, ApiKey
+from pushrep.wire.client import CallAnswer, ClientConnection
+from pushrep.wire.error_codes import ErrorCode
+from pushrep.wire.errors import ProtocolError
+from pushrep.wire.push_messages import (
+    AppendRecordsPartition,
+    AppendRecordsRequest,
+    AppendRecordsResponse,
+    BeatRequest,
+    BeatResponse,
+)
+
+_STEPS = 16
+"""So many answers win back `request_bytes_max`: what was lost by chance comes back, what is refused is tried seldom."""
+
+
+class OnItsWay(NamedTuple):
+    """A request without an answer. `file_bytes` of it lay in files; it takes `slots` of those that may be in flight."""
+
+    sent_ms: int
+    parts: list[Sent]
+    slots: int
+    file_bytes: int
+
+
+class FileRequests:
+    """Of one connection's place, over all connections made for it. Sizes count bytes that lie in files."""
+
+    def __init__(self, settings: PushSettings) -> None:
+        self._most_bytes = self.bytes_max = settings.request_file_bytes_max
+        self._least_bytes = min(settings.request_bytes_max, self._most_bytes)
+        """So many go in one request."""
+
+    def answered(self, size_bytes: int) -> None:
+        """A request with so many was."""
+        if size_bytes:
+            self.bytes_max = min(self._most_bytes, self.bytes_max + max(1, self._least_bytes // _STEPS))
+
+    def lost(self, size_bytes: int) -> None:
+        """A connection went, with a request without an answer that had so many."""
+        if size_bytes > self._least_bytes:
+            self.bytes_max = max(self._least_bytes, self.bytes_max // 2)
+
+
+_LOG = logging.getLogger("pushrep.push")
+BEAT_MS = 1_000
+_GRACE_S = 0.2
+_TOO_OLD = "does not speak of holes and gets none until it is upgraded (UNSUPPORTED_VERSION)"
+_PARTS_MAX = 1024  # partitions in one request: its header stays far below what a peer takes
+
+
+class Beats(NamedTuple):
+    """What a leader says once a second; on_another(replica, generation, epoch, leader): in the answer that one showed
+    another grant than the leader's own: a newer one, or an older one or none (-1), because its disk is not the same;
+    on_own(replica): its own.
+    """
+
+    request: BeatRequest
+    on_another: Callable[[int, int, int, int], None]
+    on_own: Callable[[int], None]
+
+
+class Waker:
+    """What a channel needs of its worker."""
+
+    def __init__(self, network: Network) -> None:
+        self.poller = network.poller()
+
+    def wake(self) -> None:
+        """End the worker's sleep. Thread-safe."""
+        raise NotImplementedError
+
+    def add(self, channel: "Channel") -> None:
+        """Run it from now on, until it is closed. Thread-safe."""
+        raise NotImplementedError
+
+
+class Channel:
+    """One connection of a worker."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - whose connection, and what it stands on
+        self,
+        replica: Replica,
+        settings: PushSettings,
+        worker: Waker,
+        clock: Clock,
+        opened: OpenConnection | None,
+        beats: Beats | None = None,
+        lost: "Counter[int] | None" = None,
+    ) -> None:
+        """opened: a connection that nobody else speaks on any more; without one it makes its own.
+
+        lost: gets one more of the replica's index for each connection that breaks.
+        """
+        self._lost = Counter[int]() if lost is None else lost
+        self.away: str | None = None
+        """Why the replica can't be reached; None: it can, or nobody knows yet."""
+        self.replica, self.is_closing = replica, False
+        self.pushers: set[Pusher] = set()
+        """Those with a session. Each says something over every new connection: the replica may be another process."""
+        self._beats, self._is_beating, self._has_sent_end = beats, False, False
+        self._beat_ms: int | None = None  # when the next one is due
+        self._settings, self._worker, self._clock = settings, worker, clock
+        self._ready: deque[Pusher] = deque()
+        self._later: deque[tuple[int, Pusher]] = deque()
+        self._timers: list[tuple[int, int, Pusher]] = []
+        self._tickets = count()
+        self._send_lock = threading.Lock()  # of the connection and what is in flight on it; held over no wait
+        self._failed: BaseException | None = None  # what `push` met: the worker then gives the connection up
+        self._sock: AnySocket | None = None
+        self._protocol: ClientConnection | None = None
+        self._outgoing: list[Piece] = []
+        self._events = READABLE
+        self._in_flight: dict[int, OnItsWay] = {}
+        self._slots = 0  # of all that is in flight
+        self._file_requests = FileRequests(settings)
+        self._linger_until_ms: int | None = None
+        self._opened = opened
+        self._connecting: Thread | None = None
+        self._fruitless = int(opened is not None)  # connections in a row that gave no answer to a push
+        self._stop = settings.network.threads.event()
+        self._hung_up = settings.network.threads.event()
+        self._until_ms: int | None = None
+
+    def run(self) -> None:
+        """Let the worker run it from now on, until it is closed."""
+        self._worker.add(self)
+
+    @property
+    def is_hung_up(self) -> bool:
+        """Whether it was closed, and that is over."""
+        return self._hung_up.is_set()
+
+    def is_done(self, now_ms: int) -> bool:
+        """Whether it is closed, and all was said that can be until then."""
+        if not self.is_closing:
+            return False
+        is_connected = self._sock is not None or self._opened is not None
+        if self._until_ms is not None and (not is_connected or now_ms >= self._until_ms):
+            return True
+        may_beat = self._opened is not None or self._beat_ms is not None
+        return self.is_idle and not (self._beats is not None and may_beat and not self._has_sent_end)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing waits to be sent or answered."""
+        return not self._ready and not self._in_flight and not self._outgoing
+
+    def wake(self, pusher: Pusher) -> None:
+        """It has something to say. Thread-safe."""
+        if not pusher.is_ready:
+            pusher.is_ready = True
+            self._ready.append(pusher)
+            self._worker.wake()
+
+    def push(self, pusher: Pusher) -> None:
+        """It has new records: send them now if nothing else waits, else as soon as it suits. Thread-safe, no wait."""
+        if self._is_free() and self._send_lock.acquire(blocking=False):
+            try:
+                if self._is_free():
+                    self._send_of(pusher)
+            except (OSError, ProtocolError) as error:
+                self._failed = error
+            finally:
+                self._send_lock.release()
+            if self._failed is None and not self._outgoing and not pusher.has_something():
+                return
+        self.wake(pusher)
+
+    def notify(self, pusher: Pusher) -> None:
+        """Something happened to it that may call for a request. Thread-safe."""
+        wish = pusher.pending_work()
+        if wish is PendingWork.REQUEST:
+            self.wake(pusher)
+        elif wish is PendingWork.WATERMARK:
+            self._wake_for_watermark(pusher)
+
+    def wake_later(self, pusher: Pusher) -> None:
+        """It has to say something again, after a pause that grows with its failures. Thread-safe."""
+        pusher.failures += 1
+        delay_ms = int(1000 * pause_s(self._settings, pusher.failures))
+        self._later.append((self._clock.monotonic_ms() + delay_ms, pusher))
+        self._worker.wake()
+
+    def can_send(self) -> bool:
+        """Whether `pump` would do something now."""
+        if self._later or self._opened is not None or self._failed is not None:
+            return True
+        if self._sock is None:
+            return self._connecting is None and not self._stop.is_set()
+        has_room = not self._outgoing and self._slots < self._settings.requests_in_flight_max
+        return bool(self._ready) and has_room and self._linger_until_ms is None
+
+    def pump(self, now_ms: int) -> int | None:
+        """Send what can be sent; when to be called again without any event, None for never."""
+        while self._later:
+            due_ms, pusher = self._later.popleft()
+            heapq.heappush(self._timers, (due_ms, next(self._tickets), pusher))
+        while self._timers and self._timers[0][0] <= now_ms:
+            pusher = heapq.heappop(self._timers)[2]
+            pusher.is_timed = False
+            self.wake(pusher)
+        with self._send_lock:
+            self._keep_connected(now_ms)
+            if self._sock is not None:
+                try:
+                    self._send_ready(now_ms)
+                    self._beat(now_ms)
+                    self._watch()
+                except (OSError, ProtocolError) as error:
+                    self._lose(error)
+            oldest = next(iter(self._in_flight.values()), None)
+            # `push` wakes nobody: a request that it sends from now on is late no earlier than this.
+            sent_ms = oldest.sent_ms if oldest is not None else now_ms if self._sock is not None else None
+        times = [
+            self._until_ms,
+            self._timers[0][0] if self._timers else None,
+            self._linger_until_ms,
+            sent_ms + self._settings.request_timeout_ms if sent_ms is not None else None,
+            # One that is late goes out behind what holds it up, whose end wakes this.
+            self._beat_ms if self._beat_ms is not None and self._beat_ms > now_ms else None,
+        ]
+        return min((time for time in times if time is not None), default=None)
+
+    def on_io(self, mask: int) -> None:
+        """The socket can be read or written."""
+        with self._send_lock:
+            try:
+                if mask & WRITABLE:
+                    self._write()
+                    self._watch()
+                if mask & READABLE:
+                    self._read()
+            except (OSError, ProtocolError) as error:
+                self._lose(error)
+
+    def close(self, until_ms: int | None = None) -> None:
+        """Say what is to be said, until `until_ms` at most, then hang up. Thread-safe; the worker does it."""
+        self._until_ms = until_ms
+        self.is_closing = True
+        self._worker.poller.wake()  # also one that is about to sleep
+
+    def wait_closed(self, timeout_s: float) -> None:
+        """Until it has hung up, and makes no connection any more."""
+        self._hung_up.wait(timeout_s)
+        if self._connecting is not None:
+            self._connecting.join(_GRACE_S)  # one that is in the middle of an attempt ends with it, by itself
+
+    def cut(self) -> None:
+        """Hang up now, and stop connecting."""
+        self._stop.set()
+        self.lose()
+        if self._opened is not None:
+            self._opened.sock.close()
+        self._hung_up.set()
+
+    def lose(self) -> None:
+        """Give the connection up and make another."""
+        with self._send_lock:
+            self._lose(None)
+
+    def _wake_for_watermark(self, pusher: Pusher) -> None:
+        """Its watermark rose: that is sent alone if no records come within `watermark_linger_ms`. Thread-safe."""
+        linger_ms = self._settings.watermark_linger_ms
+        if not linger_ms or (pusher.alone_ms is not None and len(self._in_flight) <= 1):  # the one is just answered
+            self.wake(pusher)
+            return
+        now_ms = self._clock.monotonic_ms()
+        if pusher.watermark_since_ms is None:
+            pusher.watermark_since_ms = now_ms
+        if not pusher.is_timed:
+            pusher.is_timed = True
+            self._later.append((now_ms + linger_ms, pusher))
+            self._worker.wake()
+
+    def _is_free(self) -> bool:
+        """Whether a request of one pusher may go out before anything else."""
+        if self._sock is None or self._outgoing or self._ready or self._failed is not None or self._settings.linger_ms:
+            return False
+        return self._slots < self._settings.requests_in_flight_max
+
+    def _keep_connected(self, now_ms: int) -> None:
+        oldest = next(iter(self._in_flight.values()), None)
+        if oldest is not None and now_ms - oldest.sent_ms >= self._settings.request_timeout_ms:
+            self._lose(TimeoutError(f"no answer within {self._settings.request_timeout_ms} ms"))
+        if self._failed is not None:
+            self._lose(self._failed)
+        if self._opened is not None:
+            opened, self._opened, self._connecting = self._opened, None, None
+            opened.sock.setblocking(False)
+            self.away = None
+            self._sock, self._protocol = opened
+            speaks = opened.protocol.versions is not None and opened.protocol.versions.speaks(ApiKey.BEAT)
+            self._beat_ms = now_ms if speaks and self._beats is not None else None
+            self._events = READABLE
+            self._worker.poller.register(self._sock, self._events, self)
+            _LOG.info("%s is connected", self.replica)
+        if self._sock is None and self._connecting is None and not self._stop.is_set():
+            name = f"pushrep-connect-{self.replica.index}"
+            self._connecting = self._settings.network.threads.thread(self._connect, name)
+            self._connecting.start()
+
+    def _connect(self) -> None:
+        """In a thread of its own, until it succeeds."""
+        if self._fruitless and self._stop.wait(pause_s(self._settings, self._fruitless)):
+            return
+        self._fruitless += 1
+        last = ""
+
+        def failed(error: BaseException) -> None:
+            nonlocal last
+            self.away = str(error)
+            if str(error) != last:  # said once, not with every attempt
+                last = str(error)
+                _LOG.warning("%s can't be reached, trying on: %s", self.replica, error)
+
+        with suppress(PushrepError, OSError):  # stopped
+            self._opened = patiently(
+                lambda: connect(self.replica.address, self._settings), self._settings, self._stop, failed
+            )
+            if self._stop.is_set():
+                self._opened.sock.close()
+            else:
+                self._worker.wake()
+
+    def _send_ready(self, now_ms: int) -> None:
+        settings = self._settings
+        while self._ready and not self._outgoing and self._slots < settings.requests_in_flight_max:
+            if settings.linger_ms:
+                if self._linger_until_ms is None:
+                    self._linger_until_ms = now_ms + settings.linger_ms
+                if now_ms < self._linger_until_ms:
+                    return
+                self._linger_until_ms = None
+            parts, sents = self._build(now_ms)
+            if not parts:
+                return
+            self._send(parts, sents, now_ms)
+
+    def _send_of(self, pusher: Pusher) -> None:
+        """A request of this pusher alone, out of what is in memory."""
+        found = pusher.next_part(self._settings.request_bytes_max)
+        if found is not None:
+            self._send([found[0]], [found[1]], self._clock.monotonic_ms())
+
+    def _send(self, parts: list[AppendRecordsPartition], sents: list[Sent], now_ms: int) -> None:
+        assert self._protocol is not None, "there is a socket"
+        correlation_id, frame = self._protocol.ask(AppendRecordsRequest(partitions=tuple(parts)))
+        self._outgoing = pieces_of(frame)
+        file_bytes = bytes_in_files(self._outgoing)
+        request = OnItsWay(now_ms, sents, max(1, file_bytes // self._settings.request_bytes_max), file_bytes)
+        self._in_flight[correlation_id], self._slots = request, self._slots + request.slots
+        for part, sent in zip(parts, sents, strict=True):
+            if part.records:
+                sent.pusher.sent_records(now_ms, self._settings.watermark_linger_ms)
+        self._write()
+
+    def _beat(self, now_ms: int) -> None:
+        """One a second, and one at a time: they show that the leader lives, not how fast it is answered.
+
+        The last one goes out behind all that is to be said, answered or not, so that nobody takes a leader for alive
+        that has closed, however slow its replica is.
+        """
+        if self._beats is None or self._beat_ms is None or self._outgoing or self._has_sent_end:
+            return
+        if self.is_closing and not self._ready:
+            self._has_sent_end = True
+            self._send_beat(replace(self._beats.request, is_last=True), now_ms)
+        elif now_ms >= self._beat_ms and not self._is_beating:
+            self._send_beat(self._beats.request, now_ms)
+
+    def _send_beat(self, request: BeatRequest, now_ms: int) -> None:
+        assert self._protocol is not None, "there is a socket"
+        correlation_id, frame = self._protocol.ask(request)
+        self._outgoing += pieces_of(frame)
+        self._in_flight[correlation_id] = OnItsWay(now_ms, [], 0, 0)
+        self._beat_ms, self._is_beating = now_ms + BEAT_MS, True
+        self._write()
+
+    def _build(self, now_ms: int) -> tuple[list[AppendRecordsPartition], list[Sent]]:
+        """One request: each ready pusher once, in turn, until it is full. Whoever has more stands at the end again."""
+        parts: list[AppendRecordsPartition] = []
+        sents: list[Sent] = []
+        room, again = self._settings.request_bytes_max, []
+        for _ in range(len(self._ready)):
+            if room <= 0 or len(parts) >= _PARTS_MAX:
+                break
+            pusher = self._ready.popleft()
+            pusher.is_ready = False  # before it is looked at: what comes after this wakes it again
+            if self._wait_for_company(pusher, now_ms):
+                continue
+            try:
+                found = pusher.next_part(room, file_bytes_max=self._file_requests.bytes_max)
+            except OffsetOutOfRange:
+                pusher.session.partition.look_at_log_start()  # it has moved under what was to be sent
+                self.wake_later(pusher)
+                continue
+            except (OSError, PushrepError) as error:
+                _LOG.error("%s: the log can't be read: %s", pusher.tp, error)
+                pusher.end(PushSessionEndReason.LEADER_LOG_ERROR)
+                continue
+            if found is not None:
+                part, sent, size = found
+                if part.cleaned_offset and not self._announces_holes():
+                    _LOG.error("%s: a cleaner took offsets of it; %s %s", pusher.tp, self.replica, _TOO_OLD)
+                    pusher.session.trouble = f"a cleaner took offsets of {pusher.tp}; it {_TOO_OLD}"
+                    pusher.end(PushSessionEndReason.NON_RETRIABLE_ERROR)
+                    continue
+                parts.append(part)
+                sents.append(sent)
+                room -= size
+                if pusher.has_something():
+                    again.append(pusher)
+        for pusher in again:
+            self.wake(pusher)
+        return parts, sents
+
+    def _announces_holes(self) -> bool:
+        """Whether the replica speaks of what a cleaner took: who does not gets no hole."""
+        assert self._protocol is not None, "there is a socket"
+        versions = self._protocol.versions
+        return versions is not None and versions.version_of(ApiKey.APPEND_RECORDS) >= HOLES_SINCE
+
+    def _wait_for_company(self, pusher: Pusher, now_ms: int) -> bool:
+        """A watermark alone waits a moment for records to ride with: else each acknowledgement would make a request."""
+        linger_ms = self._settings.watermark_linger_ms
+        if not linger_ms or pusher.pending_work() is not PendingWork.WATERMARK:
+            return False
+        if pusher.watermark_since_ms is None:
+            pusher.watermark_since_ms = now_ms
+        due_ms = pusher.watermark_since_ms + linger_ms
+        if now_ms >= due_ms or (pusher.alone_ms is not None and not self._in_flight):
+            pusher.alone_ms = now_ms
+            return False
+        if not pusher.is_timed:
+            pusher.is_timed = True
+            heapq.heappush(self._timers, (due_ms, next(self._tickets), pusher))
+        return True
+
+    def _write(self) -> None:
+        assert self._sock is not None, "there is a socket"
+        try:
+            while self._outgoing:
+                send_some(self._sock, self._outgoing)
+        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            pass
+
+    def _watch(self) -> None:
+        """Hear of the socket when it can take the rest."""
+        wanted = READABLE | (WRITABLE if self._outgoing else 0)
+        if wanted != self._events:
+            self._events = wanted
+            self._worker.poller.modify(self._sock, wanted, self)
+
+    def _read(self) -> None:
+        sock, protocol = self._sock, self._protocol
+        assert sock is not None, "there is a socket"
+        assert protocol is not None, "it speaks"
+        while True:
+            try:
+                count = sock.recv_into(protocol.get_buffer())
+            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                return
+            if count == 0:
+                raise ConnectionError("the replica closed the connection")
+            for answer in protocol.buffer_updated(count):
+                if isinstance(answer, CallAnswer):
+                    # In flight until every part is done: if one raises, the others are given up with the connection.
+                    request = self._in_flight[answer.correlation_id]
+                    if isinstance(answer.message, AppendRecordsResponse):
+                        self._answered(request, answer.message)
+                    elif isinstance(answer.message, BeatResponse):
+                        self._beat_answered(answer.message)
+                    if self._in_flight.pop(answer.correlation_id, None) is not None:
+                        self._slots -= request.slots
+            if self._sock is not sock or not (isinstance(sock, ssl.SSLSocket) and sock.pending()):
+                return
+
+    def _beat_answered(self, response: BeatResponse) -> None:
+        self._is_beating = False
+        if self._beats is None:
+            return
+        ours = (self._beats.request.generation, self._beats.request.leader_epoch)
+        if (response.generation, response.grant_epoch) != ours:
+            shown = (response.generation, response.grant_epoch, response.grant_leader)
+            self._beats.on_another(self.replica.index, *shown)
+        elif response.error_code is ErrorCode.NONE:
+            self._beats.on_own(self.replica.index)
+
+    def _answered(self, request: OnItsWay, response: AppendRecordsResponse) -> None:
+        if response.error_code is not ErrorCode.NONE or len(response.results) != len(request.parts):
+            results = [AppendRecordsResult(outcome_of(response.error_code))] * len(request.parts)
+        else:
+            results = [result_from_wire(result) for result in response.results]
+            self._fruitless = 0
+            self._file_requests.answered(request.file_bytes)
+        for sent, result in zip(request.parts, results, strict=True):
+            sent.pusher.on_result(sent, result)
+            self.notify(sent.pusher)
+
+    def _lose(self, error: BaseException | None) -> None:
+        """The connection is gone: what was in flight goes out again on the next one."""
+        self._failed = None
+        if self._sock is None:
+            return
+        if error is not None:
+            self._lost[self.replica.index] += 1
+            _LOG.warning("%s is lost: %s", self.replica, error)
+        self._worker.poller.unregister(self._sock)
+        with suppress(OSError):
+            self._sock.close()
+        self._sock = self._protocol = self._linger_until_ms = None
+        self._outgoing, self._is_beating, self._beat_ms = [], False, None
+        given_up, self._in_flight, self._slots = self._in_flight, {}, 0
+        self._file_requests.lost(max((request.file_bytes for request in given_up.values()), default=0))
+        sent_by = (sent.pusher for request in given_up.values() for sent in request.parts)
+        for pusher in dict.fromkeys([*sent_by, *self.pushers]):
+            pusher.on_disconnect()
+            self.notify(pusher)

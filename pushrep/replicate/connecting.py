@@ -1,0 +1,126 @@
+"""A connection to a replica: TCP, TLS if it is wanted, ApiVersions. Blocking, each attempt within its time."""
+
+import socket
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from importlib.metadata import version
+from typing import NamedTuple, TypeVar
+
+from tenacity import RetryCallState, Retrying, retry_if_exception_type, sleep_using_event, stop_when_event_set
+from tenacity import wait_random_exponential as random_exponential
+
+from pushrep.env import Event
+from pushrep.replicate.errors import ReplicaUnreachable
+from pushrep.replicate.settings import PushSettings
+from pushrep.replicate.sockets import Address, AnySocket, send_all, tune
+from pushrep.wire.calls import ApiKey
+from pushrep.wire.client import CallAnswer, ClientConnection, first_request
+from pushrep.wire.errors import NoCommonVersion, ProtocolError
+from pushrep.wire.frames import FrameLimits
+from pushrep.wire.push_messages import ApiVersionsResponse
+from pushrep.wire.values import Struct
+
+T = TypeVar("T")
+_NAME = "pushrep"
+_LIMITS = FrameLimits(header_bytes_max=(1 << 24) - 1)  # of those that we were told to ask: all that a header can have
+
+
+class OpenConnection(NamedTuple):
+    """A socket that waits, and what both sides speak on it."""
+
+    sock: AnySocket
+    protocol: ClientConnection
+
+
+def connect(address: Address, settings: PushSettings) -> OpenConnection:
+    """Raises ReplicaUnreachable with the reason: nobody listens, a wrong certificate, another protocol."""
+    sock: AnySocket | None = None
+    try:
+        sock = settings.network.connect(address, settings.connect_timeout_ms / 1000)
+        tune(sock)
+        if settings.tls is not None:
+            assert isinstance(sock, socket.socket), "TLS runs on the system's own sockets"
+            sock = settings.tls.wrap_socket(sock, server_hostname=address.host)
+        protocol = ClientConnection(in_flight_max=settings.requests_in_flight_max + 1, limits=_LIMITS)
+        opened = OpenConnection(sock, protocol)
+        answer = call(opened, first_request(_NAME, _version()))
+        assert isinstance(answer, ApiVersionsResponse), "the protocol takes no other answer"
+        assert opened.protocol.versions is not None, "they were just agreed on"
+        opened.protocol.versions.version_of(ApiKey.APPEND_RECORDS)
+    except ssl.SSLCertVerificationError as error:
+        _close(sock)
+        raise ReplicaUnreachable(str(address), f"its certificate is refused: {error.verify_message}") from error
+    except (OSError, ProtocolError, NoCommonVersion, UnicodeError) as error:  # the last: a host that no name can be
+        _close(sock)
+        raise ReplicaUnreachable(str(address), _why(error, sock, settings)) from error
+    except BaseException:
+        _close(sock)
+        raise
+    return opened
+
+
+def call(opened: OpenConnection, request: Struct) -> Struct:
+    """Ask, and wait for the answer. Raises OSError, ProtocolError; the connection is of no use then."""
+    _, parts = opened.protocol.ask(request)
+    send_all(opened.sock, parts)
+    while True:
+        count = opened.sock.recv_into(opened.protocol.get_buffer())
+        if count == 0:
+            raise ConnectionError("the replica closed the connection")
+        for answer in opened.protocol.buffer_updated(count):
+            if isinstance(answer, CallAnswer):
+                return answer.message
+
+
+def patiently(
+    attempt: Callable[[], T], settings: PushSettings, stop: Event, on_failure: Callable[[BaseException], None]
+) -> T:
+    """Attempt again and again, with random pauses that grow, until it succeeds or `stop` is set.
+
+    Raises the last error once it is. `on_failure`: told of each.
+    """
+    return Retrying(
+        wait=random_exponential(multiplier=settings.backoff_min_ms / 1000, max=settings.backoff_max_ms / 1000),
+        retry=retry_if_exception_type((ReplicaUnreachable, ProtocolError, OSError)),
+        stop=stop_when_event_set(stop),  # type: ignore[arg-type]  # it wants no more than our Event has
+        sleep=sleep_using_event(stop),  # type: ignore[arg-type]
+        after=lambda state: on_failure(state.outcome.exception()),  # type: ignore[union-attr, arg-type]
+        reraise=True,
+    )(attempt)
+
+
+def pause_s(settings: PushSettings, failures: int) -> float:
+    """How long to wait after so many failures in a row: what `patiently` waits, for who must not wait here."""
+    wait = random_exponential(multiplier=settings.backoff_min_ms / 1000, max=settings.backoff_max_ms / 1000)
+    state = RetryCallState(Retrying(), None, (), {})
+    state.attempt_number = max(1, failures)
+    return wait(state)
+
+
+@cache
+def _version() -> str:
+    return version("pushrep")  # files are searched for it: milliseconds, the first time in a process
+
+
+def _why(error: Exception, sock: AnySocket | None, settings: PushSettings) -> str:
+    """In words of certificates, where it is about them."""
+    reason = getattr(error, "reason", None)
+    if isinstance(reason, str) and "_ALERT_" in reason:
+        said = reason.partition("_ALERT_")[2].replace("_", " ").lower()
+        return f"it refuses our certificate: {said}" if "ca" in said.split() or "cert" in said else f"TLS: {said}"
+    is_hung_up = isinstance(error, ConnectionError | ssl.SSLEOFError) and not isinstance(error, ConnectionRefusedError)
+    if sock is not None and is_hung_up and settings.tls is not None:
+        return "it hung up during or right behind the TLS handshake: it refuses our certificate, or wants no TLS"
+    if sock is not None and is_hung_up:
+        return f"it hung up on the first bytes, perhaps it wants TLS (PushSettings.tls): {error}"
+    if isinstance(error, ssl.SSLError):
+        return f"TLS: {str(reason or error).replace('_', ' ').lower()}; perhaps it does not speak TLS"
+    return str(error) or type(error).__name__
+
+
+def _close(sock: AnySocket | None) -> None:
+    if sock is not None:
+        with suppress(OSError):
+            sock.close()

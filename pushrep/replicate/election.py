@@ -1,0 +1,359 @@
+"""Election: carries out what a Candidate decides, by the network and on the own disk; a thin shell.
+
+    Look, SendGrant            asked of all at once (member_clients.py); the answers go back to the rules
+    TakeEpoch, StoreGrant      promises.json, synced before the next effect
+    Fetch                      set aside, cut, fetch, append, flush
+    Refused                    raised; a newer grant for another is kept first, so that the directory can follow it
+    Lead                       `run` returns the grant, and `begin` puts its epoch into every log
+
+An opening and a promotion both go this way. Between the start of `run` and the end of `begin` nobody
+appends to the logs.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+
+from pushrep.election.candidate import (
+    LEADER_ALIVE_MS,
+    Candidate,
+    CandidateEffect,
+    Fetch,
+    Lead,
+    Look,
+    MemberAnswer,
+    MemberLog,
+    Purpose,
+    Refused,
+    SendGrant,
+)
+from pushrep.election.effects import StoreGrant, TakeEpoch
+from pushrep.election.epochs import EpochEnd, marked_unfenced, without_unfenced
+from pushrep.election.errors import LogNotFit, NotAhead, NotLeader, TooFewMembers
+from pushrep.election.grants import Grant, OfferedGrant, judge_grant, newest_of, next_ballot
+from pushrep.election.outcome import Outcome
+from pushrep.env import SYSTEM_CLOCK, Clock
+from pushrep.log import SegmentLog
+from pushrep.log.directory_files import read_leader_epochs
+from pushrep.records import RecordBatch
+from pushrep.replicate.election_state import ElectionStateStore
+from pushrep.replicate.errors import ReplicaUnreachable
+from pushrep.replicate.member_clients import MemberAnswers, MemberClients, ends_of
+from pushrep.replicate.replica import cut_unfenced
+from pushrep.replicate.settings import PushSettings
+from pushrep.replicate.sockets import Address
+
+_LOG = logging.getLogger("pushrep.node")
+Change = Callable[[Grant, int], Grant]
+"""Makes the next grant from the newest one and its number."""
+
+
+class Election:
+    """One member's attempts to lead. Not thread-safe; the promises' `member` says which one it is.
+
+    addresses: where members listen, above what grants say. fetched: told of every batch that was fetched, in order.
+    contact_age_ms: since another leader was in contact with the node that has this directory; None for none.
+    leader_alive_ms: as Candidate's.
+    """
+
+    def __init__(  # noqa: PLR0913 - whose promises and logs, and what it asks with
+        self,
+        state_store: ElectionStateStore,
+        logs: Mapping[int, SegmentLog],
+        settings: PushSettings,
+        *,
+        addresses: Mapping[int, str] | None = None,
+        fetched: Callable[[int, RecordBatch], None] = lambda _partition, _batch: None,
+        clock: Clock = SYSTEM_CLOCK,
+        contact_age_ms: int | None = None,
+        leader_alive_ms: int = LEADER_ALIVE_MS,
+    ) -> None:
+        self.state_store, self.logs = state_store, logs
+        self.index = state_store.kept.member
+        self._clients = MemberClients(state_store.outbox_id, self.index, logs, settings)
+        self._settings, self._fetched, self._clock = settings, fetched, clock
+        self._addresses = dict(addresses or {})
+        self._grants: list[Grant] = []
+        self._may_cut = True
+        self._contact_age_ms, self.leader_alive_ms = contact_age_ms, leader_alive_ms
+        self._answers = self._round(0)
+
+    def own(self) -> MemberAnswer:
+        """What this member says of itself."""
+        kept = self.state_store.kept
+        logs = {
+            number: MemberLog(
+                log=ends_of(log),
+                high_watermark=log.high_watermark,
+                is_damaged=log.damaged_from is not None or kept.unfilled.get(log.path.name, 0) > log.log_end_offset,
+                unfenced=kept.unfenced.get(log.path.name),
+                held_to=self._held_to(log),
+            )
+            for number, log in self.logs.items()
+        }
+        highest = max(kept.newest_epoch, kept.number, *(log.log.leader_epochs.latest_epoch for log in logs.values()))
+        return MemberAnswer(
+            index=self.index,
+            grant=kept.grant,
+            highest_epoch=highest,
+            logs=logs,
+            is_unfilled=kept.is_unfilled,
+            contact_age_ms=self._contact_age_ms,
+            directory_id=self.state_store.directory_id,
+            generation=kept.generation,
+        )
+
+    def _held_to(self, log: SegmentLog) -> EpochEnd | None:
+        """What was noted of a log that lost records, with the epoch of the last one; None if it lost none."""
+        kept, name = self.state_store.kept, log.path.name
+        end = kept.unfilled.get(name, 0)
+        if end <= log.log_end_offset or name in kept.unfenced:
+            return None
+        # Of what is damaged the list on disk still tells.
+        epochs = read_leader_epochs(log.path, self.state_store.filesystem) or log.leader_epochs
+        return EpochEnd(epochs.epoch_of(end - 1), end)
+
+    def run(  # noqa: PLR0913 - what for, and what may differ
+        self,
+        purpose: Purpose,
+        timeout_s: float,
+        *,
+        first: Grant | None = None,
+        change: Change | None = None,
+        may_cut: bool = True,
+        is_standby: bool = False,
+    ) -> Grant:
+        """The grant to lead by: stored by enough members, this one holds all that they hold, on disk.
+
+        first: of an outbox that has none yet. change: instead of a renewal. timeout_s: of each round. may_cut: whether
+        what this log has and who is ahead has not may be cut; else NotAhead says so. is_standby: nobody asked for it,
+        so a majority has to agree.
+        Raises NotLeader, LeaderMayBeAlive, TooFewMembers, NotAhead, LogNotFit, NotAMember, ReplicaUnreachable if who is
+        ahead goes away while its records are fetched, LogPoisoned, OSError.
+        """
+        self._grants, self._may_cut = [first] if first is not None else [], may_cut
+        candidate = Candidate(
+            self.index,
+            purpose,
+            self.own(),
+            first=first,
+            change=change,
+            leader_alive_ms=self.leader_alive_ms,
+            is_standby=is_standby,
+        )
+        self._answers = self._round(timeout_s)
+        effects: deque[CandidateEffect] = deque(candidate.start())
+        while True:
+            while effects:
+                effect = effects.popleft()
+                if isinstance(effect, Lead):
+                    if nameless := effect.grant.nameless:
+                        told = "members %s count by their index alone: the grant names no directory of theirs yet"
+                        _LOG.warning(f"%s: {told}", self.state_store.directory, sorted(nameless))
+                    return effect.grant
+                effects.extend(self._carry_out(effect, candidate, timeout_s))
+            answer = self._answers.next()
+            if answer is None:
+                effects.extend(candidate.on_deadline())
+                continue
+            self._grants += [answer.grant] if answer.grant is not None else []
+            effects.extend(candidate.on_answer(answer))
+
+    def _carry_out(self, effect: CandidateEffect, candidate: Candidate, timeout_s: float) -> list[CandidateEffect]:
+        if isinstance(effect, Look):
+            self._ask(effect.members, self._clients.describe)
+        elif isinstance(effect, TakeEpoch):
+            self._keep_number(effect.leader_epoch)
+        elif isinstance(effect, StoreGrant):
+            self.store(effect.grant)
+        elif isinstance(effect, SendGrant):
+            self._answers = self._round(timeout_s)  # late answers to looks count no more
+            self._ask(effect.members, partial(self._clients.offer, effect.grant, is_first=candidate.is_first))
+        elif isinstance(effect, Fetch):
+            assert candidate.grant is not None, "nothing is fetched before it was granted"
+            self.fetch(effect, candidate.grant)
+            return candidate.on_fetched(effect.partition)
+        elif isinstance(effect, Refused):
+            self._learn_from(effect)
+            raise effect.error
+        return []
+
+    def begin(self, grant: Grant) -> None:
+        """Lead by `grant`: everything here is on disk, its epoch begins, and nothing is unfenced any more.
+
+        Raises LogPoisoned, OSError.
+        """
+        _begin_epochs(self.logs.values(), grant.epoch)
+        with self.state_store.lock:
+            self.state_store.keep(replace(self.state_store.kept, unfenced={}, is_unfilled=False))
+
+    def begin_unfenced(self) -> int:
+        """Too few members answer: the next own number, which appends from now on carry; they are marked first.
+
+        Raises LogPoisoned, OSError.
+        """
+        number = next_ballot(self.index, max([self.own().highest_epoch, *(grant.epoch for grant in self._grants)]))
+        with self.state_store.lock:
+            kept = self.state_store.kept
+            names = {log.path.name: log for log in self.logs.values()}
+            marks = {name: marked_unfenced(ends_of(log), kept.unfenced.get(name)) for name, log in names.items()}
+            self.state_store.keep(replace(kept, number=number, unfenced=marks))
+        _begin_epochs(self.logs.values(), number)
+        return number
+
+    def forget_address(self, index: int) -> None:
+        """Whatever the caller gave: only what grants say counts for this member."""
+        self._addresses.pop(index, None)
+
+    def describe_members(self, grant: Grant, timeout_s: float) -> dict[int, MemberAnswer]:
+        """What the other members of `grant` hold; those that do not answer in time are not there."""
+        self._grants = [grant]
+        self._answers = self._round(timeout_s)
+        self._ask(sorted(grant.indexes - {self.index}), self._clients.describe)
+        return self._all()
+
+    def offer(self, grant: Grant, timeout_s: float) -> dict[int, MemberAnswer]:
+        """Show `grant`, which is stored here, to its other members; what those answer that do."""
+        self._answers = self._round(timeout_s)
+        self._ask(sorted(grant.indexes - {self.index}), partial(self._clients.offer, grant))
+        return self._all()
+
+    def store(self, grant: Grant) -> None:
+        """Durably: the newest grant is this one. Raises OSError."""
+        with self.state_store.lock:
+            kept = self.state_store.kept
+            self.state_store.keep(
+                replace(
+                    kept,
+                    grant=grant,
+                    leader_epoch=max(kept.leader_epoch, grant.epoch),
+                    number=max(kept.number, grant.epoch),
+                    log_generation=grant.generation,  # one that begins with its leader's logs
+                )
+            )
+
+    def fetch(self, fetch: Fetch, grant: Grant) -> None:
+        """Set aside what was not granted, cut, fetch, flush. Raises as `run`."""
+        log = self.logs[fetch.partition]
+        before = log.log_end_offset
+        if not self._may_cut and (fetch.anew is not None or fetch.cut_at < before):
+            own = self.own().logs[fetch.partition].granted
+            raise NotAhead(partition=fetch.partition, own=own, member=fetch.member, theirs=fetch.until)
+        self._set_unfenced_aside(log)
+        if log.damaged_from is not None:
+            _LOG.warning("%s is damaged from %d on and filled again; it lies in %s", log.path, before, log.quarantine())
+        if fetch.anew is not None:
+            log.begin_anew(fetch.anew.offset, fetch.anew.leader_epoch)
+        elif fetch.cut_at < log.log_end_offset and log.truncate_to(fetch.cut_at, keep=True) != fetch.cut_at:
+            raise LogNotFit(fetch.partition, f"it was to be cut at {fetch.cut_at}, inside of a batch")
+        if fetch.member != self.index:
+            address = self._address(fetch.member)
+            for batches, cleaned_offset in self._clients.fetch(
+                address, log, grant.epoch, fetch.until.end_offset, generation=grant.generation
+            ):
+                log.append_as_is(batches, cleaned_offset=cleaned_offset)
+                log.flush()
+                for batch in batches:
+                    self._fetched(fetch.partition, batch)
+        log.flush()
+        end = log.log_end_offset
+        with self.state_store.lock:
+            unfilled = {
+                name: to for name, to in self.state_store.kept.unfilled.items() if name != log.path.name or to > end
+            }
+            if unfilled != self.state_store.kept.unfilled:
+                self.state_store.keep(replace(self.state_store.kept, unfilled=unfilled))
+        _LOG.warning("%s ended at %d; %d to %d came from member %d", log.path, before, fetch.cut_at, end, fetch.member)
+
+    def _set_unfenced_aside(self, log: SegmentLog) -> None:
+        mark = self.state_store.kept.unfenced.get(log.path.name)
+        if mark is None:
+            return
+        kept, before = without_unfenced(ends_of(log), mark), log.log_end_offset
+        cut_unfenced(log, kept)
+        with self.state_store.lock:
+            marks = {name: one for name, one in self.state_store.kept.unfenced.items() if name != log.path.name}
+            self.state_store.keep(replace(self.state_store.kept, unfenced=marks))
+        count = before - kept.log_end_offset
+        _LOG.warning("%s: %d records were appended without a grant, and another led since: see .cut", log.path, count)
+
+    def _keep_number(self, epoch: int) -> None:
+        with self.state_store.lock:
+            self.state_store.keep(replace(self.state_store.kept, number=epoch))
+
+    def _learn_from(self, refused: Refused) -> None:
+        """Another leads: keep its grant, and what is here can follow it."""
+        newest = newest_of(self._grants)
+        if not isinstance(refused.error, NotLeader) or newest is None or newest.leader == self.index:
+            return
+        with self.state_store.lock:
+            kept = self.state_store.kept
+            if judge_grant(OfferedGrant(newest, newest.leader, kept.grant, kept.leader_epoch)) is Outcome.NONE:
+                self.state_store.keep(kept.with_grant(newest))
+
+    def _round(self, timeout_s: float) -> MemberAnswers:
+        self._clients.generation = self.state_store.kept.generation
+        return MemberAnswers(self._settings, self._clock, timeout_s)
+
+    def _ask(self, members: Iterable[int], question: Callable[[int, Address], MemberAnswer]) -> None:
+        for index in members:
+            if text := self._address_text(index):
+                self._answers.ask(str(index), partial(question, index, Address.parse(text)))
+
+    def _all(self) -> dict[int, MemberAnswer]:
+        found = {}
+        while (answer := self._answers.next()) is not None:
+            found[answer.index] = answer
+        return found
+
+    def _address(self, index: int) -> Address:
+        text = self._address_text(index)
+        if not text:
+            raise ReplicaUnreachable(f"member {index}", "it is not known where it listens")
+        return Address.parse(text)
+
+    def _address_text(self, index: int) -> str:
+        """As the caller gave it, else as the newest grant that knows says; empty for one that does not listen."""
+        kept = self.state_store.kept.grant
+        known = [*self._grants, *([kept] if kept is not None else [])]
+        found = self._addresses.get(index, "")
+        for grant in sorted(known, key=lambda grant: grant.rank, reverse=True):
+            members = (*grant.members, *grant.previous_members)
+            found = found or next((one.address for one in members if one.index == index), "")
+        return found
+
+
+def _begin_epochs(logs: Collection[SegmentLog], epoch: int) -> None:
+    """What is in them is on disk, and `epoch` begins behind it. Raises LogPoisoned, OSError."""
+
+    def begin(log: SegmentLog) -> None:
+        log.flush()
+        log.begin_epoch(epoch, log.log_end_offset)
+
+    for one in islice(logs, 1):
+        one.run_beside_others([partial(begin, log) for log in logs])
+
+
+def too_few(grant: Grant, own: int, found: Mapping[int, MemberAnswer]) -> TooFewMembers | None:
+    """Why these answers to a look, and this member, are not enough to lead; None if they are."""
+    members = (
+        one
+        for one in found.values()
+        if one.counts
+        and grant.is_member(one.index, one.directory_id)
+        and (one.grant is None or one.grant.generation == grant.generation)
+    )
+    answered = {own, *(one.index for one in members)}
+    if grant.may_lead(answered):
+        return None
+    for quorum in grant.quorums:
+        if len(quorum.members & answered) < quorum.to_lead:
+            return TooFewMembers(
+                answered=len(quorum.members & answered),
+                needed=quorum.to_lead,
+                silent=tuple(sorted(quorum.members - answered)),
+            )
+    return None

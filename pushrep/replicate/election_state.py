@@ -1,0 +1,274 @@
+"""What a member has promised, on disk before its answer says so: the newest grant, and the newest leader epoch taken.
+
+    <data>/replica-epoch.json                    {"version": 1, "replica_epoch": n, "crc32c": c}
+    <data>/<outbox id>/promises.json             {"version": 3, "outbox_id": u, "member": i, "leader_epoch": n,
+                                                  "grant": {...} | null, "number": n,
+                                                  "ungranted": {log: [start, epoch, end]},
+                                                  "unfilled": {log: offset}, "is_unfilled": bool,
+                                                  "log_generation": g, "rival": {...}, "crc32c": c}
+    <data>/<outbox id>/generation-<g>.stale/      logs of an older generation, whole, with promises and checkpoints
+
+A member is a node's copy of an outbox or the directory that a service leads from: both keep the same file, so either
+becomes the other. Version 1 had no `member`, `number`, `ungranted` and `unfilled`; version 2 no `generation` and no
+`log_generation`, and a member was [index, address] alone.
+
+A grant of a higher generation is kept first, then the logs are set aside, then `log_generation` follows: while it does
+not, whoever opens the directory next has to finish that before anything is read or written here.
+crc32c is taken over the other fields as compact JSON with sorted keys. Both files are replaced whole and atomically. A
+file that is there and can't be believed stops the node for that outbox: a promise that is forgotten loses records.
+"""
+
+import logging
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from pushrep.election.epochs import EpochEnd, Unfenced
+from pushrep.election.errors import BadGrant, label
+from pushrep.election.grants import Grant, Member
+from pushrep.env import Clock, Filesystem
+from pushrep.env.checked_json import BadJsonFile, read_checked_json, write_checked_json
+from pushrep.env.filesystem import read_whole, write_atomic
+from pushrep.log.directory import LogDirectory
+from pushrep.log.directory_files import CheckpointFile, is_log_name
+from pushrep.log.directory_id import read_directory_id
+from pushrep.log.writer import STALE_SUFFIX
+from pushrep.replicate.node_errors import CorruptNodeFile
+
+_LOG = logging.getLogger("pushrep.node")
+PROMISES_NAME = "promises.json"
+REPLICA_EPOCH_NAME = "replica-epoch.json"
+_VERSION = 1
+_PROMISES_VERSION = 3
+_FILE_BYTES_MAX = 64 << 20  # a line for every partition that appended without a grant
+NO_MEMBER = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElectionState:
+    """Of one outbox. leader_epoch: the newest one that any of its logs here has taken; -1 for none.
+
+    member: which one this is; NO_MEMBER until a grant names where it listens. number: the newest own one it has taken,
+    granted or not. unfenced: by log, what was appended without a grant. unfilled: by log, up to where it held records
+    that it lost; until it ends there again it counts for nothing. is_unfilled: it had no grant when it stored its first
+    one, so it may be a member whose disk was lost: until a leader has given it everything it counts for nothing.
+    log_generation: of the logs that lie there; below the grant's they are to be set aside. rival: a grant that was
+    forced beside the kept one, and offered: whoever leads by that is told of it, and goes offline.
+    """
+
+    leader_epoch: int = -1
+    grant: Grant | None = None
+    member: int = NO_MEMBER
+    number: int = -1
+    unfenced: Mapping[str, Unfenced] = field(default_factory=dict)
+    unfilled: Mapping[str, int] = field(default_factory=dict)
+    is_unfilled: bool = False
+    log_generation: int = 0
+    rival: Grant | None = None
+
+    @property
+    def newest_epoch(self) -> int:
+        """Of everything older nothing is accepted. What was taken without a grant fences nobody."""
+        return max(self.leader_epoch, self.grant.epoch if self.grant is not None else -1)
+
+    @property
+    def generation(self) -> int:
+        """Of the newest grant; 0 without one."""
+        return 0 if self.grant is None else self.grant.generation
+
+    @property
+    def are_logs_outdated(self) -> bool:
+        """Whether the logs are of another generation than the grant, so that they are to be set aside."""
+        return self.log_generation != self.generation
+
+    def with_grant(self, grant: Grant) -> "ElectionState":
+        """These with a grant that `judge_grant` lets in; what the logs of an older generation promised ends with it."""
+        if grant.generation == self.generation:
+            return replace(self, grant=grant, leader_epoch=max(self.leader_epoch, grant.epoch))
+        began = replace(self, unfenced={}, unfilled={}, is_unfilled=True, rival=None)
+        return replace(began, grant=grant, leader_epoch=grant.epoch)
+
+    @property
+    def is_led_here(self) -> bool:
+        """Whether the newest grant names this member: its service opens the directory, and a node stays away."""
+        return self.grant is not None and self.grant.leader == self.member
+
+
+class ElectionStateStore:
+    """The promises of one directory. Thread-safe. Raises CorruptNodeFile, OSError."""
+
+    def __init__(self, directory: Path, outbox_id: UUID, filesystem: Filesystem) -> None:
+        self.directory, self.outbox_id, self.filesystem = directory, outbox_id, filesystem
+        self.lock = threading.RLock()
+        """Held by who reads, judges, and keeps."""
+        self._kept = read_election_state(directory, outbox_id, filesystem)
+
+    @property
+    def kept(self) -> ElectionState:
+        """As they stand on disk."""
+        return self._kept
+
+    @property
+    def directory_id(self) -> UUID | None:
+        """Of the directory that they are kept in; None if it has none. Raises OSError."""
+        found, _ = read_directory_id(self.directory, self.filesystem)
+        return None if found is None else found.directory_id
+
+    def keep(self, state: ElectionState) -> None:
+        """On disk when this returns; the old ones hold if it raises."""
+        with self.lock:
+            if state != self._kept:
+                self.filesystem.make_directory(self.directory)
+                if state.are_logs_outdated and not self._kept.are_logs_outdated:  # what held for these logs
+                    aside = self._aside(state)
+                    self.filesystem.make_directory(aside)
+                    write_election_state(aside, self.outbox_id, self._kept, self.filesystem)
+                write_election_state(self.directory, self.outbox_id, state, self.filesystem)
+                self._kept = state
+
+    def set_logs_aside(self, held: LogDirectory) -> None:
+        """Finish what a grant of a higher generation began, if one did. held: the directory, none of its logs open.
+
+        Whole logs go, with the checkpoints that hold for them. Raises OSError: the next call goes on from there.
+        """
+        with self.lock:
+            if not self._kept.are_logs_outdated:
+                return
+            aside, filesystem = self._aside(self._kept), self.filesystem
+            filesystem.make_directory(aside)
+            names = [name for name in filesystem.list(self.directory) if is_log_name(name)]
+            if names:
+                held.sync_checkpoints()
+            for checkpoint in CheckpointFile:
+                data = read_whole(filesystem, self.directory / checkpoint.value, _FILE_BYTES_MAX) if names else None
+                if data is not None and not filesystem.exists(aside / checkpoint.value):
+                    write_atomic(filesystem, aside / checkpoint.value, [data])
+            for name in names:
+                filesystem.rename(self.directory / name, aside / name)
+            filesystem.sync_directory(aside)
+            filesystem.sync_directory(self.directory)
+            for name in names:
+                held.forget_missing(name)
+            self.keep(replace(self._kept, log_generation=self._kept.generation))
+        if names:
+            _LOG.warning(
+                "%s: a loss was accepted while this member was away (generation %s): what it held is in %s, and it is "
+                "given everything",
+                self.directory,
+                label(self._kept.generation),
+                aside,
+            )
+
+    def _aside(self, state: ElectionState) -> Path:
+        return self.directory / f"generation-{label(state.log_generation)}{STALE_SUFFIX}"
+
+    def read_again(self) -> None:
+        """After another process may have written them."""
+        with self.lock:
+            self._kept = read_election_state(self.directory, self.outbox_id, self.filesystem)
+
+
+def read_election_state(directory: Path, outbox_id: UUID, filesystem: Filesystem) -> ElectionState:
+    """What was promised to the outbox that is kept in `directory`. Raises CorruptNodeFile, OSError."""
+    found = find_election_state(directory, filesystem)
+    if found is None:
+        return ElectionState()
+    if found[0] != outbox_id:
+        raise CorruptNodeFile(directory / PROMISES_NAME, f"it belongs to outbox {found[0]}")
+    return found[1]
+
+
+def find_election_state(directory: Path, filesystem: Filesystem) -> tuple[UUID, ElectionState] | None:
+    """Which outbox `directory` is a member of, and what it promised; None if it is none's. Raises as above."""
+    path = directory / PROMISES_NAME
+    fields = _read(path, filesystem, _PROMISES_VERSION)
+    if fields is None:
+        return None
+    try:
+        grant = fields["grant"]
+        return UUID(fields["outbox_id"]), ElectionState(
+            leader_epoch=int(fields["leader_epoch"]),
+            grant=_grant_of(grant) if grant is not None else None,
+            member=int(fields.get("member", NO_MEMBER)),
+            number=int(fields.get("number", -1)),
+            unfenced={
+                str(log): Unfenced(int(start), EpochEnd(int(epoch), int(end)))
+                for log, (start, epoch, end) in fields.get("ungranted", {}).items()
+            },
+            unfilled={str(log): int(end) for log, end in fields.get("unfilled", {}).items()},
+            is_unfilled=bool(fields.get("is_unfilled", False)),
+            log_generation=int(fields.get("log_generation", 0 if grant is None else grant.get("generation", 0))),
+            rival=_grant_of(fields["rival"]) if "rival" in fields else None,
+        )
+    except (AttributeError, KeyError, TypeError, ValueError, BadGrant) as error:
+        raise CorruptNodeFile(path, f"a field is missing or impossible: {error!r}") from error
+
+
+def write_election_state(directory: Path, outbox_id: UUID, state: ElectionState, filesystem: Filesystem) -> None:
+    """On disk when this returns. Raises OSError; the old ones hold then."""
+    fields = {
+        "outbox_id": str(outbox_id),
+        "member": state.member,
+        "leader_epoch": state.leader_epoch,
+        "grant": _grant_fields(state.grant) if state.grant is not None else None,
+        "number": state.number,
+        "ungranted": {log: [start, *granted] for log, (start, granted) in state.unfenced.items()},
+        "unfilled": dict(state.unfilled),
+        "is_unfilled": state.is_unfilled,
+        "log_generation": state.log_generation,
+        **({} if state.rival is None else {"rival": _grant_fields(state.rival)}),
+    }
+    write_checked_json(filesystem, directory / PROMISES_NAME, fields, _PROMISES_VERSION)
+
+
+def raise_replica_epoch(data: Path, filesystem: Filesystem, clock: Clock) -> int:
+    """The replica epoch of this start of the node: one more than the last, on disk. Raises CorruptNodeFile, OSError.
+
+    The first one is the wall clock's milliseconds: behind a lost disk it must not be below what a leader knows of the
+    node, which would take its sessions for older ones and never fill it again.
+    """
+    path = data / REPLICA_EPOCH_NAME
+    fields = _read(path, filesystem)
+    try:
+        epoch = max(1, clock.wall_ms()) if fields is None else int(fields["replica_epoch"]) + 1
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptNodeFile(path, f"its number is missing or none: {error!r}") from error
+    write_checked_json(filesystem, path, {"replica_epoch": epoch}, _VERSION)
+    return epoch
+
+
+def _read(path: Path, filesystem: Filesystem, newest: int = _VERSION) -> dict[str, Any] | None:
+    try:
+        return read_checked_json(filesystem, path, _FILE_BYTES_MAX, newest)
+    except BadJsonFile as error:
+        raise CorruptNodeFile(path, str(error)) from error
+
+
+def _grant_fields(grant: Grant) -> dict[str, Any]:
+    fields = {name: value for name, value in asdict(grant).items() if name != "quorums"}
+    fields["outbox_id"], fields["topic_id"] = str(grant.outbox_id), str(grant.topic_id)
+    fields["destinations"] = [[str(topic_id), count] for topic_id, count in grant.destinations]
+    for name in ("members", "previous_members"):
+        fields[name] = [_member_fields(member) for member in getattr(grant, name)]
+    return fields
+
+
+def _grant_of(fields: Mapping[str, Any]) -> Grant:
+    read = dict(fields)
+    read["outbox_id"], read["topic_id"] = UUID(read["outbox_id"]), UUID(read["topic_id"])
+    read["destinations"] = tuple((UUID(topic_id), int(count)) for topic_id, count in read["destinations"])
+    for name in ("members", "previous_members"):
+        read[name] = tuple(_member_of(*one) for one in read[name])
+    return Grant(**read)
+
+
+def _member_fields(member: Member) -> list[Any]:
+    directory_id = None if member.directory_id is None else member.directory_id.hex
+    return [member.index, member.address, directory_id, member.identity]
+
+
+def _member_of(index: int, address: str, directory_id: str | None = None, identity: str = "") -> Member:
+    return Member(int(index), str(address), None if directory_id is None else UUID(hex=directory_id), str(identity))

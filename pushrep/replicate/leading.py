@@ -1,0 +1,470 @@
+"""Leading: every partition of one outbox and all its replicas, for who appends: the door to push replication.
+
+    leading = Leading(outbox_id, grant, logs, replicas, durability=Durability.FLUSHED)     epochs begin, on disk
+    leading.start()
+    leading.on_append(partition, result.base_offset, batches)       after each append, in the log's order
+    leading.on_flush(partition, log.flushed_offset)                 after each flush
+    leading.when_replicated(partition, end_offset, callback)        callback(None), or callback(why not)
+    leading.close()
+
+For each replica a thread drives its sessions: connect ─▶ Grant ─▶ DescribeLog ─▶ match epochs ─▶ start_push. A session
+that ended begins anew after a pause, unless its reason says that it is over for good.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import count
+from uuid import UUID
+
+from pushrep.election.epochs import LogEnds
+from pushrep.election.errors import NotLeader
+from pushrep.election.grants import Grant
+from pushrep.election.leader import REPLICA_LAG_MAX_MS, PartitionLeader
+from pushrep.election.sessions import BEGINS_ANEW
+from pushrep.env import REAL_NETWORK, SYSTEM_CLOCK, Clock, Thread
+from pushrep.log import Durability, SegmentLog
+from pushrep.log.flusher import Tick
+from pushrep.push_session_end_reason import PushSessionEndReason
+from pushrep.records import RecordBatch
+from pushrep.replicate.channel import Beats
+from pushrep.replicate.connecting import patiently, pause_s
+from pushrep.replicate.errors import PushError, ReplicaUnreachable
+from pushrep.replicate.led_partition import LedPartition, OnReplicated, PushSession
+from pushrep.replicate.manager import PushManager
+from pushrep.replicate.repairing import Repairs
+from pushrep.replicate.replica_client import ReplicaClient
+from pushrep.replicate.settings import PushSettings, Replica
+from pushrep.replicate.wire import grant_to_wire, log_ends_of
+from pushrep.topic_id_partition import TopicIdPartition
+from pushrep.wire import push_messages as wire
+from pushrep.wire.error_codes import ErrorCode
+from pushrep.wire.push_messages import DescribeLogRequest, DescribeLogResponse, LogDescription
+
+_LOG = logging.getLogger("pushrep.push")
+_DESCRIBED_AT_ONCE = 200  # each may have to be made and synced
+_TICKS_PER_LAG = 4
+_NOBODY_THERE = frozenset(
+    {
+        ErrorCode.UNKNOWN_TOPIC_ID,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.MEMBER_TWICE,
+        ErrorCode.UNAUTHORISED,
+    }
+)
+"""Of a grant that was offered: this node is not the member that it is taken for, and gets nothing."""
+
+
+_STRANGER = (
+    "its directory is not the one that the grant names, its disk is new or a copy: it is filled, and counts for "
+    "nothing before enough others know it"
+)
+
+
+class Leading:
+    """One outbox while this member has its grant. Thread-safe; appends of one partition keep their order.
+
+    logs: by partition, opened with `has_replicas`. durability: FLUSHED lets only records on disk count.
+    Raises OSError if an epoch can't be put on disk.
+    """
+
+    def __init__(  # noqa: PLR0913 - what is led, and how
+        self,
+        outbox_id: UUID,
+        grant: Grant,
+        logs: Mapping[int, SegmentLog],
+        replicas: Sequence[Replica],
+        *,
+        durability: Durability,
+        settings: PushSettings | None = None,
+        replica_lag_max_ms: int = REPLICA_LAG_MAX_MS,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.outbox_id, self.grant = outbox_id, grant
+        beat = wire.BeatRequest(
+            outbox_id=outbox_id, leader=grant.leader, leader_epoch=grant.epoch, generation=grant.generation
+        )
+        self.manager = PushManager(settings, clock=clock, beats=Beats(beat, self._on_another_grant, self.notify_kept))
+        self._clock, self._lag_ms = clock, replica_lag_max_ms
+        threads = self.manager.settings.network.threads
+        self._stop = threads.event()
+        self._session_ids = count(1)
+        self.partitions: dict[int, LedPartition] = {}
+        """By number."""
+        for number, log in logs.items():
+            log.begin_epoch(grant.epoch, log.log_end_offset)
+            leader = PartitionLeader(
+                grant,
+                LogEnds(log.log_start_offset, log.log_end_offset, log.leader_epochs),
+                flushed_offset=log.flushed_offset,
+                high_watermark=log.high_watermark,
+                flushed_only=durability is Durability.FLUSHED,
+                now_ms=clock.monotonic_ms(),
+                replica_lag_max_ms=replica_lag_max_ms,
+            )
+            tp = TopicIdPartition(log.log_id, log.topic, log.partition)
+            self.partitions[number] = LedPartition(tp, log, leader, self.manager, self._session_ended)
+        self._by_tp = {led.tp: led for led in self.partitions.values()}
+        self.repairs = Repairs(outbox_id, grant, {tp: led.log for tp, led in self._by_tp.items()})
+        self.directories: dict[int, UUID | None] = {}
+        """What replicas showed since it leads, by index; None: one that speaks of none."""
+        self.strangers: dict[int, UUID] = {}
+        """Those of them that are not the members that they stand for, and could come in."""
+        self.on_directory: Callable[[], None] | None = None
+        """Called when one showed its directory, in any thread, of who lets it in once it was filled. None: nobody does,
+        and one that the grant does not name counts by its index.
+        """
+        self.on_kept: Callable[[int], None] | None = None
+        """Called with a replica's index when it answered and keeps our grant, once a second at least; in any thread."""
+        self._drivers = [_Driver(self, replica, self._by_tp) for replica in replicas]
+        self._is_started = False
+        self._tick: Tick | None = None
+        self._ticker: Thread | None = None
+
+    def start(self) -> None:
+        """Begin to push."""
+        self._is_started = True
+        for led in self.partitions.values():
+            led.start()
+        self.manager.startup()
+        for driver in self._drivers:
+            driver.start()
+        every_ms = max(1, min(self._lag_ms // _TICKS_PER_LAG, self.manager.settings.repair_interval_ms or self._lag_ms))
+        if self.manager.settings.network is REAL_NETWORK and self._clock is SYSTEM_CLOCK:
+            self._tick = Tick(every_ms, self._look_around)
+        else:  # a simulated run has threads that can be repeated
+            self._ticker = self.manager.settings.network.threads.thread(lambda: self._keep_looking(every_ms), "lag")
+            self._ticker.start()
+
+    def on_append(self, partition: int, append_offset: int, batches: Sequence[RecordBatch]) -> None:
+        """These batches stand in the log now, from `append_offset` on. Waits for nothing."""
+        self.partitions[partition].on_append(append_offset, batches, self._clock.monotonic_ms())
+
+    def on_flush(self, partition: int, flushed_offset: int) -> None:
+        """Everything below is on this disk."""
+        self.partitions[partition].on_flush(flushed_offset)
+
+    def on_log_start(self, partition: int, log_start_offset: int) -> None:
+        """Records below were removed from this log; the replicas are told."""
+        self.partitions[partition].on_log_start(log_start_offset)
+
+    def when_replicated(self, partition: int, end_offset: int, callback: OnReplicated) -> None:
+        """Call back once `min_insync_replicas` members hold everything below `end_offset`, or it is known that they
+        may never: NotLeader, MayStillBeDelivered. From any thread, perhaps this one; it must not wait.
+        """
+        self.partitions[partition].when_replicated(end_offset, callback)
+
+    def troubles(self) -> dict[int, str]:
+        """Why sessions can't begin or go on, a replica's disk takes nothing, or what rotted on a member can't be
+        repaired, by its index; those without are left out.
+        """
+        found = {}
+        if own := "; ".join(self.repairs.own_trouble.values()):
+            found[self.grant.leader] = own
+        away = self.manager.away()
+        for driver in list(self._drivers):
+            index = driver.replica.index
+            if driver.trouble is not None:
+                found[index] = driver.trouble
+            elif index in self.grant.indexes and index in self.strangers.keys() | self.grant.entering:
+                found[index] = _STRANGER
+            elif (why := driver.refused or driver.refusal) and not all(
+                index in led.leader.in_sync for led in self.partitions.values()
+            ):
+                found[index] = why
+            elif driver.damage is not None:
+                found[index] = driver.damage
+            elif index in away:
+                found[index] = away[index]
+        return found
+
+    def push_to(self, replica: Replica) -> None:
+        """Push to this one, too: one that is to become a member first gets what the others have."""
+        driver = _Driver(self, replica, self._by_tp)
+        self._drivers.append(driver)
+        if self._is_started:
+            driver.start()
+
+    def stop_pushing_to(self, index: int) -> None:
+        """Push to this one no more. Unknown: nothing."""
+        for driver in [driver for driver in self._drivers if driver.replica.index == index]:
+            self._drivers.remove(driver)
+            driver.stop()
+        for led in self.partitions.values():
+            self.manager.stop_push(led.tp, [index], PushSessionEndReason.REPLICA_REMOVED)
+
+    def hand_over(self) -> dict[int, list[tuple[int, OnReplicated]]]:
+        """End it, and give whoever waits to the next: (end offset, callback) by partition."""
+        waiting = {number: led.hand_over() for number, led in self.partitions.items()}
+        self.close()
+        return waiting
+
+    def close(self) -> None:
+        """End the sessions and the threads, fail whoever waits still. A second call does nothing."""
+        if self._stop.is_set():
+            return
+        self._stop.set()
+        for driver in self._drivers:
+            driver.stop()
+        self.manager.shutdown()
+        if self._tick is not None:
+            self._tick.end()
+        if self._ticker is not None:
+            self._ticker.join()
+        for led in self.partitions.values():
+            led.close()
+
+    def notify_grant(self, grants: Iterable[wire.WireGrant]) -> None:
+        """A member showed these; one that is newer than ours, or was forced beside it, ends our lead."""
+        for grant in grants:
+            self._notify_grant(grant.generation, grant.epoch, grant.leader)
+
+    def _on_another_grant(self, replica: int, generation: int, epoch: int, leader: int) -> None:
+        """A replica answered a beat with another grant. With an older one, or none, it lost what its sessions rest on,
+        though nothing is pushed that it could refuse: they begin anew, by our grant and a look at its logs.
+        """
+        self._notify_grant(generation, epoch, leader)
+        if (generation, epoch) < self.grant.rank:
+            for led in self.partitions.values():
+                led.end_session_of(replica, PushSessionEndReason.STALE_REPLICA_EPOCH)
+
+    def resign(self, why: NotLeader) -> None:
+        """Lead no more: who waits is told why, members hear that this leader has gone. Another may lead then."""
+        for led in self.partitions.values():
+            led.resign(why)
+
+    def notify_kept(self, replica: int) -> None:
+        """A replica answered, and keeps our grant."""
+        if self.on_kept is not None:
+            self.on_kept(replica)
+
+    def _notify_grant(self, generation: int, epoch: int, leader: int) -> None:
+        for led in self.partitions.values():
+            led.on_grant_shown(generation, epoch, leader)
+
+    def notify_directory(self, replica: int, directory_id: UUID | None, *, is_unfilled: bool) -> None:
+        """A replica that keeps our grant showed its directory: with another one than the grant's it is filled, and
+        counts for nothing.
+        """
+        named, before = self.grant.directory_of(replica), {one.index for one in self.grant.previous_members}
+        is_new = bool(before) and replica not in before  # empty at first, and counted by who holds what
+        is_counted = is_new or directory_id is None or not is_unfilled or self.on_directory is None
+        is_members = directory_id == named if named is not None else is_counted
+        if is_members or directory_id is None:
+            self.strangers.pop(replica, None)
+        elif self.strangers.get(replica) != directory_id:
+            self.strangers[replica] = directory_id
+            if replica in self.grant.indexes:
+                _LOG.warning("%s: member %d: %s", self.outbox_id, replica, _STRANGER)
+        self.directories[replica] = directory_id
+        for led in self.partitions.values():
+            led.on_directory(replica, is_members=is_members)
+        if self.on_directory is not None:
+            self.on_directory()
+
+    def start_session(
+        self,
+        replica: Replica,
+        replica_epoch: int,
+        description: LogDescription,
+        client: ReplicaClient | None = None,
+    ) -> None:
+        """Push to the log that the replica described; over the connection of `client`, if it may be taken."""
+        led = self._by_tp[description.tp]
+        session = led.start_session(replica, replica_epoch, next(self._session_ids), log_ends_of(description))
+        self.manager.start_push(led.tp, session, client)
+
+    def _session_ended(self, session: PushSession, reason: PushSessionEndReason) -> None:
+        self.manager.on_session_ended(session, reason)
+        if reason in BEGINS_ANEW and not self._stop.is_set():
+            is_quiet = reason is PushSessionEndReason.STALE_REPLICA_EPOCH  # it was started again
+            level = logging.INFO if is_quiet else logging.WARNING
+            _LOG.log(level, "%s: session with %s: %s", session.partition.tp, session.replica, reason.name)
+            for driver in list(self._drivers):
+                if driver.replica == session.replica:
+                    driver.refusal = session.trouble or driver.refusal
+                    driver.begin_anew(session.partition.tp, is_first_success=session.log_end_offset >= 0)
+
+    def _keep_looking(self, every_ms: int) -> None:
+        while not self._stop.wait(every_ms / 1000):
+            self._look_around()
+
+    def _look_around(self) -> None:
+        for led in self.partitions.values():
+            try:
+                led.on_tick(self._clock.monotonic_ms())
+            except Exception:  # noqa: BLE001 - one log that fails keeps no other's replicas in sync
+                _LOG.exception("%s: a look at who lags failed", led.tp)
+        if interval_ms := self.manager.settings.repair_interval_ms:
+            for driver in list(self._drivers):
+                driver.on_tick(self._clock.monotonic_ms(), interval_ms)
+
+
+class _Driver:
+    """Begins the sessions of one replica, in a thread of its own that lasts while some have to begin."""
+
+    def __init__(self, leading: Leading, replica: Replica, tps: Iterable[TopicIdPartition]) -> None:
+        self.replica = replica
+        self._leading = leading
+        self._wanted = list(tps)
+        self._failures = 0
+        self._client: ReplicaClient | None = None
+        self.trouble: str | None = None
+        """Why no session can begin now."""
+        self.refused = ""
+        """What the replica said of its disk when sessions began the last time."""
+        self.refusal = ""
+        """Why one of its sessions could not go on the last time that one ended so."""
+        self.damage: str | None = None
+        """What its scrub found damaged and nobody could repair."""
+        threads = leading.manager.settings.network.threads
+        self._threads = threads
+        self._lock = threading.Lock()
+        self._stop = threads.event()
+        self._thread: Thread | None = None
+        self._is_repair_due = False
+        self._looked_ms: int | None = None  # when a look at what is damaged was due last
+
+    def start(self) -> None:
+        with self._lock:
+            self._run_if_wanted()
+
+    def on_tick(self, now_ms: int, interval_ms: int) -> None:
+        """Look what is damaged, once an interval."""
+        with self._lock:
+            if self._looked_ms is None or now_ms - self._looked_ms < interval_ms:
+                self._looked_ms = now_ms if self._looked_ms is None else self._looked_ms
+                return
+            self._looked_ms, self._is_repair_due = now_ms, True
+            self._run_if_wanted()
+
+    def stop(self) -> None:
+        self._stop.set()
+        client = self._client
+        if client is not None:
+            client.cut()
+        with self._lock:
+            thread = self._thread
+        if thread is not None:  # one that is in the middle of connecting ends with that, by itself
+            thread.join(self._leading.manager.settings.shutdown_timeout_ms / 1000)
+
+    def begin_anew(self, tp: TopicIdPartition, *, is_first_success: bool) -> None:
+        """A session of this partition is over. It is said again sooner if that one had worked."""
+        with self._lock:
+            self._failures = 0 if is_first_success else self._failures + 1
+            self._wanted.append(tp)
+            self._run_if_wanted()
+
+    def _run_if_wanted(self) -> None:
+        if (self._wanted or self._is_repair_due) and self._thread is None and not self._stop.is_set():
+            self._thread = self._threads.thread(self._run, f"pushrep-sessions-{self.replica.index}")
+            self._thread.start()
+
+    def _run(self) -> None:
+        settings = self._leading.manager.settings
+        while True:
+            with self._lock:
+                wanted, self._wanted = list(dict.fromkeys(self._wanted)), []
+                failures = self._failures
+                is_due, self._is_repair_due = self._is_repair_due, False
+                if not wanted and not is_due:
+                    self._thread = None
+                    return
+            if self._stop.is_set() or (failures and self._stop.wait(pause_s(settings, failures))):
+                return
+            if not wanted:
+                self._repair()
+                continue
+            try:
+                patiently(lambda wanted=wanted: self._begin(wanted), settings, self._stop, self._report)  # type: ignore[misc]
+            except PushError:  # stopped
+                return
+            except Exception as error:  # noqa: BLE001 - whatever it is: nobody else would begin sessions again
+                _LOG.exception("%s: sessions can't begin", self.replica)
+                self.trouble = f"{type(error).__name__}: {error}"
+                with self._lock:
+                    self._failures += 1
+                    self._wanted += wanted
+
+    def _repair(self) -> None:
+        """Look what is damaged; a session that is to begin comes first."""
+        try:
+            with ReplicaClient(self.replica.address, self._leading.manager.settings) as client:
+                self._client = client
+                gave_up = lambda: bool(self._wanted) or self._stop.is_set()  # noqa: E731 - one question
+                self.damage = self._leading.repairs.repair(self.replica, client, gave_up)
+        except ReplicaUnreachable as error:
+            _LOG.debug("%s: nothing is repaired: %s", self.replica, error)  # its sessions say so, if it stays away
+        except Exception:  # noqa: BLE001 - whatever it is: nobody else would begin sessions again
+            _LOG.exception("%s: nothing is repaired", self.replica)
+
+    def _begin(self, wanted: Sequence[TopicIdPartition]) -> None:
+        with ReplicaClient(self.replica.address, self._leading.manager.settings) as client:
+            self._client = client
+            if self._stop.is_set():
+                return
+            self._offer(client)
+            left = list(wanted)
+            while left:
+                request = DescribeLogRequest(
+                    outbox_id=self._leading.outbox_id,
+                    member=self._leading.grant.leader,
+                    create=True,
+                    partitions=tuple(left[:_DESCRIBED_AT_ONCE]),
+                    generation=self._leading.grant.generation,
+                )
+                answer = client.ask(request, DescribeLogResponse)
+                if answer.error_code is not ErrorCode.NONE or not answer.logs:
+                    raise self._refused(answer)
+                self._leading.notify_grant(answer.grants)
+                if self._stop.is_set():
+                    return
+                code = ErrorCode.KAFKA_STORAGE_ERROR
+                self.refused = f"{code.name}: {answer.error_message}" if answer.error_message else ""
+                left = left[len(answer.logs) :]  # it describes as many as fit into a frame
+                for description in answer.logs:
+                    self._on_description(answer.replica_epoch, description, client if not left else None)
+            self.trouble = None
+
+    def _offer(self, client: ReplicaClient) -> None:
+        """Show our grant: it was away when the others stored it, or it is new."""
+        grant = self._leading.grant
+        request = wire.GrantRequest(grant=grant_to_wire(grant), sender=grant.leader, member=self.replica.index)
+        answer = client.ask(request, wire.GrantResponse)
+        self._leading.notify_grant(answer.grants)
+        if answer.error_code in _NOBODY_THERE:
+            raise self._refused(answer)
+        if answer.member != self.replica.index and answer.member in grant.indexes:
+            # Two addresses of one node: its disk would count twice, and what it alone holds pass for safe.
+            twice = f"{ErrorCode.MEMBER_TWICE.name}: it is member {answer.member}, not {self.replica.index}"
+            raise ReplicaUnreachable(str(self.replica.address), twice)
+        if answer.error_code is not ErrorCode.NONE:  # its answers to pushes say the same, and decide
+            why = answer.error_message or answer.error_code.meaning
+            _LOG.warning("%s refuses our grant: %s", self.replica, why)
+            return
+        self._leading.notify_kept(self.replica.index)
+        directory_id = client.directory_in(answer)
+        self._leading.notify_directory(self.replica.index, directory_id, is_unfilled=answer.unfilled == 1)
+
+    def _refused(self, answer: wire.GrantResponse | DescribeLogResponse) -> ReplicaUnreachable:
+        """Under the name and with the words of who refuses."""
+        code = answer.error_code
+        told = f" ({answer.error_message})" if answer.error_message else ""
+        return ReplicaUnreachable(str(self.replica.address), f"{code.name}: {code.meaning}{told}")
+
+    def _on_description(self, replica_epoch: int, description: LogDescription, client: ReplicaClient | None) -> None:
+        why = description.error_code.meaning
+        if description.error_code is ErrorCode.NONE:
+            try:
+                self._leading.start_session(self.replica, replica_epoch, description, client)
+            except ValueError as error:  # no log has such a list of epochs
+                why = str(error)
+            else:
+                return
+        _LOG.warning("%s: %s: %s", description.tp, self.replica, why)
+        self.begin_anew(description.tp, is_first_success=False)
+
+    def _report(self, error: BaseException) -> None:
+        why = str(error)
+        is_news, self.trouble = why != self.trouble, why
+        _LOG.log(logging.WARNING if is_news else logging.INFO, "%s: %s", self.replica, why)

@@ -1,0 +1,347 @@
+"""A partition while it is led: the rules under a lock, its log, and who waits for its high watermark.
+
+    appends, flushes ─┐                         ┌─▶ log.advance_high_watermark, then the waiting callbacks
+    answers ──────────┼─▶ PartitionLeader ──────┼─▶ the manager: this replica has something to be sent
+    connections gone ─┘   (rules, one lock)     └─▶ the session: it has ended
+
+The rules are asked under the lock, and what they say is done after it: nothing is called with the lock held, and every
+effect may come late or twice without harm (a watermark only rises, a session ends once, a push that is not needed any
+more sends nothing).
+"""
+
+import heapq
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from itertools import count
+from typing import Protocol
+
+from pushrep.election.epochs import LogEnds
+from pushrep.election.errors import NotLeader, RivalGenerations
+from pushrep.election.leader import (
+    HighWatermarkMoved,
+    Joined,
+    LeaderEffect,
+    Left,
+    PartitionLeader,
+    Push,
+    Resigned,
+    SessionEnded,
+)
+from pushrep.election.messages import AppendRecordsResult
+from pushrep.election.outcome import Outcome
+from pushrep.election.progress import SessionId
+from pushrep.log import LogClosed, SegmentLog
+from pushrep.push_session_end_reason import PushSessionEndReason
+from pushrep.records import RecordBatch
+from pushrep.replicate.errors import MayStillBeDelivered, PushError
+from pushrep.replicate.settings import Replica
+from pushrep.topic_id_partition import TopicIdPartition
+
+_LOG = logging.getLogger("pushrep.push")
+
+OnReplicated = Callable[[BaseException | None], None]
+"""Called once: with None when the records are below the high watermark, else with why they may never be."""
+
+
+class PushSession:
+    """One session with one replica of one partition: its identifiers, and whom to tell. A LedPartition makes it.
+
+    Newer identifiers win: leader epoch, then replica epoch, then session id. The rules of the session (progress.py and
+    sessions.py of pushrep.election) are asked under the lock of its partition.
+    """
+
+    __slots__ = (
+        "_lock",
+        "_told_watermarks",
+        "ended",
+        "id",
+        "log_end_offset",
+        "log_start_offset",
+        "partition",
+        "replica",
+        "started",
+        "trouble",
+    )
+
+    def __init__(
+        self, leader_epoch: int, replica_epoch: int, session_id: int, replica: Replica, partition: "LedPartition"
+    ) -> None:
+        self.id = SessionId(leader_epoch, replica_epoch, session_id)
+        self.replica, self.partition = replica, partition
+        self.started: Future[bool] = Future()
+        """True at the first success; False if the session ended before it."""
+        self.ended: PushSessionEndReason | None = None
+        self.trouble = ""
+        """Why it can't go on until somebody does something, if that is known here."""
+        self.log_end_offset = self.log_start_offset = -1
+        """The replica's, as its last success said; -1 before one."""
+        self._told_watermarks = (-1, -1)
+        self._lock = threading.Lock()
+
+    def on_append_records_response(self, log_end_offset: int, log_start_offset: int) -> bool:
+        """A success: the replica's ends. Whether a watermark has risen by it, so that requests may be complete."""
+        self.log_end_offset, self.log_start_offset = log_end_offset, log_start_offset
+        watermarks = (self.partition.high_watermark, log_start_offset)
+        rose = watermarks > self._told_watermarks
+        self._told_watermarks = watermarks
+        if not self.started.done():
+            self.started.set_result(True)
+        return rose
+
+    def try_complete_delayed_requests(self) -> None:
+        """Whoever waits for a watermark that has risen is called back."""
+        self.partition.complete_waiting()
+
+    def on_push_session_ended(self, reason: PushSessionEndReason) -> None:
+        """It is over, for this reason; the first one counts."""
+        with self._lock:
+            if self.ended is not None:
+                return
+            self.ended = reason
+        if not self.started.done():
+            self.started.set_result(False)
+
+
+class Pushes(Protocol):
+    """A PushManager as a partition sees it."""
+
+    def on_leader_append(
+        self, tp: TopicIdPartition, replica_ids: Iterable[int], append_offset: int, records: "Sequence[RecordBatch]"
+    ) -> None: ...
+    def wake(self, tp: TopicIdPartition, replica_id: int, *, backoff: bool = False) -> None:
+        """There is something to be sent to this replica, or to be sent again."""
+        ...
+
+    def record_follower_not_caught_up(self, tp: TopicIdPartition, replica_id: int) -> None: ...
+    def record_refusal(self, replica_id: int, error: Outcome) -> None: ...
+
+
+class LedPartition:
+    """One partition and its replicas. Thread-safe; its appends come one after another, in the order of the log.
+
+    on_ended(session, reason): a session is over; whoever drives the replicas starts the next one.
+    """
+
+    def __init__(
+        self,
+        tp: TopicIdPartition,
+        log: SegmentLog,
+        leader: PartitionLeader,
+        pushes: Pushes,
+        on_ended: Callable[[PushSession, PushSessionEndReason], None],
+    ) -> None:
+        self.tp, self.log, self.leader = tp, log, leader
+        self.lock = threading.Lock()
+        self.resigned: NotLeader | None = None
+        """Another leads, or may: nothing that is appended now is acknowledged any more."""
+        self._pushes, self._on_ended = pushes, on_ended
+        self._sessions: dict[SessionId, PushSession] = {}
+        self._waiting: list[tuple[int, int, OnReplicated]] = []
+        # Reached by the log, and not only by the rules: who is called back reads its records from the log at once.
+        self._reached = leader.high_watermark
+        self._waiting_lock = threading.Lock()
+        self._tickets = count()
+        self._closed: PushError | None = None
+
+    @property
+    def high_watermark(self) -> int:
+        """Records below are held by enough members."""
+        return self.leader.high_watermark
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether an append that waits for enough members may begin; else NOT_ENOUGH_REPLICAS."""
+        return self.leader.takes_all
+
+    def start(self) -> None:
+        """What holds already, without a word from anybody: this member alone may be enough."""
+        with self.lock:
+            effects = self.leader.start()
+        self._apply(effects)
+
+    def on_append(self, append_offset: int, batches: Sequence[RecordBatch], now_ms: int) -> None:
+        """These were appended to the log at `append_offset`; push them. Waits for nothing."""
+        with self.lock:
+            if self.leader.has_resigned:
+                return
+            effects = self.leader.on_append(batches[-1].header.next_offset, now_ms)
+            replica_ids = [index for index, progress in self.leader.sessions.items() if progress.is_live]
+        if replica_ids:
+            self._pushes.on_leader_append(self.tp, replica_ids, append_offset, batches)
+        self._apply([effect for effect in effects if not isinstance(effect, Push)])
+
+    def on_flush(self, flushed_offset: int) -> None:
+        """Everything below is on this disk."""
+        if flushed_offset > self.leader.flushed_offset:
+            with self.lock:
+                effects = self.leader.on_flush(flushed_offset)
+            self._apply(effects)
+
+    def on_log_start(self, log_start_offset: int) -> None:
+        """Records below were removed here; the replicas are told."""
+        with self.lock:
+            effects = self.leader.on_log_start(log_start_offset)
+        self._apply(effects)
+
+    def look_at_log_start(self) -> None:
+        """Retention, or whoever has the log, may have removed records without a word to us; the replicas are told."""
+        with suppress(LogClosed):  # then nobody is pushed to for much longer
+            if (log_start_offset := self.log.log_start_offset) > self.leader.log.log_start_offset:
+                self.on_log_start(log_start_offset)
+
+    def on_tick(self, now_ms: int) -> None:
+        """Time passed: who lags for too long leaves the in-sync set; the log may start higher than it did."""
+        self.look_at_log_start()
+        with self.lock:
+            effects = self.leader.on_tick(now_ms)
+        self._apply(effects)
+
+    def start_session(self, replica: Replica, replica_epoch: int, session_id: int, theirs: LogEnds) -> PushSession:
+        """The session for a replica whose log was described as `theirs`: give it to `PushManager.start_push`."""
+        key = SessionId(self.leader.grant.epoch, replica_epoch, session_id)
+        session = PushSession(*key, replica, self)
+        with self.lock:
+            if self.leader.has_resigned:
+                session.ended = PushSessionEndReason.NEW_LEADER_EPOCH
+                return session
+            self._sessions[key] = session
+            effects = self.leader.start_session(replica.index, key, theirs)
+        self._apply([effect for effect in effects if not isinstance(effect, Push)])
+        return session
+
+    def on_directory(self, replica: int, *, is_members: bool) -> None:
+        """A replica showed a directory. is_members: it is the one that counts as that member."""
+        with self.lock:
+            effects = self.leader.on_directory(replica, is_members=is_members)
+        self._apply(effects)
+
+    def on_answer(self, session: PushSession, sequence: int, result: AppendRecordsResult) -> None:
+        """A replica answered a request of this session."""
+        if result.error is not Outcome.NONE:
+            self._pushes.record_refusal(session.replica.index, result.error)
+        with self.lock:
+            effects = self.leader.on_answer(session.replica.index, session.id, sequence, result)
+        self._apply(effects)
+
+    def on_disconnect(self, session: PushSession) -> None:
+        """The connection is gone: what was in flight goes out again."""
+        with self.lock:
+            progress = self.leader.sessions.get(session.replica.index)
+            if progress is None or progress.id != session.id:
+                return
+            effects = self.leader.on_disconnect(session.replica.index)
+        self._apply([effect for effect in effects if not isinstance(effect, Push)])
+
+    def end_session(self, session: PushSession, reason: PushSessionEndReason) -> None:
+        """End it from this side, if it is the live one."""
+        with self.lock:
+            progress = self.leader.sessions.get(session.replica.index)
+            if progress is None or progress.id != session.id:
+                return
+            effects = self.leader.end_session(session.replica.index, reason)
+        self._apply(effects)
+
+    def end_session_of(self, replica: int, reason: PushSessionEndReason) -> None:
+        """End the live session of this replica, if it has one."""
+        with self.lock:
+            effects = self.leader.end_session(replica, reason)
+        self._apply(effects)
+
+    def on_grant_shown(self, generation: int, epoch: int, leader: int) -> None:
+        """A member keeps such a grant: a newer one, or one that was forced beside ours, ends this lead."""
+        with self.lock:
+            effects = self.leader.on_grant_shown(generation, epoch, leader)
+        self._apply(effects)
+
+    def resign(self, why: NotLeader) -> None:
+        """Lead no more, although nobody else was granted it; whoever waits is told `why`. A second call: nothing."""
+        with self.lock:
+            if self.leader.has_resigned:
+                return
+            self.resigned = why
+            effects = self.leader.resign(why.epoch, why.leader)
+        self._apply(effects)
+
+    def when_replicated(self, end_offset: int, callback: OnReplicated) -> None:
+        """Call back once the high watermark has reached `end_offset`; at once, in this thread, if it has."""
+        with self._waiting_lock:
+            failure = self.resigned or self._closed  # seen here, or whoever says it finds this callback
+            is_reached = end_offset <= self._reached
+            if failure is None and not is_reached:
+                heapq.heappush(self._waiting, (end_offset, next(self._tickets), callback))
+                return
+        self._call_back(callback, None if is_reached else failure)
+
+    def close(self) -> None:
+        """Nobody waits any more: what is not replicated may still be."""
+        self._closed = MayStillBeDelivered("the leader was closed before enough replicas had them")
+        self._complete()
+
+    def hand_over(self) -> list[tuple[int, OnReplicated]]:
+        """Who waits, for another to call back: (end offset, callback). They are forgotten here."""
+        with self._waiting_lock:
+            waiting, self._waiting = self._waiting, []
+        return [(end_offset, callback) for end_offset, _, callback in sorted(waiting, key=lambda one: one[:2])]
+
+    def complete_waiting(self) -> None:
+        """Call back everyone whose records are below the high watermark."""
+        self._complete()
+
+    def _complete(self) -> None:
+        failure = self.resigned or self._closed
+        done: list[tuple[OnReplicated, BaseException | None]] = []
+        with self._waiting_lock:
+            while self._waiting and self._waiting[0][0] <= self._reached:
+                done.append((heapq.heappop(self._waiting)[2], None))
+            if failure is not None:
+                done += [(callback, failure) for _, _, callback in sorted(self._waiting)]
+                self._waiting.clear()
+        for callback, error in done:
+            self._call_back(callback, error)
+
+    def _call_back(self, callback: OnReplicated, error: BaseException | None) -> None:
+        """A fault of one who waited is logged: others wait behind it, and the answer that it came with is not over."""
+        try:
+            callback(error)
+        except Exception:  # noqa: BLE001 - it is not ours
+            _LOG.exception("%s: who waited for replicas failed", self.tp)
+
+    def _apply(self, effects: Sequence[LeaderEffect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Push):
+                self._pushes.wake(self.tp, effect.replica, backoff=effect.backoff)
+            elif isinstance(effect, HighWatermarkMoved):
+                self.log.advance_high_watermark(effect.high_watermark)
+                with self._waiting_lock:
+                    self._reached = max(self._reached, effect.high_watermark)
+                self._complete()
+            elif isinstance(effect, SessionEnded):
+                self._session_ended(effect)
+            elif isinstance(effect, Joined):
+                _LOG.info("%s: replica %d is in sync", self.tp, effect.replica)
+            elif isinstance(effect, Left):
+                if effect.too_slow:
+                    self._pushes.record_follower_not_caught_up(self.tp, effect.replica)
+                level = logging.WARNING if effect.too_slow else logging.INFO  # a session's end is told by its reason
+                _LOG.log(level, "%s: replica %d left the in-sync set", self.tp, effect.replica)
+            elif isinstance(effect, Resigned):
+                self.resigned = self.resigned or self._why_resigned(effect)
+                _LOG.error("%s: %s", self.tp, self.resigned)
+                self._complete()
+
+    def _why_resigned(self, effect: Resigned) -> NotLeader:
+        if effect.rival is None:
+            return NotLeader(effect.leader, effect.epoch)
+        own = self.leader.grant.generation
+        return RivalGenerations(effect.leader, effect.epoch, generation=own, rival=effect.rival)
+
+    def _session_ended(self, effect: SessionEnded) -> None:
+        if effect.is_alarm:
+            _LOG.error("%s: replica %d waits for an operator", self.tp, effect.replica)
+        session = self._sessions.pop(effect.id, None)
+        if session is not None:
+            session.on_push_session_ended(effect.reason)
+            self._on_ended(session, effect.reason)

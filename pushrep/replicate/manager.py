@@ -1,0 +1,316 @@
+"""PushManager: which partition replicas are pushed to, and by whom. Its ten methods are Confluent's, by their names.
+
+    start_push ─▶ Pusher (one a partition and replica) ─▶ Channel (one a replica) ─▶ Worker (a few threads)
+    on_leader_append ─▶ one Buffered for all replicas ─▶ each Pusher's queue ─▶ its channel is woken
+
+It owns no replication state: that is the PartitionLeader's, whom the session belongs to. Nothing here waits for the
+network or a disk, and a partition that has nothing to say is never looked at.
+"""
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from enum import Enum, auto
+from functools import partial
+from typing import NamedTuple
+
+from pushrep.election.outcome import Outcome
+from pushrep.election.sessions import BEGINS_ANEW
+from pushrep.env import SYSTEM_CLOCK, Clock
+from pushrep.push_session_end_reason import PushSessionEndReason
+from pushrep.records import RecordBatch
+from pushrep.replicate.channel import Beats, Channel
+from pushrep.replicate.errors import IllegalState
+from pushrep.replicate.led_partition import PushSession
+from pushrep.replicate.pusher import MemoryTracker, Pusher
+from pushrep.replicate.replica_client import ReplicaClient
+from pushrep.replicate.settings import PushSettings, Replica
+from pushrep.replicate.worker import Workers, release_workers, workers_for
+from pushrep.topic_id_partition import TopicIdPartition
+
+_LOG = logging.getLogger("pushrep.push")
+_GRACE_MS = 500
+
+
+class FileRecords(NamedTuple):
+    """Records that lie in the log up to `end_offset` and are read there when they are sent; nothing is buffered."""
+
+    end_offset: int
+
+
+class _State(Enum):
+    NEW = auto()
+    ACTIVE = auto()
+    STOPPED = auto()
+
+
+class _ReplicaPush(NamedTuple):
+    pusher: Pusher
+    channel: Channel
+
+
+class PushManager:
+    """Thread-safe across partitions; of one partition the caller keeps the order. After `shutdown` it is of no use."""
+
+    def __init__(
+        self,
+        settings: PushSettings | None = None,
+        *,
+        push_internal_topics: bool = False,
+        push_cluster_links: bool = False,
+        clock: Clock = SYSTEM_CLOCK,
+        beats: Beats | None = None,
+    ) -> None:
+        """beats: what each connection says once a second while it lasts, and at its end."""
+        self.settings = settings or PushSettings()
+        self.memory = MemoryTracker(self.settings.buffer_bytes_max)
+        self.not_caught_up: Counter[int] = Counter()
+        """How often each replica was found behind."""
+        self.session_ends: Counter[PushSessionEndReason] = Counter()
+        self.refusals: Counter[tuple[int, Outcome]] = Counter()
+        """How often each replica answered with each error."""
+        self.connections_lost: Counter[int] = Counter()
+        """How often a connection to each replica broke."""
+        self._push_internal, self._push_links = push_internal_topics, push_cluster_links
+        self._clock, self._beats = clock, beats
+        self._lock = threading.Lock()
+        self._state = _State.NEW
+        self._workers: Workers | None = None  # from the first channel on
+        self._channels: dict[tuple[Replica, int], Channel] = {}
+        self._closing: list[Channel] = []
+        self._pushes: dict[TopicIdPartition, dict[int, _ReplicaPush]] = {}
+
+    def startup(self) -> bool:
+        """Begin to push. True for the one call that did."""
+        with self._lock:
+            if self._state is not _State.NEW:
+                return False
+            self._state = _State.ACTIVE
+            self._shared_workers().start()
+            for channel in self._channels.values():
+                channel.run()
+            return True
+
+    def shutdown(self) -> bool:
+        """End every session, drop what is buffered, stop the threads. True for the one call that stopped it."""
+        with self._lock:
+            was, self._state = self._state, _State.STOPPED
+            pushes = [(tp, index) for tp, of_tp in self._pushes.items() for index in of_tp]
+        if was is _State.STOPPED:
+            return False
+        for tp, index in pushes:
+            self._stop(tp, index, PushSessionEndReason.SHUTDOWN)
+        until_ms = self._clock.monotonic_ms() + self.settings.shutdown_timeout_ms
+        with self._lock:
+            channels, self._channels = [*self._channels.values(), *self._closing], {}
+            workers, self._workers = self._workers, None
+        for channel in channels:
+            if was is _State.ACTIVE:
+                channel.close(until_ms)
+            else:  # nobody runs it
+                channel.cut()
+        for channel in channels:
+            left_ms = until_ms + _GRACE_MS - self._clock.monotonic_ms()
+            channel.wait_closed(max(0, left_ms) / 1000)
+        if workers is not None:
+            release_workers(workers)
+        return was is _State.ACTIVE
+
+    def is_active(self) -> bool:
+        """Between `startup` and `shutdown`."""
+        return self._state is _State.ACTIVE
+
+    def start_push(
+        self, tp: TopicIdPartition, session: PushSession, client: ReplicaClient | None = None
+    ) -> "Future[bool]":
+        """Push to a partition's replica: first what its log lacks, then what is appended meanwhile.
+
+        client: a connection to the replica that its caller needs no more; pushes go over it where there is none yet.
+        The future is True at the first success, False if the session ended before it, or an equal or newer one is live.
+        """
+        self._check("start_push")
+        index = session.replica.index
+        with self._lock:
+            live = self._pushes.get(tp, {}).get(index)
+            if live is not None and live.pusher.session.ended is None and session.id <= live.pusher.session.id:
+                return _done(value=False)
+        if live is not None:
+            self._stop(tp, index, PushSessionEndReason.STALE_REPLICA_EPOCH)
+        if session.ended is not None:
+            return session.started
+        pusher = Pusher(session, self.memory)
+        with self._lock:
+            channel = self._channel_of(tp, session.replica, client)
+            channel.pushers.add(pusher)
+            self._pushes.setdefault(tp, {})[index] = _ReplicaPush(pusher, channel)
+        channel.wake(pusher)
+        return session.started
+
+    def stop_push(
+        self, tp: TopicIdPartition, replica_ids: Iterable[int], reason: PushSessionEndReason
+    ) -> "Future[bool]":
+        """End these sessions; what is buffered for them goes. Unknown ones: nothing.
+
+        The future is done once every replica that the reason speaks to was told, or can't be.
+        """
+        self._check("stop_push")
+        told = [stopped for index in replica_ids if (stopped := self._stop(tp, index, reason)) is not None]
+        return _all_of(told)
+
+    def on_leader_append(
+        self,
+        tp: TopicIdPartition,
+        replica_ids: Iterable[int],
+        append_offset: int,
+        records: Sequence[RecordBatch] | FileRecords,
+    ) -> None:
+        """Records were appended at `append_offset`: in memory, or already in the log's file. Waits for nothing."""
+        self._check("on_leader_append")
+        pushes = self._pushes.get(tp)
+        if not pushes:
+            return
+        found = [push for index in replica_ids if (push := pushes.get(index)) is not None]
+        if not found:
+            return
+        if not isinstance(records, FileRecords):
+            parts = tuple(batch.data for batch in records)
+            entry = self.memory.hold(append_offset, records[-1].header.next_offset, parts, len(found))
+            if entry is not None:
+                for push in found:
+                    push.pusher.offer(entry)
+        for push in found:
+            push.channel.push(push.pusher)
+
+    def on_high_watermark_update(self, tp: TopicIdPartition, replica_ids: Iterable[int], high_watermark: int) -> None:
+        """The high watermark rose; replicas hear of it even if no record follows. What is no rise is ignored.
+
+        Of the fixed interface, for who owns the state elsewhere. `Leading` has no use for it: its rules move the
+        watermark themselves, and wake the pushers that have to tell of it (`wake`).
+        """
+        self._check("on_high_watermark_update")
+        self._wake_if(tp, replica_ids, lambda pusher: pusher.session.partition.high_watermark >= high_watermark)
+
+    def on_log_start_offset_update(
+        self, tp: TopicIdPartition, replica_ids: Iterable[int], log_start_offset: int
+    ) -> None:
+        """The log start rose; as above. `Leading` looks at the log's start at each tick; its rules wake who tells."""
+        self._check("on_log_start_offset_update")
+        self._wake_if(
+            tp, replica_ids, lambda pusher: pusher.session.partition.leader.log.log_start_offset >= log_start_offset
+        )
+
+    def record_follower_not_caught_up(self, tp: TopicIdPartition, replica_id: int) -> None:
+        """Count it; no state changes."""
+        self.not_caught_up[replica_id] += 1
+        _LOG.debug("%s: replica %d is behind", tp, replica_id)
+
+    def record_refusal(self, replica_id: int, error: Outcome) -> None:
+        """A replica answered with an error: count it; no state changes."""
+        self.refusals[replica_id, error] += 1
+
+    def is_push_replication_supported(self, *, is_internal_topic: bool, is_cluster_link_destination: bool) -> bool:
+        """Whether such a topic is pushed at all.
+
+        Of the fixed interface, for who pushes a broker's topics: an outbox has no internal topics, nor cluster links.
+        """
+        return (self._push_internal or not is_internal_topic) and (self._push_links or not is_cluster_link_destination)
+
+    def away(self) -> dict[int, str]:
+        """Why replicas can't be reached, by their index."""
+        with self._lock:
+            channels = list(self._channels.values())
+        return {channel.replica.index: channel.away for channel in channels if channel.away is not None}
+
+    def wake(self, tp: TopicIdPartition, replica_id: int, *, backoff: bool = False) -> None:
+        """There is something to be sent to a replica, or to be sent again after a pause. Unknown: nothing."""
+        push = self._pushes.get(tp, {}).get(replica_id)
+        if push is None:
+            return
+        if backoff:
+            push.channel.wake_later(push.pusher)
+        else:
+            push.channel.notify(push.pusher)
+
+    def on_session_ended(self, session: PushSession, reason: PushSessionEndReason) -> None:
+        """A session ended by the replica's word: nothing is kept for it any more."""
+        self.session_ends[reason] += 1
+        push = self._pushes.get(session.partition.tp, {}).get(session.replica.index)
+        if push is not None and push.pusher.session is session:
+            self._stop(session.partition.tp, session.replica.index, reason)
+
+    def _wake_if(self, tp: TopicIdPartition, replica_ids: Iterable[int], is_news: "Callable[[Pusher], bool]") -> None:
+        pushes = self._pushes.get(tp, {})
+        for index in replica_ids:
+            push = pushes.get(index)
+            if push is not None and is_news(push.pusher):
+                push.channel.notify(push.pusher)
+
+    def _stop(self, tp: TopicIdPartition, index: int, reason: PushSessionEndReason) -> "Future[bool] | None":
+        with self._lock:
+            push = self._pushes.get(tp, {}).pop(index, None)
+            if push is None:
+                return None
+            if not self._pushes[tp]:
+                del self._pushes[tp]
+        if push.pusher.end(reason):
+            push.channel.wake(push.pusher)
+        key = (push.channel.replica, self._line_of(tp))
+        with self._lock:
+            push.channel.pushers.discard(push.pusher)
+            is_last = not push.channel.pushers and reason not in BEGINS_ANEW  # else the next session comes soon
+            if is_last and self._channels.get(key) is push.channel:
+                del self._channels[key]
+                self._closing = [one for one in self._closing if not one.is_hung_up] + [push.channel]
+                push.channel.close()
+        return push.pusher.end_sent
+
+    def _channel_of(self, tp: TopicIdPartition, replica: Replica, client: ReplicaClient | None) -> Channel:
+        line = self._line_of(tp)
+        key = (replica, line)
+        channel = self._channels.get(key)
+        if channel is None:
+            # While it is active, a worker runs it, or `shutdown` closes what it was given.
+            opened = client.hand_over() if client is not None and self.is_active() else None
+            worker = self._shared_workers().least_loaded()
+            channel = self._channels[key] = Channel(
+                replica, self.settings, worker, self._clock, opened, self._beats, self.connections_lost
+            )
+            if self.is_active():
+                channel.run()
+        return channel
+
+    def _shared_workers(self) -> Workers:
+        if self._workers is None:
+            self._workers = workers_for(self.settings, self._clock)
+        return self._workers
+
+    def _line_of(self, tp: TopicIdPartition) -> int:
+        return tp.partition % self.settings.workers_per_replica
+
+    def _check(self, method: str) -> None:
+        if self._state is _State.STOPPED:
+            raise IllegalState(method)
+
+
+def _done(*, value: bool) -> "Future[bool]":
+    future: Future[bool] = Future()
+    future.set_result(value)
+    return future
+
+
+def _all_of(futures: "list[Future[bool]]") -> "Future[bool]":
+    """Done when all are; True if every one is."""
+    if not futures:
+        return _done(value=True)
+    whole: Future[bool] = Future()
+    missing = threading.Semaphore(len(futures) - 1)
+
+    def one_is_done(_: "Future[bool]") -> None:
+        if not missing.acquire(blocking=False):
+            whole.set_result(all(future.result() for future in futures))
+
+    for future in futures:
+        future.add_done_callback(partial(one_is_done))
+    return whole

@@ -1,0 +1,206 @@
+"""Asking the other members of an outbox: all at once, each in a thread, until enough answered or nobody else will.
+
+    MemberClients.describe, .offer ─▶ a thread for each member ─▶ MemberAnswers.next() ─▶ MemberAnswer, at last None
+
+What a node says becomes a MemberAnswer here. One that can't be asked, says nonsense, or knows another outbox under the
+id gives no answer: it is missing in the count, and the log says why.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TypeVar
+from uuid import UUID
+
+from pushrep.election.candidate import MemberAnswer, MemberLog
+from pushrep.election.epochs import EpochEnd, LogEnds, Unfenced
+from pushrep.election.errors import BadGrant
+from pushrep.election.grants import Grant
+from pushrep.election.messages import batches_of
+from pushrep.env import Clock
+from pushrep.log import SegmentLog
+from pushrep.records import RecordBatch
+from pushrep.records.joining import misjoined
+from pushrep.replicate.errors import ReplicaUnreachable
+from pushrep.replicate.replica_client import ReplicaClient
+from pushrep.replicate.settings import PushSettings
+from pushrep.replicate.sockets import Address
+from pushrep.replicate.wire import grant_from_wire, grant_to_wire, log_ends_of
+from pushrep.topic_id_partition import TopicIdPartition
+from pushrep.wire.error_codes import ErrorCode
+from pushrep.wire.push_messages import (
+    NOT_SAID,
+    DescribeLogRequest,
+    DescribeLogResponse,
+    FetchRecordsRequest,
+    FetchRecordsResponse,
+    GrantRequest,
+    GrantResponse,
+    LogDescription,
+)
+
+_LOG = logging.getLogger("pushrep.node")
+_DESCRIBED_AT_ONCE = 500
+_FETCH_BYTES = 4 << 20
+R = TypeVar("R", DescribeLogResponse, GrantResponse)
+
+
+class MemberAnswers:
+    """What one round of questions brings. One thread takes them."""
+
+    def __init__(self, settings: PushSettings, clock: Clock, timeout_s: float) -> None:
+        self._clock, self._until_ms = clock, clock.monotonic_ms() + int(timeout_s * 1000)
+        self._threads = settings.network.threads
+        self._changed = self._threads.condition()
+        self._arrived: deque[MemberAnswer] = deque()
+        self._asked = 0
+
+    def next(self) -> MemberAnswer | None:
+        """The next answer; None when everybody who was asked has answered or failed, or the time is over."""
+        with self._changed:
+            left_s = max(0, self._until_ms - self._clock.monotonic_ms()) / 1000
+            self._changed.wait_for(lambda: self._arrived or not self._asked, left_s)
+            return self._arrived.popleft() if self._arrived else None
+
+    def ask(self, name: str, question: Callable[[], MemberAnswer]) -> None:
+        """Ask in a thread of its own."""
+        self._asked += 1
+        self._threads.thread(partial(self._run, name, question), f"pushrep-ask-{name}").start()
+
+    def _run(self, name: str, question: Callable[[], MemberAnswer]) -> None:
+        answer = None
+        try:
+            answer = question()
+        except (ReplicaUnreachable, ValueError) as error:  # ValueError: it described what can't be a log or a grant
+            _LOG.warning("member %s does not count: %s", name, error)
+        finally:
+            with self._changed:
+                self._asked -= 1
+                if answer is not None:
+                    self._arrived.append(answer)
+                self._changed.notify_all()
+
+
+class MemberClients:
+    """Questions of member `member` about `logs`, which are its own, by partition. Thread-safe."""
+
+    def __init__(self, outbox_id: UUID, member: int, logs: Mapping[int, SegmentLog], settings: PushSettings) -> None:
+        self._outbox_id, self._member, self._settings = outbox_id, member, settings
+        self._tps = [tp_of(log) for log in logs.values()]
+        self.generation = 0
+        """Of the newest grant here."""
+
+    def describe(self, index: int, address: Address) -> MemberAnswer:
+        """What a member holds. Raises ReplicaUnreachable, ValueError."""
+        with ReplicaClient(address, self._settings) as client:
+            first = self._describe(client, 0)
+            return self._whole(index, client, first)
+
+    def offer(self, grant: Grant, index: int, address: Address, *, is_first: bool = False) -> MemberAnswer:
+        """What a member holds behind the grant that it stored; or which newer one it keeps. Raises as `look`.
+
+        is_first: nothing was ever acknowledged, so a member without a grant has lost nothing.
+        """
+        with ReplicaClient(address, self._settings) as client:
+            page = tuple(self._tps[:_DESCRIBED_AT_ONCE])
+            request = GrantRequest(
+                grant=grant_to_wire(grant), sender=self._member, partitions=page, member=index, is_first=is_first
+            )
+            first = client.ask(request, GrantResponse)
+            if first.error_code is not ErrorCode.NONE and not first.grants:
+                raise ReplicaUnreachable(str(address), first.error_message or first.error_code.meaning)
+            return self._whole(index, client, first)
+
+    def fetch(
+        self, address: Address, log: SegmentLog, grant_epoch: int, end_offset: int, *, generation: int = 0
+    ) -> Iterator[tuple[list[RecordBatch], int]]:
+        """The batches from the log's end on, up to `end_offset`; the caller appends each list before the next.
+
+        Beside them what that member says its cleaner went over, 0 if nothing is missing. Raises ReplicaUnreachable.
+        """
+        with ReplicaClient(address, self._settings) as client:
+            while (offset := log.log_end_offset) < end_offset:
+                request = FetchRecordsRequest(
+                    tp=tp_of(log),
+                    grant_epoch=grant_epoch,
+                    offset=offset,
+                    max_bytes=_FETCH_BYTES,
+                    generation=generation,
+                )
+                answer = client.ask(request, FetchRecordsResponse)
+                if answer.error_code is not ErrorCode.NONE or not answer.records:
+                    why = answer.error_message or answer.error_code.meaning
+                    raise ReplicaUnreachable(str(address), f"it gave no records of {log.path.name} at {offset}: {why}")
+                found, is_whole = batches_of(bytes(answer.records[0]))  # type: ignore[arg-type]
+                batches = [RecordBatch(batch.data) for batch in found if batch.next_offset <= end_offset]
+                why_not = misjoined((batch[:2] for batch in found), offset, answer.cleaned_offset)
+                if not is_whole or not batches or why_not is not None:
+                    why = f"it sent broken batches of {log.path.name} at {offset}"
+                    raise ReplicaUnreachable(str(address), why if why_not is None else f"{why}: {why_not}")
+                yield batches, answer.cleaned_offset
+
+    def _whole(self, index: int, client: ReplicaClient, first: DescribeLogResponse | GrantResponse) -> MemberAnswer:
+        descriptions = list(first.logs)
+        while len(descriptions) < len(self._tps):  # an answer has as many as fit into a frame
+            descriptions += self._describe(client, len(descriptions)).logs
+        directory_id = client.directory_in(first)
+        is_another = first.member not in {-1, index}
+        if is_another and directory_id is None:
+            raise ReplicaUnreachable(str(client.address), f"it is member {first.member}, not {index}")
+        age_ms = first.contact_age_ms if isinstance(first, DescribeLogResponse) else NOT_SAID
+        try:
+            # Of another member only the directory is told: the rules see whether it is asked under both names.
+            grant = grant_from_wire(first.grants[0]) if first.grants and not is_another else None
+        except BadGrant as error:
+            raise ReplicaUnreachable(str(client.address), str(error)) from error
+        return MemberAnswer(
+            index=index,
+            grant=grant,
+            highest_epoch=first.highest_epoch,
+            logs=dict(_partition_logs(descriptions)),
+            is_unfilled=None if first.unfilled == NOT_SAID else bool(first.unfilled),
+            directory_id=directory_id,
+            generation=first.generation,
+            contact_age_ms=None if age_ms == NOT_SAID else age_ms,
+        )
+
+    def _describe(self, client: ReplicaClient, at: int) -> DescribeLogResponse:
+        """The logs from the `at`-th on, one at least."""
+        page = tuple(self._tps[at : at + _DESCRIBED_AT_ONCE])
+        request = DescribeLogRequest(
+            outbox_id=self._outbox_id, member=self._member, partitions=page, generation=self.generation
+        )
+        answer = client.ask(request, DescribeLogResponse)
+        if answer.error_code is not ErrorCode.NONE or not answer.logs:
+            raise ReplicaUnreachable(str(client.address), answer.error_message or answer.error_code.meaning)
+        return answer
+
+
+def _partition_logs(descriptions: Sequence[LogDescription]) -> Iterator[tuple[int, MemberLog]]:
+    """By partition. One that the member does not have is not there; one that it can't open is damaged."""
+    for one in descriptions:
+        if one.error_code is ErrorCode.UNKNOWN_TOPIC_ID:
+            continue
+        unfenced = None
+        if one.ungranted_from >= 0:
+            unfenced = Unfenced(one.ungranted_from, EpochEnd(one.granted_epoch, one.granted_end_offset))
+        yield (
+            one.tp.partition,
+            MemberLog(
+                log=log_ends_of(one),
+                high_watermark=one.high_watermark,
+                is_damaged=one.error_code is not ErrorCode.NONE or one.damaged_from >= 0,
+                unfenced=unfenced,
+            ),
+        )
+
+
+def tp_of(log: SegmentLog) -> TopicIdPartition:
+    """What a log is called among its members."""
+    return TopicIdPartition(log.log_id, log.topic, log.partition)
+
+
+def ends_of(log: SegmentLog) -> LogEnds:
+    """A log as the rules compare it."""
+    return LogEnds(log.log_start_offset, log.log_end_offset, log.leader_epochs)

@@ -1,0 +1,369 @@
+"""What a node answers to each call. Knows messages and logs, and has never met a socket.
+
+ApiVersions is the connection's own; the calls of replay are refused with UNSUPPORTED.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from pushrep.election.epochs import LogEnds, granted_end
+from pushrep.election.errors import BadGrant, label
+from pushrep.election.grants import are_rivals
+from pushrep.election.outcome import Outcome
+from pushrep.errors import PushrepError
+from pushrep.log import CorruptBatch, OffsetOutOfRange
+from pushrep.log.errors import RepairRefused
+from pushrep.records import CorruptRecordBatch
+from pushrep.replicate.access import Access, Unauthorised, audit
+from pushrep.replicate.election_state import NO_MEMBER
+from pushrep.replicate.node_store import KeptOutbox, NodeStore, Refusal
+from pushrep.replicate.pusher import whole_batches
+from pushrep.replicate.replica import ReplicaLog
+from pushrep.replicate.sockets import Address
+from pushrep.replicate.wire import (
+    CODE_OF,
+    epochs_to_wire,
+    grant_from_wire,
+    grant_to_wire,
+    request_from_wire,
+    result_to_wire,
+)
+from pushrep.topic_id_partition import TopicIdPartition
+from pushrep.wire import push_messages as wire
+from pushrep.wire.calls import CALLS, PLACE_OF, ApiKey
+from pushrep.wire.error_codes import ErrorCode
+from pushrep.wire.frames import FrameKind
+from pushrep.wire.values import OFFSET_MAX, Struct
+
+_LOG = logging.getLogger("pushrep.node")
+FETCH_BYTES_MAX = 8 << 20
+_DAMAGED_MAX = 1000  # the next ones are told when these are repaired
+_DESCRIPTIONS_BYTES = 1 << 19  # of an answer's header; a log gets an epoch with every opening, so lists grow for years
+_LOG_BYTES, _EPOCH_BYTES = 128, 15  # at most, in Avro
+
+
+class NodeCalls:
+    """The calls of one node. Thread-safe."""
+
+    def __init__(self, store: NodeStore, address: Address, access: Access) -> None:
+        self._store, self._address, self._access = store, str(address), access
+        self._calls: Mapping[type[Struct], Callable[[Any, str], Struct]] = {
+            wire.AppendRecordsRequest: self._append_records,
+            wire.BeatRequest: self._beat,
+            wire.DescribeLogRequest: self._describe_log,
+            wire.EndOffsetForEpochRequest: self._end_offset_for_epoch,
+            wire.FetchRecordsRequest: self._fetch_records,
+            wire.GrantRequest: self._grant,
+            wire.ListLogsRequest: self._list_logs,
+            wire.DescribeDamageRequest: self._describe_damage,
+            wire.RepairRecordsRequest: self._repair_records,
+        }
+
+    def answer(self, request: Struct, sender: str) -> Struct:
+        """The answer to `request`; `sender` is the connection's identity (access.py)."""
+        call = self._calls.get(type(request))
+        if call is None:
+            return _refusal(request, ErrorCode.UNSUPPORTED)
+        key, _ = PLACE_OF[type(request)]
+        try:
+            if not self._access.could(sender, key):
+                raise self._access.refused(sender, key)
+            return call(request, sender)
+        except Unauthorised as error:
+            return _refusal(request, ErrorCode.UNAUTHORISED, str(error))
+        except Refusal as error:
+            return _refusal(request, error.code, str(error))
+        except (OSError, PushrepError) as error:
+            _LOG.error("%s failed: %s", type(request).__name__, error)
+            return _refusal(request, ErrorCode.KAFKA_STORAGE_ERROR, str(error))
+
+    def _append_records(self, request: wire.AppendRecordsRequest, sender: str) -> Struct:
+        grants = {}
+        answered = self._store.carry_out(
+            [partial(self._append, part, sender) for part in request.partitions],
+            syncs=self._waits_for_several_syncs(request.partitions),
+        )
+        for part, (result, kept) in zip(request.partitions, answered, strict=True):
+            is_another = result.grant_epoch > part.leader_epoch or result.generation != part.generation
+            if is_another and kept is not None:
+                grants[kept.outbox_id] = _grants(kept)
+        return wire.AppendRecordsResponse(
+            results=tuple(result for result, _ in answered),
+            grants=tuple(grant for of_outbox in grants.values() for grant in of_outbox),
+        )
+
+    def _append(
+        self, part: wire.AppendRecordsPartition, sender: str
+    ) -> tuple[wire.WireAppendRecordsResult, KeptOutbox | None]:
+        kept = self._store.owner_of(part.tp)
+        replica = kept.open_replica(part.tp) if kept is not None else None
+        if not self._may_lead(sender, ApiKey.APPEND_RECORDS, kept):
+            return wire.WireAppendRecordsResult(error_code=ErrorCode.UNAUTHORISED), None
+        if replica is None:
+            # It was described to this leader before the node started again, or it never was.
+            return wire.WireAppendRecordsResult(error_code=ErrorCode.STALE_SESSION), None
+        return result_to_wire(replica.follow(request_from_wire(part))), kept
+
+    def _waits_for_several_syncs(self, parts: Sequence[wire.AppendRecordsPartition]) -> bool:
+        """Then they wait beside each other. A partition that is named twice is carried out in the request's order."""
+        if len(parts) < 2:
+            return False
+        flushes = self._store.settings.flush
+        synced = [
+            part.tp for part in parts if (part.records and (flushes or part.flush_wanted)) or _may_begin_epoch(part)
+        ]
+        return len(synced) > 1 and len({part.tp for part in parts}) == len(parts)
+
+    def _describe_log(self, request: wire.DescribeLogRequest, sender: str) -> Struct:
+        create, topics = request.create, [tp.topic for tp in request.partitions]
+        self._access.check(sender, ApiKey.DESCRIBE_LOG, request.outbox_id, topics, begins=create)
+        kept = self._store.outbox(request.outbox_id) if create else self._store.look_up(request.outbox_id)
+        with kept.at_home():
+            logs = self._descriptions(kept, request.partitions or tuple(kept.partitions()), create=create)
+            return wire.DescribeLogResponse(
+                error_message=kept.refused(request.partitions),
+                replica_epoch=self._store.replica_epoch,
+                member=self._index_in(kept),
+                highest_epoch=_highest_epoch(kept),
+                grants=_grants(kept),
+                logs=logs,
+                last_contact_ms=kept.last_contact_ms,
+                directory_id=kept.directory_id or wire.NO_DIRECTORY,
+                unfilled=int(kept.is_unfilled),
+                generation=kept.election_state.generation,
+                contact_age_ms=wire.NOT_SAID if (age_ms := kept.contact_age_ms) is None else age_ms,
+            )
+
+    def _beat(self, request: wire.BeatRequest, sender: str) -> Struct:
+        self._access.check(sender, ApiKey.BEAT, request.outbox_id)
+        kept = self._store.look_up(request.outbox_id)
+        state = kept.election_state
+        generation, shown = state.generation, state.rival or state.grant
+        is_fenced = request.generation < generation or (
+            request.generation == generation and request.leader_epoch < state.newest_epoch
+        )
+        if not is_fenced and request.generation == generation:
+            kept.note_contact(request.leader_epoch, is_last=request.is_last)
+        return wire.BeatResponse(
+            error_code=ErrorCode.FENCED_LEADER_EPOCH if is_fenced else ErrorCode.NONE,
+            grant_epoch=-1 if shown is None else shown.epoch,
+            grant_leader=-1 if shown is None else shown.leader,
+            generation=0 if shown is None else shown.generation,
+        )
+
+    def _grant(self, request: wire.GrantRequest, sender: str) -> Struct:
+        try:
+            offered = grant_from_wire(request.grant)
+        except BadGrant as error:
+            return wire.GrantResponse(error_code=ErrorCode.INVALID_REQUEST, error_message=str(error))
+        topics = {offered.topic, *(tp.topic for tp in request.partitions)}
+        self._access.check(sender, ApiKey.GRANT, offered.outbox_id, topics, begins=True)
+        audit(sender, request, ApiKey.GRANT)
+        kept = self._store.outbox(offered.outbox_id)
+        with kept.at_home():
+            outcome = kept.offer_grant(
+                offered, request.sender, self._address, request.member, is_first=request.is_first
+            )
+            return wire.GrantResponse(
+                error_code=CODE_OF[outcome],
+                error_message=_why_refused(outcome, offered.generation, kept.election_state.generation),
+                member=self._index_in(kept),
+                highest_epoch=_highest_epoch(kept),
+                grants=_grants(kept),
+                logs=self._descriptions(kept, request.partitions, create=False),
+                directory_id=kept.directory_id or wire.NO_DIRECTORY,
+                unfilled=int(kept.is_unfilled),
+                generation=kept.election_state.generation,
+            )
+
+    def _descriptions(
+        self, kept: KeptOutbox, tps: Iterable[TopicIdPartition], *, create: bool
+    ) -> tuple[wire.LogDescription, ...]:
+        """Of the first of `tps`, as many as one answer has room for, one at least: who asks asks for the rest again."""
+        tps = tuple(tps)
+        if create:
+            kept.create_missing(tps)
+        described: list[wire.LogDescription] = []
+        room = _DESCRIPTIONS_BYTES
+        for tp in tps:
+            try:
+                one = _description(self._store.describe(kept, tp, create=create))
+            except Refusal as error:
+                one = wire.LogDescription(tp=tp, error_code=error.code)
+            room -= _LOG_BYTES + len(tp.topic) + _EPOCH_BYTES * len(one.leader_epochs)
+            if described and room < 0:
+                break
+            described.append(one)
+        return tuple(described)
+
+    def _index_in(self, kept: KeptOutbox) -> int:
+        """Which member this node is, by what it knows of itself or by where it listens; -1 if no grant names that."""
+        state = kept.election_state
+        if state.member != NO_MEMBER or state.grant is None:
+            return state.member
+        return state.grant.index_at(self._address)
+
+    def _may_lead(self, sender: str, call: ApiKey, kept: KeptOutbox | None) -> bool:
+        """Whether it may make this call about a partition; of one that was not described nothing is known to tell."""
+        leads = call is ApiKey.APPEND_RECORDS
+        if kept is None or self._access.may(sender, call, kept.outbox_id, begins=leads):
+            return True
+        self._access.refused(sender, call, kept.outbox_id)
+        return False
+
+    def _end_offset_for_epoch(self, request: wire.EndOffsetForEpochRequest, sender: str) -> Struct:
+        results = []
+        for question in request.partitions:
+            replica = self._store.described(question.tp)
+            if not self._may_lead(sender, ApiKey.END_OFFSET_FOR_EPOCH, self._store.owner_of(question.tp)):
+                results.append(wire.WireEpochEnd(error_code=ErrorCode.UNAUTHORISED))
+                continue
+            if replica is None:
+                results.append(wire.WireEpochEnd(error_code=ErrorCode.UNKNOWN_TOPIC_ID))
+                continue
+            found = _ends(replica).end_at_or_below(question.epoch)
+            results.append(wire.WireEpochEnd(epoch=found.epoch, end_offset=found.end_offset))
+        return wire.EndOffsetForEpochResponse(results=tuple(results))
+
+    def _fetch_records(self, request: wire.FetchRecordsRequest, sender: str) -> Struct:
+        rank = (request.generation, request.grant_epoch)
+        log = self._described(request.tp, ApiKey.FETCH_RECORDS, rank, sender).log
+        try:
+            data, cleaned_offset = log.read_to_repair(request.offset, min(request.max_bytes, FETCH_BYTES_MAX)), 0
+            if data and whole_batches(data, request.offset, OFFSET_MAX, log.leader_epochs).cleaned_offset:
+                cleaned_offset = log.cleaned_offset
+        except OffsetOutOfRange as error:
+            raise Refusal(ErrorCode.OFFSET_OUT_OF_RANGE, str(error)) from error
+        except (CorruptBatch, CorruptRecordBatch) as error:
+            raise Refusal(ErrorCode.CORRUPT_MESSAGE, str(error)) from error
+        return wire.FetchRecordsResponse(
+            log_end_offset=log.log_end_offset,
+            log_start_offset=log.log_start_offset,
+            high_watermark=log.high_watermark,
+            cleaned_offset=cleaned_offset,
+            records=(data,) if data else (),
+        )
+
+    def _list_logs(self, request: wire.ListLogsRequest, sender: str) -> Struct:
+        if request.outbox_id == wire.NO_OUTBOX:
+            found = self._store.outboxes()
+            outboxes = [kept for kept in found if self._access.may(sender, ApiKey.LIST_LOGS, kept.outbox_id)]
+        else:
+            self._access.check(sender, ApiKey.LIST_LOGS, request.outbox_id)
+            outboxes = [self._store.look_up(request.outbox_id)]
+        listed = [self._listed(kept, tp) for kept in outboxes for tp in kept.partitions()]
+        return wire.ListLogsResponse(logs=tuple(sorted(listed, key=lambda log: (log.outbox_id, log.tp))))
+
+    def _describe_damage(self, request: wire.DescribeDamageRequest, sender: str) -> Struct:
+        self._access.check(sender, ApiKey.DESCRIBE_DAMAGE, request.outbox_id)
+        found = [
+            wire.DamagedSegment(
+                tp=replica.tp,
+                base_offset=one.base_offset,
+                offset=one.offset,
+                end_offset=one.end_offset,
+                reason=one.reason,
+            )
+            for replica in sorted(self._store.look_up(request.outbox_id).open_replicas(), key=lambda one: one.tp)
+            for one in replica.log.damaged_segments
+        ]
+        return wire.DescribeDamageResponse(segments=tuple(found[:_DAMAGED_MAX]))
+
+    def _repair_records(self, request: wire.RepairRecordsRequest, sender: str) -> Struct:
+        self._access.check(sender, ApiKey.REPAIR_RECORDS, request.outbox_id)
+        kept = self._store.owner_of(request.tp)
+        if kept is None or kept.outbox_id != request.outbox_id:
+            raise Refusal(ErrorCode.UNKNOWN_TOPIC_ID, f"{request.tp} was not described")
+        rank = (request.generation, request.grant_epoch)
+        replica = self._described(request.tp, ApiKey.REPAIR_RECORDS, rank, sender)
+        try:
+            wanted = replica.repair(request.base_offset, request.records)
+        except RepairRefused as error:
+            raise Refusal(ErrorCode.CORRUPT_MESSAGE, str(error)) from error
+        return wire.RepairRecordsResponse(wanted_offset=-1 if wanted is None else wanted)
+
+    def _described(self, tp: TopicIdPartition, call: ApiKey, rank: tuple[int, int], sender: str) -> ReplicaLog:
+        """A log that was described to who leads by a grant of this rank. Raises Refusal, Unauthorised."""
+        replica, kept = self._store.described(tp), self._store.owner_of(tp)
+        if kept is not None:
+            self._access.check(sender, call, kept.outbox_id)
+        if replica is None or kept is None:
+            raise Refusal(ErrorCode.UNKNOWN_TOPIC_ID, f"{tp} was not described")
+        generation, epoch = rank
+        if generation != kept.election_state.generation:  # another history
+            why = f"generation {label(kept.election_state.generation)} is kept here"
+            raise Refusal(ErrorCode.FENCED_LEADER_EPOCH, why)
+        if epoch < kept.election_state.newest_epoch:
+            raise Refusal(ErrorCode.FENCED_LEADER_EPOCH, f"epoch {kept.election_state.newest_epoch} is granted")
+        return replica
+
+    def _listed(self, kept: KeptOutbox, tp: TopicIdPartition) -> wire.ListedLog:
+        try:
+            log = self._store.describe(kept, tp, create=False).log
+        except Refusal as error:
+            return wire.ListedLog(outbox_id=kept.outbox_id, tp=tp, error_code=error.code)
+        size = sum(path.stat().st_size for path in log.path.glob("*.log"))
+        return wire.ListedLog(
+            outbox_id=kept.outbox_id,
+            tp=tp,
+            log_end_offset=log.log_end_offset,
+            log_start_offset=log.log_start_offset,
+            high_watermark=log.high_watermark,
+            leader_epoch=log.leader_epochs.latest_epoch,
+            size_bytes=size,
+        )
+
+
+def _may_begin_epoch(part: wire.AppendRecordsPartition) -> bool:
+    """Without a record: one that a session begins with."""
+    return not part.records and part.append_offset <= part.epoch_start_offset
+
+
+def _ends(replica: ReplicaLog) -> LogEnds:
+    return replica.state().log
+
+
+def _highest_epoch(kept: KeptOutbox) -> int:
+    return max(kept.election_state.newest_epoch, kept.election_state.number)
+
+
+def _why_refused(outcome: Outcome, offered: int, kept: int) -> str:
+    """What the code alone does not tell of a grant that is not stored; empty otherwise."""
+    if outcome is Outcome.NONE or not are_rivals(offered, kept):
+        return ""
+    return f"it was forced in generation {label(offered)}, beside {label(kept)}, which is kept here: they are rivals"
+
+
+def _grants(kept: KeptOutbox) -> tuple[wire.WireGrant, ...]:
+    """The newest one first, then one that was forced beside it."""
+    shown = (kept.election_state.grant, kept.election_state.rival)
+    return tuple(grant_to_wire(grant) for grant in shown if grant is not None)
+
+
+def _description(replica: ReplicaLog) -> wire.LogDescription:
+    log, state = replica.log, replica.settled_state()
+    ends, unfenced = state.log, state.unfenced
+    granted = granted_end(ends, unfenced)
+    return wire.LogDescription(
+        tp=replica.tp,
+        error_code=ErrorCode.LOG_OFFLINE if replica.finding is not None else ErrorCode.NONE,
+        log_end_offset=ends.log_end_offset,
+        log_start_offset=ends.log_start_offset,
+        high_watermark=log.high_watermark,
+        flushed_offset=log.flushed_offset,
+        leader_epochs=epochs_to_wire(ends.leader_epochs),
+        granted_epoch=granted.epoch,
+        granted_end_offset=granted.end_offset,
+        ungranted_from=-1 if unfenced is None else unfenced.start_offset,
+        damaged_from=-1 if (lacks_from := replica.lacks_from) is None else lacks_from,
+    )
+
+
+def _refusal(request: Struct, code: ErrorCode, why: str = "") -> Struct:
+    key, _ = PLACE_OF[type(request)]
+    response: type[Struct] = CALLS[key][FrameKind.RESPONSE]
+    if why and hasattr(response, "error_message"):  # the default of the field
+        return response(error_code=code, error_message=why)  # type: ignore[call-arg]
+    return response(error_code=code)  # type: ignore[call-arg]  # every response has one

@@ -1,0 +1,196 @@
+"""The sockets of a node: one thread a connection, so that a slow peer or a slow disk holds up nobody else.
+
+    accept ─▶ thread: read into the frame's own memory ─▶ calls, in order ─▶ answer each ─▶ read on
+                      silent for handshake_timeout_s before it has spoken, or bytes that are no frame: closed, logged
+
+A connection holds one frame's records at most, for nothing more is read while it is carried out. What a peer can make
+the node hold is therefore limits.frame_bytes_max for each of connections_max.
+"""
+
+import logging
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+from pushrep.env import REAL_NETWORK, SYSTEM_CLOCK, Clock, Listener, Network, Thread
+from pushrep.replicate.access import identity_in
+from pushrep.replicate.node_settings import NodeSettings
+from pushrep.replicate.replay_line import Handed
+from pushrep.replicate.replay_server import REPLAY_CALLS
+from pushrep.replicate.sockets import AnySocket, send_all, tune
+from pushrep.wire.calls import ApiKey
+from pushrep.wire.error_codes import ErrorCode
+from pushrep.wire.errors import NotInVersion, ProtocolError
+from pushrep.wire.server import Call, ServerConnection
+from pushrep.wire.spares import Spares
+from pushrep.wire.values import Struct
+
+_LOG = logging.getLogger("pushrep.node")
+_AGAIN_S = 0.1
+
+
+class Peer:
+    """A connection that is open."""
+
+    def __init__(self, sock: AnySocket, name: str, opened_ms: int) -> None:
+        self.socket: AnySocket = sock
+        self.name, self.opened_ms = name, opened_ms
+        self.has_spoken = False
+        self.thread: Thread | None = None
+
+    def cut(self, how: int = socket.SHUT_RDWR) -> None:
+        """Wake its thread, which then ends."""
+        with suppress(OSError):
+            self.socket.shutdown(how)
+
+
+class Connections:
+    """Serves whoever connects to `listener`, until `stop`. `answer(request, sender)` may be called in many threads.
+
+    It keeps nothing of a request's records, whose memory is used again.
+    replays: takes over a connection on which something of its is asked.
+    """
+
+    def __init__(  # noqa: PLR0913 - a listener, who answers, and what both stand on
+        self,
+        listener: Listener,
+        settings: NodeSettings,
+        answer: Callable[[Struct, str], Struct],
+        replays: Callable[[Handed], None] | None = None,
+        *,
+        network: Network = REAL_NETWORK,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.tls = settings.tls if settings.certificates is None else settings.certificates.context()
+        """For connections from now on; those that are open keep what they began with."""
+        self._listener, self._settings, self._answer = listener, settings, answer
+        self._replays = replays
+        self._spares = Spares()
+        self._threads, self._clock = network.threads, clock
+        self._lock = threading.Lock()
+        self._peers: dict[Peer, None] = {}  # in the order they came
+        self._stopping = self._threads.event()
+        self._accepting = self._threads.thread(self._accept, "pushrep-node-accept")
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+    def start(self) -> None:
+        """Begin to accept."""
+        self._accepting.start()
+
+    def stop(self) -> bool:
+        """Accept nothing more, let what is being carried out be answered; False if some of it took too long."""
+        deadline_ms = self._clock.monotonic_ms() + int(self._settings.stop_timeout_s * 1000)
+        self._stopping.set()
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept()
+        self._listener.close()
+        self._accepting.join()
+        with self._lock:
+            peers = list(self._peers)
+        for peer in peers:
+            peer.cut(socket.SHUT_RD)
+        for peer in peers:
+            assert peer.thread is not None, "it was started before it was listed"
+            peer.thread.join(max(0, deadline_ms - self._clock.monotonic_ms()) / 1000)
+            peer.cut()
+        return not any(peer.thread is not None and peer.thread.is_alive() for peer in peers)
+
+    def _accept(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                sock, address = self._listener.accept()
+            except OSError as error:
+                if self._stopping.is_set():
+                    return
+                _LOG.warning("accept: %s", error)  # out of descriptors: those that are open are served on
+                self._stopping.wait(_AGAIN_S)
+                continue
+            peer = Peer(sock, str(address[:2]), self._clock.monotonic_ms())
+            peer.thread = self._threads.thread(partial(self._serve, peer), "pushrep-node-peer")
+            with self._lock:
+                silent = [other for other in self._peers if not other.has_spoken]
+                full = len(self._peers) >= self._settings.connections_max
+                if not full or silent:
+                    self._peers[peer] = None
+                if full and silent:
+                    oldest = min(silent, key=lambda other: other.opened_ms)
+                    self._peers.pop(oldest, None)
+                    oldest.cut()
+            if full and not silent:
+                _LOG.warning("%s is refused: %d connections are open", peer.name, self._settings.connections_max)
+                sock.close()
+                continue
+            try:
+                peer.thread.start()
+            except RuntimeError:  # the system has no more threads for us
+                self._forget(peer)
+
+    def _serve(self, peer: Peer) -> None:
+        is_handed_over = False
+        try:
+            is_handed_over = self._converse(peer)
+        except ProtocolError as error:
+            _LOG.warning("%s is cut off: %s", peer.name, error.reason)
+        except TimeoutError:
+            _LOG.info("%s said nothing, or took nothing, in time", peer.name)
+        except (OSError, ssl.SSLError) as error:
+            _LOG.info("%s went: %s", peer.name, error)
+        except Exception:  # noqa: BLE001 - a fault of ours ends one connection, not the node
+            _LOG.exception("%s is cut off", peer.name)
+        finally:
+            if not is_handed_over:
+                self._forget(peer)
+
+    def _converse(self, peer: Peer) -> bool:
+        """Answer until the peer goes; whether the replay server has the connection now."""
+        settings = self._settings
+        peer.socket.settimeout(settings.handshake_timeout_s)
+        tune(peer.socket)
+        sender = settings.plain_identity
+        if (tls := self.tls) is not None:
+            assert isinstance(peer.socket, socket.socket), "TLS runs on the system's own sockets"
+            peer.socket = secured = tls.wrap_socket(peer.socket, server_side=True)
+            sender = identity_in(secured.getpeercert() or {})
+        connection = ServerConnection(limits=settings.limits, spares=self._spares)
+        while True:
+            count = peer.socket.recv_into(connection.get_buffer())
+            if count == 0:
+                return False
+            calls = connection.buffer_updated(count)
+            for number, call in enumerate(calls):
+                if not isinstance(call, Call):
+                    continue
+                hand_over = self._replays if call.api_key in REPLAY_CALLS and not self._stopping.is_set() else None
+                if hand_over is not None and peer.has_spoken:
+                    closed = partial(self._forget, peer)
+                    hand_over(Handed(peer.socket, connection, calls[number:], peer.name, sender, closed))
+                    return True
+                self._reply(peer, connection, call, sender)
+            connection.done()
+
+    def _reply(self, peer: Peer, connection: ServerConnection, call: Call, sender: str) -> None:
+        if call.api_key is ApiKey.API_VERSIONS:
+            parts = connection.answer_versions(call)
+            if not peer.has_spoken:
+                peer.has_spoken = True
+                peer.socket.settimeout(None)  # an idle leader costs nothing; keepalive notices one that vanished
+        elif self._stopping.is_set():
+            parts = connection.refuse(call, ErrorCode.NODE_STOPPING)
+        else:
+            try:
+                parts = connection.answer(call, self._answer(call.request, sender))
+            except NotInVersion as error:  # as of a hole, to who would take it for damage
+                _LOG.warning("%s is too old: %s", peer.name, error)
+                parts = connection.refuse(call, ErrorCode.UNSUPPORTED_VERSION)
+        send_all(peer.socket, parts)
+
+    def _forget(self, peer: Peer) -> None:
+        with self._lock:
+            self._peers.pop(peer, None)
+        with suppress(OSError):
+            peer.socket.close()

@@ -1,0 +1,163 @@
+"""What a running node says of itself: its logs and replays, what it refused; the same for `pushrep status` and /readyz.
+
+status_of(node) ─▶ NodeStatus ─ as_dict() ─▶ JSON
+"""
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from pushrep.errors import PushrepError
+from pushrep.log.disk_space import DiskStatus
+from pushrep.log.scrub import ScrubStatus
+from pushrep.problems import Problem, certificate_problems, disk_problems, scrub_problems, worst_first
+from pushrep.replay.counters import ReplayCounters
+from pushrep.replicate.replica import ReplicaLog
+from pushrep.replicate.replica_node import ReplicaNode
+
+
+class NodeLog(NamedTuple):
+    """A log that is in use. Half-open offsets.
+
+    last_contact_ms: wall clock of its leader's last request, -1 for none since the node started. failure: why its disk
+    failed; finding: why it waits for an operator; refused: why its disk took nothing the last time; None for each: no.
+    damaged_from: the first offset that was on disk and can't be read.
+    """
+
+    outbox_id: str
+    topic: str
+    partition: int
+    log_start_offset: int
+    log_end_offset: int
+    flushed_offset: int
+    high_watermark: int
+    leader_epoch: int
+    last_contact_ms: int
+    failure: str | None
+    finding: str | None
+    refused: str | None
+    damaged_from: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStatus:
+    """A running node. scrubs: by outbox id. replays: sessions that run, and what those that are over have done.
+
+    refusals: answers with an error since the start, by (call, code); unauthorised: by (call, identity).
+    certificate_expires_s: Unix time, the first of its certificate and its CA's; None: it knows of no files. standbys:
+    services that stand by here, by outbox id: (state, why it is no better one).
+    """
+
+    directory: str
+    address: str
+    pid: int
+    replica_epoch: int
+    connections: int
+    certificate_expires_s: int | None
+    logs: tuple[NodeLog, ...]
+    disk: DiskStatus | None
+    scrubs: Mapping[str, ScrubStatus]
+    replays: ReplayCounters
+    refusals: Mapping[tuple[str, str], int]
+    unauthorised: Mapping[tuple[str, str], int]
+    standbys: Mapping[str, tuple[str, str]]
+
+    def problems(self) -> list[Problem]:
+        """What is wrong, worst first."""
+        return worst_first(_problems(self))
+
+    def as_dict(self) -> dict[str, Any]:
+        """As values of JSON."""
+        replays = self.replays
+        return {
+            "directory": self.directory,
+            "address": self.address,
+            "pid": self.pid,
+            "state": "running",
+            "replica_epoch": self.replica_epoch,
+            "connections": self.connections,
+            "certificate_expires_s": self.certificate_expires_s,
+            "logs": [one._asdict() for one in self.logs],
+            "disk": None if self.disk is None else {**self.disk._asdict(), "level": self.disk.level.name.lower()},
+            "scrubs": {outbox_id: asdict(one) for outbox_id, one in self.scrubs.items()},
+            "replays": {
+                "sessions_max": replays.sessions_max,
+                "bytes_sent": replays.bytes_sent,
+                "records_sent": replays.records_sent,
+                "sessions": [{**one._asdict(), "state": one.state.name.lower()} for one in replays.sessions],
+                "refused": {code.name: count for code, count in replays.refused.items()},
+                "ended": {reason.name: count for reason, count in replays.ended.items()},
+            },
+            "refusals": [{"call": call, "code": code, "count": n} for (call, code), n in self.refusals.items()],
+            "unauthorised": [
+                {"call": call, "identity": identity, "count": n} for (call, identity), n in self.unauthorised.items()
+            ],
+            "standbys": [{"outbox_id": one, "state": state, "why": why} for one, (state, why) in self.standbys.items()],
+            "problems": [one.as_dict() for one in self.problems()],
+        }
+
+
+def status_of(node: ReplicaNode) -> NodeStatus:
+    """As it is now. A log that is closed meanwhile is left out."""
+    logs: list[NodeLog] = []
+    scrubs: dict[str, ScrubStatus] = {}
+    disk: DiskStatus | None = None
+    for outbox_id, replica in node.replicas():
+        try:
+            logs.append(_kept(str(outbox_id), replica))
+            scrubs[str(outbox_id)] = replica.log.scrub.status
+            disk = disk or replica.log.disk.status()
+        except PushrepError:
+            continue
+    return NodeStatus(
+        directory=str(node.directory),
+        address=str(node.address),
+        pid=os.getpid(),
+        replica_epoch=node.replica_epoch,
+        connections=node.connections,
+        certificate_expires_s=node.certificate_expires_s(),
+        logs=tuple(sorted(logs)),
+        disk=disk,
+        scrubs=scrubs,
+        replays=node.replays(),
+        refusals={(call, code.name): count for (call, code), count in node.refusals().items()},
+        unauthorised=dict(node.unauthorised()),
+        standbys={str(outbox_id): (one.state, one.why) for outbox_id, one in node.standbys().items()},
+    )
+
+
+def _kept(outbox_id: str, replica: ReplicaLog) -> NodeLog:
+    log = replica.log
+    return NodeLog(
+        outbox_id=outbox_id,
+        topic=replica.tp.topic,
+        partition=replica.tp.partition,
+        log_start_offset=log.log_start_offset,
+        log_end_offset=log.log_end_offset,
+        flushed_offset=log.flushed_offset,
+        high_watermark=log.high_watermark,
+        leader_epoch=log.leader_epochs.latest_epoch,
+        last_contact_ms=replica.last_contact_ms,
+        failure=None if replica.failure is None else str(replica.failure) or repr(replica.failure),
+        finding=None if replica.finding is None else replica.finding.name,
+        refused=replica.refused,
+        damaged_from=log.damaged_from,
+    )
+
+
+def _problems(status: NodeStatus) -> Iterator[Problem]:
+    for one in status.logs:
+        name = f"{one.outbox_id}/{one.topic}-{one.partition}"
+        if one.failure is not None or one.refused is not None:
+            yield Problem("log_offline", f"{name}: {one.failure or one.refused}")
+        if one.finding is not None:
+            yield Problem("log_waits", f"{name}: {one.finding}")
+        if one.damaged_from is not None:
+            yield Problem("damaged", f"{name} from offset {one.damaged_from} on: see `pushrep log verify`")
+    if status.disk is not None:
+        yield from disk_problems(status.disk)
+    for scrub in status.scrubs.values():
+        yield from scrub_problems(scrub)
+    yield from certificate_problems(status.certificate_expires_s, time.time())

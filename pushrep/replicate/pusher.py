@@ -1,0 +1,396 @@
+"""Pusher: what one replica of one partition is sent next.
+
+    on_leader_append ──▶ queue of Buffered ──┐
+    the log (transition, gaps, evicted) ─────┴─▶ part of a request ──▶ in flight ──▶ answer: released, or sent again
+
+Only the worker of its channel builds requests and takes answers; appends come from any thread. The log is read with no
+lock held. Nothing of the queue is sent before the session's first success: until then one request at a time asks
+whether the logs agree, and carries the transition records.
+
+What is kept in memory for replicas that have not acknowledged it: a cache over the log, counted and bounded.
+
+    append ──▶ Buffered(base, end, parts, users=2) ──▶ queue of replica 1, queue of replica 2; the bytes are there once
+                          │ the last user releases it, or the oldest has to go for a newer one
+                          ▼
+                     parts = None        a replica that still wants it reads the log
+
+Queued and in flight both count. Eviction takes the oldest of all partitions first: what is longest unacknowledged
+belongs to the slowest replica, and that one reads the log anyway.
+"""
+
+import threading
+from collections import deque
+from concurrent.futures import Future
+from enum import Enum, auto
+from typing import NamedTuple
+
+from pushrep.election.messages import AppendRecords, AppendRecordsResult
+from pushrep.election.outcome import Outcome
+from pushrep.election.sessions import SessionState
+from pushrep.log.reader import LogSlices
+from pushrep.push_session_end_reason import PushSessionEndReason
+from pushrep.records import BatchHeader, CorruptRecordBatch
+from pushrep.records.leader_epochs import LeaderEpochs
+from pushrep.replicate.led_partition import PushSession
+from pushrep.replicate.wire import request_to_wire
+from pushrep.topic_id_partition import TopicIdPartition
+from pushrep.wire.push_messages import AppendRecordsPartition
+from pushrep.wire.values import Buffer, FileSlice, Part, size_of
+
+_SWEEP_MIN = 1024
+
+
+class Buffered:
+    """The records [base_offset, end_offset) of one append; `parts` is None once they are given up."""
+
+    __slots__ = ("base_offset", "end_offset", "parts", "size_bytes", "users")
+
+    def __init__(self, base_offset: int, end_offset: int, parts: tuple[Buffer, ...], users: int) -> None:
+        self.base_offset, self.end_offset = base_offset, end_offset
+        self.parts: tuple[Buffer, ...] | None = parts
+        self.size_bytes = sum(map(len, parts))
+        self.users = users
+
+
+class MemoryTracker:
+    """The bytes of everything that is buffered, at most `limit_bytes`. Thread-safe."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        self.evicted_bytes = 0
+        """Since the beginning: what had to be read from the log again, if it still was wanted."""
+        self._oldest: deque[Buffered] = deque()
+        self._live = 0
+        self._lock = threading.Lock()
+
+    def hold(self, base_offset: int, end_offset: int, parts: tuple[Buffer, ...], users: int) -> Buffered | None:
+        """Keep these records for so many users; None if they are larger than everything that may be kept."""
+        entry = Buffered(base_offset, end_offset, parts, users)
+        with self._lock:
+            if entry.size_bytes > self.limit_bytes:
+                return None
+            while self.used_bytes + entry.size_bytes > self.limit_bytes:
+                self._evict_oldest()
+            self.used_bytes += entry.size_bytes
+            self._live += 1
+            self._oldest.append(entry)
+            if len(self._oldest) > _SWEEP_MIN + 2 * self._live:
+                self._oldest = deque(held for held in self._oldest if held.parts is not None)
+        return entry
+
+    def release(self, entry: Buffered) -> None:
+        """One user needs it no more."""
+        with self._lock:
+            entry.users -= 1
+            if entry.users == 0 and entry.parts is not None:
+                self._drop(entry)
+
+    def _evict_oldest(self) -> None:
+        entry = self._oldest.popleft()
+        if entry.parts is not None:
+            self.evicted_bytes += entry.size_bytes
+            self._drop(entry)
+
+    def _drop(self, entry: Buffered) -> None:
+        entry.parts = None
+        self.used_bytes -= entry.size_bytes
+        self._live -= 1
+
+
+_ONE_AT_A_TIME = (SessionState.STARTING, SessionState.REREADING)  # two looks, where a set would hash in Python
+_SLICE_BYTES_MIN = 64 << 10
+_NOTHING: "deque[Buffered]" = deque(maxlen=0)  # of every pusher that nothing was appended for: ten thousand lie idle
+
+
+class Sent(NamedTuple):
+    """A part of a request that is on its way. `sequence` -1: the word that a session is over."""
+
+    pusher: "Pusher"
+    session: PushSession
+    sequence: int
+
+
+class PendingWork(Enum):
+    """What a pusher would say now."""
+
+    NOTHING = auto()
+    WATERMARK = auto()
+    """A watermark that rose and that no request has carried, and no record that it could ride with."""
+    REQUEST = auto()
+    """Records, a question, or that the session is over."""
+
+
+class Records(NamedTuple):
+    """Whole batches: the offsets [base_offset, end_offset). `cleaned_offset`: of the log, where some are missing."""
+
+    base_offset: int
+    end_offset: int
+    parts: tuple[Part, ...]
+    size_bytes: int
+    cleaned_offset: int = 0
+
+
+class Pusher:
+    """One partition replica with a session. `is_ready`: in its channel's queue; `is_timed`: among its timers."""
+
+    __slots__ = (
+        "_end_request",
+        "_end_sent",
+        "_lock",
+        "_memory",
+        "_queue",
+        "_shipped",
+        "_slices",
+        "_taken",
+        "alone_ms",
+        "failures",
+        "is_ready",
+        "is_timed",
+        "session",
+        "transition_end",
+        "watermark_since_ms",
+    )
+
+    def __init__(self, session: PushSession, memory: MemoryTracker) -> None:
+        self.session = session
+        self.is_ready = self.is_timed = False
+        self.failures = 0
+        """Retriable errors in a row, for the pause before the next request."""
+        self.transition_end = session.partition.leader.log.log_end_offset
+        self._memory = memory
+        self.watermark_since_ms: int | None = None
+        """Since when a watermark waits for records to ride with, if one does."""
+        self.alone_ms: int | None = None
+        """When a watermark went alone last; None while records come soon enough for the next one to wait for them."""
+        self._queue = self._taken = _NOTHING
+        self._slices: LogSlices | None = None  # while the log is read
+        self._shipped = (-1, -1)  # HWM and LSO as the last request had them
+        self._end_request: AppendRecords | None = None
+        self._end_sent: Future[bool] | None = None
+        self._lock = threading.Lock()  # of the queue: held for a few operations, never over I/O
+
+    @property
+    def tp(self) -> TopicIdPartition:
+        """Of its partition."""
+        return self.session.partition.tp
+
+    def offer(self, entry: Buffered) -> None:
+        """Records were appended."""
+        with self._lock:
+            if self.session.ended is None:
+                if self._queue is _NOTHING:
+                    # What is taken was sent, or passed over; it is released when it is acknowledged.
+                    self._queue, self._taken = deque(), deque()
+                while self._queue and self._queue[0].parts is None:
+                    self._queue.popleft()  # evicted: the log has them
+                self._queue.append(entry)
+                return
+        self._memory.release(entry)
+
+    def has_something(self) -> bool:
+        """Whether a request would say something new."""
+        return self.pending_work() is not PendingWork.NOTHING
+
+    def pending_work(self) -> PendingWork:
+        """What a request would say."""
+        if self._end_request is not None:
+            return PendingWork.REQUEST
+        leader = self.session.partition.leader
+        progress = leader.sessions[self.session.replica.index]
+        if progress.id != self.session.id or not progress.is_live:
+            return PendingWork.NOTHING
+        if progress.state in _ONE_AT_A_TIME:
+            return PendingWork.NOTHING if progress.in_flight else PendingWork.REQUEST
+        if progress.next_offset < leader.log.log_end_offset:
+            return PendingWork.REQUEST
+        is_told = (leader.high_watermark, leader.log.log_start_offset) == self._shipped
+        return PendingWork.NOTHING if is_told else PendingWork.WATERMARK
+
+    def next_part(self, bytes_max: int, *, file_bytes_max: int = 0) -> tuple[AppendRecordsPartition, Sent, int] | None:
+        """A part of a request of about so many bytes, and its size; None if there is nothing to say.
+
+        `file_bytes_max`: of records that only the log's file has; 0: None, too, if it would have to be read.
+        """
+        if self._end_request is not None:
+            farewell, self._end_request = self._end_request, None
+            return request_to_wire(self.tp, farewell, ()), Sent(self, self.session, -1), 0
+        partition, index = self.session.partition, self.session.replica.index
+        leader = partition.leader
+        with partition.lock:
+            progress = leader.sessions[index]
+            if progress.id != self.session.id or not progress.is_live or not self.has_something():
+                return None
+            start, end = progress.next_offset, leader.log.log_end_offset
+            if progress.acknowledged is None or progress.acknowledged < self.transition_end:
+                end = min(end, max(start, self.transition_end))
+                if start == end and progress.in_flight:
+                    return None  # the transition is on its way; its last answer wakes us again
+            state = progress.state
+        records = self._buffered(start, end, bytes_max) if state is not SessionState.REREADING else None
+        if records is None:
+            if not file_bytes_max:
+                return None
+            # Whether the logs agree is asked with little.
+            large = state is SessionState.PUSHING
+            found = self._from_log(start, end, file_bytes_max if large else bytes_max, state)
+            records = _in_memory(found) if found.size_bytes < min(bytes_max, _SLICE_BYTES_MIN) else found
+        with partition.lock:
+            if not progress.is_live or progress.next_offset != start:
+                return None  # cut off, or its log start moved: whoever did that wakes us again
+            _, request = sent = leader.request(index, records.base_offset, records.end_offset)
+            self._shipped, self.watermark_since_ms = (request.high_watermark, request.log_start_offset), None
+        if records.cleaned_offset:
+            request = request._replace(cleaned_offset=records.cleaned_offset)
+        part = request_to_wire(self.tp, request, records.parts)
+        return part, Sent(self, self.session, sent[0].sequence), records.size_bytes
+
+    def sent_records(self, now_ms: int, watermark_linger_ms: int) -> None:
+        """A request with records goes out: a watermark that went alone right before it should have waited."""
+        if self.alone_ms is not None and now_ms - self.alone_ms <= watermark_linger_ms:
+            self.alone_ms = None
+
+    def on_result(self, sent: Sent, result: AppendRecordsResult) -> None:
+        """The replica answered."""
+        if sent.sequence < 0:
+            self._resolve_end(told=True)
+            return
+        session = sent.session
+        session.partition.on_answer(session, sent.sequence, result)
+        progress = session.partition.leader.sessions[session.replica.index]
+        if result.error is Outcome.NONE and session.ended is None and progress.id == session.id:
+            self.failures = 0
+            self._release_below(progress.acknowledged or 0)
+            if session.on_append_records_response(result.log_end_offset, result.log_start_offset):
+                session.try_complete_delayed_requests()
+
+    def on_disconnect(self) -> None:
+        """The connection is gone; what was in flight is in the queue or in the log still."""
+        self._shipped = (-1, -1)
+        self._resolve_end(told=False)
+        self.session.partition.on_disconnect(self.session)
+
+    @property
+    def end_sent(self) -> "Future[bool]":
+        """Of a session that was ended: done when the replica was told that it is over, or there is nobody to tell."""
+        assert self._end_sent is not None, "the session was ended"
+        return self._end_sent
+
+    def end(self, reason: PushSessionEndReason) -> bool:
+        """End the session from this side; whether the replica is to be told in a request of its own."""
+        partition, index = self.session.partition, self.session.replica.index
+        self._end_sent = Future()
+        if reason.replica_is_told:
+            with partition.lock:
+                progress = partition.leader.sessions.get(index)
+                if progress is not None and progress.id == self.session.id and progress.is_live:
+                    _, request = partition.leader.request(index, progress.next_offset, progress.next_offset)
+                    self._end_request = request._replace(end_session_reason=int(reason))
+        partition.end_session(self.session, reason)
+        self.session.on_push_session_ended(reason)
+        self.drop_buffered()
+        if self._end_request is None:
+            self._resolve_end(told=False)
+        return self._end_request is not None
+
+    def drop_buffered(self) -> None:
+        """Nothing is kept for this replica any more."""
+        with self._lock:
+            entries = [*self._taken, *self._queue]
+            self._taken.clear()
+            self._queue.clear()
+        for entry in entries:
+            self._memory.release(entry)
+
+    def _resolve_end(self, *, told: bool) -> None:
+        self._end_request = None
+        if self._end_sent is not None and not self._end_sent.done():
+            self._end_sent.set_result(told)
+
+    def _release_below(self, offset: int) -> None:
+        while True:
+            with self._lock:
+                queue = self._taken or self._queue
+                if not queue or queue[0].end_offset > offset:
+                    return
+                entry = queue.popleft()
+            self._memory.release(entry)
+
+    def _buffered(self, start: int, end: int, bytes_max: int) -> Records | None:
+        """Batches of [start, end) from the queue; None where it has them not."""
+        if start >= end:
+            return Records(start, start, (), 0)
+        parts: list[Part] = []
+        at, size = start, 0
+        with self._lock:
+            queue, taken = self._queue, self._taken
+            while taken and taken[-1].end_offset > start:
+                queue.appendleft(taken.pop())  # we were sent back
+            while queue and (entry := queue[0]).end_offset <= end:
+                if entry.end_offset > at:
+                    held = entry.parts
+                    too_much = bool(parts) and size + entry.size_bytes > bytes_max
+                    if entry.base_offset != at or held is None or too_much:
+                        break
+                    parts += held
+                    at, size = entry.end_offset, size + entry.size_bytes
+                taken.append(queue.popleft())
+        return Records(start, at, tuple(parts), size) if parts else None
+
+    def _from_log(self, start: int, end: int, bytes_max: int, state: SessionState) -> Records:
+        if start >= end:
+            return Records(start, start, (), 0)
+        log = self.session.partition.log
+        # What a replica refused as corrupt is read and checked here before it goes out again.
+        if state is not SessionState.REREADING and start >= log.log_start_offset:
+            if self._slices is None:
+                self._slices = log.slices()
+            found = self._slices.read(start, end, bytes_max)
+            if found is None or found.end_offset >= end:
+                self._slices = None
+            if found is not None:
+                place = FileSlice(found.file, found.position, found.size_bytes)
+                return Records(found.base_offset, found.end_offset, (place,), found.size_bytes)
+        data = log.read(start, bytes_max)
+        leader = self.session.partition.leader
+        if not data and end <= min(leader.epoch_start_offset, log.cleaned_offset):
+            # The newest records were compacted away: there is nothing to send up to the end.
+            leader.empty_from = min(leader.empty_from, start)
+            return Records(start, end, (), 0)
+        read = whole_batches(data, start, end, log.leader_epochs)
+        return read._replace(cleaned_offset=log.cleaned_offset) if read.cleaned_offset else read
+
+
+def _in_memory(records: Records) -> Records:
+    """Little is read at once: a request for many partitions would hold as many open files until it has left."""
+    parts = [
+        part.file.read_at(part.size_bytes, part.position) if isinstance(part, FileSlice) else part  # type: ignore[attr-defined]
+        for part in records.parts
+    ]
+    return records._replace(parts=tuple(parts)) if size_of(parts) == records.size_bytes else records
+
+
+def whole_batches(data: bytes, start: int, end: int, epochs: LeaderEpochs) -> Records:
+    """What the log gave from `start` on, up to the batch that begins at or above `end`.
+
+    The log's reader has checked that they are in their places; `cleaned_offset` is where the last hole ends, 0 if there
+    is none. Raises CorruptRecordBatch for a leader epoch that the log's list contradicts: who got it would take its log
+    for another history than the leader's.
+    """
+    at, expected, behind_hole = 0, start, 0
+    base_offset = start
+    while at < len(data):
+        header = BatchHeader.parse(data, at)
+        if at and header.base_offset >= end:
+            break
+        if (why := epochs.contradiction(header.base_offset, header.leader_epoch)) is not None:
+            raise CorruptRecordBatch(f"the batch at offset {header.base_offset} has {why}")
+        if header.base_offset > expected:
+            behind_hole = header.base_offset
+        elif not at:
+            base_offset = header.base_offset  # the batch that holds it
+        at, expected = at + header.size_bytes, header.next_offset
+    if not at:
+        raise CorruptRecordBatch(f"the log holds no batch from offset {start} on, and ends at {end}")
+    view = data if at == len(data) else memoryview(data)[:at]
+    return Records(base_offset, expected, (view,), at, behind_hole)

@@ -1,0 +1,153 @@
+"""Certificates and allow list of a node that runs: read again when a file changes or somebody says so (SIGHUP).
+
+files, every 5 s; `soon` ─▶ changed? ─▶ TLS context of new connections · new rules · replays without a right end
+                                 └ what can't be read is logged, and the old one stays
+"""
+
+import logging
+import ssl
+import threading
+from calendar import timegm
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from time import strptime
+from typing import NamedTuple
+
+from pushrep.errors import BadArgument
+from pushrep.replicate.certificates import mutual_tls
+
+_LOG = logging.getLogger("pushrep.node")
+_LOOK_EVERY_S = 5.0
+_WARN_BEFORE_S = 14 * 24 * 3600
+_WARN_EVERY_S = 24 * 3600
+
+
+class CertificateFiles(NamedTuple):
+    """PEM files: a node's certificate, its key, who signs the peers'."""
+
+    cert: Path
+    key: Path
+    ca: Path
+
+    def context(self) -> ssl.SSLContext:
+        """A server's side of mutual TLS, of what the files hold now. Raises BadArgument."""
+        return mutual_tls(cert=self.cert, key=self.key, ca=self.ca, is_server=True)
+
+    def expires_s(self) -> int:
+        """When the first of certificate and CA expires, Unix time. Raises BadArgument."""
+        return min(not_after_s(self.cert), not_after_s(self.ca))
+
+
+class Reloading:
+    """Looks at `files` in a thread of its own until `stop`. reload: may raise BadArgument, which is logged.
+
+    expires_s: when a certificate expires, asked behind each look; None if there is none. now_s: the wall clock.
+    """
+
+    def __init__(
+        self,
+        files: Iterable[Path],
+        reload: Callable[[], None],
+        expires_s: Callable[[], int | None],
+        now_s: Callable[[], float],
+        look_every_s: float = _LOOK_EVERY_S,
+    ) -> None:
+        self._files, self._reload, self._expires_s, self._now_s = tuple(files), reload, expires_s, now_s
+        self._look_every_s = look_every_s
+        self._seen = self._look()
+        self._wake, self._is_stopping, self._is_asked = threading.Event(), False, False
+        self._warned_s: float | None = None
+        self._thread = threading.Thread(target=self._run, name="pushrep-node-reload", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def soon(self) -> None:
+        """Read all again, in the thread, whether or not a file looks changed; safe in a signal's handler."""
+        self._is_asked = True
+        self._wake.set()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._is_stopping = True
+        self._wake.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            self._warn()
+            self._wake.wait(self._look_every_s)
+            self._wake.clear()
+            if self._is_stopping:
+                return
+            found = self._look()
+            if found == self._seen and not self._is_asked:
+                continue
+            self._is_asked, self._seen = False, found
+            try:
+                self._reload()
+                _LOG.warning("read again: %s", ", ".join(map(str, self._files)) or "nothing, no files were given")
+            except BadArgument as error:
+                _LOG.error("what was read before stays in use: %s", error)
+            except Exception:  # noqa: BLE001 - the node goes on with what it has
+                _LOG.exception("what was read before stays in use")
+
+    def _look(self) -> list[tuple[int, int, int] | None]:
+        return [_signature(path) for path in self._files]
+
+    def _warn(self) -> None:
+        """Once a day, from two weeks before a certificate expires."""
+        expires_s, now_s = self._expires_s(), self._now_s()
+        if expires_s is None or now_s < expires_s - _WARN_BEFORE_S:
+            return
+        if self._warned_s is None or now_s >= self._warned_s + _WARN_EVERY_S:
+            self._warned_s = now_s
+            left_s = expires_s - now_s
+            state = f"expires in {left_s / 3600:.0f} h" if left_s > 0 else "has expired"
+            _LOG.warning("this node's certificate, or its CA's, %s: put a new one in its place", state)
+
+
+def _signature(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def not_after_s(path: Path) -> int:
+    """When the first certificate of a PEM file expires, Unix time. Raises BadArgument.
+
+    X.509 (RFC 5280, 4.1): Certificate { tbsCertificate { [0] version?, serial, signature, issuer, validity { notBefore,
+    notAfter } ... } }, in DER.
+    """
+    try:
+        text = path.read_text(encoding="ascii", errors="replace")
+        begin = text.index("-----BEGIN CERTIFICATE-----")
+        end = text.index("-----END CERTIFICATE-----", begin)
+        data = ssl.PEM_cert_to_DER_cert(text[begin:end] + "-----END CERTIFICATE-----\n")
+        parts = _children(_children(data)[0][1])
+        parts = _children(parts[0][1]) if parts[0][0] == 0x30 else parts
+        if parts[0][0] == 0xA0:
+            parts = parts[1:]
+        kind, value = _children(parts[3][1])[1]
+        written = value.decode("ascii")
+        return timegm(strptime(written, "%y%m%d%H%M%SZ" if kind == 0x17 else "%Y%m%d%H%M%SZ"))
+    except (OSError, ValueError, IndexError) as error:
+        raise BadArgument("cert", f"{path}: when it expires can't be read: {error}") from error
+
+
+def _children(data: bytes) -> list[tuple[int, bytes]]:
+    """Tag and content of each DER element in `data`. Raises ValueError, IndexError."""
+    found, at = [], 0
+    while at < len(data):
+        tag, length, at = data[at], data[at + 1], at + 2
+        if length & 0x80:
+            count = length & 0x7F
+            length, at = int.from_bytes(data[at : at + count]), at + count
+        if at + length > len(data):
+            raise ValueError("a part ends behind the whole")
+        found.append((tag, data[at : at + length]))
+        at += length
+    return found

@@ -1,0 +1,199 @@
+"""Repair among members: a segment that one of them found damaged is put together anew with another's batches.
+
+    the replica's   DescribeDamage ─▶ segments ─ RepairRecords with what our log has, from where it asks ─▶ whole
+    our own         found by our scrub ─ FetchRecords from where the repair asks ─▶ log.repair_segment ─▶ whole
+
+Sessions, watermarks and the in-sync set do not change by it. A replica that does not speak these calls is not asked;
+our own segments are fetched from it all the same. Whoever repairs proves what came (pushrep/log/segment_repair.py).
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from uuid import UUID
+
+from pushrep.election.grants import Grant
+from pushrep.errors import PushrepError
+from pushrep.log import CorruptBatch, SegmentLog
+from pushrep.log.errors import RepairRefused
+from pushrep.log.scrub import ScrubFinding
+from pushrep.replicate.errors import ReplicaUnreachable
+from pushrep.replicate.pusher import whole_batches
+from pushrep.replicate.replica_client import ReplicaClient
+from pushrep.replicate.settings import Replica
+from pushrep.topic_id_partition import TopicIdPartition
+from pushrep.wire.calls import ApiKey
+from pushrep.wire.error_codes import ErrorCode
+from pushrep.wire.push_messages import (
+    DamagedSegment,
+    DescribeDamageRequest,
+    DescribeDamageResponse,
+    DescribeLogRequest,
+    DescribeLogResponse,
+    FetchRecordsRequest,
+    FetchRecordsResponse,
+    RepairRecordsRequest,
+    RepairRecordsResponse,
+)
+from pushrep.wire.values import OFFSET_MAX, Records
+
+_LOG = logging.getLogger("pushrep.push")
+_PIECE_BYTES = 1 << 20
+_REMEDY = "start a member that holds these records, or stop this one and run pushrep log repair --from-copy"
+
+
+class Repairs:
+    """The repairs of one outbox's logs by the member that leads. Thread-safe: each replica is looked at in its thread.
+
+    logs: the leader's own. gave_up: asked between two pieces; what is left waits for the next look then.
+    """
+
+    def __init__(self, outbox_id: UUID, grant: Grant, logs: Mapping[TopicIdPartition, SegmentLog]) -> None:
+        self._outbox_id, self._grant, self._logs = outbox_id, grant, logs
+        self._own_turn = threading.Lock()
+        self.own_trouble: dict[TopicIdPartition, str] = {}
+        """Why segments of our own are damaged still, by the member that was asked last."""
+
+    def repair(self, replica: Replica, client: ReplicaClient, gave_up: Callable[[], bool]) -> str | None:
+        """Repair what this replica found, then what was found here; why something of the replica's is damaged still.
+
+        Raises ReplicaUnreachable.
+        """
+        trouble = None
+        if client.speaks(ApiKey.REPAIR_RECORDS):
+            trouble = self._theirs(replica, client, gave_up)
+        found = [(tp, log) for tp, log in self._logs.items() if log.scrub.status.findings]
+        damaged = [(tp, one) for tp, log in found for one in log.damaged_segments]
+        if damaged and self._own_turn.acquire(blocking=False):
+            try:
+                self._ours(replica, client, damaged, gave_up)
+            finally:
+                self._own_turn.release()
+        if not damaged:
+            self.own_trouble = {}
+        return trouble
+
+    def _theirs(self, replica: Replica, client: ReplicaClient, gave_up: Callable[[], bool]) -> str | None:
+        answer = client.ask(DescribeDamageRequest(outbox_id=self._outbox_id), DescribeDamageResponse)
+        if answer.error_code is not ErrorCode.NONE:
+            return f"its damage is not known: {answer.error_message or answer.error_code.meaning}"
+        troubles = []
+        for one in answer.segments:
+            if one.tp not in self._logs or gave_up():
+                continue
+            why_not = self._push(client, self._logs[one.tp], one, gave_up)
+            where = f"segment {one.base_offset} of {one.tp}, damaged from offset {one.offset} on"
+            if why_not is None:
+                _LOG.warning("%s: %s, is repaired", replica, where)
+            else:
+                troubles.append(f"{where} ({one.reason}), is not repaired: {why_not}")
+                _LOG.log(_level(gave_up), "%s: %s", replica, troubles[-1])
+        return "; ".join(troubles) or None
+
+    def _push(
+        self, client: ReplicaClient, log: SegmentLog, one: DamagedSegment, gave_up: Callable[[], bool]
+    ) -> str | None:
+        """Give the replica what it asks for; why it is not whole then."""
+        records, last = Records(), -1
+        while not gave_up():
+            request = RepairRecordsRequest(
+                outbox_id=self._outbox_id,
+                tp=one.tp,
+                grant_epoch=self._grant.epoch,
+                base_offset=one.base_offset,
+                generation=self._grant.generation,
+                records=records,
+            )
+            answer = client.ask(request, RepairRecordsResponse)
+            if answer.error_code is not ErrorCode.NONE:
+                return answer.error_message or answer.error_code.meaning
+            wanted = answer.wanted_offset
+            if wanted < 0:
+                return None
+            if wanted == last:
+                return f"it asks for offset {wanted} again and again"
+            last = wanted
+            try:
+                records = _read(log, wanted)
+            except (OSError, PushrepError) as error:
+                return f"the leader's log can't give offset {wanted}: {error}"
+        return "it goes on later"
+
+    def _ours(
+        self,
+        replica: Replica,
+        client: ReplicaClient,
+        damaged: list[tuple[TopicIdPartition, ScrubFinding]],
+        gave_up: Callable[[], bool],
+    ) -> None:
+        troubles: dict[TopicIdPartition, list[str]] = {}
+        for tp, one in damaged:
+            where = f"{one.segment}, damaged from offset {one.offset} on, of [{one.base_offset}, {one.end_offset})"
+            try:
+                self._fetch(client, tp, one, gave_up)
+            except ReplicaUnreachable:
+                raise
+            except (OSError, PushrepError) as error:
+                why = f"{where} ({one.reason}), is not repaired by {replica}: {error}"
+                troubles.setdefault(tp, []).append(why)
+                _LOG.log(_level(gave_up), "%s: %s; %s", tp, why, _REMEDY)
+            else:
+                _LOG.warning("%s: %s, is repaired with the batches of %s", tp, where, replica)
+        self.own_trouble = {tp: f"{'; '.join(of_log)}; {_REMEDY}" for tp, of_log in troubles.items()}
+
+    def _fetch(
+        self, client: ReplicaClient, tp: TopicIdPartition, one: ScrubFinding, gave_up: Callable[[], bool]
+    ) -> None:
+        """Raises RepairRefused, ReplicaUnreachable, OSError."""
+        described = client.ask(
+            DescribeLogRequest(outbox_id=self._outbox_id, member=self._grant.leader, partitions=(tp,)),
+            DescribeLogResponse,
+        )
+        if described.error_code is not ErrorCode.NONE:
+            raise RepairRefused(described.error_message or described.error_code.meaning)
+        repair = self._logs[tp].repair_segment(one.base_offset)
+        if repair is None:
+            return
+        with closing(repair):
+            last = (-1, 0)
+            while not repair.is_done:
+                wanted, taken = repair.wanted, repair.taken_bytes  # it may begin again at the same offset
+                if (wanted, taken) == last:
+                    raise RepairRefused(f"it gave nothing that helps at offset {wanted}")
+                if gave_up():
+                    raise RepairRefused("it goes on later")
+                last = (wanted, taken)
+                answer = self._fetched(client, tp, wanted)
+                if answer.error_code is not ErrorCode.NONE or not answer.records:
+                    why = answer.error_message or answer.error_code.meaning
+                    raise RepairRefused(f"it gave no records at offset {wanted}: {why}")
+                repair.add(bytes(answer.records[0]))  # type: ignore[arg-type]  # off the wire they are bytes
+
+    def _fetched(self, client: ReplicaClient, tp: TopicIdPartition, offset: int) -> FetchRecordsResponse:
+        for max_bytes in (_PIECE_BYTES, 1):  # its own damage may lie a little further on
+            request = FetchRecordsRequest(
+                tp=tp,
+                grant_epoch=self._grant.epoch,
+                offset=offset,
+                max_bytes=max_bytes,
+                generation=self._grant.generation,
+            )
+            answer = client.ask(request, FetchRecordsResponse)
+            if answer.error_code is not ErrorCode.CORRUPT_MESSAGE:
+                break
+        return answer
+
+
+def _level(gave_up: Callable[[], bool]) -> int:
+    """What another look goes on with is no trouble."""
+    return logging.DEBUG if gave_up() else logging.ERROR
+
+
+def _read(log: SegmentLog, offset: int) -> Records:
+    """As many batches as are whole, or one. Raises PushrepError, OSError."""
+    try:
+        data = log.read_to_repair(offset, _PIECE_BYTES)
+    except CorruptBatch:
+        data = log.read_to_repair(offset, 1)
+    return whole_batches(data, offset, OFFSET_MAX, log.leader_epochs).parts

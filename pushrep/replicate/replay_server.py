@@ -1,0 +1,498 @@
+"""ReplayServer: all replays of a node in one thread; a session is not a thread, and an idle one is a timer.
+
+    node_connections.py ─ adopt ─▶ Line ─▶ calls (replay_calls.py) ─▶ worker: opens logs, looks up times, keeps house
+    appends ─ changed ─▶ sessions of that log are ready                      └──── post ────▶ answers, sessions
+    ready: | session | session | ... |   each its turn, one block, then to the end of the queue: all get the same
+    timers: heartbeats, time to attach, liveness, rates
+
+Whatever its disk makes a turn wait for, all sessions wait for; what is likely to take long is done by the worker.
+
+`DiskWorker`: a thread for what waits for the disk: opening logs, looking up times, cutting, deleting, job by job.
+
+It is started with the first job, so that a node without replays has none.
+
+`Watched`: which sessions read which log, so that news of a log wakes them and nobody else.
+"""
+
+import logging
+import random
+import ssl
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from heapq import heappop, heappush
+from typing import TypeAlias
+
+from pushrep.env import Clock, Network, Poller, Thread, Threads
+from pushrep.errors import PushrepError
+from pushrep.replay import events as e
+from pushrep.replay.counters import ReplayCounters, Totals
+from pushrep.replay.limits import LOG_BOUNDS, tip_of
+from pushrep.replay.local import Counters
+from pushrep.replay.model import LogSnapshot, ReplaySettings
+from pushrep.replay.session import ReplaySession
+from pushrep.replay.sessions import ReplaySessions
+from pushrep.replay.slices import OpenSegments
+from pushrep.replay.states import ReplayState
+from pushrep.replicate.replay_calls import ReplayCalls
+from pushrep.replicate.replay_line import Handed, Line
+from pushrep.replicate.replay_recordings import KeptRecording, Marker, Recordings
+from pushrep.replicate.replay_session import ServedSession
+from pushrep.topic_id_partition import TopicIdPartition
+from pushrep.wire.calls import ApiKey
+from pushrep.wire.errors import ProtocolError
+from pushrep.wire.server import Call, Told
+
+_LOG = logging.getLogger("pushrep.node")
+
+
+class DiskWorker:
+    """Does jobs in order. `do` and `stop` may come from any thread; a job's errors are its own."""
+
+    def __init__(self, threads: Threads, name: str) -> None:
+        self._threads, self._name = threads, name
+        self._changed = threads.condition()
+        self._jobs: deque[Callable[[], None]] = deque()
+        self._thread: Thread | None = None
+        self._is_stopped = False
+
+    def do(self, job: Callable[[], None]) -> None:
+        """Have it done; after `stop` nothing is."""
+        with self._changed:
+            if self._is_stopped:
+                return
+            self._jobs.append(job)
+            if self._thread is None:
+                self._thread = self._threads.thread(self._run, self._name)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Finish the job that runs, forget the others."""
+        with self._changed:
+            self._is_stopped = True
+            self._jobs.clear()
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._jobs or self._is_stopped)
+                if self._is_stopped:
+                    return
+                job = self._jobs.popleft()
+            try:
+                job()
+            except Exception:  # noqa: BLE001 - a fault of one job ends no other
+                _LOG.exception("a job of %s failed", self._name)
+
+
+Looks: TypeAlias = tuple[LogSnapshot, Marker]
+"""What readers see of a log, and whether it is the same one."""
+
+
+class Watched:
+    """Logs and their sessions. For the server's thread, but for `has` and `note`."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[TopicIdPartition, dict[int, ServedSession]] = {}
+        self._log_of: dict[int, TopicIdPartition] = {}
+        self._looks: dict[TopicIdPartition, Looks] = {}
+        self._changed: set[TopicIdPartition] = set()
+
+    def has(self, tp: TopicIdPartition) -> bool:
+        """Whether anybody reads it. Any thread."""
+        return tp in self._sessions
+
+    def mark_changed(self, tp: TopicIdPartition) -> bool:
+        """It has changed; False if that is known. Any thread."""
+        if tp in self._changed:
+            return False
+        self._changed.add(tp)
+        return True
+
+    def add(self, tp: TopicIdPartition, served: ServedSession) -> None:
+        """`served` reads it from now on."""
+        self._sessions.setdefault(tp, {})[served.session.id] = served
+        self._log_of[served.session.id] = tp
+
+    def remove(self, served: ServedSession) -> None:
+        """It reads nothing any more."""
+        tp = self._log_of.pop(served.session.id, None)
+        if tp is None:
+            return
+        self._sessions[tp].pop(served.session.id, None)
+        if not self._sessions[tp]:
+            del self._sessions[tp]
+            self._looks.pop(tp, None)
+
+    def of(self, tp: TopicIdPartition) -> list[ServedSession]:
+        """Who reads it."""
+        return list(self._sessions.get(tp, {}).values())
+
+    def news(self) -> Iterator[ServedSession]:
+        """The sessions of logs that were noted since the last call."""
+        while self._changed:
+            yield from self._moved(self._changed.pop())  # taken off before anybody looks: what comes then is noted anew
+
+    def moved(self) -> Iterator[ServedSession]:
+        """The sessions of logs that look different from the last call, and those that wait for a log's stop."""
+        for tp in list(self._sessions):
+            yield from self._moved(tp)
+
+    def _moved(self, tp: TopicIdPartition) -> Iterator[ServedSession]:
+        sessions = self.of(tp)
+        if not sessions:
+            return
+        looks = None
+        with suppress(PushrepError, OSError):  # their next turn meets it, too
+            source = sessions[0].source
+            looks = (source.facts(with_liveness=False), source.marker())
+        before = self._looks.get(tp)
+        if looks is not None:
+            self._looks[tp] = looks
+        is_all_news = looks is None or before is None or not _has_only_grown(before, looks)
+        facts = looks[0] if looks is not None and looks != before else None
+        for served in sessions:
+            if is_all_news or _is_for(served.session, facts):
+                yield served
+
+
+def _is_for(session: ReplaySession, facts: LogSnapshot | None) -> bool:
+    """Whether it may read further in a log that is so now (None: as before), or that can't be told from here."""
+    bound = session.plan.bound
+    if bound not in LOG_BOUNDS or session.wants_liveness:  # a counter moves by itself, and so does a writer's life
+        return True
+    return facts is not None and tip_of(facts, bound, None).bound != session.tip
+
+
+def _has_only_grown(before: Looks, now: Looks) -> bool:
+    """Then who is told is who may read further: of each append some hear twice, and only one of the two is for them."""
+    (facts, marker), (facts_now, marker_now) = before, now
+    return marker == marker_now and facts.start == facts_now.start and facts.written <= facts_now.written
+
+
+_LOG = logging.getLogger("pushrep.node")
+_WAIT_S = 0.1
+_LOOK_MS = 500
+"""So often logs with replays are looked at without a sign of theirs: what is flushed in the background gives none."""
+
+REPLAY_CALLS = frozenset(
+    {
+        ApiKey.START_REPLAY, ApiKey.ATTACH, ApiKey.STOP_REPLAY, ApiKey.DESCRIBE_RECORDINGS,
+        ApiKey.EXTEND, ApiKey.TRUNCATE, ApiKey.PURGE, ApiKey.DELETE,
+    }
+)  # fmt: skip
+"""A connection that asks one of these is the replay server's from then on."""
+
+
+class ReplayServer:
+    """The replays of one node. `adopt`, `changed`, `post`, `counters` and `stop` may come from any thread."""
+
+    def __init__(
+        self,
+        recordings: Recordings,
+        settings: ReplaySettings,
+        counters: Counters,
+        *,
+        network: Network,
+        clock: Clock,
+    ) -> None:
+        self.recordings, self.named_counters = recordings, counters
+        self.sessions = ReplaySessions(settings, random.SystemRandom().getrandbits)
+        self.worker = DiskWorker(network.threads, "pushrep-node-replay-disk")
+        self.files = OpenSegments(recordings.store.filesystem)
+        self.served: dict[int, ServedSession] = {}
+        self.watched = Watched()
+        self._totals = Totals()
+        self._network, self._clock = network, clock
+        self._calls = ReplayCalls(self)
+        self._lines: set[Line] = set()
+        self._posted: deque[Callable[[], None]] = deque()
+        self._ready: deque[ServedSession] = deque()
+        self._is_ready: set[int] = set()
+        self._timers: list[tuple[int, int]] = []
+        self._due: dict[int, int] = {}
+        self._looked_ms = 0
+        self._stopping = self._is_over = False
+        self._poller: Poller | None = None
+        self._thread: Thread | None = None
+        self._waking = threading.Lock()
+        self._start_lock = network.threads.condition()
+
+    # ---- any thread
+
+    def adopt(self, handed: Handed) -> None:
+        """Serve this connection from now on."""
+        with self._start_lock:
+            if self._thread is None and not self._stopping:
+                self._poller = self._network.poller()
+                self._thread = self._network.threads.thread(self._run, "pushrep-node-replay")
+                self._thread.start()
+        if self._stopping:
+            handed.closed()
+            return
+        self.post(lambda: self._begin(handed))
+
+    def post(self, job: Callable[[], None]) -> None:
+        """Do it in the server's thread, soon."""
+        self._posted.append(job)
+        self._wake()
+
+    def changed(self, tp: TopicIdPartition) -> None:
+        """Readers may see something new in this log. Waits for nothing."""
+        if self.watched.has(tp) and self.watched.mark_changed(tp):
+            self._wake()
+
+    def post_and_wait(self, recording: KeptRecording, event: e.Event) -> int:
+        """Tell all sessions of a recording; how many that ended. For the worker's thread."""
+        return self._count_ended(lambda: list(self.watched.of(recording.entry.tp)), event)
+
+    def stop_session(self, session_id: int) -> bool:
+        """End a session, whoever began it; whether it ran. For any thread but the server's, which it waits for."""
+        return bool(self._count_ended(lambda: [one for one in [self.served.get(session_id)] if one], e.Stop()))
+
+    def _count_ended(self, chosen: Callable[[], list[ServedSession]], event: e.Event) -> int:
+        if self._thread is None:
+            return 0
+        done, ended = self._network.threads.event(), [0]
+
+        def tell() -> None:
+            for served in chosen():
+                before = served.session.end_reason
+                served.handle(event)
+                ended[0] += before is None and served.session.end_reason is not None
+            done.set()
+
+        self.post(tell)
+        while not self._is_over and not done.wait(_WAIT_S):
+            pass
+        return ended[0]
+
+    def recheck(self) -> None:
+        """The allow list has changed: sessions end that may not be read any more."""
+        if self._thread is not None:
+            self.post(self._end_unauthorised)
+
+    def _end_unauthorised(self) -> None:
+        access = self.recordings.access
+        for served in list(self.served.values()):
+            if not access.may(served.identity, ApiKey.START_REPLAY, served.outbox_id):
+                access.refused(served.identity, ApiKey.START_REPLAY, served.outbox_id)
+                served.handle(e.Stop())
+
+    def sessions_of(self, recording: KeptRecording) -> int:
+        """How many there are. Any thread."""
+        return len(self.watched.of(recording.entry.tp))
+
+    def counters(self) -> ReplayCounters:
+        """What has been going on, as a plain value."""
+        return self._totals.snapshot(self.sessions, self.now_ms())
+
+    def stop(self) -> None:
+        """End every session, tell the subscribers, hang up. Before the logs are closed."""
+        with self._start_lock:
+            self._stopping = True
+        if self._thread is not None:
+            self.post(lambda: None)
+            self._thread.join()
+        self.worker.stop()
+        with self._waking:
+            poller, self._poller = self._poller, None
+        if poller is not None:
+            poller.close()
+
+    def _wake(self) -> None:
+        with self._waking:  # a poller that is closed has given its descriptors to others
+            if self._poller is not None:
+                self._poller.wake()
+
+    # ---- its own thread: what calls and sessions use
+
+    def now_ms(self) -> int:
+        """The monotonic clock."""
+        return self._clock.monotonic_ms()
+
+    def counter(self, bound: str) -> int | None:
+        """The value of the counter of that name; None if there is none, or it closed."""
+        ask = self.named_counters.get(bound)
+        return ask() if ask is not None else None
+
+    def handle(self, session: ReplaySession, event: e.Event) -> list[e.Effect]:
+        """Give a session an event."""
+        return self.sessions.handle(session, event, self.now_ms())
+
+    def on_disk(self, job: Callable[[], None]) -> None:
+        """Do it in the worker's thread."""
+        self.worker.do(job)
+
+    def ready(self, served: ServedSession) -> None:
+        """It wants a turn."""
+        if served.session.id not in self._is_ready:
+            self._is_ready.add(served.session.id)
+            self._ready.append(served)
+
+    def keep(self, served: ServedSession, recording: KeptRecording) -> None:
+        """A session in INIT."""
+        self.served[served.session.id] = served
+        self.watched.add(recording.entry.tp, served)
+        self.schedule(served)
+
+    def forget(self, served: ServedSession) -> None:
+        """It is DONE; a subscriber that did not take its end is hung up on."""
+        self.served.pop(served.session.id, None)
+        self._due.pop(served.session.id, None)
+        self.watched.remove(served)
+        self._totals.ended(served.session)
+        line = served.line
+        if line is not None and line.is_open and not line.is_idle:
+            self.flush(line)
+            if line.is_open and not line.is_idle and served.session.state is ReplayState.DONE:
+                self._close_if_stuck(line)
+
+    def schedule(self, served: ServedSession) -> None:
+        """A turn at the time it asks for, at the latest."""
+        session_id, due_ms = served.session.id, served.next_turn_ms
+        if session_id in self.served and due_ms < self._due.get(session_id, due_ms + 1):
+            self._due[session_id] = due_ms
+            heappush(self._timers, (due_ms, session_id))
+
+    def flush(self, line: Line) -> None:
+        """Send what waits there, as far as the network takes it."""
+        try:
+            line.flush()
+        except OSError as error:
+            self._hang_up(line, error)
+            return
+        self._watch_line(line)
+
+    # ---- inside
+
+    def _run(self) -> None:
+        assert self._poller is not None, "it is made before the thread"
+        while not self._stopping:
+            self._do_posted()
+            self._find_work()
+            self._take_turns()
+            for found in self._poller.select(self._wait_s()):
+                self._serve(found.data)
+        try:
+            self._end()
+        finally:
+            self._is_over = True
+
+    def _wait_s(self) -> float:
+        if self._ready or self._posted:
+            return 0
+        now_ms = self.now_ms()
+        due_ms = self._timers[0][0] if self._timers else now_ms + 60_000
+        if self.served:
+            due_ms = min(due_ms, self._looked_ms + _LOOK_MS)
+        return max(0, due_ms - now_ms) / 1000
+
+    def _do_posted(self) -> None:
+        for _ in range(len(self._posted)):
+            job = self._posted.popleft()
+            try:
+                job()
+            except Exception:  # noqa: BLE001 - a fault of ours with one session ends no other
+                _LOG.exception("a job of the replay server failed")
+
+    def _find_work(self) -> None:
+        """Find the sessions that have something to do: by news of their logs, by time."""
+        now_ms = self.now_ms()
+        for served in self.watched.news():
+            self.ready(served)
+        if now_ms - self._looked_ms >= _LOOK_MS:
+            self._looked_ms = now_ms
+            for served in self.watched.moved():
+                self.ready(served)
+        while self._timers and self._timers[0][0] <= now_ms:
+            due_ms, session_id = heappop(self._timers)
+            due = self.served.get(session_id)
+            if due is None or self._due.get(session_id) != due_ms:
+                continue
+            del self._due[session_id]
+            if due.next_turn_ms <= now_ms:
+                self.ready(due)
+            else:
+                self.schedule(due)
+
+    def _take_turns(self) -> None:
+        for _ in range(len(self._ready)):
+            served = self._ready.popleft()
+            self._is_ready.discard(served.session.id)
+            if served.session.id not in self.served:
+                continue
+            try:
+                served.turn()
+            except Exception:  # noqa: BLE001 - as above
+                _LOG.exception("a replay session failed")
+                served.handle(e.SubscriberGone())
+                if served.line is not None:
+                    self._hang_up(served.line, None)
+            self.schedule(served)
+
+    def _begin(self, handed: Handed) -> None:
+        line = Line(handed)
+        self._lines.add(line)
+        assert self._poller is not None, "it runs"
+        self._poller.register(line.socket, line.mask, line)
+        self._dispatch(line, list(handed.calls))
+        self._serve(line)  # TLS may have read more than was asked for
+
+    def _serve(self, line: Line) -> None:
+        if not line.is_open:
+            return
+        try:
+            line.flush()
+            calls = line.receive()
+        except ProtocolError as error:
+            _LOG.warning("%s is cut off: %s", line.name, error.reason)
+            self._hang_up(line, None)
+        except (OSError, ssl.SSLError) as error:
+            self._hang_up(line, error)
+        else:
+            self._dispatch(line, calls)
+            self._watch_line(line)
+
+    def _dispatch(self, line: Line, calls: list[Call | Told]) -> None:
+        for call in calls:
+            try:
+                self._calls.dispatch(line, call)
+            except Exception:  # noqa: BLE001 - a fault of ours ends one connection, not the server
+                _LOG.exception("%s is cut off", line.name)
+                self._hang_up(line, None)
+                return
+
+    def _watch_line(self, line: Line) -> None:
+        wanted = line.wanted_mask
+        if line.is_open and wanted != line.mask and self._poller is not None:
+            line.mask = wanted
+            self._poller.modify(line.socket, wanted, line)
+
+    def _close_if_stuck(self, line: Line) -> None:
+        if not any(served.line is line for served in self.served.values()):
+            self._hang_up(line, None)
+
+    def _hang_up(self, line: Line, error: Exception | None) -> None:
+        if not line.is_open:
+            return
+        if error is not None:
+            _LOG.info("%s went: %s", line.name, error)
+        self._lines.discard(line)
+        assert self._poller is not None, "lines are met while it runs"
+        self._poller.unregister(line.socket)
+        line.close()
+        for served in [served for served in self.served.values() if served.line is line]:
+            served.handle(e.SubscriberGone())
+
+    def _end(self) -> None:
+        for served in list(self.served.values()):
+            served.node_stops()
+        for line in list(self._lines):
+            self._hang_up(line, None)
+        self.files.close()

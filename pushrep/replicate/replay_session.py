@@ -1,0 +1,355 @@
+"""ServedSession: a ReplaySession over a log of this node, for a subscriber at the other end of a Line.
+
+    turn ─▶ ReadBlock ─▶ headers ─▶ BlockRead ─▶ SendBlock ─▶ ReplayData: a header and slices of files ─▶ Sent
+
+What is under way costs its header and the places of its bytes, however slow the subscriber is.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol
+from uuid import UUID
+
+from pushrep.log import CorruptBatch, Lease, LeaseBroken, LogClosed, NotALog, OffsetOutOfRange
+from pushrep.records import CorruptRecordBatch
+from pushrep.replay import events as e
+from pushrep.replay.model import LogSnapshot
+from pushrep.replay.session import ReplaySession
+from pushrep.replay.slices import FoundBatch, NoBatchThere, OpenSegment, OpenSegments, SliceReader
+from pushrep.replay.states import ReplayState
+from pushrep.replicate.replay_line import Line
+from pushrep.replicate.replay_recordings import NodeSource
+from pushrep.wire import replay_messages as wire
+from pushrep.wire.calls import HOLES_SINCE
+from pushrep.wire.error_codes import ErrorCode
+from pushrep.wire.replay_messages import ReplayEndReason
+from pushrep.wire.server import Call
+from pushrep.wire.values import Struct
+
+READ_ERRORS = (OffsetOutOfRange, CorruptBatch, CorruptRecordBatch, LogClosed, NotALog, OSError)
+_LOOKS_MAX = 50
+"""So often, a few ms apart, a batch is looked for that should be there: a cut that is under way takes a moment."""
+_LOOK_AGAIN_MS, _SETTLED_MS = 10, 2_000
+
+
+class Server(Protocol):
+    """What a session needs of the server around it; all of it in the server's thread, but for `post`."""
+
+    def now_ms(self) -> int: ...
+    def handle(self, session: ReplaySession, event: e.Event) -> list[e.Effect]: ...
+    def counter(self, bound: str) -> int | None: ...
+    def ready(self, served: "ServedSession") -> None:
+        """It wants a turn."""
+        ...
+
+    def forget(self, served: "ServedSession") -> None:
+        """It is DONE."""
+        ...
+
+    def flush(self, line: Line) -> None:
+        """Something is to be sent there."""
+        ...
+
+    def post(self, job: Callable[[], None]) -> None:
+        """Do it in the server's thread, soon. From any thread."""
+        ...
+
+    def on_disk(self, job: Callable[[], None]) -> None:
+        """Do it in the worker's thread."""
+        ...
+
+
+class ServedSession:
+    """One session. For the server's thread, but for `open`, which the worker does."""
+
+    def __init__(self, session: ReplaySession, source: NodeSource, files: OpenSegments, server: Server) -> None:
+        self.session, self.source = session, source
+        self.line: Line | None = None
+        self.identity = ""
+        """Who began it: nobody else may attach to it."""
+        self.outbox_id: UUID | None = None
+        """Whose log it reads."""
+        self.not_before_ms = 0
+        """A turn before that would do nothing."""
+        self._server, self._slices = server, SliceReader(source.path, source.filesystem, files)
+        self._slices.forget()  # while nobody read here the log may have been cut, or deleted and begun anew
+        self._call: Call | None = None
+        self._lease: Lease | None = None
+        self._found: list[FoundBatch] = []
+        self._held: list[OpenSegment] = []
+        self._looks = 0
+        self._is_cut = False
+        self._marker = source.marker()
+        self._sent_to = session.position  # what was sent ends there; between it and the position lie holes
+        self._before: int | None = None
+        """Leader epoch of the record before the position."""
+        self._facts: LogSnapshot | None = None
+
+    @property
+    def next_turn_ms(self) -> int:
+        """See ReplaySession; a look that has to be taken again comes first."""
+        return self.not_before_ms if self._looks or self._is_cut else self.session.next_turn_ms
+
+    # ---- opening: the worker's thread
+
+    def open(self) -> e.Event:
+        """Take the lease and look at what stands at the position: what the session is told of it."""
+        position = self.session.position
+        try:
+            self._lease = self.source.lease(position, self._on_lease_broken)
+            opened = self.source.opened_at(position, self.source.facts(with_liveness=False))
+        except LeaseBroken as error:
+            return e.OpenFailed(ErrorCode.LEASE_BROKEN, str(error))
+        except READ_ERRORS as error:
+            failure = self.source.failure(error, position, self.source.facts(with_liveness=False))
+            code = failure.code if isinstance(failure, e.ReadFailed) else ErrorCode.UNKNOWN_RECORDING
+            return e.OpenFailed(code, str(error))
+        self._before = opened.epoch_before
+        return opened
+
+    def _on_lease_broken(self, reason: str) -> None:
+        self._server.post(lambda: self._lease_gone(reason))
+
+    # ---- the server's thread
+
+    def attach(self, line: Line, call: Call, credit_bytes: int) -> None:
+        """Its one subscriber is there."""
+        self.line, self._call = line, call
+        self.handle(e.SubscriberAttached(credit_bytes))
+
+    def handle(self, event: e.Event) -> list[e.Effect]:
+        """Hand it an event and do what it wants done; what that was."""
+        if isinstance(event, e.Truncated):
+            self._slices.forget()
+        effects = self._server.handle(self.session, event)
+        self.carry_out(effects)
+        if event.kind in _WAKING and self.session.state is ReplayState.REPLAY:
+            self._server.ready(self)
+        return effects
+
+    def never_opened(self) -> None:
+        """It was DONE before `open` was: what that took is given back."""
+        if self._lease is not None:
+            self._lease.release()
+        self.source.close()
+
+    def node_stops(self) -> None:
+        """Its subscriber is to come again when the node is back."""
+        end = e.SendEnd(ReplayEndReason.STOPPED, self.session.position, ErrorCode.NODE_STOPPING, "the node stops")
+        if self.session.state is ReplayState.REPLAY:
+            self._send(self._end_to_wire(end))
+        self.handle(e.SubscriberGone())
+
+    def turn(self) -> None:
+        """Its turn: one block at most."""
+        if self.session.state is ReplayState.REPLAY and self._server.now_ms() < self.not_before_ms:
+            return
+        try:
+            self._facts = self.source.facts(with_liveness=self.session.wants_liveness)
+            if self._was_cut(self._facts):
+                return
+        except READ_ERRORS as error:
+            self.handle(self._failure(error))
+            return
+        counter = self._server.counter(self.session.plan.bound)
+        self.carry_out(self._server.handle(self.session, e.Turn(self._facts, counter)))
+
+    def carry_out(self, effects: list[e.Effect]) -> None:
+        """Do what the session wants done."""
+        for effect in effects:
+            self._carry_out(effect)
+
+    def _carry_out(self, effect: e.Effect) -> None:
+        match effect:
+            case e.ReadBlock():
+                self._read(effect)
+            case e.SendBlock():
+                self._send_block(effect)
+            case e.Heartbeat():
+                self._beat(effect)
+            case e.RenewLease():
+                self._renew(effect.offset)
+            case e.ReleaseLease():
+                if self._lease is not None:
+                    self._lease.release()
+            case e.SendEnd():
+                self._send(self._end_to_wire(effect), self._end_sent)
+            case e.Forget():
+                self._release()
+                self._server.forget(self)
+            case _:
+                pass  # Started and Refuse: whoever asked for the session answers
+
+    def _read(self, wanted: e.ReadBlock) -> None:
+        assert self._facts is not None, "a turn has looked"
+        try:
+            found = self._slices.read(
+                wanted.position,
+                wanted.limit,
+                wanted.max_bytes,
+                want_offsets=wanted.want_offsets,
+                written=self._facts.written,
+            )
+        except NoBatchThere as error:
+            self._look_again(wanted, error)
+            return
+        except READ_ERRORS as error:
+            self.handle(self._failure(error))
+            return
+        self._found, self._looks = found, 0
+        self.handle(e.BlockRead(tuple(one.span for one in found)))
+
+    def _look_again(self, wanted: e.ReadBlock, error: NoBatchThere) -> None:
+        self._slices.forget()
+        self._looks += 1
+        if self._looks > _LOOKS_MAX:
+            self.handle(e.ReadFailed(ErrorCode.CORRUPT_MESSAGE, str(error), error.segment))
+            return
+        self.not_before_ms = self._server.now_ms() + _LOOK_AGAIN_MS
+        self.handle(e.BlockRead((), wanted.position))
+
+    def _send_block(self, block: e.SendBlock) -> None:
+        going = self._found[: block.spans]
+        is_behind_hole = max(block.start, self._slices.behind_hole) > self._sent_to
+        has_hole = is_behind_hole or block.end > going[-1].span.next_offset
+        cleaned_offset = self._slices.cleaned_offset if has_hole else 0
+        if cleaned_offset and not self._may_have_holes():
+            return
+        self._sent_to = block.end
+        self._slices.rewind(self._found, block.spans)
+        self._before, self._found = going[-1].leader_epoch, []
+        try:
+            pieces = self._slices.slices(going, self._held)
+        except OSError as error:
+            self.handle(self._failure(error))
+            return
+        data = wire.ReplayData(
+            session_id=self.session.id,
+            start_offset=block.start,
+            end_offset=block.end,
+            tip_offset=max(block.tip, block.end),
+            cleaned_offset=cleaned_offset,
+            records=pieces,
+        )
+        self._send(data, self._sent)
+
+    def _may_have_holes(self) -> bool:
+        """Whether the subscriber knows what a cleaner's hole is; if not, that is told, and ends it."""
+        assert self._call is not None, "somebody attached"
+        if self._call.version >= HOLES_SINCE:
+            return True
+        why = "a cleaner took offsets here, and the subscriber is too old to be told: upgrade it"
+        self.handle(e.ReadFailed(ErrorCode.UNSUPPORTED_VERSION, why))
+        return False
+
+    def _sent(self) -> None:
+        self._release_files()
+        self.handle(e.BlockSent())
+
+    def _beat(self, beat: e.Heartbeat) -> None:
+        if self.line is not None and self.line.is_idle:  # else there is news enough on its way
+            at = beat.position
+            tip = max(beat.tip, at)
+            self._send(wire.ReplayData(session_id=self.session.id, start_offset=at, end_offset=at, tip_offset=tip))
+
+    def _send(self, event: Struct, sent: Callable[[], None] | None = None) -> None:
+        line, call = self.line, self._call
+        if line is not None and call is not None and line.is_open:
+            line.send(line.protocol.event(call, event), sent)
+            self._server.flush(line)
+
+    def _renew(self, offset: int) -> None:
+        if self._lease is not None:
+            with suppress(LeaseBroken):  # `_told` says so
+                self._lease.renew(offset)
+
+    def _lease_gone(self, reason: str) -> None:
+        """Broken, or its log was closed: its leader came again, and the log was opened anew."""
+        reopened = self.source.reopened
+        with suppress(*READ_ERRORS):
+            self.source.facts(with_liveness=False)  # it notices by this
+            if self.source.reopened != reopened:
+                self._lease = self.source.lease(self.session.position, self._on_lease_broken)
+                self._server.ready(self)
+                return
+        self.handle(e.LeaseLost(reason))
+
+    def _was_cut(self, facts: LogSnapshot) -> bool:
+        """Whether the log was cut below the position, and has perhaps grown again; then that is told.
+
+        Looked for when it is shorter, when its epochs have changed, and when it was opened anew: what stands before the
+        position has to be what did.
+        """
+        position, marker = self.session.position, self.source.marker()
+        is_shorter = facts.written < position
+        if self.session.state is not ReplayState.REPLAY or (marker == self._marker and not is_shorter):
+            return False
+        self._slices.forget()
+        if is_shorter and not self._is_cut:
+            self._is_cut, self.not_before_ms = True, self._server.now_ms() + _SETTLED_MS
+            self._server.on_disk(self._wait_for_the_leader)
+            return True  # when the request that cuts it is through, its new epoch is known
+        self._marker = marker
+        batch = None
+        if facts.start < position <= facts.written:
+            batch = next(self.source.batches(position - 1, position), None)
+        is_same = batch is None or self._before in {None, batch.header.leader_epoch}
+        if is_same and not is_shorter:
+            self._is_cut = False  # retention is no cut, and what it took can't be compared
+            return False
+        self.handle(self.source.cut_since(position, -1 if self._before is None else self._before, facts))
+        return True
+
+    def _wait_for_the_leader(self) -> None:
+        """In the worker's thread."""
+        self.source.wait_settled()
+        self._server.post(self._settled)
+
+    def _settled(self) -> None:
+        self.not_before_ms = 0
+        self._server.ready(self)
+
+    def _failure(self, error: Exception) -> e.Event:
+        self._slices.forget()
+        facts = self._facts or LogSnapshot(start=0, written=self.session.position, flushed=0, high_watermark=0)
+        with suppress(*READ_ERRORS):
+            facts = self.source.facts(with_liveness=False)
+        return self.source.failure(error, self.session.position, facts)
+
+    def _end_sent(self) -> None:
+        self.handle(e.EndSent())
+
+    def _release_files(self) -> None:
+        for one in self._held:
+            one.release()
+        self._held.clear()
+
+    def _release(self) -> None:
+        self._release_files()
+        self.source.close()
+
+    def _end_to_wire(self, end: e.SendEnd) -> wire.ReplayEnd:
+        is_behind_hole = end.cut_offset is None and end.offset > self._sent_to
+        speaks_of_holes = self._call is not None and self._call.version >= HOLES_SINCE
+        return wire.ReplayEnd(
+            session_id=self.session.id,
+            reason=end.reason,
+            offset=end.offset if end.cut_offset is None else end.cut_offset,
+            error_code=end.code,
+            error_message=end.why,
+            leader_epoch=end.leader_epoch,
+            segment=-1 if end.segment is None else end.segment,
+            cleaned_offset=self._slices.cleaned_offset if is_behind_hole and speaks_of_holes else 0,
+        )
+
+
+_WAKING = frozenset(
+    {
+        e.SegmentOpened.kind,
+        e.SubscriberAttached.kind,
+        e.Credited.kind,
+        e.BlockSent.kind,
+        e.BlockRead.kind,
+        e.Truncated.kind,
+    }
+)

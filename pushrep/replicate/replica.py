@@ -1,0 +1,342 @@
+"""One log of a node: its leader's requests are judged by the rules, and what they say is carried out on the disk.
+
+    request ─ follow(state, request) ─▶ effects ─ one by one, each over before the next ─▶ answer
+                                             └ the disk fails: stop there, KAFKA_STORAGE_ERROR, this log is offline
+
+One request at a time: nothing is judged before the effects of the one before it are carried out.
+"""
+
+import logging
+import platform
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, get_args
+
+from pushrep.election import effects as does
+from pushrep.election.effects import NO_SESSION, Answer, FollowerEffect, ReplicaSession
+from pushrep.election.epochs import LogEnds
+from pushrep.election.findings import RequestFinding
+from pushrep.election.follower import ReplicaState, follow, storage_error
+from pushrep.election.messages import AppendRecords, AppendRecordsResult
+from pushrep.election.outcome import Outcome
+from pushrep.env import Clock, Filesystem
+from pushrep.errors import PushrepError
+from pushrep.log import AppendFailed, LogConfig, OffsetOutOfRange, SegmentLog, StillNeeded
+from pushrep.log.errors import RepairRefused
+from pushrep.log.segment_repair import SegmentRepair
+from pushrep.records import RecordBatch
+from pushrep.replicate.election_state import ElectionState
+from pushrep.topic_id_partition import TopicIdPartition
+from pushrep.wire.values import Part
+
+_LOG = logging.getLogger("pushrep.node")
+_LOGGED_AGAIN_MS = 60_000
+
+
+class CantFollow(PushrepError):
+    """The log can't do what the rules ask for."""
+
+
+class HoldsElectionState(Protocol):
+    """The outbox of a log: what it has promised is asked anew for every request, and made durable."""
+
+    @property
+    def election_state(self) -> ElectionState: ...
+    def take_epoch(self, leader_epoch: int) -> None: ...
+    def forget_unfenced(self, log: str) -> None: ...
+    def note_unfilled(self, log: str, end_offset: int | None) -> None: ...
+    def note_filled(self, tp: TopicIdPartition) -> None: ...
+    def note_contact(self, leader_epoch: int) -> None: ...
+
+
+class ReplicaLog:
+    """A log that follows, made by the node. Thread-safe. A failed one is opened again when it is described next."""
+
+    def __init__(  # noqa: PLR0913 - what a log stands on, all by name
+        self,
+        tp: TopicIdPartition,
+        directory: Path,
+        *,
+        config: LogConfig,
+        replica_epoch: int,
+        flush: bool,
+        state: HoldsElectionState,
+        news: Callable[[TopicIdPartition], None],
+        filesystem: Filesystem,
+        clock: Clock,
+    ) -> None:
+        """`news`: called when readers may see something new. It must not wait."""
+        self.tp, self.replica_epoch = tp, replica_epoch
+        self.failure: BaseException | None = None
+        """Why the log is offline, if its disk failed."""
+        self.finding: RequestFinding | None = None
+        """Why it waits for an operator, if it does."""
+        self.last_contact_ms = -1
+        self.refused: str | None = None
+        """Why its disk took nothing the last time, with the host and how full it is; None since it took something."""
+        self._refused_at_ms: int | None = None
+        self._filesystem = filesystem
+        self._outbox, self._clock, self._flush, self._news = state, clock, flush, news
+        self._session: ReplicaSession = NO_SESSION
+        self._lock = threading.Lock()
+        self._repair: SegmentRepair | None = None
+        self._repair_lock = threading.Lock()
+        self.log = SegmentLog.open(
+            directory / str(tp), config, log_id=tp.topic_id, has_replicas=True, filesystem=filesystem, clock=clock
+        )
+
+    def settled_state(self) -> ReplicaState:
+        """Behind the request that is being carried out, if there is one: for who promised something just now.
+
+        A request that was judged before the promise may still be appended; what is shown after it has to have that.
+        """
+        with self._lock:
+            return self.state()
+
+    def state(self) -> ReplicaState:
+        """Everything that the rules look at."""
+        log, state = self.log, self._outbox.election_state
+        return ReplicaState(
+            log=LogEnds(log.log_start_offset, log.log_end_offset, log.leader_epochs),
+            flushed_offset=log.flushed_offset,
+            high_watermark=log.high_watermark,
+            leader_epoch=state.leader_epoch,
+            replica_epoch=self.replica_epoch,
+            grant=state.grant,
+            session=self._session,
+            unfenced=state.unfenced.get(str(self.tp)),
+            is_offline=self.finding is not None or log.damaged_from is not None,
+        )
+
+    def follow(self, request: AppendRecords) -> AppendRecordsResult:
+        """Judge a request, do what the rules say, and answer."""
+        with self._lock:
+            if self.failure is not None:
+                return AppendRecordsResult(Outcome.KAFKA_STORAGE_ERROR)
+            self.last_contact_ms = self._clock.wall_ms()
+            if self._flush:
+                request = request._replace(flush_wanted=True)
+            state = self.state()
+            try:
+                effects = follow(state, request, self._batch_at)
+                if self._begins_refill(effects[-1], request):
+                    effects = follow(self.state(), request, self._batch_at)
+                self._carry_out_all(effects[:-1])
+            except AppendFailed as error:  # nothing was written; the leader comes again with backoff
+                self._note_refusal(error)
+                return storage_error(self.state())
+            except (OSError, PushrepError) as error:
+                return self._fail(error, state)
+            answer = effects[-1]
+            assert isinstance(answer, Answer), "the last effect answers"
+            if self.refused is not None and answer.result.error is Outcome.NONE and request.batches:
+                self.refused = None
+            if answer.result.error is not Outcome.FENCED_LEADER_EPOCH:
+                self._outbox.note_contact(request.leader_epoch)
+            self._end_refill()
+            if answer.result.error is Outcome.NONE and self._outbox.election_state.is_unfilled:
+                self._note_filled(request)
+            return answer.result
+
+    @property
+    def lacks_from(self) -> int | None:
+        """First offset of what it held once and can't show now; None if it has lost nothing."""
+        unfilled_to = self._outbox.election_state.unfilled.get(str(self.tp), 0)
+        if self.log.damaged_from is None and unfilled_to > self.log.log_end_offset:
+            return self.log.log_end_offset
+        return self.log.damaged_from
+
+    def _begins_refill(self, judged: FollowerEffect, request: AppendRecords) -> bool:
+        """A leader that may push here has what lies behind the damage: set it aside, and be filled again.
+
+        What the leader surely has is its high watermark, and what it sends. With less it waits for an operator.
+        """
+        damaged_from = self.log.damaged_from
+        is_damaged = damaged_from is not None and self.finding is None
+        if not is_damaged or not isinstance(judged, Answer) or judged.result.error is not Outcome.LOG_OFFLINE:
+            return False
+        unfilled_to = self._outbox.election_state.unfilled.get(str(self.tp), 0)
+        if max(request.high_watermark, request.end_offset) < unfilled_to:
+            _LOG.warning(
+                "%s is damaged from offset %d on, and its leader ends below %d", self.tp, damaged_from, unfilled_to
+            )
+            return False
+        kept = self.log.quarantine()
+        _LOG.warning(
+            "%s is damaged from offset %d on and is filled again; what lay there: %s", self.tp, damaged_from, kept
+        )
+        return True
+
+    def _note_filled(self, request: AppendRecords) -> None:
+        """As a leader lets a replica join its in-sync set: below is everything that was acknowledged before it led."""
+        if self.log.log_end_offset >= max(request.high_watermark, request.epoch_start_offset):
+            self.log.flush()  # it will be counted as one that holds it
+            self._outbox.note_filled(self.tp)
+
+    def _end_refill(self) -> None:
+        unfilled_to = self._outbox.election_state.unfilled.get(str(self.tp))
+        if unfilled_to is not None and self.lacks_from is None:
+            self._outbox.note_unfilled(str(self.tp), None)
+            _LOG.warning("%s holds everything up to offset %d again", self.tp, unfilled_to)
+
+    def repair(self, base_offset: int, records: Sequence[Part]) -> int | None:
+        """Repair a damaged segment with its leader's batches: from which offset more are needed, None if it is whole.
+
+        Pushes go on meanwhile. Raises RepairRefused, OSError: nothing was changed then.
+        """
+        with self._repair_lock:
+            if self.failure is not None:
+                raise RepairRefused(f"it is offline: {self.failure}")
+            if self.finding is not None:  # which of two histories is the right one is not the leader's to say
+                raise RepairRefused(f"it waits for an operator: {self.finding.name}")
+            repair, self._repair = self._repair, None
+            try:
+                if repair is not None and repair.base_offset != base_offset:
+                    repair.close()
+                    repair = None
+                if repair is None and (repair := self.log.repair_segment(base_offset)) is None:
+                    return None
+                for part in records:
+                    repair.add(part)  # type: ignore[arg-type]  # off the wire they are bytes
+                if not repair.is_done:
+                    self._repair = repair
+                    return repair.wanted
+            finally:
+                if repair is not None and self._repair is None:
+                    repair.close()
+            _LOG.warning("%s: the segment %d was damaged, and is repaired by its leader", self.tp, base_offset)
+            return None
+
+    def retire(self, may: Callable[[ReplicaSession], bool]) -> bool:
+        """Follow nobody from now on, if its session lets it go: no request is under way that could change that."""
+        with self._lock:
+            if not may(self._session):
+                return False
+            if self.failure is None:
+                self.failure = CantFollow(f"{self.tp} is being removed")
+            return True
+
+    def close(self) -> None:
+        """Close the log; what its disk refuses now is logged. A failed one is scanned when it is opened again."""
+        with self._lock:
+            if self.failure is None:
+                self.failure = CantFollow(f"{self.tp} is closed")
+        with self._repair_lock:  # none begins any more
+            if self._repair is not None:
+                self._repair.close()
+                self._repair = None
+        with self._lock:
+            try:
+                self.log.close()
+            except (OSError, PushrepError) as error:
+                _LOG.warning("%s was not closed clean: %s", self.tp, error)
+
+    def _note_refusal(self, error: AppendFailed) -> None:
+        """For who asks; logged at once, and again after a minute."""
+        full = f"{self._filesystem.usage(self.log.path).used_percent:.0f} % of its disk are used"
+        self.refused = f"{error} ({full}, host {platform.node()})"
+        now_ms = self._clock.monotonic_ms()
+        if self._refused_at_ms is None or now_ms - self._refused_at_ms >= _LOGGED_AGAIN_MS:
+            self._refused_at_ms = now_ms
+            _LOG.warning("%s: %s", self.tp, self.refused)
+
+    def _fail(self, error: BaseException, state: ReplicaState) -> AppendRecordsResult:
+        _LOG.error("%s is offline, the others go on: %s", self.tp, error)
+        self.failure = error
+        return storage_error(state)._replace(flushed_offset=0)
+
+    def _carry_out_all(self, effects: Sequence[FollowerEffect]) -> None:
+        """One after the other. Who reads what is only written need not wait for the disk: they are told before it."""
+        is_told = True
+        try:
+            for effect in effects:
+                if not is_told and type(effect) is does.Flush:
+                    self._news(self.tp)
+                is_told = False
+                _DONE_BY[type(effect)](self, effect)
+        finally:
+            if not is_told:
+                self._news(self.tp)
+
+    def _set_aside(self, effect: does.SetAside) -> None:
+        kept = self.log.begin_anew(effect.offset, effect.leader_epoch)
+        _LOG.warning("%s begins anew at offset %d; what it held is in %s", self.tp, effect.offset, kept)
+
+    def _set_unfenced_aside(self, log: LogEnds) -> None:
+        before = self.log.log_end_offset
+        cut_unfenced(self.log, log)
+        self._outbox.forget_unfenced(str(self.tp))
+        _LOG.warning(
+            "%s: %d records from offset %d on were appended without a grant, and another leads: they are kept in .cut",
+            self.tp,
+            before - log.log_end_offset,
+            log.log_end_offset,
+        )
+
+    def _open_session(self, session: ReplicaSession) -> None:
+        self._session = session
+
+    def _go_offline(self, finding: RequestFinding) -> None:
+        self.finding = finding
+        _LOG.error("%s waits for an operator: %s", self.tp, finding.name)
+
+    def _cut(self, offset: int) -> None:
+        if offset < self.log.log_end_offset and self._is_inside_batch(offset):
+            # A log is cut between batches, and to go back to the batch's base could take what was acknowledged.
+            raise CantFollow(f"{self.tp} was to be cut at {offset}, inside of a batch: one epoch has two histories")
+        self.log.truncate_to(offset, keep=True)
+        _LOG.warning("%s was cut at offset %d: its leader has other records there", self.tp, offset)
+
+    def _move_start(self, offset: int) -> None:
+        try:
+            self.log.delete_records(offset)
+        except StillNeeded:
+            self.log.flush()  # what is below may not be on disk yet
+            try:
+                self.log.delete_records(offset)
+            except StillNeeded as error:  # somebody reads there; the leader says it again with its next request
+                _LOG.info("%s: %s", self.tp, error)
+
+    def _is_inside_batch(self, offset: int) -> bool:
+        data = self.log.read(offset, 1)
+        return bool(data) and RecordBatch(data).header.base_offset < offset
+
+    def _batch_at(self, offset: int) -> bytes | None:
+        try:
+            data = self.log.read(offset, 1)
+        except OffsetOutOfRange:
+            return None
+        return data if data and RecordBatch(data).header.base_offset == offset else None
+
+
+_DONE_BY: Mapping[type, Callable[[ReplicaLog, Any], None]] = {
+    does.Append: lambda self, do: self.log.append_as_is(
+        [RecordBatch(batch.data, batch.header) for batch in do.batches], cleaned_offset=do.cleaned_offset
+    ),
+    does.BeginEpoch: lambda self, do: self.log.begin_epoch(do.leader_epoch, do.start_offset),
+    does.CloseSession: lambda self, _: self._open_session(self._session._replace(is_over=True)),
+    does.Flush: lambda self, _: self.log.flush(),
+    does.GoOffline: lambda self, do: self._go_offline(do.finding),
+    does.OpenSession: lambda self, do: self._open_session(do.session),
+    does.SetAside: lambda self, do: self._set_aside(do),
+    does.SetHighWatermark: lambda self, do: self.log.advance_high_watermark(do.high_watermark),
+    does.SetLogStart: lambda self, do: self._move_start(do.log_start_offset),
+    does.SetUngrantedAside: lambda self, do: self._set_unfenced_aside(do.log),
+    does.TakeEpoch: lambda self, do: self._outbox.take_epoch(do.leader_epoch),
+    does.Truncate: lambda self, do: self._cut(do.offset),
+}
+assert {*_DONE_BY, Answer} == set(get_args(FollowerEffect)), "every effect is carried out"
+
+
+def cut_unfenced(log: SegmentLog, kept: LogEnds) -> None:
+    """Cut what was appended without a grant: the log is `kept` afterwards, the rest is in `.cut`, durably.
+
+    A cut leaves an epoch that starts right there in the list; the newest granted one takes its place. Raises
+    LogPoisoned, OSError.
+    """
+    log.truncate_to(kept.log_end_offset, keep=True)
+    newest = kept.leader_epochs.latest_epoch
+    log.forget_epochs_above(newest)
+    if log.leader_epochs.latest_epoch < newest:  # it held no record, and the unfenced one took its place
+        log.begin_epoch(newest, kept.log_end_offset)

@@ -1,0 +1,84 @@
+"""ReplicaClient: one question after another to a replica, for what is asked once a session and not once a push."""
+
+import socket
+from contextlib import suppress
+from types import TracebackType
+from typing import Self, TypeVar
+from uuid import UUID
+
+from pushrep.replicate.connecting import OpenConnection, call, connect
+from pushrep.replicate.errors import ReplicaUnreachable
+from pushrep.replicate.settings import PushSettings
+from pushrep.replicate.sockets import Address
+from pushrep.wire.calls import ApiKey
+from pushrep.wire.errors import NoCommonVersion, NotInVersion, ProtocolError
+from pushrep.wire.push_messages import NO_DIRECTORY, DescribeLogResponse, GrantResponse
+from pushrep.wire.values import Struct
+
+S = TypeVar("S", bound=Struct)
+_NAMES_DIRECTORIES = 2
+"""From this version of a grant on."""
+
+
+class ReplicaClient:
+    """A connection that waits for each answer. Not thread-safe; a context manager. Raises ReplicaUnreachable."""
+
+    def __init__(self, address: Address, settings: PushSettings | None = None) -> None:
+        self.address = address
+        settings = settings or PushSettings()
+        self._opened: OpenConnection | None = connect(address, settings)
+        self._opened.sock.settimeout(settings.request_timeout_ms / 1000)  # a node may have many logs to open
+
+    def ask(self, request: Struct, answer: type[S]) -> S:
+        """The answer to `request`, which is an `answer`. Raises ReplicaUnreachable."""
+        assert self._opened is not None, "it was not handed over"
+        try:
+            found = call(self._opened, request)
+        except (OSError, ProtocolError, NotInVersion) as error:
+            raise ReplicaUnreachable(str(self.address), str(error) or type(error).__name__) from error
+        if not isinstance(found, answer):
+            raise ReplicaUnreachable(str(self.address), f"it answered with {type(found).__name__}")
+        return found
+
+    def speaks(self, key: ApiKey) -> bool:
+        """Whether the replica knows this call; one from before does not."""
+        return self._version_of(key) is not None
+
+    def directory_in(self, answer: DescribeLogResponse | GrantResponse) -> UUID | None:
+        """The directory that it shows; None if it has none, or would not keep a grant that names it: an older node."""
+        is_kept = (self._version_of(ApiKey.GRANT) or 0) >= _NAMES_DIRECTORIES
+        return answer.directory_id if is_kept and answer.directory_id != NO_DIRECTORY else None
+
+    def _version_of(self, key: ApiKey) -> int | None:
+        assert self._opened is not None, "it was not handed over"
+        versions = self._opened.protocol.versions
+        assert versions is not None, "they were agreed on"
+        try:
+            return versions.version_of(key)
+        except NoCommonVersion:
+            return None
+
+    def hand_over(self) -> OpenConnection | None:
+        """The connection, for another to speak on and to close; None if it has gone that way before."""
+        opened, self._opened = self._opened, None
+        return opened
+
+    def cut(self) -> None:
+        """Make a call that waits in another thread fail now."""
+        if (opened := self._opened) is not None:
+            with suppress(OSError):
+                opened.sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Hang up, unless it was handed over."""
+        if (opened := self._opened) is not None:
+            with suppress(OSError):
+                opened.sock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()

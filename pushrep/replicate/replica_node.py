@@ -1,0 +1,215 @@
+"""ReplicaNode: a server that follows the logs of many leaders, each in files of its own.
+
+    with ReplicaNode(directory, NodeSettings(address=Address("127.0.0.1", 7400), allow=frozenset({"any"}))) as node:
+        ...                     listens from here on; node.address tells the port
+
+node_store.py keeps the logs, node_calls.py answers, node_connections.py owns sockets and threads,
+replay_*.py what is replayed.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+from uuid import UUID
+
+from pushrep.env import REAL_FILESYSTEM, REAL_NETWORK, SYSTEM_CLOCK, Clock, Filesystem, Listener, Network
+from pushrep.errors import BadArgument, checked_path
+from pushrep.log.inspection import is_log
+from pushrep.log.slots import OUTBOX_FILE_NAME
+from pushrep.replay.counters import ReplayCounters
+from pushrep.replicate.access import Access, Kept, audit
+from pushrep.replicate.node_calls import NodeCalls
+from pushrep.replicate.node_connections import Connections
+from pushrep.replicate.node_errors import CantListen
+from pushrep.replicate.node_settings import NodeSettings
+from pushrep.replicate.node_store import LastContact, NodeStore
+from pushrep.replicate.refusals import CountedAnswers, Refused
+from pushrep.replicate.reloading import Reloading
+from pushrep.replicate.replay_recordings import Recordings
+from pushrep.replicate.replay_server import ReplayServer
+from pushrep.replicate.replica import ReplicaLog
+from pushrep.replicate.sockets import Address
+from pushrep.wire.calls import ApiKey
+from pushrep.wire.replay_messages import StopReplayRequest
+
+_LOG = logging.getLogger("pushrep.node")
+_STANDBY_MS = 5_000  # one that said nothing for so long has ended, or leads
+
+
+class StandbyWord(NamedTuple):
+    """What a service that stands by beside a node said last, and when, monotonic ms."""
+
+    state: str
+    why: str
+    at_ms: int
+
+
+class ReplicaNode:
+    """A running node. Raises NodeInUse, CantListen, CorruptNodeFile, OSError; `stop` when done, or use it in `with`."""
+
+    def __init__(
+        self,
+        directory: Path | str,
+        settings: NodeSettings | None = None,
+        *,
+        filesystem: Filesystem = REAL_FILESYSTEM,
+        clock: Clock = SYSTEM_CLOCK,
+        network: Network = REAL_NETWORK,
+    ) -> None:
+        if not isinstance(settings, NodeSettings | None):
+            raise BadArgument("settings", f"give a NodeSettings, not {settings!r:.60}")
+        home = checked_path("directory", directory)
+        for is_taken, what in (
+            (filesystem.exists(home / OUTBOX_FILE_NAME), "the directory of an outbox"),
+            (is_log(home, filesystem), "a single log"),
+            (home.is_file(), "a file"),
+        ):
+            if is_taken:
+                raise BadArgument("directory", f"{home} is {what}: give a node one of its own")
+        settings = settings or NodeSettings()
+        listener = _listen(settings.address, network)
+        try:
+            self._store = NodeStore(home, settings, filesystem, clock)
+        except BaseException:
+            listener.close()
+            raise
+        host, port = listener.getsockname()[:2]
+        self.address = Address(host, port)
+        """Where it listens."""
+        self.directory = self._store.data
+        """Where it keeps what it is sent."""
+        self.replica_epoch = self._store.replica_epoch
+        self._settings = settings
+        self._access = Access(settings.rules, self._kept, filesystem, clock)
+        self._replays = ReplayServer(
+            Recordings(self._store, str(self.address), self._access),
+            settings.replay,
+            settings.replay_counters,
+            network=network,
+            clock=clock,
+        )
+        self._store.on_change = self._replays.changed
+        self._answers = CountedAnswers(NodeCalls(self._store, self.address, self._access).answer)
+        answer = self._answers.answer
+        self._connections = Connections(listener, settings, answer, self._replays.adopt, network=network, clock=clock)
+        self._clock = clock
+        self._standbys: dict[UUID, StandbyWord] = {}
+        self._is_stopped = False
+        files = [*(settings.certificates or ()), *([] if settings.allow_file is None else [settings.allow_file])]
+        self._reloading = (
+            Reloading(files, self.reload, self.certificate_expires_s, lambda: clock.wall_ms() / 1000) if files else None
+        )
+        if not settings.address.is_loopback and not settings.is_secured:
+            _LOG.warning("%s is served without TLS: everybody who reaches it is 'anonymous'", self.address)
+        self._connections.start()
+        if self._reloading is not None:
+            self._reloading.start()
+
+    def reload(self) -> None:
+        """Read certificates and allow list again. Connections go on; replays that may not be read any more end.
+
+        Raises BadArgument: then everything stays as it was.
+        """
+        tls = self._settings.tls if self._settings.certificates is None else self._settings.certificates.context()
+        self._access.reload()
+        self._connections.tls = tls
+        self._replays.recheck()
+
+    def reload_soon(self) -> None:
+        """The same in another thread, which logs what can't be read; for a signal's handler."""
+        if self._reloading is not None:
+            self._reloading.soon()
+
+    def certificate_expires_s(self) -> int | None:
+        """When the first of this node's certificate and its CA expires, Unix time; None where no files are known."""
+        certificates = self._settings.certificates
+        try:
+            return None if certificates is None else certificates.expires_s()
+        except BadArgument as error:
+            _LOG.warning("%s", error)
+            return None
+
+    def unauthorised(self) -> Mapping[tuple[str, str], int]:
+        """How often each (call, identity) was refused since the node started."""
+        return self._access.refusals()
+
+    def _kept(self, outbox_id: UUID) -> Kept:
+        kept = self._store.look_up(outbox_id)
+        grant = kept.election_state.grant
+        topics = {tp.topic for tp in kept.partitions()} | ({grant.topic} if grant is not None else set())
+        return Kept(kept.directory, frozenset(topics))
+
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return len(self._connections)
+
+    def replicas(self) -> list[tuple[UUID, ReplicaLog]]:
+        """The logs in use, each with its outbox's id."""
+        return [(kept.outbox_id, replica) for kept in self._store.kept() for replica in kept.open_replicas()]
+
+    def refusals(self) -> Mapping[Refused, int]:
+        """How often each call was answered with each error since the node started."""
+        return self._answers.read()
+
+    def replays(self) -> ReplayCounters:
+        """What its replays have done so far, as plain values to export."""
+        return self._replays.counters()
+
+    def stop_replay(self, session_id: int, by: str) -> bool:
+        """End a session, whoever began it; its subscriber is told. Whether it ran. by: for the audit log."""
+        audit(by, StopReplayRequest(session_id=session_id), ApiKey.STOP_REPLAY)
+        return self._replays.stop_session(session_id)
+
+    def last_contact(self, outbox_id: UUID) -> LastContact:
+        """With who leads this outbox, as this node heard of it. Raises CorruptNodeFile, OSError."""
+        kept = self._store.look_up(outbox_id)
+        return LastContact(kept.last_contact_ms, kept.contact_age_ms)
+
+    def note_standby(self, outbox_id: UUID, state: str, why: str) -> None:
+        """A service that stands by for this outbox says how far it is; it does several times a second."""
+        self._standbys[outbox_id] = StandbyWord(state, why, self._clock.monotonic_ms())
+
+    def standbys(self) -> dict[UUID, StandbyWord]:
+        """Who stands by now, by outbox."""
+        since_ms = self._clock.monotonic_ms() - _STANDBY_MS
+        return {outbox_id: one for outbox_id, one in list(self._standbys.items()) if one.at_ms >= since_ms}
+
+    @contextmanager
+    def hand_over(self, outbox_id: UUID) -> Iterator[LastContact]:
+        """For a promotion: the outbox's logs are closed clean, and left alone until the end of the block.
+
+        Gives its last contact with a leader, for `promote`. Raises CorruptNodeFile, OSError.
+        """
+        contact = self.last_contact(outbox_id)
+        with self._store.outbox(outbox_id).hand_over():
+            yield contact
+
+    def stop(self) -> None:
+        """Answer what is being carried out, refuse the rest, close the logs. A second call does nothing."""
+        if self._is_stopped:
+            return
+        self._is_stopped = True
+        if self._reloading is not None:
+            self._reloading.stop()
+        self._replays.stop()
+        self._connections.stop()
+        self._store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def _listen(address: Address, network: Network) -> Listener:
+    try:
+        return network.listen(address)
+    except OSError as error:
+        raise CantListen(str(address), error.strerror or str(error)) from error

@@ -1,0 +1,144 @@
+"""Plain sockets, and what has to be said to them: addresses, parts of frames, peers that went without a word."""
+
+import os
+import socket
+import ssl
+from collections.abc import Sequence
+from ipaddress import ip_address
+from typing import NamedTuple, TypeAlias, TypeGuard
+
+from pushrep.env import Socket
+from pushrep.errors import BadArgument
+from pushrep.wire.values import FileSlice, Part
+
+AnySocket: TypeAlias = Socket | ssl.SSLSocket
+Piece: TypeAlias = memoryview | FileSlice
+
+_READ_BYTES = 128 << 10
+_PARTS_MAX = 512  # below IOV_MAX, which is 1024 on Linux
+_MORE = getattr(socket, "MSG_MORE", 0)  # Linux has it
+_KEEPALIVE_IDLE_S, _KEEPALIVE_INTERVAL_S, _KEEPALIVE_COUNT = 20, 5, 4  # a silent peer is given up after 40 s
+_PORT_MAX = 65_535
+
+
+class Address(NamedTuple):
+    """Where something listens."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Address":
+        """`host:port`, `[v6]:port`. Raises BadArgument."""
+        host, colon, port = text.rpartition(":")
+        if not colon or not host or not port.isdecimal():
+            raise BadArgument("address", f"{text!r} is not host:port")
+        if int(port) > _PORT_MAX:
+            raise BadArgument("address", f"{text!r}: {port} is no port: give 0 to {_PORT_MAX}")
+        return cls(host.removeprefix("[").removesuffix("]"), int(port))
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether nobody on another machine can reach it."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+
+def tune(sock: AnySocket) -> None:
+    """Small frames leave at once; a peer that vanished is noticed while nothing is sent."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        ("TCP_KEEPIDLE", _KEEPALIVE_IDLE_S),
+        ("TCP_KEEPINTVL", _KEEPALIVE_INTERVAL_S),
+        ("TCP_KEEPCNT", _KEEPALIVE_COUNT),
+    ):
+        if hasattr(socket, option):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
+class FileIsShorter(ConnectionError):
+    """A slice of a file is not there any more: the frame that it is a part of can't be finished on this connection."""
+
+
+def pieces_of(parts: Sequence[Part]) -> list[Piece]:
+    """The parts of a frame as `send_some` takes them."""
+    pieces: list[Piece] = []
+    for part in parts:
+        if isinstance(part, FileSlice):
+            if part.size_bytes:
+                pieces.append(part)
+        elif len(part):
+            pieces.append(memoryview(part).cast("B"))
+    return pieces
+
+
+def bytes_in_files(pieces: Sequence[Piece]) -> int:
+    """How much of them lies in files."""
+    return sum([piece.size_bytes for piece in pieces if isinstance(piece, FileSlice)])
+
+
+def send_some(sock: AnySocket, pieces: list[Piece]) -> int:
+    """Send from the front of `pieces`, and take what was sent off it; how much that was. Raises as `send`."""
+    first = pieces[0]
+    if isinstance(first, FileSlice):
+        sent = _send_slice(sock, first)
+        if sent < first.size_bytes:
+            pieces[0] = FileSlice(first.file, first.position + sent, first.size_bytes - sent)
+        else:
+            del pieces[0]
+        return sent
+    views = _views_in_front(pieces)
+    if not _is_plain(sock):  # a record of TLS is encrypted as one piece: no sendmsg
+        sent = sock.send(first) if isinstance(sock, ssl.SSLSocket) else sock.sendmsg(views)
+    elif len(views) < len(pieces):
+        sent = sock.sendmsg(views, (), _MORE)  # else the peer is woken for the head of a frame alone
+    else:
+        sent = sock.sendmsg(views)
+    left, gone = sent, 0
+    while gone < len(views) and left >= len(views[gone]):
+        left -= len(views[gone])
+        gone += 1
+    del pieces[:gone]
+    if left:
+        pieces[0] = views[gone][left:]
+    return sent
+
+
+def _views_in_front(pieces: list[Piece]) -> list[memoryview]:
+    views = []
+    for piece in pieces[:_PARTS_MAX]:
+        if not isinstance(piece, memoryview):
+            break
+        views.append(piece)
+    return views
+
+
+def _is_plain(sock: AnySocket) -> TypeGuard[socket.socket]:
+    """A simulated network has no descriptors; TLS encrypts in memory."""
+    return isinstance(sock, socket.socket) and not isinstance(sock, ssl.SSLSocket)
+
+
+def _send_slice(sock: AnySocket, part: FileSlice) -> int:
+    if _is_plain(sock) and sock.gettimeout() == 0:
+        sent = os.sendfile(sock.fileno(), part.file.fileno(), part.position, part.size_bytes)
+    else:  # who waits may time out
+        data = part.file.read_at(min(part.size_bytes, _READ_BYTES), part.position)  # type: ignore[attr-defined]
+        sent = sock.send(memoryview(data)) if data else 0
+    if sent == 0:
+        raise FileIsShorter(f"{part.size_bytes} bytes at {part.position} are not there any more")
+    return sent
+
+
+def send_all(sock: AnySocket, parts: Sequence[Part]) -> None:
+    """Send a frame on a socket that waits."""
+    pieces = pieces_of(parts)
+    while pieces:
+        send_some(sock, pieces)

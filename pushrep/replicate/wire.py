@@ -1,0 +1,183 @@
+"""Between the messages of the wire and the values of the rules: the same fields, the records split into batches.
+
+protocol.AppendRecordsPartition  ◀──▶  replication.AppendRecords        leader writes, replica reads
+protocol.WireAppendRecordsResult ◀──▶  replication.AppendRecordsResult  replica writes, leader reads
+protocol.LogDescription          ──▶   replication.LogEnds
+protocol.WireGrant               ◀──▶  replication.Grant
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from uuid import UUID
+
+from pushrep.election.epochs import LogEnds
+from pushrep.election.grants import Grant, Member
+from pushrep.election.messages import AppendRecords, AppendRecordsResult, batches_of
+from pushrep.election.outcome import Outcome
+from pushrep.records.leader_epochs import LeaderEpochs
+from pushrep.topic_id_partition import TopicIdPartition
+from pushrep.wire import push_messages as wire
+from pushrep.wire.error_codes import ErrorCode
+from pushrep.wire.values import Records
+
+CODE_OF: Mapping[Outcome, ErrorCode] = MappingProxyType({outcome: ErrorCode[outcome.name] for outcome in Outcome})
+_OUTCOME_OF: Mapping[ErrorCode, Outcome] = MappingProxyType({code: outcome for outcome, code in CODE_OF.items()})
+
+
+def outcome_of(code: ErrorCode) -> Outcome:
+    """What the rules call it; a code that they do not know means that the session can't go on."""
+    return _OUTCOME_OF.get(code, Outcome.UNKNOWN_SERVER_ERROR)
+
+
+def request_to_wire(tp: TopicIdPartition, request: AppendRecords, records: Records) -> wire.AppendRecordsPartition:
+    """A partition's part of a request; `records` are its batches as they lie in the log."""
+    return wire.AppendRecordsPartition(
+        tp=tp,
+        leader_epoch=request.leader_epoch,
+        replica_epoch=request.replica_epoch,
+        session_id=request.session_id,
+        append_offset=request.append_offset,
+        previous_epoch=request.previous_epoch,
+        epoch_start_offset=request.epoch_start_offset,
+        high_watermark=request.high_watermark,
+        log_start_offset=request.log_start_offset,
+        flush_wanted=request.flush_wanted,
+        restart=request.restart,
+        end_session_reason=request.end_session_reason,
+        cleaned_offset=request.cleaned_offset,
+        generation=request.generation,
+        records=records,
+    )
+
+
+def request_from_wire(part: wire.AppendRecordsPartition) -> AppendRecords:
+    """The same for the rules: every batch's magic, size and CRC-32C is checked here."""
+    batches, is_whole = batches_of(part.records[0]) if part.records else ((), True)  # type: ignore[arg-type]
+    return AppendRecords(
+        leader_epoch=part.leader_epoch,
+        replica_epoch=part.replica_epoch,
+        session_id=part.session_id,
+        append_offset=part.append_offset,
+        previous_epoch=part.previous_epoch,
+        epoch_start_offset=part.epoch_start_offset,
+        high_watermark=part.high_watermark,
+        log_start_offset=part.log_start_offset,
+        flush_wanted=part.flush_wanted,
+        restart=part.restart,
+        end_session_reason=part.end_session_reason,
+        cleaned_offset=part.cleaned_offset,
+        generation=part.generation,
+        batches=batches,
+        is_whole=is_whole,
+    )
+
+
+def result_to_wire(result: AppendRecordsResult) -> wire.WireAppendRecordsResult:
+    """A partition's part of an answer."""
+    return wire.WireAppendRecordsResult(
+        error_code=CODE_OF[result.error],
+        log_end_offset=result.log_end_offset,
+        log_start_offset=result.log_start_offset,
+        flushed_offset=result.flushed_offset,
+        grant_epoch=result.grant_epoch,
+        grant_leader=result.grant_leader,
+        epoch=result.epoch,
+        epoch_end_offset=result.epoch_end_offset,
+        generation=result.generation,
+    )
+
+
+def result_from_wire(result: wire.WireAppendRecordsResult) -> AppendRecordsResult:
+    """The same for the rules."""
+    return AppendRecordsResult(
+        error=outcome_of(result.error_code),
+        log_end_offset=result.log_end_offset,
+        log_start_offset=result.log_start_offset,
+        flushed_offset=result.flushed_offset,
+        grant_epoch=result.grant_epoch,
+        grant_leader=result.grant_leader,
+        epoch=result.epoch,
+        epoch_end_offset=result.epoch_end_offset,
+        generation=result.generation,
+    )
+
+
+def log_ends_of(description: wire.LogDescription) -> LogEnds:
+    """A described log as the rules compare it. Raises ValueError for a list of epochs that is none."""
+    epochs = LeaderEpochs(tuple((entry.epoch, entry.start_offset) for entry in description.leader_epochs))
+    return LogEnds(description.log_start_offset, description.log_end_offset, epochs)
+
+
+def epochs_to_wire(epochs: LeaderEpochs) -> tuple[wire.EpochStart, ...]:
+    """A log's list of epochs."""
+    return tuple(wire.EpochStart(epoch=epoch, start_offset=start) for epoch, start in epochs.entries)
+
+
+def grant_to_wire(grant: Grant) -> wire.WireGrant:
+    """A grant as it travels."""
+    return wire.WireGrant(
+        outbox_id=grant.outbox_id,
+        epoch=grant.epoch,
+        leader=grant.leader,
+        members=_members_to_wire(grant.members),
+        min_insync_replicas=grant.min_insync_replicas,
+        members_epoch=grant.members_epoch,
+        pid_epoch=grant.pid_epoch,
+        topic_id=grant.topic_id,
+        topic=grant.topic,
+        partitions=grant.partitions,
+        carrier=grant.carrier,
+        destinations=tuple(wire.Destination(topic_id=id_, partitions=count) for id_, count in grant.destinations),
+        accepted_loss=grant.accepted_loss,
+        previous_members=_members_to_wire(grant.previous_members),
+        previous_min_insync_replicas=grant.previous_min_insync_replicas,
+        next_index=grant.next_index,
+        generation=grant.generation,
+    )
+
+
+def grant_from_wire(grant: wire.WireGrant) -> Grant:
+    """The same for the rules. Raises BadGrant if it contradicts itself."""
+    return Grant(
+        outbox_id=grant.outbox_id,
+        epoch=grant.epoch,
+        leader=grant.leader,
+        members=_members_from_wire(grant.members),
+        min_insync_replicas=grant.min_insync_replicas,
+        members_epoch=grant.members_epoch,
+        pid_epoch=grant.pid_epoch,
+        topic_id=grant.topic_id,
+        topic=grant.topic,
+        partitions=grant.partitions,
+        carrier=grant.carrier,
+        destinations=tuple((one.topic_id, one.partitions) for one in grant.destinations),
+        accepted_loss=grant.accepted_loss,
+        previous_members=_members_from_wire(grant.previous_members),
+        previous_min_insync_replicas=grant.previous_min_insync_replicas,
+        next_index=grant.next_index,
+        generation=grant.generation,
+    )
+
+
+def _members_to_wire(members: tuple[Member, ...]) -> tuple[wire.WireMember, ...]:
+    return tuple(
+        wire.WireMember(
+            index=member.index,
+            address=member.address,
+            directory_id=member.directory_id or wire.NO_DIRECTORY,
+            identity=member.identity,
+        )
+        for member in members
+    )
+
+
+def _members_from_wire(members: tuple[wire.WireMember, ...]) -> tuple[Member, ...]:
+    return tuple(
+        Member(member.index, member.address, _directory_from_wire(member.directory_id), member.identity)
+        for member in members
+    )
+
+
+def _directory_from_wire(directory_id: UUID) -> UUID | None:
+    """None where none is said."""
+    return None if directory_id == wire.NO_DIRECTORY else directory_id

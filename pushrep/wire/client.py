@@ -1,0 +1,177 @@
+"""The asking side of a connection: numbers requests, knows what is in flight, takes answers only for what it asked.
+
+    ask(message) -> (correlation id, parts)     parts go to the network, in order
+    feed(data)   -> [CallAnswer | PeerEvent, ...]       answers in any order, each with the request that it belongs to
+
+The first request is ApiVersions; nothing else can be asked before its answer. Events come under the number of the call
+that they belong to, between its answer and its last event (calls.py).
+"""
+
+from typing import NamedTuple, TypeAlias
+
+from pushrep.errors import BadArgument
+from pushrep.wire.calls import CALL_OF_EVENT, CALLS_WITH_EVENTS, EVENTS_OF_CLIENTS, LAST_EVENTS, PLACE_OF, ApiKey
+from pushrep.wire.error_codes import ErrorCode
+from pushrep.wire.errors import ProtocolError, TooManyInFlight, UnexpectedAnswer
+from pushrep.wire.frames import FrameKind, FrameLimits, FrameReader, Memory, OpenedFrame, Prefix
+from pushrep.wire.push_messages import ApiVersionsRequest, ApiVersionsResponse
+from pushrep.wire.values import Part, Struct
+from pushrep.wire.versions import AgreedVersions
+from pushrep.wire.vocabulary import VOCABULARY, Frame, Vocabulary
+
+_CORRELATION_IDS = 1 << 32
+
+
+class Asked(NamedTuple):
+    """A request that waits for its answer."""
+
+    correlation_id: int
+    request: Struct
+    api_key: ApiKey
+    version: int
+
+
+class CallAnswer(NamedTuple):
+    """An answer and what was asked."""
+
+    correlation_id: int
+    request: Struct
+    message: Struct
+
+
+class PeerEvent(NamedTuple):
+    """What a peer says without being asked again; `correlation_id` is that of the call it belongs to."""
+
+    correlation_id: int
+    message: Struct
+
+
+Parts: TypeAlias = list[Part]
+
+
+class ClientConnection:
+    """One connection, seen from who asks. Not thread-safe. After a ProtocolError the connection has to be closed.
+
+    memory: for large bodies, in views; without it each has its own.
+    """
+
+    def __init__(
+        self,
+        *,
+        vocabulary: Vocabulary = VOCABULARY,
+        limits: FrameLimits | None = None,
+        in_flight_max: int = 1024,
+        memory: Memory | None = None,
+    ) -> None:
+        if in_flight_max < 1:
+            raise BadArgument("in_flight_max", f"{in_flight_max} is below 1")
+        self._vocabulary, self._in_flight_max = vocabulary, in_flight_max
+        self._reader: FrameReader[CallAnswer | PeerEvent] = FrameReader(self._open, limits or FrameLimits(), memory)
+        self._asked: dict[int, Asked] = {}
+        self._open_calls: dict[int, Asked] = {}
+        self._next_id = 0
+        self.versions: AgreedVersions | None = None
+        """What both sides speak; None before the answer to ApiVersions."""
+
+    @property
+    def in_flight(self) -> tuple[Asked, ...]:
+        """What waits for an answer, oldest first: of a broken connection, what may or may not have been done."""
+        return tuple(self._asked.values())
+
+    @property
+    def failure(self) -> ProtocolError | None:
+        """What the peer did wrong, if it did."""
+        return self._reader.failure
+
+    def ask(self, request: Struct) -> tuple[int, Parts]:
+        """The parts to send, and the number that its answer will bear.
+
+        Raises TooManyInFlight, NoCommonVersion, NotInVersion; BadArgument for an event, or before ApiVersions was
+        answered. Nothing is in flight then.
+        """
+        key, kind = PLACE_OF[type(request)]
+        if kind is not FrameKind.REQUEST:
+            raise BadArgument("request", f"{type(request).__name__} is no request")
+        if len(self._asked) >= self._in_flight_max:
+            raise TooManyInFlight(self._in_flight_max)
+        version = self._version_of(key)
+        correlation_id = self._free_id()
+        parts = self._vocabulary.encode(request, version, correlation_id)
+        self._asked[correlation_id] = Asked(correlation_id, request, key, version)
+        return correlation_id, parts
+
+    def event_parts(self, correlation_id: int, event: Struct) -> Parts:
+        """The parts of an event of ours (Credit) for the call `correlation_id`. Raises BadArgument if that is over."""
+        key, _ = PLACE_OF[type(event)]
+        if key not in EVENTS_OF_CLIENTS:
+            raise BadArgument("event", f"{type(event).__name__} is nothing that a client tells")
+        call = self._open_calls.get(correlation_id)
+        if call is None or CALL_OF_EVENT[key] is not call.api_key:
+            raise BadArgument("correlation_id", f"no call {correlation_id} is open")
+        return self._vocabulary.encode(event, call.version, correlation_id)
+
+    def feed(self, data: bytes) -> list[CallAnswer | PeerEvent]:
+        """What `data` completes; see FrameReader.feed. Raises ProtocolError."""
+        return self._reader.feed(data)
+
+    def get_buffer(self, size_hint: int = -1) -> memoryview:
+        """Where the network may write next."""
+        return self._reader.get_buffer(size_hint)
+
+    def buffer_updated(self, count: int) -> list[CallAnswer | PeerEvent]:
+        """What the `count` bytes written there complete. Raises ProtocolError."""
+        return self._reader.buffer_updated(count)
+
+    def _version_of(self, key: ApiKey) -> int:
+        if self.versions is not None:
+            return self.versions.version_of(key)
+        if key is not ApiKey.API_VERSIONS:
+            raise BadArgument("request", "ApiVersions is asked first, and nothing else before its answer")
+        return self._vocabulary.versions[key].newest
+
+    def _free_id(self) -> int:
+        correlation_id = self._next_id
+        while correlation_id in self._asked or correlation_id in self._open_calls:
+            correlation_id = (correlation_id + 1) % _CORRELATION_IDS
+        self._next_id = (correlation_id + 1) % _CORRELATION_IDS
+        return correlation_id
+
+    def _open(self, prefix: Prefix, header: bytes) -> OpenedFrame[CallAnswer | PeerEvent]:
+        """Is it an answer that is waited for? Said before a byte of its records is kept."""
+        correlation_id = prefix.correlation_id
+        if prefix.kind == FrameKind.REQUEST:
+            raise UnexpectedAnswer(correlation_id, "a server does not ask")
+        if prefix.kind == FrameKind.EVENT:
+            call = self._open_calls.get(correlation_id)
+            known = call is not None and CALL_OF_EVENT.get(prefix.api_key) is call.api_key  # type: ignore[call-overload]
+            if call is None or not known or prefix.version != call.version:
+                why = f"no call waits for events of api key {prefix.api_key} version {prefix.version}"
+                raise UnexpectedAnswer(correlation_id, why)
+        else:
+            asked = self._asked.get(correlation_id)
+            if asked is None:
+                raise UnexpectedAnswer(correlation_id, "nothing was asked under that number, or it was answered before")
+            older_versions_answer = asked.api_key is ApiKey.API_VERSIONS and prefix.version == 0
+            if prefix.api_key != asked.api_key or (prefix.version != asked.version and not older_versions_answer):
+                why = f"api key {prefix.api_key} version {prefix.version}, asked was {asked.api_key} {asked.version}"
+                raise UnexpectedAnswer(correlation_id, why)
+        body_bytes, finish = self._vocabulary.open(prefix, header)
+        return OpenedFrame(body_bytes, lambda body: self._on_frame(finish(body)))
+
+    def _on_frame(self, frame: Frame) -> CallAnswer | PeerEvent:
+        correlation_id, message = frame.correlation_id, frame.message
+        if frame.kind is FrameKind.EVENT:
+            if frame.api_key in LAST_EVENTS:
+                self._open_calls.pop(correlation_id, None)
+            return PeerEvent(correlation_id, message)
+        asked = self._asked.pop(correlation_id)
+        if asked.api_key in CALLS_WITH_EVENTS and getattr(message, "error_code", ErrorCode.NONE) is ErrorCode.NONE:
+            self._open_calls[correlation_id] = asked
+        if isinstance(message, ApiVersionsResponse):
+            self.versions = AgreedVersions(self._vocabulary.versions, message)
+        return CallAnswer(correlation_id, asked.request, message)
+
+
+def first_request(name: str, version: str) -> ApiVersionsRequest:
+    """What a connection begins with."""
+    return ApiVersionsRequest(client_software_name=name, client_software_version=version)

@@ -1,0 +1,288 @@
+"""Frames: the size first, then what it is, an Avro header, and record batches as they are. Big-endian.
+
+    0        4         6         8                12     13             16           20
+    | size   | api key | version | correlation id | kind | header bytes | header CRC | Avro header | record batches
+      u32      u16       u16       u32              u8     u24            u32
+
+The size counts from byte 4. The CRC-32C covers bytes 0-15 and the header, so that a flipped bit moves no watermark; the
+batches have their own. Everything wrong is said as early as it can be known: a size above the limit before anything is
+kept, the rest once the header is there and before its first record byte. What a peer can make us hold is what it
+has sent, times `_GROWTH`. Kafka's shape (api key, version, correlation id); kind, CRC and header size are ours.
+"""
+
+import struct
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from mmap import mmap
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+import google_crc32c
+
+from pushrep.errors import BadArgument
+from pushrep.wire.errors import FrameTooLarge, MalformedFrame, ProtocolError
+from pushrep.wire.spares import SPARE_BYTES
+
+T = TypeVar("T")
+
+_PREFIX = struct.Struct(">IHHIII")
+_BEFORE_CRC = struct.Struct(">IHHII")
+_CRC = struct.Struct(">I")
+PREFIX_BYTES = 20
+_SIZE_ENDS_AT = 4
+_CRC_AT = 16
+_HEADER_BYTES_MASK = 0xFF_FFFF
+_FIRST_BYTES = 64 << 10  # a body's first buffer; it then grows fourfold as it fills, so that claims cost no memory
+_GROWTH = 4
+_SCRATCH_BYTES = 64 << 10
+_LENT_MAX = 4
+_HEAD_BYTES = 512  # prefix and header of a request for one partition, and to spare
+assert _PREFIX.size == PREFIX_BYTES == _BEFORE_CRC.size + _CRC.size, "docs/formats/protocol.md promises 20 bytes"
+
+
+class FrameKind(IntEnum):
+    """Who waits: a request for its response, a response for nobody, an event neither."""
+
+    REQUEST = 0
+    RESPONSE = 1
+    EVENT = 2
+
+
+class Prefix(NamedTuple):
+    """The 20 bytes. `size` counts what follows it."""
+
+    size: int
+    api_key: int
+    version: int
+    correlation_id: int
+    kind: int
+    header_bytes: int
+    crc: int
+
+    @property
+    def body_bytes(self) -> int:
+        """How much the record batches have."""
+        return self.size - (PREFIX_BYTES - _SIZE_ENDS_AT) - self.header_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameLimits:
+    """What a peer may send. Raises BadArgument for limits that no frame fits into."""
+
+    frame_bytes_max: int = 64 << 20
+    header_bytes_max: int = 1 << 20
+
+    def __post_init__(self) -> None:
+        if not PREFIX_BYTES <= self.header_bytes_max <= _HEADER_BYTES_MASK:
+            raise BadArgument("header_bytes_max", f"{self.header_bytes_max} is not from {PREFIX_BYTES} to 2**24 - 1")
+        if not self.header_bytes_max + PREFIX_BYTES <= self.frame_bytes_max < 1 << 31:
+            raise BadArgument(
+                "frame_bytes_max", f"{self.frame_bytes_max} is not from header_bytes_max + 20 to 2**31 - 1"
+            )
+
+
+def frame_head(place: tuple[int, int], version: int, correlation_id: int, header: bytes, body_bytes: int) -> bytes:
+    """The bytes of a frame before its record batches; `place` is (api key, kind)."""
+    api_key, kind = place
+    header_bytes = len(header)
+    size = PREFIX_BYTES - _SIZE_ENDS_AT + header_bytes + body_bytes
+    start = _BEFORE_CRC.pack(size, api_key, version, correlation_id, kind << 24 | header_bytes)
+    return b"".join((start, _CRC.pack(google_crc32c.extend(google_crc32c.value(start), header)), header))
+
+
+def read_prefix(data: bytes | bytearray | memoryview, position: int, limits: FrameLimits) -> Prefix:
+    """The prefix at `position`, which has its 20 bytes. Raises FrameTooLarge, MalformedFrame."""
+    size, api_key, version, correlation_id, packed, crc = _PREFIX.unpack_from(data, position)
+    kind, header_bytes = packed >> 24, packed & _HEADER_BYTES_MASK
+    if size > limits.frame_bytes_max - _SIZE_ENDS_AT:
+        raise FrameTooLarge(size + _SIZE_ENDS_AT, limits.frame_bytes_max, "frame_bytes_max")
+    if header_bytes > limits.header_bytes_max:
+        raise FrameTooLarge(header_bytes, limits.header_bytes_max, "header_bytes_max")
+    if size < PREFIX_BYTES - _SIZE_ENDS_AT + header_bytes:
+        raise MalformedFrame(f"a frame of {size} bytes has no room for a header of {header_bytes}")
+    return Prefix(size, api_key, version, correlation_id, kind, header_bytes, crc)
+
+
+class Memory(Protocol):
+    """Where memory for large bodies comes from: SPARE_BYTES of it, whatever stands in them.
+
+    A mapping is given back once its reader is `done`; a view says by itself when nobody looks at it any more.
+    """
+
+    def acquire(self) -> mmap | memoryview | None:
+        """None: there is none now, and whoever wants it makes its own."""
+        ...
+
+    def give_back(self, buffer: mmap, /) -> None: ...
+
+
+class OpenedFrame(NamedTuple, Generic[T]):
+    """What a frame is, known from its header alone; `finish` makes the message of the bytes that follow."""
+
+    body_bytes: int
+    finish: Callable[[memoryview], T]
+
+
+class FrameReader(Generic[T]):
+    """Bytes in, messages out, however the stream is cut. `open_frame(prefix, header)` decodes a header, or refuses it.
+
+    Feed it what was read, or let the network write straight into it: `get_buffer`, `buffer_updated`, as asyncio's
+    BufferedProtocol has them. After the first error the stream is dead: messages before it were delivered, `failure` is
+    set, and every further call raises it.
+
+    spares: where memory for large bodies comes from. Who gives mappings says `done` when nobody looks at the records
+    of the messages so far any more.
+    """
+
+    def __init__(
+        self, open_frame: Callable[[Prefix, bytes], OpenedFrame[T]], limits: FrameLimits, spares: Memory | None = None
+    ) -> None:
+        self._open_frame, self._limits = open_frame, limits
+        self._spares, self._lent = spares, deque[mmap](maxlen=_LENT_MAX)  # older ones go when their records do
+        self._head = bytearray()  # prefix and header, until both are whole
+        self._opened: OpenedFrame[T] | None = None
+        self._body: bytearray | mmap | memoryview = bytearray()
+        self._body_size = self._body_filled = 0
+        self._scratch: bytearray | None = None
+        self._is_bulky = False  # the last frame's records had a buffer of their own
+        self.failure: ProtocolError | None = None
+
+    @property
+    def is_between_frames(self) -> bool:
+        """Whether the stream may end here without cutting a frame."""
+        return not self._head and self._opened is None
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory of the frame that is not whole yet."""
+        return len(self._head) + (len(self._body) if isinstance(self._body, bytearray) else self._body_filled)
+
+    def feed(self, data: bytes) -> list[T]:
+        """The messages that are whole now. Records point into `data` where it holds them whole: nobody may change it.
+
+        Raises ProtocolError; if good messages came before it in `data`, they are returned and the next call raises it.
+        """
+        if self.failure is not None:
+            raise self.failure
+        found: list[T] = []
+        view, at, end = memoryview(data), 0, len(data)
+        try:
+            while at < end:
+                at = self._take_body(view, at, found) if self._opened is not None else self._take_head(view, at, found)
+        except ProtocolError as error:
+            self.failure = error
+            self._head, self._body, self._opened = bytearray(), bytearray(), None
+            if not found:
+                raise
+        return found
+
+    def get_buffer(self, _size_hint: int = -1) -> memoryview:
+        """Where the network may write next; `buffer_updated` tells how much it did. Of a large body, its own memory."""
+        if self._opened is not None:
+            return memoryview(self._grown())[self._body_filled : self._body_size]
+        if self._scratch is None:
+            self._scratch = bytearray(_SCRATCH_BYTES)
+        # Behind a large body comes another: what is read of it with its header has to be copied.
+        return memoryview(self._scratch)[: _HEAD_BYTES if self._is_bulky and not self._head else None]
+
+    def buffer_updated(self, count: int) -> list[T]:
+        """The messages that are whole after `count` bytes were written into `get_buffer()`. Raises as `feed` does."""
+        if self._opened is None or self.failure is not None:
+            return self.feed(bytes(memoryview(self._scratch or b"")[:count]))
+        found: list[T] = []
+        self._body_filled += count
+        self._finish_if_whole(found)
+        return found
+
+    def done(self) -> None:
+        """Nobody looks at the records of the messages so far any more: their memory may be used again."""
+        if self._spares is not None:
+            while self._lent:
+                self._spares.give_back(self._lent.pop())
+
+    def _take_head(self, view: memoryview, at: int, found: list[T]) -> int:
+        """Take prefix and header from `at` on, and the body too if all of it is there; the position behind."""
+        if self._head:
+            return self._fill_head(view, at, found)
+        if len(view) - at < PREFIX_BYTES:
+            self._head += view[at:]
+            self._refuse_size_early()
+            return len(view)
+        prefix = read_prefix(view, at, self._limits)
+        header_ends = at + PREFIX_BYTES + prefix.header_bytes
+        if header_ends > len(view):
+            self._head += view[at:]
+            return len(view)
+        opened = self._checked(prefix, bytes(view[at:header_ends]))
+        body_ends = header_ends + opened.body_bytes
+        if body_ends <= len(view):
+            found.append(opened.finish(view[header_ends:body_ends].toreadonly()))
+            return body_ends
+        self._begin_body(opened)
+        return header_ends
+
+    def _fill_head(self, view: memoryview, at: int, found: list[T]) -> int:
+        missing = PREFIX_BYTES - len(self._head)
+        if missing > 0:
+            self._head += view[at : at + missing]
+            at = min(at + missing, len(view))
+            if len(self._head) < PREFIX_BYTES:
+                self._refuse_size_early()
+                return at
+        prefix = read_prefix(self._head, 0, self._limits)
+        missing = PREFIX_BYTES + prefix.header_bytes - len(self._head)
+        if missing > 0:
+            self._head += view[at : at + missing]
+            at = min(at + missing, len(view))
+        if len(self._head) == PREFIX_BYTES + prefix.header_bytes:
+            opened = self._checked(prefix, bytes(self._head))
+            self._head = bytearray()
+            self._begin_body(opened)
+            self._finish_if_whole(found)
+        return at
+
+    def _refuse_size_early(self) -> None:
+        if len(self._head) >= _SIZE_ENDS_AT:
+            size = int.from_bytes(self._head[:_SIZE_ENDS_AT])
+            if size > self._limits.frame_bytes_max - _SIZE_ENDS_AT:
+                raise FrameTooLarge(size + _SIZE_ENDS_AT, self._limits.frame_bytes_max, "frame_bytes_max")
+
+    def _checked(self, prefix: Prefix, head: bytes) -> OpenedFrame[T]:
+        header = head[PREFIX_BYTES:]
+        if google_crc32c.extend(google_crc32c.value(head[:_CRC_AT]), header) != prefix.crc:
+            raise MalformedFrame("the CRC of the header does not match")
+        return self._open_frame(prefix, header)
+
+    def _begin_body(self, opened: OpenedFrame[T]) -> None:
+        size = opened.body_bytes
+        self._opened, self._body_size, self._body_filled = opened, size, 0
+        self._is_bulky = size > _FIRST_BYTES
+        spare = self._spares.acquire() if self._spares is not None and _FIRST_BYTES < size <= SPARE_BYTES else None
+        self._body = spare if spare is not None else bytearray(min(size, _FIRST_BYTES))
+
+    def _grown(self) -> bytearray | mmap | memoryview:
+        if self._body_filled == len(self._body):
+            # A new one: whoever still holds the view of get_buffer would forbid the old one to grow.
+            grown = bytearray(min(self._body_size, _GROWTH * len(self._body)))
+            grown[: self._body_filled] = self._body
+            self._body = grown
+        return self._body
+
+    def _take_body(self, view: memoryview, at: int, found: list[T]) -> int:
+        while at < len(view) and self._body_filled < self._body_size:
+            body = self._grown()
+            count = min(len(body) - self._body_filled, self._body_size - self._body_filled, len(view) - at)
+            body[self._body_filled : self._body_filled + count] = view[at : at + count]
+            self._body_filled += count
+            at += count
+        self._finish_if_whole(found)
+        return at
+
+    def _finish_if_whole(self, found: list[T]) -> None:
+        if self._opened is not None and self._body_filled == self._body_size:
+            opened, body = self._opened, self._body
+            self._opened, self._body = None, bytearray()
+            if isinstance(body, mmap):
+                self._lent.append(body)
+            found.append(opened.finish(memoryview(body)[: self._body_size].toreadonly()))

@@ -1,0 +1,487 @@
+"""The calls between a leader and its replicas, newest version of each; their bytes stand in schemas/ and docs/formats/.
+
+    ApiVersions        what do you speak?
+    DescribeLog        where do your logs end, and who leads? may create them
+    AppendRecords      record batches and watermarks of many partitions
+    EndOffsetForEpoch  where did an epoch end in your log? (to find where two logs parted)
+    Grant              this member leads from now on
+    FetchRecords       whole batches from your log, for who leads first and for repair
+    ListLogs           which logs do you keep?
+    Beat               this leader is alive, or leads no more
+    DescribeDamage     which sealed segments has your scrub found damaged?
+    RepairRecords      whole batches for one of them, from where you asked; what do you want next?
+
+Every answer's fields but its error have defaults, so that a refusal is `AppendRecordsResponse(error_code=...)`.
+An error of the whole request stands in the answer, one of a partition beside that partition.
+"""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+from uuid import UUID
+
+from pushrep.push_session_end_reason import NOT_ENDED
+from pushrep.topic_id_partition import TopicIdPartition
+from pushrep.wire.error_codes import ErrorCode
+from pushrep.wire.values import (
+    INT_MAX,
+    LONG_MAX,
+    MEMBER_MAX,
+    OFFSET_MAX,
+    Count,
+    Counter,
+    CounterOrNone,
+    CountOrNone,
+    Epoch,
+    EpochOrNone,
+    MemberIndex,
+    MemberIndexOrNone,
+    Offset,
+    OffsetOrNone,
+    Records,
+    Struct,
+    TimeMs,
+)
+
+NO_OUTBOX = UUID(int=0)
+NO_DIRECTORY = UUID(int=0)
+NOT_SAID = -1
+Tps: TypeAlias = tuple[TopicIdPartition, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiVersionsRequest(Struct):
+    """The first request of a connection. The client's name and version are for the other side's log only."""
+
+    client_software_name: str = ""
+    client_software_version: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiVersion(Struct):
+    """One call and the versions that are spoken of it, both ends in."""
+
+    api_key: Count
+    min_version: Count
+    max_version: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiVersionsResponse(Struct):
+    """Everything that is spoken. With UNSUPPORTED_VERSION it is written in version 0, and tells what to ask with."""
+
+    error_code: ErrorCode = ErrorCode.NONE
+    api_versions: tuple[ApiVersion, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireMember(Struct):
+    """A member of an outbox: an index that is never used again, and where it listens (empty: it does not).
+
+    From version 2 on: `directory_id` of the directory that counts as this member, zero where the grant names none;
+    `identity`: the name of its connections, empty where the grant names none.
+    """
+
+    index: MemberIndex
+    address: str = ""
+    directory_id: UUID = NO_DIRECTORY
+    identity: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Destination(Struct):
+    """A Kafka topic that the outbox ships to, and the number of its partitions that was fixed for this PID epoch."""
+
+    topic_id: UUID
+    partitions: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireGrant(Struct):
+    """Who leads an outbox, by ballot: what a member stores and shows.
+
+    `members_epoch`: of the grant that first named these lists. `previous_*`: the list that this one replaces, empty and
+    0 where it replaces none. `accepted_loss`: what an operator was shown and accepted. `next_index`: the lowest index
+    that no member ever had. `generation` (version 2): of the last forced grant, 0 where there was none.
+    """
+
+    outbox_id: UUID
+    epoch: Epoch
+    leader: MemberIndex
+    members: tuple[WireMember, ...]
+    min_insync_replicas: Count
+    members_epoch: Epoch
+    pid_epoch: Count
+    topic_id: UUID
+    topic: str
+    partitions: Count
+    carrier: str
+    destinations: tuple[Destination, ...] = ()
+    accepted_loss: str = ""
+    previous_members: tuple[WireMember, ...] = ()
+    previous_min_insync_replicas: Count = 0
+    next_index: Count = 0
+    generation: Counter = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochStart(Struct):
+    """A leader epoch and its first offset in a log."""
+
+    epoch: Epoch
+    start_offset: Offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeLogRequest(Struct):
+    """`partitions` empty: all of the outbox. `member`: the sender's index, -1 for one that only looks.
+
+    The answer has the first of them, in this order, as many as fit into a frame: ask again for the rest.
+    `generation` (version 2, as in the other calls): the newest that the sender knows.
+    """
+
+    outbox_id: UUID
+    member: MemberIndexOrNone = -1
+    create: bool = False
+    partitions: Tps = ()
+    generation: Counter = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogDescription(Struct):
+    """One log of a member. `damaged_from`: first offset that can't be believed, -1 for a log that is whole.
+
+    Members are compared by (`granted_epoch`, `granted_end_offset`), the newest granted epoch in the log and its end;
+    from `ungranted_from` on it holds what it wrote without a grant, -1 if there is none.
+    """
+
+    tp: TopicIdPartition
+    error_code: ErrorCode = ErrorCode.NONE
+    log_end_offset: Offset = 0
+    log_start_offset: Offset = 0
+    high_watermark: Offset = 0
+    flushed_offset: Offset = 0
+    leader_epochs: tuple[EpochStart, ...] = ()
+    granted_epoch: EpochOrNone = -1
+    granted_end_offset: OffsetOrNone = -1
+    ungranted_from: OffsetOrNone = -1
+    damaged_from: OffsetOrNone = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeLogResponse(Struct):
+    """What a member says of itself: its index (-1 without a grant), the newest grant, the highest epoch it has seen.
+
+    `error_message` without an error: why the disk took nothing of one of these logs the last time.
+    `replica_epoch` goes into every AppendRecords to it, until it restarts. `last_contact_ms`: with the grant's leader.
+    From version 1 on: `directory_id` of what it keeps, zero if it has none; `unfilled` 1 for a member that had no grant
+    when it stored its first, and has not been given everything since, 0 for another; -1 from an older node.
+    From version 2 on: `contact_age_ms`, how long ago the leader by that grant was in contact, by the node's monotonic
+    clock, no longer than the node runs; -1: it said that it leads no more, it is this very member, or an older node.
+    """
+
+    error_code: ErrorCode = ErrorCode.NONE
+    error_message: str = ""
+    replica_epoch: Counter = 0
+    member: MemberIndexOrNone = -1
+    highest_epoch: EpochOrNone = -1
+    grants: tuple[WireGrant, ...] = ()
+    logs: tuple[LogDescription, ...] = ()
+    last_contact_ms: TimeMs = -1
+    directory_id: UUID = NO_DIRECTORY
+    unfilled: CountOrNone = NOT_SAID
+    generation: Counter = 0
+    contact_age_ms: CounterOrNone = NOT_SAID
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppendRecordsPartition(Struct):
+    """What one push session says in one request; `records` may be empty. `end_session_reason`: -1 while it goes on.
+
+    `previous_epoch`: leader epoch of the batch that ends at `append_offset`, -1 at the log's start.
+    `epoch_start_offset`: where `leader_epoch` begins in the leader's log. `restart`: the leader's log begins above the
+    replica's end, begin anew at `append_offset`. `cleaned_offset`: 0, or offsets are missing between these records (or
+    before them) since Kafka's cleaner took them: below it any may be.
+    """
+
+    tp: TopicIdPartition
+    leader_epoch: Epoch
+    replica_epoch: Counter
+    session_id: Counter
+    append_offset: Offset
+    previous_epoch: EpochOrNone
+    epoch_start_offset: Offset
+    high_watermark: Offset
+    log_start_offset: Offset
+    flush_wanted: bool = False
+    restart: bool = False
+    end_session_reason: CountOrNone = NOT_ENDED
+    cleaned_offset: Offset = 0
+    generation: Counter = 0
+    records: Records = ()
+
+    def __post_init__(self) -> None:
+        # One expression instead of Struct's loop: this is made twice for every request (benchmarks/protocol.py).
+        if not (
+            0 <= self.leader_epoch <= INT_MAX
+            and 0 <= self.replica_epoch <= LONG_MAX
+            and 0 <= self.session_id <= LONG_MAX
+            and 0 <= self.append_offset <= OFFSET_MAX
+            and -1 <= self.previous_epoch <= INT_MAX
+            and 0 <= self.epoch_start_offset <= OFFSET_MAX
+            and 0 <= self.high_watermark <= OFFSET_MAX
+            and 0 <= self.log_start_offset <= OFFSET_MAX
+            and -1 <= self.end_session_reason <= INT_MAX
+            and 0 <= self.cleaned_offset <= OFFSET_MAX
+            and 0 <= self.generation <= LONG_MAX
+        ):
+            Struct.__post_init__(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppendRecordsRequest(Struct):
+    """Record batches of many partitions for one replica. A partition stands in it once."""
+
+    partitions: tuple[AppendRecordsPartition, ...]
+
+    def __post_init__(self) -> None:
+        """It has no number of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireAppendRecordsResult(Struct):
+    """One partition's answer, at the request's place. `grant_epoch`, `grant_leader`: of the newest grant; -1: none.
+
+    With LOG_DIVERGED, `epoch` is the replica's largest at or below `previous_epoch`, `epoch_end_offset` its end.
+    """
+
+    error_code: ErrorCode = ErrorCode.NONE
+    log_end_offset: Offset = 0
+    log_start_offset: Offset = 0
+    flushed_offset: Offset = 0
+    grant_epoch: EpochOrNone = -1
+    grant_leader: MemberIndexOrNone = -1
+    epoch: EpochOrNone = -1
+    epoch_end_offset: OffsetOrNone = -1
+    generation: Counter = 0
+
+    def __post_init__(self) -> None:
+        if not (
+            0 <= self.log_end_offset <= OFFSET_MAX
+            and 0 <= self.log_start_offset <= OFFSET_MAX
+            and 0 <= self.flushed_offset <= OFFSET_MAX
+            and -1 <= self.grant_epoch <= INT_MAX
+            and -1 <= self.grant_leader <= MEMBER_MAX
+            and -1 <= self.epoch <= INT_MAX
+            and -1 <= self.epoch_end_offset <= OFFSET_MAX
+            and 0 <= self.generation <= LONG_MAX
+        ):
+            Struct.__post_init__(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppendRecordsResponse(Struct):
+    """A result for each partition, in the request's order; `grants`: whole ones that are news to the sender."""
+
+    error_code: ErrorCode = ErrorCode.NONE
+    results: tuple[WireAppendRecordsResult, ...] = ()
+    grants: tuple[WireGrant, ...] = ()
+
+    def __post_init__(self) -> None:
+        """It has no number of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochQuestion(Struct):
+    """Where does `epoch` end in your log? `leader_epoch` is the asker's own."""
+
+    tp: TopicIdPartition
+    leader_epoch: EpochOrNone
+    epoch: EpochOrNone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndOffsetForEpochRequest(Struct):
+    """Kafka's OffsetForLeaderEpoch, asked by the leader of its replica."""
+
+    partitions: tuple[EpochQuestion, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireEpochEnd(Struct):
+    """The largest epoch at or below the one asked for, and where it ends; -1 and -1 where nothing is known."""
+
+    error_code: ErrorCode = ErrorCode.NONE
+    epoch: EpochOrNone = -1
+    end_offset: OffsetOrNone = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndOffsetForEpochResponse(Struct):
+    """An answer for each question, in the request's order."""
+
+    error_code: ErrorCode = ErrorCode.NONE
+    results: tuple[WireEpochEnd, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrantRequest(Struct):
+    """Store this grant, on disk before you answer, and describe `partitions`. `sender`: the index of who asks.
+
+    An outbox of many partitions asks for the rest by DescribeLog: a header has its limit. `member` (version 1): the
+    index that the node is addressed as; one that is another live member already answers MEMBER_TWICE. `is_first`:
+    nothing was ever acknowledged by its members, so one without a grant has lost nothing.
+    """
+
+    grant: WireGrant
+    sender: MemberIndex
+    partitions: Tps = ()
+    member: MemberIndexOrNone = -1
+    is_first: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrantResponse(Struct):
+    """As DescribeLogResponse; `grants` holds the newest here, which is the request's own if there is no error."""
+
+    error_code: ErrorCode = ErrorCode.NONE
+    error_message: str = ""
+    member: MemberIndexOrNone = -1
+    highest_epoch: EpochOrNone = -1
+    grants: tuple[WireGrant, ...] = ()
+    logs: tuple[LogDescription, ...] = ()
+    directory_id: UUID = NO_DIRECTORY
+    unfilled: CountOrNone = NOT_SAID
+    generation: Counter = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchRecordsRequest(Struct):
+    """Whole batches from `offset` on, at least one if there is one, else at most `max_bytes`."""
+
+    tp: TopicIdPartition
+    grant_epoch: EpochOrNone
+    offset: Offset
+    max_bytes: Count
+    generation: Counter = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchRecordsResponse(Struct):
+    """The batches up to the log's end, whatever the watermark is; none at the end.
+
+    `cleaned_offset`: as in AppendRecordsPartition.
+    """
+
+    error_code: ErrorCode = ErrorCode.NONE
+    error_message: str = ""
+    log_end_offset: Offset = 0
+    log_start_offset: Offset = 0
+    high_watermark: Offset = 0
+    grants: tuple[WireGrant, ...] = ()
+    cleaned_offset: Offset = 0
+    generation: Counter = 0
+    records: Records = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListLogsRequest(Struct):
+    """`outbox_id` zero: of every outbox."""
+
+    outbox_id: UUID = NO_OUTBOX
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedLog(Struct):
+    """A log that a node keeps. `error_code` tells why it is offline."""
+
+    outbox_id: UUID
+    tp: TopicIdPartition
+    error_code: ErrorCode = ErrorCode.NONE
+    log_end_offset: Offset = 0
+    log_start_offset: Offset = 0
+    high_watermark: Offset = 0
+    leader_epoch: EpochOrNone = -1
+    size_bytes: Counter = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListLogsResponse(Struct):
+    """Every log, by outbox, topic and partition."""
+
+    error_code: ErrorCode = ErrorCode.NONE
+    error_message: str = ""
+    logs: tuple[ListedLog, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeatRequest(Struct):
+    """Once a second on each connection of a leader, also while it has nothing to push. `is_last`: it leads no more."""
+
+    outbox_id: UUID
+    leader: MemberIndex
+    leader_epoch: Epoch
+    is_last: bool = False
+    generation: Counter = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeatResponse(Struct):
+    """FENCED_LEADER_EPOCH where a newer grant is kept; `grant_epoch`, `grant_leader`: of the newest one, -1: none."""
+
+    error_code: ErrorCode = ErrorCode.NONE
+    error_message: str = ""
+    grant_epoch: EpochOrNone = -1
+    grant_leader: MemberIndexOrNone = -1
+    generation: Counter = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeDamageRequest(Struct):
+    """Of all logs of an outbox that are in use."""
+
+    outbox_id: UUID
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DamagedSegment(Struct):
+    """A sealed segment of [base_offset, end_offset) whose batches are not whole, or not the sealed ones, from `offset`
+    on.
+    """
+
+    tp: TopicIdPartition
+    base_offset: Offset
+    offset: Offset
+    end_offset: Offset
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeDamageResponse(Struct):
+    """Every damaged segment that is known, by log and base offset; the first of them, as many as fit into a frame."""
+
+    error_code: ErrorCode = ErrorCode.NONE
+    error_message: str = ""
+    segments: tuple[DamagedSegment, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepairRecordsRequest(Struct):
+    """For the damaged segment that begins at `base_offset`: whole batches from the offset on that was wanted last; none
+    in the first request. Only who has the newest grant may send it.
+    """
+
+    outbox_id: UUID
+    tp: TopicIdPartition
+    grant_epoch: EpochOrNone
+    base_offset: Offset
+    generation: Counter = 0
+    records: Records = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepairRecordsResponse(Struct):
+    """`wanted_offset`: from where batches are needed next; -1: the segment is whole, and stands in its place."""
+
+    error_code: ErrorCode = ErrorCode.NONE
+    error_message: str = ""
+    wanted_offset: OffsetOrNone = -1

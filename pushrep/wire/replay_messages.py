@@ -1,0 +1,280 @@
+"""The calls of record and replay, newest version of each; their bytes stand in schemas/ and docs/formats/.
+
+    StartReplay          make a session                          Attach     be its subscriber, with credit
+    Credit        →      more bytes may come (an event, no answer)
+    ReplayData    ←      whole batches, or none: a heartbeat     ReplayEnd ←  the last word, once
+    StopReplay           end one session, or all of a recording
+    DescribeRecordings   the catalogue
+    Extend Truncate Purge Delete                                 DeleteDone ← the files are gone
+
+An event is a frame that no answer follows. It bears the correlation id of what it belongs to: Credit, ReplayData and
+ReplayEnd that of their Attach, DeleteDone that of its Delete.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from uuid import UUID
+
+from pushrep.topic_id_partition import TopicIdPartition
+from pushrep.wire.error_codes import ErrorCode
+from pushrep.wire.values import (
+    Counter,
+    CounterOrNone,
+    Epoch,
+    EpochOrNone,
+    Long,
+    Offset,
+    OffsetOrNone,
+    Records,
+    Struct,
+    TimeMs,
+)
+
+
+class PositionKind(IntEnum):
+    """How `StartReplayRequest.position` is meant."""
+
+    LOG_START = 0
+    OFFSET = 1
+    TIMESTAMP_MS = 2
+
+
+class LengthKind(IntEnum):
+    """How far a replay goes; RECORDS: `StartReplayRequest.length` of them, exactly."""
+
+    FOLLOW = 0
+    TO_END = 1
+    RECORDS = 2
+
+
+class RecordingState(IntEnum):
+    """DELETED stands before the files go, INVALID where they can't be read."""
+
+    VALID = 0
+    INVALID = 1
+    DELETED = 2
+
+
+class ReplayEndReason(IntEnum):
+    """Why a session is over. ERROR: `ReplayEnd.error_code` says which."""
+
+    LIMIT_REACHED = 0
+    STOPPED = 1
+    SUBSCRIBER_GONE = 2
+    RECORDING_DELETED = 3
+    TRUNCATED = 4
+    LEASE_BROKEN = 5
+    ERROR = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartReplayRequest(Struct):
+    """`bound`: stable, high_watermark, flushed, written, or a counter's name. `max_bytes_per_s`: 0 is no limit.
+
+    `epoch_before`: a reader that resumes names the epoch of the record before its position, -1 if it does not know.
+    """
+
+    recording_id: Counter
+    position_kind: PositionKind = PositionKind.LOG_START
+    position: Long = 0
+    length_kind: LengthKind = LengthKind.FOLLOW
+    length: Counter = 0
+    bound: str = "stable"
+    max_bytes_per_s: Counter = 0
+    epoch_before: EpochOrNone = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartReplayResponse(Struct):
+    """A refusal of a position tells the range: [`log_start_offset`, `end_offset`]. All 64 bits of the id are needed."""
+
+    error_code: ErrorCode = ErrorCode.NONE
+    error_message: str = ""
+    session_id: Long = 0
+    start_offset: OffsetOrNone = -1
+    log_start_offset: OffsetOrNone = -1
+    end_offset: OffsetOrNone = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttachRequest(Struct):
+    """Become the session's one subscriber; `credit_bytes` may come before the first Credit."""
+
+    session_id: Long
+    credit_bytes: Counter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttachResponse(Struct):
+    """Without an error, ReplayData follows under the same correlation id."""
+
+    error_code: ErrorCode = ErrorCode.NONE
+    error_message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credit(Struct):
+    """`bytes` more may come, on top of what is left. A subscriber pauses by sending none."""
+
+    session_id: Long
+    bytes: Counter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayData(Struct):
+    """Whole batches; the reader drops what lies below `start_offset` or at and above `end_offset`, and checks the CRCs.
+
+    `tip_offset`: how far the session could read when this left. Without records it is a heartbeat. `cleaned_offset`: 0,
+    or offsets are missing since the data before, since Kafka's cleaner took them: below it any may be.
+    """
+
+    session_id: Long
+    start_offset: Offset
+    end_offset: Offset
+    tip_offset: Offset
+    cleaned_offset: Offset = 0
+    records: Records = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayEnd(Struct):
+    """The session is over at `offset`. `segment`: base offset of the segment an error was met in, -1 without one.
+
+    `cleaned_offset`: 0, or Kafka's cleaner, which went so far, took what lies between the last data and `offset`.
+    """
+
+    session_id: Long
+    reason: ReplayEndReason
+    offset: Offset
+    error_code: ErrorCode = ErrorCode.NONE
+    error_message: str = ""
+    leader_epoch: EpochOrNone = -1
+    segment: OffsetOrNone = -1
+    cleaned_offset: Offset = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopReplayRequest(Struct):
+    """Exactly one is meant: `session_id`, or all sessions of `recording_id` if that is not -1."""
+
+    session_id: Long = 0
+    recording_id: CounterOrNone = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopReplayResponse(Struct):
+    """How many sessions it ended; 0 is fine."""
+
+    error_code: ErrorCode = ErrorCode.NONE
+    stopped: Counter = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeRecordingsRequest(Struct):
+    """At most `limit` recordings with an id of `from_recording_id` or above; `topic` empty: of every topic."""
+
+    from_recording_id: Counter = 0
+    limit: Counter = 1000
+    topic: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording(Struct):
+    """One entry of the catalogue. `stop_offset`: -1 while it is written."""
+
+    recording_id: Counter
+    outbox_id: UUID
+    tp: TopicIdPartition
+    start_offset: Offset
+    stop_offset: OffsetOrNone
+    tip_offset: Offset
+    created_ms: TimeMs
+    state: RecordingState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeRecordingsResponse(Struct):
+    """By rising id. `has_more`: ask again from the last id + 1."""
+
+    error_code: ErrorCode = ErrorCode.NONE
+    error_message: str = ""
+    recordings: tuple[Recording, ...] = ()
+    has_more: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtendRequest(Struct):
+    """A stopped recording goes on at its end, under a higher epoch."""
+
+    recording_id: Counter
+    leader_epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtendResponse(Struct):
+    """Where it goes on."""
+
+    error_code: ErrorCode = ErrorCode.NONE
+    error_message: str = ""
+    end_offset: OffsetOrNone = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TruncateRequest(Struct):
+    """Cut at `offset`; sessions above it end first."""
+
+    recording_id: Counter
+    offset: Offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TruncateResponse(Struct):
+    """The end after the cut, and how many sessions it ended."""
+
+    error_code: ErrorCode = ErrorCode.NONE
+    error_message: str = ""
+    end_offset: OffsetOrNone = -1
+    stopped: Counter = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PurgeRequest(Struct):
+    """Remove whole segments below `before_offset`."""
+
+    recording_id: Counter
+    before_offset: Offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PurgeResponse(Struct):
+    """Where the recording begins now."""
+
+    error_code: ErrorCode = ErrorCode.NONE
+    error_message: str = ""
+    log_start_offset: OffsetOrNone = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteRequest(Struct):
+    """`force`: although replays run."""
+
+    recording_id: Counter
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteResponse(Struct):
+    """Without an error it is marked DELETED, and DeleteDone follows under the same correlation id."""
+
+    error_code: ErrorCode = ErrorCode.NONE
+    error_message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteDone(Struct):
+    """The files are gone, or why not."""
+
+    recording_id: Counter
+    error_code: ErrorCode = ErrorCode.NONE
+    error_message: str = ""
+    freed_bytes: Counter = 0

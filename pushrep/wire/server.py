@@ -1,0 +1,156 @@
+"""The answering side of a connection: takes requests, lets each be answered once, under its number, in its version.
+
+    feed(data)             -> [Call | Told, ...]      requests, and what a subscriber tells
+    answer(call, response) -> parts                   in any order
+    event(call, event)     -> parts                   after the answer: ReplayData, ReplayEnd, DeleteDone
+
+A server that reads on while many calls are unanswered holds their records: `open_calls` says how many, and the shell
+stops reading at its own limit. `calls_max` is where a peer that sends on regardless is refused.
+"""
+
+from typing import NamedTuple, TypeAlias
+
+from pushrep.errors import BadArgument
+from pushrep.wire.calls import (
+    CALL_OF_EVENT,
+    CALLS,
+    CALLS_WITH_EVENTS,
+    EVENTS_OF_CLIENTS,
+    LAST_EVENTS,
+    PLACE_OF,
+    ApiKey,
+)
+from pushrep.wire.error_codes import ErrorCode
+from pushrep.wire.errors import MalformedFrame, ProtocolError, UnknownCall
+from pushrep.wire.frames import FrameKind, FrameLimits, FrameReader, OpenedFrame, Prefix
+from pushrep.wire.push_messages import ApiVersionsRequest
+from pushrep.wire.spares import Spares
+from pushrep.wire.values import Part, Struct
+from pushrep.wire.versions import versions_answer
+from pushrep.wire.vocabulary import VOCABULARY, Frame, Vocabulary
+
+
+class Call(NamedTuple):
+    """A request to be answered. `is_version_known` is False for ApiVersions in a version of the future only."""
+
+    correlation_id: int
+    api_key: ApiKey
+    version: int
+    request: Struct
+    is_version_known: bool = True
+
+
+class Told(NamedTuple):
+    """An event from the client, for the call `correlation_id`, which may be over by now."""
+
+    correlation_id: int
+    message: Struct
+
+
+Parts: TypeAlias = list[Part]
+
+
+class ServerConnection:
+    """One connection, seen from who answers. Not thread-safe. After a ProtocolError the connection has to be closed."""
+
+    def __init__(
+        self,
+        *,
+        vocabulary: Vocabulary = VOCABULARY,
+        limits: FrameLimits | None = None,
+        calls_max: int = 4096,
+        spares: Spares | None = None,
+    ) -> None:
+        if calls_max < 1:
+            raise BadArgument("calls_max", f"{calls_max} is below 1")
+        self._vocabulary, self._calls_max = vocabulary, calls_max
+        self._reader: FrameReader[Call | Told] = FrameReader(self._open, limits or FrameLimits(), spares)
+        self._unanswered: set[int] = set()
+        self._streams: set[int] = set()
+
+    @property
+    def open_calls(self) -> int:
+        """Requests that were not answered yet."""
+        return len(self._unanswered)
+
+    @property
+    def failure(self) -> ProtocolError | None:
+        """What the peer did wrong, if it did."""
+        return self._reader.failure
+
+    def feed(self, data: bytes) -> list[Call | Told]:
+        """What `data` completes; see FrameReader.feed. Raises ProtocolError."""
+        return self._reader.feed(data)
+
+    def get_buffer(self, size_hint: int = -1) -> memoryview:
+        """Where the network may write next."""
+        return self._reader.get_buffer(size_hint)
+
+    def buffer_updated(self, count: int) -> list[Call | Told]:
+        """What the `count` bytes written there complete. Raises ProtocolError."""
+        return self._reader.buffer_updated(count)
+
+    def done(self) -> None:
+        """Nobody looks at the records of the requests so far any more; see FrameReader."""
+        self._reader.done()
+
+    def answer(self, call: Call, response: Struct) -> Parts:
+        """The parts of the answer. Raises BadArgument for another call's response or a second one, and NotInVersion."""
+        if PLACE_OF[type(response)] != (call.api_key, FrameKind.RESPONSE):
+            raise BadArgument("response", f"{type(response).__name__} does not answer {call.api_key.name}")
+        if call.correlation_id not in self._unanswered:
+            raise BadArgument("call", f"{call.correlation_id} was answered already")
+        parts = self._vocabulary.encode(response, call.version, call.correlation_id)
+        self._unanswered.discard(call.correlation_id)
+        if call.api_key in CALLS_WITH_EVENTS and getattr(response, "error_code", ErrorCode.NONE) is ErrorCode.NONE:
+            self._streams.add(call.correlation_id)
+        return parts
+
+    def answer_versions(self, call: Call) -> Parts:
+        """The answer to ApiVersions, in its version or, if that is unknown, in version 0."""
+        code = ErrorCode.NONE if call.is_version_known else ErrorCode.UNSUPPORTED_VERSION
+        return self.answer(call, versions_answer(self._vocabulary, code))
+
+    def event(self, call: Call, event: Struct) -> Parts:
+        """The parts of an event of an answered call. Raises BadArgument before the answer and after the end."""
+        key, _ = PLACE_OF[type(event)]
+        if CALL_OF_EVENT.get(key) is not call.api_key or key in EVENTS_OF_CLIENTS:
+            raise BadArgument("event", f"{type(event).__name__} does not belong to {call.api_key.name}")
+        if call.correlation_id not in self._streams:
+            raise BadArgument("call", f"{call.correlation_id} is not answered yet, or over")
+        parts = self._vocabulary.encode(event, call.version, call.correlation_id)
+        if key in LAST_EVENTS:
+            self._streams.discard(call.correlation_id)
+        return parts
+
+    def refuse(self, call: Call, code: ErrorCode) -> Parts:
+        """An answer that says nothing but `code`."""
+        response: type[Struct] = CALLS[call.api_key][FrameKind.RESPONSE]
+        return self.answer(call, response(error_code=code))  # type: ignore[call-arg]  # every response has one
+
+    def _open(self, prefix: Prefix, header: bytes) -> OpenedFrame[Call | Told]:
+        if prefix.kind == FrameKind.EVENT:
+            if prefix.api_key not in EVENTS_OF_CLIENTS:
+                raise UnknownCall(prefix.api_key, prefix.version, prefix.kind, "no event of a client")
+        elif prefix.kind != FrameKind.REQUEST:
+            raise UnknownCall(prefix.api_key, prefix.version, prefix.kind, "a client does not answer")
+        elif prefix.correlation_id in self._unanswered or prefix.correlation_id in self._streams:
+            raise MalformedFrame(f"correlation id {prefix.correlation_id} is in use")
+        elif len(self._unanswered) >= self._calls_max:
+            raise MalformedFrame(f"{self._calls_max} requests are unanswered (calls_max), and more come")
+        versions = self._vocabulary.versions[ApiKey.API_VERSIONS]
+        if prefix.api_key == ApiKey.API_VERSIONS and prefix.version > versions.newest and prefix.body_bytes == 0:
+            return OpenedFrame(0, lambda _body: self._take_future_versions(prefix.correlation_id))
+        body_bytes, finish = self._vocabulary.open(prefix, header)
+        return OpenedFrame(body_bytes, lambda body: self._on_frame(finish(body)))
+
+    def _on_frame(self, frame: Frame) -> Call | Told:
+        if frame.kind is FrameKind.EVENT:
+            return Told(frame.correlation_id, frame.message)
+        self._unanswered.add(frame.correlation_id)
+        return Call(frame.correlation_id, frame.api_key, frame.version, frame.message)
+
+    def _take_future_versions(self, correlation_id: int) -> Call:
+        # Its fields are unknown here, and nothing in them is needed to answer (KIP-511).
+        self._unanswered.add(correlation_id)
+        return Call(correlation_id, ApiKey.API_VERSIONS, 0, ApiVersionsRequest(), is_version_known=False)
