@@ -16,8 +16,7 @@ from filtering.errors import (
     PairSplit,
     UnsupportedKeys,
 )
-from filtering.highwater import HighwaterMarks, MarkEntry
-from filtering.mark_columns import MarkColumns
+from filtering.marks import HighwaterMarks, MarkColumns, MarkEntry
 from filtering.producer_id import ProducerNames, producer_id, sqe_producer_id
 from filtering.replay_filter import FilterCounts, ReplayFilter
 from filtering.stream_metadata import KEY_BYTES, METADATA_HEADER, Keys, StreamMetadata, pack_keys, parse_keys

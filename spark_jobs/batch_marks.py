@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from filtering.errors import FilteringError
-from filtering.highwater import HighwaterMarks
+from filtering.marks import HighwaterMarks
 from spark_jobs.errors import SparkJobError
 
 VERSIONS = (1, 2)

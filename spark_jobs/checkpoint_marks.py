@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from filtering.highwater import HighwaterMarks
+from filtering.marks import HighwaterMarks
 from spark_jobs.batch_marks import BatchMarks, MarksKey
 from spark_jobs.errors import MarksMissing, SparkJobError
 from spark_jobs.marks import MarksStore

@@ -3,8 +3,7 @@
 import logging
 from dataclasses import dataclass
 
-from filtering.highwater import HighwaterMarks
-from filtering.mark_columns import check_window
+from filtering.marks import HighwaterMarks, check_window
 from filtering.replay_filter import ReplayFilter
 from spark_jobs.columns import CARRIERS, CarrierUnusable
 from spark_jobs.errors import SparkJobError

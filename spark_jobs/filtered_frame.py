@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 
-from filtering.highwater import HighwaterMarks
-from filtering.pair_table import PAIR_BYTES
+from filtering.marks import HighwaterMarks
+from filtering.replay_filter import PAIR_BYTES
 from filtering.stream_metadata import pack_keys
 from pushrep.env import SYSTEM_CLOCK
 from spark_jobs.batch_marks import LogRange, MarksKey

@@ -21,7 +21,7 @@ import pandas as pd
 import pyarrow as pa
 from pyspark.sql import DataFrame, GroupedData
 
-from filtering.highwater import HighwaterMarks
+from filtering.marks import HighwaterMarks
 from spark_jobs.batch_marks import MarksKey
 from spark_jobs.errors import SparkJobError
 from spark_jobs.filter_rule import FilterRule, TtlTooShort, check_ttl

@@ -19,8 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from filtering.errors import shown_partition
-from filtering.highwater import HighwaterMarks
-from filtering.mark_columns import UNKNOWN
+from filtering.marks import UNKNOWN, HighwaterMarks
 from spark_jobs.batch_marks import MarksKey
 from spark_jobs.errors import SparkJobError
 

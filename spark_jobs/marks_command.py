@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import click
 import numpy as np
 
-from filtering.highwater import HighwaterMarks
+from filtering.marks import HighwaterMarks
 from pushrep.errors import PushrepError
 from spark_jobs.batch_marks import BatchMarks
 from spark_jobs.errors import SparkJobError

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from filtering.highwater import HighwaterMarks
+from filtering.marks import HighwaterMarks
 from filtering.replay_filter import FilterCounts
 from filtering.stream_metadata import Keys
 from spark_jobs.errors import LogRowTwice

@@ -9,8 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from filtering.highwater import HighwaterMarks
-from filtering.mark_columns import UNKNOWN
+from filtering.marks import UNKNOWN, HighwaterMarks
 from spark_jobs.filter_rule import FilterRule
 from spark_jobs.mark_epochs import Epoch
 from spark_jobs.operator_counts import Reports, handed_on

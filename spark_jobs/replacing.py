@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 
 from filtering.errors import shown_partition
-from filtering.highwater import HighwaterMarks
+from filtering.marks import HighwaterMarks
 from spark_jobs.batch_marks import LogRange, MarksKey
 from spark_jobs.columns import stream_metadata_columns
 from spark_jobs.errors import CantReplace

@@ -21,7 +21,7 @@ from typing import Any, Self, cast
 
 from pyspark.sql import DataFrame
 
-from filtering.highwater import HighwaterMarks
+from filtering.marks import HighwaterMarks
 from pushrep.env import SYSTEM_CLOCK, Clock
 from spark_jobs.batch_marks import ADOPTED, BatchMarks, LogRange, MarksKey
 from spark_jobs.errors import CheckpointWentBack, LogOrderBroken, MarksMissing, MarksOfAnotherQuery, NotInForeachBatch

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from filtering.pair_groups import group_pairs
+from filtering.rule import group_pairs
 from filtering.stream_metadata import parse_keys
 from spark_jobs.mark_epochs import EPOCH_COLUMNS, Epoch
 from spark_jobs.slice_filter import check_places, log_partitions, only_epoch

@@ -20,7 +20,7 @@ from typing import NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from filtering.highwater import HighwaterMarks
+from filtering.marks import HighwaterMarks
 
 Numbers = npt.NDArray[np.int64]
 

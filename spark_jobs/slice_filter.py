@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from filtering.highwater import HighwaterMarks
+from filtering.marks import HighwaterMarks
 from filtering.replay_filter import ReplayFilter
 from spark_jobs.errors import FrameChanged, LogOrderBroken, LogRowTwice, SparkJobError
 from spark_jobs.filter_rule import FilterRule

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 
-from filtering.highwater import HighwaterMarks
+from filtering.marks import HighwaterMarks
 from filtering.stream_metadata import KEY_BYTES
 from spark_jobs.columns import carrier_key, is_stream_metadata, key_numbers
 from spark_jobs.errors import SparkJobError

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from filtering.highwater import HighwaterMarks
+from filtering.marks import HighwaterMarks
 from spark_jobs.batch_marks import LogRange, MarksKey
 from spark_jobs.errors import FrameChanged
 from spark_jobs.filter_rule import OFFSETS_LIKELY, PARTITIONS_LIKELY, FilterRule

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from filtering.consumers.errors import PositionUnknown
-from filtering.highwater import HighwaterMarks
+from filtering.marks import HighwaterMarks
 from filtering.replay_filter import FilterCounts, ReplayFilter
 
 TopicPartition = tuple[str, int]

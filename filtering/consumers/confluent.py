@@ -39,7 +39,7 @@ from filtering.consumers.pauses import Pauses, Reason
 from filtering.consumers.positions import METADATA_CHARACTERS_MAX, CommittedPosition, Stored, encode
 from filtering.consumers.startpoints import Startpoints
 from filtering.errors import BadFilterSetting, MissingRight
-from filtering.highwater import HighwaterMarks
+from filtering.marks import HighwaterMarks
 from filtering.replay_filter import FilterCounts
 
 _LOG = logging.getLogger(__name__)

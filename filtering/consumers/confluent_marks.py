@@ -25,7 +25,7 @@ from filtering.consumers.confluent_asking import (
 from filtering.consumers.errors import MarksLost
 from filtering.consumers.positions import Stored, pack_marks, unpack_marks
 from filtering.errors import BadFilterSetting
-from filtering.highwater import HighwaterMarks
+from filtering.marks import HighwaterMarks
 
 _LOG = logging.getLogger(__name__)
 _TIMEOUT_S = 30.0

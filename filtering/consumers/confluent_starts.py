@@ -24,7 +24,7 @@ from filtering.consumers.ownership import ASK_WITHIN_S, Held, OwnershipCheck
 from filtering.consumers.pauses import Pauses, Reason
 from filtering.consumers.positions import CommittedPosition, decode
 from filtering.consumers.startpoints import Answer, PartitionFacts, Startpoints, StartpointWatcher, StartTarget
-from filtering.highwater import HighwaterMarks
+from filtering.marks import HighwaterMarks
 
 
 class ConfluentMember:

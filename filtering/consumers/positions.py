@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from filtering.consumers.errors import CorruptPosition
 from filtering.errors import FilteringError
-from filtering.highwater import HighwaterMarks
+from filtering.marks import HighwaterMarks
 
 METADATA_CHARACTERS_MAX = 4095  # and the NUL
 END = "\0"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 from filtering.consumers.assignment import NO_MARKS, Assignment, TopicPartition
-from filtering.highwater import HighwaterMarks
+from filtering.marks import HighwaterMarks
 
 
 def _by_nobody(_topic: str, _partition: int) -> bool:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
 from filtering import KEY_BYTES, METADATA_HEADER, parse_keys
-from filtering.pair_groups import group_pairs
+from filtering.rule import group_pairs
 from pushrep.outbox.source_order import Pair
 from pushrep.records import RecordBatch
 from pushrep.records.columns import RecordColumns

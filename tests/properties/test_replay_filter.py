@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from filtering import HighwaterMarks, PairSplit, ReplayFilter, StreamMetadata
-from filtering.pair_groups import group_pairs
+from filtering.rule import group_pairs
 
 WINDOWS = st.sampled_from([0, 0, 1, 3, 7, 8, 9, 16, 64, 100])
 FAR = 2**63 - 1 - 40

@@ -10,7 +10,7 @@ pytest.importorskip("pyspark")
 
 from click.testing import CliRunner
 
-from filtering.highwater import HighwaterMarks
+from filtering.marks import HighwaterMarks
 from pushrep.log import SegmentLog
 from spark_jobs.batch_marks import BatchMarks, LogRange, MarksKey
 from spark_jobs.marks import LocalMarks

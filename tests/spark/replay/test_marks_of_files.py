@@ -5,7 +5,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from filtering.highwater import HighwaterMarks
+from filtering.marks import HighwaterMarks
 from spark_jobs.batch_marks import BatchMarks, MarksKey
 from spark_jobs.file_marks import FileMarks
 from spark_jobs.marks_command import marks
