@@ -22,21 +22,18 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self
+from uuid import UUID
 
-from filtering.extras import needed_by
-from partitioner.errors import BreaksPrefixCondition
-
-with needed_by("partitioner.confluent"):
-    import confluent_kafka  # noqa: F401 - the message says how to get it
-
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
-from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
+from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicCollection
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]  # type: ignore[attr-defined]
 from tenacity import RetryCallState, Retrying, wait_random_exponential
 
 from filtering import METADATA_HEADER, StreamMetadata
 from filtering.consumers.confluent_asking import ask_brokers, fatal_errors, missing_right, naming_rights
+from filtering.extras import needed_by
 from partitioner.errors import (
     BadPartitionerSetting,
+    BreaksPrefixCondition,
     NoSuchTopic,
     NotDelivered,
     TopicCompacted,
@@ -44,6 +41,10 @@ from partitioner.errors import (
 )
 from partitioner.prefix import InFlightQueue
 from partitioner.source_partition import partition_for
+
+with needed_by("partitioner.confluent"):
+    import confluent_kafka  # noqa: F401 - the message says how to get it
+
 
 # What holds the prefix condition. The guarantee covers neither timeouts nor brokers that know nothing of the producer.
 HELD: Mapping[str, tuple[object, frozenset[object]]] = {
@@ -459,3 +460,38 @@ def _pause_s(attempts: int) -> float:
     state = RetryCallState(Retrying(), None, (), {})
     state.attempt_number = attempts
     return _PAUSE(state)
+
+
+_MASK = 2**64 - 1
+
+
+class DestinationTopic(NamedTuple):
+    """`incarnation`: cluster id / topic id; `retention_ms`: None where nothing is deleted by age."""
+
+    incarnation: str
+    partitions: int
+    retention_ms: int | None
+
+
+def topic_facts(config: Mapping[str, Any], topic: str) -> DestinationTopic:
+    """Ask the brokers; config: librdkafka's settings for servers and security. Raises NoSuchTopic, KafkaException."""
+    admin = AdminClient(dict(config))  # held until it has answered
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+
+    def question(left_s: float) -> tuple[Any, Any, Any]:
+        cluster = admin.describe_cluster(request_timeout=left_s)
+        described = admin.describe_topics(TopicCollection([topic]), request_timeout=left_s)[topic]
+        settings = admin.describe_configs([resource], request_timeout=left_s)[resource]
+        return cluster.result(left_s), described.result(left_s), settings.result(left_s)
+
+    try:
+        cluster, found, settings = ask_brokers(question)
+    except KafkaException as error:
+        if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            raise NoSuchTopic(topic) from error
+        raise
+    high, low = found.topic_id.get_most_significant_bits(), found.topic_id.get_least_significant_bits()
+    topic_id = UUID(int=(high & _MASK) << 64 | (low & _MASK))
+    retention_ms = int(settings["retention.ms"].value)
+    incarnation = f"{cluster.cluster_id}/{topic_id}"
+    return DestinationTopic(incarnation, len(found.partitions), None if retention_ms < 0 else retention_ms)

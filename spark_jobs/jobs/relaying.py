@@ -15,8 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from filtering import producer_id
-from partitioner.confluent import held_settings, refuse_compaction
-from partitioner.confluent_topics import DestinationTopic, topic_facts
+from partitioner.confluent import DestinationTopic, held_settings, refuse_compaction, topic_facts
 from partitioner.errors import BreaksPrefixCondition, PartitionerError, TopicShrunk
 from spark_jobs.jobs.checks import before_spark, named, progress_with_spark
 from spark_jobs.jobs.options import BadJobOption, JobOptions
