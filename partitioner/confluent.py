@@ -25,7 +25,7 @@ from typing import Any, Literal, NamedTuple, Self
 from uuid import UUID
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicCollection
-from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]  # type: ignore[attr-defined]
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
 from tenacity import RetryCallState, Retrying, wait_random_exponential
 
 from filtering import METADATA_HEADER, StreamMetadata

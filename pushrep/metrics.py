@@ -31,8 +31,8 @@ from pushrep.log.disk_space import DiskWatch, Durations
 from pushrep.log.recovery_plan import Opening
 from pushrep.log.scrub import ScrubStatus
 from pushrep.problems import BLOCKS, Problem
-from pushrep.startpoints.base import BaseStore
-from pushrep.startpoints.states import State
+from pushrep.startpoints.model import State
+from pushrep.startpoints.store import StartpointStore
 
 
 class Family(NamedTuple):
@@ -309,7 +309,7 @@ class FilterCollector(Collector):
 class StartpointCollector(Collector):
     """How many startpoints of a store wait, run or stop somebody. The store is read at each scrape."""
 
-    def __init__(self, store: BaseStore) -> None:
+    def __init__(self, store: StartpointStore) -> None:
         self._store = store
 
     def describe(self) -> Iterable[Metric]:

@@ -11,7 +11,7 @@ from pushrep.cli.startpoint.words import parse_duration_s, parse_place, say_plac
 from pushrep.env import SYSTEM_CLOCK
 from pushrep.errors import BadArgument
 from pushrep.startpoints import Startpoint, StartpointStore, Target
-from pushrep.startpoints.events import Written
+from pushrep.startpoints.model import Written
 
 _HISTORY_LINES = 200
 

@@ -1,12 +1,16 @@
-"""A small JSON file that notices every changed bit: {"version": n, ...fields, "crc32c": c}, replaced whole.
+"""JSON on disk that notices every changed bit: a small file that is replaced whole, and a journal that is appended to.
 
-crc32c is CRC-32C over the other fields, the version among them, as compact JSON with sorted keys.
+    file       {"version": n, ...fields, "crc32c": c}      c: over the other fields as compact JSON with sorted keys
+    journal    lines of  crc32c, 8 hex digits | space | JSON | newline             crc32c: over the JSON's bytes
+
+A journal's last line may be torn: its write was under way, and nobody was promised anything of it. A bad line that
+whole ones follow is damage. CRCs are CRC-32C.
 """
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import google_crc32c
 
@@ -49,3 +53,45 @@ def write_checked_json(filesystem: Filesystem, path: Path, fields: Mapping[str, 
 
 def _crc(fields: Mapping[str, Any]) -> int:
     return int(google_crc32c.value(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()))
+
+
+class JournalLine(NamedTuple):
+    """A whole line of a journal: its JSON value, and the place behind its newline."""
+
+    value: Any
+    end: int
+
+
+class JournalScan(NamedTuple):
+    """The whole lines up to the first that is not. `is_damaged`: whole lines follow it, so that it is no torn end."""
+
+    lines: list[JournalLine]
+    is_damaged: bool
+
+    @property
+    def end(self) -> int:
+        """The place behind the last of them: where a torn end begins."""
+        return self.lines[-1].end if self.lines else 0
+
+
+def journal_line(value: Any) -> bytes:
+    """One line of a journal."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    return b"%08x %s\n" % (google_crc32c.value(text), text)
+
+
+def scan_journal(data: bytes) -> JournalScan:
+    """The lines of a journal, or of a part of one that begins with a line. Whoever opens it judges what follows."""
+    texts = data.split(b"\n")[:-1]
+    lines: list[JournalLine] = []
+    end = 0
+    for number, text in enumerate(texts):
+        if not _is_whole(text):
+            return JournalScan(lines, is_damaged=any(map(_is_whole, texts[number + 1 :])))
+        end += len(text) + 1
+        lines.append(JournalLine(json.loads(text[9:]), end))
+    return JournalScan(lines, is_damaged=False)
+
+
+def _is_whole(text: bytes) -> bool:
+    return len(text) >= 9 and text[8:9] == b" " and text[:8] == b"%08x" % google_crc32c.value(text[9:])

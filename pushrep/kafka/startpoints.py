@@ -30,9 +30,9 @@ from pushrep.kafka.store_topic import FENCED, OVERTAKEN, QUIET, CommittedRecords
 from pushrep.kafka.topic import TopicFacts as FoundTopic
 from pushrep.kafka.topic import look_at_topic
 from pushrep.startpoints import Checkpoint, CorruptStore, Fact, Reader, StartpointStore, StoreUnavailable
-from pushrep.startpoints.changing import TimeBudget, View
 from pushrep.startpoints.errors import NotWritten, Overtaken, StoreBusy
-from pushrep.startpoints.events import Applied, Consumed, Failed, Written, from_json, to_json
+from pushrep.startpoints.event_log import TimeBudget, View
+from pushrep.startpoints.model import Applied, Consumed, Failed, Written, from_json, to_json
 
 HEAD, CHECKPOINT = "format", "checkpoint/"
 FORMAT = {"format": "pushrep.startpoints", "version": 1}

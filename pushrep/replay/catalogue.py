@@ -12,7 +12,6 @@ passed over, also where an entry at the end was complete and then rotted. A bad 
 For the process that holds the lock of the directory; others use `read_catalogue`.
 """
 
-import json
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -20,9 +19,8 @@ from pathlib import Path
 from typing import Any, Self
 from uuid import UUID
 
-import google_crc32c
-
 from pushrep.env import REAL_FILESYSTEM, Filesystem, read_whole, write_atomic
+from pushrep.env.checked_json import journal_line, scan_journal
 from pushrep.replay.errors import CorruptCatalogue, UnknownRecording
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.replay_messages import RecordingState
@@ -157,7 +155,7 @@ class Catalogue:
         self._append([{"id": recording_id} | change])
 
     def _append(self, facts: list[dict[str, Any]]) -> None:
-        data = b"".join(map(_line, facts))
+        data = b"".join(map(journal_line, facts))
         if self._failed is not None:
             raise OSError(self._failed.errno, "an earlier write failed: open the catalogue again", str(self._path))
         try:
@@ -173,14 +171,14 @@ class Catalogue:
 
     def _rewrite(self) -> None:
         """The same facts in as few lines as they need, in place of the file."""
-        lines = [_line({"format": FORMAT, "version": VERSION, "next_id": self._facts.next_id})]
+        lines = [journal_line({"format": FORMAT, "version": VERSION, "next_id": self._facts.next_id})]
         for entry in self:
-            lines.append(_line(_added(entry)))
+            lines.append(journal_line(_added(entry)))
             if entry.stop_offset is not None:
-                lines.append(_line({"id": entry.recording_id, "stop": entry.stop_offset}))
+                lines.append(journal_line({"id": entry.recording_id, "stop": entry.stop_offset}))
             if entry.state is not RecordingState.VALID:
                 removing = {"removing": True} if entry.is_removing else {}
-                lines.append(_line({"id": entry.recording_id, "state": entry.state.name, **removing}))
+                lines.append(journal_line({"id": entry.recording_id, "state": entry.state.name, **removing}))
         write_atomic(self._filesystem, self._path, lines)
         self._facts.size_bytes, self._facts.lines, self._facts.torn_bytes = sum(map(len, lines)), len(lines), 0
 
@@ -230,39 +228,21 @@ def _load(path: Path, filesystem: Filesystem) -> _Facts | None:
     data = read_whole(filesystem, path, _BYTES_MAX)
     if not data:
         return None
-    facts = _Facts()
-    lines = data.split(b"\n")
-    for number, line in enumerate(lines, 1):
-        rest = sum(map(len, lines[number - 1 :])) + len(lines) - number
-        fact = _parsed(line) if number < len(lines) else None
-        if fact is not None and (number == 1) == ("format" in fact):
-            try:
-                facts.apply(fact)
-            except (KeyError, TypeError, ValueError) as error:
-                raise CorruptCatalogue(path, number, f"it is no fact of a catalogue: {error}") from error
-            facts.size_bytes += len(line) + 1
-            continue
-        if number == 1 or any(_parsed(later) is not None for later in lines[number:]):
-            raise CorruptCatalogue(path, number, "its CRC does not match")
-        # Torn: no id has ever taken less than a byte of it.
-        facts.torn_bytes = rest
-        facts.next_id += rest
-        break
+    facts, scan = _Facts(), scan_journal(data)
+    for number, (fact, end) in enumerate(scan.lines, 1):
+        if not isinstance(fact, dict) or (number == 1) != ("format" in fact):
+            raise CorruptCatalogue(path, number, "it is no fact of a catalogue")
+        try:
+            facts.apply(fact)
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptCatalogue(path, number, f"it is no fact of a catalogue: {error}") from error
+        facts.size_bytes = end
+    if scan.is_damaged or not scan.lines:
+        raise CorruptCatalogue(path, len(scan.lines) + 1, "its CRC does not match")
+    # Torn: no id has ever taken less than a byte of it.
+    facts.torn_bytes = len(data) - scan.end
+    facts.next_id += facts.torn_bytes
     return facts
-
-
-def _parsed(line: bytes) -> dict[str, Any] | None:
-    """The fact of a line; None if the line is not what was written."""
-    crc, _, body = line.partition(b" ")
-    if crc != b"%08x" % google_crc32c.value(body):
-        return None
-    fact = json.loads(body)
-    return fact if isinstance(fact, dict) else None
-
-
-def _line(fact: dict[str, Any]) -> bytes:
-    body = json.dumps(fact, separators=(",", ":")).encode()
-    return b"%08x %s\n" % (google_crc32c.value(body), body)
 
 
 def _added(entry: CatalogueEntry) -> dict[str, Any]:

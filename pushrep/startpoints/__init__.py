@@ -4,11 +4,10 @@ StartpointStore.open(directory)      write, cancel, history for operators; claim
 store_at(place, settings)            the same by its place: a directory, or kafka:TOPIC
 LogConsumer.open(logs, topic, name)  a plain loop over local logs that starts where the store says
 GroupStartpoints(store)              the same for consumers that keep their positions in Kafka (filtering.consumers)
-Startpoint.timestamp(ms)             what can be wished: see `model`
+Startpoint.timestamp(ms)             its kinds: see `model`
 """
 
-from pushrep.startpoints.checkpoints import Checkpoint, Claim
-from pushrep.startpoints.consumer import STORE_NAME, LogConsumer, PartitionRecords
+from pushrep.startpoints.consumer import STORE_NAME, LocalLog, LogConsumer, PartitionLog, PartitionRecords, facts_of
 from pushrep.startpoints.errors import (
     CheckpointUnusable,
     CorruptStore,
@@ -25,14 +24,26 @@ from pushrep.startpoints.errors import (
     StoreUnavailable,
 )
 from pushrep.startpoints.event_log import EventLog, ReaderState
-from pushrep.startpoints.events import Applied, Cancelled, Consumed, Expired, Fact, Failed, Written
 from pushrep.startpoints.group import GroupStartpoints
-from pushrep.startpoints.model import Kind, OutOfRange, Reader, Startpoint, Target
-from pushrep.startpoints.partition_log import LocalLog, PartitionLog, facts_of
+from pushrep.startpoints.model import (
+    Applied,
+    Cancelled,
+    Checkpoint,
+    Claim,
+    Consumed,
+    Expired,
+    Fact,
+    Failed,
+    Kind,
+    OutOfRange,
+    Reader,
+    Startpoint,
+    State,
+    Target,
+    Written,
+)
 from pushrep.startpoints.places import StorePlace, store_at
-from pushrep.startpoints.resolve import LogFacts, Resolved, Unresolved, resolve
-from pushrep.startpoints.starting import BootstrapGate, Origin, Start
-from pushrep.startpoints.states import State
+from pushrep.startpoints.resolve import BootstrapGate, LogFacts, Origin, Resolved, Start, Unresolved, resolve
 from pushrep.startpoints.store import TTL_S, StartpointStore
 
 __all__ = [

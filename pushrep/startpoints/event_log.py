@@ -1,19 +1,37 @@
-"""All facts of a store in order, and what they mean together: which startpoint is pending for whom. Pure.
+"""All facts of a store in order: which startpoint is pending for whom, and how a change adds facts.
 
     pending for a reader = the newest startpoint for it, above its floor, that is not consumed, expired or cancelled
     floor                = the highest sequence that it committed or consumed
 
-A failed one is found, too: it stops the start. Facts that come too late (the table of `states` gives no next state)
+A failed one is found, too: it stops the start. Facts that come too late (the table in `model` gives no next state)
 change nothing, so the first `applied` in order wins. Whatever the target, state is kept per reader: one that applies a
 topic-wide startpoint takes it from no other.
 """
 
-from collections.abc import Iterable, Iterator
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
-from pushrep.startpoints.events import Applied, Cancelled, Consumed, Expired, Fact, Failed, Written
-from pushrep.startpoints.model import Reader
-from pushrep.startpoints.states import NEXT, OVER, StartpointEvent, State
+from pushrep.startpoints.errors import CorruptStore
+from pushrep.startpoints.model import (
+    NEXT,
+    OVER,
+    Applied,
+    Cancelled,
+    Consumed,
+    Expired,
+    Fact,
+    Failed,
+    Reader,
+    StartpointEvent,
+    State,
+    Written,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +156,7 @@ class EventLog:
         return entry.reader_state(only).state if only in entry.readers else entry.rest
 
     def superseded_by(self, sequence: int) -> int | None:
-        """The newest one that stands before it for everyone it is for; if that is taken back, it is pending again."""
+        """The newest one that replaces it for everyone it is for; if that is cancelled, this one is pending again."""
         target = self._entries[sequence].written.target
         for newer in reversed(self._entries):
             if newer <= sequence:
@@ -164,3 +182,125 @@ class EventLog:
             for sequence, entry in self._entries.items()
             if entry.written.is_due(now_ms) and self.can(sequence, StartpointEvent.EXPIRE)
         ]
+
+
+class TimeBudget:
+    """The time of each thread by itself."""
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
+        self._own = threading.local()
+
+    @contextmanager
+    def within(self, timeout_s: float) -> Iterator[None]:
+        """What this thread asks inside takes so long altogether, or less."""
+        before = self._until_s
+        self._own.until_s = min(before, self._now_s() + timeout_s)
+        try:
+            yield
+        finally:
+            self._own.until_s = before
+
+    def left_s(self, most_s: float) -> float:
+        """How long a step that would take `most_s` may take now."""
+        return max(0.0, min(most_s, self._until_s - self._now_s()))
+
+    @property
+    def _until_s(self) -> float:
+        return float(getattr(self._own, "until_s", math.inf))
+
+
+class View(NamedTuple):
+    """Facts up to place `end`: the first `length` of `facts`, a list that grows as long as it is the same story."""
+
+    facts: list[Fact]
+    length: int
+    end: int
+
+
+class Adding(Protocol):
+    """The way to append, while nobody else may."""
+
+    def next_sequence(self, at_least: int) -> int:
+        """What a startpoint that the next `append` begins with is numbered; more of them count on."""
+        ...
+
+    def append(self, facts: Sequence[Fact]) -> None:
+        """Stored, all of them, when this returns. Raises NotWritten, Overtaken."""
+        ...
+
+
+class FactLog(Protocol):
+    """Facts in order, wherever they lie: a file (`journal`), or a topic (pushrep.kafka.startpoints). Thread-safe."""
+
+    lock_wait_s: float
+    budget: TimeBudget
+
+    @property
+    def place(self) -> Path | str:
+        """Where, as people name it."""
+        ...
+
+    def view(self) -> View:
+        """All there is now. Raises StoreUnavailable, CorruptStore."""
+        ...
+
+    def size_bytes(self) -> int:
+        """A number that changes with every change."""
+        ...
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Alone with the checkpoints. Raises StoreBusy, StoreUnavailable."""
+        ...
+
+    def transaction(self) -> AbstractContextManager[Adding]:
+        """Alone with facts and checkpoints. Raises StoreBusy, StoreUnavailable, CorruptStore."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what is held open."""
+        ...
+
+
+class EventLogFollower:
+    """The event log of a journal; each look adds only what is new. For one thread at a time."""
+
+    def __init__(self, journal: FactLog) -> None:
+        self._journal = journal
+        self._facts: list[Fact] = []
+        self._count, self._event_log = 0, EventLog()
+
+    def current(self) -> EventLog:
+        """The event log as of now. Raises CorruptStore."""
+        view = self._journal.view()
+        if view.facts is not self._facts:  # read anew: what was known is not how the file begins
+            self._facts, self._count, self._event_log = view.facts, 0, EventLog()
+        try:
+            for fact in view.facts[self._count : view.length]:
+                self._event_log.add(fact)
+        except ValueError as error:
+            self._facts = []
+            raise CorruptStore(self._journal.place, f"{error}; restore it from a copy") from error
+        self._count = view.length
+        return self._event_log
+
+
+class Change:
+    """One transaction as the store uses it: it begins with marking what has expired."""
+
+    def __init__(self, transaction: Adding, follower: EventLogFollower, now_ms: int) -> None:
+        self._transaction, self._follower = transaction, follower
+        self.event_log = follower.current()
+        self.swept = self.event_log.due(now_ms)
+        self.append(*(Expired(sequence=sequence, at_ms=now_ms) for sequence in self.swept))
+
+    @property
+    def next_sequence(self) -> int:
+        """Of a startpoint in the next `append`; more of them count on."""
+        return self._transaction.next_sequence(self.event_log.next_sequence)
+
+    def append(self, *facts: Fact) -> None:
+        """Stored, all of them, when this returns. Raises NotWritten."""
+        if facts:
+            self._transaction.append(facts)
+            self.event_log = self._follower.current()

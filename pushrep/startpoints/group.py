@@ -19,12 +19,10 @@ from contextlib import suppress
 from filtering.consumers.startpoints import Answer, PartitionFacts, RefusedStartpoint, StartTarget
 from pushrep.env import SYSTEM_CLOCK, Clock
 from pushrep.errors import BadArgument
-from pushrep.startpoints.checkpoints import Claim
 from pushrep.startpoints.errors import PartitionLost, StartpointFailed
 from pushrep.startpoints.looking import Looking, NotNow
-from pushrep.startpoints.model import Kind, Reader
+from pushrep.startpoints.model import Claim, Kind, Reader, State
 from pushrep.startpoints.resolve import LogFacts
-from pushrep.startpoints.states import State
 from pushrep.startpoints.store import StartpointStore
 
 _LOG = logging.getLogger(__name__)

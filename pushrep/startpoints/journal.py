@@ -1,17 +1,25 @@
-"""The facts of a directory store on disk: lines that are only ever appended, several of them in one go or none.
+"""A store in a directory: the journal of its facts, and a checkpoint file for each reader.
 
     <directory>/.lock                   flock of whoever writes; holds its pid
     <directory>/startpoints.journal     one line a transaction:  crc32c, 8 hex digits | space | JSON | newline
         line 1                          {"format": "pushrep.startpoints", "version": 1}
-        every other                     [fact, ...]        see events.py
+        every other                     [fact, ...]        see model.py
     <directory>/startpoints.cut         the torn end that was cut last, if ever
+    <directory>/checkpoints/<32 hex digits>.json       the digits: SHA-256 of consumer, topic, partition and task
+        {"version": 1, "consumer": str, "topic": str, "partition": int, "task": str | null,
+         "generation": int,             rises with every claim; who holds a lower one has lost the partition
+         "offset": int | null,          next offset to read; null before the first commit
+         "sequence": int,               of the startpoint that the commit's run started from, 0 for none
+         "log": str,                    the log's own id, "" unknown
+         "crc32c": int}                 over the other fields as compact JSON with sorted keys
 
 A transaction is on disk when `append` returns, all of its facts or none. Before anything read is believed it is synced:
 the process that wrote it may have been killed before its own sync, and what rests on it must not outlive it. A torn end
 is cut under the lock and was never promised to anyone; a bad line with good ones behind it is damage and refused.
-Format: docs/formats/startpoints.md.
+Checkpoints are replaced atomically, under the journal's lock. Format: docs/formats/startpoints.md.
 """
 
+import hashlib
 import json
 import threading
 import time
@@ -23,10 +31,11 @@ from typing import Any, NamedTuple
 import google_crc32c
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random
 
-from pushrep.env import File, Filesystem, LockHeld, write_atomic
-from pushrep.startpoints.changing import TimeBudget, View
+from pushrep.env import File, Filesystem, LockHeld, read_whole, write_atomic
+from pushrep.env.checked_json import journal_line, scan_journal
 from pushrep.startpoints.errors import CorruptStore, NotWritten, StoreBusy, StoreUnavailable
-from pushrep.startpoints.events import Fact, from_json, to_json
+from pushrep.startpoints.event_log import TimeBudget, View
+from pushrep.startpoints.model import Checkpoint, Fact, Reader, from_json, to_json
 
 JOURNAL_NAME, CUT_NAME, LOCK_NAME = "startpoints.journal", "startpoints.cut", ".lock"
 FORMAT, VERSION = "pushrep.startpoints", 1
@@ -132,7 +141,7 @@ class Journal:
     def _settle(self) -> int:
         """Make the journal if there is none, cut a torn end, sync what stands there; its size then."""
         if self.size_bytes() == 0:
-            write_atomic(self._filesystem, self.path, [_line({"format": FORMAT, "version": VERSION})])
+            write_atomic(self._filesystem, self.path, [journal_line({"format": FORMAT, "version": VERSION})])
         good = self.view().end
         with closing(self._filesystem.open(self.path)) as file:
             if good < (size := file.size()):
@@ -174,7 +183,7 @@ class Transaction:
 
     def append(self, facts: Sequence[Fact]) -> None:
         """On disk, all of them, when this returns. Raises NotWritten."""
-        line = _line([to_json(fact) for fact in facts])
+        line = journal_line([to_json(fact) for fact in facts])
         try:
             self._file.write_at(line, self._end)
             self._file.sync()
@@ -193,18 +202,6 @@ class Transaction:
         return NotWritten(self._path, error.strerror or str(error), is_known=True)
 
 
-def _line(value: Any) -> bytes:
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
-    return b"%08x %s\n" % (google_crc32c.value(text), text)
-
-
-def _checked(line: bytes) -> Any:
-    """The JSON of a whole line without its end; None if the checksum does not fit."""
-    if len(line) < 9 or line[8:9] != b" " or line[:8] != b"%08x" % google_crc32c.value(line[9:]):
-        return None
-    return json.loads(line[9:])
-
-
 class _Parsed(NamedTuple):
     facts: list[Fact]
     end: int
@@ -213,23 +210,21 @@ class _Parsed(NamedTuple):
 
 def _parse(path: Path, data: bytes, *, first: bool) -> _Parsed:
     """The whole lines of `data`, which begins the file or not. Raises CorruptStore for a bad one before good ones."""
+    scan = scan_journal(data)
+    if scan.is_damaged:
+        bad = data[scan.end :].split(b"\n", 1)[0]
+        raise CorruptStore(path, f"{bad[:60]!r}... is damaged and whole lines follow; restore it from a copy")
     facts: list[Fact] = []
-    position, last_line = 0, b""
-    for line in data.split(b"\n")[:-1]:
-        value = _checked(line)
-        if value is None:
-            if any(_checked(later) is not None for later in data[position + len(line) + 1 :].split(b"\n")[:-1]):
-                raise CorruptStore(path, f"{line[:60]!r}... is damaged and whole lines follow; restore it from a copy")
-            break
-        if first and position == 0:
+    start = last = 0
+    for value, end in scan.lines:
+        if first and start == 0:
             _check_head(path, value)
         else:
             facts.extend(_facts(path, value))
-        last_line = line + b"\n"
-        position += len(last_line)
-    if first and data and position == 0:
+        last, start = start, end
+    if first and data and not scan.lines:
         raise CorruptStore(path, "its first line is no journal of startpoints; restore it from a copy")
-    return _Parsed(facts, position, last_line)
+    return _Parsed(facts, scan.end, data[last : scan.end])
 
 
 def _check_head(path: Path, head: Any) -> None:
@@ -246,3 +241,104 @@ def _facts(path: Path, value: Any) -> Iterator[Fact]:
             yield from_json(fields)
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptStore(path, f"{str(value)[:60]}... is nothing that this pushrep knows ({error})") from error
+
+
+CHECKPOINTS_NAME = "checkpoints"
+CHECKPOINT_VERSION = 1
+_FILE_BYTES_MAX = 1 << 16
+
+
+class CheckpointFiles:
+    """The checkpoint files of one store. Whoever changes one holds the journal's lock."""
+
+    def __init__(self, directory: Path, filesystem: Filesystem) -> None:
+        self._directory, self._filesystem = directory / CHECKPOINTS_NAME, filesystem
+
+    def load(self, reader: Reader) -> Checkpoint:
+        """What stands there now; an empty one (generation 0) if there is none.
+
+        Raises CorruptStore, StoreUnavailable.
+        """
+        path = self._path(reader)
+        try:
+            data = read_whole(self._filesystem, path, _FILE_BYTES_MAX)
+        except OSError as error:
+            raise StoreUnavailable(path, error.strerror or str(error)) from error
+        checkpoint = Checkpoint(reader=reader) if data is None else decode(path, data)
+        if checkpoint.reader != reader:
+            raise CorruptStore(path, f"it is the checkpoint of {checkpoint.reader}, where {reader}'s belongs")
+        return checkpoint
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Replace the reader's file; its name is on disk, too, when this returns. Raises NotWritten."""
+        path = self._path(checkpoint.reader)
+        try:
+            self._filesystem.make_directory(self._directory)
+            write_atomic(self._filesystem, path, [encode(checkpoint)])
+        except OSError as error:
+            raise NotWritten(path, error.strerror or str(error), is_known=False) from error
+
+    def all(self) -> list[Checkpoint]:
+        """Every reader's, sorted; one that is replaced meanwhile is the old or the new one."""
+        try:
+            names = self._filesystem.list(self._directory)
+        except FileNotFoundError:
+            return []
+        found = []
+        for name in names:
+            path = self._directory / name
+            if path.suffix == ".json" and (data := read_whole(self._filesystem, path, _FILE_BYTES_MAX)) is not None:
+                found.append(decode(path, data))
+        return sorted(found, key=lambda checkpoint: checkpoint.reader)
+
+    def _path(self, reader: Reader) -> Path:
+        words = "\0".join((reader.consumer, reader.topic, str(reader.partition), reader.task))
+        return self._directory / f"{hashlib.sha256(words.encode()).hexdigest()[:32]}.json"
+
+
+def encode(checkpoint: Checkpoint) -> bytes:
+    """The file's bytes."""
+    reader = checkpoint.reader
+    fields = {
+        "version": CHECKPOINT_VERSION,
+        "consumer": reader.consumer,
+        "topic": reader.topic,
+        "partition": reader.partition,
+        "task": reader.task or None,
+        "generation": checkpoint.generation,
+        "offset": checkpoint.offset,
+        "sequence": checkpoint.sequence,
+        "log": checkpoint.log_id,
+    }
+    return (json.dumps({**fields, "crc32c": _checksum(fields)}, ensure_ascii=False, indent=1) + "\n").encode()
+
+
+def decode(path: Path, data: bytes) -> Checkpoint:
+    """The checkpoint in the file's bytes. Raises CorruptStore."""
+    try:
+        fields = json.loads(data)
+        checksum, version = fields.pop("crc32c"), fields["version"]
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise CorruptStore(path, f"no checkpoint ({error}); restore it, or remove it and set a startpoint") from error
+    if checksum != _checksum(fields):
+        raise CorruptStore(path, "its checksum does not fit; restore it, or remove it and set a startpoint")
+    if version != CHECKPOINT_VERSION:
+        raise CorruptStore(
+            path, f"version {version!r}, this pushrep reads {CHECKPOINT_VERSION}: use the one that wrote it"
+        )
+    try:
+        reader = Reader(fields["consumer"], fields["topic"], fields["partition"], fields["task"] or "")
+        return Checkpoint(
+            reader=reader,
+            generation=fields["generation"],
+            offset=fields["offset"],
+            sequence=fields["sequence"],
+            log_id=fields["log"],
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptStore(path, f"unusable fields ({error})") from error
+
+
+def _checksum(fields: dict[str, Any]) -> int:
+    text = json.dumps(fields, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    return int(google_crc32c.value(text.encode()))

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from pushrep.env import SYSTEM_CLOCK, Clock
-from pushrep.startpoints.base import BaseStore
 from pushrep.startpoints.errors import NotWritten, StoreBusy, StoreUnavailable
+from pushrep.startpoints.store import StartpointStore
 
 _LOG = logging.getLogger(__name__)
 AWAY = (StoreUnavailable, StoreBusy, NotWritten)
@@ -33,7 +33,7 @@ class NotNow(Exception):
 class Looking:
     """One reader's questions to one store, in turns that begin with a look. For one thread at a time."""
 
-    def __init__(self, store: BaseStore, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, store: StartpointStore, clock: Clock = SYSTEM_CLOCK) -> None:
         self._store, self._clock = store, clock
         self._pause_s, self._next_s = 0.0, -math.inf
         self._since_ms, self._asked, self._failed = 0, False, False

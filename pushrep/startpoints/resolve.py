@@ -1,17 +1,36 @@
-"""A wish and a log in, an offset out: the one place where a startpoint is resolved. Pure.
+"""A startpoint and a log in, an offset out; and where a partition starts, once everything is known. Pure.
 
     fits the log                -> Resolved(offset)
     does not, policy error      -> Unresolved(why): the partition does not start
     does not, earliest, latest  -> Resolved(that end, by_policy = why it did not fit)
 
 The log is what its readers may see, [start, end). Time without a match: no record in it is that late.
+
+A start is the first of these:
+
+startpoint applied    its resolved offset
+reset asked for       the default, whatever the checkpoint says
+checkpoint            its offset, if it is for this very log and not below the log start
+neither               the default, resolved as a startpoint is
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias, assert_never
+from enum import StrEnum
+from typing import NamedTuple, TypeAlias, assert_never
 
-from pushrep.startpoints.model import Kind, OutOfRange, Startpoint
+from pushrep.startpoints.errors import CheckpointUnusable, DefaultUnusable
+from pushrep.startpoints.event_log import ReaderState
+from pushrep.startpoints.model import (
+    Applied,
+    Checkpoint,
+    Failed,
+    Kind,
+    OutOfRange,
+    Reader,
+    Startpoint,
+    State,
+)
 
 FirstAt: TypeAlias = Callable[[int], int | None]
 """Offset of the first record at or after ms since 1970, None if there is none."""
@@ -94,3 +113,153 @@ def _by_policy(startpoint: Startpoint, log: LogFacts, why: str) -> Resolved | Un
         case OutOfRange.LATEST:
             return Resolved(log.end, by_policy=why)
     assert_never(startpoint.out_of_range)
+
+
+class ApplyAnswer(NamedTuple):
+    """What a reader that applies is told; `is_new`: it is a fact only once it is written."""
+
+    fact: Applied | Failed
+    is_new: bool
+
+
+def answer_of(  # noqa: PLR0913 - all that decides
+    found: ReaderState,
+    reader: Reader,
+    log: LogFacts,
+    *,
+    position: int | None,
+    now_ms: int,
+    refused: Mapping[Kind, str] | None = None,
+) -> ApplyAnswer:
+    """The stored answer of an applied or failed startpoint, a fresh one of a pending one. Pure.
+
+    `refused`: kinds that this reader can't honour, and why: they fail. A stored offset that the log has lost meanwhile,
+    or of another log, fails, too: it is never resolved a second time.
+    """
+    if found.state is State.FAILED:
+        return ApplyAnswer(
+            Failed(sequence=found.sequence, reader=reader, at_ms=now_ms, why=found.failure or ""), is_new=False
+        )
+    if found.applied is not None:
+        why = _lost(found.applied, log)
+        if why is None:
+            return ApplyAnswer(found.applied, is_new=False)
+        return ApplyAnswer(Failed(sequence=found.sequence, reader=reader, at_ms=now_ms, why=why), is_new=True)
+    written = found.written
+    if (why := (refused or {}).get(written.startpoint.kind)) is not None:
+        return ApplyAnswer(Failed(sequence=found.sequence, reader=reader, at_ms=now_ms, why=why), is_new=True)
+    resolved = resolve(written.startpoint, log, created_ms=written.created_ms, position=position)
+    if isinstance(resolved, Unresolved):
+        return ApplyAnswer(Failed(sequence=found.sequence, reader=reader, at_ms=now_ms, why=resolved.why), is_new=True)
+    applied = Applied(
+        sequence=found.sequence,
+        reader=reader,
+        at_ms=now_ms,
+        offset=resolved.offset,
+        start=log.start,
+        end=log.end,
+        log_id=log.log_id,
+        until=resolved.until,
+        by_policy=resolved.by_policy,
+    )
+    return ApplyAnswer(applied, is_new=True)
+
+
+def _lost(applied: Applied, log: LogFacts) -> str | None:
+    if applied.log_id and log.log_id and applied.log_id != log.log_id:
+        return f"it was resolved to {applied.offset} of a log that was made anew since (it is {log.log_id} now)"
+    if applied.offset < log.start:
+        return f"it was resolved to {applied.offset}, and the log starts at {log.start} now"
+    # Above the end is not lost: without its writer a log's end may not be known up to there.
+    return None
+
+
+class Origin(StrEnum):
+    """What decided on a start."""
+
+    STARTPOINT = "startpoint"
+    CHECKPOINT = "checkpoint"
+    DEFAULT = "default"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Where a partition starts, and why.
+
+    `sequence` is the startpoint that this run descends from, 0 for none: it goes into every commit, and is the column
+    `startpoint_epoch`. `until`: a bootstrap that partitions without one wait for, up to this offset.
+    """
+
+    offset: int
+    origin: Origin
+    sequence: int = 0
+    until: int | None = None
+    reset_marks: bool = False
+
+
+def from_startpoint(applied: Applied, startpoint: Startpoint) -> Start:
+    """The start that an applied startpoint gives."""
+    return Start(
+        offset=applied.offset,
+        origin=Origin.STARTPOINT,
+        sequence=applied.sequence,
+        until=applied.until,
+        reset_marks=startpoint.reset_marks,
+    )
+
+
+def without_startpoint(  # noqa: PLR0913 - all that decides
+    checkpoint: Checkpoint, last: ReaderState | None, log: LogFacts, default: Startpoint, *, reset: bool, now_ms: int
+) -> Start:
+    """The start of a reader for which none is pending; `last` is the startpoint that its checkpoint descends from.
+
+    Raises CheckpointUnusable, DefaultUnusable.
+    """
+    if checkpoint.offset is None or reset:
+        answer = resolve(default, log, created_ms=now_ms)
+        if isinstance(answer, Unresolved):
+            raise DefaultUnusable(checkpoint.reader, answer.why)
+        return Start(offset=answer.offset, origin=Origin.DEFAULT, sequence=checkpoint.sequence, until=answer.until)
+    if checkpoint.log_id and log.log_id and checkpoint.log_id != log.log_id:
+        why = f"the log was made anew (it is {log.log_id}, the checkpoint is of {checkpoint.log_id})"
+        raise CheckpointUnusable(checkpoint.reader, why)
+    if checkpoint.offset < log.start:
+        raise CheckpointUnusable(checkpoint.reader, f"it is at {checkpoint.offset} and the log starts at {log.start}")
+    applied = last.applied if last is not None else None
+    # A bootstrap that was interrupted after its first commit goes on holding the others.
+    until = applied.until if applied is not None and applied.until is not None else None
+    return Start(
+        offset=checkpoint.offset,
+        origin=Origin.CHECKPOINT,
+        sequence=checkpoint.sequence,
+        until=until if until is not None and checkpoint.offset < until else None,
+        reset_marks=last.written.startpoint.reset_marks if last is not None else False,
+    )
+
+
+class BootstrapGate:
+    """Which partitions of one process may be read now: while any is bootstrapping, only those that are.
+
+    Bootstrapping ones run together; one that reached its end, failed or was revoked holds nobody.
+    """
+
+    def __init__(self) -> None:
+        self._until: dict[int, int] = {}
+
+    def start(self, partition: int, offset: int, until: int | None) -> None:
+        """A partition starts (again)."""
+        self._until.pop(partition, None)
+        if until is not None and offset < until:
+            self._until[partition] = until
+
+    def advance(self, partition: int, offset: int) -> None:
+        """Its next offset to read is `offset` now."""
+        if partition in self._until and offset >= self._until[partition]:
+            del self._until[partition]
+
+    def leave(self, partition: int) -> None:
+        """It failed or was revoked."""
+        self._until.pop(partition, None)
+
+    def may_read(self, partition: int) -> bool:
+        return not self._until or partition in self._until

@@ -1,53 +1,135 @@
-"""StartpointStore: wishes in from operators, starts and commits out to readers, everything kept as history.
+"""StartpointStore: startpoints in from operators, starts and commits out to readers, everything kept as history.
 
     operator   write ─▶ pending      cancel, delete, delete_all ─▶ cancelled      sweep ─▶ expired      fan_out
     reader     claim ─▶ start (apply, else checkpoint, else default) ─▶ commit ─▶ consume
 
-Every change is one transaction under the store's lock: read all facts, decide (pure: ledger, resolve, starting) and
+Every change is one transaction under the store's lock: read all facts, decide (pure: event_log, resolve) and
 append. Writers in any number of processes lose nothing, and a reader killed anywhere finds the same answer again:
 
     killed before `applied` is on disk       it is resolved then, for the first time
     after it, before a commit                the stored offset is used again, nothing is resolved anew
     after the commit, before `consumed`      the commit carries the sequence: not pending any more; start marks it
+
+Where others can't be kept out meanwhile (a topic), a change ends as Overtaken instead, nothing of it is written, and it
+is done again from its beginning: so a change decides anew each time, and keeps nothing.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import functools
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from types import TracebackType
+from typing import Concatenate, ParamSpec, Protocol, Self, TypeVar
+
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.errors import BadArgument, checked_path
-from pushrep.startpoints.base import BaseStore, changes
-from pushrep.startpoints.changing import Change, answer_of, author_name, check_text
-from pushrep.startpoints.checkpoints import Checkpoint, CheckpointFiles, Claim
 from pushrep.startpoints.errors import (
     NoSuchStartpoint,
     NotApplied,
     NotCancellable,
     NotCommitted,
+    Overtaken,
     PartitionLost,
     StartpointFailed,
+    StoreBusy,
+    StoreClosed,
     StoreUnavailable,
 )
-from pushrep.startpoints.event_log import ReaderState
-from pushrep.startpoints.events import Applied, Cancelled, Consumed, Fact, Failed, Written
-from pushrep.startpoints.journal import LOCK_WAIT_S, Journal
-from pushrep.startpoints.model import Kind, Reader, Startpoint, Target
-from pushrep.startpoints.resolve import LogFacts
-from pushrep.startpoints.starting import Start, from_startpoint, without_startpoint
-from pushrep.startpoints.states import StartpointEvent, State
+from pushrep.startpoints.event_log import Change, EventLog, EventLogFollower, FactLog, ReaderState
+from pushrep.startpoints.journal import LOCK_WAIT_S, CheckpointFiles, Journal
+from pushrep.startpoints.model import (
+    Applied,
+    Cancelled,
+    Checkpoint,
+    Claim,
+    Consumed,
+    Fact,
+    Failed,
+    Kind,
+    Reader,
+    Startpoint,
+    StartpointEvent,
+    State,
+    Target,
+    Written,
+    author_name,
+    check_text,
+)
+from pushrep.startpoints.resolve import LogFacts, Start, answer_of, from_startpoint, without_startpoint
+
+_PAUSE_MAX_S = 0.5
+
+_Parameters = ParamSpec("_Parameters")
+_Answer = TypeVar("_Answer")
+
+
+class CheckpointKeeper(Protocol):
+    """Where checkpoints lie. Whoever saves one is alone with the store."""
+
+    def load(self, reader: Reader) -> Checkpoint:
+        """What stands there now; an empty one (generation 0) if there is none. Raises CorruptStore."""
+        ...
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """It is stored when this returns. Raises NotWritten."""
+        ...
+
+    def all(self) -> list[Checkpoint]:
+        """Every reader's, sorted."""
+        ...
+
+
+def changes(
+    method: Callable[Concatenate["_Store", _Parameters], _Answer],
+) -> Callable[Concatenate["_Store", _Parameters], _Answer]:
+    """A method that changes the store: anew from its beginning when others came in between. Raises StoreBusy."""
+
+    @functools.wraps(method)
+    def changing(self: "_Store", /, *args: _Parameters.args, **more: _Parameters.kwargs) -> _Answer:
+        wait_s = self._journal.budget.left_s(self._journal.lock_wait_s)
+        try:
+            for attempt in Retrying(
+                retry=retry_if_exception_type(Overtaken),
+                wait=wait_random_exponential(multiplier=0.02, max=_PAUSE_MAX_S),
+                stop=stop_after_delay(wait_s),
+                reraise=True,
+            ):
+                with attempt:
+                    return method(self, *args, **more)
+        except Overtaken as error:
+            raise StoreBusy(self.place, None, wait_s) from error
+        raise AssertionError("unreachable: tenacity returns or raises")
+
+    return changing
+
+
+_Store = TypeVar("_Store", bound="StartpointStore")
+
 
 TTL_S = 12 * 3600
 """How long a startpoint may wait to be applied, if its writer says nothing else."""
 
 
-class StartpointStore(BaseStore):
+class StartpointStore:
     """Startpoints and checkpoints in a directory. Thread-safe, for any number of processes. Made by `open`.
 
     After `close` everything raises StoreClosed. Every change raises StoreBusy, StoreUnavailable, CorruptStore and
     NotWritten, which the methods don't repeat; what a method returned is on disk.
     """
+
+    def __init__(self, facts: FactLog, checkpoints: CheckpointKeeper, clock: Clock) -> None:
+        """Use `open`, or `pushrep.kafka.startpoints.open_store` for a topic."""
+        self.place = facts.place
+        self._clock = clock
+        self._journal, self._checkpoints = facts, checkpoints
+        # One is looked at beside changes, by any thread; the other by whoever holds the store's lock.
+        self._reads, self._reads_lock = EventLogFollower(facts), threading.Lock()
+        self._changes = EventLogFollower(facts)
+        self._closed = False
 
     @classmethod
     def open(
@@ -72,7 +154,7 @@ class StartpointStore(BaseStore):
     # ---- operators
 
     @changes
-    def write(  # noqa: PLR0913 - the words of a wish
+    def write(  # noqa: PLR0913 - what a startpoint is made of
         self,
         consumer: str | None,
         topic: str,
@@ -84,7 +166,7 @@ class StartpointStore(BaseStore):
         author: str | None = None,
         ttl_s: int | None = TTL_S,
     ) -> int:
-        """Wish that `consumer` (None: every one) starts `partition` (None: every one) at `startpoint`. Its sequence.
+        """Write that `consumer` (None: every one) starts `partition` (None: every one) at `startpoint`. Its sequence.
 
         The newest wins. Who has not applied it after `ttl_s` (None: never) finds it expired.
         """
@@ -186,8 +268,8 @@ class StartpointStore(BaseStore):
     ) -> ReaderState | None:
         """What is pending for this reader (or failed, which stops it), None if nothing is.
 
-        `remove` is for jobs without checkpoints here: this call also consumes the startpoint, if `only` is 0 or its
-        sequence. A job that dies after this call has lost it.
+        `remove` is for jobs without checkpoints here: this call also consumes the startpoint (with `only`
+        above 0, just the one of that sequence). A job that dies after this call has lost it.
         """
         reader = Reader(consumer, topic, partition, task)
         if not remove:
@@ -306,7 +388,77 @@ class StartpointStore(BaseStore):
             if reader_state.state is State.APPLIED:
                 change.append(Consumed(sequence=sequence, reader=claim.reader, at_ms=self._clock.wall_ms()))
 
+    # ---- looks
+
+    def event_log(self) -> EventLog:
+        """All that was ever written and what became of it, as of now; takes no lock. What is due may not be marked."""
+        self._check()
+        return EventLogFollower(self._journal).current()
+
+    def reader_state(self, sequence: int, reader: Reader) -> ReaderState | None:
+        """How startpoint `sequence` stands for this reader; None if there is none for it. Takes no lock."""
+        self._check()
+        with self._reads_lock:
+            return self._reads.current().reader_state(sequence, reader)
+
+    def history(self) -> list[Fact]:
+        """Every fact in order; takes no lock."""
+        self._check()
+        return self._all_facts()
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """Every reader's, sorted; takes no lock."""
+        self._check()
+        return self._checkpoints.all()
+
+    def checkpoint(self, reader: Reader) -> Checkpoint:
+        """How far this reader is; takes no lock."""
+        self._check()
+        return self._checkpoints.load(reader)
+
+    def size_bytes(self) -> int:
+        """A number that changes with every change of a startpoint: how a running reader sees that it shall look."""
+        self._check()
+        return self._journal.size_bytes()
+
+    def within(self, timeout_s: float) -> AbstractContextManager[None]:
+        """What this thread asks of the store inside takes so long altogether, or raises as if nobody answered."""
+        return self._journal.budget.within(timeout_s)
+
+    # ---- life
+
+    def close(self) -> None:
+        """Let go; closing twice is fine."""
+        if not self._closed:
+            self._closed = True
+            self._journal.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.place)!r})"
+
     # ---- inside
+
+    def _all_facts(self) -> list[Fact]:
+        view = self._journal.view()
+        return view.facts[: view.length]
+
+    @contextmanager
+    def _transaction(self) -> Iterator["Change"]:
+        self._check()
+        with self._journal.transaction() as transaction:
+            yield Change(transaction, self._changes, self._clock.wall_ms())
+
+    def _check(self) -> None:
+        if self._closed:
+            raise StoreClosed(self.place)
 
     def _apply(  # noqa: PLR0913, PLR0917 - what `apply` is told
         self,

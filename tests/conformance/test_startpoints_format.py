@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pushrep.startpoints import Checkpoint, LogFacts, Reader, Startpoint, StartpointFailed, StartpointStore
-from pushrep.startpoints.checkpoints import decode
+from pushrep.startpoints.journal import decode
 from pushrep.testing import SimulatedClock
 
 GOLDEN = Path(__file__).parent / "golden" / "startpoints"

@@ -476,8 +476,8 @@ WAYS = (
         reader,
         (
             f"{_LOG_READER}records", f"{_LOG_READER}batches", "pushrep.log.reader.BatchReader.records",
-            "pushrep.log.reader.BatchReader.batches", "pushrep.startpoints.partition_log.LocalLog.fetch",
-            "pushrep.startpoints.partition_log.PartitionLog.fetch",
+            "pushrep.log.reader.BatchReader.batches", "pushrep.startpoints.consumer.LocalLog.fetch",
+            "pushrep.startpoints.consumer.PartitionLog.fetch",
         ),
     ),
     Way("reader by time", reader_by_time, ()),

@@ -117,9 +117,9 @@ def test_damage_is_refused_by_line_and_a_bad_end_is_cut(tmp_path, line, is_last)
 def test_another_version_is_refused(tmp_path):
     path = tmp_path / CATALOGUE_NAME
     Catalogue.open(tmp_path)
-    from pushrep.replay.catalogue import _line
+    from pushrep.env.checked_json import journal_line
 
-    path.write_bytes(_line({"format": "pushrep.recordings", "version": 2, "next_id": 1}))
+    path.write_bytes(journal_line({"format": "pushrep.recordings", "version": 2, "next_id": 1}))
     with pytest.raises(CorruptCatalogue, match="version 2"):
         Catalogue.open(tmp_path)
 

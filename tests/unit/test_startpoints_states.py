@@ -17,7 +17,7 @@ from pushrep.startpoints import (
     Target,
     Written,
 )
-from pushrep.startpoints.states import NEXT, OVER, StartpointEvent
+from pushrep.startpoints.model import NEXT, OVER, StartpointEvent
 
 READER = Reader("billing", "orders", 0)
 

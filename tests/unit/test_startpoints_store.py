@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pushrep.env import REAL_FILESYSTEM
+from pushrep.env.checked_json import journal_line
 from pushrep.env.filesystem import RealFile, RealFilesystem
 from pushrep.errors import BadArgument
 from pushrep.startpoints import (
@@ -576,13 +577,12 @@ def test_other_files_and_versions_are_refused(real):
     journal_of(real).write_text("hello\n")
     with pytest.raises(CorruptStore, match="no journal of startpoints"):
         real.history()
-    from pushrep.startpoints.journal import _line
 
-    journal_of(real).write_bytes(_line({"format": "pushrep.startpoints", "version": 2}))
+    journal_of(real).write_bytes(journal_line({"format": "pushrep.startpoints", "version": 2}))
     with pytest.raises(CorruptStore, match="version 2, this pushrep reads 1"):
         real.history()
-    head = _line({"format": "pushrep.startpoints", "version": 1})
-    journal_of(real).write_bytes(head + _line([{"event": "postponed", "sequence": 1}]))
+    head = journal_line({"format": "pushrep.startpoints", "version": 1})
+    journal_of(real).write_bytes(head + journal_line([{"event": "postponed", "sequence": 1}]))
     with pytest.raises(CorruptStore, match="is nothing that this pushrep knows"):
         real.history()
 
@@ -671,12 +671,11 @@ def test_what_was_seen_and_taken_back_is_forgotten(real, clock):
 
 
 def test_a_journal_that_contradicts_itself_is_refused(real):
-    from pushrep.startpoints.events import to_json
-    from pushrep.startpoints.journal import _line
+    from pushrep.startpoints.model import to_json
 
     real.write("billing", "orders", 0, Startpoint.earliest(), "go")
     with journal_of(real).open("ab") as file:
-        file.write(_line([to_json(Expired(sequence=9, at_ms=0))]))
+        file.write(journal_line([to_json(Expired(sequence=9, at_ms=0))]))
     for use in (lambda: real.read("billing", "orders", 0), real.sweep, real.event_log):
         with pytest.raises(CorruptStore, match="startpoint 9, which was never written"):
             use()

@@ -9,8 +9,7 @@ from pushrep.cli.common import count, show_json, show_table
 from pushrep.cli.startpoint.options import with_json, with_store, written_store_of
 from pushrep.cli.startpoint.words import say_place, say_time
 from pushrep.startpoints import EventLog, NoSuchStartpoint, ReaderState, State, Written
-from pushrep.startpoints.events import Applied, Cancelled, Expired, Fact, Failed, to_json
-from pushrep.startpoints.states import OVER
+from pushrep.startpoints.model import OVER, Applied, Cancelled, Expired, Fact, Failed, to_json
 
 
 @click.command("list")
