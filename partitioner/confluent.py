@@ -24,13 +24,17 @@ from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self
 from uuid import UUID
 
+from filtering.extras import needed_by
+
+with needed_by("partitioner.confluent"):
+    import confluent_kafka  # noqa: F401 - the message says how to get it
+
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicCollection
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
 from tenacity import RetryCallState, Retrying, wait_random_exponential
 
 from filtering import METADATA_HEADER, StreamMetadata
 from filtering.consumers.confluent_asking import ask_brokers, fatal_errors, missing_right, naming_rights
-from filtering.extras import needed_by
 from partitioner.errors import (
     BadPartitionerSetting,
     BreaksPrefixCondition,
@@ -41,10 +45,6 @@ from partitioner.errors import (
 )
 from partitioner.prefix import InFlightQueue
 from partitioner.source_partition import partition_for
-
-with needed_by("partitioner.confluent"):
-    import confluent_kafka  # noqa: F401 - the message says how to get it
-
 
 # What holds the prefix condition. The guarantee covers neither timeouts nor brokers that know nothing of the producer.
 HELD: Mapping[str, tuple[object, frozenset[object]]] = {
