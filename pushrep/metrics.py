@@ -75,6 +75,12 @@ FAMILIES: Mapping[str, Family] = {
         # -- leading
         ("pushrep_outbox_state", _OUTBOX, (*_O, "state"), "1 in the state that the outbox is in."),
         ("pushrep_outbox_epoch", _OUTBOX, _O, "Of the grant that it leads by, -1 without one."),
+        (
+            "pushrep_takeovers_held_until_timestamp_seconds",
+            _BOTH,
+            _O,
+            "Unix time until which no standby takes over by itself (`pushrep outbox hold`); 0: it may.",
+        ),
         ("pushrep_outbox_min_insync_replicas", _OUTBOX, _O, "Members that ALL waits for, at least."),
         ("pushrep_outbox_in_sync_members_min", _OUTBOX, _O, "Members in the smallest in-sync set."),
         ("pushrep_outbox_under_min_insync_partitions", _OUTBOX, _O, "Partitions that refuse ALL now."),

@@ -5,6 +5,7 @@ Log lines have time, level and logger, or are one JSON object each; they go to s
 
 import json
 import logging
+import re
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -62,7 +63,25 @@ log_level_option = click.option(
 )
 
 
+_UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+DURATION = re.compile(r"([0-9]{1,9})([smhd])")
 _OF_THE_REPOSITORY = ("pushrep.demo", "spark_jobs.demo")
+
+
+def parse_duration_s(text: str) -> int:
+    """Seconds of 90s, 30m, 12h or 2d. Raises ValueError."""
+    match = DURATION.fullmatch(text.strip())
+    if match is None or int(match[1]) == 0:
+        raise ValueError(f"{text!r} is no duration: give 90s, 30m, 12h or 2d")
+    return int(match[1]) * _UNIT_S[match[2]]
+
+
+def say_time(ms: int) -> str:
+    """UTC to the second, or the number where the calendar ends."""
+    try:
+        return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    except (OverflowError, ValueError, OSError):
+        return f"@{ms}"
 
 
 def why_missing(what: str, error: ImportError) -> str | None:

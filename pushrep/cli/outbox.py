@@ -1,16 +1,22 @@
-"""`pushrep outbox skip`, `repartition`, `drop-destination`: on the directory, or asked of the open outbox."""
+"""`pushrep outbox create | hold | skip | repartition | rebase | drop-destination`: on the directory, or asked of
+who has it open.
+"""
 
+import time
 from pathlib import Path
 from typing import Any
 
 import click
 
-from pushrep.cli.common import show_json
+from pushrep.cli.common import parse_duration_s, say_time, show_json
 from pushrep.cli.outbox_run import run
 from pushrep.cli.replica.reaching import client_tls, tls_options
+from pushrep.election.grants import hold_of
 from pushrep.kafka.destination import destination_of as destination_by_options
 from pushrep.outbox.control import NobodyAnswers, ask
 from pushrep.outbox.destinations import drop_destination, repartition, skip_record
+from pushrep.outbox.errors import CantHold
+from pushrep.outbox.standby import GrantedMember, members_at
 from pushrep.replicate.settings import PushSettings
 
 _DIRECTORY = click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
@@ -173,13 +179,79 @@ def create(  # noqa: PLR0913, PLR0917 - one parameter an option
     click.echo(f'each instance: Outbox.stand_by(<its node\'s directory>, "{topic}", {partitions}, <producer>)')
 
 
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False, exists=True))
+@click.option("--for", "length", metavar="DURATION", help="30m, 1h or 2d, from now on.")
+@click.option("--reason", default="", help="Why; shown to whoever asks.")
+@click.option("--end", is_flag=True, help="Standbys may take over again, from now on.")
+@click.option("--show", is_flag=True, help="Whether, until when and why they are held, as it is known in DIRECTORY.")
+@_JSON
+def hold(  # noqa: PLR0913, PLR0917 - one parameter an option
+    directory: Path, length: str | None, reason: str, end: bool, show: bool, as_json: bool,  # noqa: FBT001 - click's
+) -> None:  # fmt: skip
+    """Keep all standbys of an outbox from taking over by themselves for a while: for work on the network, say.
+
+    \b
+      pushrep outbox hold data --for 1h --reason "new switches"
+      pushrep outbox hold data --show
+      pushrep outbox hold data --end
+
+    DIRECTORY is that of the leader, or its node's. A majority of the members has to store it; whoever leads until then
+    hands it on. `pushrep promote` works all the same, and who leads leads again when it is restarted.
+    """  # noqa: D301 - \b is click's word for: keep these lines as they are
+    if sum((length is not None, end, show)) != 1:
+        raise click.UsageError("give one of --for DURATION, --end and --show")
+    if length is not None and not reason.strip():
+        raise click.UsageError("--reason says to others why nobody takes over: give it")
+    found = members_at(directory)
+    if len(found) != 1:
+        named = ", ".join(str(one.directory) for one in found)
+        raise CantHold(f"name one of {named}" if found else f"{directory} holds no outbox that was granted to anybody")
+    member = found[0]
+    grant = member.kept.grant
+    if not show:
+        for_ms = 0 if length is None else 1000 * _duration_s(length)
+        try:
+            until_ms = ask(member.directory, "hold", {"for_ms": for_ms, "reason": reason})
+        except NobodyAnswers as error:
+            raise CantHold(_who_can_hold(member)) from error
+        said = {"until_ms": until_ms, "reason": reason} if for_ms else None
+    else:
+        kept = hold_of(grant, time.time_ns() // 1_000_000)
+        said = None if kept is None else {"until_ms": kept.until_ms, "reason": kept.reason}
+    if as_json:
+        show_json({"hold": said})
+    elif said is None:
+        click.echo("standbys take over by themselves")
+    else:
+        click.echo(f"no standby takes over by itself until {say_time(said['until_ms'])}: {said['reason']}")
+
+
+def _duration_s(text: str) -> int:
+    try:
+        return parse_duration_s(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--for") from error
+
+
+def _who_can_hold(member: GrantedMember) -> str:
+    """Nobody answers in its directory."""
+    grant = member.kept.grant
+    assert grant is not None, "it was looked for"
+    if member.kept.is_led_here:
+        return f"member {grant.leader} leads, and its service does not run: start it in {member.directory} first"
+    address = next((one.address for one in grant.members if one.index == grant.leader), "")
+    return f"member {grant.leader} ({address or 'its address is not known'}) leads: say it there, in its directory"
+
+
 @click.group()
 def outbox() -> None:
-    """Make an outbox with standbys; change where records go: skip one, use more partitions, drop a topic, rebase."""
+    """Make an outbox with standbys, hold those; change where records go: skip, repartition, drop a topic, rebase."""
 
 
 outbox.add_command(create)
 outbox.add_command(run)
+outbox.add_command(hold)
 outbox.add_command(skip)
 outbox.add_command(repartition_command)
 outbox.add_command(rebase_command)

@@ -32,7 +32,7 @@ import click
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from pushrep.cli.common import count, show_json, size, whole_step
+from pushrep.cli.common import count, say_time, show_json, size, whole_step
 from pushrep.cli.replica.reaching import client_tls, tls_options
 from pushrep.cli.replica.status import draw, drawn, look, sessions_table, table
 from pushrep.errors import BadArgument, PushrepError
@@ -214,6 +214,8 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
         yield f"certificate until {datetime.fromtimestamp(found['certificate_expires_s'], UTC):%Y-%m-%d %H:%M} UTC"
     for one in found.get("standbys", ()):
         yield f"standby of {one['outbox_id']}: {one['state']}{': ' + one['why'] if one['why'] else ''}"
+    for one in found.get("holds", ()):
+        yield f"takeovers of {one['outbox_id']} are held until {say_time(one['until_ms'])}: {one['reason']}"
     if (replays := found.get("replays")) is not None:
         ended = ", ".join(f"{reason.lower()} {n}" for reason, n in replays["ended"].items()) or "none"
         yield f"replays: {len(replays['sessions'])} of {replays['sessions_max']} run; ended: {ended}"

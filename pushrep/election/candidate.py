@@ -48,9 +48,10 @@ from pushrep.election.errors import (
     OlderGeneration,
     ReplicationError,
     RivalGenerations,
+    TakeoverHeld,
     TooFewMembers,
 )
-from pushrep.election.grants import Grant, Quorum, are_rivals, newest_list_of, newest_of, next_ballot
+from pushrep.election.grants import Grant, Quorum, Takeover, are_rivals, newest_list_of, newest_of, next_ballot
 
 LEADER_ALIVE_MS = 3_000
 """A leader beats once a second: one that a member heard so lately may be alive."""
@@ -122,7 +123,8 @@ class MemberAnswer:
     is_unfilled: it had no grant when it stored its first, and has not been given everything since; None from an older
     node, which can't say. directory_id: of its directory; None from an older node. generation: of its newest grant.
     contact_age_ms: since the leader by its newest grant was last in contact, by its own clock;
-    None without such a leader, and from an older node.
+    None without such a leader, and from an older node. carries_holds: its node keeps the hold of a grant; an older one
+    drops it.
     """
 
     index: int
@@ -133,10 +135,21 @@ class MemberAnswer:
     directory_id: UUID | None = None
     generation: int = 0
     contact_age_ms: int | None = None
+    carries_holds: bool = True
 
     @property
     def counts(self) -> bool:
         return not self.is_unfilled and all(log.why_unfit is None for log in self.logs.values())
+
+
+class Unasked(NamedTuple):
+    """A standby's election, which nobody asked for: it needs as many members as `Grant.may_take_over` wants.
+
+    why_not: why none takes over under a grant that carries this, empty if one may. wall_ms: when it begins.
+    """
+
+    why_not: Callable[[Grant], str]
+    wall_ms: int
 
 
 class Look(NamedTuple):
@@ -191,7 +204,7 @@ class Candidate:
     first: the grant of an outbox that has none yet, under any number.
     change: makes the next grant from the newest one and its number, to change the members; else it is renewed.
     leader_alive_ms: another leader that was in contact so lately may be alive, and is left alone; 0: it is deposed.
-    is_standby: nobody asked for it, so it needs as many as `Grant.may_take_over` wants.
+    unasked: of a standby; None: an operator, or who opens, asked for it.
     """
 
     def __init__(  # noqa: PLR0913 - who, what for, and what may differ
@@ -203,10 +216,10 @@ class Candidate:
         first: Grant | None = None,
         change: Callable[[Grant, int], Grant] | None = None,
         leader_alive_ms: int = LEADER_ALIVE_MS,
-        is_standby: bool = False,
+        unasked: Unasked | None = None,
     ) -> None:
         self.index, self.purpose, self._change = index, purpose, change
-        self._is_standby = is_standby
+        self._unasked = unasked
         self._leader_alive_ms, self._is_over = leader_alive_ms, False
         self.state = CandidateState.LOOKING
         self.grant: Grant | None = None
@@ -269,12 +282,12 @@ class Candidate:
         )
 
     def _needed(self, quorum: Quorum) -> int:
-        return quorum.to_take_over if self._is_standby else quorum.to_lead
+        return quorum.to_lead if self._unasked is None else quorum.to_take_over
 
     def _is_enough(self, grant: Grant) -> bool:
         """Whether those that count are enough to lead by it."""
         counting = self._counting()
-        return grant.may_take_over(counting) if self._is_standby else grant.may_lead(counting)
+        return grant.may_lead(counting) if self._unasked is None else grant.may_take_over(counting)
 
     def on_fetched(self, partition: int) -> list[CandidateEffect]:
         """A Fetch is carried out."""
@@ -410,6 +423,8 @@ class Candidate:
             return self._refuse(goes_on)
         if not goes_on:
             return []
+        if (is_held := self._why_held()) is not None:
+            return self._refuse(is_held)
         self.is_first = self._nothing_was_acknowledged()
         self._kept_a_grant |= {index for index, answer in self._answers.items() if answer.grant is not None}
         epoch = next_ballot(self.index, max(answer.highest_epoch for answer in self._answers.values()))
@@ -419,11 +434,21 @@ class Candidate:
             grant = self._change(self.base, epoch)
         else:
             grant = self.base.renewed(epoch, self.index)
+        grant = grant.carrying(answer.grant for answer in self._answers.values())
+        if self._unasked is not None and self._was_led_by_another:
+            grant = replace(grant, takeover=Takeover(epoch, self._unasked.wall_ms))
         self._become(CandidateState.GRANTING)
         self.grant = grant
         stored = replace(self._own, grant=grant, highest_epoch=grant.epoch, is_unfilled=self._own.is_unfilled or None)
         self._answers = {self.index: stored}
         return [TakeEpoch(grant.epoch), StoreGrant(grant), SendGrant(self._others(), grant), *self._on_stored()]
+
+    def _why_held(self) -> TakeoverHeld | None:
+        """Why no standby takes over; so many have answered that one of them knows of the newest hold."""
+        if self._unasked is None or not self._was_led_by_another:
+            return None
+        why_not = self._unasked.why_not(self.base.carrying(answer.grant for answer in self._answers.values()))
+        return TakeoverHeld(why_not) if why_not else None
 
     def _goes_on(self, newest: Grant | None) -> bool | ReplicationError:
         """Whether to take a number, by what was answered until now; or why not, whatever the others say."""

@@ -68,6 +68,14 @@ class CantStandBy(ReplicationError):
         self.why = why
 
 
+class TakeoverHeld(ReplicationError):
+    """No standby takes over by itself now, by a hold or the pause that the newest grant carries; nobody was fenced."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"{why}; nobody was fenced")
+        self.why = why
+
+
 class NotAMember(ReplicationError):
     """Member `member` was removed by the grant of epoch `epoch`: it can't lead; add it again under a new index."""
 

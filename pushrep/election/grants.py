@@ -94,6 +94,30 @@ class Quorum:
         return max(self.to_lead, len(self.members) // 2 + 1)
 
 
+class Hold(NamedTuple):
+    """An operator's word that no standby takes over by itself before `until_ms`. epoch: of the grant that said it.
+
+    Wall clock, ms since 1970. One that was ended has `until_ms` = `since_ms`.
+    """
+
+    epoch: int
+    since_ms: int
+    until_ms: int
+    reason: str
+
+    @property
+    def length_ms(self) -> int:
+        """So long it lasts."""
+        return self.until_ms - self.since_ms
+
+
+class Takeover(NamedTuple):
+    """The last time that a standby took over by itself: its grant's epoch, and when, wall clock, ms since 1970."""
+
+    epoch: int
+    at_ms: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
     """A leader by name and number. Raises BadGrant if it contradicts itself.
@@ -102,6 +126,8 @@ class Grant:
     previous_members, previous_min_insync_replicas: of a joint grant, else empty and 0.
     next_index: the lowest index that no member ever had; raised above the members' by itself.
     generation: of the last forced grant, 0 where there was none (`next_generation`).
+    hold, takeover: the newest ones, which every later grant carries. They change no ballot, and older peers drop them:
+    two grants that differ in nothing else are equal.
     """
 
     outbox_id: UUID
@@ -121,6 +147,8 @@ class Grant:
     previous_min_insync_replicas: int = 0
     next_index: int = 0
     generation: int = 0
+    hold: Hold | None = field(default=None, compare=False)
+    takeover: Takeover | None = field(default=None, compare=False)
     quorums: tuple[Quorum, ...] = field(init=False, repr=False, compare=False)
     """The quorums that all have to agree: one, two while the list changes."""
 
@@ -220,6 +248,22 @@ class Grant:
     def renewed(self, epoch: int, leader: int) -> "Grant":
         """The same under another number, for the same leader or another. A loss was accepted once, not again."""
         return replace(self, epoch=epoch, leader=leader, accepted_loss="")
+
+    def carrying(self, others: Iterable["Grant | None"]) -> "Grant":
+        """The same with the newest hold and takeover of it and the others, which may have come by an older peer."""
+        known = [self, *(one for one in others if one is not None)]
+        hold = max((one.hold for one in known if one.hold is not None), default=None)
+        takeover = max((one.takeover for one in known if one.takeover is not None), default=None)
+        return self if (hold, takeover) == self.carried else replace(self, hold=hold, takeover=takeover)
+
+    @property
+    def carried(self) -> tuple[Hold | None, Takeover | None]:
+        """What every later grant carries."""
+        return self.hold, self.takeover
+
+    def held(self, epoch: int, *, since_ms: int, until_ms: int, reason: str) -> "Grant":
+        """The same, by which no standby takes over before `until_ms`; with `since_ms` the hold before it ends."""
+        return replace(self.renewed(epoch, self.leader), hold=Hold(epoch, since_ms, until_ms, reason))
 
     def with_members(self, epoch: int, members: tuple[Member, ...], min_insync_replicas: int | None = None) -> "Grant":
         """The joint grant that begins a change of the list; None: the default m. One member at a time, or BadGrant."""
@@ -323,6 +367,11 @@ def newest_list_of(grants: Iterable[Grant | None]) -> Grant | None:
     """Whose lists of members count; None without any."""
     shown = (one for one in grants if one is not None)
     return max(shown, key=lambda grant: (grant.generation, grant.members_epoch, grant.epoch), default=None)
+
+
+def hold_of(grant: Grant | None, wall_ms: int) -> Hold | None:
+    """The hold that lasts, by a grant; None without one, and for one that was ended or is over."""
+    return None if grant is None or grant.hold is None or grant.hold.until_ms <= wall_ms else grant.hold
 
 
 def next_generation(newest: int, tag: int) -> int:

@@ -10,8 +10,13 @@ Nobody leads, as far as this member can tell, if the leader said so, or its own 
 once. Standbys wait for a moment that is drawn by chance, so that mostly one looks first. Then a Candidate decides, with
 `is_standby`: the members that answer show whether the leader lives (candidate.py), and the ballots, who leads.
 
-After another member began to lead, a standby that saw that looks no sooner than `takeover_pause_ms` later: a fault that
-goes round the members ends no lead before it could do any work. The first failure is taken over at once.
+The grant carries what else stands in the way, so that a member knows it that was away, and one that was just started:
+the last time that a standby took over, after which the next one waits for `takeover_pause_ms` (a fault that goes round
+the members ends no lead before it did any work; the first failure is taken over at once), and an operator's hold. How
+long either lasts still is read off the wall clock once, when a member comes to know of it, and is its whole length at
+most; from then on the monotonic clock counts, so that no step of the wall clock changes it. Who was standing by when
+another took over waits for the whole pause, whatever the wall clock says. To lead on where this member led before is no
+takeover.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +26,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from pushrep.election.errors import CantStandBy
-from pushrep.election.grants import Grant
+from pushrep.election.grants import Grant, Hold, Takeover, owner_of
 
 TAKEOVER_AFTER_MS = 10_000
 TAKEOVER_PAUSE_MS = 30_000
@@ -60,7 +65,7 @@ assert MAY_BECOME.keys() == set(StandbyState), "every state has a row"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakeoverTimes:
     """takeover_after_ms: so long a leader is not heard before a standby looks, and so long one that can't reach a
-    majority, or can't append, leads on. takeover_pause_ms: so long the next takeover waits, once another began to lead.
+    majority, or can't append, leads on. takeover_pause_ms: so long the next takeover waits, once a standby took over.
     """
 
     takeover_after_ms: int = TAKEOVER_AFTER_MS
@@ -73,7 +78,7 @@ class TakeoverTimes:
 
 
 class Seen(NamedTuple):
-    """What a standby knows at one moment.
+    """What a standby knows at one moment. now_ms: monotonic.
 
     member: which one it is. contact_age_ms: since its node was in contact with the leader; None: that one said that it
     leads no more. unfit: why this member can't lead now, empty if it can.
@@ -84,6 +89,7 @@ class Seen(NamedTuple):
     member: int
     contact_age_ms: int | None
     unfit: str = ""
+    wall_ms: int = 0
 
 
 class Standby:
@@ -95,8 +101,10 @@ class Standby:
         self._rank: tuple[int, int] | None = None
         self._known_ms = 0  # since when the newest grant is known here
         self._due_ms: int | None = None  # when to look, once nobody leads
-        self._leader: int | None = None
-        self._led_since_ms: int | None = None  # since it was seen that another began to lead
+        self._takeover: Takeover | None = None
+        self._paused_until_ms = 0  # monotonic, as the next
+        self._hold: Hold | None = None
+        self._held_until_ms = 0
 
     def become(self, state: StandbyState) -> None:
         """The state follows; the table says which may."""
@@ -110,11 +118,9 @@ class Standby:
         check_standby(seen.grant)
         if self.state in {StandbyState.WAITING, StandbyState.DEPOSED}:
             self.become(StandbyState.STANDING_BY)
+        self._learn(seen.grant, seen.now_ms, seen.wall_ms, is_here=self._rank is not None)
         if seen.grant.rank != self._rank:
             self._rank, self._known_ms, self._due_ms = seen.grant.rank, seen.now_ms, None
-            if self._leader not in {None, seen.grant.leader}:
-                self._led_since_ms = seen.now_ms
-            self._leader = seen.grant.leader
         if why_not := seen.unfit or self._why_not_due(seen, seen.grant):
             self._due_ms = None
             return why_not
@@ -134,16 +140,42 @@ class Standby:
     def _why_not_due(self, seen: Seen, grant: Grant) -> str:
         if grant.leader == seen.member:
             return ""  # the lead is this member's: it takes it from nobody
-        if self._led_since_ms is not None:
-            pause_ms = self.times.takeover_pause_ms - (seen.now_ms - self._led_since_ms)
-            if pause_ms > 0:
-                return f"member {grant.leader} took over lately: the next may in {_seconds(pause_ms)}"
+        if why_not := self._why_held(seen.now_ms):
+            return why_not
         if seen.contact_age_ms is None:
             return ""
         silent_ms = min(seen.contact_age_ms, seen.now_ms - self._known_ms)
         if silent_ms < self.times.takeover_after_ms:
             return f"member {grant.leader} was in contact {silent_ms} ms ago"
         return ""
+
+    def why_not_take_over(self, grant: Grant, now_ms: int, wall_ms: int) -> str:
+        """Why no standby takes over now, under what a grant carries that other members showed; empty: one may."""
+        self._learn(grant, now_ms, wall_ms, is_here=False)
+        return self._why_held(now_ms)
+
+    def _learn(self, grant: Grant, now_ms: int, wall_ms: int, *, is_here: bool) -> None:
+        """is_here: this member stood by when its own node was told of it."""
+        takeover, hold = grant.takeover, grant.hold
+        if takeover is not None and (self._takeover is None or takeover > self._takeover):
+            pause_ms = self.times.takeover_pause_ms
+            left_ms = pause_ms if is_here else _left_ms(takeover.at_ms, pause_ms, wall_ms)
+            self._takeover, self._paused_until_ms = takeover, now_ms + left_ms
+        if hold is not None and (self._hold is None or hold > self._hold):
+            self._hold, self._held_until_ms = hold, now_ms + _left_ms(hold.since_ms, hold.length_ms, wall_ms)
+
+    def _why_held(self, now_ms: int) -> str:
+        if self._hold is not None and now_ms < self._held_until_ms:
+            left = _seconds(self._held_until_ms - now_ms)
+            return f"takeovers are held for {left} ({self._hold.reason}): pushrep outbox hold"
+        if self._takeover is not None and now_ms < self._paused_until_ms:
+            left = _seconds(self._paused_until_ms - now_ms)
+            return f"member {owner_of(self._takeover.epoch)} took over lately: the next may in {left}"
+        return ""
+
+
+def _left_ms(began_ms: int, length_ms: int, wall_ms: int) -> int:
+    return min(max(0, began_ms + length_ms - wall_ms), length_ms)
 
 
 class LeaderHealth:

@@ -267,6 +267,10 @@ class CantChangeMembers(PushrepError):
     """The members stay as they are; the message says what to do instead."""
 
 
+class CantHold(PushrepError):
+    """Standbys may take over as before; the message says why, and what to do."""
+
+
 class NotReplicatedInTime(PushrepError):
     """The record is in this log, but not at enough members within `delivery_timeout_ms`: it may still be delivered."""
 

@@ -144,6 +144,7 @@ def _outbox(families: Families, labels: dict[str, str], facts: Facts, status: Ou
         labels,
         {
             "pushrep_outbox_epoch": status.epoch,
+            "pushrep_takeovers_held_until_timestamp_seconds": 0 if status.hold is None else status.hold.until_ms / 1000,
             "pushrep_outbox_min_insync_replicas": status.min_insync_replicas,
             "pushrep_outbox_in_sync_members_min": status.in_sync_min,
             "pushrep_outbox_under_min_insync_partitions": status.under_min_insync,

@@ -464,7 +464,7 @@ def with_loss(  # noqa: PLR0913 - what is accepted, and what it needs
             members=members,
             min_insync_replicas=least,
             reached=reached,
-        ),
+        ).carrying(shown),
         accepted_loss=accepted,
         # Offsets that the others gave out, and readers may have seen, are given out again: under another PID.
         pid_epoch=base.pid_epoch + 1 + secrets.randbelow(_PID_LEAP),

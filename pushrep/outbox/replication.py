@@ -12,7 +12,7 @@ NotLeader at the open: another has the lead. The directory then keeps that grant
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from time import monotonic
@@ -30,6 +30,7 @@ from pushrep.log.directory import LogDirectory
 from pushrep.log.flusher import Tick
 from pushrep.outbox.errors import (
     CantChangeMembers,
+    CantHold,
     CantPromote,
     NotEnoughReplicas,
     NotReplicatedInTime,
@@ -288,6 +289,38 @@ class Replication:
                 if granted.may_acknowledge(granted.indexes - granted.entering):  # else only once that is settled
                     self._wait_for_members(started, self._settings.open_timeout_s if wait_s is None else wait_s)
                 return granted
+
+    def hold_takeovers(self, length_ms: int, reason: str) -> Grant:
+        """A grant by which no standby takes over by itself for so long; 0: from now on they may. `promote` does.
+
+        As many members keep it as meet every majority. Raises CantHold before anything is changed where too few answer
+        that can, or later where too few stored it; NotEnoughReplicas, NotLeader as `change_members`.
+        """
+        with self._changing:
+            grant = self._keeper.kept.grant or self._first()
+            found = self._election.describe_members(grant, self._settings.open_timeout_s)
+        older = sorted(index for index, one in found.items() if not one.carries_holds)
+        can = {index for index, one in found.items() if one.grant is not None} - {*older}
+        self._check_holding(grant, can, f"upgrade the nodes of members {older} first" if older else "try again")
+        now_ms = self._clock.wall_ms()
+        granted = self.change_members(
+            lambda newest, epoch: newest.held(epoch, since_ms=now_ms, until_ms=now_ms + length_ms, reason=reason)
+        )
+        with self._changing:
+            answers = self._election.offer(granted, self._settings.open_timeout_s)
+        stored = {index for index, one in answers.items() if one.grant is not None and one.grant.hold == granted.hold}
+        self._check_holding(granted, stored, "it is stored there, and has to be said again")
+        told = f"for {length_ms / 1000:.0f} s: {reason}" if length_ms else "no more"
+        _LOG.warning("%s: takeovers are held %s", self._keeper.directory, told)
+        return granted
+
+    def _check_holding(self, grant: Grant, others: Collection[int], what_to_do: str) -> None:
+        for quorum in grant.quorums:
+            known = quorum.members & {self._identity.member, *others}
+            if len(known) < quorum.to_change:
+                silent = sorted(quorum.members - known)
+                needed = f"{len(known)} of {quorum.to_change} needed members keep the hold"
+                raise CantHold(f"{needed}, and {silent} do not: {what_to_do}")
 
     def check_enough_answer(self) -> None:
         """Raise TooFewMembers if those that answer now are too few to lead. Waits for them."""

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
-from pushrep.election.candidate import LEADER_ALIVE_MS, Purpose
+from pushrep.election.candidate import LEADER_ALIVE_MS, Purpose, Unasked
 from pushrep.election.errors import CantStandBy, ReplicationError
 from pushrep.election.grants import Grant
 from pushrep.election.standby import Seen, Standby, StandbyState, TakeoverTimes
-from pushrep.env import Clock, Filesystem
+from pushrep.env import REAL_FILESYSTEM, Clock, Filesystem
 from pushrep.log import LogConfig
 from pushrep.log.disk_space import DiskLevel, disk_level
 from pushrep.log.errors import DirectoryIsCopy, LogLocked, LogPoisoned
@@ -88,10 +88,22 @@ def refuse_settings(settings: Mapping[str, Any]) -> None:
         raise CantStandBy("acks=LOCAL acknowledges what no other member holds; ALL is needed")
 
 
-class _Found(NamedTuple):
+class GrantedMember(NamedTuple):
+    """The directory of a member, and what it promised."""
+
     directory: Path
     outbox_id: UUID
     kept: ElectionState
+
+
+def members_at(directory: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> list[GrantedMember]:
+    """`directory` itself, or those in a node's, that keep a grant. Raises CorruptNodeFile, OSError."""
+    places = [directory]
+    if filesystem.exists(directory / REPLICA_EPOCH_NAME):
+        places += [directory / name for name in sorted(filesystem.list(directory)) if _is_id(name)]
+    known = [(place, find_election_state(place, filesystem)) for place in places]
+    found = [GrantedMember(place, *one) for place, one in known if one is not None]
+    return [one for one in found if one.kept.grant is not None]
 
 
 class WaitingMember(Generic[_Outbox]):
@@ -122,21 +134,16 @@ class WaitingMember(Generic[_Outbox]):
             self._asked.cancel.wait(_POLL_S)
         raise StandbyCancelled(self._asked.directory)
 
-    def _find(self) -> _Found | None:
+    def _find(self) -> GrantedMember | None:
         """The outbox here that was granted, of this topic. Raises CantStandBy for two of them."""
-        directory, filesystem = self._asked.directory, self._asked.filesystem
-        places = [directory]
-        if filesystem.exists(directory / REPLICA_EPOCH_NAME):
-            places += [directory / name for name in sorted(filesystem.list(directory)) if _is_id(name)]
-        known = [(place, find_election_state(place, filesystem)) for place in places]
-        found = [_Found(place, *one) for place, one in known if one is not None]
-        granted = [one for one in found if one.kept.grant is not None and one.kept.grant.topic == self._asked.topic]
+        known = members_at(self._asked.directory, self._asked.filesystem)
+        granted = [one for one in known if one.kept.grant is not None and one.kept.grant.topic == self._asked.topic]
         if len(granted) > 1:
             named = ", ".join(str(one.directory) for one in granted)
             raise CantStandBy(f"there are several outboxes of topic {self._asked.topic}: name one of {named}")
         return granted[0] if granted else None
 
-    def _seen(self, found: _Found | None) -> Seen:
+    def _seen(self, found: GrantedMember | None) -> Seen:
         clock = self._asked.clock
         if found is None:
             return Seen(clock.monotonic_ms(), None, NO_MEMBER, None)
@@ -147,9 +154,10 @@ class WaitingMember(Generic[_Outbox]):
             member=found.kept.member,
             contact_age_ms=contact_age_ms,
             unfit=self._why_unfit(found),
+            wall_ms=clock.wall_ms(),
         )
 
-    def _contact_age_ms(self, found: _Found) -> int | None:
+    def _contact_age_ms(self, found: GrantedMember) -> int | None:
         """As the node says it; of one that does not answer as it said it last, and so long ago."""
         now_ms, said = self._asked.clock.monotonic_ms(), (self._rules.state.value, self._why[:_WHY_CHARACTERS])
         arguments = {"outbox_id": str(found.outbox_id), "state": said[0], "why": said[1]}
@@ -163,7 +171,7 @@ class WaitingMember(Generic[_Outbox]):
             self._heard_ms = now_ms - age_ms
         return now_ms - self._heard_ms
 
-    def _why_unfit(self, found: _Found) -> str:
+    def _why_unfit(self, found: GrantedMember) -> str:
         if found.kept.member == NO_MEMBER:
             return "its node listens at none of the members' addresses: pushrep replica add, or replace"
         limits = (self._asked.log_config or LogConfig()).disk_limits
@@ -171,7 +179,7 @@ class WaitingMember(Generic[_Outbox]):
         is_full = disk_level(DiskLevel.ROOM, usage, limits) is DiskLevel.FULL
         return f"its own disk is too full: {usage.used_percent:.1f} % are used" if is_full else ""
 
-    def _take_over(self, found: _Found) -> _Outbox:
+    def _take_over(self, found: GrantedMember) -> _Outbox:
         asked, grant = self._asked, found.kept.grant
         assert grant is not None, "it was looked at before"
         with handed_over(found.directory, found.outbox_id) as contact:
@@ -187,10 +195,15 @@ class WaitingMember(Generic[_Outbox]):
             ) as election:
                 # Its own lead it takes from nobody: another's newer grant is kept then, and followed.
                 purpose = Purpose.OPEN if grant.leader == election.index else Purpose.PROMOTE_AND_CATCH_UP
-                granted = election.run(purpose, min(_ROUND_S, asked.open_timeout_s), is_standby=True)
+                unasked = Unasked(self._why_not_take_over, asked.clock.wall_ms())
+                granted = election.run(purpose, min(_ROUND_S, asked.open_timeout_s), unasked=unasked)
                 self._become(StandbyState.TAKING_OVER)
                 election.begin(granted)
             return self._opened(found.directory, granted)
+
+    def _why_not_take_over(self, shown: Grant) -> str:
+        clock = self._asked.clock
+        return self._rules.why_not_take_over(shown, clock.monotonic_ms(), clock.wall_ms())
 
     def _opened(self, directory: Path, granted: Grant) -> _Outbox:
         others = [one.address for one in granted.members if one.index != granted.leader and one.address]

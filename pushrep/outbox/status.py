@@ -5,6 +5,7 @@ partitions_of(facts, numbers) ─▶ PartitionStatus ...     one by one, where s
 """
 
 import os
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pushrep.election.errors import LeadGivenUp
+from pushrep.election.grants import Hold, Takeover, hold_of
 from pushrep.log import SegmentLog
 from pushrep.log.disk_space import DiskStatus
 from pushrep.log.scrub import ScrubStatus
@@ -109,7 +111,8 @@ class OutboxStatus:
     """An open outbox, all partitions together.
 
     epoch, members_epoch: of the grant that it leads by, -1 without one. is_changing: a change of members is not settled
-    yet, both lists have their say. in_sync_min: members in the smallest in-sync
+    yet, both lists have their say. hold: while no standby may take over. takeover: the last one by a standby.
+    in_sync_min: members in the smallest in-sync
     set, the leader counted. ends, high_watermarks, flushed: summed over the partitions. damaged: partitions whose log
     lost records that were on disk. scrub: what the reading of sealed segments in the background has found.
     """
@@ -129,6 +132,8 @@ class OutboxStatus:
     epoch: int
     members_epoch: int
     is_changing: bool
+    hold: Hold | None
+    takeover: Takeover | None
     min_insync_replicas: int
     in_sync_min: int
     under_min_insync: int
@@ -152,6 +157,8 @@ class OutboxStatus:
         return {
             **asdict(self),
             "state": self.state.value,
+            "hold": self.hold and self.hold._asdict(),
+            "takeover": self.takeover and self.takeover._asdict(),
             "session_ends": dict(self.session_ends),
             "members": [{**asdict(one), "lag": one.lag and one.lag._asdict()} for one in self.members],
             "destinations": [
@@ -222,6 +229,8 @@ def status_of(facts: Facts) -> OutboxStatus:
         epoch=-1 if grant is None else grant.epoch,
         members_epoch=-1 if grant is None else grant.members_epoch,
         is_changing=grant is not None and bool(grant.previous_members),
+        hold=hold_of(grant, time.time_ns() // 1_000_000),
+        takeover=None if grant is None else grant.takeover,
         min_insync_replicas=grant.min_insync_replicas if grant is not None else identity.min_insync_replicas,
         in_sync_min=min(in_sync, default=1),
         under_min_insync=sum(not one.takes_all for one in led.values()),

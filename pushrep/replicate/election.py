@@ -29,6 +29,7 @@ from pushrep.election.candidate import (
     Purpose,
     Refused,
     SendGrant,
+    Unasked,
 )
 from pushrep.election.effects import StoreGrant, TakeEpoch
 from pushrep.election.epochs import EpochEnd, marked_unfenced, without_unfenced
@@ -124,15 +125,15 @@ class Election:
         first: Grant | None = None,
         change: Change | None = None,
         may_cut: bool = True,
-        is_standby: bool = False,
+        unasked: Unasked | None = None,
     ) -> Grant:
         """The grant to lead by: stored by enough members, this one holds all that they hold, on disk.
 
         first: of an outbox that has none yet. change: instead of a renewal. timeout_s: of each round. may_cut: whether
-        what this log has and who is ahead has not may be cut; else NotAhead says so. is_standby: nobody asked for it,
-        so a majority has to agree.
-        Raises NotLeader, LeaderMayBeAlive, TooFewMembers, NotAhead, LogNotFit, NotAMember, ReplicaUnreachable if who is
-        ahead goes away while its records are fetched, LogPoisoned, OSError.
+        what this log has and who is ahead has not may be cut; else NotAhead says so. unasked: of a standby, so a
+        majority has to agree.
+        Raises NotLeader, LeaderMayBeAlive, TakeoverHeld, TooFewMembers, NotAhead, LogNotFit, NotAMember,
+        ReplicaUnreachable if who is ahead goes away while its records are fetched, LogPoisoned, OSError.
         """
         self._grants, self._may_cut = [first] if first is not None else [], may_cut
         candidate = Candidate(
@@ -142,7 +143,7 @@ class Election:
             first=first,
             change=change,
             leader_alive_ms=self.leader_alive_ms,
-            is_standby=is_standby,
+            unasked=unasked,
         )
         self._answers = self._round(timeout_s)
         effects: deque[CandidateEffect] = deque(candidate.start())

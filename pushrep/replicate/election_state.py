@@ -5,12 +5,15 @@
                                                   "grant": {...} | null, "number": n,
                                                   "ungranted": {log: [start, epoch, end]},
                                                   "unfilled": {log: offset}, "is_unfilled": bool,
-                                                  "log_generation": g, "rival": {...}, "crc32c": c}
+                                                  "log_generation": g, "rival": {...},
+                                                  "hold": [epoch, since, until, reason], "takeover": [epoch, at],
+                                                  "crc32c": c}
     <data>/<outbox id>/generation-<g>.stale/      logs of an older generation, whole, with promises and checkpoints
 
 A member is a node's copy of an outbox or the directory that a service leads from: both keep the same file, so either
 becomes the other. Version 1 had no `member`, `number`, `ungranted` and `unfilled`; version 2 no `generation` and no
-`log_generation`, and a member was [index, address] alone.
+`log_generation`, and a member was [index, address] alone. `hold` and `takeover` are the grant's; they lie beside it
+because an older version reads past what it does not know here, and drops it when it writes.
 
 A grant of a higher generation is kept first, then the logs are set aside, then `log_generation` follows: while it does
 not, whoever opens the directory next has to finish that before anything is read or written here.
@@ -28,7 +31,7 @@ from uuid import UUID
 
 from pushrep.election.epochs import EpochEnd, Unfenced
 from pushrep.election.errors import BadGrant, label
-from pushrep.election.grants import Grant, Member
+from pushrep.election.grants import Grant, Hold, Member, Takeover
 from pushrep.env import Clock, Filesystem
 from pushrep.env.checked_json import BadJsonFile, read_checked_json, write_checked_json
 from pushrep.env.filesystem import read_whole, write_atomic
@@ -44,6 +47,7 @@ REPLICA_EPOCH_NAME = "replica-epoch.json"
 _VERSION = 1
 _PROMISES_VERSION = 3
 _FILE_BYTES_MAX = 64 << 20  # a line for every partition that appended without a grant
+_CARRIED = ("hold", "takeover")
 NO_MEMBER = -1
 
 
@@ -80,12 +84,21 @@ class ElectionState:
         return 0 if self.grant is None else self.grant.generation
 
     @property
+    def carried(self) -> tuple[Hold | None, Takeover | None]:
+        """What the grant carries; two states that differ in nothing else are equal."""
+        return (None, None) if self.grant is None else self.grant.carried
+
+    @property
     def are_logs_outdated(self) -> bool:
         """Whether the logs are of another generation than the grant, so that they are to be set aside."""
         return self.log_generation != self.generation
 
     def with_grant(self, grant: Grant) -> "ElectionState":
-        """These with a grant that `judge_grant` lets in; what the logs of an older generation promised ends with it."""
+        """These with a grant that `judge_grant` lets in; what the logs of an older generation promised ends with it.
+
+        Its hold and takeover stay if the grant came by an older peer, which does not know of them.
+        """
+        grant = grant.carrying([self.grant])
         if grant.generation == self.generation:
             return replace(self, grant=grant, leader_epoch=max(self.leader_epoch, grant.epoch))
         began = replace(self, unfenced={}, unfilled={}, is_unfilled=True, rival=None)
@@ -120,7 +133,7 @@ class ElectionStateStore:
     def keep(self, state: ElectionState) -> None:
         """On disk when this returns; the old ones hold if it raises."""
         with self.lock:
-            if state != self._kept:
+            if state != self._kept or state.carried != self._kept.carried:
                 self.filesystem.make_directory(self.directory)
                 if state.are_logs_outdated and not self._kept.are_logs_outdated:  # what held for these logs
                     aside = self._aside(state)
@@ -191,7 +204,7 @@ def find_election_state(directory: Path, filesystem: Filesystem) -> tuple[UUID, 
         grant = fields["grant"]
         return UUID(fields["outbox_id"]), ElectionState(
             leader_epoch=int(fields["leader_epoch"]),
-            grant=_grant_of(grant) if grant is not None else None,
+            grant=_grant_of({**grant, **_carried_of(fields)}) if grant is not None else None,
             member=int(fields.get("member", NO_MEMBER)),
             number=int(fields.get("number", -1)),
             unfenced={
@@ -209,7 +222,7 @@ def find_election_state(directory: Path, filesystem: Filesystem) -> tuple[UUID, 
 
 def write_election_state(directory: Path, outbox_id: UUID, state: ElectionState, filesystem: Filesystem) -> None:
     """On disk when this returns. Raises OSError; the old ones hold then."""
-    fields = {
+    fields: dict[str, Any] = {
         "outbox_id": str(outbox_id),
         "member": state.member,
         "leader_epoch": state.leader_epoch,
@@ -221,6 +234,9 @@ def write_election_state(directory: Path, outbox_id: UUID, state: ElectionState,
         "log_generation": state.log_generation,
         **({} if state.rival is None else {"rival": _grant_fields(state.rival)}),
     }
+    for name, value in zip(_CARRIED, state.carried, strict=True):
+        if value is not None:
+            fields[name] = list(value)
     write_checked_json(filesystem, directory / PROMISES_NAME, fields, _PROMISES_VERSION)
 
 
@@ -248,12 +264,23 @@ def _read(path: Path, filesystem: Filesystem, newest: int = _VERSION) -> dict[st
 
 
 def _grant_fields(grant: Grant) -> dict[str, Any]:
-    fields = {name: value for name, value in asdict(grant).items() if name != "quorums"}
+    fields = {name: value for name, value in asdict(grant).items() if name not in {"quorums", *_CARRIED}}
     fields["outbox_id"], fields["topic_id"] = str(grant.outbox_id), str(grant.topic_id)
     fields["destinations"] = [[str(topic_id), count] for topic_id, count in grant.destinations]
     for name in ("members", "previous_members"):
         fields[name] = [_member_fields(member) for member in getattr(grant, name)]
     return fields
+
+
+def _carried_of(fields: Mapping[str, Any]) -> dict[str, Hold | Takeover]:
+    found: dict[str, Hold | Takeover] = {}
+    if (hold := fields.get("hold")) is not None:
+        epoch, since_ms, until_ms, reason = hold
+        found["hold"] = Hold(int(epoch), int(since_ms), int(until_ms), str(reason))
+    if (takeover := fields.get("takeover")) is not None:
+        epoch, at_ms = takeover
+        found["takeover"] = Takeover(int(epoch), int(at_ms))
+    return found
 
 
 def _grant_of(fields: Mapping[str, Any]) -> Grant:

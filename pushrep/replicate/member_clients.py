@@ -163,6 +163,7 @@ class MemberClients:
             directory_id=directory_id,
             generation=first.generation,
             contact_age_ms=None if age_ms == NOT_SAID else age_ms,
+            carries_holds=client.carries_holds,
         )
 
     def _describe(self, client: ReplicaClient, at: int) -> DescribeLogResponse:

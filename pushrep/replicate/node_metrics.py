@@ -52,6 +52,9 @@ class NodeCollector(Collector):
             families.add("pushrep_node_unauthorised_total", {"call": call, "identity": identity}, count)
         for standby_of, (state, _) in status.standbys.items():
             families.add("pushrep_node_standby", {"outbox": standby_of, "state": state}, 1)
+        for outbox, (topic, hold) in status.holds.items():
+            until_s = 0 if hold is None else hold.until_ms / 1000
+            families.add("pushrep_takeovers_held_until_timestamp_seconds", {"outbox": outbox, "topic": topic}, until_s)
         if status.certificate_expires_s is not None:
             families.add("pushrep_certificate_expiry_timestamp_seconds", {}, status.certificate_expires_s)
         _replays(families, status.replays)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
+from pushrep.election.grants import Hold, hold_of
 from pushrep.errors import PushrepError
 from pushrep.log.disk_space import DiskStatus
 from pushrep.log.scrub import ScrubStatus
@@ -47,7 +48,8 @@ class NodeStatus:
 
     refusals: answers with an error since the start, by (call, code); unauthorised: by (call, identity).
     certificate_expires_s: Unix time, the first of its certificate and its CA's; None: it knows of no files. standbys:
-    services that stand by here, by outbox id: (state, why it is no better one).
+    services that stand by here, by outbox id: (state, why it is no better one). holds: by outbox id, the topic, and
+    until when no standby takes over by itself.
     """
 
     directory: str
@@ -63,6 +65,7 @@ class NodeStatus:
     refusals: Mapping[tuple[str, str], int]
     unauthorised: Mapping[tuple[str, str], int]
     standbys: Mapping[str, tuple[str, str]]
+    holds: Mapping[str, tuple[str, Hold | None]]
 
     def problems(self) -> list[Problem]:
         """What is wrong, worst first."""
@@ -95,6 +98,11 @@ class NodeStatus:
                 {"call": call, "identity": identity, "count": n} for (call, identity), n in self.unauthorised.items()
             ],
             "standbys": [{"outbox_id": one, "state": state, "why": why} for one, (state, why) in self.standbys.items()],
+            "holds": [
+                {"outbox_id": one, "topic": topic, **hold._asdict()}
+                for one, (topic, hold) in self.holds.items()
+                if hold is not None
+            ],
             "problems": [one.as_dict() for one in self.problems()],
         }
 
@@ -124,6 +132,10 @@ def status_of(node: ReplicaNode) -> NodeStatus:
         replays=node.replays(),
         refusals={(call, code.name): count for (call, code), count in node.refusals().items()},
         unauthorised=dict(node.unauthorised()),
+        holds={
+            str(outbox_id): (one.topic, hold_of(one, time.time_ns() // 1_000_000))
+            for outbox_id, one in node.grants().items()
+        },
         standbys={str(outbox_id): (one.state, one.why) for outbox_id, one in node.standbys().items()},
     )
 

@@ -293,7 +293,8 @@ class KeptOutbox:
                 self._keeper.keep(replace(kept, rival=offered))
                 _LOG.error("%s: %s was forced beside %s", self.directory, offered, kept.grant)
             is_renamed = addressed_as not in {NO_MEMBER, kept.member}  # it is no other live one, as was seen above
-            if outcome is Outcome.NONE and (offered != kept.grant or is_renamed):
+            is_news = offered != kept.grant or offered.carrying([kept.grant]).carried != kept.carried
+            if outcome is Outcome.NONE and (is_news or is_renamed):
                 found = offered.index_at(address) if addressed_as == NO_MEMBER else addressed_as
                 member = kept.member if is_live else found
                 member = kept.member if member == NO_MEMBER else member

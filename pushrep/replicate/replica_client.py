@@ -16,8 +16,8 @@ from pushrep.wire.push_messages import NO_DIRECTORY, DescribeLogResponse, GrantR
 from pushrep.wire.values import Struct
 
 S = TypeVar("S", bound=Struct)
-_NAMES_DIRECTORIES = 2
-"""From this version of a grant on."""
+_NAMES_DIRECTORIES, _CARRIES_HOLDS = 2, 3
+"""From these versions of a grant on."""
 
 
 class ReplicaClient:
@@ -46,8 +46,17 @@ class ReplicaClient:
 
     def directory_in(self, answer: DescribeLogResponse | GrantResponse) -> UUID | None:
         """The directory that it shows; None if it has none, or would not keep a grant that names it: an older node."""
-        is_kept = (self._version_of(ApiKey.GRANT) or 0) >= _NAMES_DIRECTORIES
+        is_kept = self._grant_version >= _NAMES_DIRECTORIES
         return answer.directory_id if is_kept and answer.directory_id != NO_DIRECTORY else None
+
+    @property
+    def carries_holds(self) -> bool:
+        """Whether it keeps the hold and the last takeover of a grant; an older node drops them."""
+        return self._grant_version >= _CARRIES_HOLDS
+
+    @property
+    def _grant_version(self) -> int:
+        return self._version_of(ApiKey.GRANT) or 0
 
     def _version_of(self, key: ApiKey) -> int | None:
         assert self._opened is not None, "it was not handed over"

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 from uuid import UUID
 
+from pushrep.election.grants import Grant
 from pushrep.env import REAL_FILESYSTEM, REAL_NETWORK, SYSTEM_CLOCK, Clock, Filesystem, Listener, Network
 from pushrep.errors import BadArgument, checked_path
 from pushrep.log.inspection import is_log
@@ -177,6 +178,11 @@ class ReplicaNode:
         """Who stands by now, by outbox."""
         since_ms = self._clock.monotonic_ms() - _STANDBY_MS
         return {outbox_id: one for outbox_id, one in list(self._standbys.items()) if one.at_ms >= since_ms}
+
+    def grants(self) -> dict[UUID, Grant]:
+        """The newest one of each outbox that was asked for since the node started."""
+        kept = [(one.outbox_id, one.election_state.grant) for one in self._store.kept()]
+        return {outbox_id: grant for outbox_id, grant in kept if grant is not None}
 
     @contextmanager
     def hand_over(self, outbox_id: UUID) -> Iterator[LastContact]:

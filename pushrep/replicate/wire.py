@@ -11,7 +11,7 @@ from types import MappingProxyType
 from uuid import UUID
 
 from pushrep.election.epochs import LogEnds
-from pushrep.election.grants import Grant, Member
+from pushrep.election.grants import Grant, Hold, Member, Takeover
 from pushrep.election.messages import AppendRecords, AppendRecordsResult, batches_of
 from pushrep.election.outcome import Outcome
 from pushrep.records.leader_epochs import LeaderEpochs
@@ -115,6 +115,7 @@ def epochs_to_wire(epochs: LeaderEpochs) -> tuple[wire.EpochStart, ...]:
 
 def grant_to_wire(grant: Grant) -> wire.WireGrant:
     """A grant as it travels."""
+    hold, takeover = grant.hold or Hold(-1, -1, -1, ""), grant.takeover or Takeover(-1, -1)
     return wire.WireGrant(
         outbox_id=grant.outbox_id,
         epoch=grant.epoch,
@@ -133,11 +134,19 @@ def grant_to_wire(grant: Grant) -> wire.WireGrant:
         previous_min_insync_replicas=grant.previous_min_insync_replicas,
         next_index=grant.next_index,
         generation=grant.generation,
+        hold_epoch=hold.epoch,
+        hold_since_ms=hold.since_ms,
+        hold_until_ms=hold.until_ms,
+        hold_reason=hold.reason,
+        takeover_epoch=takeover.epoch,
+        takeover_ms=takeover.at_ms,
     )
 
 
 def grant_from_wire(grant: wire.WireGrant) -> Grant:
     """The same for the rules. Raises BadGrant if it contradicts itself."""
+    hold = Hold(grant.hold_epoch, grant.hold_since_ms, grant.hold_until_ms, grant.hold_reason)
+    takeover = Takeover(grant.takeover_epoch, grant.takeover_ms)
     return Grant(
         outbox_id=grant.outbox_id,
         epoch=grant.epoch,
@@ -156,6 +165,8 @@ def grant_from_wire(grant: wire.WireGrant) -> Grant:
         previous_min_insync_replicas=grant.previous_min_insync_replicas,
         next_index=grant.next_index,
         generation=grant.generation,
+        hold=hold if hold.epoch >= 0 else None,
+        takeover=takeover if takeover.epoch >= 0 else None,
     )
 
 

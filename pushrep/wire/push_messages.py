@@ -102,6 +102,9 @@ class WireGrant(Struct):
     `members_epoch`: of the grant that first named these lists. `previous_*`: the list that this one replaces, empty and
     0 where it replaces none. `accepted_loss`: what an operator was shown and accepted. `next_index`: the lowest index
     that no member ever had. `generation` (version 2): of the last forced grant, 0 where there was none.
+
+    From version 3 on, and dropped by older peers: `hold_*`, no standby takes over by itself before `hold_until_ms`, as
+    the grant of `hold_epoch` said; `takeover_*`, the last time that one did. Epoch -1: there was none.
     """
 
     outbox_id: UUID
@@ -121,6 +124,12 @@ class WireGrant(Struct):
     previous_min_insync_replicas: Count = 0
     next_index: Count = 0
     generation: Counter = 0
+    hold_epoch: EpochOrNone = -1
+    hold_since_ms: TimeMs = -1
+    hold_until_ms: TimeMs = -1
+    hold_reason: str = ""
+    takeover_epoch: EpochOrNone = -1
+    takeover_ms: TimeMs = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,10 +8,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pushrep.election.candidate import Candidate, MemberAnswer, Purpose, Refused
+from pushrep.election.candidate import Candidate, MemberAnswer, Purpose, Refused, SendGrant, Unasked
 from pushrep.election.effects import TakeEpoch
-from pushrep.election.errors import CantStandBy
-from pushrep.election.grants import Grant, Member, Quorum
+from pushrep.election.errors import CantStandBy, TakeoverHeld
+from pushrep.election.grants import Grant, Hold, Member, Quorum, Takeover
 from pushrep.election.standby import (
     MAY_BECOME,
     LeaderHealth,
@@ -66,12 +66,42 @@ def test_a_leader_that_says_goodbye_is_followed_within_the_spread():
 
 
 def test_after_another_took_over_the_next_waits_and_the_first_failure_is_taken_over_at_once():
+    """Who was standing by goes by what it saw, an instance that was started since by what the grant says."""
+    standby, wall_ms = Standby(TIMES, lambda n: 0), 1_700_000_000_000
+    assert "was in contact" in standby.why_not_look(Seen(0, grant(), 1, 0, wall_ms=wall_ms))
+    after = {"takeover": Takeover(258, wall_ms + 5_000)}
+    late_ms = wall_ms + 3_600_000  # its wall clock is an hour ahead
+    assert "took over lately: the next may in 30.0 s" in standby.why_not_look(
+        Seen(5_000, grant(258, **after), 1, None, wall_ms=late_ms)
+    )
+    assert "member 2 took over lately" in standby.why_not_look(Seen(34_999, grant(514, **after), 1, None))
+    assert standby.why_not_look(Seen(35_000, grant(514, **after), 1, None)) is None
+
+    started = Standby(TIMES, lambda n: 0)
+    assert "the next may in 20.0 s" in started.why_not_look(
+        Seen(0, grant(258, **after), 1, None, wall_ms=wall_ms + 15_000)
+    )
+    assert started.why_not_look(Seen(20_000, grant(258, **after), 1, None)) is None
+    assert Standby(TIMES, lambda n: 0).why_not_look(Seen(0, grant(258), 1, None)) is None, "an operator's promotion"
+    behind = Standby(TIMES, lambda n: 0)
+    assert "in 30.0 s" in behind.why_not_look(Seen(0, grant(258, **after), 1, None, wall_ms=0))
+    assert behind.why_not_look(Seen(30_000, grant(258, **after), 1, None, wall_ms=0)) is None
+
+
+def test_a_hold_keeps_every_standby_from_looking_until_it_ends_and_its_own_lead_from_nothing():
+    hold = Hold(256, 1_000_000, 4_600_000, "new switches")
     standby = Standby(TIMES, lambda n: 0)
-    assert "was in contact" in standby.why_not_look(Seen(0, grant(), 1, 0))
-    assert "took over lately: the next may in 30.0 s" in standby.why_not_look(Seen(5_000, grant(258), 1, None))
-    assert "took over lately" in standby.why_not_look(Seen(34_999, grant(514), 1, None))
-    assert standby.why_not_look(Seen(35_000, grant(514), 1, None)) is None
-    assert Standby(TIMES, lambda n: 0).why_not_look(Seen(5_000, grant(258), 1, None)) is None
+    assert "held for 1800.0 s (new switches)" in standby.why_not_look(
+        Seen(0, grant(hold=hold), 1, None, wall_ms=2_800_000)
+    )
+    assert "held" in standby.why_not_look(Seen(1_799_999, grant(hold=hold), 1, None, wall_ms=9_000_000))
+    assert standby.why_not_look(Seen(1_800_000, grant(hold=hold), 1, None, wall_ms=2_800_000)) is None
+    assert Standby(TIMES, lambda n: 0).why_not_look(Seen(0, grant(hold=hold), 0, None, wall_ms=2_800_000)) is None
+    ended = Standby(TIMES, lambda n: 0)
+    assert "held" in ended.why_not_look(Seen(0, grant(hold=hold), 1, None, wall_ms=2_800_000))
+    over = hold._replace(epoch=512, until_ms=hold.since_ms)
+    assert ended.why_not_look(Seen(1, grant(512, hold=over), 1, None, wall_ms=2_800_001)) is None
+    assert ended.why_not_take_over(grant(hold=hold), 2, 2_800_002) == "", "an older one that a member shows still"
 
 
 def test_a_leader_resigns_without_a_majority_or_a_disk_and_not_before_its_time():
@@ -103,23 +133,58 @@ class StandingBy(RuleBasedStateMachine):
 
     @initialize()
     def begin(self):
-        self.now_ms, self.spread = 0, 0
+        self.now_ms, self.spread, self.wall_offset_ms = 0, 0, 1_700_000_000_000
         self.standby = Standby(TIMES, lambda n: min(self.spread, n - 1))
         self.grant, self.known_ms, self.heard_ms, self.is_over = grant(), 0, 0, False
-        self.idle_since_ms, self.pause_until_ms = None, 0
+        self.idle_since_ms = None
+        self.began = {}  # what the grant carries: (when it began, for how long, the wall clock's offset then)
+        self.not_before_ms, self.free_from_ms = {}, {}  # the latest and the earliest look that it may keep away
         self.look()
 
-    def renew(self, leader):
-        self.grant = grant(self.grant.epoch + 256 + leader - self.grant.leader)
+    def renew(self, leader, **changes):
+        carried = {"hold": self.grant.hold, "takeover": self.grant.takeover, **changes}
+        self.grant = grant(self.grant.epoch + 256 + leader - self.grant.leader, **carried)
         self.known_ms, self.heard_ms, self.is_over = self.now_ms, self.now_ms, False
         self.idle_since_ms = None  # a new leader has its time
 
     @rule(leader=st.sampled_from([0, 2]))
-    def another_leads(self, leader):
-        """It is seen at once: the pause begins with what a standby sees."""
-        if leader != self.grant.leader:
-            self.pause_until_ms = self.now_ms + 30_000
+    def promoted(self, leader):
+        """By an operator: no pause begins, and what the grant carries stays."""
         self.renew(leader)
+        self.look()
+
+    @rule(leader=st.sampled_from([0, 2]))
+    def took_over(self, leader):
+        epoch = self.grant.epoch + 256 + leader - self.grant.leader
+        self.renew(leader, takeover=Takeover(epoch, self.now_ms + self.wall_offset_ms))
+        self.begins("takeover", TIMES.takeover_pause_ms)
+        self.look()
+
+    @rule(length_ms=st.sampled_from([0, 5_000, 60_000]))
+    def hold(self, length_ms):
+        since_ms = self.now_ms + self.wall_offset_ms
+        epoch = self.grant.epoch + 256
+        self.renew(self.grant.leader, hold=Hold(epoch, since_ms, since_ms + length_ms, "work"))
+        self.begins("hold", length_ms)
+        self.look()
+
+    def begins(self, what, length_ms):
+        self.began[what] = (self.now_ms, length_ms, self.wall_offset_ms)
+        self.not_before_ms[what] = self.free_from_ms[what] = self.now_ms + length_ms
+
+    @rule(ms=st.sampled_from([-3_600_000, -20_000, 20_000, 3_600_000]))
+    def wall_clock_steps(self, ms):
+        self.wall_offset_ms += ms
+
+    @rule()
+    def started_again(self):
+        """What lasts still it reads off the wall clock: exactly, unless that was set since; never for longer."""
+        self.standby = Standby(TIMES, lambda n: min(self.spread, n - 1))
+        self.known_ms, self.idle_since_ms = self.now_ms, None
+        for what, (at_ms, length_ms, offset_ms) in self.began.items():
+            is_same = offset_ms == self.wall_offset_ms
+            self.not_before_ms[what] = at_ms + length_ms if is_same else 0
+            self.free_from_ms[what] = at_ms + length_ms if is_same else self.now_ms + length_ms
         self.look()
 
     @precondition(lambda self: not self.is_over)
@@ -137,12 +202,14 @@ class StandingBy(RuleBasedStateMachine):
 
     @rule()
     def look(self):
-        is_free = self.may_look()
+        is_free = self.nobody_leads() and self.now_ms >= max(self.free_from_ms.values(), default=0)
         age_ms = None if self.is_over else self.now_ms - self.heard_ms
-        seen = Seen(self.now_ms, self.grant, 1, age_ms)
+        seen = Seen(self.now_ms, self.grant, 1, age_ms, wall_ms=self.now_ms + self.wall_offset_ms)
         why_not = self.standby.why_not_look(seen)
         if why_not is None:
-            assert is_free, "it looked while a leader, or a pause stood in the way"
+            assert self.nobody_leads(), "it looked while a leader stood in the way"
+            for what, until_ms in self.not_before_ms.items():
+                assert self.now_ms >= until_ms, f"it looked while a {what} stood in the way"
             self.standby.on_refused(self.now_ms)
             self.idle_since_ms = None
         elif is_free:
@@ -155,9 +222,9 @@ class StandingBy(RuleBasedStateMachine):
         else:
             self.idle_since_ms = None
 
-    def may_look(self):
-        silent = self.is_over or self.now_ms - self.heard_ms >= TIMES.takeover_after_ms
-        return silent and self.now_ms >= self.pause_until_ms
+    def nobody_leads(self):
+        silent_ms = self.now_ms - max(self.heard_ms, self.known_ms)
+        return self.is_over or silent_ms >= TIMES.takeover_after_ms
 
     @invariant()
     def the_state_is_one_that_waits(self):
@@ -177,13 +244,50 @@ def test_every_state_is_left_by_the_table_alone():
                 standby.become(other)
 
 
-@pytest.mark.parametrize(("is_standby", "leads"), [(False, True), (True, False)])
-def test_a_standby_that_is_alone_takes_nothing_where_an_operator_could(is_standby, leads):
+def asks_by_itself(why_not="", wall_ms=0):
+    return Unasked(lambda _: why_not, wall_ms)
+
+
+@pytest.mark.parametrize(("unasked", "leads"), [(None, True), (asks_by_itself(), False)])
+def test_a_standby_that_is_alone_takes_nothing_where_an_operator_could(unasked, leads):
     """Three members, m = 3: one is enough to lead, and could be the one that is cut off."""
     own = MemberAnswer(index=0, grant=grant(m=3), highest_epoch=256)
-    candidate = Candidate(0, Purpose.OPEN, own, is_standby=is_standby)
+    candidate = Candidate(0, Purpose.OPEN, own, unasked=unasked)
     effects = [*candidate.start(), *candidate.on_deadline()]
     assert any(isinstance(effect, TakeEpoch) for effect in effects) == leads
     if not leads:
         (refused,) = (effect.error for effect in effects if isinstance(effect, Refused))
         assert (refused.answered, refused.needed) == (1, 2)
+
+
+HELD = Hold(256, 0, 60_000, "work")
+
+
+def looked(unasked, shown, purpose=Purpose.PROMOTE_AND_CATCH_UP, own=None):
+    """Member 1 of three looks, and member 2 answers with `shown`; member 0 led, and is silent."""
+    candidate = Candidate(1, purpose, MemberAnswer(index=1, grant=own or grant(), highest_epoch=256), unasked=unasked)
+    answer = MemberAnswer(index=2, grant=shown, highest_epoch=shown.epoch)
+    return [*candidate.start(), *candidate.on_answer(answer), *candidate.on_deadline()]
+
+
+def test_a_hold_that_only_another_member_knows_refuses_a_standby_before_a_number_is_taken_and_no_operator():
+    """Its own node was away when the hold came."""
+    seen = []
+    effects = looked(Unasked(lambda one: (seen.append(one.hold), "held")[1], 0), grant(512, hold=HELD))
+    (refused,) = (effect.error for effect in effects if isinstance(effect, Refused))
+    assert isinstance(refused, TakeoverHeld)
+    assert seen[-1] == HELD
+    assert not [effect for effect in effects if isinstance(effect, TakeEpoch)]
+    assert [effect for effect in looked(None, grant(512, hold=HELD)) if isinstance(effect, TakeEpoch)]
+
+
+@pytest.mark.parametrize("unasked", [None, asks_by_itself(wall_ms=7_000)])
+def test_the_next_grant_carries_what_anybody_shows_and_a_standbys_says_when_it_took_over(unasked):
+    """Also what a grant lacks that came by an older peer."""
+    own = grant(hold=HELD, takeover=Takeover(3, 1))
+    (sent,) = (one.grant for one in looked(unasked, grant(512), own=own) if isinstance(one, SendGrant))
+    assert sent.hold == HELD
+    assert sent.takeover == (Takeover(3, 1) if unasked is None else Takeover(sent.epoch, 7_000))
+    mine = grant(257, hold=HELD, takeover=Takeover(3, 1))
+    (sent,) = (one.grant for one in looked(unasked, grant(257), Purpose.OPEN, own=mine) if isinstance(one, SendGrant))
+    assert sent.takeover == Takeover(3, 1), "to lead on is no takeover"

@@ -9,8 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from pushrep.cli import main as cli_main
+from pushrep.cli.common import parse_duration_s
 from pushrep.cli.startpoint import startpoint as command
-from pushrep.cli.startpoint.words import parse_duration_s, parse_place, say_place
+from pushrep.cli.startpoint.words import parse_place, say_place
 from pushrep.log import SegmentLog
 from pushrep.startpoints import LogConsumer, Startpoint, StartpointFailed, StartpointStore
 

@@ -5,11 +5,12 @@ import json
 import threading
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from uuid import UUID
 
 import pytest
 
-from pushrep.election.grants import Grant, Member, next_generation
+from pushrep.election.grants import Grant, Hold, Member, Takeover, next_generation
 from pushrep.election.outcome import Outcome
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, RealFilesystem
 from pushrep.env.checked_json import write_checked_json
@@ -96,6 +97,31 @@ def test_promises_keep_whose_directory_a_member_is_and_the_generation(tmp_path):
     write_election_state(tmp_path, OUTBOX, kept, REAL_FILESYSTEM)
     assert find_election_state(tmp_path, REAL_FILESYSTEM) == (OUTBOX, kept)
     assert kept.generation == 3
+
+
+HOLD, TAKEOVER = Hold(256, 1_700_000_000_000, 1_700_003_600_000, "new switches"), Takeover(512, 1_700_000_000_007)
+RELEASED = Path(__file__).parents[1] / "conformance" / "golden" / "promises-v3.json"
+
+
+def test_promises_keep_the_hold_and_the_last_takeover_beside_the_grant_where_an_older_version_reads_past_them(tmp_path):
+    kept = ElectionState(grant=replace(grant(256), hold=HOLD, takeover=TAKEOVER), member=1)
+    write_election_state(tmp_path, OUTBOX, kept, REAL_FILESYSTEM)
+    assert (tmp_path / "promises.json").read_bytes() == RELEASED.read_bytes()
+    _, found = find_election_state(tmp_path, REAL_FILESYSTEM)
+    assert (found, found.carried) == (kept, (HOLD, TAKEOVER))
+    write_election_state(tmp_path, OUTBOX, replace(kept, grant=grant(256)), REAL_FILESYSTEM)  # as an older one does
+    assert find_election_state(tmp_path, REAL_FILESYSTEM)[1].carried == (None, None)
+
+
+def test_a_grant_without_them_takes_no_hold_away_and_the_same_grant_with_them_brings_them(store, tmp_path):
+    """One came by an older peer; the other is offered again once this node was upgraded."""
+    kept = store.outbox(OUTBOX)
+    assert kept.offer_grant(grant(256), 0, ADDRESSES[1]) is Outcome.NONE
+    assert kept.offer_grant(replace(grant(256), hold=HOLD), 0, ADDRESSES[1]) is Outcome.NONE
+    assert kept.offer_grant(replace(grant(512), takeover=TAKEOVER), 0, ADDRESSES[1]) is Outcome.NONE
+    assert kept.offer_grant(grant(768), 0, ADDRESSES[1]) is Outcome.NONE
+    _, found = find_election_state(tmp_path / str(OUTBOX), REAL_FILESYSTEM)
+    assert (found.grant.epoch, found.carried) == (768, (HOLD, TAKEOVER))
 
 
 TPS = [TopicIdPartition(UUID(int=3), "orders", number) for number in range(2)]

@@ -34,10 +34,15 @@ def names(struct):
         # The rules have their batches already split and checked, and know their partition by where they are.
         (RulesAppendRecords, AppendRecordsPartition, {"batches": "records", "is_whole": "records"}),
         (RulesResult, WireAppendRecordsResult, {"error": "error_code"}),
-        (RulesGrant, WireGrant, {}),
+        (RulesGrant, WireGrant, {"hold": "hold_until_ms", "takeover": "takeover_ms"}),
         (RulesMember, WireMember, {}),
         (RulesEpochEnd, WireEpochEnd, {}),
-        (MemberAnswer, DescribeLogResponse, {"index": "member", "grant": "grants", "is_unfilled": "unfilled"}),
+        # Which version it speaks is agreed on before.
+        (
+            MemberAnswer,
+            DescribeLogResponse,
+            {"index": "member", "grant": "grants", "is_unfilled": "unfilled", "carries_holds": "grants"},
+        ),
         # How long ago the leader was heard is asked before a number is taken, never with a grant.
         (
             MemberAnswer,
@@ -47,6 +52,7 @@ def names(struct):
                 "grant": "grants",
                 "is_unfilled": "unfilled",
                 "contact_age_ms": "member",
+                "carries_holds": "grants",
             },
         ),
     ],

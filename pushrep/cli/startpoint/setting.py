@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from filtering.errors import shown_partition
-from pushrep.cli.common import count, show_json, show_table
+from pushrep.cli.common import count, parse_duration_s, show_json, show_table
 from pushrep.cli.startpoint.options import (
     store_of,
     topic_and_partition,
@@ -16,7 +16,7 @@ from pushrep.cli.startpoint.options import (
     written_store_of,
 )
 from pushrep.cli.startpoint.preview import Row, preview
-from pushrep.cli.startpoint.words import parse_duration_s, parse_place, say_place
+from pushrep.cli.startpoint.words import parse_place, say_place
 from pushrep.env import SYSTEM_CLOCK
 from pushrep.errors import PushrepError
 from pushrep.log.slots import shown_name

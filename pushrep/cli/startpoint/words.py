@@ -8,13 +8,11 @@ earliest  latest  bootstrap      the ends of the log
 """
 
 import re
-from datetime import UTC, datetime
 
+from pushrep.cli.common import DURATION, parse_duration_s, say_time
 from pushrep.cli.input_lines import parse_time_ms
 from pushrep.startpoints import Kind, Startpoint
 
-_UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_DURATION = re.compile(r"([0-9]{1,9})([smhd])")
 _ENDS = {"earliest": Startpoint.earliest, "latest": Startpoint.latest, "bootstrap": Startpoint.bootstrap}
 
 
@@ -27,7 +25,7 @@ def parse_place(text: str, *, out_of_range: str = "error", reset_marks: bool = F
         return Startpoint.specific(int(words), out_of_range=out_of_range, reset_marks=reset_marks)
     if re.fullmatch(r"[+-][0-9]+", words):
         return Startpoint.relative(records=int(words), out_of_range=out_of_range, reset_marks=reset_marks)
-    if words.startswith("-") and _DURATION.fullmatch(words[1:]):
+    if words.startswith("-") and DURATION.fullmatch(words[1:]):
         ms = -1000 * parse_duration_s(words[1:])
         return Startpoint.relative(ms=ms, out_of_range=out_of_range, reset_marks=reset_marks)
     try:
@@ -38,14 +36,6 @@ def parse_place(text: str, *, out_of_range: str = "error", reset_marks: bool = F
             "-1h (so long before now) or -1000 (so many records back)"
         ) from None
     return Startpoint.timestamp(ms, out_of_range=out_of_range, reset_marks=reset_marks)
-
-
-def parse_duration_s(text: str) -> int:
-    """Seconds of 90s, 30m, 12h or 2d. Raises ValueError."""
-    match = _DURATION.fullmatch(text.strip())
-    if match is None or int(match[1]) == 0:
-        raise ValueError(f"{text!r} is no duration: give 90s, 30m, 12h or 2d")
-    return int(match[1]) * _UNIT_S[match[2]]
 
 
 def say_place(startpoint: Startpoint) -> str:
@@ -62,11 +52,3 @@ def say_place(startpoint: Startpoint) -> str:
             return f"{(value or 0) / 1000:g} s"
         case _:
             return str(startpoint.kind).lower()
-
-
-def say_time(ms: int) -> str:
-    """UTC to the second, or the number where the calendar ends."""
-    try:
-        return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-    except (OverflowError, ValueError, OSError):
-        return f"@{ms}"

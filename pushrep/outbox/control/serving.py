@@ -6,6 +6,7 @@
     skip         {"partition", "offset", "reason"}   true: the record is not shipped to Kafka
     drop-destination  {"topic"}                      true: nothing is kept for it; not the one that is shipped to
     purge        {"partition", "before_offset", "before_ms", "dry_run"}   what went, of each log
+    hold         {"for_ms", "reason"}                until when no standby takes over by itself, wall clock, ms
     repartition  {}                                  refused: it begins a PID, which lasts from an open to a close
 
 An outbox whose disk takes no socket (a network share, say), or that stands on a simulated disk, goes on without one:
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from pushrep.env import Filesystem, RealFilesystem
 from pushrep.errors import BadArgument
 from pushrep.outbox.control.server import Calls, ControlServer
+from pushrep.outbox.errors import CantHold
 from pushrep.outbox.member_changes import change_calls
 from pushrep.outbox.purging import purge_open
 from pushrep.outbox.status import Facts, partitions_of, status_of
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("pushrep.outbox")
 PARTITIONS_AT_ONCE = 1000
+_REASON_CHARACTERS = 500
 
 
 def serve_control(resources: ExitStack, facts: Facts, filesystem: Filesystem) -> None:
@@ -70,6 +73,7 @@ def calls_of(facts: Facts) -> Calls:
         "status": lambda _: status_of(facts).as_dict(),
         "partitions": lambda arguments: _partitions(facts, arguments),
         **change_calls(facts),
+        "hold": lambda arguments: _hold(facts, arguments),
         "skip": lambda arguments: _skip(facts, arguments),
         "drop-destination": lambda arguments: _drop(facts, arguments),
         "purge": lambda arguments: purge_open(facts.logs, arguments),
@@ -81,6 +85,16 @@ def _skip(facts: Facts, arguments: Mapping[str, Any]) -> bool:
     wanted = (arguments.get(name) for name in ("partition", "offset", "reason", "topic"))
     facts.shipping.skip(*wanted)
     return True
+
+
+def _hold(facts: Facts, arguments: Mapping[str, Any]) -> int | None:
+    for_ms, reason = _number(arguments, "for_ms", 0), arguments.get("reason", "")
+    if not isinstance(reason, str) or len(reason) > _REASON_CHARACTERS:
+        raise BadArgument("reason", f"give a text of at most {_REASON_CHARACTERS} characters")
+    if facts.replication is None:
+        raise CantHold("this outbox has no replicas: nobody stands by")
+    hold = facts.replication.hold_takeovers(for_ms, reason).hold
+    return None if hold is None else hold.until_ms
 
 
 def _drop(facts: Facts, arguments: Mapping[str, Any]) -> bool:

@@ -1,0 +1,262 @@
+"""A leader that can't do its work gives the lead up in time, and says so; another one that can has it then, unless an
+operator's hold, or the pause after the last takeover, stands in the way.
+"""
+
+import json
+import threading
+from contextlib import ExitStack, suppress
+
+import pytest
+
+from pushrep import LogConfig, Outbox, ReplicaNode
+from pushrep.cli.main import run
+from pushrep.election.errors import LeadGivenUp
+from pushrep.env import REAL_FILESYSTEM
+from pushrep.outbox import StandbyCancelled, StandbyState
+from pushrep.outbox.creating import create_outbox
+from pushrep.outbox.directory_handover import HandoverSocket
+from pushrep.outbox.errors import CantCreate
+from pushrep.outbox.promotion import promote
+from pushrep.outbox.status import LeadingState
+from pushrep.replicate.node_settings import NodeSettings
+from pushrep.replicate.node_status import status_of as node_status
+from pushrep.replicate.sockets import Address
+from pushrep.wire.client import ClientConnection
+from pushrep.wire.server import ServerConnection
+from tests.integration.older_peers import of_version
+
+WAIT_S = 60
+TAKEOVER_MS = 2_000
+
+
+class Members:
+    """Three nodes in this process, each with its directory."""
+
+    def __init__(self, root, stack):
+        settings = NodeSettings(address=Address("127.0.0.1", 0), allow=frozenset({"any"}))
+        self.data = [root / f"data-{index}" for index in range(3)]
+        self.nodes = [stack.enter_context(ReplicaNode(data, settings)) for data in self.data]
+        for node in self.nodes:
+            stack.enter_context(HandoverSocket(node))
+        self.addresses = [str(node.address) for node in self.nodes]
+
+
+class Instance:
+    """Of the service: stands by in a thread until it leads."""
+
+    def __init__(self, data, **settings):
+        self.told, self.cancel, self.leads, self.deposed = [], threading.Event(), threading.Event(), threading.Event()
+        self.outbox, self.changed = None, threading.Condition()
+        self.thread = threading.Thread(target=self.run, args=(data,), kwargs=settings)
+        self.thread.start()
+
+    def run(self, data, **settings):
+        settings = {"takeover_after_ms": TAKEOVER_MS, "log_config": LogConfig(preallocate_bytes=0), **settings}
+        with suppress(StandbyCancelled):
+            self.outbox = Outbox.stand_by(
+                data, "orders", 1, "billing", on_state=self.tell, cancel=self.cancel, **settings
+            )
+            self.leads.set()
+
+    def tell(self, state, why):
+        with self.changed:
+            self.told.append((state, why))
+            self.changed.notify_all()
+        if state is StandbyState.DEPOSED:
+            self.deposed.set()
+
+    def wait_for(self, why):
+        """That it stands by, and says so."""
+        waits = StandbyState.STANDING_BY
+        with self.changed:
+            assert self.changed.wait_for(
+                lambda: any(state is waits and why in reason for state, reason in self.told), WAIT_S
+            ), self.told
+
+    def wait_until_it_leads(self):
+        assert self.leads.wait(WAIT_S), self.told
+
+    def end(self):
+        self.cancel.set()
+        self.thread.join(WAIT_S)
+        if self.outbox is not None:
+            self.outbox.close()
+
+
+@pytest.fixture
+def members(tmp_path):
+    with ExitStack() as stack:
+        yield Members(tmp_path, stack)
+
+
+def test_without_a_majority_it_resigns_and_says_whom_it_misses(members):
+    create_outbox(members.data[0], members.addresses, "orders")
+    instance = Instance(members.data[0])
+    try:
+        instance.wait_until_it_leads()
+        assert instance.outbox.append(0, b"first").result(WAIT_S) == 0
+        assert not instance.deposed.wait(1.25 * TAKEOVER_MS / 1000), "an idle one whose members answer leads on"
+        for node in members.nodes[1:]:
+            node.stop()
+        assert instance.deposed.wait(WAIT_S)
+        assert "members [1, 2] did not answer" in instance.told[-1][1]
+        with pytest.raises(LeadGivenUp, match="no majority"):
+            instance.outbox.append(0, b"second")
+        status = instance.outbox.status()
+        assert status.state is LeadingState.RESIGNED
+        assert "not_leading" in {one.problem for one in status.problems()}
+    finally:
+        instance.end()
+
+
+def test_with_a_full_disk_it_resigns_and_one_with_room_takes_over(members, monkeypatch):
+    """Its members hear that it has gone, so that nobody waits for `takeover_after_ms` once more."""
+    create_outbox(members.data[0], members.addresses, "orders")
+    first = Instance(members.data[0])
+    second = None
+    try:
+        first.wait_until_it_leads()
+        assert first.outbox.append(0, b"first").result(WAIT_S) == 0
+        second = Instance(members.data[1])
+        usage = type(REAL_FILESYSTEM).usage
+
+        def filled(self, path):
+            found = usage(self, path)
+            return type(found)(found.total_bytes, found.total_bytes) if members.data[0] in path.parents else found
+
+        monkeypatch.setattr(type(REAL_FILESYSTEM), "usage", filled)
+        second.wait_until_it_leads()
+        assert first.deposed.is_set()
+        assert "the disk is too full" in next(why for state, why in first.told if state is StandbyState.DEPOSED)
+        first.outbox.close()
+        assert second.outbox.append(0, b"second").result(WAIT_S) == 1
+    finally:
+        first.end()
+        if second is not None:
+            second.end()
+
+
+def call(capfd, *arguments):
+    """(exit code, JSON or what was said of an error) of `pushrep outbox hold`."""
+    capfd.readouterr()
+    code = run(["outbox", "hold", *map(str, arguments), "--json"])
+    said = capfd.readouterr()
+    return code, json.loads(said.out)["hold"] if code == 0 else said.err
+
+
+def test_a_hold_keeps_every_standby_away_promote_works_and_the_next_leader_carries_it_until_it_is_ended(members, capfd):
+    """The second standby begins when the hold is there already."""
+    granted = create_outbox(members.data[0], members.addresses, "orders")
+    first, second = Instance(members.data[0]), Instance(members.data[1])
+    instances = [first, second]
+    try:
+        first.wait_until_it_leads()
+        assert "--reason" in call(capfd, members.data[0], "--for", "1h")[1]
+        code, held = call(capfd, members.data[0], "--for", "1h", "--reason", "new switches")
+        assert (code, held["reason"]) == (0, "new switches")
+        assert first.outbox.append(0, b"first").result(WAIT_S) == 0, "it leads on"
+        assert first.outbox.status().hold.until_ms == held["until_ms"]
+        assert call(capfd, members.data[1], "--show") == (0, held)
+        assert f"member 0 ({members.addresses[0]}) leads: say it there" in call(capfd, members.data[1], "--end")[1]
+        for node in members.nodes[1:]:
+            (shown,) = node_status(node).as_dict()["holds"]
+            assert (shown["outbox_id"], shown["until_ms"]) == (str(granted.outbox_id), held["until_ms"])
+        third = Instance(members.data[2])
+        instances.append(third)
+        first.outbox.close()
+        for standby in (second, third):
+            standby.wait_for("takeovers are held for")
+            assert standby.outbox is None
+        for standby in (second, third):
+            standby.end()
+        promote(members.data[2] / str(granted.outbox_id))
+        instances.append(Instance(members.data[2]))
+        instances[-1].wait_until_it_leads()
+        assert call(capfd, members.data[0], "--show") == (0, held), "the lead is another's, and so is the word"
+        instances.append(Instance(members.data[1]))
+        instances[-1].wait_for("takeovers are held for")
+        assert call(capfd, members.data[2], "--end") == (0, None)
+        instances[-2].outbox.close()
+        instances[-1].wait_until_it_leads()
+        assert instances[-1].outbox.append(0, b"second").result(WAIT_S) == 1
+        assert instances[-1].outbox.status().hold is None
+    finally:
+        for one in instances:
+            one.end()
+
+
+def test_a_hold_is_refused_where_too_few_keep_it_and_older_nodes_are_named(members, capfd, monkeypatch):
+    create_outbox(members.data[0], members.addresses, "orders")
+    instance = Instance(members.data[0])
+    try:
+        instance.wait_until_it_leads()
+        with monkeypatch.context() as older:
+            older.setitem(ServerConnection.__init__.__kwdefaults__, "vocabulary", of_version(2))
+            code, why = call(capfd, members.data[0], "--for", "1h", "--reason", "work")
+        assert code == 1
+        assert "1 of 2 needed members keep the hold, and [1, 2] do not: upgrade the nodes of members [1, 2]" in why
+        assert call(capfd, members.data[1], "--show") == (0, None), "nothing was changed"
+    finally:
+        instance.end()
+
+
+@pytest.mark.parametrize("older", [ServerConnection, ClientConnection], ids=["old nodes", "old leader"])
+def test_old_and_new_take_over_from_each_other_and_a_hold_outlives_the_old_ones(members, capfd, monkeypatch, older):
+    """A grant that came by the older wire says nothing of a hold: whoever knows of one keeps it."""
+    granted = create_outbox(members.data[0], members.addresses, "orders")
+    instances = [Instance(members.data[0])]
+    try:
+        instances[0].wait_until_it_leads()
+        code, held = call(capfd, members.data[0], "--for", "1h", "--reason", "work")
+        assert code == 0
+        with monkeypatch.context() as patch:
+            patch.setitem(older.__init__.__kwdefaults__, "vocabulary", of_version(2))
+            instances[0].end()
+            promote(members.data[1] / str(granted.outbox_id))
+            instances.append(Instance(members.data[1]))
+            instances[1].wait_until_it_leads()
+            assert instances[1].outbox.append(0, b"first").result(WAIT_S) == 0
+            instances[1].end()
+        instances.append(Instance(members.data[1]))
+        instances[2].wait_until_it_leads()
+        for data in members.data:
+            assert call(capfd, data, "--show") == (0, held)
+        assert instances[2].outbox.append(0, b"second").result(WAIT_S) == 1
+    finally:
+        for one in instances:
+            one.end()
+
+
+def test_after_a_takeover_an_instance_that_was_started_since_waits_for_the_pause_too(members):
+    """The first failure after a quiet time is taken over at once."""
+    create_outbox(members.data[0], members.addresses, "orders")
+    first, second, instances = Instance(members.data[0]), None, []
+    try:
+        first.wait_until_it_leads()
+        second = Instance(members.data[1], takeover_pause_ms=3_600_000)
+        second.wait_for("was in contact")
+        first.outbox.close()
+        second.wait_until_it_leads()
+        takeover = second.outbox.status().takeover
+        assert takeover.epoch % 256 == 1
+        third = Instance(members.data[2], takeover_pause_ms=3_600_000)
+        instances.append(third)
+        third.wait_for("member 1 took over lately")
+        second.outbox.close()
+        instances.append(Instance(members.data[1], takeover_pause_ms=3_600_000))
+        instances[-1].wait_until_it_leads()
+        assert third.outbox is None
+        assert instances[-1].outbox.status().takeover == takeover, "to lead on is no takeover"
+    finally:
+        for one in (first, second, *instances):
+            if one is not None:
+                one.end()
+
+
+def test_an_outbox_is_made_only_where_every_member_answers(members):
+    members.nodes[2].stop()
+    with pytest.raises(CantCreate, match=r"2 \(127.0.0.1:\d+\) did not"):
+        create_outbox(members.data[0], members.addresses, "orders")
+    with pytest.raises(CantCreate, match="another node"):
+        create_outbox(members.data[0], members.addresses[1::-1] + members.addresses[2:], "orders")
+    assert not [path for path in members.data[0].iterdir() if path.is_dir()]
