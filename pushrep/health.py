@@ -14,6 +14,7 @@ import logging
 import ssl
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pushrep.errors import BadArgument, PushrepError
 from pushrep.problems import AWAY_LIMIT_S, Problem, worst_first
-from pushrep.replicate.certificates import mutual_tls
+from pushrep.replicate.certificates import expires_s, mutual_tls
 from pushrep.replicate.sockets import Address
 
 if TYPE_CHECKING:
@@ -70,6 +71,12 @@ class HealthSettings:
         limit_s = self.kafka_away_limit_s
         if isinstance(limit_s, bool) or not isinstance(limit_s, int | float) or limit_s < 0:
             raise BadArgument("health.kafka_away_limit_s", f"give seconds, not {limit_s!r}")
+
+    def expires_s(self) -> int | None:
+        """When the certificate of the next connection expires, or its CA, Unix time; None: it has none to be read."""
+        with suppress(BadArgument):
+            return expires_s(self.cert, self.ca) if self.cert is not None else None
+        return None
 
 
 class HealthServer:

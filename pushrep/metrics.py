@@ -10,7 +10,7 @@ Needs the extra `metrics` (prometheus-client); nothing else in pushrep imports i
 
 import platform
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.metadata import version
 from itertools import accumulate
@@ -51,7 +51,7 @@ class Family(NamedTuple):
         return "histogram" if self.name.endswith("_duration_seconds") else "gauge"
 
 
-_OUTBOX, _NODE, _BOTH = "service", "node", "service, node"
+_OUTBOX, _NODE, _BOTH, _ALL = "service", "node", "service, node", "service, node, job"
 _O = ("outbox", "topic")
 _D = (*_O, "destination")
 _F = ("name", "source")
@@ -60,8 +60,9 @@ _R = (*_O, "replica")
 FAMILIES: Mapping[str, Family] = {
     name: Family(name, by, labels, help_)
     for name, by, labels, help_ in (
-        ("pushrep_build_info", _BOTH, ("version", "python"), "Always 1; the labels say what runs."),
-        ("pushrep_problem", _BOTH, (*_O, "problem"), "1 while something is wrong, by the words of `pushrep status`."),
+        ("pushrep_build_info", _ALL, ("version", "python"), "Always 1; the labels say what runs."),
+        ("pushrep_problem", _ALL, (*_O, "problem"), "1 while something is wrong, by the words of `pushrep status`."),
+        ("pushrep_certificate_expiry_timestamp_seconds", _ALL, (*_O, "use"), "When one expires, or its CA's."),
         # -- appending
         ("pushrep_append_records_total", _OUTBOX, _O, "Records written to the logs."),
         ("pushrep_append_bytes_total", _OUTBOX, _O, "Bytes of record batches written to the logs."),
@@ -148,7 +149,6 @@ FAMILIES: Mapping[str, Family] = {
         ("pushrep_node_last_contact_timestamp_seconds", _NODE, _P, "Of its last request; below 0: none."),
         ("pushrep_node_refusals_total", _NODE, ("call", "code"), "Answers with an error, a partition's counted alone."),
         ("pushrep_node_unauthorised_total", _NODE, ("call", "identity"), "Calls that this identity may not make."),
-        ("pushrep_certificate_expiry_timestamp_seconds", _NODE, (), "When its certificate, or its CA's, expires."),
         ("pushrep_replay_sessions", _NODE, ("state",), "Replays that run."),
         ("pushrep_replay_sessions_limit", _NODE, (), "Replays that may run at once."),
         ("pushrep_replay_lag_max_records", _NODE, (), "Of the replay that is furthest behind."),
@@ -217,6 +217,12 @@ class Families:
         for word in BLOCKS:
             self.add("pushrep_problem", {**labels, "problem": word}, word in words)
 
+    def certificates(self, labels: Mapping[str, str], certificates: Mapping[str, int | None]) -> None:
+        """When each expires, by its use; those that can't be read are left out."""
+        for use, expires_s in certificates.items():
+            if expires_s is not None:
+                self.add("pushrep_certificate_expiry_timestamp_seconds", {**labels, "use": use}, expires_s)
+
     def disk(self, labels: Mapping[str, str], disk: DiskWatch) -> None:
         """How full it is, once for each file system; how long syncs took. What a disk does not answer is left out."""
         status = disk.status()
@@ -274,6 +280,32 @@ def _version() -> str:
 
 def _buckets(bounds_s: Sequence[float], counts: Sequence[int]) -> Iterable[tuple[str, float]]:
     return zip([*map(str, bounds_s), "+Inf"], accumulate(counts), strict=True)
+
+
+class ProcessCollector(Collector):
+    """What runs and what is wrong with it, of a process without outbox or node: a job, a consumer.
+
+    problems: asked at each scrape. certificates: when each expires, by its use, Unix time.
+    """
+
+    def __init__(
+        self,
+        problems: Callable[[], Iterable[Problem]],
+        certificates: Callable[[], Mapping[str, int | None]] = dict[str, int | None],
+    ) -> None:
+        self._problems, self._certificates = problems, certificates
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing yet: a registry that asks beforehand shall not scrape."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        """Build, problems by word, certificates."""
+        families = Families()
+        families.build_info()
+        families.problems({}, self._problems())
+        families.certificates({}, self._certificates())
+        return families
 
 
 class Counting(Protocol):

@@ -72,9 +72,10 @@ def scrub_problems(scrub: ScrubStatus) -> Iterator[Problem]:
         yield Problem("segment_damaged", f"{one.log}/{one.segment} from offset {one.offset} on: {one.reason}")
 
 
-def certificate_problems(expires_s: float | None, now_s: float) -> Iterator[Problem]:
-    """expires_s, now_s: Unix time."""
-    if expires_s is not None and expires_s - now_s < CERTIFICATE_LEFT_S:
-        left_h = (expires_s - now_s) / 3600
-        why = f"in {left_h:.0f} hours" if left_h > 0 else "it has expired"
-        yield Problem("certificate_expires", f"the certificate, or its CA's: {why}")
+def certificate_problems(certificates: Mapping[str, int | None], now_s: float) -> Iterator[Problem]:
+    """certificates: by what each is for ("replicas", "kafka", "health", "node"), when it expires. Unix time."""
+    for use, expires_s in certificates.items():
+        if expires_s is not None and expires_s - now_s < CERTIFICATE_LEFT_S:
+            left_h = (expires_s - now_s) / 3600
+            why = f"expires in {left_h:.0f} hours" if left_h > 0 else "has expired"
+            yield Problem("certificate_expires", f"the certificate for {use}, or its CA's, {why}")

@@ -4,7 +4,7 @@ import logging
 from dataclasses import dataclass
 
 from filtering.marks import HighwaterMarks, check_window
-from filtering.replay_filter import ReplayFilter
+from filtering.replay_filter import FilterCounts, ReplayFilter
 from spark_jobs.columns import CARRIERS, CarrierUnusable
 from spark_jobs.errors import SparkJobError
 
@@ -83,6 +83,21 @@ class BatchCounts:
     all_dropped: tuple[tuple[str, int, int], ...] = ()
     skipped: bool = False
     unlikely_pairs: int = 0
+
+    def added_to(self, before: FilterCounts | None) -> FilterCounts:
+        """The sums of the batches before, with this one: what `pushrep.metrics.FilterCollector` shows."""
+        before = before or FilterCounts(kept=0, dropped=0, unkeyed=0, other_pids=0, late=0, pairs=0, jumped=0)
+        if self.skipped:
+            return before
+        return FilterCounts(
+            kept=before.kept + (self.kept or 0),
+            dropped=before.dropped + (self.dropped or 0),
+            unkeyed=before.unkeyed + self.unkeyed,
+            other_pids=0,
+            late=before.late + (self.late or 0),
+            pairs=self.pairs,
+            jumped=before.jumped + (self.jumped or 0),
+        )
 
 
 def warn_of_silent_pairs(log: logging.Logger, counts: BatchCounts) -> None:

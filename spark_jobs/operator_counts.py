@@ -129,21 +129,6 @@ def _sum(name: str) -> Any:
     return F.coalesce(F.sum(name), F.lit(0))
 
 
-_NOTHING = FilterCounts(kept=0, dropped=0, unkeyed=0, other_pids=0, late=0, pairs=0, jumped=0)
-
-
-def _plus(before: FilterCounts, batch: BatchCounts) -> FilterCounts:
-    return FilterCounts(
-        kept=before.kept + (batch.kept or 0),
-        dropped=before.dropped + (batch.dropped or 0),
-        unkeyed=before.unkeyed + batch.unkeyed,
-        other_pids=0,
-        late=before.late + (batch.late or 0),
-        pairs=batch.pairs,
-        jumped=before.jumped + (batch.jumped or 0),
-    )
-
-
 class CountsListener(StreamingQueryListener):
     """Hears every batch of every query of a session: `spark.streams.addListener(CountsListener(on_counts))`.
 
@@ -171,7 +156,7 @@ class CountsListener(StreamingQueryListener):
         warn_of_silent_pairs(_LOG, counts)
         warn_of_chance_keys(_LOG, f"batch {counts.batch_id}", counts.pairs, counts.unlikely_pairs)
         query = event.progress.name or str(event.progress.id)
-        self._counts[query] = _plus(self._counts.get(query, _NOTHING), counts)
+        self._counts[query] = counts.added_to(self._counts.get(query))
         if self._on_counts is not None:
             self._on_counts(str(event.progress.id), counts)
 

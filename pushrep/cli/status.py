@@ -11,8 +11,9 @@ PLACE always has
 and by its kind
     outbox      the fields of OutboxStatus; of a closed one without what only its process knows (acks, disk, scrub,
                 in_sync_min, session_ends ...). With --partitions "parts": [PartitionStatus, ...]
-    node        the fields of NodeStatus; of a closed one, and at an address, `logs` alone, and `address` there. Of what
-                stands in `logs` an address tells outbox_id, topic, partition, offsets but the flushed one, leader_epoch
+    node        the fields of NodeStatus; of a closed one, and at an address, `logs` alone, there with `address` and
+                `certificate_expires_s`, the node's own. Of what stands in `logs` an address tells outbox_id, topic,
+                partition, offsets but the flushed one, leader_epoch
     logs        "logs": [{"topic", "partition", "log_start_offset", ...}, ...]
     unknown     "why"
 Fields are added, never renamed; a field that is not known is missing or null. Numbers of offsets are half-open.
@@ -40,7 +41,7 @@ from pushrep.log.directory_files import parse_log_name
 from pushrep.log.inspection import lock_holder, logs_at, summarize
 from pushrep.log.slots import OUTBOX_FILE_NAME, outboxes_at
 from pushrep.outbox.control import BadControlMessage, NobodyAnswers, ask
-from pushrep.problems import Problem
+from pushrep.problems import Problem, certificate_problems
 from pushrep.replicate.election_state import REPLICA_EPOCH_NAME
 from pushrep.replicate.errors import ReplicaUnreachable
 from pushrep.replicate.replica_client import ReplicaClient
@@ -169,6 +170,7 @@ def _node_at(place: str, tls: SSLContext | None) -> dict[str, Any]:
         raise BadArgument("place", f"{place} is no directory and no HOST:PORT") from error
     settings = PushSettings(tls=tls, connect_timeout_ms=_REACH_MS, request_timeout_ms=_REACH_MS)
     with ReplicaClient(address, settings) as client:
+        expires_s = client.certificate_expires_s()
         answer = client.ask(wire.ListLogsRequest(), wire.ListLogsResponse)
     if answer.error_code is not ErrorCode.NONE:
         raise ReplicaUnreachable(place, f"it may not be listed: {answer.error_code.name}")
@@ -186,7 +188,15 @@ def _node_at(place: str, tls: SSLContext | None) -> dict[str, Any]:
         Problem("log_offline", f"{log['outbox_id']}/{log['topic']}-{log['partition']}: {log['failure']}").as_dict()
         for log in offline
     ]
-    return {"kind": "node", "state": "running", "address": place, "logs": logs, "problems": problems}
+    problems += [one.as_dict() for one in certificate_problems({"node": expires_s}, time.time())]
+    return {
+        "kind": "node",
+        "state": "running",
+        "address": place,
+        "certificate_expires_s": expires_s,
+        "logs": logs,
+        "problems": problems,
+    }
 
 
 # ---- for people
@@ -195,6 +205,7 @@ def _node_at(place: str, tls: SSLContext | None) -> dict[str, Any]:
 def _drawn(found: dict[str, Any]) -> RenderableType:
     lines = [f"! {one['problem']}: {one['why']}" for one in found["problems"]]
     if found["kind"] == "outbox":
+        lines = [*_machine(found), *lines]
         return Group(drawn(found), *([Text("\n".join(lines))] if lines else []))
     parts: list[RenderableType] = [Text("\n".join([*_lines(found), *lines]))]
     if logs := found.get("logs", ()):
@@ -208,10 +219,7 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
     where = f", {found['address']}" if "address" in found and found["address"] != found["place"] else ""
     pid = f", pid {found['pid']}" if found.get("pid") is not None else ""
     yield f"{found['place']}: {found['kind']}{where}{pid}, {found['state']}"
-    if (disk := found.get("disk")) is not None:
-        yield f"disk {disk['mount']}: {size(disk['used_bytes'])} of {size(disk['size_bytes'])} used, {disk['level']}"
-    if found.get("certificate_expires_s") is not None:
-        yield f"certificate until {datetime.fromtimestamp(found['certificate_expires_s'], UTC):%Y-%m-%d %H:%M} UTC"
+    yield from _machine(found)
     for one in found.get("standbys", ()):
         yield f"standby of {one['outbox_id']}: {one['state']}{': ' + one['why'] if one['why'] else ''}"
     for one in found.get("holds", ()):
@@ -219,6 +227,28 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
     if (replays := found.get("replays")) is not None:
         ended = ", ".join(f"{reason.lower()} {n}" for reason, n in replays["ended"].items()) or "none"
         yield f"replays: {len(replays['sessions'])} of {replays['sessions_max']} run; ended: {ended}"
+
+
+def _machine(found: dict[str, Any]) -> Iterator[str]:
+    """Disk, scrub and certificates of what runs."""
+    if (disk := found.get("disk")) is not None:
+        yield f"disk {disk['mount']}: {size(disk['used_bytes'])} of {size(disk['size_bytes'])} used, {disk['level']}"
+    scrubs = [found["scrub"]] if "scrub" in found else list(found.get("scrubs", {}).values())
+    if scrubs:
+        passes, damaged, repaired = (sum(one[name] for one in scrubs) for name in ("passes", "damaged", "repaired"))
+        left = sum(len(one["findings"]) for one in scrubs)
+        yield f"scrub: passes {passes}, segments found damaged {damaged}, repaired {repaired}, damaged now {left}"
+    for use, expires_s in certificates_in(found).items():
+        until = "when it expires can't be read"
+        if expires_s is not None:
+            until = f"until {datetime.fromtimestamp(expires_s, UTC):%Y-%m-%d %H:%M} UTC"
+        yield f"certificate for {use}: {until}"
+
+
+def certificates_in(found: dict[str, Any]) -> dict[str, int | None]:
+    """Of what `look_at` found: when each expires, by its use, Unix time; None: it can't be read."""
+    of_node = {"node": found["certificate_expires_s"]} if found.get("certificate_expires_s") is not None else {}
+    return {**found.get("certificates", {}), **of_node}
 
 
 def _log(one: dict[str, Any]) -> tuple[str, ...]:

@@ -125,6 +125,7 @@ class OutboxCollector(Collector):
         status = status_of(facts)
         families.build_info()
         families.problems(labels, status.problems(self._away_limit_s))
+        families.certificates(labels, status.certificates)
         _outbox(families, labels, facts, status)
         _appending(families, labels, facts)
         for member in status.members:

@@ -6,7 +6,7 @@ Everything that was opened stands in `resources`, which frees it backwards: repl
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,6 +16,7 @@ from uuid import UUID, uuid4
 
 from pushrep.election.errors import NotLeader
 from pushrep.env import Clock, Filesystem
+from pushrep.errors import BadArgument
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.progress import read_progress
 from pushrep.log import Durability, LogConfig, SegmentLog, list_logs
@@ -30,6 +31,7 @@ from pushrep.outbox.settings import OnDiverged, ReplicaSettings
 from pushrep.outbox.shipping import Shipping, ToShip, start_shipping
 
 if TYPE_CHECKING:
+    from pushrep.health import HealthSettings
     from pushrep.outbox.replication import Replication
 
 
@@ -55,6 +57,7 @@ class ToOpen:
     retention_ms: int | None
     retention_bytes: int | None
     log_config: LogConfig
+    health: "HealthSettings | None"
     filesystem: Filesystem
     clock: Clock
 
@@ -67,6 +70,8 @@ class Opened:
     logs: Sequence[tuple[SegmentLog, PositionsStore]]
     replication: "Replication | None"
     shipping: Shipping
+    certificates: Callable[[], dict[str, int | None]]
+    """When each expires, by its use: those that were loaded, and what the health server would load now."""
 
     def replicas_of(self, log: SegmentLog) -> PartitionReplicas | None:
         """Of its partition; None without replicas."""
@@ -105,7 +110,9 @@ def open_all(resources: ExitStack, asked: ToOpen) -> Opened:
         identity = settle_epoch(held, identity, logs, made_anew)
         held.settle_id()
         shipping = _start_shipping(resources, asked, held, identity, logs, is_new=is_new)
-        return Opened(identity=identity, logs=logs, replication=None, shipping=shipping)
+        return Opened(
+            identity=identity, logs=logs, replication=None, shipping=shipping, certificates=_certificates_of(asked)
+        )
     held.settle_id()
     # Half of the wire's room comes with it, which an outbox without replicas does not need.
     from pushrep.outbox.replication import Replication  # noqa: PLC0415
@@ -117,7 +124,28 @@ def open_all(resources: ExitStack, asked: ToOpen) -> Opened:
     identity = settle_epoch(held, identity, logs, made_anew)
     replication.start(identity.pid_epoch)
     shipping = _start_shipping(resources, asked, held, identity, logs, replication)
-    return Opened(identity=identity, logs=logs, replication=replication, shipping=shipping)
+    return Opened(
+        identity=identity, logs=logs, replication=replication, shipping=shipping, certificates=_certificates_of(asked)
+    )
+
+
+def _certificates_of(asked: ToOpen) -> Callable[[], dict[str, int | None]]:
+    loaded: dict[str, int | None] = {}
+    push, kafka, health = asked.replicas.push, asked.kafka, asked.health
+    if push is not None and push.tls is not None:
+        loaded["replicas"] = getattr(push.tls, "expires_s", None)  # of a context that `mutual_tls` made
+    if kafka is not None and (kafka.ssl_certfile is not None or kafka.ssl_cafile is not None):
+        from pushrep.replicate.certificates import expires_s  # noqa: PLC0415 - as above
+
+        try:
+            loaded["kafka"] = expires_s(kafka.ssl_certfile, kafka.ssl_cafile)
+        except BadArgument:
+            loaded["kafka"] = None
+
+    def certificates() -> dict[str, int | None]:
+        return loaded if health is None or health.cert is None else {**loaded, "health": health.expires_s()}
+
+    return certificates
 
 
 def _with_retention(asked: ToOpen, identity: OutboxIdentity) -> LogConfig:

@@ -113,8 +113,9 @@ class Outbox:
         self._refused, self._refused_lock = Counter[str](), threading.Lock()
         work = [one.counts for one in self._all_appenders]
         self.facts = Facts(
-            directory, identity, settings, logs_at, replication, self._budget, opened.shipping, work, self._refused
-        )
+            directory, identity, settings, logs_at, replication, self._budget, opened.shipping, work, self._refused,
+            opened.certificates,
+        )  # fmt: skip
         self._closing = threading.Lock()
         self._closed = True  # until all of it runs
         self._writers.start()
@@ -251,6 +252,7 @@ class Outbox:
             retention_ms=checked_retention("retention_ms", retention_ms),
             retention_bytes=checked_retention("retention_bytes", retention_bytes),
             log_config=config,
+            health=health,
             filesystem=filesystem,
             clock=clock,
         )

@@ -7,7 +7,7 @@ partitions_of(facts, numbers) ─▶ PartitionStatus ...     one by one, where s
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
@@ -23,7 +23,14 @@ from pushrep.outbox.identity import OutboxIdentity
 from pushrep.outbox.lag import ReplicaLag
 from pushrep.outbox.settings import OutboxSettings
 from pushrep.outbox.shipping import Shipping, holder_name
-from pushrep.problems import AWAY_LIMIT_S, Problem, disk_problems, scrub_problems, worst_first
+from pushrep.problems import (
+    AWAY_LIMIT_S,
+    Problem,
+    certificate_problems,
+    disk_problems,
+    scrub_problems,
+    worst_first,
+)
 
 if TYPE_CHECKING:
     from pushrep.outbox.partition_appender import AppendCounts
@@ -58,6 +65,8 @@ class Facts(NamedTuple):
     appends: Sequence["AppendCounts"]
     refused: Mapping[str, int]
     """Calls of append that took nothing, by the error's name."""
+    certificates: Callable[[], Mapping[str, int | None]]
+    """When each expires, by its use; see OutboxStatus."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +124,8 @@ class OutboxStatus:
     in_sync_min: members in the smallest in-sync
     set, the leader counted. ends, high_watermarks, flushed: summed over the partitions. damaged: partitions whose log
     lost records that were on disk. scrub: what the reading of sealed segments in the background has found.
+    certificates: by what they are for ("replicas", "kafka", "health"), when the one in use or its CA's expires, Unix
+    time; None: that can't be read.
     """
 
     directory: str
@@ -147,6 +158,7 @@ class OutboxStatus:
     damaged: tuple[int, ...]
     disk: DiskStatus
     scrub: ScrubStatus
+    certificates: Mapping[str, int | None]
 
     def problems(self, away_limit_s: float = AWAY_LIMIT_S) -> list[Problem]:
         """What is wrong, worst first. away_limit_s: a Kafka that nothing reaches for less is no problem."""
@@ -160,6 +172,7 @@ class OutboxStatus:
             "hold": self.hold and self.hold._asdict(),
             "takeover": self.takeover and self.takeover._asdict(),
             "session_ends": dict(self.session_ends),
+            "certificates": dict(self.certificates),
             "members": [{**asdict(one), "lag": one.lag and one.lag._asdict()} for one in self.members],
             "destinations": [
                 {**asdict(one), "stopped": [stopped._asdict() for stopped in one.stopped]} for one in self.destinations
@@ -244,6 +257,7 @@ def status_of(facts: Facts) -> OutboxStatus:
         damaged=tuple(log.partition for log in logs if log.damaged_from is not None),
         disk=next(iter(logs)).disk.status(),
         scrub=next(iter(logs)).scrub.status,
+        certificates=facts.certificates(),
     )
 
 
@@ -340,6 +354,7 @@ def _problems(status: OutboxStatus, away_limit_s: float) -> Iterator[Problem]:
             yield Problem("replica_away", f"member {member.index} at {member.address}: {member.trouble}")
     yield from disk_problems(status.disk)
     yield from scrub_problems(status.scrub)
+    yield from certificate_problems(status.certificates, time.time())
 
 
 def _partition(log: SegmentLog, led: "LedPartition | None", shipping: Shipping) -> PartitionStatus:

@@ -6,15 +6,28 @@
 Each side shows its certificate and takes only one that `ca` signed; a client also wants the replica's host name in it.
 """
 
+import re
 import ssl
+from calendar import timegm
+from contextlib import suppress
 from pathlib import Path
+from time import strptime
 
 from pushrep.errors import BadArgument
 
+_PEM = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
-def mutual_tls(*, cert: Path | str, key: Path | str, ca: Path | str, is_server: bool = False) -> ssl.SSLContext:
+
+class MutualTls(ssl.SSLContext):
+    """A context of `mutual_tls`, which knows when what it loaded expires."""
+
+    expires_s: int | None = None
+    """As `expires_s` below, of the files that it was made from; None where it can't be read."""
+
+
+def mutual_tls(*, cert: Path | str, key: Path | str, ca: Path | str, is_server: bool = False) -> MutualTls:
     """What both sides need. Raises BadArgument, which names the file that can't be used and why."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
+    context = MutualTls(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
     for argument, path in (("cert", cert), ("key", key), ("ca", ca)):
         try:
             Path(path).read_bytes()
@@ -29,6 +42,8 @@ def mutual_tls(*, cert: Path | str, key: Path | str, ca: Path | str, is_server: 
     except (ssl.SSLError, ValueError) as error:
         raise BadArgument("cert", f"{cert} and the key {key} can't be used together: {_reason(error)}") from error
     context.verify_mode = ssl.CERT_REQUIRED
+    with suppress(BadArgument):
+        context.expires_s = expires_s(cert, ca)
     return context
 
 
@@ -38,3 +53,58 @@ def _refuse_password() -> str:
 
 def _reason(error: Exception) -> str:
     return str(getattr(error, "reason", None) or error).replace("_", " ").lower()
+
+
+def expires_s(cert: Path | str | None, ca: Path | str | None = None) -> int:
+    """When a certificate expires, or its CA if that is sooner, Unix time. Raises BadArgument.
+
+    cert: PEM; its first one counts, the others are its chain. ca: PEM; of several the last to expire: an old one beside
+    its successor does no harm.
+    """
+    found = [] if cert is None else [_not_after_s(_certificates(cert)[0], cert)]
+    if ca is not None:
+        found.append(max(_not_after_s(one, ca) for one in _certificates(ca)))
+    return min(found)
+
+
+def _certificates(path: Path | str) -> list[str]:
+    try:
+        found = _PEM.findall(Path(path).read_text(encoding="ascii", errors="replace"))
+    except OSError as error:
+        raise BadArgument("cert", f"{path} can't be read: {error.strerror or error}") from error
+    if not found:
+        raise BadArgument("cert", f"{path} holds no certificate in PEM")
+    return found
+
+
+def _not_after_s(pem: str, path: Path | str) -> int:
+    """Of X.509 in DER (RFC 5280, 4.1). Raises BadArgument.
+
+    Certificate { tbsCertificate { [0] version?, serial, signature, issuer, validity { notBefore, notAfter } ... } }
+    """
+    try:
+        data = ssl.PEM_cert_to_DER_cert(pem)
+        parts = _children(_children(data)[0][1])
+        parts = _children(parts[0][1]) if parts[0][0] == 0x30 else parts
+        if parts[0][0] == 0xA0:
+            parts = parts[1:]
+        kind, value = _children(parts[3][1])[1]
+        written = value.decode("ascii")
+        return timegm(strptime(written, "%y%m%d%H%M%SZ" if kind == 0x17 else "%Y%m%d%H%M%SZ"))
+    except (ValueError, IndexError) as error:
+        raise BadArgument("cert", f"{path}: when it expires can't be read: {error}") from error
+
+
+def _children(data: bytes) -> list[tuple[int, bytes]]:
+    """Tag and content of each DER element in `data`. Raises ValueError, IndexError."""
+    found, at = [], 0
+    while at < len(data):
+        tag, length, at = data[at], data[at + 1], at + 2
+        if length & 0x80:
+            count = length & 0x7F
+            length, at = int.from_bytes(data[at : at + count]), at + count
+        if at + length > len(data):
+            raise ValueError("a part ends behind the whole")
+        found.append((tag, data[at : at + length]))
+        at += length
+    return found

@@ -55,8 +55,7 @@ class NodeCollector(Collector):
         for outbox, (topic, hold) in status.holds.items():
             until_s = 0 if hold is None else hold.until_ms / 1000
             families.add("pushrep_takeovers_held_until_timestamp_seconds", {"outbox": outbox, "topic": topic}, until_s)
-        if status.certificate_expires_s is not None:
-            families.add("pushrep_certificate_expiry_timestamp_seconds", {}, status.certificate_expires_s)
+        families.certificates({}, {"node": status.certificate_expires_s})
         _replays(families, status.replays)
         if self._by_partition:
             for one in status.logs:

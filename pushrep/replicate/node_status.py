@@ -172,4 +172,4 @@ def _problems(status: NodeStatus) -> Iterator[Problem]:
         yield from disk_problems(status.disk)
     for scrub in status.scrubs.values():
         yield from scrub_problems(scrub)
-    yield from certificate_problems(status.certificate_expires_s, time.time())
+    yield from certificate_problems({"node": status.certificate_expires_s}, time.time())

@@ -7,14 +7,12 @@ files, every 5 s; `soon` ─▶ changed? ─▶ TLS context of new connections �
 import logging
 import ssl
 import threading
-from calendar import timegm
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from time import strptime
 from typing import NamedTuple
 
 from pushrep.errors import BadArgument
-from pushrep.replicate.certificates import mutual_tls
+from pushrep.replicate.certificates import expires_s, mutual_tls
 
 _LOG = logging.getLogger("pushrep.node")
 _LOOK_EVERY_S = 5.0
@@ -35,7 +33,7 @@ class CertificateFiles(NamedTuple):
 
     def expires_s(self) -> int:
         """When the first of certificate and CA expires, Unix time. Raises BadArgument."""
-        return min(not_after_s(self.cert), not_after_s(self.ca))
+        return expires_s(self.cert, self.ca)
 
 
 class Reloading:
@@ -114,40 +112,3 @@ def _signature(path: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return found.st_mtime_ns, found.st_size, found.st_ino
-
-
-def not_after_s(path: Path) -> int:
-    """When the first certificate of a PEM file expires, Unix time. Raises BadArgument.
-
-    X.509 (RFC 5280, 4.1): Certificate { tbsCertificate { [0] version?, serial, signature, issuer, validity { notBefore,
-    notAfter } ... } }, in DER.
-    """
-    try:
-        text = path.read_text(encoding="ascii", errors="replace")
-        begin = text.index("-----BEGIN CERTIFICATE-----")
-        end = text.index("-----END CERTIFICATE-----", begin)
-        data = ssl.PEM_cert_to_DER_cert(text[begin:end] + "-----END CERTIFICATE-----\n")
-        parts = _children(_children(data)[0][1])
-        parts = _children(parts[0][1]) if parts[0][0] == 0x30 else parts
-        if parts[0][0] == 0xA0:
-            parts = parts[1:]
-        kind, value = _children(parts[3][1])[1]
-        written = value.decode("ascii")
-        return timegm(strptime(written, "%y%m%d%H%M%SZ" if kind == 0x17 else "%Y%m%d%H%M%SZ"))
-    except (OSError, ValueError, IndexError) as error:
-        raise BadArgument("cert", f"{path}: when it expires can't be read: {error}") from error
-
-
-def _children(data: bytes) -> list[tuple[int, bytes]]:
-    """Tag and content of each DER element in `data`. Raises ValueError, IndexError."""
-    found, at = [], 0
-    while at < len(data):
-        tag, length, at = data[at], data[at + 1], at + 2
-        if length & 0x80:
-            count = length & 0x7F
-            length, at = int.from_bytes(data[at : at + count]), at + count
-        if at + length > len(data):
-            raise ValueError("a part ends behind the whole")
-        found.append((tag, data[at : at + length]))
-        at += length
-    return found

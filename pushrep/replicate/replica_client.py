@@ -1,6 +1,7 @@
 """ReplicaClient: one question after another to a replica, for what is asked once a session and not once a push."""
 
 import socket
+import ssl
 from contextlib import suppress
 from types import TracebackType
 from typing import Self, TypeVar
@@ -66,6 +67,14 @@ class ReplicaClient:
             return versions.version_of(key)
         except NoCommonVersion:
             return None
+
+    def certificate_expires_s(self) -> int | None:
+        """Until when the certificate is valid that the replica showed, Unix time; None without TLS."""
+        assert self._opened is not None, "it was not handed over"
+        if not isinstance(self._opened.sock, ssl.SSLSocket):
+            return None
+        shown = self._opened.sock.getpeercert() or {}
+        return int(ssl.cert_time_to_seconds(str(shown["notAfter"]))) if "notAfter" in shown else None
 
     def hand_over(self) -> OpenConnection | None:
         """The connection, for another to speak on and to close; None if it has gone that way before."""

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import click
 
+from pushrep.errors import BadArgument
+from pushrep.health import HealthSettings
 from spark_jobs.jobs.options import BadJobOption
 from spark_jobs.jobs.reporting import Reporter, one_line
 
@@ -88,6 +90,11 @@ _RUN = (
     click.option(
         "--conf", "conf", type=NameValue(), multiple=True, help="A setting of Spark, as spark-submit takes them."
     ),
+    click.option("--health", metavar="HOST:PORT", help="Answer /livez, /readyz and /metrics (Prometheus) there."),
+    click.option("--health-cert", help="Its certificate (PEM), with --health-key and --health-ca: TLS."),
+    click.option("--health-key", help="Its private key (PEM)."),
+    click.option("--health-ca", help="Who signs the certificates of those that may read /metrics (PEM)."),
+    click.option("--health-plain", is_flag=True, help="Listen off loopback without TLS."),
     click.option("--json", "json_path", help="Progress as JSON lines into this file; - is standard output."),
     click.option("--debug", is_flag=True, help="Errors with their whole stack; Spark's log too."),
 )
@@ -147,7 +154,25 @@ def given_as_options(given: dict[str, Any], *pairs: str) -> dict[str, Any]:
         told[name] = dict(told[name])
     told["only_pids"] = frozenset(told["only_pids"]) or None
     told["marks"] = told["marks"] or told["checkpoint"].rstrip("/") + "-marks"
+    told["health"] = _health(
+        {name: told.pop(f"health_{name}") for name in ("cert", "key", "ca", "plain")}, told["health"]
+    )
     return told
+
+
+def _health(given: dict[str, Any], listen: str | None) -> HealthSettings | None:
+    if listen is None:
+        if named := [name for name, value in given.items() if value]:
+            raise BadJobOption(f"--health-{named[0]}", None, "where health is served says --health HOST:PORT")
+        return None
+    try:
+        return HealthSettings(listen=listen, **given)
+    except BadArgument as error:
+        files = "give --health-cert, --health-key and --health-ca"
+        if error.argument == "health.cert":
+            raise BadJobOption("--health-cert", None, f"{files}, all three or none") from error
+        why = error.why if given["plain"] else error.why.partition(": ")[0]
+        raise BadJobOption("--health", listen, why) from error
 
 
 def _all(options: tuple[Callable[[Command], Command], ...], command: Command) -> Command:

@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 
 from filtering.extras import install_command
 from pushrep.errors import BadArgument
+from pushrep.health import HealthSettings
 from pushrep.kafka.destination import read_properties
 from pushrep.startpoints import StorePlace, StoreUnavailable
 from pushrep.startpoints.places import BOOTSTRAP_SERVERS, kind_of
@@ -120,6 +121,7 @@ class JobOptions:
     adopt: tuple[str, int] | None = None
     trigger: str = AVAILABLE_NOW
     conf: dict[str, str] = field(default_factory=dict)
+    health: HealthSettings | None = None
 
     def __post_init__(self) -> None:
         for option in self._named_always():

@@ -25,7 +25,7 @@ from spark_jobs.batch_marks import LogRange
 from spark_jobs.errors import SparkJobError
 from spark_jobs.jobs.checks import before_spark, check_database, columns_without_spark, with_spark
 from spark_jobs.jobs.options import ApplyOptions, JobOptions, marks_of
-from spark_jobs.jobs.reporting import Reporter
+from spark_jobs.jobs.reporting import Reporter, served
 from spark_jobs.marks import MarksStore
 from spark_jobs.replacing import Replacing, ReplacingHandler
 from spark_jobs.replay_filter import ReplayFilteredBatches
@@ -59,7 +59,7 @@ def apply(options: ApplyOptions, reporter: Reporter, *, debug: bool = False) -> 
     """
     check_database(options)
     before_spark(options, partial(columns_without_spark, options))
-    with session_of("apply", options, debug=debug) as spark:
+    with served(options.health, f"apply {options.topic}", reporter), session_of("apply", options, debug=debug) as spark:
         apply_in(spark, options, reporter)
 
 

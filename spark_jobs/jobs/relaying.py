@@ -20,7 +20,7 @@ from partitioner.errors import BreaksPrefixCondition, PartitionerError, TopicShr
 from spark_jobs.jobs.checks import before_spark, named, progress_with_spark
 from spark_jobs.jobs.options import BadJobOption, JobOptions
 from spark_jobs.jobs.pipeline import Handler, session_of, stream
-from spark_jobs.jobs.reporting import Reporter
+from spark_jobs.jobs.reporting import Reporter, served
 from spark_jobs.marks import MarksStore
 from spark_jobs.relay.pin import PinStore, RelayPin, check_same
 from spark_jobs.relay.sending import Sending
@@ -110,7 +110,7 @@ def relay(options: RelayOptions, reporter: Reporter, *, debug: bool = False) -> 
     """Run the query until it has read all (available-now), a signal comes, or it fails: then what failed is raised."""
     before_spark(options)
     inspect(options)  # without topics no Spark is started
-    with session_of("relay", options, debug=debug) as spark:
+    with served(options.health, f"relay {options.topic}", reporter), session_of("relay", options, debug=debug) as spark:
         relay_in(spark, options, reporter)
 
 

@@ -1,21 +1,29 @@
-"""What a job says: JSON lines for programs, a line a batch for people, and an error in one line.
+"""What a job says: JSON lines for programs, a line a batch for people, errors in one line, health and metrics by HTTP.
 
 {"event": "started", "query": "...", "run": "..."}
 {"event": "batch", "batch": 3, "rows": 1000, "kept": 990, "dropped": 8, "unkeyed": 2, ..., "seconds": 0.8}
 {"event": "stopped", "batches": 4, "kept": 3990}           or {"event": "failed", "error": "..."}
 """
 
+import contextlib
 import json
 import re
 import sys
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
 
 import click
 
+from filtering.replay_filter import FilterCounts
+from pushrep.errors import BadArgument
+from pushrep.health import HealthServer, HealthSettings
+from pushrep.problems import Problem, certificate_problems
+from spark_jobs.errors import SparkJobError
 from spark_jobs.replay_filter import BatchCounts
 
 # A worker's traceback inside Spark's text ends with the error itself: `package.module.Name: message`.
@@ -30,7 +38,9 @@ class Reporter:
 
     def __init__(self, stream: TextIO | None, *, owned: bool) -> None:
         self._stream, self._owned = stream, owned
-        self._batches = self._kept = self._unkeyed = 0
+        self._batches = 0
+        self._query: str | None = None
+        self._sums: FilterCounts | None = None
         self._batch_began_s = time.monotonic()
 
     @classmethod
@@ -42,6 +52,7 @@ class Reporter:
 
     def started(self, query_id: str, run_id: str) -> None:
         """The query runs."""
+        self._query = query_id
         self._batch_began_s = time.monotonic()
         self._event("started", f"query {query_id}", {"query": query_id, "run": run_id})
 
@@ -50,8 +61,7 @@ class Reporter:
         now_s = time.monotonic()
         seconds, self._batch_began_s = now_s - self._batch_began_s, now_s
         self._batches += 1
-        self._kept += counts.kept or 0
-        self._unkeyed += 0 if counts.skipped else counts.unkeyed
+        self._sums = counts.added_to(self._sums)
         fields = {("batch" if name == "batch_id" else name): value for name, value in asdict(counts).items()}
         text = f"{counts.kept} kept, {counts.dropped} replays dropped, {counts.unkeyed} without metadata pass"
         text = f"batch {counts.batch_id}: {counts.rows} records, {'run before, not again' if counts.skipped else text}"
@@ -59,13 +69,24 @@ class Reporter:
 
     def stopped(self) -> None:
         """The query ended without an error."""
-        text = f"done: batches {self._batches}, records kept {self._kept}, without metadata {self._unkeyed}"
-        self._event("stopped", text, {"batches": self._batches, "kept": self._kept})
+        kept, unkeyed = (0, 0) if self._sums is None else (self._sums.kept, self._sums.unkeyed)
+        text = f"done: batches {self._batches}, records kept {kept}, without metadata {unkeyed}"
+        self._event("stopped", text, {"batches": self._batches, "kept": kept})
 
     def failed(self, error: str) -> None:
         """For programs; people get the error by itself."""
         if self._stream is not None:
             self._event("failed", error, {"error": error})
+
+    @property
+    def counts(self) -> Mapping[str, FilterCounts]:
+        """Of all batches so far, by the query's id: what `pushrep.metrics.FilterCollector` shows."""
+        return {} if self._query is None or self._sums is None else {self._query: self._sums}
+
+    def problems(self) -> Iterator[Problem]:
+        """What is wrong with the job."""
+        if self._query is None:
+            yield Problem("not_answering", "the query has not begun: Spark starts, or looks at source, table and marks")
 
     def _event(self, event: str, text: str, fields: dict[str, Any]) -> None:
         if self._stream is None:
@@ -92,3 +113,35 @@ def one_line(error: BaseException) -> str:
     if ours:
         return ours[-1].strip()
     return _CONDITION.sub("", _JAVA_CALL.sub("", text).splitlines()[0]).strip()
+
+
+class BadHealth(SparkJobError):
+    """Health can't be served as --health asks for it."""
+
+
+@contextlib.contextmanager
+def served(settings: HealthSettings | None, name: str, reporter: Reporter) -> Iterator[None]:
+    """Answer /livez, /readyz (200 once the query runs) and /metrics meanwhile; None: nobody. Raises BadHealth."""
+    if settings is None:
+        yield
+        return
+
+    def problems() -> Iterator[Problem]:
+        yield from reporter.problems()
+        yield from certificate_problems({"health": settings.expires_s()}, time.time())
+
+    registry = None
+    if find_spec("prometheus_client") is not None:
+        from prometheus_client import CollectorRegistry  # noqa: PLC0415 - an extra
+
+        from pushrep.metrics import FilterCollector, ProcessCollector  # noqa: PLC0415
+
+        registry = CollectorRegistry()
+        registry.register(FilterCollector(reporter, name=name))
+        registry.register(ProcessCollector(problems, lambda: {"health": settings.expires_s()}))
+    try:
+        server = HealthServer(settings, problems, registry)
+    except BadArgument as error:
+        raise BadHealth(f"--health: {error.why}") from error
+    with server:
+        yield

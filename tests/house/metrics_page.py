@@ -18,6 +18,8 @@ Everything is read when it is scraped; appending counts once a batch. Names foll
 - **slots**: `SlotsCollector(directory)` of `pushrep.outbox.metrics`, for all worker slots by their files
 - **filter**: `FilterCollector(consumer, name="billing")` of `pushrep.metrics`, of a consumer of
   `filtering.consumers` (`source` is the topic) or of Spark's `CountsListener` (`source` is the query)
+- **job**: `--health` of the apply and the relay job, with those of its filter; in a program of your own
+  `ProcessCollector(problems)` of `pushrep.metrics`
 - **startpoints**: `StartpointCollector(store)` of `pushrep.metrics`
 
 How to serve them, and what to watch: [operating.md](operating.md#metrics).

@@ -13,14 +13,17 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import HistogramMetricFamily
 
 from pushrep import Acks, KafkaDestination, Outbox, ReplayClient, ReplayRequest
+from pushrep.cli.status import look_at
+from pushrep.health import HealthSettings
 from pushrep.log.segment_files import segment_path
 from pushrep.outbox.metrics import OutboxCollector
 from pushrep.problems import BLOCKS
 from pushrep.replay import NodeAccess
+from pushrep.replicate.certificates import expires_s, mutual_tls
 from pushrep.replicate.node_metrics import NodeCollector
 from pushrep.replicate.reloading import CertificateFiles
 from tests.integration.certificates import make_certificates
-from tests.integration.outboxes import SMALL, WAIT_S, open_outbox, wait_for_all, wait_until
+from tests.integration.outboxes import QUICK, SMALL, WAIT_S, open_outbox, wait_for_all, wait_until
 from tests.integration.prometheus import RULES, firing, prometheus, served, up
 from tests.ports import reserve
 
@@ -198,8 +201,26 @@ def test_a_damaged_segment_fires_its_alert(tmp_path, assert_fires):
 def test_a_certificate_that_expires_soon_fires_its_alert(world, tmp_path, assert_fires):
     made = make_certificates(tmp_path)  # for two days
     files = CertificateFiles(made / "node.pem", made / "node.key", made / "ca.pem")
-    world.node(1, certificates=files)
-    assert_fires({"PushrepCertificateExpires"}, node=NodeCollector(world.nodes[1]))
+    world.node(1, certificates=files, allow=frozenset({"billing"}))
+    expected = {"PushrepCertificateExpires"}
+    assert_fires(expected, node=NodeCollector(world.nodes[1]))
+
+    named = {"cert": str(made / "billing.pem"), "key": str(made / "billing.key"), "ca": str(made / "ca.pem")}
+    health = HealthSettings(listen="127.0.0.1:0", **named)
+    with reserve() as held:
+        kafka = KafkaDestination(
+            bootstrap_servers=f"127.0.0.1:{held.getsockname()[1]}", security_protocol="SSL", ssl_cafile=named["ca"]
+        )
+        push = replace(QUICK, tls=mutual_tls(**named))
+        with open_outbox(world, 1, push=push, health=health, kafka=kafka, open_timeout_s=0.1) as outbox:
+            outbox.append(0, b"a").result(WAIT_S)
+            assert_fires(expected, service=OutboxCollector(outbox))
+            told = look_at(str(outbox.directory))[0]
+            assert told["certificates"] == dict.fromkeys(("replicas", "kafka", "health"), expires_s(made / "ca.pem"))
+            assert [one["problem"] for one in told["problems"]] == ["certificate_expires"] * 3
+            shutil.copy(made / "other-ca.pem", made / "ca.pem")
+            (made / "billing.pem").write_text("lost")
+            assert look_at(str(outbox.directory))[0]["certificates"] == {**told["certificates"], "health": None}
 
 
 @needs_promtool

@@ -105,6 +105,7 @@ def test_an_outbox_and_the_nodes_of_its_copies_in_one_look(world, look, capfd):
 
         assert "leading" in shown
         assert f"{session['session_id']:016x}" in shown
+        assert shown.count("scrub: passes") == shown.count("disk ") == 2, "of the outbox and of the node"
 
         world.nodes[2].stop()
         receipt = outbox.append(0, b"c")

@@ -26,9 +26,9 @@ from pushrep.cli.certs import certs, make_certificates
 from pushrep.errors import BadArgument
 from pushrep.replay import FOLLOW, NodeAccess, ReplayClient, ReplayRequest
 from pushrep.replicate import NodeSettings
-from pushrep.replicate.certificates import mutual_tls
+from pushrep.replicate.certificates import expires_s, mutual_tls
 from pushrep.replicate.errors import ReplicaUnreachable
-from pushrep.replicate.reloading import CertificateFiles, Reloading, not_after_s
+from pushrep.replicate.reloading import CertificateFiles, Reloading
 from pushrep.replicate.replay_server import REPLAY_CALLS
 from pushrep.replicate.replica_client import ReplicaClient
 from pushrep.replicate.settings import PushSettings
@@ -407,7 +407,7 @@ def test_a5_changed_files_are_noticed_and_expiry_is_told(world, tmp_path, caplog
     allow.write_text("owner\n")
     member = world.node(1, certificates=server_files(directory), allow=frozenset(), allow_file=allow)
     node = world.nodes[1]
-    assert node.certificate_expires_s() == not_after_s(directory / "ca.pem")
+    assert node.certificate_expires_s() == expires_s(directory / "ca.pem")
     look = push.ListLogsRequest(outbox_id=uuid4())
     assert ask(member.address, shown(directory, "owner"), look).error_code is ErrorCode.UNAUTHORISED
     allow.write_text("owner=*:list\n")

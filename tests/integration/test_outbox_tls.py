@@ -13,7 +13,7 @@ from pushrep import Acks, Outbox
 from pushrep.cli.main import run
 from pushrep.errors import BadArgument
 from pushrep.outbox import NotEnoughReplicas
-from pushrep.replicate.certificates import mutual_tls
+from pushrep.replicate.certificates import expires_s, mutual_tls
 from tests.integration.certificates import make_certificates
 from tests.integration.outboxes import QUICK, SMALL, WAIT_S, open_outbox, wait_for_all, wait_until
 
@@ -126,6 +126,11 @@ def test_the_commands_speak_tls_by_path(world, certificates, tmp_path, capfd):
             assert run(["replica", "add", str(outbox.directory), address, "--json", *mine]) == 0
             sys.stdout.flush()
             assert json.loads(capfd.readouterr().out)["member"] == 2
+            assert run(["status", address, "--json", *mine]) == 0
+            sys.stdout.flush()
+            (told,) = json.loads(capfd.readouterr().out)["places"]
+            assert told["certificate_expires_s"] == expires_s(certificates / "node.pem")
+            assert [one["problem"] for one in told["problems"]] == ["certificate_expires"]
             addresses = [str(world.nodes[1].address), address]
             with Outbox.open(
                 outbox.directory, "orders", 1, "billing", replicas=addresses, push=shown(certificates, "billing"),

@@ -6,6 +6,7 @@ through SourcePartitionProducer; a batch that runs again sends again, and reader
 
 import json
 import shutil
+import signal
 import sys
 import uuid
 from functools import partial
@@ -14,8 +15,10 @@ import pytest
 
 from filtering import METADATA_HEADER, StreamMetadata, producer_id
 from pushrep import Outbox
+from tests.integration.test_health import get, ready
 from tests.kafka.plain_client import add_partitions, consume, create_topic, plain_producer
 from tests.kafka.topic_reader import read_filtered
+from tests.ports import reserve
 from tests.spark_programs import ROOT, SparkPrograms, kill_session, said
 
 pytestmark = [pytest.mark.java, pytest.mark.spark, pytest.mark.slow]
@@ -119,8 +122,17 @@ def test_every_record_once_in_order_also_when_the_jvm_is_killed(broker, topics, 
     assert before > 0, "killed after the first batch, most often within the second"
     # n is pinned at the first use: partitions that come later are not used.
     add_partitions(broker.bootstrap_servers, destination, 5)
-    events = finished(relay())
-    assert events[-1]["event"] == "stopped"
+    with reserve() as held:
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+        left = sum(len(consume(broker.bootstrap_servers, source, partition)) for partition in range(SOURCES))
+        again = relay("--health", address, "--trigger", "100ms")
+        while left > 0:
+            event = json.loads(again.stdout.readline() or said(again))
+            left -= event.get("rows", 0)
+    assert ready(f"http://{address}")[:2] == (200, [])
+    assert f'kept_records_total{{name="relay {source}",source=' in get(f"http://{address}/metrics")[1].decode()
+    again.send_signal(signal.SIGTERM)
+    assert finished(again)[-1]["event"] == "stopped"
 
     pid = relayed_pid(broker, tmp_path, source)
     found = read_filtered(broker.bootstrap_servers, destination, 5)

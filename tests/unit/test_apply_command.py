@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 from click.testing import CliRunner
@@ -13,12 +15,14 @@ pytest.importorskip("pyspark")
 
 import spark_jobs.jobs.apply as apply_module
 from pushrep import Outbox
+from pushrep.health import HealthSettings
 from spark_jobs.batch_marks import BatchMarks
 from spark_jobs.jobs.apply import main
 from spark_jobs.jobs.options import ApplyOptions, BadJobOption, store_words
-from spark_jobs.jobs.reporting import Reporter, one_line
+from spark_jobs.jobs.reporting import BadHealth, Reporter, one_line, served
 from spark_jobs.marks import LocalMarks
 from spark_jobs.replay_filter import BatchCounts
+from tests.ports import reserve
 
 GIVEN = ["--topic", "t", "--path", "{logs}", "--sink", "{tmp}/s", "--checkpoint", "{tmp}/c"]
 
@@ -169,6 +173,12 @@ WRONG = {
         [*GIVEN, "--sink", "postgresql://u:secret@127.0.0.1:9/d", "--table", "t"],
         1, "--sink='postgresql://127.0.0.1/d table t': connection failed",
     ),
+    "health at no address": ([*GIVEN, "--health", "here"], 1, "--health='here': 'here' is not host:port"),
+    "health for everybody": ([*GIVEN, "--health", "0.0.0.0:0"], 1, "='0.0.0.0:0': 0.0.0.0:0 is reached from other"),
+    "half a certificate": (
+        [*GIVEN, "--health", "127.0.0.1:0", "--health-ca", "{tmp}/raw"], 1, "--health-cert: give --health-cert, --",
+    ),
+    "a certificate for no health": ([*GIVEN, "--health-key", "k"], 1, "--health-key: where health is served says"),
     "events into no directory": ([*GIVEN, "--json", "{tmp}/no/e"], 1, "--json='{tmp}/no/e': can't be written: No such"),
 }  # fmt: skip
 
@@ -356,3 +366,27 @@ def test_a_store_in_a_topic_is_told_to_the_source_in_its_words(tmp_path):
         "startpoints.client.id": "billing",
     }
     assert store_words(None, None, None) == {}
+
+
+def test_a_job_is_ready_once_its_query_runs_and_its_sums_are_metrics():
+    reporter = Reporter(None, owned=False)
+    with reserve() as held:
+        settings = HealthSettings(listen=f"127.0.0.1:{held.getsockname()[1]}")
+        with served(settings, "apply orders", reporter):
+            with pytest.raises(HTTPError) as refused:
+                urlopen(f"http://{settings.listen}/readyz", timeout=60)
+            with refused.value:
+                assert json.load(refused.value)["problems"][0]["problem"] == "not_answering"
+            reporter.started("q", "r")
+            for batch in (BatchCounts(0, 9, 1, 2, 6, 2, 0, 3), BatchCounts(0, 9, 1, 0, skipped=True)):
+                reporter.batch(batch)
+            with urlopen(f"http://{settings.listen}/readyz", timeout=60) as answer:
+                assert json.load(answer) == {"ready": True, "problems": []}
+            with urlopen(f"http://{settings.listen}/metrics", timeout=60) as answer:
+                page = answer.read().decode()
+            with pytest.raises(BadHealth, match=r"--health: can't listen on .* in use"), served(settings, "", reporter):
+                pytest.fail("the port is in use")
+    of_query = '{name="apply orders",source="q"}'
+    for name, value in ("kept_records", 6), ("dropped_records", 2), ("unkeyed_records", 1), ("jumped_offsets", 3):
+        assert f"pushrep_filter_{name}_total{of_query} {value}.0" in page
+    assert 'pushrep_problem{outbox="",problem="not_answering",topic=""} 0.0' in page

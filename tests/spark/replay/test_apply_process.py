@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import signal
 import sys
 import time
@@ -12,6 +13,8 @@ import pytest
 
 from filtering import StreamMetadata
 from pushrep import Outbox
+from tests.integration.test_health import get, ready
+from tests.ports import reserve
 from tests.spark_programs import QUIET, SparkPrograms, kill_session, said
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -123,8 +126,11 @@ def spark_submit_finishes(start, job_options):
 
 
 def sigterm_finishes_the_batch_and_ends_with_0(start, job_options, tmp_path):
-    process = start(*job_options, *IN_ONE_BATCH, "--trigger", "100ms")
-    assert json.loads(process.stdout.readline())["event"] == "started", said(process)
+    with reserve() as held:
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+        process = start(*job_options, *IN_ONE_BATCH, "--trigger", "100ms", "--health", address)
+        assert json.loads(process.stdout.readline())["event"] == "started", said(process)
+    assert ready(f"http://{address}")[:2] == (200, [])
     append(tmp_path / "log", ROWS + 300, ROWS + 400)
     kept = 0
     for line in process.stdout:
@@ -133,6 +139,8 @@ def sigterm_finishes_the_batch_and_ends_with_0(start, job_options, tmp_path):
         kept += event["kept"]
         if kept >= 2 * 100:
             break
+    page = get(f"http://{address}/metrics")[1].decode()
+    assert re.search(r'pushrep_filter_kept_records_total{name="apply orders",source="[^"]+"} 200.0', page), page
     process.send_signal(signal.SIGTERM)
     stopped = finished(process)[-1]
     assert (stopped["event"], stopped["kept"], kept) == ("stopped", 2 * 100, 2 * 100)
