@@ -1,7 +1,9 @@
-"""Records on their way into the log, and what their appender holds of them.
+"""Records on their way into the log: the open batch, the receipts for it, and the bytes that may wait in memory.
 
     PendingBatch  the columns of a batch that is not sealed yet; keys hold offsets, so they are packed when it is sealed
     Receipt       (batch, index): the answer for one record; a batch is decided once, for all its records
+    budget        back-pressure over all partitions: an open batch takes bytes in slices and gives them back when it was
+                  written or failed, so a record costs no call here while its slice lasts
 
 Columns other than `values` may be shorter than it: what is missing at the end is the default (no key, no headers, the
 time when the batch was begun, this outbox's own metadata), so that a plain record costs one list append.
@@ -17,11 +19,64 @@ from time import monotonic
 from typing import Any, Protocol
 
 from filtering import KEY_BYTES, METADATA_HEADER, StreamMetadata, pack_keys
+from pushrep.env import Clock
 from pushrep.errors import ForkedProcess, checked_timeout
 from pushrep.outbox.columns import Columns, Headers
 from pushrep.outbox.errors import DeliveryFailed, ReceiptTimeout
-from pushrep.outbox.source_order import Pair, Run
+from pushrep.outbox.positions import Pair, Run
 from pushrep.records import Codec, HeaderColumn, RecordBatch, encode_batch
+
+
+class Budget:
+    """`limit` bytes to share. Thread-safe."""
+
+    def __init__(self, limit: int, clock: Clock) -> None:
+        self.limit = limit
+        self._free = limit
+        self._lock = threading.Lock()  # not the condition's own `with`: Ctrl-C could leave that locked
+        self._changed = threading.Condition(self._lock)
+        self._clock = clock
+        self._calls: list[Callable[[], object]] = []
+
+    @property
+    def taken(self) -> int:
+        """Bytes in use now."""
+        return self.limit - self._free
+
+    def try_take(self, wanted: int, at_least: int) -> int:
+        """`wanted` bytes, or what is left if that is `at_least`; else 0. Never waits."""
+        with self._lock:
+            taken = min(wanted, self._free)
+            if taken < at_least:
+                return 0
+            self._free -= taken
+            return taken
+
+    def give(self, size: int) -> None:
+        """Bytes that no longer wait in memory."""
+        if size:
+            with self._lock:
+                self._free += size
+                self._changed.notify_all()
+                calls, self._calls = self._calls, []
+            for call in calls:
+                call()
+
+    def when_given(self, call: Callable[[], object]) -> None:
+        """`call()` once, when bytes are given back next, in whichever thread does; it must neither wait nor raise."""
+        with self._lock:
+            self._calls.append(call)
+
+    def wait_for(self, size: int, deadline_ms: int) -> bool:
+        """Wait until `size` bytes were free, at most to `deadline_ms` of the monotonic clock; True if they were."""
+        with self._lock:
+            while self._free < size:
+                left_ms = deadline_ms - self._clock.monotonic_ms()
+                if left_ms <= 0:
+                    return False
+                self._changed.wait(left_ms / 1000)
+            return True
+
 
 _LOG = logging.getLogger("pushrep.outbox")
 
@@ -328,7 +383,7 @@ def _awaited(batch: PendingBatch, index: int) -> Generator[Any, None, int]:
     where ten thousand wait, a full collection looks at everything that they hold.
     """
     if not batch.decided:
-        from pushrep.outbox.awaiting import receipts_of_running_loop  # noqa: PLC0415 - asyncio costs who has no loop
+        from pushrep.outbox.async_outbox import receipts_of_running_loop  # noqa: PLC0415 - asyncio costs who has no loop
 
         loop = receipts_of_running_loop()
         future = loop.future_of(batch)

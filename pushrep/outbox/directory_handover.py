@@ -1,4 +1,6 @@
-"""How a promotion on the command line gets the directory of a replica from the node that keeps it open.
+"""A directory of an outbox changes hands: from a node to a promotion, from a service to a node, to another place.
+
+A promotion on the command line gets the directory of a replica from the node that keeps it open:
 
     promotion ─ connect to <data>/control.sock ─▶ node          <data> is the directory above the replica's
               ─ urn:uuid:<outbox id> ────────────▶ closes those logs clean
@@ -6,16 +8,25 @@
                 ... works in the directory ...
               ─ hangs up, or dies ──────────────▶ the promises that lie there now say whose it is
 
-A line that is a JSON object is a question as an open outbox is asked (control/protocol.py): `status` answers what
+A line that is a JSON object is a question as an open outbox is asked (control.py): `status` answers what
 `pushrep status` shows of the node, `stop-replay` ends a replay session, `contact` ({"outbox_id", "state", "why"} of a
 service that stands by) says how many ms ago a leader was last heard, null for none.
 
 Both are lines. Who asks by the bare id, as older versions do, is answered without the age; older nodes read either
 form, and tell none. The node keeps away as long as the connection lasts, so a promotion that is killed leaves nothing
 hanging. The socket has mode 0600: who may use it may change the files, too.
+
+A directory that a service led from goes under a node, and follows who leads now: <outbox directory> is renamed to
+<data>/<outbox id>. Its files stay as they are: promises.json is the same for a leader and a replica, and says which
+member it is.
+
+A directory that was moved as a whole, and whose original is gone, is a copy by its witness (directory ids): the
+operator says that it was moved, and it gets its old id back.
 """
 
+import errno
 import logging
+import os
 import socket
 import struct
 import threading
@@ -27,10 +38,26 @@ from types import TracebackType
 from typing import Any, Self
 from uuid import UUID
 
+from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Filesystem
 from pushrep.errors import BadArgument, PushrepError
+from pushrep.log.directory import LogDirectory
+from pushrep.log.directory_files import take_lock
+from pushrep.log.directory_id import (
+    DIRECTORY_ID_NAME,
+    CopyVerdict,
+    DirectoryId,
+    moved_id,
+    read_directory_id,
+    settled_id,
+    write_directory_id,
+)
+from pushrep.log.errors import LogLocked
 from pushrep.outbox.control import place
 from pushrep.outbox.control.server import Calls, answer_line
+from pushrep.outbox.errors import CantAdopt, NotACopy, OriginalStands
+from pushrep.outbox.identity import read_identity
 from pushrep.replicate import LastContact, ReplicaNode
+from pushrep.replicate.election_state import find_election_state
 from pushrep.replicate.node_status import status_of
 
 _LOG = logging.getLogger("pushrep.node")
@@ -152,3 +179,76 @@ def _line(connection: socket.socket) -> str:
             break
         data += more
     return data.decode("ascii", "replace").strip()
+
+
+def adopt(data: Path | str, directory: Path | str, *, filesystem: Filesystem = REAL_FILESYSTEM) -> Path:
+    """Move the outbox in `directory` under the node whose directory is `data`, running or not; where it lies then.
+
+    Raises CantAdopt (with what to do; nothing was changed), CorruptNodeFile, CorruptOutboxFile, OSError.
+    """
+    data, directory = Path(data), Path(directory)
+    identity = read_identity(filesystem, directory)
+    if identity is None:
+        raise CantAdopt(directory, "there is no outbox in it")
+    if find_election_state(directory, filesystem) is None:
+        raise CantAdopt(directory, "it never had replicas: nobody else leads it")
+    target = data / identity.outbox_id
+    if filesystem.exists(target):
+        raise CantAdopt(
+            directory, f"{target} is there already: the node began a copy. Stop it, and remove that one or this one"
+        )
+    try:
+        LogDirectory.acquire(directory, filesystem, SYSTEM_CLOCK).release()
+    except LogLocked as error:
+        raise CantAdopt(directory, f"process {error.pid} has it open: end its service") from error
+    filesystem.make_directory(data)
+    try:
+        filesystem.rename(Path(os.path.realpath(directory)), target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        raise CantAdopt(directory, f"{data} is on another disk: move the whole directory to {target}") from error
+    for changed in (data, Path(os.path.realpath(directory)).parent):
+        filesystem.sync_directory(changed)
+    return target
+
+
+def moved(directory: Path | str, *, filesystem: Filesystem = REAL_FILESYSTEM) -> DirectoryId:
+    """Give the outbox's directory, or that of a member below a node, the id of the one that it was copied from.
+
+    For an operator who knows that the original is gone, and that this is all of it. The id that it has now. Raises
+    NotACopy, OriginalStands where that is beside it (nothing was changed), LogLocked while a service or a tool has it
+    open, OSError.
+    """
+    directory = Path(directory)
+    if not filesystem.exists(directory):
+        raise NotACopy(directory, "there is no such directory")
+    lock = take_lock(directory, filesystem)
+    try:
+        found, verdict = read_directory_id(directory, filesystem)
+        if found is None:
+            raise NotACopy(directory, "it has no id: no outbox was opened in it since directories have one")
+        if verdict is CopyVerdict.COPY and found.is_settled:  # nobody opened it since it was copied
+            new = settled_id(None) if found.is_unknown else found
+        elif found.is_copy:
+            new = moved_id(found)
+        else:
+            raise NotACopy(directory, "it is the original")
+        if (original := _beside(directory, new, filesystem)) is not None:
+            raise OriginalStands(directory, original)
+        write_directory_id(directory, filesystem, new)
+        return new
+    finally:
+        lock.close()
+
+
+def _beside(directory: Path, wanted: DirectoryId, filesystem: Filesystem) -> Path | None:
+    """The directory of that id among the neighbours; where else it may be nobody knows."""
+    home = Path(os.path.realpath(directory))
+    for name in filesystem.list(home.parent):
+        if name == home.name or not filesystem.exists(home.parent / name / DIRECTORY_ID_NAME):
+            continue
+        found, verdict = read_directory_id(home.parent / name, filesystem)
+        if found is not None and found.directory_id == wanted.directory_id and verdict is not CopyVerdict.COPY:
+            return home.parent / name
+    return None

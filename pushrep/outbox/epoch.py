@@ -31,7 +31,7 @@ from pushrep.log.directory import LogDirectory
 from pushrep.log.directory_files import CheckpointFile, log_name, parse_log_name, read_checkpoints
 from pushrep.outbox.errors import CorruptOutboxFile, LogsMissing
 from pushrep.outbox.identity import FILE_NAME, OutboxIdentity, identity_in, read_identity, write_identity
-from pushrep.outbox.positions_store import PositionsStore
+from pushrep.outbox.positions import PositionsStore
 from pushrep.records.header import OFFSET_MAX
 
 _LOG = logging.getLogger("pushrep.outbox")

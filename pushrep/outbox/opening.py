@@ -26,7 +26,7 @@ from pushrep.log.segment_log import held_to, lost_behind
 from pushrep.outbox.epoch import missing_logs, settle_epoch, was_cut
 from pushrep.outbox.identity import KeptGrant, OutboxIdentity, settle_identity
 from pushrep.outbox.partition_replicas import PartitionReplicas
-from pushrep.outbox.positions_store import POSITIONS_NAME, PositionsStore
+from pushrep.outbox.positions import POSITIONS_NAME, PositionsStore
 from pushrep.outbox.settings import OnDiverged, ReplicaSettings
 from pushrep.outbox.shipping import Shipping, ToShip, start_shipping
 

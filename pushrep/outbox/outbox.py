@@ -28,8 +28,7 @@ from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.errors import BadArgument, ForkedProcess, PushrepError, checked_path, checked_timeout
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.log import Durability, LogClosed, LogConfig, SegmentLog
-from pushrep.outbox.batch import Receipt
-from pushrep.outbox.budget import Budget
+from pushrep.outbox.batch import Budget, Receipt
 from pushrep.outbox.columns import RecordRules
 from pushrep.outbox.control.serving import serve_control, serve_health
 from pushrep.outbox.epoch import leap_epoch
@@ -43,11 +42,19 @@ from pushrep.outbox.errors import (
 )
 from pushrep.outbox.forgotten import close_if_forgotten, collected
 from pushrep.outbox.identity import OutboxIdentity, new_identity, read_identity
-from pushrep.outbox.lag import ReplicaLag
 from pushrep.outbox.opening import Opened, ToOpen, open_all
-from pushrep.outbox.partition_appender import PartitionAppender, Shared
-from pushrep.outbox.pending import decided_by, flush_appenders, pending_in, raise_unseen_failure
-from pushrep.outbox.refusing import Refusing, RefusingAppenders, refuse_in_forks
+from pushrep.outbox.partition_appender import (
+    PartitionAppender,
+    Refusing,
+    RefusingAppenders,
+    Shared,
+    decided_by,
+    flush_appenders,
+    pending_in,
+    raise_unseen_failure,
+    refuse_in_forks,
+)
+from pushrep.outbox.partition_replicas import ReplicaLag
 from pushrep.outbox.settings import (
     BATCH_BYTES,
     BUFFER_BYTES,

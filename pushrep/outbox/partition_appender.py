@@ -6,31 +6,33 @@
 One lock guards it. At most one writer works on an appender at a time, so batches reach the log in the records' order.
 A batch that fails fails everything that waits behind it: what was appended later must not reach the log first.
 With acks=ALL a written batch waits for its replicas (partition_replicas.py) before it is decided, and keeps its bytes.
+
+What stands in for the appenders of an outbox that was closed or forked refuses before it takes any lock: in a forked
+child there are no writers, and any lock may have been held at the moment of the fork.
 """
 
 import os
 import threading
+import weakref
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from time import perf_counter
-from typing import NamedTuple
+from time import monotonic, perf_counter
+from typing import NamedTuple, NoReturn, Protocol
 
 from filtering import StreamMetadata
 from pushrep.env import Clock
 from pushrep.errors import PushrepError
 from pushrep.log import Durability, LogClosed, LogDamaged, LogEndMoved, LogPoisoned, SegmentLog
 from pushrep.log.disk_space import Durations
-from pushrep.outbox.batch import Latch, ManyReceipt, PendingBatch, Receipt
-from pushrep.outbox.budget import Budget
+from pushrep.outbox.batch import Budget, Latch, ManyReceipt, PendingBatch, Receipt
 from pushrep.outbox.columns import Columns
-from pushrep.outbox.errors import LogStopped, OffsetsMoved
+from pushrep.outbox.errors import LogStopped, OffsetsMoved, ReceiptTimeout
 from pushrep.outbox.identity import OutboxIdentity
 from pushrep.outbox.partition_replicas import PartitionReplicas, Waiting
-from pushrep.outbox.positions_store import PositionsStore
+from pushrep.outbox.positions import PositionsStore, SourceOrder
 from pushrep.outbox.settings import OutboxSettings
-from pushrep.outbox.source_order import SourceOrder
 from pushrep.records import RecordBatch
 
 _FIRST_SLICE_BYTES = 4096  # an open batch then takes as much as it has, so many idle partitions hold little
@@ -468,3 +470,80 @@ class PartitionAppender:
             self._shared.budget.give(batch.reserved_bytes)
             batch.drop_records()
             batch.announce()
+
+
+class Disownable(Protocol):
+    """Something that a fork of its owner must not use."""
+
+    def disown(self) -> None:
+        """From now on, every use raises `ForkedProcess`."""
+        ...
+
+
+class RefusingAppenders(dict[int, PartitionAppender]):
+    """Every look-up raises what `refusal()` makes."""
+
+    def __init__(self, refusal: Callable[[], Exception]) -> None:
+        super().__init__()
+        self._refusal = refusal
+
+    def __getitem__(self, partition: int) -> PartitionAppender:
+        raise self._refusal()
+
+    def values(self) -> NoReturn:
+        raise self._refusal()
+
+
+class Refusing:
+    """Every attribute is what `refusal()` makes, raised."""
+
+    def __init__(self, refusal: Callable[[], Exception]) -> None:
+        self._refusal = refusal
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise self._refusal()
+
+
+_OPEN: "weakref.WeakSet[Disownable]" = weakref.WeakSet()
+
+
+def refuse_in_forks(owned: Disownable) -> None:
+    """In every later fork of this process, `owned.disown()` is called before anything else runs there."""
+    _OPEN.add(owned)
+
+
+def _after_fork_in_child() -> None:
+    for owned in list(_OPEN):
+        owned.disown()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def pending_in(appenders: Iterable[PartitionAppender]) -> list[PendingBatch]:
+    """Every batch that is not decided yet."""
+    return [batch for appender in appenders for batch in appender.pending()]
+
+
+def decided_by(deadline_s: float | None, batches: Iterable[PendingBatch]) -> bool:
+    """Whether all are decided by then, on the monotonic clock; None: however long it takes."""
+    return all(batch.wait(None if deadline_s is None else max(0.0, deadline_s - monotonic())) for batch in batches)
+
+
+def raise_unseen_failure(appenders: Iterable[PartitionAppender]) -> None:
+    """Raise `DeliveryFailed` for the first failure that no receipt was asked about; the others count as told."""
+    failed = [batch for appender in appenders if (batch := appender.unseen_failure()) is not None]
+    for batch in failed:
+        batch.raise_failure()
+
+
+def flush_appenders(appenders: Sequence[PartitionAppender], timeout: float | None) -> None:
+    """Return when everything appended before is on disk. Raises `DeliveryFailed`, `ReceiptTimeout`, `LogClosed`."""
+    for appender in appenders:
+        appender.request_flush()
+    deadline_s = None if timeout is None else monotonic() + timeout
+    if not decided_by(deadline_s, pending_in(appenders)) and timeout is not None:
+        raise ReceiptTimeout(timeout)
+    raise_unseen_failure(appenders)
+    for appender in appenders:
+        appender.log.flush()

@@ -17,7 +17,7 @@ from pushrep.log.directory import LogDirectory
 from pushrep.log.directory_files import log_name
 from pushrep.log.retention import NeededFrom
 from pushrep.outbox.identity import read_identity
-from pushrep.outbox.positions_store import POSITIONS_NAME, PositionsStore
+from pushrep.outbox.positions import POSITIONS_NAME, PositionsStore
 
 
 def purge_open(logs: Mapping[int, SegmentLog], arguments: Mapping[str, Any]) -> list[dict[str, Any]]:

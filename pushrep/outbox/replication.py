@@ -37,10 +37,9 @@ from pushrep.outbox.errors import (
     OutboxClosed,
 )
 from pushrep.outbox.identity import OutboxIdentity, write_identity
-from pushrep.outbox.lag import ReplicaLag, lag_of
 from pushrep.outbox.partition_appender import PartitionAppender
-from pushrep.outbox.partition_replicas import PartitionReplicas, holding_back, standing_still
-from pushrep.outbox.positions_store import PositionsStore
+from pushrep.outbox.partition_replicas import PartitionReplicas, ReplicaLag, holding_back, lag_of, standing_still
+from pushrep.outbox.positions import PositionsStore
 from pushrep.outbox.promotion import Granted, ListChange, list_change, with_loss
 from pushrep.outbox.settings import ReplicaSettings
 from pushrep.records import RecordBatch

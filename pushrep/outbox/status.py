@@ -18,9 +18,9 @@ from pushrep.election.grants import Hold, Takeover, hold_of
 from pushrep.log import SegmentLog
 from pushrep.log.disk_space import DiskStatus
 from pushrep.log.scrub import ScrubStatus
-from pushrep.outbox.budget import Budget
+from pushrep.outbox.batch import Budget
 from pushrep.outbox.identity import OutboxIdentity
-from pushrep.outbox.lag import ReplicaLag
+from pushrep.outbox.partition_replicas import ReplicaLag
 from pushrep.outbox.settings import OutboxSettings
 from pushrep.outbox.shipping import Shipping, holder_name
 from pushrep.problems import (

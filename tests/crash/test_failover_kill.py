@@ -18,7 +18,7 @@ import pytest
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import SegmentLog
 from pushrep.outbox import read_identity
-from pushrep.outbox.adoption import adopt
+from pushrep.outbox.directory_handover import adopt
 from tests.crash.test_outbox_replicas_kill import Process, missing, record_bytes
 from tests.ports import reserve
 

@@ -16,7 +16,7 @@ from pushrep.election.grants import next_ballot, owner_of
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import LogConfig, SegmentLog
 from pushrep.outbox import DeliveryFailed, NotEnoughReplicas, OutboxDiffers, promotion, read_identity
-from pushrep.outbox.adoption import adopt
+from pushrep.outbox.directory_handover import adopt
 from pushrep.outbox.errors import CantAdopt, CantPromote
 from pushrep.outbox.promotion import promote
 from pushrep.records import encode_batch

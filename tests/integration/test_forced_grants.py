@@ -12,7 +12,7 @@ from pushrep.election.errors import NotAhead, NotLeader, RivalGenerations
 from pushrep.election.grants import are_rivals
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.outbox import DeliveryFailed, NotEnoughReplicas
-from pushrep.outbox.adoption import adopt
+from pushrep.outbox.directory_handover import adopt
 from pushrep.outbox.errors import CantPromote
 from pushrep.outbox.promotion import promote
 from pushrep.replicate.election import Election

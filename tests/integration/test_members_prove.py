@@ -19,9 +19,8 @@ from pushrep.election.errors import LeaderMayBeAlive, MemberTwice, NotLeader, To
 from pushrep.env import RealFilesystem
 from pushrep.log.errors import DirectoryIsCopy
 from pushrep.outbox import CantChangeMembers, DeliveryFailed, NotEnoughReplicas
-from pushrep.outbox.directory_handover import HandoverSocket
+from pushrep.outbox.directory_handover import HandoverSocket, moved
 from pushrep.outbox.member_changes import Phase, add_member
-from pushrep.outbox.moving import moved
 from pushrep.outbox.promotion import promote
 from pushrep.outbox.replication import Replication
 from pushrep.push_session_end_reason import PushSessionEndReason

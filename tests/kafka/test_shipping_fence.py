@@ -32,8 +32,8 @@ from pushrep.kafka.resume import RecordOrigin
 from pushrep.kafka.sink import KafkaSink, SinkConfig
 from pushrep.log import Durability, LogConfig
 from pushrep.outbox import Acks, Outbox
+from pushrep.outbox.directory_handover import moved
 from pushrep.outbox.metrics import OutboxCollector
-from pushrep.outbox.moving import moved
 from pushrep.outbox.promotion import promote
 from pushrep.replicate import NodeSettings, ReplicaNode
 from pushrep.replicate.settings import PushSettings

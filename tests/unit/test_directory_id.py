@@ -26,8 +26,8 @@ from pushrep.log.directory_id import (
 )
 from pushrep.log.published import PUBLISHED_NAME
 from pushrep.outbox import Outbox
+from pushrep.outbox.directory_handover import moved
 from pushrep.outbox.errors import NotACopy, OriginalStands
-from pushrep.outbox.moving import moved
 
 CONFIG = LogConfig(preallocate_bytes=0, segment_bytes=2000)
 FILE = FileWitness(inode=7, generation=3, birth_ns=9)

@@ -219,7 +219,7 @@ def test_who_waits_may_wait_for_ever_in_so_many_words(tmp_path):
 def test_a_flush_that_meets_the_close_says_closed(tmp_path, monkeypatch):
     outbox = open_outbox(tmp_path)
     monkeypatch.setattr(
-        "pushrep.outbox.pending.raise_unseen_failure", lambda appenders: (monkeypatch.undo(), outbox.close())
+        "pushrep.outbox.partition_appender.raise_unseen_failure", lambda appenders: (monkeypatch.undo(), outbox.close())
     )
     with pytest.raises(OutboxClosed):
         outbox.flush()

@@ -12,7 +12,7 @@ from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.log import directory as log_directory
 from pushrep.outbox import Outbox
 from pushrep.outbox import positions_store as module
-from pushrep.outbox.positions_store import (
+from pushrep.outbox.positions import (
     POSITIONS_NAME,
     Positions,
     PositionsStore,

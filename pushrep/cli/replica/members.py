@@ -19,10 +19,9 @@ from pushrep.cli.replica.reaching import addresses_of, client_tls, tls_options
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import BadArgument
 from pushrep.outbox import Acks, Outbox
-from pushrep.outbox.adoption import adopt
 from pushrep.outbox.control import NobodyAnswers, ask
+from pushrep.outbox.directory_handover import adopt, moved
 from pushrep.outbox.identity import identity_in
-from pushrep.outbox.moving import moved
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address
 

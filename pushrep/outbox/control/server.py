@@ -26,7 +26,7 @@ from pushrep.outbox.control.protocol import (
     question_in,
     refusal_bytes,
 )
-from pushrep.outbox.refusing import refuse_in_forks
+from pushrep.outbox.partition_appender import refuse_in_forks
 
 _LOG = logging.getLogger("pushrep.outbox")
 CONNECTIONS_MAX = 16
