@@ -383,7 +383,7 @@ def _awaited(batch: PendingBatch, index: int) -> Generator[Any, None, int]:
     where ten thousand wait, a full collection looks at everything that they hold.
     """
     if not batch.decided:
-        from pushrep.outbox.async_outbox import receipts_of_running_loop  # noqa: PLC0415 - asyncio costs who has no loop
+        from pushrep.outbox.awaiting import receipts_of_running_loop  # noqa: PLC0415 - asyncio costs who has no loop
 
         loop = receipts_of_running_loop()
         future = loop.future_of(batch)

@@ -15,7 +15,7 @@ from pushrep import AsyncOutbox, Outbox
 from pushrep.errors import ForkedProcess
 from pushrep.log import LogConfig, SegmentLog
 from pushrep.outbox import BufferFull, DeliveryFailed, NoOutbox, OutboxClosed, RecordRefused
-from pushrep.outbox.async_outbox import _STEP
+from pushrep.outbox.awaiting import _STEP
 from pushrep.testing import SimulatedDisk
 from tests.unit.gated_disk import GatedDisk, until
 

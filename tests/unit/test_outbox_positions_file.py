@@ -11,7 +11,7 @@ from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.log import directory as log_directory
 from pushrep.outbox import Outbox
-from pushrep.outbox import positions_store as module
+from pushrep.outbox import positions as module
 from pushrep.outbox.positions import (
     POSITIONS_NAME,
     Positions,
