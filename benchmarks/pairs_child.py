@@ -30,12 +30,11 @@ try:
     from pushrep.replicate.settings import PushSettings, Replica
     from pushrep.replicate.sockets import Address
 except ImportError:  # a tree from before these rooms had their names
+    from pushrep.node import NodeSettings, ReplicaNode
     from pushrep.push.leading import Leading
     from pushrep.push.settings import PushSettings, Replica
     from pushrep.push.sockets import Address
     from pushrep.replication.grants import Grant, Member
-
-    from pushrep.node import NodeSettings, ReplicaNode
 
 Turn = Callable[[], float]  # processor seconds
 QUIET = {"flush_ms": 3_600_000, "flush_bytes": 1 << 40}  # a flush beside a turn costs what the disk is busy with
