@@ -121,7 +121,8 @@ class MemberAnswer:
     """What a member says of itself: to a look, or after it stored a grant. highest_epoch: of all that it has seen.
 
     is_unfilled: it had no grant when it stored its first, and has not been given everything since; None from an older
-    node, which can't say. directory_id: of its directory; None from an older node. generation: of its newest grant.
+    node, which can't say. directory_id: of its directory; None from an older node. identity: in its node's certificate,
+    empty without TLS. generation: of its newest grant.
     contact_age_ms: since the leader by its newest grant was last in contact, by its own clock;
     None without such a leader, and from an older node. carries_holds: its node keeps the hold of a grant; an older one
     drops it.
@@ -136,6 +137,7 @@ class MemberAnswer:
     generation: int = 0
     contact_age_ms: int | None = None
     carries_holds: bool = True
+    identity: str = ""
 
     @property
     def counts(self) -> bool:
@@ -437,6 +439,10 @@ class Candidate:
         grant = grant.carrying(answer.grant for answer in self._answers.values())
         if self._unasked is not None and self._was_led_by_another:
             grant = replace(grant, takeover=Takeover(epoch, self._unasked.wall_ms))
+        shown = self._answers.items()
+        grant = grant.with_identities(
+            {index: one.identity for index, one in shown if one.identity and grant.is_member(index, one.directory_id)}
+        )
         self._become(CandidateState.GRANTING)
         self.grant = grant
         stored = replace(self._own, grant=grant, highest_epoch=grant.epoch, is_unfilled=self._own.is_unfilled or None)

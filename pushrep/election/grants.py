@@ -50,8 +50,8 @@ GENERATION_TAG_BITS = 32
 class Member:
     """A member of an outbox: an index that is never used again, and where it listens (empty: it does not).
 
-    directory_id: of the directory that counts as this member; None where the grant names none. identity: the name of
-    its connections, empty where the grant names none.
+    directory_id: of the directory that counts as this member; None where the grant names none. identity: in its node's
+    certificate, which may lead the outbox, too; empty where the grant names none.
     """
 
     index: int
@@ -297,12 +297,22 @@ class Grant:
 
     def without_address(self, epoch: int, index: int) -> "Grant":
         """The same members, of whom this one is addressed no more: what answers there may become another member."""
-        members = tuple(replace(one, address="") if one.index == index else one for one in self.members)
+        members = tuple(replace(one, address="", identity="") if one.index == index else one for one in self.members)
         return replace(self.renewed(epoch, self.leader), members=members)
 
     def with_names(self, epoch: int, directories: Mapping[int, UUID]) -> "Grant":
         """Names directories of members that had none named and were filled by who grants this. They count as before."""
         return self._naming(epoch, directories)
+
+    def with_identities(self, identities: Mapping[int, str]) -> "Grant":
+        """The same, with the names that members' certificates show now; who does not know directories knows none."""
+        return replace(
+            self,
+            members=tuple(
+                one if one.directory_id is None else replace(one, identity=identities.get(one.index, one.identity))
+                for one in self.members
+            ),
+        )
 
     def _naming(self, epoch: int, directories: Mapping[int, UUID]) -> "Grant":
         members = tuple(replace(one, directory_id=directories.get(one.index, one.directory_id)) for one in self.members)
@@ -323,7 +333,7 @@ class Grant:
         reached: those whose directories are known to be there; in place of another's a new one may have come by now.
         """
         known = {leader, *reached}
-        listed = tuple(one if one.index in known else replace(one, directory_id=None) for one in members)
+        listed = tuple(one if one.index in known else Member(one.index, one.address) for one in members)
         return replace(
             self,
             epoch=epoch,

@@ -2,7 +2,8 @@
 
     certificate ─ identity_in ─▶ identity ─┐
     --allow NAME=PATTERN:role,role ─ Rule ─┼─▶ Policy: roles of an identity on an outbox ─ ROLES_OF[call] ─▶ yes │ no
-    owner.json of the outbox, its topic ───┘                                  no: UNAUTHORISED, counted, logged
+    owner.json of the outbox, its topic,   │                                  no: UNAUTHORISED, counted, logged
+    the members that its grant names ──────┘
 
 The upper part is pure. `Access` keeps owners and answers in memory, and reads the rules again when they change. Rule
 numbers are those of docs/access.md.
@@ -40,6 +41,7 @@ _FILE_BYTES_MAX = 1 << 20
 _LOG_EVERY_MS = 60_000
 _COUNTED_MAX = 1000
 _ANSWERS_MAX = 10_000
+_NAMED_MS = 1000
 
 
 class Role(Enum):
@@ -86,6 +88,8 @@ ROLES_OF: Mapping[ApiKey, frozenset[Role]] = MappingProxyType(
 )
 """Any one of these roles on the outbox will do."""
 assert ROLES_OF.keys() == set(ApiKey), "every call has its roles"
+OWN = frozenset({Role.LEAD, Role.LIST})
+"""What an identity is to an outbox that it created, and to one whose grant names it."""
 STOP_ALL = _KEEPS
 """To end other peoples' sessions."""
 CREATES = frozenset({ApiKey.DESCRIBE_LOG, ApiKey.GRANT, ApiKey.APPEND_RECORDS, ApiKey.END_OFFSET_FOR_EPOCH})
@@ -109,12 +113,15 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """An outbox as far as it decides. topics: of what is kept here; is_here: an owner, or records, are known."""
+    """An outbox as far as it decides. topics: of what is kept here; is_here: an owner, or records, are known.
+    members: the identities that its grant names.
+    """
 
     outbox_id: UUID
     owner: str | None = None
     topics: frozenset[str] = frozenset()
     is_here: bool = False
+    members: frozenset[str] = frozenset()
 
     def fits(self, pattern: str) -> bool:
         """Whether a rule's pattern means it."""
@@ -139,8 +146,8 @@ class Policy:
         mine = [rule for rule in self.rules if rule.covers(identity)]
         roles = frozenset(role for rule in mine if place.fits(rule.pattern) for role in rule.roles)
         if place.owner == identity and any(Role.CREATE in rule.roles for rule in mine):
-            roles |= {Role.LEAD, Role.LIST}
-        return roles
+            roles |= OWN
+        return roles | OWN if identity in place.members - UNPROVEN else roles
 
     def may(self, identity: str, call: ApiKey, place: Place, *, begins: bool = False) -> bool:
         """Whether it may make this call about this outbox. begins: the call begins the outbox if it is not here."""
@@ -167,7 +174,7 @@ class Policy:
         """Whether there can be any outbox about which it may make this call."""
         given = frozenset(role for rule in self.rules if rule.covers(identity) for role in rule.roles)
         if Role.CREATE in given:
-            given |= {Role.LEAD, Role.LIST}
+            given |= OWN
         return bool(given & ROLES_OF[call])
 
     def everywhere(self, identity: str, call: ApiKey) -> bool:
@@ -238,17 +245,21 @@ class Unauthorised(PushrepError):
 
 
 class Kept(NamedTuple):
-    """What `Access` asks of an outbox on disk."""
+    """What `Access` asks of an outbox on disk. members: the identities that its grant names. is_led_here: another
+    process may write the next grant, so that what is known of it does not last.
+    """
 
     directory: Path
     topics: frozenset[str]
+    members: frozenset[str] = frozenset()
+    is_led_here: bool = False
 
 
 class Access:
     """The rules of a node that runs. Thread-safe.
 
-    rules: gives the texts, again at each `reload`. look: what is kept of an outbox, perhaps nothing.
-    Raises BadArgument.
+    rules: gives the texts, again at each `reload`. look: what is kept of an outbox, perhaps nothing. named: the
+    identities that the grants of all outboxes here name. Raises BadArgument.
     """
 
     def __init__(
@@ -257,6 +268,7 @@ class Access:
         look: Callable[[UUID], Kept],
         filesystem: Filesystem,
         clock: Clock,
+        named: Callable[[], frozenset[str]] = frozenset,
     ) -> None:
         self._rules, self._look, self._filesystem, self._clock = rules, look, filesystem, clock
         self._policy = Policy.of(rules())
@@ -264,6 +276,7 @@ class Access:
         self._places: dict[UUID, Place] = {}
         self._answers: dict[tuple[str, ApiKey, UUID], bool] = {}
         self._could: dict[tuple[str, ApiKey], bool] = {}
+        self._named_by, self._named, self._named_ms = named, frozenset[str](), clock.monotonic_ms() - _NAMED_MS
         self._refused: Counter[tuple[str, str]] = Counter()
         self._logged: dict[tuple[str, str], tuple[int, int]] = {}
         if not self._policy.rules:
@@ -306,7 +319,15 @@ class Access:
                 known = self._policy.could(identity, call)
                 if len(self._could) < _ANSWERS_MAX:
                     self._could[identity, call] = known
-        return known
+        return known or (bool(OWN & ROLES_OF[call]) and self._is_named(identity))
+
+    def _is_named(self, identity: str) -> bool:
+        """Whether a grant of any outbox here names it. Grants are read at most once in `_NAMED_MS` for strangers."""
+        with self._lock:
+            now_ms = self._clock.monotonic_ms()
+            if identity not in self._named and now_ms - self._named_ms >= _NAMED_MS:
+                self._named, self._named_ms = self._named_by() - UNPROVEN, now_ms
+            return identity in self._named
 
     def may_stop(self, identity: str, outbox_id: UUID | None) -> bool:
         """Whether it may end sessions of others. Raises CorruptNodeFile, OSError."""
@@ -339,6 +360,7 @@ class Access:
         """What is kept of it has changed: look again."""
         with self._lock:
             self._places.pop(outbox_id, None)
+            self._named_ms = self._clock.monotonic_ms() - _NAMED_MS
             for key in [key for key in self._answers if key[2] == outbox_id]:
                 del self._answers[key]
 
@@ -361,7 +383,8 @@ class Access:
                 self._bind(place, identity)
                 seen = self._place(outbox_id)
             # An answer about what may still be bound or begun is not kept.
-            return self._keep_answer(identity, call, outbox_id, may=may) if seen.is_here and not is_first else may
+            lasts = outbox_id in self._places and not is_first
+            return self._keep_answer(identity, call, outbox_id, may=may) if lasts else may
 
     def _keep_answer(self, identity: str, call: ApiKey, outbox_id: UUID, *, may: bool) -> bool:
         if len(self._answers) < _ANSWERS_MAX:
@@ -374,8 +397,9 @@ class Access:
             if place is None:
                 kept = self._look(outbox_id)
                 owner = read_owner(kept.directory, self._filesystem)
-                place = Place(outbox_id, owner, kept.topics, is_here=owner is not None or bool(kept.topics))
-                if place.topics:
+                is_here = owner is not None or bool(kept.topics)
+                place = Place(outbox_id, owner, kept.topics, is_here=is_here, members=kept.members)
+                if place.topics and not kept.is_led_here:
                     self._places[outbox_id] = place
             return place
 

@@ -89,6 +89,12 @@ class ElectionState:
         return (None, None) if self.grant is None else self.grant.carried
 
     @property
+    def identities(self) -> frozenset[str]:
+        """Those that the newest grant names: they may lead, too."""
+        members = () if self.grant is None else (*self.grant.members, *self.grant.previous_members)
+        return frozenset(one.identity for one in members if one.identity)
+
+    @property
     def are_logs_outdated(self) -> bool:
         """Whether the logs are of another generation than the grant, so that they are to be set aside."""
         return self.log_generation != self.generation

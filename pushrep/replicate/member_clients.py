@@ -22,6 +22,7 @@ from pushrep.env import Clock
 from pushrep.log import SegmentLog
 from pushrep.records import RecordBatch
 from pushrep.records.joining import misjoined
+from pushrep.replicate.access import UNPROVEN, identity_in
 from pushrep.replicate.errors import ReplicaUnreachable
 from pushrep.replicate.replica_client import ReplicaClient
 from pushrep.replicate.settings import PushSettings
@@ -164,6 +165,7 @@ class MemberClients:
             generation=first.generation,
             contact_age_ms=None if age_ms == NOT_SAID else age_ms,
             carries_holds=client.carries_holds,
+            identity=_identity_of(client),
         )
 
     def _describe(self, client: ReplicaClient, at: int) -> DescribeLogResponse:
@@ -176,6 +178,12 @@ class MemberClients:
         if answer.error_code is not ErrorCode.NONE or not answer.logs:
             raise ReplicaUnreachable(str(client.address), answer.error_message or answer.error_code.meaning)
         return answer
+
+
+def _identity_of(client: ReplicaClient) -> str:
+    """The name in the certificate that the node shows; empty where it proves none."""
+    shown = identity_in(client.certificate)
+    return "" if shown in UNPROVEN else shown
 
 
 def _partition_logs(descriptions: Sequence[LogDescription]) -> Iterator[tuple[int, MemberLog]]:

@@ -166,6 +166,7 @@ class NodeCalls:
             outcome = kept.offer_grant(
                 offered, request.sender, self._address, request.member, is_first=request.is_first
             )
+            self._access.forget(offered.outbox_id)  # it may name others now
             return wire.GrantResponse(
                 error_code=CODE_OF[outcome],
                 error_message=_why_refused(outcome, offered.generation, kept.election_state.generation),

@@ -31,8 +31,14 @@ from pushrep.log.directory_id import DirectoryId, new_directory_id, read_directo
 from pushrep.log.disk_threads import disk_threads, release_disk_threads
 from pushrep.log.errors import LogLocked
 from pushrep.log.segment_log import held_to, lost_behind
-from pushrep.replicate.election_state import NO_MEMBER, ElectionState, ElectionStateStore, raise_replica_epoch
-from pushrep.replicate.node_errors import NodeInUse
+from pushrep.replicate.election_state import (
+    NO_MEMBER,
+    ElectionState,
+    ElectionStateStore,
+    raise_replica_epoch,
+    read_election_state,
+)
+from pushrep.replicate.node_errors import CorruptNodeFile, NodeInUse
 from pushrep.replicate.node_settings import NodeSettings
 from pushrep.replicate.replica import ReplicaLog
 from pushrep.topic_id_partition import TopicIdPartition
@@ -114,8 +120,11 @@ class KeptOutbox:
         return self._keeper.kept
 
     def look_again(self) -> None:
-        """A directory that was put here while the node runs. Raises CorruptNodeFile, OSError."""
-        if self._keeper.kept == ElectionState():
+        """A directory that was put here while the node runs, or that its service may have written to since.
+
+        Raises CorruptNodeFile, OSError.
+        """
+        if self._keeper.kept == ElectionState() or self.election_state.is_led_here:
             self._keeper.read_again()
 
     @contextmanager
@@ -570,6 +579,15 @@ class NodeStore:
         """The log of `tp` if it was described since the node started; else its leader has to begin a session anew."""
         kept = self._owner_of.get(tp)
         return kept.open_replica(tp) if kept is not None else None
+
+    def identities(self) -> frozenset[str]:
+        """Those that the newest grants of all that lies here name, as far as these can be read."""
+        found = frozenset[str]()
+        for name in self.filesystem.list(self.data):
+            with suppress(ValueError, CorruptNodeFile, OSError):  # a file of the node's own; it says why elsewhere
+                outbox_id = UUID(name)
+                found |= read_election_state(self.data / name, outbox_id, self.filesystem).identities
+        return found
 
     def outboxes(self) -> list[KeptOutbox]:
         """Everything that lies here."""

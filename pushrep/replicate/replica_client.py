@@ -2,9 +2,10 @@
 
 import socket
 import ssl
+from collections.abc import Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 from uuid import UUID
 
 from pushrep.replicate.connecting import OpenConnection, call, connect
@@ -40,6 +41,12 @@ class ReplicaClient:
         if not isinstance(found, answer):
             raise ReplicaUnreachable(str(self.address), f"it answered with {type(found).__name__}")
         return found
+
+    @property
+    def certificate(self) -> Mapping[str, Any]:
+        """What the replica's certificate says, as `getpeercert` tells it; empty without TLS."""
+        sock = self._opened.sock if self._opened is not None else None
+        return (sock.getpeercert() or {}) if isinstance(sock, ssl.SSLSocket) else {}
 
     def speaks(self, key: ApiKey) -> bool:
         """Whether the replica knows this call; one from before does not."""

@@ -84,7 +84,7 @@ class ReplicaNode:
         """Where it keeps what it is sent."""
         self.replica_epoch = self._store.replica_epoch
         self._settings = settings
-        self._access = Access(settings.rules, self._kept, filesystem, clock)
+        self._access = Access(settings.rules, self._kept, filesystem, clock, self._store.identities)
         self._replays = ReplayServer(
             Recordings(self._store, str(self.address), self._access),
             settings.replay,
@@ -139,9 +139,9 @@ class ReplicaNode:
 
     def _kept(self, outbox_id: UUID) -> Kept:
         kept = self._store.look_up(outbox_id)
-        grant = kept.election_state.grant
-        topics = {tp.topic for tp in kept.partitions()} | ({grant.topic} if grant is not None else set())
-        return Kept(kept.directory, frozenset(topics))
+        state = kept.election_state
+        topics = {tp.topic for tp in kept.partitions()} | ({state.grant.topic} if state.grant is not None else set())
+        return Kept(kept.directory, frozenset(topics), state.identities, is_led_here=state.is_led_here)
 
     @property
     def connections(self) -> int:
@@ -191,8 +191,11 @@ class ReplicaNode:
         Gives its last contact with a leader, for `promote`. Raises CorruptNodeFile, OSError.
         """
         contact = self.last_contact(outbox_id)
-        with self._store.outbox(outbox_id).hand_over():
-            yield contact
+        try:
+            with self._store.outbox(outbox_id).hand_over():
+                yield contact
+        finally:
+            self._access.forget(outbox_id)
 
     def stop(self) -> None:
         """Answer what is being carried out, refuse the rest, close the logs. A second call does nothing."""

@@ -22,12 +22,17 @@ pytest.importorskip("cryptography")
 
 from cryptography import x509
 
+from pushrep import Outbox
 from pushrep.cli.certs import certs, make_certificates
+from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import BadArgument
+from pushrep.outbox.promotion import promote
 from pushrep.replay import FOLLOW, NodeAccess, ReplayClient, ReplayRequest
 from pushrep.replicate import NodeSettings
 from pushrep.replicate.certificates import expires_s, mutual_tls
+from pushrep.replicate.election_state import find_election_state
 from pushrep.replicate.errors import ReplicaUnreachable
+from pushrep.replicate.member_clients import tp_of
 from pushrep.replicate.reloading import CertificateFiles, Reloading
 from pushrep.replicate.replay_server import REPLAY_CALLS
 from pushrep.replicate.replica_client import ReplicaClient
@@ -354,6 +359,33 @@ def test_a2_an_outbox_from_before_is_bound_to_the_first_name_that_leads_it(world
     assert ask(member.address, shown(tls, "owner"), look).error_code is ErrorCode.NONE
     wait_until(lambda: "had no owner: it is 'owner' from now on" in caplog.text, "its leader is back, too")
     assert ask(member.address, shown(tls, "other"), look).error_code is ErrorCode.UNAUTHORISED
+
+
+def test_a2_identities_that_the_grant_names_lead_the_outbox(world, tmp_path):
+    """A member's node is known by its certificate to whoever leads: what leads from there next may show that one."""
+    make_certificates(tmp_path, ("node-1=127.0.0.1", "node-2=127.0.0.1"), ("owner",))
+    nodes = []
+    for index in (1, 2):
+        files = CertificateFiles(tmp_path / f"node-{index}.pem", tmp_path / f"node-{index}.key", tmp_path / "ca.pem")
+        nodes.append(world.node(index, certificates=files, allow=frozenset({"owner"})))
+    replicas = [str(node.address) for node in nodes]
+    settings = {"push": shown(tmp_path, "owner"), "open_timeout_s": WAIT_S}
+    with Outbox.open(tmp_path / "outbox", "orders", 1, "billing", replicas=replicas, **settings) as outbox:
+        outbox.append(0, b"record").result(WAIT_S)
+        outbox_id = UUID(outbox.identity.outbox_id)
+    own = world.nodes[1].directory / str(outbox_id)
+    named = find_election_state(own, REAL_FILESYSTEM)[1].grant
+    assert [one.identity for one in named.members] == ["", "node-1", "node-2"]
+    with world.nodes[1].hand_over(outbox_id) as contact:
+        push_by = shown(tmp_path, "node-1")
+        done = promote(own, push=push_by, last_contact=contact, catch_up=True, depose=True, timeout_s=WAIT_S)
+    assert done.grant.leader == 1
+    with Outbox.open(own, "orders", 1, "billing", replicas=replicas[1:], **settings | {"push": push_by}) as outbox:
+        assert outbox.append(0, b"another").result(WAIT_S) == 1
+        look = push.ListLogsRequest(outbox_id=outbox_id)
+        assert ask(nodes[1].address, push_by, look).error_code is ErrorCode.NONE
+        start = push.DescribeLogRequest(outbox_id=uuid4(), member=0, create=True, partitions=(tp_of(outbox.log(0)),))
+        assert ask(nodes[1].address, push_by, start).error_code is ErrorCode.UNAUTHORISED
 
 
 def test_a4_operators_calls_are_audited_with_identity_and_arguments(world, tls, led, caplog):

@@ -85,6 +85,30 @@ def test_a2_an_owner_that_is_allowed_no_more_leads_no_more():
     assert not Policy.of(["shipping"]).may("billing", ApiKey.APPEND_RECORDS, ORDERS)
 
 
+def test_a2_a_member_of_the_grant_leads_and_lists_as_long_as_the_grant_names_it(tmp_path):
+    clock, named = Clock(), {"node-1", LOCAL, ANONYMOUS}
+
+    def look(_):
+        return Kept(tmp_path / "outbox", frozenset({"orders"}), frozenset(named))
+
+    made = Access(lambda: ["billing"], look, REAL_FILESYSTEM, clock, lambda: frozenset(named))
+    for call in ApiKey:
+        may = bool(access.ROLES_OF[call] & {Role.LEAD, Role.LIST})
+        assert (made.may("node-1", call, ID), made.could("node-1", call)) == (may, may), call
+        for unproven in (LOCAL, ANONYMOUS, "node-2"):
+            assert (made.may(unproven, call, ID), made.could(unproven, call)) == (False, False)
+    named.add("node-2")
+    made.forget(ID)
+    assert made.could("node-2", ApiKey.GRANT)
+    assert made.may("node-2", ApiKey.GRANT, ID)
+    named -= {"node-1", "node-2"}
+    made.forget(ID)
+    assert not made.may("node-1", ApiKey.GRANT, ID)
+    named.add("node-3")  # by another process
+    clock.ms += 1000
+    assert made.could("node-3", ApiKey.GRANT)
+
+
 @pytest.mark.parametrize("owner", [None, LOCAL, ANONYMOUS])
 def test_a2_an_outbox_from_before_is_bound_to_the_first_allowed_name_that_leads_it(owner):
     place = Place(ID, owner, frozenset({"orders"}), is_here=True)
