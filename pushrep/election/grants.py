@@ -37,11 +37,12 @@ from pushrep.records.leader_epochs import EPOCH_MAX
 
 BALLOT_STRIDE = 256
 """Member i takes only numbers that are i modulo this: no two members ever take the same."""
-EPOCH_JUMP_MAX = 1 << 20
-"""4,096 openings of one member in a row that nobody heard of; more is a broken or a foreign sender."""
-EPOCH_LEAP = EPOCH_JUMP_MAX // 2
+EPOCH_LEAP = 1 << 19
 """So far the epoch of a grant that names a new directory lies above all that was seen: the directory before it may have
-led alone by numbers that no other member heard of, and the new one must take none of them again."""
+led alone by numbers that no other member heard of (2,048 openings), and the new one must take none of them again."""
+EPOCH_JUMP_MAX = 128 * EPOCH_LEAP
+"""Of two epochs that a member hears of one after the other: it may have been away while so many new directories came
+in. More is a broken or a foreign sender; 31 such jumps would use up all numbers."""
 GENERATION_TAG_BITS = 32
 """The lower half of a generation is drawn by chance."""
 

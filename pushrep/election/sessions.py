@@ -100,6 +100,11 @@ REACTIONS: Mapping[tuple[SessionState, Outcome], Reaction] = MappingProxyType(
     | {(SessionState.ENDED, outcome): Reaction(Step.IGNORE) for outcome in Outcome}
 )
 assert REACTIONS.keys() == {(state, outcome) for state in SessionState for outcome in Outcome}, "every pair has a row"
+NEEDS_SOMEBODY: frozenset[Outcome] = frozenset(
+    {outcome for outcome, reaction in _COMMON.items() if reaction is _FINAL or reaction.is_alarm}
+    | {Outcome.CORRUPT_MESSAGE}
+) - {Outcome.KAFKA_STORAGE_ERROR}
+"""Refusals that another session meets, too, until somebody does something. Of a disk the next look tells more."""
 OPERATOR_NEEDED = Reaction(Step.END, _R.LOG_DIVERGED, is_alarm=True)
 """LOG_DIVERGED without an epoch: the replica will not go on by itself."""
 

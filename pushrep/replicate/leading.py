@@ -282,7 +282,7 @@ class Leading:
             _LOG.log(level, "%s: session with %s: %s", session.partition.tp, session.replica, reason.name)
             for driver in list(self._drivers):
                 if driver.replica == session.replica:
-                    driver.refusal = session.trouble or driver.refusal
+                    driver.refusal = session.trouble or ("" if session.log_end_offset >= 0 else driver.refusal)
                     driver.begin_anew(session.partition.tp, is_first_success=session.log_end_offset >= 0)
 
     def _keep_looking(self, every_ms: int) -> None:
@@ -462,6 +462,8 @@ class _Driver:
             else:
                 return
         _LOG.warning("%s: %s: %s", description.tp, self.replica, why)
+        if description.error_code is not ErrorCode.KAFKA_STORAGE_ERROR:  # `refused` tells more of it
+            self.refusal = f"{description.error_code.name}: {why}"
         self.begin_anew(description.tp, is_first_success=False)
 
     def _report(self, error: BaseException) -> None:

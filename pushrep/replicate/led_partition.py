@@ -33,11 +33,13 @@ from pushrep.election.leader import (
 from pushrep.election.messages import AppendRecordsResult
 from pushrep.election.outcome import Outcome
 from pushrep.election.progress import SessionId
+from pushrep.election.sessions import NEEDS_SOMEBODY
 from pushrep.log import LogClosed, SegmentLog
 from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.records import RecordBatch
 from pushrep.replicate.errors import MayStillBeDelivered, PushError
 from pushrep.replicate.settings import Replica
+from pushrep.replicate.wire import CODE_OF
 from pushrep.topic_id_partition import TopicIdPartition
 
 _LOG = logging.getLogger("pushrep.push")
@@ -222,6 +224,9 @@ class LedPartition:
         """A replica answered a request of this session."""
         if result.error is not Outcome.NONE:
             self._pushes.record_refusal(session.replica.index, result.error)
+            if result.error in NEEDS_SOMEBODY:
+                code = CODE_OF[result.error]
+                session.trouble = f"{code.name}: {code.meaning}"
         with self.lock:
             effects = self.leader.on_answer(session.replica.index, session.id, sequence, result)
         self._apply(effects)

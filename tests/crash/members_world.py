@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import threading
+import time
 import traceback
 from enum import Enum
 from functools import partial
@@ -21,6 +22,7 @@ from typing import NamedTuple
 
 from pushrep import Acks, Durability, LogConfig, Outbox, PushrepError
 from pushrep.env import RealFilesystem
+from pushrep.env.clock import SystemClock
 from pushrep.log import SegmentLog
 from pushrep.outbox import DeliveryFailed, OutboxDiffers
 from pushrep.outbox.member_changes import Phase, add_member, remove_member
@@ -63,8 +65,9 @@ class Kill(NamedTuple):
 class Killing(RealFilesystem):
     """A file system that counts steps once it is armed, and kills its process at the one it was told."""
 
-    def __init__(self, told: Path) -> None:
+    def __init__(self, told: Path, sync_s: float = 0) -> None:
         self._told, self._kill, self._left, self._at = told, None, 0, None
+        self._sync_s = sync_s
         self._lock = threading.Lock()
 
     def arm(self, kill):
@@ -75,7 +78,7 @@ class Killing(RealFilesystem):
         file = super().open(path, create=create, writable=writable)
         if create and path.name.endswith(_TEMP) and self._begins(path.with_suffix(""), path.name[: -len(_TEMP)]):
             return _Torn(file, self) if self._kill.point is Point.TORN else file
-        return file
+        return _Slow(file, self._sync_s) if self._sync_s and path.suffix == ".log" else file
 
     def rename(self, source, target):
         if target != self._at:
@@ -121,6 +124,20 @@ class _Torn:
     def write_at(self, data, position):
         self._file.write_at(bytes(data)[: len(data) // 2], position)
         self._filesystem.die()
+
+
+class _Slow:
+    """A file of a slow disk."""
+
+    def __init__(self, file, sync_s):
+        self._file, self._sync_s = file, sync_s
+
+    def __getattr__(self, name):
+        return getattr(self._file, name)
+
+    def sync(self):
+        time.sleep(self._sync_s)
+        self._file.sync()
 
 
 class Child:
@@ -184,9 +201,9 @@ def _say(line, *words):
     line.sendall((json.dumps(words) + "\n").encode())
 
 
-def serve(line, directory, listen, told, tls=None):
+def serve(line, directory, listen, told, tls=None, sync_s=0):
     """A node, until it is told no more. tls: where its certificate lies, and only `billing` may lead."""
-    filesystem = Killing(told)
+    filesystem = Killing(told, sync_s)
     allow, files = "any", None
     if tls is not None:
         allow, files = "billing", CertificateFiles(tls / "127.0.0.1.pem", tls / "127.0.0.1.key", tls / "ca.pem")
@@ -195,9 +212,20 @@ def serve(line, directory, listen, told, tls=None):
     )
     node = ReplicaNode(directory, settings, filesystem=filesystem)
     _say(line, str(node.address))
-    for _, step, point in _commands(line):
-        filesystem.arm(Kill(step, Point(point)))
-        _say(line, "armed")
+    for word, *given in _commands(line):
+        if word == "arm":
+            filesystem.arm(Kill(given[0], Point(given[1])))
+        elif word == "reload":
+            node.reload()
+        elif word == "jump":
+            jump(given[0])
+        _say(line, word)
+
+
+def jump(ms):
+    """This process's wall clock, for good."""
+    before = SystemClock.wall_ms
+    SystemClock.wall_ms = lambda clock: before(clock) + ms
 
 
 def lead(line, root, replicas, told, kill, tls=None):
@@ -205,11 +233,12 @@ def lead(line, root, replicas, told, kill, tls=None):
     filesystem = Killing(told)
     if kill is not None:
         filesystem.arm(kill)
+    shown = _shown(tls)
     try:
         outbox = Outbox.open(
             root / "outbox", "orders", 1, "billing", replicas=replicas, acks=Acks.ALL, durability=Durability.BUFFERED,
             linger_ms=0, delivery_timeout_ms=100, open_timeout_s=WAIT_S, log_config=_SMALL, filesystem=filesystem,
-            push=PushSettings(backoff_min_ms=1, backoff_max_ms=50, watermark_linger_ms=1, tls=_shown(tls)),
+            push=PushSettings(backoff_min_ms=1, backoff_max_ms=50, watermark_linger_ms=1, tls=shown),
         )  # fmt: skip
     except OutboxDiffers as error:
         _say(line, "differs", error.stored)
@@ -220,6 +249,9 @@ def lead(line, root, replicas, told, kill, tls=None):
         if word == "arm":
             filesystem.arm(Kill(given[0], Point(given[1])))
             _say(line, "armed")
+        elif word in {"reload", "jump"}:
+            jump(given[0]) if word == "jump" else _reload(shown, tls)
+            _say(line, word)
         elif word == "append":
             _say(line, *producing.append())
         elif word == "produce":
@@ -243,6 +275,12 @@ def _shown(tls):
     if tls is None:
         return None
     return mutual_tls(cert=tls / "billing.pem", key=tls / "billing.key", ca=tls / "ca.pem")
+
+
+def _reload(context, tls):
+    """A context takes other certificates while it is in use."""
+    context.load_verify_locations(tls / "ca.pem")
+    context.load_cert_chain(tls / "billing.pem", tls / "billing.key")
 
 
 def _finished(step):
@@ -302,12 +340,12 @@ class World:
         living = [one for one in (self.leader, *self.nodes.values()) if one is not None and one.code is None]
         return Child(living, work)
 
-    def serve(self, name):
-        """Start the node, where it was before."""
+    def serve(self, name, sync_s=0):
+        """Start the node, where it was before. sync_s: how long each sync of a segment lasts at least."""
         if name not in self.addresses:
             self.addresses[name] = self._new_address()
         listen = self.addresses[name]
-        node = self._child(lambda line: serve(line, self.root / name, listen, self.told, self.tls))
+        node = self._child(lambda line: serve(line, self.root / name, listen, self.told, self.tls, sync_s))
         self.nodes[name] = node
         assert node.hear() == [listen]
 

@@ -5,8 +5,9 @@ change that was cut short anywhere is finished or undone by who asks again; noth
 who was removed counts no more.
 """
 
+import os
 import signal
-from shutil import copytree, rmtree
+from shutil import copyfile, copytree, rmtree
 from typing import NamedTuple
 
 import pytest
@@ -184,6 +185,45 @@ class Chaos:
         """Certificates of all under the same authority; who is started from now on shows a new one."""
         make_certificates(self.world.tls, ("127.0.0.1",), ("billing",))
 
+    def rotate(self, name):
+        """The authority itself: both are believed, then certificates are the new one's, then the old one is believed no
+        more. Whoever runs reads the files again; one member is started again on the way.
+        """
+        tls, coming = self.world.tls, self.world.tls / "next"
+        rmtree(coming, ignore_errors=True)
+        make_certificates(coming, ("127.0.0.1",), ("billing",))
+        old, new = (tls / "ca.pem").read_bytes(), (coming / "ca.pem").read_bytes()
+        for authority, files in (
+            (new + old, ()),
+            (new + old, ("127.0.0.1.pem", "127.0.0.1.key", "billing.pem", "billing.key")),
+            (new, ("ca.key",)),
+        ):
+            (tls / "ca.pem").write_bytes(authority)
+            for file in files:
+                copyfile(coming / file, tls / file)
+            for child in (*self.world.nodes.values(), self.world.leader):
+                child.ask("reload")
+            if files:
+                self.kill(name)
+            self.world.append()
+
+    def slow(self, name):
+        """A disk that takes 20 ms for each sync, until the node is started again."""
+        self.world.nodes[name].end()
+        self.world.serve(name, 0.02)
+
+    def jump(self, name):
+        """Of wall clocks, by years, and back."""
+        for child in (self.world.nodes[name], self.world.leader):
+            child.ask("jump", self.draw.choice((-1, 1)) * self.draw.choice((1_000, 3_600_000, 1 << 37)))
+
+    def suspend(self, name):
+        """A machine that stands still while others go on, and does not know it afterwards."""
+        os.kill(self.world.nodes[name].pid, signal.SIGSTOP)
+        for _ in range(3):
+            self.world.leader.ask("append")
+        os.kill(self.world.nodes[name].pid, signal.SIGCONT)
+
     def kill(self, name):
         self.world.nodes[name].end()
         self.world.serve(name)
@@ -242,17 +282,19 @@ class Chaos:
         return self.world.leader.hear()[0]
 
 
-KINDS = ("renew", "kill", "kill_the_service", "wipe", "restore", "move", "replace")
+KINDS = (
+    "renew", "rotate", "kill", "kill_the_service", "wipe", "restore", "move", "replace", "slow", "jump", "suspend",
+)  # fmt: skip
 
 
 def test_what_was_acknowledged_survives_changes_of_members_disks_addresses_and_certificates(
     new_world, torture, tmp_path
 ):
-    """Every kind of trouble once, in an order of the seed; the long form goes on with it."""
+    """Every kind of trouble once, in an order of the seed; the long form goes on with it. `rotate` renews, too."""
     pytest.importorskip("cryptography")
     draw = torture.random()
     chaos = Chaos(new_world(tmp_path / "tls"), draw)
-    chaos.run([*draw.sample(KINDS, len(KINDS)), *draw.choices(KINDS, k=torture.count(0, 200))])
+    chaos.run([*draw.sample(KINDS[1:], len(KINDS) - 1), *draw.choices(KINDS, k=torture.count(0, 200))])
 
 
 SET_ASIDE = [

@@ -16,7 +16,8 @@ from filtering import StreamMetadata
 from pushrep import Acks, Durability, Outbox, ReplicaNode, SegmentLog
 from pushrep.cli.main import run
 from pushrep.election.errors import LeaderMayBeAlive, MemberTwice, NotLeader, TooFewMembers
-from pushrep.env import RealFilesystem
+from pushrep.election.grants import EPOCH_LEAP, Member
+from pushrep.env import REAL_FILESYSTEM, RealFilesystem
 from pushrep.log.errors import DirectoryIsCopy
 from pushrep.outbox import CantChangeMembers, DeliveryFailed, NotEnoughReplicas
 from pushrep.outbox.directory_handover import HandoverSocket, moved
@@ -25,6 +26,7 @@ from pushrep.outbox.promotion import promote
 from pushrep.outbox.replication import Replication
 from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.replicate import NodeSettings
+from pushrep.replicate.election_state import ElectionStateStore, find_election_state
 from pushrep.replicate.sockets import Address
 from pushrep.wire.client import ClientConnection
 from pushrep.wire.server import ServerConnection
@@ -545,6 +547,50 @@ def test_a_full_replica_says_so_in_its_leaders_status_and_goes_on_when_there_is_
         disk.is_full = False
         wait_for_all(outbox)
         assert outbox.status().members[1].trouble is None
+
+
+def rewrite(directory, change):
+    """What a member promised, while nobody has its directory."""
+    outbox_id, state = find_election_state(directory, REAL_FILESYSTEM)
+    ElectionStateStore(directory, outbox_id, REAL_FILESYSTEM).keep(change(state))
+
+
+def test_a_member_that_was_away_while_many_new_disks_came_in_is_given_everything(world):
+    """Each of them makes the epochs leap, so that no directory before it took one of the numbers that come."""
+    world.node(1), world.node(2)
+    with open_outbox(world, 1, 2) as outbox:
+        outbox.append(0, b"a").result(WAIT_S)
+        wait_for_all(outbox)
+    world.nodes[2].stop()
+    for _ in range(2):
+        rewrite(world.root / "outbox", lambda state: replace(state, number=state.number + 2 * EPOCH_LEAP - 1024))
+        with open_outbox(world, 1, 2) as outbox:
+            outbox.append(0, b"b").result(WAIT_S)
+    world.node(2)
+    with open_outbox(world, 1, 2) as outbox:
+        wait_for_all(outbox)
+        assert outbox.status().members[2].trouble is None
+
+
+def test_a_replica_that_refuses_says_so_in_its_leaders_status_by_name(world):
+    """Whatever it is that the node refuses: here it keeps a grant that does not list who leads."""
+    world.node(1), world.node(2)
+    with open_outbox(world, 1, 2) as outbox:
+        outbox.append(0, b"a").result(WAIT_S)
+        wait_for_all(outbox)
+        own = kept(world, 2).directory
+    world.nodes[2].stop()
+    others = (Member(2, "127.0.0.1:1"), Member(5))
+    rewrite(
+        own,
+        lambda state: replace(state, grant=replace(state.grant, epoch=5, members_epoch=5, leader=5, members=others)),
+    )
+    world.node(2)
+    with open_outbox(world, 1, 2) as outbox:
+        outbox.append(0, b"b").result(WAIT_S)
+        told = lambda: outbox.status().members[2]  # noqa: E731 - asked again and again
+        wait_until(lambda: "NOT_A_MEMBER" in (told().trouble or ""), "the status says why")
+        assert "replica_away" in {one.problem for one in outbox.status().problems()}
 
 
 def test_status_says_what_a_directory_is(three, pushrep):

@@ -296,14 +296,14 @@ def test_a3_a_strangers_random_calls_change_no_byte_and_reveal_none(world, tls, 
         assert [record.offset for record in islice(followed, 20)] == list(range(20))
         (session,) = node.replays().sessions
         known = {TopicIdPartition: tp, UUID: world.outbox_id, "session_id": session.session_id, "recording_id": 1}
-        before, is_there = tree(home), tree(node.directory)
+        before = tree(home)
         credits_before = node.replays().sessions[0].credit
 
         @settings(max_examples=torture.count(60, 5_000), deadline=None)
         @given(REQUESTS, CREDITS, st.randoms(use_true_random=False), st.sampled_from(["stranger", "other"]))
         def changes_nothing(request, credit, chosen, name):
             here, there = callers[name]
-            asked = about(request, known, chosen)
+            asked, is_there = about(request, known, chosen), tree(node.directory)
             answer = here.ask(asked)
             if name == "stranger":
                 assert answer == there.ask(asked)

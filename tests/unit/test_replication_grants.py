@@ -9,6 +9,7 @@ import pytest
 from pushrep.election.errors import BadGrant
 from pushrep.election.grants import (
     EPOCH_JUMP_MAX,
+    EPOCH_LEAP,
     Grant,
     Member,
     OfferedGrant,
@@ -105,6 +106,15 @@ OFFERS = {
 @pytest.mark.parametrize(("offered", "outcome"), OFFERS.values(), ids=OFFERS)
 def test_what_a_member_stores(offered, outcome):
     assert judge_grant(OfferedGrant(offered, offered.leader, KEPT, 512)) is outcome
+
+
+def test_a_member_that_was_away_while_many_new_directories_came_in_takes_the_grant_of_now():
+    now = KEPT
+    for number in range(60):
+        joint = now.with_directory(next_ballot(0, now.epoch), number % 2 + 1, UUID(int=number + 1))
+        now = joint.settled(next_ballot(0, joint.epoch))
+    assert now.epoch > 60 * EPOCH_LEAP
+    assert judge_grant(OfferedGrant(now, 0, KEPT, 512)) is Outcome.NONE
 
 
 def test_an_epoch_taken_in_a_log_fences_grants_too():
