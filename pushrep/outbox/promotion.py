@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
@@ -344,6 +345,15 @@ class Granted(NamedTuple):
     repaired: tuple[tuple[str, ...], bool] | None = None
 
 
+class Heard(NamedTuple):
+    """What is known of a member that does not answer. contact_ms: wall clock; held: by partition, the offset below which
+    it acknowledged everything to who leads here.
+    """
+
+    contact_ms: int = NEVER
+    held: Mapping[int, int] = MappingProxyType({})
+
+
 class ListChange(NamedTuple):
     """Members that are destroyed leave the list, nodes at `new` come into it, without the others' agreement.
 
@@ -426,10 +436,12 @@ def with_loss(  # noqa: PLR0913 - what is accepted, and what it needs
     timeout_s: float,
     repaired: _Repaired,
     change: ListChange = _SAME_LIST,
+    heard: Mapping[int, Heard] = MappingProxyType({}),
 ) -> Granted:
-    """Too few answer, and that is accepted: compared with those that do. Raises LeaderMayBeAlive if one of them was in
-    contact with it, NotAhead, NotLeader, LogNotFit, TooFewMembers if a list is changed that the others could still lead
-    by.
+    """Too few answer, and that is accepted: compared with those that do. heard: of others, where this member leads.
+
+    Raises LeaderMayBeAlive if one of them was in contact with it, NotAhead, NotLeader, LogNotFit, TooFewMembers if a
+    list is changed that the others could still lead by.
     """
     kept = election.state_store.kept.grant
     assert kept is not None, "it was looked at before"
@@ -452,7 +464,9 @@ def with_loss(  # noqa: PLR0913 - what is accepted, and what it needs
     for fetch in fetches:  # before the others know the grant, by which they set aside what they hold
         election.fetch(fetch, before)
     done = repaired(before)
-    accepted = _loss(_ends_of(election), last_contact_ms, base.indexes - {election.index, *found}, found)
+    heard = {newest.leader: Heard(last_contact_ms), **heard}
+    absent = {index: heard.get(index, Heard()) for index in base.indexes - {own.index, *found}}
+    accepted = _loss(_ends_of(election), last_contact_ms, absent, found)
     members, least = change.of(base)
     members = tuple(replace(one, directory_id=own.directory_id) if one.index == own.index else one for one in members)
     reached = {index for index, one in found.items() if base.is_member(index, one.directory_id)}
@@ -525,14 +539,20 @@ def _ends_of(election: Election) -> Iterable[PartitionEnds]:
 
 
 def _loss(
-    ends: Iterable[PartitionEnds], last_contact_ms: int, absent: Iterable[int], found: Mapping[int, MemberAnswer]
+    ends: Iterable[PartitionEnds],
+    last_contact_ms: int,
+    absent: Mapping[int, Heard],
+    found: Mapping[int, MemberAnswer],
 ) -> str:
-    """Who is absent, how far this log goes, how far those go that answered; each with its last contact to a leader."""
-    contact = "unknown"
-    if last_contact_ms != NEVER:
-        contact = datetime.fromtimestamp(last_contact_ms / 1000, UTC).isoformat(timespec="seconds")
-    told = [f"members {sorted(absent)}", f"last contact with a leader {contact}"]
+    """Who is absent and what is known of each, how far this log goes, how far those go that answered; each with its
+    last contact to a leader.
+    """
+    told = [f"members {sorted(absent)}", f"last contact with a leader {_time_told(last_contact_ms)}"]
     told += _ends_told((one.partition, one.high_watermark, one.log_end_offset) for one in ends)
+    for index, heard in sorted(absent.items()):
+        told.append(f"member {index} does not answer: last contact {_time_told(heard.contact_ms)}")
+        told += _ends_told((number, "unknown", end) for number, end in sorted(heard.held.items()))
+        told += [] if heard.held else ["high watermark and log end unknown"]
     for index, answer in sorted(found.items()):
         age_ms = answer.contact_age_ms
         told.append(f"member {index}: last contact {'none' if age_ms is None else f'{age_ms / 1000:.1f} s ago'}")
@@ -541,7 +561,11 @@ def _loss(
     return "; ".join(told)
 
 
-def _ends_told(ends: Iterable[tuple[int, int, int]]) -> list[str]:
+def _time_told(wall_ms: int) -> str:
+    return "unknown" if wall_ms == NEVER else datetime.fromtimestamp(wall_ms / 1000, UTC).isoformat(timespec="seconds")
+
+
+def _ends_told(ends: Iterable[tuple[int, int | str, int]]) -> list[str]:
     listed = [f"partition {number}: high watermark {hwm}, log end {end}" for number, hwm, end in ends]
     more = [f"and {len(listed) - _TOLD_PARTITIONS} more partitions"] if len(listed) > _TOLD_PARTITIONS else []
     return listed[:_TOLD_PARTITIONS] + more

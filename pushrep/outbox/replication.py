@@ -28,6 +28,7 @@ from pushrep.errors import PushrepError
 from pushrep.log import Durability, LogClosed, SegmentLog
 from pushrep.log.directory import LogDirectory
 from pushrep.log.flusher import Tick
+from pushrep.outbox.directory_handover import NEVER
 from pushrep.outbox.errors import (
     CantChangeMembers,
     CantHold,
@@ -40,7 +41,7 @@ from pushrep.outbox.identity import OutboxIdentity, write_identity
 from pushrep.outbox.partition_appender import PartitionAppender
 from pushrep.outbox.partition_replicas import PartitionReplicas, ReplicaLag, holding_back, lag_of, standing_still
 from pushrep.outbox.positions import PositionsStore
-from pushrep.outbox.promotion import Granted, ListChange, list_change, with_loss
+from pushrep.outbox.promotion import Granted, Heard, ListChange, list_change, with_loss
 from pushrep.outbox.settings import ReplicaSettings
 from pushrep.records import RecordBatch
 from pushrep.replicate.election import Change, Election, too_few
@@ -88,6 +89,7 @@ class Replication:
         self._grant: Grant | None = None
         self._leading: Leading | None = None
         self._learners: dict[int, Replica] = {}
+        self._answered_ms: dict[int, int] = {}  # wall clock, by member
         self.own_appenders: Sequence[PartitionAppender] = ()
         self.on_identity: Callable[[OutboxIdentity], None] = lambda _identity: None
         """Called with the identity of now when another PID begins while it is open."""
@@ -356,18 +358,30 @@ class Replication:
                     f"members {sorted(agreeing)} are enough to agree to a change, so nothing has to be lost: run it "
                     "without --lost. Nothing was changed"
                 )
+            heard = self._heard_of(grant)
             with standing_still(self.appenders.values()), holding_back(self.appenders.values()):
                 forced: list[Granted] = []
 
                 def force() -> Grant:
-                    forced.append(self._force(change))
+                    forced.append(self._force(change, heard))
                     return forced[0].grant
 
                 self._hand_over(force)
             self._thread("pushrep-settle", self._end_solo_lead)
             return forced[0]
 
-    def _force(self, change: ListChange) -> Granted:
+    def _heard_of(self, grant: Grant) -> dict[int, Heard]:
+        """How far the others said that they hold the records, and when one of them answered last."""
+        led = {} if self._leading is None else self._leading.partitions
+        return {
+            index: Heard(
+                self._answered_ms.get(index, NEVER),
+                {number: one.leader.held_by(index) for number, one in led.items() if index in one.leader.sessions},
+            )
+            for index in grant.indexes - {grant.leader}
+        }
+
+    def _force(self, change: ListChange, heard: Mapping[int, Heard]) -> Granted:
         """Nobody leads here now, and nothing is written."""
         try:
             return with_loss(
@@ -377,6 +391,7 @@ class Replication:
                 timeout_s=self._settings.open_timeout_s,
                 repaired=lambda _grant: ((), True),
                 change=change,
+                heard=heard,
             )
         finally:
             kept = self._keeper.kept.grant
@@ -536,6 +551,7 @@ class Replication:
         return leading
 
     def _member_answered(self, index: int) -> None:
+        self._answered_ms[index] = self._clock.wall_ms()
         if self._health is not None:
             self._health.on_answer(index, self._clock.monotonic_ms())
 

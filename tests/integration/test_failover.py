@@ -229,6 +229,8 @@ def test_too_few_members_refuse_a_promotion_unless_the_loss_is_accepted(members)
     done = members.promote(1, accept_loss=True)
     assert "members [0, 2]; last contact with a leader 20" in done.accepted_loss
     assert "partition 0: high watermark 3, log end 3" in done.accepted_loss
+    assert "member 0 does not answer: last contact 20" in done.accepted_loss
+    assert "member 2 does not answer: last contact unknown; high watermark and log end unknown" in done.accepted_loss
     assert promised(members.directory(1)).grant.accepted_loss == done.accepted_loss
     members.world.node(2)
     with open_outbox(members.directory(1), [members.address(2)]) as promoted:
