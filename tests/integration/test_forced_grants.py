@@ -174,8 +174,8 @@ def test_a_leader_of_an_older_generation_leads_on_alone_and_deposes_nobody(lost)
     with lost.lead() as old:
         old.append(0, b"beside it").result(WAIT_S)
         lost.force()
-        lost.world.node(1)
         old.append(0, b"once more").result(WAIT_S)
+        lost.world.node(1)  # which tells it of the new generation
         with lost.lead(1, 2) as outbox:
             for value in NEW:
                 outbox.append(0, value).result(WAIT_S)
