@@ -346,8 +346,8 @@ class Granted(NamedTuple):
 
 
 class Heard(NamedTuple):
-    """What is known of a member that does not answer. contact_ms: wall clock; held: by partition, the offset below which
-    it acknowledged everything to who leads here.
+    """What is known of a member that does not answer. contact_ms: wall clock; held: by partition, the offset below
+    which it acknowledged everything to who leads here.
     """
 
     contact_ms: int = NEVER
