@@ -52,8 +52,7 @@ from pushrep.log.directory_id import (
     write_directory_id,
 )
 from pushrep.log.errors import LogLocked
-from pushrep.outbox.control import place
-from pushrep.outbox.control.server import Calls, answer_line
+from pushrep.outbox.control import Calls, answer_line, connect_to, listen_in, remove_socket
 from pushrep.outbox.errors import CantAdopt, NotACopy, OriginalStands
 from pushrep.outbox.identity import read_identity
 from pushrep.replicate import LastContact, ReplicaNode
@@ -72,7 +71,7 @@ class HandoverSocket:
 
     def __init__(self, node: ReplicaNode) -> None:
         self._node = node
-        self._listener = place.listen(node.directory.resolve())
+        self._listener = listen_in(node.directory.resolve())
         self._open: set[socket.socket] = set()
         self._is_closed = False
         self._thread = threading.Thread(target=self._accept, name="pushrep-node-door", daemon=True)
@@ -81,7 +80,7 @@ class HandoverSocket:
     def close(self) -> None:
         """Answer nobody any more."""
         self._is_closed = True
-        place.remove(self._node.directory.resolve())
+        remove_socket(self._node.directory.resolve())
         for sock in (self._listener, *tuple(self._open)):
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
@@ -158,7 +157,7 @@ def handed_over(directory: Path, outbox_id: UUID) -> Iterator[LastContact]:
     None where no node runs. Raises OSError if a node is there and does not let go.
     """
     try:
-        connection = place.connect(directory.resolve().parent, _TIMEOUT_S)
+        connection = connect_to(directory.resolve().parent, _TIMEOUT_S)
     except (FileNotFoundError, ConnectionRefusedError):
         yield LastContact()
         return

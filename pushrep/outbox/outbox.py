@@ -30,7 +30,7 @@ from pushrep.kafka.destination import KafkaDestination
 from pushrep.log import Durability, LogClosed, LogConfig, SegmentLog
 from pushrep.outbox.batch import Budget, Receipt
 from pushrep.outbox.columns import RecordRules
-from pushrep.outbox.control.serving import serve_control, serve_health
+from pushrep.outbox.control_calls import serve_control, serve_health
 from pushrep.outbox.epoch import leap_epoch
 from pushrep.outbox.errors import (
     BufferFull,

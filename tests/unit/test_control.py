@@ -18,20 +18,24 @@ from hypothesis import strategies as st
 
 from pushrep import Outbox
 from pushrep.errors import BadArgument
-from pushrep.outbox.control import BadControlMessage, CallRefused, ControlServer, NobodyAnswers, ask
-from pushrep.outbox.control.place import connect
-from pushrep.outbox.control.protocol import (
+from pushrep.outbox.control import (
     ANSWER_BYTES_MAX,
+    CONNECTIONS_MAX,
     QUESTION_BYTES_MAX,
+    BadControlMessage,
+    CallRefused,
+    ControlServer,
     Lines,
+    NobodyAnswers,
     Question,
     answer_bytes,
+    ask,
+    connect_to,
     question_bytes,
     question_in,
     refusal_bytes,
     value_in,
 )
-from pushrep.outbox.control.server import CONNECTIONS_MAX
 
 WAIT_S = 30
 
@@ -190,7 +194,7 @@ def test_a_stale_socket_is_replaced_and_something_else_is_not(serve, tmp_path, m
 def test_nonsense_ends_its_connection_and_nobody_elses(serve, tmp_path):
     serve({"where": lambda _: "here"})
     for nonsense in (b"GET / HTTP/1.1\r\n", b"\x00\x00\x00\x10" * 10 + b"\n", b"x" * (QUESTION_BYTES_MAX + 2)):
-        with connect(tmp_path, WAIT_S) as peer:
+        with connect_to(tmp_path, WAIT_S) as peer:
             peer.sendall(nonsense)
             answer = b""
             while part := peer.recv(4096):
@@ -204,7 +208,7 @@ def test_so_many_peers_are_served_and_no_more(serve, tmp_path):
     peers = []
     try:
         for _ in range(CONNECTIONS_MAX):
-            peer = connect(tmp_path, WAIT_S)
+            peer = connect_to(tmp_path, WAIT_S)
             peers.append(peer)
             peer.sendall(question_bytes(Question(call="where")))
             assert json.loads(peer.recv(4096))["ok"] == "here"

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from pushrep.env import Filesystem, RealFilesystem
 from pushrep.errors import BadArgument
-from pushrep.outbox.control.server import Calls, ControlServer
+from pushrep.outbox.control import Calls, ControlServer
 from pushrep.outbox.errors import CantHold
 from pushrep.outbox.member_changes import change_calls
 from pushrep.outbox.purging import purge_open
