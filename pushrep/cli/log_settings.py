@@ -11,7 +11,7 @@ import click
 from pushrep.errors import BadArgument
 from pushrep.log import LogConfig
 from pushrep.records import Codec
-from pushrep.replay.model import ReplaySettings
+from pushrep.replay.limits import ReplaySettings
 from pushrep.replicate.node_settings import BATCH_BYTES_MAX as NODE_BATCH_BYTES_MAX
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])

@@ -4,7 +4,7 @@
 
 The walk over the files goes on from block to block. When it is begun anew - at the tip, after a pause - it begins one
 batch early and looks whether the last one given still stands there: a log that was cut and grew again is found out. Who
-follows closely has that from where the last batch was found (tail.py), everybody else by the index.
+follows closely has that from where the last batch was found (windows.Tail), everybody else by the index.
 """
 
 import threading
@@ -18,16 +18,14 @@ from pushrep.log.errors import CorruptBatch
 from pushrep.records import BatchHeader, RecordBatch
 from pushrep.records.errors import CorruptRecordBatch
 from pushrep.replay import events as e
-from pushrep.replay.buffers import Buffers
 from pushrep.replay.errors import ReplayRefused
-from pushrep.replay.feed import ReplayedBlock
+from pushrep.replay.events import ReplayState
+from pushrep.replay.replay import ReplayedBlock
 from pushrep.replay.session import ReplaySession
 from pushrep.replay.sessions import ReplaySessions
 from pushrep.replay.source import LogSource, span_of
-from pushrep.replay.states import ReplayState
-from pushrep.replay.tail import Tail
 from pushrep.replay.waiting import Listening
-from pushrep.replay.windows import BUFFER_BYTES, BatchWindows, Window, size_of_batch
+from pushrep.replay.windows import BUFFER_BYTES, BatchWindows, Buffers, Tail, Window, size_of_batch
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.replay_messages import ReplayEndReason
 

@@ -13,13 +13,12 @@ from pushrep.log.slots import parse_shown_name, readable_logs, shown_name
 from pushrep.replay import events as e
 from pushrep.replay.catalogue import read_catalogue
 from pushrep.replay.errors import ReplayRefused
-from pushrep.replay.limits import LOG_BOUNDS, tip_of
+from pushrep.replay.events import ReplayState
+from pushrep.replay.limits import LOG_BOUNDS, LogSnapshot, RecordingInfo, ReplayRequest, ReplaySettings, tip_of
 from pushrep.replay.local import CREDIT_BYTES, Around, Counters, LocalSession
-from pushrep.replay.model import LogSnapshot, RecordingInfo, ReplayRequest, ReplaySettings
 from pushrep.replay.plan import needs_liveness
 from pushrep.replay.sessions import ReplaySessions
 from pushrep.replay.source import LogSource, open_source
-from pushrep.replay.states import ReplayState
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.replay_messages import RecordingState

@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pushrep.replay.errors import ReplayRefused
-from pushrep.replay.limits import LOG_BOUNDS, tip_of
-from pushrep.replay.model import TO_END, AtTime, LogSnapshot, ReplayRequest
+from pushrep.replay.limits import LOG_BOUNDS, TO_END, AtTime, LogSnapshot, ReplayRequest, tip_of
 from pushrep.wire.error_codes import ErrorCode
 
 RATE_MAX = 2**63 - 1

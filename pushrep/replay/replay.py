@@ -5,6 +5,9 @@
 
 All four go on where any of them stopped. One thread or task at a time iterates; `stop`, `pause` and `resume` may come
 from any.
+
+A Feed is where its blocks come from: a session of this process, or one of a node (remote.py). A ReplayedLog is a
+partition as a LogConsumer of pushrep.startpoints reads it: one following replay, begun anew wherever a startpoint says.
 """
 
 import asyncio
@@ -14,13 +17,82 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from itertools import chain, repeat
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple, Protocol, Self
 
 from pushrep.records import Record, RecordBatch, RecordCursor
-from pushrep.replay.errors import ReplayBusy, ReplayFailed, ReplayTruncated
-from pushrep.replay.feed import Feed, ReplayedBlock
+from pushrep.replay import events as e
+from pushrep.replay.errors import ReplayBusy, ReplayFailed, ReplayRefused, ReplayTruncated
+from pushrep.replay.limits import FOLLOW, AtTime, RecordingInfo, ReplayRequest
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.replay_messages import ReplayEndReason
+
+
+class ReplayedBlock(NamedTuple):
+    """Whole batches, to be cut to [start, end)."""
+
+    batches: list[RecordBatch]
+    start: int
+    end: int
+
+
+class Feed(Protocol):
+    """One session and its subscriber. One thread at a time takes steps and waits; the rest may come from any."""
+
+    end: e.SendEnd | None
+    """Why it is over, in the session's words; None while it is not."""
+
+    @property
+    def session_id(self) -> int: ...
+    @property
+    def position(self) -> int:
+        """Behind the last block that was given."""
+        ...
+
+    @property
+    def tip(self) -> int:
+        """How far could be read at the last look."""
+        ...
+
+    @property
+    def end_reason(self) -> ReplayEndReason | None: ...
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more comes."""
+        ...
+
+    @property
+    def step_waits(self) -> bool:
+        """Whether the next step may wait for a disk or a peer: an event loop leaves it to a thread."""
+        ...
+
+    def step(self) -> ReplayedBlock | None:
+        """A block, or None if there is none now. Never waits for one."""
+        ...
+
+    def rest(self) -> None:
+        """In place of a step, while whoever takes the blocks pauses."""
+        ...
+
+    def wait(self, timeout_s: float) -> None:
+        """Until there may be something to do, `wake`, or the time is over."""
+        ...
+
+    async def wait_async(self, timeout_s: float) -> None:
+        """The same in an event loop."""
+        ...
+
+    def wake(self) -> None:
+        """End a wait."""
+        ...
+
+    def stop(self) -> None:
+        """End it; again is fine."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what it reads from."""
+        ...
+
 
 _WAIT_S = 1.0  # at the tip; the feed hears of what comes, or looks as often as it has to
 
@@ -250,3 +322,79 @@ class ReplayBatches:
     async def __aiter__(self) -> AsyncIterator[ReplayedBatch]:
         while (batch := await self._replay.next_batch_async()) is not None:
             yield batch
+
+
+class Replays(Protocol):
+    """What is asked of a ReplayClient."""
+
+    def recordings(self) -> list[RecordingInfo]: ...
+
+    def replay(self, request: ReplayRequest) -> Replay: ...
+
+
+class ReplayedLog:
+    """One recording, read from any offset on by a replay that follows it."""
+
+    def __init__(self, client: Replays, info: RecordingInfo) -> None:
+        self._client, self._name = client, info.name
+        self.log_id = str(info.log_id or "")
+        self._replay: Replay | None = None
+        self._position = -1
+        self._ahead: deque[Record] = deque()
+        self._cut: ReplayTruncated | None = None
+
+    def bounds(self) -> tuple[int, int]:
+        """Readable offsets [start, end), now. Raises ReplayRefused (UNKNOWN_RECORDING)."""
+        for info in self._client.recordings():
+            if info.name == self._name:
+                return info.start_offset, max(info.start_offset, info.stable_offset)
+        raise ReplayRefused(ErrorCode.UNKNOWN_RECORDING, f"there is no recording {self._name} any more")
+
+    def first_at(self, ms: int, /) -> int | None:
+        """Offset of the first record at or after `ms` since 1970; None if there is none."""
+        _, end = self.bounds()
+        # FOLLOW alone may begin at the end, where a time is put that no record has reached.
+        with self._client.replay(ReplayRequest(self._name, AtTime(ms), length=FOLLOW)) as replay:
+            return replay.position if replay.position < end else None
+
+    def fetch(self, position: int, count: int) -> tuple[list[Record], int]:
+        """At most `count` of the records that have come from `position` on, and the next position. Never waits.
+
+        A replay that was ended, whoever did it, is begun anew. Raises ReplayTruncated as long as the position stays the
+        one that the log was cut below, ReplayFailed, ReplayRefused.
+        """
+        replay = self._replay
+        if replay is None or position != self._position or (replay.end_reason is not None and not self._ahead):
+            if self._cut is not None and position == self._position:
+                raise self._cut
+            self.close()
+            replay = self._replay = self._client.replay(ReplayRequest(self._name, position, length=FOLLOW))
+            self._position, self._cut = position, None
+        if len(self._ahead) < count:
+            try:
+                self._ahead.extend(replay.poll())
+            except ReplayTruncated as error:
+                self._cut = error
+                raise
+        records = [self._ahead.popleft() for _ in range(min(count, len(self._ahead)))]
+        if self._ahead:
+            self._position = records[-1].offset + 1 if records else position
+        else:
+            self._position = max(position, replay.position)
+        return records, self._position
+
+    def close(self) -> None:
+        if self._replay is not None:
+            replay, self._replay = self._replay, None
+            self._ahead.clear()
+            replay.close()
+
+
+def replayed_logs(client: Replays, topic: str, partitions: frozenset[int] | None) -> dict[int, ReplayedLog]:
+    """The topic's recordings, all or those of `partitions`. Raises ReplayRefused if one is not there."""
+    found = {info.partition: info for info in client.recordings() if info.topic == topic}
+    wanted = partitions if partitions is not None else frozenset(found)
+    missing = sorted(wanted - found.keys()) if wanted else [0]
+    if missing:
+        raise ReplayRefused(ErrorCode.UNKNOWN_RECORDING, f"there is no recording {topic}-{missing[0]}")
+    return {partition: ReplayedLog(client, found[partition]) for partition in sorted(wanted)}

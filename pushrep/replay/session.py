@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from pushrep.replay import events as e
-from pushrep.replay.limits import Tip, clip, tip_of
-from pushrep.replay.model import LogSnapshot, ReplaySettings
+from pushrep.replay.events import NEXT, EventKind, ImpossibleEvent, ReplayState
+from pushrep.replay.limits import LogSnapshot, ReplaySettings, Tip, clip, tip_of
 from pushrep.replay.plan import ReplayPlan
-from pushrep.replay.states import NEXT, EventKind, ImpossibleEvent, ReplayState
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.replay_messages import ReplayEndReason
 

@@ -1,20 +1,22 @@
-"""ReplaySessions: all sessions of one node or client: slots, ids, what was refused. Sans-IO.
+"""ReplaySessions: all sessions of one node or client: slots, ids, what was refused, and counters. Sans-IO.
 
     session id, 64 bits    | serial, rising, 32 | random, 32 |      nobody guesses another's, none comes twice
 
-Whose turn it is says the shell: a local session steps when its reader asks, a node's take one block each in a queue
+The shell says whose turn it is: a local session steps when its reader asks, a node's take one block each in a queue
 (pushrep/replicate/replay_server.py).
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
 from pushrep.replay.errors import ReplayRefused
-from pushrep.replay.events import Event, Forget, Refuse, Stop
-from pushrep.replay.model import LogSnapshot, ReplayRequest, ReplaySettings
+from pushrep.replay.events import Event, Forget, Refuse, ReplayState, Stop
+from pushrep.replay.limits import LogSnapshot, ReplayRequest, ReplaySettings
 from pushrep.replay.plan import Node, plan_replay
 from pushrep.replay.session import Effects, ReplaySession
 from pushrep.wire.error_codes import ErrorCode
+from pushrep.wire.replay_messages import ReplayEndReason
 
 _SERIAL_END = 1 << 31
 _RANDOM_BITS = 32
@@ -87,3 +89,90 @@ class ReplaySessions:
         """An event for every session of a recording: Stop, Deleted, Truncated, LeaseBroken."""
         chosen = [session for session in self if session.plan.recording == recording]
         return [(session, self.handle(session, event, now_ms)) for session in chosen]
+
+
+class SessionCounters(NamedTuple):
+    """One session. lag: offsets between what was sent and what could be. idle_ms: since anything was sent last.
+
+    credit: bytes that its subscriber is ready to take.
+    """
+
+    session_id: int
+    recording: int | str
+    state: ReplayState
+    position: int
+    bytes_sent: int
+    records_sent: int
+    lag: int
+    idle_ms: int
+    credit: int
+
+
+class ReplayCounters(NamedTuple):
+    """All of a node. bytes_sent, records_sent: since it started, of sessions that are over, too.
+
+    refused: by code, since it started; ended: sessions by the reason of their end.
+    """
+
+    sessions: tuple[SessionCounters, ...]
+    sessions_max: int
+    bytes_sent: int
+    records_sent: int
+    refused: Mapping[ErrorCode, int]
+    ended: Mapping[ReplayEndReason, int]
+
+    @property
+    def sessions_active(self) -> int:
+        """How many there are."""
+        return len(self.sessions)
+
+    @property
+    def lag_max(self) -> int:
+        """Of the session that is furthest behind."""
+        return max((session.lag for session in self.sessions), default=0)
+
+    @property
+    def stalled_ms(self) -> int:
+        """The longest time that a session which is behind has sent nothing."""
+        return max((session.idle_ms for session in self.sessions if session.lag), default=0)
+
+
+class Totals:
+    """Adds up what sessions that are over have done."""
+
+    def __init__(self) -> None:
+        self._bytes = self._records = 0
+        self._ended: Counter[ReplayEndReason] = Counter()
+
+    def ended(self, session: ReplaySession) -> None:
+        """It is over."""
+        self._bytes += session.bytes_sent
+        self._records += session.records_sent
+        if session.end_reason is not None:
+            self._ended[session.end_reason] += 1
+
+    def snapshot(self, many: ReplaySessions, now_ms: int) -> ReplayCounters:
+        """Everything, now. In any thread: a session that ends meanwhile may be counted twice for a moment."""
+        sessions = tuple(_counted(session, now_ms) for session in many)
+        return ReplayCounters(
+            sessions=sessions,
+            sessions_max=many.settings.max_sessions,
+            bytes_sent=self._bytes + sum(one.bytes_sent for one in sessions),
+            records_sent=self._records + sum(one.records_sent for one in sessions),
+            refused=dict(many.refused),
+            ended=dict(self._ended),
+        )
+
+
+def _counted(session: ReplaySession, now_ms: int) -> SessionCounters:
+    return SessionCounters(
+        session.id,
+        session.plan.recording,
+        session.state,
+        session.position,
+        session.bytes_sent,
+        session.records_sent,
+        session.lag,
+        max(0, now_ms - session.last_progress_ms),
+        session.credit,
+    )

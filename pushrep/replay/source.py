@@ -19,8 +19,7 @@ from pushrep.log.retention import Told
 from pushrep.records import RecordBatch
 from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.replay import events as e
-from pushrep.replay.limits import Span
-from pushrep.replay.model import LogSnapshot
+from pushrep.replay.limits import LogSnapshot, Span
 from pushrep.wire.error_codes import ErrorCode
 
 Log: TypeAlias = SegmentLog | LogReader

@@ -13,8 +13,8 @@ from prometheus_client.registry import Collector
 from pushrep.errors import PushrepError
 from pushrep.log import SegmentLog
 from pushrep.metrics import Families
-from pushrep.replay.counters import ReplayCounters
-from pushrep.replay.states import ReplayState
+from pushrep.replay.events import ReplayState
+from pushrep.replay.sessions import ReplayCounters
 from pushrep.replicate.node_status import NodeLog, status_of
 from pushrep.replicate.replica_node import ReplicaNode
 

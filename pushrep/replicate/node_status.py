@@ -14,7 +14,7 @@ from pushrep.errors import PushrepError
 from pushrep.log.disk_space import DiskStatus
 from pushrep.log.scrub import ScrubStatus
 from pushrep.problems import Problem, certificate_problems, disk_problems, scrub_problems, worst_first
-from pushrep.replay.counters import ReplayCounters
+from pushrep.replay.sessions import ReplayCounters
 from pushrep.replicate.replica import ReplicaLog
 from pushrep.replicate.replica_node import ReplicaNode
 

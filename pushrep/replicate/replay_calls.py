@@ -24,14 +24,13 @@ from pushrep.errors import BadArgument, PushrepError
 from pushrep.log import BelowHighWatermark, OffsetOutOfRange, SegmentLog, StillNeeded
 from pushrep.replay import events as e
 from pushrep.replay.errors import KeepingRefused, ReplayRefused
-from pushrep.replay.limits import tip_of
+from pushrep.replay.events import ReplayState
+from pushrep.replay.limits import FOLLOW, TO_END, AtTime, Length, LogSnapshot, Position, ReplayRequest, tip_of
 from pushrep.replay.local import Counters
-from pushrep.replay.model import FOLLOW, TO_END, AtTime, Length, LogSnapshot, Position, ReplayRequest
 from pushrep.replay.plan import ReplayPlan
 from pushrep.replay.session import Effects, ReplaySession
 from pushrep.replay.sessions import ReplaySessions
 from pushrep.replay.slices import OpenSegments
-from pushrep.replay.states import ReplayState
 from pushrep.replicate.access import audit
 from pushrep.replicate.node_store import Refusal
 from pushrep.replicate.replay_line import Line

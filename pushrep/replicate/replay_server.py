@@ -27,14 +27,12 @@ from typing import TypeAlias
 from pushrep.env import Clock, Network, Poller, Thread, Threads
 from pushrep.errors import PushrepError
 from pushrep.replay import events as e
-from pushrep.replay.counters import ReplayCounters, Totals
-from pushrep.replay.limits import LOG_BOUNDS, tip_of
+from pushrep.replay.events import ReplayState
+from pushrep.replay.limits import LOG_BOUNDS, LogSnapshot, ReplaySettings, tip_of
 from pushrep.replay.local import Counters
-from pushrep.replay.model import LogSnapshot, ReplaySettings
 from pushrep.replay.session import ReplaySession
-from pushrep.replay.sessions import ReplaySessions
+from pushrep.replay.sessions import ReplayCounters, ReplaySessions, Totals
 from pushrep.replay.slices import OpenSegments
-from pushrep.replay.states import ReplayState
 from pushrep.replicate.replay_calls import ReplayCalls
 from pushrep.replicate.replay_line import Handed, Line
 from pushrep.replicate.replay_recordings import KeptRecording, Marker, Recordings

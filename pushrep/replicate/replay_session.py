@@ -13,10 +13,10 @@ from uuid import UUID
 from pushrep.log import CorruptBatch, Lease, LeaseBroken, LogClosed, NotALog, OffsetOutOfRange
 from pushrep.records import CorruptRecordBatch
 from pushrep.replay import events as e
-from pushrep.replay.model import LogSnapshot
+from pushrep.replay.events import ReplayState
+from pushrep.replay.limits import LogSnapshot
 from pushrep.replay.session import ReplaySession
 from pushrep.replay.slices import FoundBatch, NoBatchThere, OpenSegment, OpenSegments, SliceReader
-from pushrep.replay.states import ReplayState
 from pushrep.replicate.replay_line import Line
 from pushrep.replicate.replay_recordings import NodeSource
 from pushrep.wire import replay_messages as wire

@@ -20,7 +20,7 @@ from pushrep.env import REAL_FILESYSTEM, REAL_NETWORK, SYSTEM_CLOCK, Clock, File
 from pushrep.errors import BadArgument, checked_path
 from pushrep.log.inspection import is_log
 from pushrep.log.slots import OUTBOX_FILE_NAME
-from pushrep.replay.counters import ReplayCounters
+from pushrep.replay.sessions import ReplayCounters
 from pushrep.replicate.access import Access, Kept, audit
 from pushrep.replicate.node_calls import NodeCalls
 from pushrep.replicate.node_connections import Connections

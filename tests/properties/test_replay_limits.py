@@ -7,11 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pushrep.replay import events as e
-from pushrep.replay.limits import Span
-from pushrep.replay.model import LogSnapshot, ReplaySettings
+from pushrep.replay.events import ReplayState
+from pushrep.replay.limits import LogSnapshot, ReplaySettings, Span
 from pushrep.replay.plan import ReplayPlan
 from pushrep.replay.session import ReplaySession
-from pushrep.replay.states import ReplayState
 from pushrep.wire.replay_messages import ReplayEndReason
 
 

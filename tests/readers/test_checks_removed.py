@@ -15,7 +15,7 @@ from pushrep.log.verify import verify_log
 from pushrep.records import CorruptRecordBatch, batch_run
 from pushrep.records.batch import RecordBatch
 from pushrep.replay import windows
-from pushrep.replay.tail import Tail
+from pushrep.replay.windows import Tail
 from tests.readers.small_logs import Flip, make_log
 from tests.readers.test_header_bits import OUTBOX
 from tests.readers.ways import WAYS, Given, fault_of

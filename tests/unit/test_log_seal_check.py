@@ -18,7 +18,7 @@ from pushrep.log.segment_files import segment_path
 from pushrep.log.verify import FindingKind, verify_log
 from pushrep.records import RecordBatch, encode_batch
 from pushrep.replay.slices import OpenSegments, SliceReader
-from pushrep.replay.tail import Tail
+from pushrep.replay.windows import Tail
 from pushrep.replicate.repairing import Repairs
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.push_messages import DescribeLogResponse, FetchRecordsResponse

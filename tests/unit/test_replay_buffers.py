@@ -6,7 +6,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from pushrep.replay.buffers import Buffers, KeptBuffers
+from pushrep.replay.windows import Buffers, KeptBuffers
 from pushrep.wire.frames import FrameLimits, FrameReader, OpenedFrame, frame_head
 from pushrep.wire.spares import SPARE_BYTES
 

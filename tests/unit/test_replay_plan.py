@@ -7,11 +7,10 @@ import pytest
 from pushrep.errors import BadArgument
 from pushrep.replay import events as e
 from pushrep.replay.errors import ReplayRefused
-from pushrep.replay.limits import Span
-from pushrep.replay.model import FOLLOW, TO_END, AtTime, LogSnapshot, ReplayRequest, ReplaySettings
+from pushrep.replay.events import ReplayState
+from pushrep.replay.limits import FOLLOW, TO_END, AtTime, LogSnapshot, ReplayRequest, ReplaySettings, Span
 from pushrep.replay.plan import Node, needs_liveness, plan_replay
 from pushrep.replay.sessions import ReplaySessions
-from pushrep.replay.states import ReplayState
 from pushrep.wire.error_codes import ErrorCode
 
 LIVE = LogSnapshot(start=10, written=100, flushed=80, high_watermark=60)

@@ -5,11 +5,10 @@ import itertools
 import pytest
 
 from pushrep.replay import events as e
-from pushrep.replay.limits import Span
-from pushrep.replay.model import LogSnapshot, ReplaySettings
+from pushrep.replay.events import NEXT, EventKind, ImpossibleEvent, ReplayState
+from pushrep.replay.limits import LogSnapshot, ReplaySettings, Span
 from pushrep.replay.plan import ReplayPlan
 from pushrep.replay.session import ReplaySession
-from pushrep.replay.states import NEXT, EventKind, ImpossibleEvent, ReplayState
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.replay_messages import ReplayEndReason
 

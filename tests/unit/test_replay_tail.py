@@ -7,7 +7,7 @@ import pytest
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.log.segment_files import list_segments, segment_path
-from pushrep.replay.tail import Tail
+from pushrep.replay.windows import Tail
 
 SMALL = LogConfig(segment_bytes=100_000, preallocate_bytes=0)
 

@@ -6,10 +6,9 @@ from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.records import Codec, encode_batch
 from pushrep.replay import TO_END, ReplayClient, ReplayRefused, ReplayRequest, ReplayTruncated, source, windows
-from pushrep.replay.buffers import Buffers
 from pushrep.replay.limits import Span
 from pushrep.replay.slices import NoBatchThere, OpenSegments, SliceReader
-from pushrep.replay.windows import BUFFER_BYTES, BatchWindows
+from pushrep.replay.windows import BUFFER_BYTES, BatchWindows, Buffers
 from pushrep.testing.simulated_clock import SimulatedClock
 from pushrep.wire.values import size_of
 

@@ -18,7 +18,7 @@ from pushrep.log.segment_files import list_segments
 from pushrep.log.slots import shown_below, slot_directories
 from pushrep.log.verify import BATCH_KINDS, Finding, FindingKind, VerifyReport, bytes_to_verify, verify_log
 from pushrep.replay import ReplayClient
-from pushrep.replay.comparing import compare_copies, why_not_held
+from pushrep.replay.client import compare_copies, why_not_held
 from pushrep.replicate.election_state import find_election_state
 
 
