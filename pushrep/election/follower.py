@@ -16,7 +16,6 @@ record of it is: else a candidate with an older, longer log would pass for the o
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from pushrep.election.effects import (
@@ -49,8 +48,7 @@ BatchAt: TypeAlias = Callable[[int], bytes | memoryview | None]
 """The bytes of the batch that begins at an offset of the log; None where no batch begins."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaState:
+class ReplicaState(NamedTuple):
     """Everything about one log that the rules look at.
 
     leader_epoch: the newest one taken, unfenced ones of its own not counted. replica_epoch: of this run of the node.
@@ -206,7 +204,7 @@ def _accept(
         epochs = log.leader_epochs
         for batch in new:
             epochs = epochs.assigned(batch.leader_epoch, batch.base_offset)
-        log = log._replace(log_end_offset=new[-1].next_offset, leader_epochs=epochs)
+        log = LogEnds(log.log_start_offset, new[-1].next_offset, epochs)
     verified = request.end_offset
     if verified >= request.epoch_start_offset and log.leader_epochs.latest_epoch < request.leader_epoch:
         effects.append(BeginEpoch(request.leader_epoch, request.epoch_start_offset))

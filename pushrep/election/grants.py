@@ -152,6 +152,8 @@ class Grant:
     takeover: Takeover | None = field(default=None, compare=False)
     quorums: tuple[Quorum, ...] = field(init=False, repr=False, compare=False)
     """The quorums that all have to agree: one, two while the list changes."""
+    indexes: frozenset[int] = field(init=False, repr=False, compare=False)
+    """Every member, of both lists."""
 
     def __post_init__(self) -> None:
         if why := _contradiction(self):
@@ -161,17 +163,13 @@ class Grant:
             lists.append((self.previous_members, self.previous_min_insync_replicas))
         quorums = tuple(Quorum(frozenset(one.index for one in members), m) for members, m in lists)
         object.__setattr__(self, "quorums", quorums)  # asked with every acknowledgement
+        object.__setattr__(self, "indexes", frozenset().union(*(quorum.members for quorum in quorums)))
         object.__setattr__(self, "next_index", max(self.next_index, 1 + max(self.indexes)))
 
     @property
     def rank(self) -> tuple[int, int]:
         """Of two grants the one of the greater rank is the newer one."""
         return self.generation, self.epoch
-
-    @property
-    def indexes(self) -> frozenset[int]:
-        """Every member, of both lists."""
-        return frozenset().union(*(quorum.members for quorum in self.quorums))
 
     @property
     def entering(self) -> frozenset[int]:

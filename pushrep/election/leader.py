@@ -109,12 +109,9 @@ class PartitionLeader:
         self.has_resigned = False
         self._flushed_only, self._lag_max_ms = flushed_only, replica_lag_max_ms
         self._sessions: dict[int, ReplicaProgress] = {}
-        self._times = AppendTimes(log.log_end_offset, now_ms)
-
-    @property
-    def sessions(self) -> Mapping[int, ReplicaProgress]:
+        self.sessions: Mapping[int, ReplicaProgress] = self._sessions
         """The newest session of each replica, ended ones too."""
-        return self._sessions
+        self._times = AppendTimes(log.log_end_offset, now_ms)
 
     @property
     def takes_all(self) -> bool:
@@ -149,7 +146,7 @@ class PartitionLeader:
         base = self.log.log_end_offset
         assert log_end_offset > base, f"an append rises above {base}"
         self._times.on_append(base, now_ms)
-        self.log = self.log._replace(log_end_offset=log_end_offset)
+        self.log = LogEnds(self.log.log_start_offset, log_end_offset, self.log.leader_epochs)
         return [*self._moved(), *self._push_to_all()]
 
     def on_flush(self, flushed_offset: int) -> list[LeaderEffect]:
@@ -345,7 +342,7 @@ class PartitionLeader:
         """The watermark's rise, if any: it moves only while m members are in sync, and never back."""
         if not self.takes_all:
             return []
-        held = min(self._verified(replica) or 0 for replica in self.in_sync)
+        held = min([self._verified(replica) or 0 for replica in self.in_sync])
         if held <= self.high_watermark or held < self.epoch_start_offset:
             return []  # below its epoch's start not even the leader has begun the epoch on disk
         self.high_watermark = held

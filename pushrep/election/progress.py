@@ -43,6 +43,7 @@ class ReplicaProgress:
         "described",
         "flushed",
         "id",
+        "is_live",
         "next_offset",
         "reason",
         "replica",
@@ -53,6 +54,7 @@ class ReplicaProgress:
     def __init__(self, replica: int, session: SessionId, ours: LogEnds, theirs: LogEnds) -> None:
         self.replica, self.id = replica, session
         self.state = SessionState.STARTING
+        self.is_live = True
         self.reason: PushSessionEndReason | None = None
         self.acknowledged: int | None = None
         """The replica holds everything below, by answers of this session; None before the first."""
@@ -68,10 +70,6 @@ class ReplicaProgress:
     def in_flight(self) -> tuple[InFlight, ...]:
         """Requests without an answer, oldest first."""
         return tuple(self._in_flight)
-
-    @property
-    def is_live(self) -> bool:
-        return self.state is not SessionState.ENDED
 
     def sent(self, append_offset: int, end_offset: int) -> InFlight:
         """Note that the records [append_offset, end_offset) go to the wire; none if the two are equal.
@@ -153,4 +151,4 @@ class ReplicaProgress:
 
     def _become(self, state: SessionState) -> None:
         assert state in MAY_BECOME[self.state], f"{self.state} may not become {state}"
-        self.state = state
+        self.state, self.is_live = state, state is not SessionState.ENDED

@@ -181,12 +181,12 @@ class Segment:
         too); the caller then goes back with `rewind`.
         """
         header, data, unwritten, pending = batch.header, batch.data, self._unwritten, self._pending_headers
-        if header.next_offset > OFFSET_MAX:
-            raise OffsetsExhausted(self.path, header.base_offset, len(batch))
         unwritten.append(data)
         if pending is not None:
             pending += data[:SEALED_BYTES]
         self.note(self._tail.size_bytes, header)
+        if self._tail.next_offset > OFFSET_MAX:
+            raise OffsetsExhausted(self.path, header.base_offset, len(batch))
         if len(data) > _TOGETHER_BYTES_MAX or len(unwritten) == _TOGETHER_MAX:
             self.write()
 

@@ -60,7 +60,7 @@ from pushrep.log.retention import BackgroundTasks, Lease, NeededFrom, Purged, Re
 from pushrep.log.scrub import Scrub, ScrubFinding
 from pushrep.log.segment_files import list_segments
 from pushrep.log.segment_repair import SegmentRepair
-from pushrep.log.writer import LogWriter, Surroundings
+from pushrep.log.writer import LogWriter, Surroundings, WriterState
 from pushrep.records import Record, RecordBatch
 from pushrep.records.encoder import Headers, Keys
 from pushrep.records.header import OFFSET_MAX
@@ -357,6 +357,10 @@ class SegmentLog:
         """
         return LogReader(directory, isolation=isolation, filesystem=filesystem)
 
+    def state(self) -> WriterState:
+        """The properties below at one moment."""
+        return self._checked_writer().state()
+
     @property
     def log_start_offset(self) -> int:
         """First offset that can be read."""
@@ -499,7 +503,9 @@ class SegmentLog:
             raise BadArgument("durability", f"give Durability.FLUSHED or BUFFERED, not {durability!r}")
         if isinstance(data, RecordBatch):
             refuse_columns(keys=keys, headers=headers, timestamps_ms=timestamps_ms)
-        times = self._around.clock.wall_ms() if timestamps_ms is None else timestamps_ms
+            times: int | Sequence[int] = 0  # it has its own
+        else:
+            times = self._around.clock.wall_ms() if timestamps_ms is None else timestamps_ms
         batches = to_batches(data, keys, headers, times, self._around.config)
         if durability is Durability.FLUSHED and base_offset is None and not may_be_interrupted():
             return writer.append_together(batches)

@@ -39,6 +39,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from pathlib import Path
 from threading import get_ident
+from typing import NamedTuple
 from uuid import UUID
 
 from pushrep.env import Clock, Filesystem
@@ -83,6 +84,17 @@ class Surroundings:
     clock: Clock
     view: DirectoryView
     config: LogConfig
+
+
+class WriterState(NamedTuple):
+    """A log's offsets and epochs at one moment; `damaged_from`: as SegmentLog has it."""
+
+    log_start_offset: int
+    log_end_offset: int
+    flushed_offset: int
+    high_watermark: int
+    leader_epochs: LeaderEpochs
+    damaged_from: int | None
 
 
 class LogWriter:
@@ -140,6 +152,18 @@ class LogWriter:
     def stable_offset(self) -> int:
         """min(high watermark, flushed offset)."""
         return min(self.high_watermark, self.flushed_offset)
+
+    def state(self) -> WriterState:
+        """What a replica's rules look at with each request."""
+        end, watermark = self.log_end_offset, self._watermark
+        return WriterState(
+            self.log_start_offset,
+            end,
+            self.flushed_offset,
+            end if watermark is None else watermark,
+            self._epochs,
+            self._report.damaged_from,
+        )
 
     @property
     def is_writable(self) -> bool:

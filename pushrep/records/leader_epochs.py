@@ -10,7 +10,7 @@ keeps it in a file, replication decides by it.
 """
 
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Self
 
@@ -25,8 +25,11 @@ class LeaderEpochs:
     """(epoch, start offset) of every leader epoch of a log, oldest first. Raises ValueError if they do not ascend."""
 
     entries: tuple[tuple[int, int], ...] = ()
+    latest_epoch: int = field(init=False, repr=False, compare=False)
+    """The newest epoch, -1 before the first."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "latest_epoch", self.entries[-1][0] if self.entries else -1)  # asked at each append
         for epoch, start in self.entries:
             if not (0 <= epoch <= EPOCH_MAX and 0 <= start <= OFFSET_MAX):
                 raise ValueError(f"no leader epoch: {epoch} from offset {start}")
@@ -34,13 +37,10 @@ class LeaderEpochs:
             if not (before[0] < after[0] and before[1] < after[1]):
                 raise ValueError(f"leader epochs must ascend with their offsets: {after} follows {before}")
 
-    @property
-    def latest_epoch(self) -> int:
-        """The newest epoch, -1 before the first."""
-        return self.entries[-1][0] if self.entries else -1
-
     def epoch_of(self, offset: int) -> int:
         """The epoch that wrote `offset`, -1 if it lies below the first entry."""
+        if self.entries and offset >= self.entries[-1][1]:
+            return self.entries[-1][0]  # what is pushed and appended nearly always is of the newest
         at = bisect_right(self.entries, offset, key=lambda entry: entry[1])
         return self.entries[at - 1][0] if at else -1
 

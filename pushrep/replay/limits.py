@@ -224,10 +224,13 @@ def clip(  # noqa: PLR0913 - one number a rule
     """
     stop = bound if end is None else min(end, bound)
     if left is None and spans and position <= spans[0].base_offset and spans[-1].next_offset <= stop:
-        size_bytes = sum([span.size_bytes for span in spans])
-        if size_bytes <= budget_bytes:  # as a rule: no part of any of them is to be looked at
-            records = sum([span.records for span in spans])
-            return Clip(position, spans[-1].next_offset, len(spans), records, size_bytes)
+        # As a rule: no part of any of them is to be looked at, and as many go as fit, one at least.
+        count, size_bytes = len(spans), sum([span.size_bytes for span in spans])
+        while size_bytes > budget_bytes and count > 1:
+            count -= 1
+            size_bytes -= spans[count].size_bytes
+        records = sum([span.records for span in spans[:count]])
+        return Clip(position, spans[count - 1].next_offset, count, records, size_bytes)
     taken = Clip(position, position)
     for span in spans:
         if span.base_offset >= stop:

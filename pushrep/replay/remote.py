@@ -237,7 +237,7 @@ class RemoteSession:
             if self._blocks:
                 block = self._blocks.popleft()
                 self._given = block.end
-                self._owe(sum(len(batch.data) for batch in block.batches))
+                self._owe(sum([len(batch.data) for batch in block.batches]))
                 return block
             if self._pending_end is not None:
                 self.end, self._pending_end = self._pending_end, None

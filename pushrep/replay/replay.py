@@ -235,7 +235,7 @@ class Replay:
 
     def _dequeue(self) -> ReplayedBatch:
         batch = self._batches.popleft()
-        self._stand_at(min(batch.end, batch.batch.header.next_offset))
+        self._standing, self._cursor = min(batch.end, batch.batch.header.next_offset), None
         return batch
 
     def _left(self) -> Iterator[Record]:

@@ -226,17 +226,18 @@ class SliceReader:
         Raises OSError.
         """
         pieces: list[FileSlice] = []
-        segment = -1
+        segment, begin, end = -1, 0, 0
         for one in found:
-            size = one.span.size_bytes
-            if one.segment == segment and pieces[-1].position + pieces[-1].size_bytes == one.position:
-                last = pieces.pop()
-                pieces.append(FileSlice(last.file, last.position, last.size_bytes + size))
-                continue
-            if one.segment != segment:
-                held.append(self._files.get_again(self._directory, one.segment).use())
-                segment = one.segment
-            pieces.append(FileSlice(held[-1].file, one.position, size))
+            if one.segment != segment or one.position != end:
+                if end > begin:
+                    pieces.append(FileSlice(held[-1].file, begin, end - begin))
+                if one.segment != segment:
+                    held.append(self._files.get_again(self._directory, one.segment).use())
+                    segment = one.segment
+                begin = one.position
+            end = one.end
+        if end > begin:
+            pieces.append(FileSlice(held[-1].file, begin, end - begin))
         return tuple(pieces)
 
     def rewind(self, found: list[FoundBatch], taken: int) -> None:

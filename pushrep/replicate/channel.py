@@ -305,6 +305,8 @@ class Channel:
         if not linger_ms or (pusher.alone_ms is not None and len(self._in_flight) <= 1):  # the one is just answered
             self.wake(pusher)
             return
+        if pusher.is_timed and pusher.watermark_since_ms is not None:
+            return
         now_ms = self._clock.monotonic_ms()
         if pusher.watermark_since_ms is None:
             pusher.watermark_since_ms = now_ms

@@ -24,7 +24,7 @@ file that is there and can't be believed stops the node for that outbox: a promi
 import logging
 import threading
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -49,6 +49,7 @@ _PROMISES_VERSION = 3
 _FILE_BYTES_MAX = 64 << 20  # a line for every partition that appended without a grant
 _CARRIED = ("hold", "takeover")
 NO_MEMBER = -1
+_GRANT_FIELDS = frozenset(field.name for field in fields(Grant) if field.init).difference(_CARRIED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,7 +271,7 @@ def _read(path: Path, filesystem: Filesystem, newest: int = _VERSION) -> dict[st
 
 
 def _grant_fields(grant: Grant) -> dict[str, Any]:
-    fields = {name: value for name, value in asdict(grant).items() if name not in {"quorums", *_CARRIED}}
+    fields = {name: value for name, value in asdict(grant).items() if name in _GRANT_FIELDS}
     fields["outbox_id"], fields["topic_id"] = str(grant.outbox_id), str(grant.topic_id)
     fields["destinations"] = [[str(topic_id), count] for topic_id, count in grant.destinations]
     for name in ("members", "previous_members"):

@@ -85,11 +85,12 @@ class PushSession:
 
     def on_append_records_response(self, log_end_offset: int, log_start_offset: int) -> bool:
         """A success: the replica's ends. Whether a watermark has risen by it, so that requests may be complete."""
+        is_first = self.log_end_offset < 0
         self.log_end_offset, self.log_start_offset = log_end_offset, log_start_offset
         watermarks = (self.partition.high_watermark, log_start_offset)
         rose = watermarks > self._told_watermarks
         self._told_watermarks = watermarks
-        if not self.started.done():
+        if is_first and not self.started.done():
             self.started.set_result(True)
         return rose
 
@@ -297,6 +298,8 @@ class LedPartition:
 
     def _complete(self) -> None:
         failure = self.resigned or self._closed
+        if failure is None and not self._waiting:  # who begins to wait now has seen how far it is
+            return
         done: list[tuple[OnReplicated, BaseException | None]] = []
         with self._waiting_lock:
             while self._waiting and self._waiting[0][0] <= self._reached:

@@ -6,6 +6,7 @@ ApiVersions is the connection's own; the calls of replay are refused with UNSUPP
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from pushrep.election.epochs import LogEnds, granted_end
@@ -90,8 +91,8 @@ class NodeCalls:
             if is_another and kept is not None:
                 grants[kept.outbox_id] = _grants(kept)
         return wire.AppendRecordsResponse(
-            results=tuple(result for result, _ in answered),
-            grants=tuple(grant for of_outbox in grants.values() for grant in of_outbox),
+            results=tuple([result for result, _ in answered]),
+            grants=tuple(chain.from_iterable(grants.values())),
         )
 
     def _append(

@@ -2,14 +2,13 @@
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.values import Struct
 
 Refused = tuple[str, ErrorCode]
 """The request's name, and the code."""
-_PARTS = ("results", "logs")
 
 
 class CountedAnswers:
@@ -23,8 +22,7 @@ class CountedAnswers:
     def answer(self, request: Struct, sender: str) -> Struct:
         """The answer; an error of it, or of a partition in it, is counted."""
         answer = self._answer(request, sender)
-        refused = [code for code in _codes(answer) if code is not ErrorCode.NONE]
-        if refused:
+        if refused := _refused_by(answer):
             name = type(request).__name__.removesuffix("Request")
             with self._lock:
                 self._counts.update((name, code) for code in refused)
@@ -36,8 +34,6 @@ class CountedAnswers:
             return dict(self._counts)
 
 
-def _codes(answer: Struct) -> Iterator[ErrorCode]:
-    yield getattr(answer, "error_code", ErrorCode.NONE)
-    for name in _PARTS:
-        for part in getattr(answer, name, ()):
-            yield getattr(part, "error_code", ErrorCode.NONE)
+def _refused_by(answer: Struct) -> list[ErrorCode]:
+    parts = [answer, *getattr(answer, "results", ()), *getattr(answer, "logs", ())]
+    return [code for part in parts if (code := getattr(part, "error_code", ErrorCode.NONE)) is not ErrorCode.NONE]

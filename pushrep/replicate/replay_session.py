@@ -197,7 +197,7 @@ class ServedSession:
             self.handle(self._failure(error))
             return
         self._found, self._looks = found, 0
-        self.handle(e.BlockRead(tuple(one.span for one in found)))
+        self.handle(e.BlockRead(tuple([one.span for one in found])))
 
     def _look_again(self, wanted: e.ReadBlock, error: NoBatchThere) -> None:
         self._slices.forget()

@@ -96,7 +96,7 @@ class ReplicaLog:
 
     def state(self) -> ReplicaState:
         """Everything that the rules look at."""
-        log, state = self.log, self._outbox.election_state
+        log, state = self.log.state(), self._outbox.election_state
         return ReplicaState(
             log=LogEnds(log.log_start_offset, log.log_end_offset, log.leader_epochs),
             flushed_offset=log.flushed_offset,
@@ -105,7 +105,7 @@ class ReplicaLog:
             replica_epoch=self.replica_epoch,
             grant=state.grant,
             session=self._session,
-            unfenced=state.unfenced.get(str(self.tp)),
+            unfenced=state.unfenced.get(str(self.tp)) if state.unfenced else None,
             is_offline=self.finding is not None or log.damaged_from is not None,
         )
 
@@ -115,12 +115,12 @@ class ReplicaLog:
             if self.failure is not None:
                 return AppendRecordsResult(Outcome.KAFKA_STORAGE_ERROR)
             self.last_contact_ms = self._clock.wall_ms()
-            if self._flush:
+            if self._flush and not request.flush_wanted:
                 request = request._replace(flush_wanted=True)
             state = self.state()
             try:
                 effects = follow(state, request, self._batch_at)
-                if self._begins_refill(effects[-1], request):
+                if state.is_offline and self._begins_refill(effects[-1], request):
                     effects = follow(self.state(), request, self._batch_at)
                 self._carry_out_all(effects[:-1])
             except AppendFailed as error:  # nothing was written; the leader comes again with backoff
@@ -134,8 +134,10 @@ class ReplicaLog:
                 self.refused = None
             if answer.result.error is not Outcome.FENCED_LEADER_EPOCH:
                 self._outbox.note_contact(request.leader_epoch)
-            self._end_refill()
-            if answer.result.error is Outcome.NONE and self._outbox.election_state.is_unfilled:
+            promised = self._outbox.election_state
+            if promised.unfilled:
+                self._end_refill()
+            if answer.result.error is Outcome.NONE and promised.is_unfilled:
                 self._note_filled(request)
             return answer.result
 
