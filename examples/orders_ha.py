@@ -1,14 +1,15 @@
 """The same order service three times on one machine: whoever leads is killed, another goes on, no order is lost.
 
-    python examples/orders_ha.py [--kills 3] [--directory DIR]       starts all of it, kills, and reports
-    python examples/orders_ha.py service DIR INDEX PORT              one instance; the first form starts three
+    python examples/orders_ha.py [--kills 3] [--kafka HOST:PORT] [--directory DIR]     starts all of it, kills, reports
+    python examples/orders_ha.py service DIR INDEX PORT [HOST:PORT]                    one instance; that starts three
 
     client ─ POST /orders {"number", "text"} ─▶ instance ─ leads? ─▶ Outbox ─▶ 200, once ALL acknowledged it
            ◀──────────── 503, or no answer ──┘ no: the client asks the next one, with the same number
 
 The client numbers its orders and sends one until it is answered. The number travels as the record's source offset,
 so an order that is sent again is found in the log (`last_metadata`) and appended once. Leaders are killed with SIGKILL,
-every second one with its node. The report reads the leader's log into a table and counts each order.
+every second one with its node. The report reads the leader's log into a table and counts each order; with --kafka who
+leads ships to the topic `orders` there, and the report counts what a consumer with a filter reads of it.
 """
 
 import argparse
@@ -25,12 +26,15 @@ import time
 from contextlib import ExitStack, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
 from rich.live import Live
 from rich.table import Table
 
-from filtering import StreamMetadata, producer_id
-from pushrep import Outbox, PushrepError, SegmentLog
+from filtering import ReplayFilter, StreamMetadata, producer_id
+from pushrep import KafkaDestination, Outbox, PushrepError, SegmentLog
 from pushrep.outbox import RecordRefused, StandbyState
 
 TOPIC, MEMBERS = "orders", 3
@@ -45,15 +49,17 @@ ANSWER_S = 5.0
 class Service:
     """Stands by, answers orders while it leads, and says 503 while it does not."""
 
-    def __init__(self, data: Path) -> None:
-        self._data, self._outbox, self.state = data, None, "waiting"
+    def __init__(self, data: Path, kafka: str | None) -> None:
+        self._data, self._kafka, self._outbox, self.state = data, kafka, None, "waiting"
         self._one_order = threading.Lock()  # orders of one client come one after the other
         self._changed = threading.Condition()
 
     def run(self) -> None:
         """For ever."""
         while True:
-            settings = {"takeover_after_ms": TAKEOVER_AFTER_MS, "takeover_pause_ms": 0, "linger_ms": 0}
+            settings: dict[str, Any] = {"takeover_after_ms": TAKEOVER_AFTER_MS, "takeover_pause_ms": 0, "linger_ms": 0}
+            if self._kafka is not None:
+                settings["kafka"] = KafkaDestination(bootstrap_servers=self._kafka)
             with Outbox.stand_by(self._data, TOPIC, 1, "orders", on_state=self.on_state, **settings) as outbox:
                 self._outbox = outbox
                 with self._changed:
@@ -64,6 +70,13 @@ class Service:
         with self._changed:
             self.state = state.value
             self._changed.notify_all()
+
+    def unshipped(self) -> int:
+        """Records that the topic has not acknowledged yet."""
+        outbox = self._outbox
+        if outbox is None or self._kafka is None:
+            return 0
+        return outbox.lag()[f"kafka:{TOPIC}"].records
 
     def take(self, number: int, text: str) -> bool:
         """Whether the order is in the log, and with ALL who have to have it."""
@@ -92,19 +105,19 @@ class Service:
         return log.high_watermark >= end
 
 
-def serve(data: Path, port: int) -> None:
-    service = Service(data)
+def serve(data: Path, port: int, kafka: str | None) -> None:
+    service = Service(data, kafka)
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.answer(200, {"state": service.state})
+            self.answer(200, {"state": service.state, "unshipped": service.unshipped()})
 
         def do_POST(self) -> None:
             order = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             is_taken = service.take(order["number"], order["text"])
             self.answer(200 if is_taken else 503, {"state": service.state})
 
-        def answer(self, code: int, said: dict[str, str]) -> None:
+        def answer(self, code: int, said: dict[str, object]) -> None:
             body = json.dumps(said).encode()
             self.send_response(code)
             self.send_header("Content-Length", str(len(body)))
@@ -134,7 +147,7 @@ class Client:
     def _run(self) -> None:
         at, number, last = 0, 1, None
         while not self._stop.is_set():
-            if ask(self._ports[at], "POST", {"number": number, "text": f"order {number}"})[0] == 200:
+            if ask(self._ports[at], {"number": number, "text": f"order {number}"})[0] == 200:
                 now, before = time.monotonic(), last
                 self.answered, self.leader, last = number, at, now
                 if before is not None and now - before > 1:
@@ -149,15 +162,15 @@ class Client:
         self._thread.join()
 
 
-def ask(port: int, method: str, said: dict[str, object] | None = None) -> tuple[int, str]:
-    """(the answer's code, the instance's state); 0 where nobody answers."""
+def ask(port: int, order: dict[str, object] | None = None) -> tuple[int, dict[str, Any]]:
+    """(the answer's code, what the instance says of itself); 0 where nobody answers."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2 * ANSWER_S)
     try:
-        connection.request(method, "/orders", json.dumps(said).encode() if said is not None else None)
+        connection.request("POST" if order else "GET", "/orders", json.dumps(order).encode() if order else None)
         answer = connection.getresponse()
-        return answer.status, json.loads(answer.read())["state"]
+        return answer.status, json.loads(answer.read())
     except (OSError, http.client.HTTPException, ValueError):
-        return 0, "dead"
+        return 0, {"state": "dead"}
     finally:
         connection.close()
 
@@ -168,8 +181,8 @@ def ask(port: int, method: str, said: dict[str, object] | None = None) -> tuple[
 class World:
     """Three machines, as far as one can be three: a node and an instance each, in directories of their own."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, kafka: str | None) -> None:
+        self.root, self.kafka = root, kafka
         with ExitStack() as held:  # all at once, so that they differ
             sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2 * MEMBERS)]
             ports = [one.getsockname()[1] for one in sockets]
@@ -198,7 +211,8 @@ class World:
             raise SystemExit(f"node {index} does not start: see {self.root}/node-{index}.log")
 
     def start_service(self, index: int) -> None:
-        self._start("service", index, [__file__, "service", str(self.root), str(index), str(self.ports[index])])
+        command = [__file__, "service", str(self.root), str(index), str(self.ports[index])]
+        self._start("service", index, [*command, *([] if self.kafka is None else [self.kafka])])
 
     def _start(self, kind: str, index: int, command: list[str], **pipes: object) -> "subprocess.Popen[bytes]":
         with (self.root / f"{kind}-{index}.log").open("ab") as log:
@@ -235,16 +249,18 @@ def picture(world: World, client: Client, doing: str) -> Table:
         table.add_column(name)
     for index, port in enumerate(world.ports):
         node = "running" if ("node", index) in world.processes else "dead"
-        table.add_row(str(index), ask(port, "GET")[1], node)
+        table.add_row(str(index), ask(port)[1]["state"], node)
     gaps = ", ".join(f"{gap:.1f} s" for gap in client.gaps)
     table.caption = f"{client.answered:,} orders acknowledged; without an answer for {gaps or '-'}"
     return table
 
 
-def run(root: Path, kills: int) -> int:
-    world = World(root)
+def run(root: Path, kills: int, kafka: str | None) -> int:
+    world = World(root, kafka)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
+        if kafka is not None:
+            make_topic(kafka)
         for index in range(MEMBERS):
             world.start_node(index)
         world.create()
@@ -273,15 +289,44 @@ def run(root: Path, kills: int) -> int:
                 until(f"instance {leader} is back", 50)
         client.end()
         leader = client.leader
-        world.end()
         assert leader is not None, "somebody answered"
-        return report(world.log_of(leader), client, root / "orders.sqlite")
+        while ask(world.ports[leader])[1].get("unshipped"):
+            time.sleep(0.2)
+        world.end()
+        shipped = None if kafka is None else orders_in(kafka)
+        return report(world.log_of(leader), client, root / "orders.sqlite", shipped)
     finally:
         world.end()
 
 
-def report(log: Path, client: Client, table: Path) -> int:
-    """The log's orders in a table, one row a record; 1 if any was lost, is there twice, or out of order."""
+def make_topic(kafka: str) -> None:
+    admin = AdminClient({"bootstrap.servers": kafka})
+    admin.create_topics([NewTopic(TOPIC, 1)])[TOPIC].result(30)
+
+
+def orders_in(kafka: str) -> list[int]:
+    """The numbers of the topic's orders, as a consumer with a filter reads them, up to the topic's end."""
+    consumer = Consumer({"bootstrap.servers": kafka, "group.id": "report", "enable.partition.eof": True})
+    filter_, numbers = ReplayFilter(), []
+    try:
+        consumer.assign([TopicPartition(TOPIC, 0, 0)])
+        while True:
+            message = consumer.poll(1)
+            if message is None:
+                continue
+            if message.error() is not None:
+                if message.error().code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - the client's name of it
+                    return numbers
+            elif filter_.admit(message.key(), 0):
+                numbers.append(json.loads(message.value())["number"])
+    finally:
+        consumer.close()
+
+
+def report(log: Path, client: Client, table: Path, shipped: list[int] | None) -> int:
+    """The log's orders in a table, one row a record; 1 if any was lost, is there twice, or out of order, there or in
+    what was shipped.
+    """
     database = sqlite3.connect(table)
     database.execute("CREATE TABLE orders (offset INTEGER PRIMARY KEY, number INTEGER, text TEXT)")
     with SegmentLog.open_reader(log, isolation="written") as reader:
@@ -294,17 +339,22 @@ def report(log: Path, client: Client, table: Path) -> int:
     is_right = not lost and numbers == list(range(1, len(numbers) + 1))
     print(f"acknowledged: {client.answered:,}; in the table: {len(numbers):,}; lost: {lost or 'none'}")
     print(f"each once and in order: {'yes' if is_right else 'NO'}")
+    if shipped is not None:
+        is_shipped = shipped == numbers
+        print(f"in the topic: {len(shipped):,}, {'the same, each once and in order' if is_shipped else 'NOT the same'}")
+        is_right = is_right and is_shipped
     print(f"times without an answer: {', '.join(f'{gap:.1f} s' for gap in client.gaps) or 'none above 1 s'}")
     return 0 if is_right else 1
 
 
 def main() -> int:
     if sys.argv[1:2] == ["service"]:
-        _, _, root, index, port = sys.argv
-        serve(Path(root) / f"data-{index}", int(port))
+        root, index, port, *kafka = sys.argv[2:]
+        serve(Path(root) / f"data-{index}", int(port), kafka[0] if kafka else None)
         return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=3, help="how often a leader is killed")
+    parser.add_argument("--kafka", metavar="HOST:PORT", help="a broker without a topic `orders`: it is made")
     parser.add_argument("--directory", type=Path, help="where it all lies; a temporary one, which goes, by default")
     options = parser.parse_args()
     with ExitStack() as stack:
@@ -313,7 +363,7 @@ def main() -> int:
         else:
             root = options.directory
             root.mkdir(parents=True)
-        return run(root, options.kills)
+        return run(root, options.kills, options.kafka)
 
 
 if __name__ == "__main__":

@@ -327,19 +327,20 @@ class Outbox:
             create` makes the outbox; until then every instance waits.
         takeover_after_ms: for so long the leader is not heard before a standby looks; so long one that reaches no
             majority, or can't append, leads on; 2,000 at least. The same on every member.
-        takeover_pause_ms: once this instance saw another one take over, it does so itself no sooner than that.
+        takeover_pause_ms: between two takeovers lies at least so much; the first one does not wait.
         on_state: called with a `StandbyState` and why it is no better one, from any thread; it must not wait.
         cancel: once it is set, it waits no longer and raises `StandbyCancelled`.
         settings: those of `open`, but replicas and min_insync_replicas, which the grant names, and acks, which is ALL.
 
-        Raises `CantStandBy` for fewer than three members or a min_insync_replicas that is no majority, and what `open`
-        raises that waiting does not change.
+        Raises `CantStandBy` for fewer than three members, a min_insync_replicas that is no majority, or worker slots
+        (`open_slot`), and what `open` raises that waiting does not change.
         """
-        from pushrep.outbox.standby import ToStandBy, WaitingMember, refuse_settings  # noqa: PLC0415 - the wire's half
+        from pushrep.outbox.standby import ToStandBy, WaitingMember, refuse_standby  # noqa: PLC0415 - the wire's half
 
-        refuse_settings(settings)
+        home = checked_path("directory", directory)
+        refuse_standby(home, settings)
         asked = ToStandBy(
-            directory=checked_path("directory", directory),
+            directory=home,
             topic=topic,
             times=checked_times(takeover_after_ms, takeover_pause_ms),
             push=settings.get("push") or PushSettings(),

@@ -28,6 +28,7 @@ from pushrep.env import REAL_FILESYSTEM, Clock, Filesystem
 from pushrep.log import LogConfig
 from pushrep.log.disk_space import DiskLevel, disk_level
 from pushrep.log.errors import DirectoryIsCopy, LogLocked, LogPoisoned
+from pushrep.log.slots import slot_directories
 from pushrep.outbox.control import BadControlMessage, CallRefused, NobodyAnswers, ask
 from pushrep.outbox.directory_handover import handed_over
 from pushrep.outbox.errors import CantPromote, SettingRefused, StandbyCancelled
@@ -79,8 +80,15 @@ class ToStandBy:
     on_state: OnState
 
 
-def refuse_settings(settings: Mapping[str, Any]) -> None:
-    """Of `Outbox.open`, those that a standby does not take. Raises SettingRefused, CantStandBy."""
+def refuse_standby(directory: Path, settings: Mapping[str, Any]) -> None:
+    """Worker slots, and those settings of `Outbox.open` that a standby does not take. Raises SettingRefused,
+    CantStandBy.
+    """
+    if "slots" in settings or slot_directories(directory) or directory in slot_directories(directory.parent):
+        raise CantStandBy(
+            "a worker slot is an outbox of this machine alone, which no other machine could lead. Let one process of "
+            "each machine stand by, or make an outbox for each worker (pushrep outbox create), and let that stand by"
+        )
     for name in ("replicas", "min_insync_replicas"):
         if name in settings:
             raise SettingRefused(name, "the newest grant says who the members are: leave it out")

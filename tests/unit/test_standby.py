@@ -16,6 +16,8 @@ from pushrep.outbox.directory_handover import HandoverSocket
 from pushrep.replicate.election_state import ElectionState, write_election_state
 
 WAIT_S = 20
+CANCELLED = threading.Event()
+CANCELLED.set()
 
 
 def grant(number=1, **changes):
@@ -137,6 +139,15 @@ def test_two_outboxes_of_a_topic_have_to_be_named(tmp_path):
 def test_settings_that_the_grant_decides_are_refused(tmp_path, settings, error):
     with pytest.raises(error):
         Outbox.stand_by(tmp_path, "orders", 1, "billing", **settings)
+
+
+@pytest.mark.parametrize(("place", "settings"), [("", {}), ("slot-0", {}), ("other", {"slots": 4})])
+def test_worker_slots_are_refused_instead_of_waiting_for_ever(tmp_path, place, settings):
+    """A slot has no members: no grant would ever come."""
+    with Outbox.open_slot(tmp_path, "orders", 1, "billing"):
+        pass
+    with pytest.raises(CantStandBy, match="a worker slot is an outbox of this machine alone"):
+        Outbox.stand_by(tmp_path / place, "orders", 1, "billing", cancel=CANCELLED, **settings)
 
 
 def test_a_task_that_is_cancelled_waits_no_more(tmp_path):

@@ -1,0 +1,57 @@
+"""Shipping goes with the lead (standby.md, identity.md T3): leaders are killed and stopped in turn, a reader judges."""
+
+import signal
+from contextlib import ExitStack
+
+import pytest
+
+from tests.crash.test_orders_ha_example import report_of
+from tests.crash.test_standby_kill import Machines
+from tests.kafka.dump_tool import dump_segments
+from tests.kafka.plain_client import create_topic
+from tests.kafka.topic_reader import read_filtered
+
+pytestmark = [pytest.mark.java, pytest.mark.slow]
+TOPIC = "shipped-by-who-leads"
+SOURCE = 4711
+
+
+def test_each_record_is_once_in_the_topic_and_no_two_ship_at_one_time(broker, tmp_path):
+    """kill -9, then SIGSTOP beyond the limit with a return, then kill -9 of who leads; each appends on where the one
+    before it was. The stopped one has batches on the way, and finds another instance at the topic.
+    """
+    create_topic(broker.bootstrap_servers, TOPIC)
+    with ExitStack() as stack:
+        machines = Machines(tmp_path, stack, ships_to=(broker.bootstrap_servers, TOPIC))
+        for index in range(3):
+            machines.run(index)
+        machines.create()
+        for how in (signal.SIGKILL, signal.SIGSTOP, signal.SIGKILL):
+            leader = machines.leader()
+            machines.services[leader].wait_for_more("acked", 100)
+            if how is signal.SIGKILL:
+                machines.kill_service(leader)
+                assert machines.leader() != leader
+                machines.run(leader)
+                continue
+            machines.services[leader].process.send_signal(how)
+            machines.services[machines.leader()].wait_for_more("acked", 100)
+            machines.services[leader].process.send_signal(signal.SIGCONT)
+            machines.services[leader].wait_for("deposed")
+        leader = machines.leader()
+        machines.services[leader].wait_for_more("acked", 100)
+        machines.finish(leader)
+    found = read_filtered(broker.bootstrap_servers, TOPIC, 1)
+    values = [int(seen.value) for seen in found.of(SOURCE, 0)]
+    assert values == list(range(len(values)))
+    assert set(machines.acked.values()) <= set(values)
+    (dump,) = dump_segments(broker.log_directory() / f"{TOPIC}-0")
+    shippers = [(int(batch["producerId"]), int(batch["producerEpoch"])) for batch in dump.batches]
+    assert shippers == sorted(shippers), "an instance wrote behind one that had fenced it"
+    assert len(machines.led) > 3
+    assert len(set(shippers)) > 1
+
+
+def test_the_examples_orders_are_once_in_the_topic_and_in_the_table(broker, tmp_path):
+    said = report_of(tmp_path / "world", 1, "--kafka", broker.bootstrap_servers)
+    assert "the same, each once and in order" in said
