@@ -23,8 +23,8 @@ from pushrep.wire.calls import ApiKey
 from pushrep.wire.client import CallAnswer, ClientConnection, PeerEvent, first_request
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.errors import NoCommonVersion, ProtocolError
+from pushrep.wire.frames import SPARE_BYTES
 from pushrep.wire.replay_messages import LengthKind, PositionKind, StartReplayRequest, StartReplayResponse
-from pushrep.wire.spares import SPARE_BYTES
 from pushrep.wire.values import Part, Struct
 
 S = TypeVar("S", bound=Struct)

@@ -24,8 +24,8 @@ from pushrep.replicate.sockets import AnySocket, send_all, tune
 from pushrep.wire.calls import ApiKey
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.errors import NotInVersion, ProtocolError
+from pushrep.wire.frames import Spares
 from pushrep.wire.server import Call, ServerConnection
-from pushrep.wire.spares import Spares
 from pushrep.wire.values import Struct
 
 _LOG = logging.getLogger("pushrep.node")

@@ -16,8 +16,7 @@ from pushrep.wire.errors import ProtocolError, TooManyInFlight, UnexpectedAnswer
 from pushrep.wire.frames import FrameKind, FrameLimits, FrameReader, Memory, OpenedFrame, Prefix
 from pushrep.wire.push_messages import ApiVersionsRequest, ApiVersionsResponse
 from pushrep.wire.values import Part, Struct
-from pushrep.wire.versions import AgreedVersions
-from pushrep.wire.vocabulary import VOCABULARY, Frame, Vocabulary
+from pushrep.wire.vocabulary import VOCABULARY, AgreedVersions, Frame, Vocabulary
 
 _CORRELATION_IDS = 1 << 32
 

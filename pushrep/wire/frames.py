@@ -15,14 +15,13 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from mmap import mmap
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import google_crc32c
 
 from pushrep.errors import BadArgument
 from pushrep.wire.errors import FrameTooLarge, MalformedFrame, ProtocolError
-from pushrep.wire.spares import SPARE_BYTES
 
 T = TypeVar("T")
 
@@ -37,6 +36,8 @@ _FIRST_BYTES = 64 << 10  # a body's first buffer; it then grows fourfold as it f
 _GROWTH = 4
 _SCRATCH_BYTES = 64 << 10
 _LENT_MAX = 4
+SPARE_BYTES = 6 << 20  # a request of 4 MiB from a file behind others from memory
+_SPARES_KEPT_MAX = 4
 _HEAD_BYTES = 512  # prefix and header of a request for one partition, and to spare
 assert _PREFIX.size == PREFIX_BYTES == _BEFORE_CRC.size + _CRC.size, "docs/formats/protocol.md promises 20 bytes"
 
@@ -115,6 +116,30 @@ class Memory(Protocol):
         ...
 
     def give_back(self, buffer: mmap, /) -> None: ...
+
+
+class Spares:
+    """Buffers of SPARE_BYTES for the bodies of frames, used again and again. Thread-safe.
+
+    New pages cost more than what is read into them; the buffer given back last is acquired first, its bytes are near. A
+    buffer is a mapping of its own: it begins with a page, which a third of the copying's time hangs on, and what was
+    never written in it takes no memory, so a peer that claims a large body makes us hold what it sends.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[mmap] = []
+
+    def acquire(self) -> mmap:
+        """One that nobody else has; what is in it is left from before."""
+        try:
+            return self._kept.pop()
+        except IndexError:
+            return mmap(-1, SPARE_BYTES, MAP_PRIVATE | MAP_ANONYMOUS)  # a fork has pages of its own
+
+    def give_back(self, buffer: mmap) -> None:
+        """Nobody looks into it any more: who acquires it next writes there."""
+        if len(self._kept) < _SPARES_KEPT_MAX:
+            self._kept.append(buffer)
 
 
 class OpenedFrame(NamedTuple, Generic[T]):

@@ -23,10 +23,6 @@ from pushrep.push_session_end_reason import NOT_ENDED
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.values import (
-    INT_MAX,
-    LONG_MAX,
-    MEMBER_MAX,
-    OFFSET_MAX,
     Count,
     Counter,
     CounterOrNone,
@@ -228,32 +224,12 @@ class AppendRecordsPartition(Struct):
     generation: Counter = 0
     records: Records = ()
 
-    def __post_init__(self) -> None:
-        # One expression instead of Struct's loop: this is made twice for every request (benchmarks/protocol.py).
-        if not (
-            0 <= self.leader_epoch <= INT_MAX
-            and 0 <= self.replica_epoch <= LONG_MAX
-            and 0 <= self.session_id <= LONG_MAX
-            and 0 <= self.append_offset <= OFFSET_MAX
-            and -1 <= self.previous_epoch <= INT_MAX
-            and 0 <= self.epoch_start_offset <= OFFSET_MAX
-            and 0 <= self.high_watermark <= OFFSET_MAX
-            and 0 <= self.log_start_offset <= OFFSET_MAX
-            and -1 <= self.end_session_reason <= INT_MAX
-            and 0 <= self.cleaned_offset <= OFFSET_MAX
-            and 0 <= self.generation <= LONG_MAX
-        ):
-            Struct.__post_init__(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppendRecordsRequest(Struct):
     """Record batches of many partitions for one replica. A partition stands in it once."""
 
     partitions: tuple[AppendRecordsPartition, ...]
-
-    def __post_init__(self) -> None:
-        """It has no number of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,19 +249,6 @@ class WireAppendRecordsResult(Struct):
     epoch_end_offset: OffsetOrNone = -1
     generation: Counter = 0
 
-    def __post_init__(self) -> None:
-        if not (
-            0 <= self.log_end_offset <= OFFSET_MAX
-            and 0 <= self.log_start_offset <= OFFSET_MAX
-            and 0 <= self.flushed_offset <= OFFSET_MAX
-            and -1 <= self.grant_epoch <= INT_MAX
-            and -1 <= self.grant_leader <= MEMBER_MAX
-            and -1 <= self.epoch <= INT_MAX
-            and -1 <= self.epoch_end_offset <= OFFSET_MAX
-            and 0 <= self.generation <= LONG_MAX
-        ):
-            Struct.__post_init__(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppendRecordsResponse(Struct):
@@ -294,9 +257,6 @@ class AppendRecordsResponse(Struct):
     error_code: ErrorCode = ErrorCode.NONE
     results: tuple[WireAppendRecordsResult, ...] = ()
     grants: tuple[WireGrant, ...] = ()
-
-    def __post_init__(self) -> None:
-        """It has no number of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

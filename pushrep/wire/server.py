@@ -22,12 +22,10 @@ from pushrep.wire.calls import (
 )
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.errors import MalformedFrame, ProtocolError, UnknownCall
-from pushrep.wire.frames import FrameKind, FrameLimits, FrameReader, OpenedFrame, Prefix
+from pushrep.wire.frames import FrameKind, FrameLimits, FrameReader, OpenedFrame, Prefix, Spares
 from pushrep.wire.push_messages import ApiVersionsRequest
-from pushrep.wire.spares import Spares
 from pushrep.wire.values import Part, Struct
-from pushrep.wire.versions import versions_answer
-from pushrep.wire.vocabulary import VOCABULARY, Frame, Vocabulary
+from pushrep.wire.vocabulary import VOCABULARY, Frame, Vocabulary, versions_answer
 
 
 class Call(NamedTuple):

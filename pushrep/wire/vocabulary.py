@@ -2,23 +2,31 @@
 
     encode(message, version, correlation_id) -> [head, *record batches]      for sendmsg; FileSlices for sendfile
     open(prefix, header) -> OpenedFrame(body_bytes, finish)                  what FrameReader asks for
+    versions_answer, AgreedVersions                                          which version of each call both sides speak
 
 A version's own schema writes; when reading, fastavro resolves what an older version wrote into the newest schema, so
 that callers know one class per message. The batches are not touched in either direction.
+
+The client asks ApiVersions in its newest version. A server that does not know it answers in version 0 with
+UNSUPPORTED_VERSION and what it speaks; the client asks again in a version that both know (Kafka's KIP-511).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from io import BytesIO
 from typing import Any, NamedTuple
+from uuid import UUID
 
-from fastavro import parse_schema, schemaless_reader, schemaless_writer
+from fastavro import parse_schema, schemaless_reader
 
 from pushrep.errors import BadArgument
 from pushrep.wire.calls import CALL_OF_EVENT, CALLS, PLACE_OF, ApiKey
-from pushrep.wire.errors import MalformedMessage, NotInVersion, SchemaMismatch, UnknownCall
-from pushrep.wire.fast_path import FAST_SERIALIZERS
-from pushrep.wire.fast_path_writers import FAST_WRITERS, HeaderWriter
+from pushrep.wire.codec import BodyCursor, Reader, Writer, parts_of, reader_of, writer_of
+from pushrep.wire.error_codes import ErrorCode
+from pushrep.wire.errors import MalformedMessage, NoCommonVersion, NotInVersion, SchemaMismatch, UnknownCall
 from pushrep.wire.frames import FrameKind, OpenedFrame, Prefix, frame_head
+from pushrep.wire.push_messages import ApiVersion, ApiVersionsResponse
 from pushrep.wire.schema_files import (
     Schema,
     Versions,
@@ -27,7 +35,6 @@ from pushrep.wire.schema_files import (
     read_schemas,
     released_schemas,
 )
-from pushrep.wire.structs import Bodies, BodyCursor, StructSerializer, serializer_of
 from pushrep.wire.values import Part, Struct, size_of
 
 _BODY_BYTES_MAX = 1 << 30  # with the largest header it is still a size
@@ -57,17 +64,34 @@ class Loss(NamedTuple):
     default: Any
 
 
-class Spoken(NamedTuple):
-    """One message in one version. `reader`: the newest schema, None where it is the writer's own."""
+@dataclass(frozen=True, kw_only=True)
+class Spoken:
+    """One message in one version. `newest`: the schema to read into, None where it is the version's own.
+
+    What is derived of class and schema is made when it is first needed: most messages are never sent by most programs.
+    """
 
     api_key: ApiKey
     kind: FrameKind
-    struct: type[Struct]
-    writer: Schema
-    reader: Schema | None
-    serializer: StructSerializer
+    struct: Any
+    schema: Schema
+    newest: Schema | None
     losses: tuple[Loss, ...]
-    write: HeaderWriter | None = None
+
+    @cached_property
+    def write(self) -> Writer:
+        """The header of a message."""
+        return writer_of(self.schema, self.struct)
+
+    @cached_property
+    def parts(self) -> Callable[[Any], Sequence[Part]] | None:
+        """The pieces of its record batches."""
+        return parts_of(self.struct)
+
+    @cached_property
+    def reader(self) -> Reader:
+        """What fastavro read, as a message."""
+        return reader_of(self.struct)
 
 
 class Vocabulary:
@@ -90,21 +114,15 @@ class Vocabulary:
                 raise SchemaMismatch(f"no schema of {struct.__name__}")
             check_schemas(struct, versions)
             newest = max(versions)
-            serializer = FAST_SERIALIZERS[struct] if struct in FAST_SERIALIZERS else _table_serializer(struct)
-            reader = parse_schema(versions[newest])
+            newest_schema = parse_schema(versions[newest])
             for version, schema in versions.items():
-                is_newest = version == newest
-                writer = reader if is_newest else parse_schema(schema)
-                losses = tuple(_losses(versions[newest], schema))
                 self._spoken[key, kind, version] = Spoken(
-                    key,
-                    kind,
-                    struct,
-                    writer,
-                    None if is_newest else reader,
-                    serializer,
-                    losses,
-                    FAST_WRITERS.get(struct) if is_newest else None,
+                    api_key=key,
+                    kind=kind,
+                    struct=struct,
+                    schema=newest_schema if version == newest else parse_schema(schema),
+                    newest=None if version == newest else newest_schema,
+                    losses=tuple(_losses(versions[newest], schema)),
                 )
             ranges.add(VersionRange(min(versions), newest))
         if len(ranges) != 1:
@@ -119,11 +137,13 @@ class Vocabulary:
         spoken = self._spoken.get((*place, version))
         if spoken is None:
             raise BadArgument("version", f"{version} of {place[0].name} is not spoken here")
-        bodies: Bodies = []
-        header = spoken.write(message, bodies) if spoken.write is not None else None
-        if header is None:
-            header = _written(spoken, version, message, bodies)
-        parts = [part for records in bodies for part in records]
+        if spoken.losses:
+            _refuse_loss(spoken, version, message)
+        try:
+            header = spoken.write(message)
+        except (TypeError, ValueError, AttributeError, IndexError) as error:
+            raise BadArgument(type(message).__name__, f"a value does not fit its schema: {error}") from error
+        parts = spoken.parts(message) if spoken.parts is not None else ()
         body_bytes = size_of(parts)
         if body_bytes >= _BODY_BYTES_MAX:
             raise BadArgument(type(message).__name__, f"{body_bytes} bytes of records exceed a frame")
@@ -136,8 +156,8 @@ class Vocabulary:
             raise self._unknown(prefix)
         source = BytesIO(header)
         try:
-            datum: Any = schemaless_reader(source, spoken.writer, spoken.reader)
-            body_bytes = spoken.serializer.body_bytes(datum)
+            datum: Any = schemaless_reader(source, spoken.schema, spoken.newest)
+            body_bytes = spoken.reader.body_bytes(datum) if spoken.reader.body_bytes is not None else 0
         except Exception as error:  # a foreign decoder on hostile bytes: whatever it raises, they are bad
             raise MalformedMessage(spoken.struct.__name__, f"{type(error).__name__}: {str(error)[:200]}") from error
         if source.tell() != len(header):
@@ -157,28 +177,10 @@ class Vocabulary:
         return UnknownCall(key, version, kind, f"versions {spoken.oldest} to {spoken.newest} are spoken")
 
 
-def _written(spoken: Spoken, version: int, message: Struct, bodies: Bodies) -> bytes:
-    """A header by fastavro."""
-    bodies.clear()
-    datum = spoken.serializer.to_datum(message, bodies)
-    if spoken.losses:
-        _refuse_loss(spoken, version, datum)
-    target = BytesIO()
-    try:
-        schemaless_writer(target, spoken.writer, datum)
-    except (TypeError, ValueError, OverflowError, AttributeError) as error:
-        raise BadArgument(type(message).__name__, f"a value does not fit its schema: {error}") from error
-    return target.getvalue()
-
-
-def _table_serializer(struct: Any) -> StructSerializer:
-    return serializer_of(struct)
-
-
 def _finisher(prefix: Prefix, spoken: Spoken, datum: Any) -> Callable[[memoryview], Frame]:
     def finish(body: memoryview) -> Frame:
         try:
-            message = spoken.serializer.from_datum(datum, BodyCursor(body))
+            message = spoken.reader.message(datum, BodyCursor(body))
         except BadArgument as error:
             raise MalformedMessage(spoken.struct.__name__, str(error)) from error
         return Frame(spoken.api_key, prefix.version, spoken.kind, prefix.correlation_id, message)
@@ -189,26 +191,65 @@ def _finisher(prefix: Prefix, spoken: Spoken, datum: Any) -> Callable[[memoryvie
 def _losses(newest: Schema, schema: Schema) -> Iterator[Loss]:
     for path, field in missing_fields(newest, schema):
         if not field.get("ignorable", False):
-            default = field["default"]
-            is_fixed = isinstance(default, str) and field["type"] != "string"  # JSON has no bytes
-            yield Loss(path, default.encode("latin-1") if is_fixed else default)
+            yield Loss(path, _value_of_default(field["type"], field["default"]))
 
 
-def _refuse_loss(spoken: Spoken, version: int, datum: Any) -> None:
+def _value_of_default(schema: Schema, default: Any) -> Any:
+    """A schema's default as a message has it: JSON has no bytes."""
+    if isinstance(default, str) and schema != "string":
+        return UUID(bytes=default.encode("latin-1"))
+    return default
+
+
+def _refuse_loss(spoken: Spoken, version: int, message: Struct) -> None:
     for path, default in spoken.losses:
-        if any(value != default for value in _at(datum, path)):
+        if any(value != default for value in _at(message, path)):
             raise NotInVersion(spoken.struct.__name__, version, ".".join(path))
 
 
-def _at(datum: Any, path: tuple[str, ...]) -> Iterator[Any]:
+def _at(value: Any, path: tuple[str, ...]) -> Iterator[Any]:
     """Every value at a path, through arrays."""
-    if isinstance(datum, list):
-        for item in datum:
+    if isinstance(value, tuple) and path:
+        for item in value:
             yield from _at(item, path)
     elif path:
-        yield from _at(datum[path[0]], path[1:])
+        yield from _at(getattr(value, path[0]), path[1:])
     else:
-        yield datum
+        yield value
+
+
+def versions_answer(vocabulary: Vocabulary, error_code: ErrorCode = ErrorCode.NONE) -> ApiVersionsResponse:
+    """What a server that speaks `vocabulary` answers."""
+    spoken = (
+        ApiVersion(api_key=key, min_version=versions.oldest, max_version=versions.newest)
+        for key, versions in vocabulary.versions.items()
+    )
+    return ApiVersionsResponse(error_code=error_code, api_versions=tuple(spoken))
+
+
+class AgreedVersions:
+    """The newest version that both sides speak, call by call."""
+
+    def __init__(self, ours: Mapping[ApiKey, VersionRange], theirs: ApiVersionsResponse) -> None:
+        self._ours = ours
+        self._theirs = {
+            entry.api_key: VersionRange(entry.min_version, entry.max_version) for entry in theirs.api_versions
+        }
+
+    def version_of(self, key: ApiKey) -> int:
+        """Raises NoCommonVersion if there is none: the peer is too old, too new, or does not know the call."""
+        ours, theirs = self._ours[key], self._theirs.get(key)
+        if theirs is None or max(ours.oldest, theirs.oldest) > min(ours.newest, theirs.newest):
+            raise NoCommonVersion(key.name, ours, theirs)
+        return min(ours.newest, theirs.newest)
+
+    def speaks(self, key: ApiKey) -> bool:
+        """Whether there is one."""
+        try:
+            self.version_of(key)
+        except NoCommonVersion:
+            return False
+        return True
 
 
 VOCABULARY = Vocabulary(read_schemas(released_schemas()))

@@ -31,8 +31,7 @@ from pushrep.wire import server
 from pushrep.wire.calls import ApiKey
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.push_messages import ApiVersion, ApiVersionsResponse
-from pushrep.wire.versions import versions_answer
-from pushrep.wire.vocabulary import VOCABULARY
+from pushrep.wire.vocabulary import VOCABULARY, versions_answer
 from tests.integration.outboxes import wait_until
 from tests.ports import reserve
 from tests.readers.batch_bytes import parse_batches

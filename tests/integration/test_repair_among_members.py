@@ -24,7 +24,7 @@ from pushrep.wire import server
 from pushrep.wire.calls import ApiKey
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.push_messages import ApiVersionsResponse, RepairRecordsRequest, RepairRecordsResponse
-from pushrep.wire.versions import versions_answer
+from pushrep.wire.vocabulary import versions_answer
 from tests.integration.conftest import WAIT_S
 from tests.integration.outboxes import open_outbox, wait_for_all, wait_until
 

@@ -44,8 +44,7 @@ from pushrep.wire.replay_messages import (
 )
 from pushrep.wire.schema_files import read_schemas, released_schemas
 from pushrep.wire.server import Call, ServerConnection, Told
-from pushrep.wire.versions import AgreedVersions, versions_answer
-from pushrep.wire.vocabulary import VOCABULARY, VersionRange, Vocabulary
+from pushrep.wire.vocabulary import VOCABULARY, AgreedVersions, VersionRange, Vocabulary, versions_answer
 
 TP = TopicIdPartition(UUID(int=1), "orders", 3)
 BATCH = b"batch" * 1000

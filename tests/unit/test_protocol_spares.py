@@ -5,8 +5,8 @@ import os
 import pytest
 
 from pushrep.wire.client import ClientConnection, first_request
+from pushrep.wire.frames import SPARE_BYTES, Spares
 from pushrep.wire.server import ServerConnection
-from pushrep.wire.spares import SPARE_BYTES, Spares
 from tests.unit.test_protocol_connections import append_request, joined
 
 LARGE = 300_000

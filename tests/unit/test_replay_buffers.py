@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from pushrep.replay.windows import Buffers, KeptBuffers
-from pushrep.wire.frames import FrameLimits, FrameReader, OpenedFrame, frame_head
-from pushrep.wire.spares import SPARE_BYTES
+from pushrep.wire.frames import SPARE_BYTES, FrameLimits, FrameReader, OpenedFrame, frame_head
 
 
 def frame(body):

@@ -1,0 +1,211 @@
+"""A message's header in Avro, derived from its class and its schema: no message's fields are listed anywhere else.
+
+    writer_of(schema, struct)(message) -> bytes    in the schema's version; what the class has no more, at its default
+    parts_of(struct)(message) -> [Part, ...]       the record batches, in the schema's order, which is the wire's
+    reader_of(struct).message(datum, body)         datum: what fastavro read by the newest schema; it is used up
+
+Avro writes a record as its fields one after another, a number as a zigzag varint (as Kafka does), a string as its
+length and its bytes, an array as a count, the items and a zero, a fixed as its bytes. To write by fastavro takes twice
+as long, since it wants a dictionary of each message (benchmarks/NOTES.md); the tests hold every byte against it. It
+reads, and resolves what an older version wrote.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import IntEnum
+from functools import cache, lru_cache
+from io import BytesIO
+from operator import attrgetter
+from typing import Any, NamedTuple, TypeAlias, get_args, get_origin, get_type_hints
+from uuid import UUID
+
+from fastavro import schemaless_writer
+
+from pushrep.records.varint import VARINTS
+from pushrep.topic_id_partition import TopicIdPartition
+from pushrep.wire.schema_files import RECORDS_FIELD, RECORDS_SIZE_FIELD, Schema
+from pushrep.wire.values import Part, Records, Struct, size_of
+
+Writer: TypeAlias = Callable[[Any], bytes]
+Datum: TypeAlias = dict[str, Any]
+
+_PARTITIONS_REMEMBERED = 1 << 14
+_END = b"\x00"  # of an array
+_FLAGS = (b"\x00", b"\x01")
+
+
+def writer_of(schema: Schema, struct: type[Any]) -> Writer:
+    """Messages of `struct` as bytes of `schema`. It raises TypeError, ValueError, AttributeError or IndexError for what
+    does not fit.
+    """
+    return _compiled(schema, struct, {})
+
+
+def _compiled(schema: Schema, hint: Any, named: dict[str, Schema]) -> Writer:
+    """The fields written out, as in the methods that dataclasses make: a loop over them takes twice as long."""
+    scope: dict[str, Any] = {"varints": VARINTS, "flags": _FLAGS, "string": _string_bytes, "join": b"".join}
+    named[schema["name"]] = schema
+    hints = get_type_hints(hint)
+    columns = []
+    for field in schema["fields"]:
+        name = field["name"]
+        if name == RECORDS_SIZE_FIELD:
+            scope["records_size"] = _records_size
+            columns.append(f"records_size(value.{RECORDS_FIELD})")
+        elif name in hints:
+            columns.append(_expression(field["type"], hints[name], name, scope, named))
+        else:
+            columns.append(repr(_written(named.get(field["type"], field["type"]), field["default"])))
+    write: Writer = eval(f"lambda value: join(({', '.join(columns)},))", scope)  # noqa: S307 - names of our own fields
+    # A partition stands in every request.
+    return lru_cache(_PARTITIONS_REMEMBERED)(write) if hint is TopicIdPartition else write
+
+
+def _expression(schema: Schema, hint: Any, name: str, scope: dict[str, Any], named: dict[str, Schema]) -> str:
+    schema = named.get(schema, schema) if isinstance(schema, str) else schema
+    match schema["type"] if isinstance(schema, dict) else schema:
+        case "int" | "long":
+            return f"varints[value.{name}]"
+        case "boolean":
+            return f"flags[value.{name}]"
+        case "string":
+            return f"string(value.{name})"
+        case "fixed":
+            named[schema["name"]] = schema
+            return f"value.{name}.bytes"
+        case "array":
+            scope[f"write_{name}"] = _array_writer(_compiled(_named(schema["items"], named), get_args(hint)[0], named))
+        case _:
+            scope[f"write_{name}"] = _compiled(schema, hint, named)
+    return f"write_{name}(value.{name})"
+
+
+def _named(schema: Schema, named: Mapping[str, Schema]) -> Schema:
+    return named[schema] if isinstance(schema, str) else schema
+
+
+def _written(schema: Schema, value: Any) -> bytes:
+    target = BytesIO()
+    schemaless_writer(target, schema, value)
+    return target.getvalue()
+
+
+def _string_bytes(text: str) -> bytes:
+    data = text.encode()
+    return VARINTS[len(data)] + data
+
+
+def _records_size(records: Records) -> bytes:
+    return VARINTS[size_of(records)] if records else VARINTS[0]
+
+
+def _array_writer(write: Writer) -> Writer:
+    def write_array(items: tuple[Any, ...]) -> bytes:
+        return b"".join((VARINTS[len(items)], *map(write, items), _END)) if items else _END
+
+    return write_array
+
+
+def parts_of(struct: type[Any]) -> Callable[[Any], Sequence[Part]] | None:
+    """Gathers the pieces of a message's record batches; None for a class that has none."""
+    for name, hint in get_type_hints(struct).items():
+        if name == RECORDS_FIELD:
+            return attrgetter(name)
+        if get_origin(hint) is tuple and (inner := _parts_of_items(name, get_args(hint)[0])) is not None:
+            return inner
+    return None
+
+
+def _parts_of_items(name: str, item: Any) -> Callable[[Any], Sequence[Part]] | None:
+    is_struct = isinstance(item, type) and issubclass(item, Struct)
+    parts = parts_of(item) if is_struct else None
+    if parts is None:
+        return None
+    return lambda message: [part for one in getattr(message, name) for part in parts(one)]
+
+
+class BodyCursor:
+    """The record bytes of one frame, handed out from the front."""
+
+    __slots__ = ("_at", "_view")
+
+    def __init__(self, view: memoryview) -> None:
+        self._view, self._at = view, 0
+
+    def read(self, size_bytes: int) -> Records:
+        """The next bytes, in one piece; no piece for none."""
+        if size_bytes == 0:
+            return ()
+        self._at += size_bytes
+        return (self._view[self._at - size_bytes : self._at],)
+
+
+class Reader(NamedTuple):
+    """How a class, or a field, is made. `body_bytes(datum)`: what the records in it need, before they are there."""
+
+    message: Callable[[Any, BodyCursor], Any]
+    body_bytes: Callable[[Any], int] | None = None
+
+
+@cache
+def reader_of(struct: type[Any]) -> Reader:
+    """The reader of a class, made of its fields. `message` raises BadArgument for a value out of its range."""
+    if struct is TopicIdPartition:
+        return Reader(lambda datum, _body: _partition_of(datum["topic_id"], datum["topic"], datum["partition"]))
+    scope: dict[str, Any] = {"struct": struct}
+    columns: list[str] = []
+    body_bytes: Callable[[Datum], int] | None = None
+    for name, hint in get_type_hints(struct).items():
+        if name == RECORDS_FIELD:
+            columns.append(f"{name}=body.read(datum['{RECORDS_SIZE_FIELD}'])")
+            body_bytes = _records_bytes
+        elif (reader := _field_reader(hint)) is None:
+            columns.append(f"{name}=datum['{name}']")
+        else:
+            columns.append(f"{name}=read_{name}(datum['{name}'], body)")
+            scope[f"read_{name}"] = reader.message
+            if reader.body_bytes is not None:
+                body_bytes = _body_bytes_of(name, reader.body_bytes)
+    return Reader(eval(f"lambda datum, body: struct({', '.join(columns)})", scope), body_bytes)  # noqa: S307 - as above
+
+
+def _body_bytes_of(name: str, size: Callable[[Any], int]) -> Callable[[Datum], int]:
+    return lambda datum: size(datum[name])
+
+
+def _field_reader(hint: Any) -> Reader | None:
+    """None: fastavro's value is the field's."""
+    if get_origin(hint) is tuple:
+        return _array_reader(_field_reader(get_args(hint)[0]) or Reader(lambda datum, _body: datum))
+    if hint is UUID:
+        return Reader(_uuid_of)
+    if issubclass(hint, IntEnum):
+        members = {int(member): member for member in hint}
+        return Reader(lambda number, _body: members[number] if number in members else hint(number))
+    return reader_of(hint) if issubclass(hint, Struct | TopicIdPartition) else None
+
+
+def _array_reader(item: Reader) -> Reader:
+    read, size = item.message, item.body_bytes
+
+    def message(datum: Any, body: BodyCursor) -> Any:
+        return tuple([read(entry, body) for entry in datum])
+
+    return Reader(message, None if size is None else lambda datum: sum(map(size, datum)))
+
+
+@lru_cache(_PARTITIONS_REMEMBERED)
+def _partition_of(topic_id: bytes, topic: str, partition: int) -> TopicIdPartition:
+    """The same object for the same partition: it stands in every request. Raises BadArgument."""
+    return TopicIdPartition(UUID(bytes=topic_id), topic, partition)
+
+
+def _uuid_of(datum: Any, _body: BodyCursor) -> UUID:
+    # A schema's default of a fixed field is text, a code point a byte, and fastavro hands it on as it stands there.
+    return UUID(bytes=datum.encode("latin-1") if isinstance(datum, str) else datum)
+
+
+def _records_bytes(datum: Datum) -> int:
+    size_bytes: int = datum[RECORDS_SIZE_FIELD]
+    if size_bytes < 0:
+        raise ValueError(f"{RECORDS_SIZE_FIELD} is {size_bytes}")
+    return size_bytes
