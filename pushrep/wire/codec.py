@@ -139,7 +139,7 @@ class BodyCursor:
         return (self._view[self._at - size_bytes : self._at],)
 
 
-class Reader(NamedTuple):
+class HeaderReader(NamedTuple):
     """How a class, or a field, is made. `body_bytes(datum)`: what the records in it need, before they are there."""
 
     message: Callable[[Any, BodyCursor], Any]
@@ -147,10 +147,10 @@ class Reader(NamedTuple):
 
 
 @cache
-def reader_of(struct: type[Any]) -> Reader:
+def reader_of(struct: type[Any]) -> HeaderReader:
     """The reader of a class, made of its fields. `message` raises BadArgument for a value out of its range."""
     if struct is TopicIdPartition:
-        return Reader(lambda datum, _body: _partition_of(datum["topic_id"], datum["topic"], datum["partition"]))
+        return HeaderReader(lambda datum, _body: _partition_of(datum["topic_id"], datum["topic"], datum["partition"]))
     scope: dict[str, Any] = {"struct": struct}
     columns: list[str] = []
     body_bytes: Callable[[Datum], int] | None = None
@@ -165,32 +165,32 @@ def reader_of(struct: type[Any]) -> Reader:
             scope[f"read_{name}"] = reader.message
             if reader.body_bytes is not None:
                 body_bytes = _body_bytes_of(name, reader.body_bytes)
-    return Reader(eval(f"lambda datum, body: struct({', '.join(columns)})", scope), body_bytes)  # noqa: S307 - as above
+    return HeaderReader(eval(f"lambda datum, body: struct({', '.join(columns)})", scope), body_bytes)  # noqa: S307 - as above
 
 
 def _body_bytes_of(name: str, size: Callable[[Any], int]) -> Callable[[Datum], int]:
     return lambda datum: size(datum[name])
 
 
-def _field_reader(hint: Any) -> Reader | None:
+def _field_reader(hint: Any) -> HeaderReader | None:
     """None: fastavro's value is the field's."""
     if get_origin(hint) is tuple:
-        return _array_reader(_field_reader(get_args(hint)[0]) or Reader(lambda datum, _body: datum))
+        return _array_reader(_field_reader(get_args(hint)[0]) or HeaderReader(lambda datum, _body: datum))
     if hint is UUID:
-        return Reader(_uuid_of)
+        return HeaderReader(_uuid_of)
     if issubclass(hint, IntEnum):
         members = {int(member): member for member in hint}
-        return Reader(lambda number, _body: members[number] if number in members else hint(number))
+        return HeaderReader(lambda number, _body: members[number] if number in members else hint(number))
     return reader_of(hint) if issubclass(hint, Struct | TopicIdPartition) else None
 
 
-def _array_reader(item: Reader) -> Reader:
+def _array_reader(item: HeaderReader) -> HeaderReader:
     read, size = item.message, item.body_bytes
 
     def message(datum: Any, body: BodyCursor) -> Any:
         return tuple([read(entry, body) for entry in datum])
 
-    return Reader(message, None if size is None else lambda datum: sum(map(size, datum)))
+    return HeaderReader(message, None if size is None else lambda datum: sum(map(size, datum)))
 
 
 @lru_cache(_PARTITIONS_REMEMBERED)

@@ -22,7 +22,7 @@ from fastavro import parse_schema, schemaless_reader
 
 from pushrep.errors import BadArgument
 from pushrep.wire.calls import CALL_OF_EVENT, CALLS, PLACE_OF, ApiKey
-from pushrep.wire.codec import BodyCursor, Reader, Writer, parts_of, reader_of, writer_of
+from pushrep.wire.codec import BodyCursor, HeaderReader, Writer, parts_of, reader_of, writer_of
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.errors import MalformedMessage, NoCommonVersion, NotInVersion, SchemaMismatch, UnknownCall
 from pushrep.wire.frames import FrameKind, OpenedFrame, Prefix, frame_head
@@ -89,7 +89,7 @@ class Spoken:
         return parts_of(self.struct)
 
     @cached_property
-    def reader(self) -> Reader:
+    def reader(self) -> HeaderReader:
         """What fastavro read, as a message."""
         return reader_of(self.struct)
 
