@@ -35,8 +35,8 @@ from aiokafka.errors import (
 from tenacity import AsyncRetrying, retry_if_exception, wait_random_exponential
 
 from filtering import METADATA_HEADER, StreamMetadata
-from filtering.consumers.aiokafka_asking import failure_of, missing_right, naming_rights
-from filtering.consumers.asking import ask_async
+from filtering.consumers.aiokafka_client import failure_of, missing_right, naming_rights
+from filtering.retry import ask_async
 from partitioner.errors import (
     BadPartitionerSetting,
     BreaksPrefixCondition,

@@ -34,7 +34,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # t
 from tenacity import RetryCallState, Retrying, wait_random_exponential
 
 from filtering import METADATA_HEADER, StreamMetadata
-from filtering.consumers.confluent_asking import ask_brokers, fatal_errors, missing_right, naming_rights
+from filtering.consumers.confluent_client import ask_brokers, fatal_errors, missing_right, naming_rights
 from partitioner.errors import (
     BadPartitionerSetting,
     BreaksPrefixCondition,

@@ -8,13 +8,13 @@ client only, and knows eager rebalances only. Marks that do not fit beside an of
 """
 
 import asyncio
-import logging
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import compress
 from types import TracebackType
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self, TypeVar
 
 from filtering.extras import needed_by
 
@@ -26,21 +26,34 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import CommitFailedError, IllegalStateError
 from aiokafka.structs import ConsumerRecord
 
-from filtering.consumers.aiokafka_asking import failure_of, naming_rights
-from filtering.consumers.aiokafka_starts import AiokafkaMember, AiokafkaStarts
-from filtering.consumers.asking import Failure
-from filtering.consumers.assignment import Assignment, FilterSettings
-from filtering.consumers.errors import CommitFailed, MarksTooLarge, PositionUnknown, SettingOverwritesMarks
-from filtering.consumers.positions import END, METADATA_CHARACTERS_MAX, CommittedPosition, encode
-from filtering.consumers.startpoints import Startpoints, StartpointWatcher
+from filtering.consumers.aiokafka_client import AiokafkaMember, failure_of, naming_rights
+from filtering.consumers.assignment import FilterSettings
+from filtering.consumers.errors import CommitFailed, MarksTooLarge, SettingOverwritesMarks
+from filtering.consumers.member import (
+    AskCommitted,
+    AskStartpoints,
+    ClientCall,
+    ClientFacts,
+    CommittedOffset,
+    GroupMember,
+    Pause,
+    ReadMarks,
+    Resume,
+    Seek,
+    Steps,
+    WriteMarks,
+    run,
+    run_async,
+)
+from filtering.consumers.positions import END, METADATA_CHARACTERS_MAX
+from filtering.consumers.startpoints import PartitionFacts, Startpoints
 from filtering.errors import BadFilterSetting
 from filtering.replay_filter import FilterCounts
 from filtering.stream_metadata import METADATA_HEADER
 
-_LOG = logging.getLogger(__name__)
-_LOAD_AGAIN_S = 1.0
 _SHARED = frozenset({"bootstrap_servers", "security_protocol", "ssl_context", "client_id", "request_timeout_ms"})
 
+_Result = TypeVar("_Result")
 OnPartitions = Callable[["ReplayFilteredConsumer", set[TopicPartition]], Awaitable[None]]
 
 
@@ -76,18 +89,16 @@ class ReplayFilteredConsumer:
         self._topics, self._group, self._settings = topics, group_id, settings
         self._key_of = _key if carrier == "key" else _header
         pids = None if only_pids is None else frozenset(only_pids)
-        self._assignment = Assignment(FilterSettings(window=window, only_pids=pids, ttl_s=ttl_s))
+        settings_of_filter = FilterSettings(window=window, only_pids=pids, ttl_s=ttl_s)
+        facts = ClientFacts(self._facts_of, failure_of, lambda _: False)
+        self._member = GroupMember(group_id, settings_of_filter, startpoints, facts)
         self._on_assign, self._on_revoke = on_assign, on_revoke
         self._moving = asyncio.Lock()
         self._untaken: dict[tuple[str, int], int] = {}  # what the client handed over to a call that was cancelled
-        self._failure: Exception | None = None
-        self._pending: list[TopicPartition] = []
-        self._paused: set[TopicPartition] = set()
         self._committing = asyncio.Lock()
-        self._watcher = StartpointWatcher(self._assignment, None if startpoints is None else startpoints.look_every_s)
-        self._startpoints, self._starts = startpoints, cast("AiokafkaStarts | None", None)
         self._client: AIOKafkaConsumer | None = None
         self._admin: AIOKafkaAdminClient | None = None
+        self._brokers: AiokafkaMember | None = None
 
     @property
     def client(self) -> AIOKafkaConsumer:
@@ -99,12 +110,12 @@ class ReplayFilteredConsumer:
     @property
     def stopped(self) -> Mapping[tuple[str, int], Exception]:
         """Partitions that are not read since their startpoint can't be applied, and why; getone, getmany raise it."""
-        return self._watcher.stopped
+        return self._member.watcher.stopped
 
     @property
     def counts(self) -> Mapping[str, FilterCounts]:
         """What became of the records, by topic."""
-        return self._assignment.counts
+        return self._member.assignment.counts
 
     async def start(self) -> None:
         """Connect and join the group."""
@@ -113,8 +124,7 @@ class ReplayFilteredConsumer:
         await self._admin.start()
         self._client = AIOKafkaConsumer(**self._settings, group_id=self._group, enable_auto_commit=False)
         to_earliest = self._settings.get("auto_offset_reset", "latest") == "earliest"
-        member = AiokafkaMember(self._client, self._admin, self._group, to_earliest)
-        self._starts = AiokafkaStarts(member, self._assignment, self._watcher, self._startpoints, self._paused)
+        self._brokers = AiokafkaMember(self._client, self._admin, self._group, resets_to_earliest=to_earliest)
         self._client.subscribe(list(self._topics), listener=_Listener(self))
         try:
             with naming_rights(self._group, ", ".join(self._topics)):
@@ -127,12 +137,14 @@ class ReplayFilteredConsumer:
         """The next record that is no replay. Raises PairSplit, and the client's KafkaError."""
         while True:
             await self._follow()
-            moves = self._joined().moves
+            moves = self._member.moves
             for record in await self._next():
                 partition = (record.topic, record.partition)
                 await self._turn({partition: record.offset})
                 try:
-                    if self._is_read(partition, moves) and self._admit(partition, record):
+                    if self._is_read(partition, moves) and self._member.admit(
+                        partition, record.offset, self._key_of(record)
+                    ):
                         return record
                 finally:
                     self._moving.release()
@@ -140,15 +152,15 @@ class ReplayFilteredConsumer:
     async def getmany(
         self, *, timeout_ms: int = 0, max_records: int | None = None
     ) -> dict[TopicPartition, list[ConsumerRecord]]:
-        """What the client hands over at once, without the replays; the fast road. Raises as `getone`.
+        """What the client hands over at once, without the replays; the fast path. Raises as `getone`.
 
         It may be empty although there was something to read: all of it were replays.
         """
         deadline_s = time.monotonic() + timeout_ms / 1000
         while True:
             await self._follow()
-            moves, left_s = self._joined().moves, max(0.0, deadline_s - time.monotonic())
-            wait_s = self._wait_s(left_s)
+            moves, left_s = self._member.moves, max(0.0, deadline_s - time.monotonic())
+            wait_s = self._member.wait_s(left_s)
             with naming_rights(self._group, ", ".join(self._topics)):
                 found = await self.client.getmany(timeout_ms=math.ceil(wait_s * 1000), max_records=max_records)
             if found or wait_s >= left_s:
@@ -171,43 +183,33 @@ class ReplayFilteredConsumer:
         and the client's KafkaError. After any of them nothing of it counts, what follows the last commit comes again.
         """
         async with self._committing:
-            due = self._assignment.due(time.time_ns() // 1_000_000)
-            offsets = {}
-            for one in due:
-                metadata = encode(CommittedPosition(one.marks, None, one.startpoint))
-                if len(metadata) > METADATA_CHARACTERS_MAX:
-                    allowed = METADATA_CHARACTERS_MAX
-                    raise MarksTooLarge(one.topic, one.partition, len(metadata), allowed, len(one.marks))
-                offsets[TopicPartition(one.topic, one.partition)] = (one.offset, metadata + END)
-            if offsets:
-                try:
-                    with naming_rights(self._group, due[0].topic):
-                        await self.client.commit(offsets)
-                except (CommitFailedError, IllegalStateError) as error:  # the second: a partition has just gone
-                    raise CommitFailed(self._group, error) from error
-                self._assignment.committed(due)
-                await self._joined().consumed(due)
+            positions = await self._run(self._member.positions(time.time_ns() // 1_000_000))
+            if not positions:
+                return
+            offsets = {
+                TopicPartition(due.topic, due.partition): (due.offset, metadata + END) for due, metadata, _ in positions
+            }
+            try:
+                with naming_rights(self._group, positions[0].due.topic):
+                    await self.client.commit(offsets)
+            except (CommitFailedError, IllegalStateError) as error:  # the second: a partition has just gone
+                raise CommitFailed(self._group, error) from error
+            await self._run(self._member.committed(positions))
 
     def pause(self, *partitions: TopicPartition) -> None:
         """Read nothing of these until `resume`, or until partitions come anew. Raises PositionUnknown."""
-        self._check_here(partitions)
-        self._paused.update(partitions)
-        self.client.pause(*partitions)
+        run(self._member.pause(_names(partitions)), self._do_at_once)
 
     def resume(self, *partitions: TopicPartition) -> None:
         """Read these again. Raises PositionUnknown."""
-        self._check_here(partitions)
-        self._paused.difference_update(partitions)
-        stopped = self.stopped
-        held = [one for one in partitions if one in self._pending or (one.topic, one.partition) in stopped]
-        self.client.resume(*(one for one in partitions if one not in held))
+        run(self._member.resume(_names(partitions)), self._do_at_once)
 
     def position(self, partition: TopicPartition) -> int | None:
         """Where it is read next, which is what `commit` stores; None while `auto_offset_reset` decides.
 
         Raises PositionUnknown for one that is not read here.
         """
-        return self._assignment.position((partition.topic, partition.partition))
+        return self._member.assignment.position((partition.topic, partition.partition))
 
     async def committed(self, partition: TopicPartition) -> int | None:
         """What the group committed of it, None for nothing; asks for 30 s. Raises the client's KafkaError."""
@@ -220,27 +222,7 @@ class ReplayFilteredConsumer:
         After a refused batch all other partitions go back to their committed positions: what came behind it is gone.
         """
         async with self._moving:
-            starts = self._joined()
-            if self._failure is not None:
-                await starts.back_to_committed()
-                self._failure = None
-            starts.on_seek((partition.topic, partition.partition))
-            if (await starts.committed([partition]))[partition].offset == offset:
-                begins = (await starts.load([partition]))[partition]
-                self.client.seek(partition, offset if begins is None else begins)
-                return
-            _LOG.warning(
-                "%s-%d goes on at %d, which is not its committed position: it begins with empty marks",
-                partition.topic, partition.partition, offset,
-            )  # fmt: skip
-            if partition in self._pending:
-                self._pending.remove(partition)
-                self._assignment.assign((partition.topic, partition.partition), offset)
-                if partition not in self._paused:
-                    self.client.resume(partition)
-            else:
-                self._assignment.seek((partition.topic, partition.partition), offset)
-            self.client.seek(partition, offset)
+            await self._run(self._member.seek((partition.topic, partition.partition), offset))
 
     async def close(self) -> None:
         """Leave the group; commits nothing. A second call does nothing."""
@@ -260,52 +242,64 @@ class ReplayFilteredConsumer:
     ) -> None:
         await self.close()
 
-    def _check(self) -> None:
-        """After a refused batch its records are gone from the client: going on would lose them."""
-        if self._failure is not None:
-            raise self._failure
+    async def _run(self, steps: Steps[_Result]) -> _Result:
+        return await run_async(steps, self._do)
+
+    async def _do(self, call: ClientCall) -> object:
+        match call:
+            case Seek(partition, offset):
+                await self._joined().seek(TopicPartition(*partition), offset)
+            case AskCommitted(partitions):
+                found = await self._joined().committed([TopicPartition(*one) for one in partitions])
+                return {
+                    (one.topic, one.partition): CommittedOffset(at.offset if at.offset >= 0 else None, at.metadata)
+                    for one, at in found.items()
+                }
+            case AskStartpoints(question):
+                return await asyncio.to_thread(question)
+            case _:
+                self._do_at_once(call)
+        return None
+
+    def _do_at_once(self, call: ClientCall) -> None:
+        """What needs no waiting; marks that do not fit beside an offset are refused."""
+        match call:
+            case Pause(partitions):
+                self.client.pause(*(TopicPartition(*one) for one in partitions))
+            case Resume(partitions):
+                self.client.resume(*(TopicPartition(*one) for one in partitions))
+            case ReadMarks(partition):
+                why = f"of a consumer whose marks of {partition[0]} fit into commits"
+                raise BadFilterSetting("group_id", self._group, why)
+            case WriteMarks(due, characters):
+                raise MarksTooLarge(due.topic, due.partition, characters, METADATA_CHARACTERS_MAX, len(due.marks))
+            case _:
+                raise AssertionError(f"{call} needs the event loop")
+
+    def _facts_of(self, topic: str, partition: int, position: int | None) -> PartitionFacts:
+        return self._joined().facts_of(topic, partition, position)
 
     async def _next(self) -> list[ConsumerRecord]:
         """The client's next record; none, now and then, where startpoints are to be asked for."""
-        wait_s = self._wait_s(-1)
+        wait_s = self._member.wait_s(-1)
         with naming_rights(self._group, ", ".join(self._topics)):
             if wait_s < 0:
                 return [await self.client.getone()]
             found = await self.client.getmany(timeout_ms=math.ceil(wait_s * 1000), max_records=1)
         return [record for records in found.values() for record in records]
 
-    def _wait_s(self, left_s: float) -> float:
-        """So long of `left_s` (below 0: for ever) the client may wait."""
-        wait_s = self._watcher.wait_s(left_s)
-        if self._pending and (wait_s < 0 or wait_s > _LOAD_AGAIN_S):
-            return _LOAD_AGAIN_S
-        return wait_s
-
-    def _check_here(self, partitions: Iterable[TopicPartition]) -> None:
-        for one in partitions:
-            name = (one.topic, one.partition)
-            if name not in self._assignment and one not in self._pending and name not in self.stopped:
-                raise PositionUnknown(*name)
-
     def _is_read(self, partition: tuple[str, int], moves: int) -> bool:
         """Whether what was fetched when so many moves were made is of the partition's run, so far as anyone can tell.
 
         If not, the client reads it again from where the run is: some of it may have been fetched behind the move.
         """
-        if partition not in self._assignment:
+        if partition not in self._member.assignment:
             return False
-        at = self._assignment.position(partition)
-        if at is None or not self._joined().has_moved(partition, moves):
+        at = self._member.assignment.position(partition)
+        if at is None or not self._member.has_moved(partition, moves):
             return True
         self.client.seek(TopicPartition(*partition), at)
         return False
-
-    def _admit(self, partition: tuple[str, int], record: ConsumerRecord) -> bool:
-        try:
-            return self._assignment.admit(partition, record.offset, self._key_of(record))
-        except Exception as error:
-            self._failure = error
-            raise
 
     def _kept(
         self, found: Mapping[TopicPartition, Sequence[ConsumerRecord]], moves: int
@@ -316,63 +310,36 @@ class ReplayFilteredConsumer:
             name = (partition.topic, partition.partition)
             if not records or not self._is_read(name, moves):
                 continue
-            self._assignment.met(name, records[0].offset)
-            try:
-                if self._failure is None and (passed := self._passed(partition, records)):
+            self._member.assignment.met(name, records[0].offset)
+            with suppress(Exception):  # it is the member's `failure` now: the next call raises it, unless this one does
+                if self._member.failure is None and (passed := self._passed(partition, records)):
                     kept[partition] = passed
-            except Exception as error:  # noqa: BLE001 - told by the next call, unless this one has nothing to say
-                self._failure = error
-        if self._failure is not None and not kept:
-            raise self._failure
+        if self._member.failure is not None and not kept:
+            raise self._member.failure
         return kept
 
     def _passed(self, partition: TopicPartition, records: Sequence[ConsumerRecord]) -> list[ConsumerRecord]:
         keys = [self._key_of(record) for record in records]
         spans = {partition.partition: (records[0].offset, records[-1].offset)}
-        passes = self._assignment.admit_columns(partition.topic, keys, partition.partition, spans)
+        passes = self._member.admit_columns(partition.topic, keys, partition.partition, spans)
         return list(records) if passes.all() else list(compress(records, passes.tobytes()))
 
     async def assigned(self, partitions: set[TopicPartition]) -> None:
         """The client's call: the committed position of each comes with its marks."""
         self.client.pause(*partitions)  # before it fetches: if loading fails, it goes on without us
+        names = _names(partitions)
         async with self._moving:
-            self._watcher.forget([(one.topic, one.partition) for one in partitions])
+            self._member.forget([*self._member.partitions, *names])
             self._untaken.clear()
-            self._failure = None  # the client begins again at the committed positions
-            self._paused.clear()
-            self._pending = sorted(partitions)
-            if await self._load_unless_it_passes() is None:
-                return
-        if self._on_assign is not None:
-            await self._on_assign(self, partitions)
-
-    async def _load(self) -> dict[TopicPartition, int | None]:
-        """Partitions that came are read from now on: where each begins. Raises what loading raises: then none is."""
-        starts = await self._joined().load(self._pending)
-        read = [one for one in starts if (one.topic, one.partition) in self._assignment and one not in self._paused]
-        self.client.resume(*read)
-        self._pending = []
-        return starts
-
-    async def _load_unless_it_passes(self) -> dict[TopicPartition, int | None] | None:
-        """As `_load`; None, and a warning, where it fails of what a later read may find mended."""
-        try:
-            return await self._load()
-        except Exception as error:
-            if failure_of(error) is not Failure.PASSES:
-                raise
-            _LOG.warning("group %r: brokers do not answer now, a later read asks again: %s", self._group, error)
-            return None
+            await self._run(self._member.hold(names))
+        await self._load_again()
 
     async def _load_again(self) -> None:
-        """What came and could not be loaded; the client has not moved in it since, unless it is told to."""
+        """What came and is not loaded yet; the client has not moved in it since, unless it is told to."""
         async with self._moving:
-            loaded = (await self._load_unless_it_passes() or {}) if self._pending else {}
-            for partition, start in loaded.items():
-                if start is not None and (partition.topic, partition.partition) in self._assignment:
-                    self.client.seek(partition, start)
+            loaded = await self._run(self._member.load_again())
         if loaded and self._on_assign is not None:
-            await self._on_assign(self, set(loaded))
+            await self._on_assign(self, {TopicPartition(*one) for one in loaded})
 
     async def revoked(self, partitions: set[TopicPartition]) -> None:
         """The client's call."""
@@ -383,18 +350,18 @@ class ReplayFilteredConsumer:
             # Until these are given up the client does not join anew, under which membership a commit on its way, which
             # the client sends again by itself, would count.
             async with self._committing, self._moving:
-                self._watcher.forget([(one.topic, one.partition) for one in partitions])
-                self._pending = [one for one in self._pending if one not in partitions]
+                self._member.forget(_names(partitions))
 
     async def _follow(self) -> None:
         """Between two reads: raise what stands in the way of the next, obey startpoints that are new."""
-        self._check()
-        if self._pending:
+        if self._member.failure is not None:  # its records are gone from the client: going on would lose them
+            raise self._member.failure
+        if self._member.holds_any:
             await self._load_again()
-        if self._untaken or self._startpoints is not None:
+        if self._untaken or self._member.follows_startpoints:
             async with self._moving:
                 self._take_back()
-                await self._joined().follow()
+                await self._run(self._member.follow(asyncio.get_running_loop().time()))
 
     async def _turn(self, handed_over: Mapping[tuple[str, int], int]) -> None:
         """Wait until no partition is moved, and take the lock. handed_over: the first offset of each.
@@ -409,15 +376,15 @@ class ReplayFilteredConsumer:
 
     def _take_back(self) -> None:
         for name, first in self._untaken.items():
-            if name in self._assignment:
-                at = self._assignment.position(name)
+            if name in self._member.assignment:
+                at = self._member.assignment.position(name)
                 self.client.seek(TopicPartition(*name), first if at is None else at)
         self._untaken.clear()
 
-    def _joined(self) -> AiokafkaStarts:
-        if self._starts is None:
+    def _joined(self) -> AiokafkaMember:
+        if self._brokers is None:
             raise BadFilterSetting("consumer", "not started", "used in `async with`")
-        return self._starts
+        return self._brokers
 
 
 class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka has no types
@@ -429,6 +396,10 @@ class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka ha
 
     async def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
         await self._consumer.assigned(assigned)
+
+
+def _names(partitions: Iterable[TopicPartition]) -> list[tuple[str, int]]:
+    return [(one.topic, one.partition) for one in partitions]
 
 
 def _key(record: ConsumerRecord) -> bytes | None:

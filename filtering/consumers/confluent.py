@@ -9,8 +9,10 @@ cooperative and `group.protocol=consumer`.
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
+from itertools import compress
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self, TypeVar
 
@@ -19,32 +21,50 @@ from filtering.extras import needed_by
 with needed_by("filtering.consumers.confluent"):
     import confluent_kafka  # noqa: F401 - the message says how to get it
 
+import numpy as np
+import numpy.typing as npt
 from confluent_kafka import OFFSET_INVALID, Consumer, KafkaException, Message, TopicPartition
 
-from filtering.consumers.asking import Failure, ask, ask_aside
-from filtering.consumers.assignment import Assignment, FilterSettings, PendingCommit
-from filtering.consumers.confluent_asking import (
+from filtering.consumers.assignment import FilterSettings, Spans
+from filtering.consumers.confluent_client import (
     REBALANCED,
+    ConfluentMarksTopic,
+    ConfluentMember,
     ask_partitions,
+    committed_offset,
     failure_of,
     failure_of_transaction,
+    is_too_early,
     missing_right,
     naming_rights,
 )
-from filtering.consumers.confluent_batches import carried_in_header, columns_of, passing
-from filtering.consumers.confluent_marks import ConfluentMarksTopic
-from filtering.consumers.confluent_starts import ConfluentMember, ConfluentStarts, PendingAssignment
-from filtering.consumers.errors import CommitFailed, MarksTooLarge, PositionUnknown, SettingOverwritesMarks
-from filtering.consumers.pauses import Pauses, Reason
-from filtering.consumers.positions import METADATA_CHARACTERS_MAX, CommittedPosition, Stored, encode
+from filtering.consumers.errors import CommitFailed, MarksTooLarge, SettingOverwritesMarks
+from filtering.consumers.member import (
+    AskCommitted,
+    AskStartpoints,
+    ClientCall,
+    ClientFacts,
+    CommitPosition,
+    DeleteMarks,
+    GroupMember,
+    LoadedStart,
+    Pause,
+    ReadMarks,
+    Resume,
+    Seek,
+    Steps,
+    WriteMarks,
+    run,
+)
+from filtering.consumers.positions import METADATA_CHARACTERS_MAX
 from filtering.consumers.startpoints import Startpoints
 from filtering.errors import BadFilterSetting, MissingRight
-from filtering.marks import HighwaterMarks
 from filtering.replay_filter import FilterCounts
+from filtering.retry import Failure, ask, ask_aside
+from filtering.stream_metadata import KEY_BYTES, METADATA_HEADER
 
 _LOG = logging.getLogger(__name__)
 
-_LOAD_AGAIN_S = 1.0
 _Result = TypeVar("_Result")
 OnPartitions = Callable[["ReplayFilteredConsumer", list[TopicPartition]], None]
 OnCommit = Callable[[Exception | None], None]
@@ -53,8 +73,7 @@ OnCommit = Callable[[Exception | None], None]
 class _Commit(NamedTuple):
     """What is being committed in another thread."""
 
-    due: Sequence[PendingCommit]
-    written: Mapping[tuple[str, int], Stored]
+    positions: Sequence[CommitPosition]
     on_commit: OnCommit | None
     answer: "Future[object]"
 
@@ -86,19 +105,14 @@ class ReplayFilteredConsumer:
         self._config = {**config, "enable.auto.commit": False}
         self._key_of = Message.key if carrier == "key" else carried_in_header
         pids = None if only_pids is None else frozenset(only_pids)
-        self._assignment = Assignment(FilterSettings(window=window, only_pids=pids, ttl_s=ttl_s))
-        self._stored: dict[tuple[str, int], Stored] = {}
-        self._failure: Exception | None = None
         self._missing: MissingRight | None = None
         self._client = Consumer(self._config)
-        member = ConfluentMember(self._client, config, self._group)
-        self._pauses = Pauses(
-            lambda names: self._client.pause([TopicPartition(*one) for one in names]),
-            lambda names: self._client.resume([TopicPartition(*one) for one in names]),
-        )
-        self._starts = ConfluentStarts(member, self._assignment, startpoints, self._marks_at, self._pauses)
-        self._pending = PendingAssignment(self._client, self._starts.load, self._pauses)
+        self._facts = ConfluentMember(self._client, config, self._group)
+        settings = FilterSettings(window=window, only_pids=pids, ttl_s=ttl_s)
+        facts = ClientFacts(self._facts.facts_of, failure_of, is_too_early)
+        self._member = GroupMember(self._group, settings, startpoints, facts)
         self._commit: _Commit | None = None
+        self._in_transaction: Sequence[CommitPosition] = ()
         self._on_assign: OnPartitions | None = None
         self._marks_topic = None if marks_topic is None else ConfluentMarksTopic(config, marks_topic)
 
@@ -110,12 +124,12 @@ class ReplayFilteredConsumer:
     @property
     def stopped(self) -> Mapping[tuple[str, int], Exception]:
         """Partitions that are not read since their startpoint can't be applied, and why; poll and consume raise it."""
-        return self._starts.watcher.stopped
+        return self._member.watcher.stopped
 
     @property
     def counts(self) -> Mapping[str, FilterCounts]:
         """What became of the records, by topic."""
-        return self._assignment.counts
+        return self._member.assignment.counts
 
     def subscribe(
         self,
@@ -150,9 +164,9 @@ class ReplayFilteredConsumer:
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
         """Read these, without a group's help; each from its committed position, with the marks as of it."""
         self._end_commit()
-        self._forget([TopicPartition(*one) for one in [*self._assignment, *self.stopped]])
-        self._client.assign(self._starts.load(partitions))
-        self._starts.pause_stopped()
+        self._forget(self._member.partitions)
+        self._client.assign(_at(self._run(self._member.load(_names(partitions)))))
+        self._run(self._member.pause_stopped())
 
     def poll(self, timeout_s: float = -1) -> Message | None:
         """The next record that is no replay, or an event of the client (`.error()` is set), or None after the time.
@@ -163,7 +177,7 @@ class ReplayFilteredConsumer:
         while True:
             self._check()
             left_s = -1 if deadline_s is None else max(0.0, deadline_s - time.monotonic())
-            message = self._client.poll(wait_s := self._wait_s(left_s))
+            message = self._client.poll(wait_s := self._member.wait_s(left_s))
             if message is None and wait_s != left_s:
                 continue  # there may be a new startpoint, or partitions to load again
             if message is None:
@@ -173,33 +187,26 @@ class ReplayFilteredConsumer:
                     raise missing
                 return message
             partition = (str(message.topic()), int(message.partition() or 0))
-            if partition not in self._assignment:
+            if partition not in self._member.assignment:
                 continue  # of a partition that has just gone
-            try:
-                if self._assignment.admit(partition, int(message.offset() or 0), self._key_of(message)):
-                    return message
-            except Exception as error:
-                self._failure = error
-                raise
+            if self._member.admit(partition, int(message.offset() or 0), self._key_of(message)):
+                return message
             if deadline_s is not None and time.monotonic() >= deadline_s:
                 return None
 
     def consume(self, num_messages: int = 500, timeout_s: float = -1) -> list[Message]:
-        """As many records as the client hands over at once, without the replays, and its events; the fast road.
+        """As many records as the client hands over at once, without the replays, and its events; the fast path.
 
         It may be empty although there was something to read: all of it were replays. Raises as `poll`.
         """
         messages = self._consumed(num_messages, timeout_s)
         if not messages:
             return messages
-        batch = columns_of(messages, self._assignment.topics, self._key_of)
-        if batch is None or not all((batch.topic, one) in self._assignment for one in batch.spans):
+        assignment = self._member.assignment
+        batch = columns_of(messages, assignment.topics, self._key_of)
+        if batch is None or not all((batch.topic, one) in assignment for one in batch.spans):
             return self._one_by_one(messages)
-        try:
-            return passing(messages, self._assignment.admit_columns(*batch))
-        except Exception as error:
-            self._failure = error
-            raise
+        return passing(messages, self._member.admit_columns(*batch))
 
     def commit(self) -> None:
         """Store, for every partition, the position behind what was yielded, with its marks.
@@ -209,12 +216,9 @@ class ReplayFilteredConsumer:
         nothing of it counts, what follows the last commit comes again.
         """
         self._end_commit()
-        due = self._assignment.due(_now_ms())
-        if not due:
-            return
-        positions, written = self._positions(due)
-        self._store(positions)
-        self._on_committed(due, written)
+        if positions := self._positions():
+            self._store(positions)
+            self._run(self._member.committed(positions))
 
     def commit_async(self, on_commit: OnCommit | None = None) -> bool:
         """Begin to commit as `commit` does, and return; False, and nothing is begun, while one is under way.
@@ -226,31 +230,30 @@ class ReplayFilteredConsumer:
         self._end_commit(wait=False)
         if self._commit is not None:
             return False
-        due = self._assignment.due(_now_ms())
-        positions, written = self._positions(due)
+        positions = self._positions()
         answer: Future[object]
-        if due:
+        if positions:
             answer = ask_aside(lambda: self._store(positions), f"pushrep commits of {self._group}")
         else:
             answer = Future()
             answer.set_result(None)
-        self._commit = _Commit(due, written, on_commit, answer)
+        self._commit = _Commit(positions, on_commit, answer)
         return True
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
         """Read nothing of these until `resume`, or until they go. Raises PositionUnknown for one that is not here."""
-        self._pauses.add(Reason.CALLER, self._names(partitions))
+        self._run(self._member.pause(_names(partitions)))
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
         """Read these again. Raises PositionUnknown for one that is not here."""
-        self._pauses.remove(Reason.CALLER, self._names(partitions))
+        self._run(self._member.resume(_names(partitions)))
 
     def position(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
         """Where each is read next, which is what `commit` stores; OFFSET_INVALID where `auto.offset.reset` decides.
 
         Raises PositionUnknown for one that is not read here.
         """
-        found = [(one, self._assignment.position((one.topic, one.partition))) for one in partitions]
+        found = [(one, self._member.assignment.position((one.topic, one.partition))) for one in partitions]
         return [
             TopicPartition(one.topic, one.partition, OFFSET_INVALID if offset is None else offset)
             for one, offset in found
@@ -258,7 +261,7 @@ class ReplayFilteredConsumer:
 
     def committed(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
         """What the group committed of each, OFFSET_INVALID for nothing; asks for 30 s. Raises KafkaException."""
-        return self._starts.committed(partitions)
+        return self._facts.committed(partitions)
 
     def send_to_transaction(self, producer: Any) -> None:
         """Let a transactional producer commit the positions, so that what it wrote and they are one transaction.
@@ -267,60 +270,28 @@ class ReplayFilteredConsumer:
         `transaction_aborted()`: every partition goes back to its committed position.
         """
         self._end_commit()
-        due = self._assignment.due(_now_ms())
-        positions, written = self._positions(due)
-        self._in_transaction = (due, written)
-        group = self._client.consumer_group_metadata()
-        ask(lambda left_s: producer.send_offsets_to_transaction(positions, group, left_s), failure_of_transaction)
+        positions = self._in_transaction = self._positions()
+        group, offsets = self._client.consumer_group_metadata(), _offsets(positions)
+        ask(lambda left_s: producer.send_offsets_to_transaction(offsets, group, left_s), failure_of_transaction)
 
     def transaction_committed(self) -> None:
         """The producer's transaction that had our positions is committed."""
-        self._on_committed(*self._in_transaction)
-        self._in_transaction = ((), {})
+        positions, self._in_transaction = self._in_transaction, ()
+        self._run(self._member.committed(positions))
 
     def transaction_aborted(self) -> None:
         """It is not: read again from the committed positions, with their marks."""
-        self._in_transaction = ((), {})
-        self._back_to_committed()
-
-    def _back_to_committed(self) -> None:
-        """Every partition begins again, where nothing is committed at the first record that the client handed over."""
+        self._in_transaction = ()
         self._end_commit()
-        began = {one: self._assignment.began(one) for one in self._assignment}
-        for start in self._starts.load([TopicPartition(*one) for one in began]):
-            first = began[start.topic, start.partition]
-            if start.offset < 0 and first is not None:  # nothing is committed yet: back to where this run began
-                start.offset = first
-            if start.offset >= 0:  # else nothing came of it: it stands where its reset policy put it
-                self._client.seek(start)
-        self._starts.pause_stopped()
+        self._run(self._member.back_to_committed())
 
     def seek(self, partition: TopicPartition) -> None:
         """Go on at `partition.offset`. The committed position brings its marks; any other begins with none.
 
         After a refused batch all other partitions go back to their committed positions: what came behind it is gone.
         """
-        if self._failure is not None:
-            self._back_to_committed()
-            self._failure = None
         self._end_commit()
-        [committed] = self._starts.committed([partition])
-        if committed.offset == partition.offset:
-            [start] = self._starts.load([partition])
-            self._client.seek(start)
-            self._starts.pause_stopped()
-            return
-        _LOG.warning(
-            "%s-%d goes on at %d, which is not its committed position: it begins with empty marks",
-            partition.topic, partition.partition, partition.offset,
-        )  # fmt: skip
-        name = (partition.topic, partition.partition)
-        if name in self._pending:
-            self._assignment.assign(name, partition.offset)
-        else:
-            self._assignment.seek(name, partition.offset)
-        self._client.seek(partition)
-        self._pending.forget([partition])
+        self._run(self._member.seek((partition.topic, partition.partition), partition.offset))
 
     def close(self) -> None:
         """Leave the group; commits nothing. A second call does nothing."""
@@ -344,47 +315,67 @@ class ReplayFilteredConsumer:
     ) -> None:
         self.close()
 
-    _in_transaction: tuple[Sequence[PendingCommit], Mapping[tuple[str, int], Stored]] = ((), {})
-
     def _check(self) -> None:
-        """After a refused batch its records are gone from the client: going on would lose them."""
+        """Raise what stands in the way of the next read; load what could not be loaded, obey new startpoints."""
         self._end_commit(wait=False)
-        if self._failure is not None:
-            raise self._failure
+        if self._member.failure is not None:  # its records are gone from the client: going on would lose them
+            raise self._member.failure
         self._raise_missing()
-        if loaded := self._unless_it_passes(self._pending.load_again):
-            self._began(loaded)
-        if not self._in_transaction[0]:  # what that commits is of the run before
-            self._unless_it_passes(self._starts.follow)
+        if self._member.holds_any and (loaded := self._run(self._member.load_again())):
+            self._began([TopicPartition(*one) for one in loaded])
+        if self._member.follows_startpoints and not self._in_transaction:  # what that commits is of the run before
+            self._run(self._member.follow(time.monotonic()))
 
-    def _unless_it_passes(self, step: Callable[[], _Result]) -> _Result | None:
-        """What `step` returns; None, and a warning, where it fails of what a later read may find mended."""
-        try:
-            return step()
-        except Exception as error:
-            if failure_of(error) is not Failure.PASSES:
-                raise
-            _LOG.warning("group %r: brokers do not answer now, a later read asks again: %s", self._group, error)
-            return None
+    def _run(self, steps: Steps[_Result]) -> _Result:
+        return run(steps, self._do)
 
-    def _wait_s(self, left_s: float) -> float:
-        """So long of `left_s` (below 0: for ever) the client may wait."""
-        wait_s = self._starts.watcher.wait_s(left_s)
-        if len(self._pending) and (wait_s < 0 or wait_s > _LOAD_AGAIN_S):
-            return _LOAD_AGAIN_S
-        return wait_s
+    def _do(self, call: ClientCall) -> object:
+        match call:
+            case Seek(partition, offset):
+                self._client.seek(TopicPartition(*partition, OFFSET_INVALID if offset is None else offset))
+            case Pause(partitions):
+                self._client.pause([TopicPartition(*one) for one in partitions])
+            case Resume(partitions):
+                self._client.resume([TopicPartition(*one) for one in partitions])
+            case AskCommitted(partitions):
+                found = self._facts.committed([TopicPartition(*one) for one in partitions])
+                return {(one.topic, one.partition): committed_offset(one) for one in found}
+            case AskStartpoints(question):
+                return question()
+            case _:
+                return self._do_with_marks(call)
+        return None
+
+    def _do_with_marks(self, call: ReadMarks | WriteMarks | DeleteMarks) -> object:
+        """What the marks topic does. Raises BadFilterSetting or MarksTooLarge if it is needed and was not given."""
+        topic = self._marks_topic
+        match call:
+            case ReadMarks(partition, stored):
+                if topic is None:
+                    why = f"needed: the marks of {partition[0]}-{partition[1]} lie in one"
+                    raise BadFilterSetting("marks_topic", None, why)
+                return topic.read(partition, stored)
+            case WriteMarks(due, characters):
+                if topic is None:
+                    allowed = METADATA_CHARACTERS_MAX
+                    raise MarksTooLarge(due.topic, due.partition, characters, allowed, len(due.marks))
+                return topic.write(self._group, (due.topic, due.partition), due.marks)
+            case DeleteMarks(stored):
+                if topic is not None:
+                    topic.delete(stored)
+        return None
 
     def _consumed(self, num_messages: int, timeout_s: float) -> list[Message]:
         deadline_s = time.monotonic() + timeout_s
         while True:
             self._check()
             left_s = -1 if timeout_s < 0 else max(0.0, deadline_s - time.monotonic())
-            messages: list[Message] = self._client.consume(num_messages, wait_s := self._wait_s(left_s))
+            messages: list[Message] = self._client.consume(num_messages, wait_s := self._member.wait_s(left_s))
             if messages or wait_s == left_s:
                 return messages
 
     def _one_by_one(self, messages: Sequence[Message]) -> list[Message]:
-        """Events, or several topics: rare enough to take the slow road.
+        """Events, or several topics: rare enough to take the slow path.
 
         What stands before a refused record is yielded, since a commit would say so; the next call raises.
         """
@@ -398,16 +389,14 @@ class ReplayFilteredConsumer:
                     self._missing = missing
                 continue
             partition, offset = (str(message.topic()), int(message.partition() or 0)), int(message.offset() or 0)
-            if partition not in self._assignment:
+            if partition not in self._member.assignment:
                 continue
-            self._assignment.met(partition, offset)
-            try:
-                if self._failure is None and self._assignment.admit(partition, offset, self._key_of(message)):
+            self._member.assignment.met(partition, offset)
+            with suppress(Exception):  # it is the member's `failure` now: the next call raises it, unless this one does
+                if self._member.failure is None and self._member.admit(partition, offset, self._key_of(message)):
                     kept.append(message)
-            except Exception as error:  # noqa: BLE001 - told by the next call, unless this one has nothing to say
-                self._failure = error
-        if self._failure is not None and not kept:
-            raise self._failure
+        if self._member.failure is not None and not kept:
+            raise self._member.failure
         if not kept:
             self._raise_missing()
         return kept
@@ -420,15 +409,15 @@ class ReplayFilteredConsumer:
 
     def _assigned(self, _: Consumer, partitions: list[TopicPartition]) -> None:
         try:
-            starts = self._starts.load(partitions)
+            starts = self._run(self._member.load(_names(partitions)))
         except Exception as error:
             self._assign(partitions)
-            self._pending.hold(partitions)
+            self._run(self._member.hold(_names(partitions)))
             if failure_of(error) is not Failure.PASSES:
                 raise
             _LOG.warning("group %r: partitions came and can't be loaded now, reads try again: %s", self._group, error)
             return
-        self._assign(starts)
+        self._assign(_at(starts))
         self._began(partitions)
 
     def _assign(self, starts: list[TopicPartition]) -> None:
@@ -445,7 +434,7 @@ class ReplayFilteredConsumer:
             self._release(partitions)
 
     def _release(self, partitions: list[TopicPartition]) -> None:
-        self._forget(partitions)
+        self._forget(_names(partitions))
         if self._is_incremental():
             self._client.incremental_unassign(partitions)
         else:
@@ -453,7 +442,7 @@ class ReplayFilteredConsumer:
 
     def _began(self, partitions: list[TopicPartition]) -> None:
         """They are loaded, and the client has them."""
-        self._starts.pause_stopped()
+        self._run(self._member.pause_stopped())
         if self._on_assign is not None:
             self._on_assign(self, partitions)
 
@@ -463,37 +452,15 @@ class ReplayFilteredConsumer:
             self._config.get("partition.assignment.strategy", "")
         )
 
-    def _marks_at(self, partition: tuple[str, int], position: CommittedPosition) -> HighwaterMarks | None:
-        """The marks of a committed position; None if it has none."""
-        stored = position.stored
-        if stored is None:
-            return position.marks
-        self._stored[partition] = stored
-        if self._marks_topic is None:
-            raise BadFilterSetting(
-                "marks_topic", None, f"needed: the marks of {partition[0]}-{partition[1]} lie in one"
-            )
-        return self._marks_topic.read(partition, stored)
+    def _positions(self) -> list[CommitPosition]:
+        return self._run(self._member.positions(time.time_ns() // 1_000_000))
 
-    def _positions(self, due: Sequence[PendingCommit]) -> tuple[list[TopicPartition], dict[tuple[str, int], Stored]]:
-        positions, written = [], {}
-        for one in due:
-            partition = (one.topic, one.partition)
-            metadata = encode(CommittedPosition(one.marks, None, one.startpoint))
-            if len(metadata) > METADATA_CHARACTERS_MAX:
-                if self._marks_topic is None:
-                    allowed = METADATA_CHARACTERS_MAX
-                    raise MarksTooLarge(*partition, len(metadata), allowed, len(one.marks))
-                written[partition] = self._marks_topic.write(self._group, partition, one.marks)
-                metadata = encode(CommittedPosition(None, written[partition], one.startpoint))
-            positions.append(TopicPartition(*partition, one.offset, metadata))
-        return positions, written
-
-    def _store(self, positions: list[TopicPartition]) -> None:
+    def _store(self, positions: Sequence[CommitPosition]) -> None:
         """Commit these. Raises CommitFailed, KafkaException."""
+        offsets = _offsets(positions)
         try:
-            with naming_rights(self._group, positions[0].topic):
-                ask_partitions(lambda _: self._client.commit(offsets=positions, asynchronous=False))
+            with naming_rights(self._group, offsets[0].topic):
+                ask_partitions(lambda _: self._client.commit(offsets=offsets, asynchronous=False))
         except KafkaException as error:
             if error.args[0].code() in REBALANCED or failure_of(error) is not Failure.STAYS:
                 raise CommitFailed(self._group, error.args[0]) from error
@@ -507,7 +474,7 @@ class ReplayFilteredConsumer:
         error = commit.answer.exception()
         self._commit = None
         if error is None:
-            self._on_committed(commit.due, commit.written)
+            self._run(self._member.committed(commit.positions))
         if error is not None and not isinstance(error, Exception):
             raise error
         if commit.on_commit is not None:
@@ -515,33 +482,23 @@ class ReplayFilteredConsumer:
         elif error is not None:
             _LOG.warning("an asynchronous commit failed: %s", error)
 
-    def _names(self, partitions: Iterable[TopicPartition]) -> list[tuple[str, int]]:
-        names = [(one.topic, one.partition) for one in partitions]
-        for name in names:
-            if name not in self._assignment and name not in self._pending and name not in self.stopped:
-                raise PositionUnknown(*name)
-        return names
+    def _forget(self, partitions: Iterable[tuple[str, int]]) -> None:
+        if paused := self._member.forget(partitions):  # the client remembers what is paused
+            self._client.resume([TopicPartition(*one) for one in paused])
 
-    def _on_committed(self, due: Sequence[PendingCommit], written: Mapping[tuple[str, int], Stored]) -> None:
-        """The commit is stored: what it replaced goes, and startpoints are consumed."""
-        self._assignment.committed(due)
-        for one in due:
-            partition = (one.topic, one.partition)
-            old = self._stored.pop(partition, None)
-            if partition in written:
-                self._stored[partition] = written[partition]
-            if old is not None and self._marks_topic is not None:
-                self._marks_topic.delete(old)
-        self._starts.consumed(due)
 
-    def _forget(self, partitions: Iterable[TopicPartition]) -> None:
-        gone = list(partitions)
-        self._starts.forget(gone)
-        self._pauses.forget((one.topic, one.partition) for one in gone)  # the client remembers what is paused
-        for one in gone:
-            self._stored.pop((one.topic, one.partition), None)
-        if not list(self._assignment):  # of a refused batch nothing is read any more: what comes, begins anew
-            self._failure = None
+def _names(partitions: Iterable[TopicPartition]) -> list[tuple[str, int]]:
+    return [(one.topic, one.partition) for one in partitions]
+
+
+def _at(starts: Mapping[tuple[str, int], LoadedStart]) -> list[TopicPartition]:
+    return [
+        TopicPartition(*one, OFFSET_INVALID if start.offset is None else start.offset) for one, start in starts.items()
+    ]
+
+
+def _offsets(positions: Iterable[CommitPosition]) -> list[TopicPartition]:
+    return [TopicPartition(due.topic, due.partition, due.offset, metadata) for due, metadata, _ in positions]
 
 
 def _group_of(config: Mapping[str, Any]) -> str:
@@ -554,5 +511,63 @@ def _group_of(config: Mapping[str, Any]) -> str:
     return str(group)
 
 
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
+class MessageColumns(NamedTuple):
+    """A batch of one topic, without events. `partitions`: one number where all are of it."""
+
+    topic: str
+    keys: bytes | list[bytes | None]
+    partitions: int | npt.NDArray[Any]
+    spans: Spans
+
+
+def columns_of(
+    messages: Sequence[Message], topics: Collection[str], key_of: Callable[[Message], bytes | None]
+) -> MessageColumns | None:
+    """The batch in columns; None for one that holds events of the client, or records of several topics.
+
+    topics: all that these messages can be of.
+    """
+    keys = list(map(key_of, messages))
+    column: bytes | list[bytes | None] = keys
+    try:
+        joined = b"".join(keys)  # type: ignore[arg-type] # None is what is found out
+    except TypeError:  # an event has no key, and some records have none
+        if any(map(Message.error, messages)):
+            return None
+    else:
+        if set(map(len, keys)) == {KEY_BYTES}:  # type: ignore[arg-type] # as above
+            column = joined
+    found = topics if len(topics) == 1 else set(map(Message.topic, messages))
+    if len(found) != 1:
+        return None
+    [topic] = found
+    numbers: list[Any] = list(map(Message.partition, messages))
+    where, spans = _spans(messages, numbers)
+    return MessageColumns(str(topic), column, where, spans)
+
+
+def carried_in_header(message: Message) -> bytes | None:
+    """The last header of our name; as `Message.key` for the carrier "header"."""
+    for name, value in reversed(message.headers() or ()):
+        if name == METADATA_HEADER:
+            return value if isinstance(value, bytes) else None
+    return None
+
+
+def passing(messages: list[Message], passes: npt.NDArray[np.bool_]) -> list[Message]:
+    """Those that pass."""
+    return messages if passes.all() else list(compress(messages, passes.tobytes()))
+
+
+def _spans(messages: Sequence[Message], numbers: list[int]) -> tuple[int | npt.NDArray[Any], Spans]:
+    """Where each record lies, and the first and the last offset of each partition."""
+    try:
+        where: npt.NDArray[Any] = np.frombuffer(bytes(numbers), np.uint8)  # a third of what np.array takes
+    except ValueError:  # above 255
+        where = np.array(numbers)
+    starts = [0, *(np.flatnonzero(where[1:] != where[:-1]) + 1).tolist()]
+    ends = [*(start - 1 for start in starts[1:]), len(messages) - 1]
+    first = {numbers[at]: messages[at].offset() for at in reversed(starts)}
+    last = {numbers[at]: messages[at].offset() for at in ends}
+    spans = {number: (int(first[number] or 0), int(offset or 0)) for number, offset in last.items()}
+    return (numbers[0] if len(spans) == 1 else where), spans

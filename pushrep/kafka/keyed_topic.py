@@ -25,8 +25,8 @@ from typing import Any, Self
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from filtering.consumers.asking import Failure, ask
-from filtering.consumers.confluent_asking import failure_of_code
+from filtering.consumers.confluent_client import failure_of_code
+from filtering.retry import Failure, ask
 from pushrep.errors import PushrepError
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.errors import DestinationRefused, KafkaUnreachable, TopicMissing

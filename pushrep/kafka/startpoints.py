@@ -21,8 +21,8 @@ from typing import Any, NoReturn
 
 from confluent_kafka import KafkaException, Message, Producer
 
-from filtering.consumers.asking import Failure, ask
-from filtering.consumers.confluent_asking import failure_of_transaction
+from filtering.consumers.confluent_client import failure_of_transaction
+from filtering.retry import Failure, ask
 from pushrep.env import SYSTEM_CLOCK, Clock
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.errors import KafkaUnreachable, TopicMissing, TopicReplaced

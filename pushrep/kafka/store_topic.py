@@ -24,8 +24,8 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
-from filtering.consumers.asking import Failure
-from filtering.consumers.confluent_asking import ask_bounds, ask_brokers, failure_of_code, flush
+from filtering.consumers.confluent_client import ask_bounds, ask_brokers, failure_of_code, flush
+from filtering.retry import Failure
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.errors import KafkaUnreachable, TopicReplaced
 from pushrep.kafka.topic import TopicFacts, kafka_failure, uuid_of

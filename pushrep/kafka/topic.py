@@ -21,8 +21,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # it does not 
     ResourceType,
 )
 
-from filtering.consumers.asking import Failure
-from filtering.consumers.confluent_asking import failure_of, missing_right
+from filtering.consumers.confluent_client import failure_of, missing_right
+from filtering.retry import Failure
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.errors import DestinationRefused, KafkaRightMissing, KafkaUnreachable, TopicMissing
 

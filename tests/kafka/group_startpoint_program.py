@@ -13,8 +13,8 @@ import signal
 import sys
 from pathlib import Path
 
-from filtering.consumers.asking import Failure
-from filtering.consumers.confluent_asking import failure_of_code
+from filtering.consumers.confluent_client import failure_of_code
+from filtering.retry import Failure
 from pushrep.startpoints import GroupStartpoints, StartpointStore
 
 STEPS = ("pending", "applied", "read", "committed", "consumed")
@@ -92,7 +92,7 @@ async def main(seen, client, servers, topic, store, end, step):
     DyingStore.step = step
     startpoints = GroupStartpoints(DyingStore.open(store), look_every_s=0.05)
     member = {"confluent": Confluent, "aiokafka": Aiokafka}[client](servers, topic, startpoints)
-    reading = member.consumer._assignment
+    reading = member.consumer._member.assignment
     async with contextlib.AsyncExitStack() as closing:
         if client == "aiokafka":
             closing.push_async_callback(member.consumer.close)

@@ -13,8 +13,8 @@ from typing import NamedTuple
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
 from filtering import METADATA_HEADER, StreamMetadata
-from filtering.consumers.asking import Failure
-from filtering.consumers.confluent_asking import failure_of_code
+from filtering.consumers.confluent_client import failure_of_code
+from filtering.retry import Failure
 from tests.kafka.plain_client import wait_decided
 from tests.spark.replay.conftest import NO_METADATA, Model
 

@@ -26,8 +26,8 @@ from confluent_kafka.admin import (
 )
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from filtering.consumers.asking import Failure
-from filtering.consumers.confluent_asking import failure_of, failure_of_code
+from filtering.consumers.confluent_client import failure_of, failure_of_code
+from filtering.retry import Failure
 
 _QUIET = {"log_level": 0}
 _TIMEOUT_S = 120

@@ -12,10 +12,10 @@ import pytest
 
 from filtering import StreamMetadata, sqe_producer_id
 from filtering.consumers import MarksTooLarge
-from filtering.consumers.asking import Failure
-from filtering.consumers.confluent_asking import ask_partitions, failure_of_code
+from filtering.consumers.confluent_client import ask_partitions, failure_of_code
 from filtering.consumers.positions import decode
 from filtering.consumers.startpoints import StartTarget
+from filtering.retry import Failure
 from pushrep.kafka import KafkaDestination
 from pushrep.startpoints import GroupStartpoints, Startpoint, StartpointFailed, StartpointStore
 from tests.kafka.plain_client import alter_topic, create_topic, plain_producer

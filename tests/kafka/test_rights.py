@@ -21,7 +21,7 @@ from confluent_kafka.admin import (
 )
 
 from filtering import HighwaterMarks, MissingRight, StreamMetadata, sqe_producer_id
-from filtering.consumers.confluent_marks import ConfluentMarksTopic
+from filtering.consumers.confluent_client import ConfluentMarksTopic
 from partitioner import PartitionStopped
 from pushrep.startpoints import Startpoint, StoreUnavailable, store_at
 from pushrep.startpoints.errors import NotWritten

@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 from filtering import StreamMetadata
-from filtering.consumers.confluent_asking import ask_partitions
+from filtering.consumers.confluent_client import ask_partitions
 from filtering.consumers.positions import decode
 from filtering.consumers.startpoints import PartitionFacts
 from pushrep.startpoints import GroupStartpoints, Startpoint, StartpointFailed, State, StoreUnavailable, store_at
@@ -250,7 +250,7 @@ def test_the_coordinator_tells_who_holds_a_partition(broker, topic, protocol):
         for _ in turns():
             for member in members:
                 member.poll(0.02)
-            said = [{n for n in range(2) if member._starts._member.is_held(topic, n)} for member in members]
+            said = [{n for n in range(2) if member._facts.is_held(topic, n)} for member in members]
             if sorted(map(len, held)) == [1, 1] and said == held:
                 break
         assert said == held

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from filtering import StreamMetadata
 from filtering.consumers.assignment import Assignment, FilterSettings
-from filtering.consumers.confluent_batches import columns_of, passing
+from filtering.consumers.confluent import columns_of, passing
 
 KEYS = st.one_of(
     st.none(),

@@ -12,8 +12,7 @@ pytest.importorskip("confluent_kafka")
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, MemberAssignment, MemberDescription
 
-from filtering.consumers.confluent_asking import connection_of
-from filtering.consumers.confluent_starts import ConfluentMember, held_by
+from filtering.consumers.confluent_client import ConfluentMember, connection_of, held_by
 
 WAY = {
     "bootstrap.servers": "127.0.0.1:9",
@@ -103,7 +102,7 @@ def test_brokers_are_found_by_either_name_of_the_setting(name):
 
 def test_a_member_asks_its_coordinator_with_a_token_of_its_consumer(monkeypatch):
     """Where it asks without one nobody answers, and every partition looks as if it were another's."""
-    monkeypatch.setattr("filtering.consumers.confluent_starts.ASK_WITHIN_S", 0.1)
+    monkeypatch.setattr("filtering.consumers.confluent_client.ASK_WITHIN_S", 0.1)
     asked = []
 
     def token(config):
@@ -122,7 +121,7 @@ def test_a_member_that_gets_no_token_to_ask_with_does_not_say_that_it_holds_a_pa
     def without_token(config):
         raise KafkaException(KafkaError(KafkaError.SASL_AUTHENTICATION_FAILED))
 
-    monkeypatch.setattr("filtering.consumers.confluent_starts.AdminClient", without_token)
+    monkeypatch.setattr("filtering.consumers.confluent_client.AdminClient", without_token)
     assert held_by(connection_of({**READING, **SECURITY}), "billing", "billing-1-of-the-group") == set()
 
 
@@ -143,7 +142,7 @@ class Answering:
 def test_a_service_that_hands_out_no_token_holds_no_reader_and_what_is_told_later_counts(monkeypatch):
     """The client waits for its token for 10 s, at each look: who waited with it would hardly read."""
     token = threading.Event()
-    monkeypatch.setattr("filtering.consumers.confluent_starts.AdminClient", lambda _: Answering(token))
+    monkeypatch.setattr("filtering.consumers.confluent_client.AdminClient", lambda _: Answering(token))
     member = ConfluentMember(Joined(), {**READING, **SECURITY}, "billing")
     try:
         assert not member.is_held("orders", 0)

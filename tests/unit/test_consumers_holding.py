@@ -4,7 +4,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from filtering.consumers.ownership import OwnershipCheck
+from filtering.consumers.startpoints import OwnershipCheck
 
 
 class Coordinator:

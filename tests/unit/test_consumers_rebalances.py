@@ -10,8 +10,9 @@ from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as ConfluentPartition
 
 from filtering import PairSplit, StreamMetadata
-from filtering.consumers import aiokafka, confluent, confluent_asking
-from filtering.consumers.aiokafka_starts import AiokafkaMember, AiokafkaStarts
+from filtering.consumers import aiokafka, confluent, confluent_client
+from filtering.consumers.aiokafka_client import AiokafkaMember
+from filtering.consumers.errors import PositionUnknown
 from filtering.consumers.startpoints import StartTarget
 
 PARTITION, OTHER = TopicPartition("orders", 0), TopicPartition("orders", 1)
@@ -26,13 +27,13 @@ class _Sent:
     """An operator's word, for the next look at a partition that comes."""
 
     look_every_s = 30.0
-    wish = None
+    target = None
 
     def version(self):
         return 1
 
     def pending(self, *_):
-        return self.wish
+        return self.target
 
     def moved(self, *_):
         return None
@@ -71,9 +72,8 @@ class _Client(AIOKafkaConsumer):
 async def joined(startpoints=None, committed=None, **more):
     client = _Client()
     consumer = aiokafka.ReplayFilteredConsumer("orders", group_id="g", startpoints=startpoints, **more)
-    member = AiokafkaMember(client, committed or _Committed(), "g", resets_to_earliest=committed is None)
     consumer._client = client
-    consumer._starts = AiokafkaStarts(member, consumer._assignment, consumer._watcher, startpoints)
+    consumer._brokers = AiokafkaMember(client, committed or _Committed(), "g", resets_to_earliest=committed is None)
     try:
         yield consumer, client
     finally:
@@ -90,7 +90,7 @@ def test_what_was_fetched_while_a_startpoint_was_applied_at_assignment_hides_not
         startpoints = _Sent()
         async with joined(startpoints) as (consumer, client):
             await consumer.assigned({PARTITION})
-            startpoints.wish = StartTarget(1000, 3, reset_marks=True)
+            startpoints.target = StartTarget(1000, 3, reset_marks=True)
 
             async def during_a_rebalance():
                 await consumer.assigned({PARTITION})
@@ -101,8 +101,8 @@ def test_what_was_fetched_while_a_startpoint_was_applied_at_assignment_hides_not
 
             client.fetched = [during_a_rebalance, after_it]
             found = await consumer.getone()
-            assert (found.offset, client.seeks) == (1000, [1000, 1000])
-            assert consumer._assignment.position(("orders", 0)) == 1001
+            assert (found.offset, client.seeks) == (1000, [5000, 1000, 1000])
+            assert consumer.position(PARTITION) == 1001
 
     asyncio.run(run())
 
@@ -133,7 +133,7 @@ def test_a_call_that_is_cancelled_while_partitions_come_loses_nothing():
                 await asyncio.gather(waiting, return_exceptions=True)
                 consumer._moving.release()
                 assert (await consumer.getone()).offset == client.seeks[-1]
-            assert client.seeks == [5000, 5001]
+            assert client.seeks == [5000, 5000, 5001]
 
     asyncio.run(run())
 
@@ -160,7 +160,7 @@ def test_aiokafka_a_refused_first_batch_is_not_passed_over_where_nothing_is_comm
 
             client.fetched = [one_pair_in_two]
             assert {each: len(records) for each, records in (await consumer.getmany()).items()} == {first: 1}
-            assert [(one.partition, one.offset) for one in consumer._assignment.due(0)] == [
+            assert [(one.partition, one.offset) for one in consumer._member.assignment.due(0)] == [
                 (first.partition, 71 + first.partition)
             ]
             with pytest.raises(PairSplit):
@@ -210,7 +210,7 @@ def test_aiokafka_a_position_that_can_t_be_loaded_is_left_by_a_seek():
                 await consumer.assigned({PARTITION})
             committed.is_away = False
             await consumer.seek(PARTITION, 7)
-            assert (consumer._assignment.position(("orders", 0)), client.paused()) == (7, set())
+            assert (consumer.position(PARTITION), client.paused()) == (7, set())
 
     asyncio.run(run())
 
@@ -227,7 +227,8 @@ def test_aiokafka_a_callback_that_fails_at_revocation_leaves_nothing_to_commit()
             await consumer.assigned({PARTITION})
             with pytest.raises(OSError, match="no commit"):
                 await consumer.revoked({PARTITION})
-            assert ("orders", 0) not in consumer._assignment
+            with pytest.raises(PositionUnknown):
+                consumer.position(PARTITION)
 
     asyncio.run(run())
 
@@ -238,13 +239,14 @@ def test_aiokafka_a_seek_after_a_refused_batch_brings_the_others_back_to_their_c
     async def run():
         async with joined() as (consumer, client):
             await consumer.assigned({PARTITION, OTHER})
-            consumer._assignment.admit(("orders", 1), 5000, None)
+            consumer._member.assignment.admit(("orders", 1), 5000, None)
 
-            consumer._failure = OSError("refused")
+            consumer._member.failure = OSError("refused")
+            client.places.clear()
             await consumer.seek(PARTITION, 7)
             assert client.places == [(PARTITION, 5000), (OTHER, 5000), (PARTITION, 7)]
-            assert consumer._assignment.position(("orders", 1)) == 5000
-            consumer._check()
+            assert consumer.position(OTHER) == 5000
+            assert consumer._member.failure is None
 
     asyncio.run(run())
 
@@ -265,14 +267,14 @@ def test_confluent_a_seek_after_a_refused_batch_brings_the_others_back_to_their_
     config = {"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "log_level": 0}
     with confluent.ReplayFilteredConsumer(config) as consumer:
         real, consumer._client = consumer._client, client
-        consumer._starts._client = client
+        consumer._facts.client = client
         for number in (0, 1):
-            consumer._assignment.assign(("orders", number), 50)
-        consumer._assignment.admit(("orders", 1), 50, None)
-        consumer._failure = OSError("refused")
+            consumer._member.assignment.assign(("orders", number), 50)
+        consumer._member.assignment.admit(("orders", 1), 50, None)
+        consumer._member.failure = OSError("refused")
         consumer.seek(ConfluentPartition("orders", 0, 7))
         assert client.seeks == ((0, 50), (1, 50), (0, 7))
-        assert consumer._assignment.position(("orders", 1)) == 50
+        assert [one.offset for one in consumer.position([ConfluentPartition("orders", 1)])] == [50]
         consumer._check()
         consumer._client = real
 
@@ -303,16 +305,16 @@ def of_three():
     """A consumer without a group's help that reads three partitions of which nothing is committed, and a client."""
 
     def reads(client):
-        consumer._client = consumer._starts._client = client
+        consumer._client = consumer._facts.client = client
         for number in range(3):
-            consumer._assignment.assign(("orders", number), None)
+            consumer._member.assignment.assign(("orders", number), None)
         return consumer
 
     config = {"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "log_level": 0, "auto.offset.reset": "latest"}
     with confluent.ReplayFilteredConsumer(config) as consumer:
-        real, starts = consumer._client, consumer._starts._client
+        real = consumer._client
         yield reads
-        consumer._client, consumer._starts._client = real, starts
+        consumer._client = consumer._facts.client = real
 
 
 def test_confluent_a_refused_first_batch_is_not_passed_over_where_nothing_is_committed(of_three):
@@ -357,10 +359,10 @@ class _Silent(_Refused):
 
 def test_confluent_a_read_survives_a_coordinator_that_does_not_answer(of_three, monkeypatch, caplog):
     """Partitions come while it is silent: they are not read, reads go on, and a later one loads them."""
-    monkeypatch.setattr(confluent_asking, "ask", lambda question, *_: question(1.0))
+    monkeypatch.setattr(confluent_client, "ask", lambda question, *_: question(1.0))
     client = _Silent()
     consumer = of_three(client)
-    consumer._assignment.drop(list(consumer._assignment))
+    consumer._member.assignment.drop(list(consumer._member.assignment))
     consumer._assigned(None, [ConfluentPartition("orders", 0)])
     for _ in range(2):
         assert consumer.consume(10, 0) == []
@@ -375,7 +377,7 @@ def test_confluent_what_stands_before_a_refused_record_is_yielded_since_a_commit
     client = _Refused([event])
     consumer = of_three(client)
     assert [one.offset() for one in consumer.consume(10, 0) if one.error() is None] == [70]
-    assert [(one.partition, one.offset) for one in consumer._assignment.due(0)] == [(0, 71)]
+    assert [(one.partition, one.offset) for one in consumer._member.assignment.due(0)] == [(0, 71)]
     with pytest.raises(PairSplit):
         consumer.consume(10, 0)
     consumer.seek(ConfluentPartition("orders", 0, 71))
@@ -400,10 +402,11 @@ def test_confluent_a_callback_that_fails_at_revocation_leaves_nothing_to_commit(
     with confluent.ReplayFilteredConsumer(config) as consumer:
         real, consumer._client = consumer._client, client
         consumer.subscribe(["orders"], on_revoke=fails)
-        consumer._assignment.assign(("orders", 0), 5)
+        consumer._member.assignment.assign(("orders", 0), 5)
         with pytest.raises(OSError, match="no commit"):
             client.revoked(client, [ConfluentPartition("orders", 0)])
-        assert ("orders", 0) not in consumer._assignment
+        with pytest.raises(PositionUnknown):
+            consumer.position([ConfluentPartition("orders", 0)])
         assert client.is_unassigned
         consumer._client = real
 

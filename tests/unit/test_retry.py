@@ -18,10 +18,10 @@ from aiokafka.structs import OffsetAndMetadata
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 
 from filtering import MissingRight
-from filtering.consumers import asking
-from filtering.consumers.aiokafka_asking import ask_committed
+from filtering import retry as asking
+from filtering.consumers.aiokafka_client import ask_committed
 from filtering.consumers.confluent import ReplayFilteredConsumer
-from filtering.consumers.confluent_asking import ask_bounds, ask_brokers, failure_of, failure_of_transaction
+from filtering.consumers.confluent_client import ask_bounds, ask_brokers, failure_of, failure_of_transaction
 
 PASSING = [
     KafkaError.NOT_COORDINATOR,
@@ -153,11 +153,11 @@ def test_a_consumer_is_assigned_and_commits_while_its_coordinator_moves(reader):
     inside = [Answered("orders", 0, KafkaError(KafkaError.COORDINATOR_LOAD_IN_PROGRESS))]
     committed = Refusing(moved, inside, answer=[TopicPartition("orders", 0, OFFSET_INVALID)])
     commit = Refusing(moved, inside, answer=[TopicPartition("orders", 0, 1)])
-    reader._client = reader._starts._client = client = Client(reader._client, committed=committed, commit=commit)
+    reader._client = reader._facts.client = client = Client(reader._client, committed=committed, commit=commit)
     reader.assign([TopicPartition("orders", 0)])
     assert [(one.topic, one.partition, one.offset) for one in client.assigned] == [("orders", 0, OFFSET_INVALID)]
     assert committed.calls == 3
-    reader._assignment.admit(("orders", 0), 0, b"\0" * 20)
+    reader._member.admit(("orders", 0), 0, b"\0" * 20)
     reader.commit()
     assert commit.calls == 3
 

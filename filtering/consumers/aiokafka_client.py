@@ -1,10 +1,16 @@
-"""Which of aiokafka's failures pass; what a group's coordinator tells: every committed position, who holds what."""
+"""aiokafka's clients: which of their failures pass, and what a group's member asks of brokers.
+
+A committed position's metadata is told by the admin client only. Startpoints block, so they are asked in a thread; what
+they want to know of the log is asked in the loop.
+"""
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
+from typing import TypeVar
 
-from aiokafka import TopicPartition
+from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.coordinator.protocol import ConsumerProtocol
 from aiokafka.errors import (
@@ -18,9 +24,11 @@ from aiokafka.errors import (
 )
 from aiokafka.structs import OffsetAndMetadata
 
-from filtering.consumers.asking import TIMEOUT_S, Failure, ask_async
-from filtering.consumers.ownership import ASK_WITHIN_S, Held
+from filtering.consumers.startpoints import ASK_WITHIN_S, Held, OwnershipCheck, PartitionFacts
 from filtering.errors import MissingRight
+from filtering.retry import TIMEOUT_S, Failure, ask_async
+
+_Answer = TypeVar("_Answer")
 
 
 def failure_of(error: BaseException) -> Failure:
@@ -92,3 +100,56 @@ async def ask_held(admin: AIOKafkaAdminClient, group: str, member: str) -> Held:
     assigned = [one[-1] for one in members if one[0] == member]
     held = [ConsumerProtocol.ASSIGNMENT.decode(one).partitions() for one in assigned if one]
     return frozenset((one.topic, one.partition) for partitions in held for one in partitions)
+
+
+class AiokafkaMember:
+    """A member of a group, as startpoints ask about it. Made in its event loop.
+
+    admin: the admin client, which alone tells a commit's metadata.
+    """
+
+    def __init__(
+        self, client: AIOKafkaConsumer, admin: AIOKafkaAdminClient, group: str, *, resets_to_earliest: bool
+    ) -> None:
+        self._client, self._admin, self._group, self._resets_to_earliest = client, admin, group, resets_to_earliest
+        self._loop = asyncio.get_running_loop()
+        self._ownership = OwnershipCheck(self._ask_held)
+
+    async def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, OffsetAndMetadata]:
+        """What the group committed, offset -1 for nothing; asks for 30 s. Raises MissingRight, KafkaError."""
+        return await ask_committed(self._admin, self._group, partitions)
+
+    async def seek(self, partition: TopicPartition, offset: int | None) -> None:
+        """To an offset; None: where the client's reset policy says."""
+        if offset is not None:
+            self._client.seek(partition, offset)
+        elif self._resets_to_earliest:
+            await self._client.seek_to_beginning(partition)
+        else:
+            await self._client.seek_to_end(partition)
+
+    def facts_of(self, topic: str, partition: int, position: int | None) -> PartitionFacts:
+        """A partition and how to look at its log, for a thread while the loop waits for it."""
+        return PartitionFacts(topic, partition, self._bounds, self._first_at, position, self._is_held)
+
+    def _is_held(self, topic: str, partition: int) -> bool:
+        member = self._client._coordinator.member_id  # noqa: SLF001 - the client tells it nowhere else
+        return self._ownership.is_held(member, topic, partition)
+
+    def _ask_held(self, member: str) -> "Future[Held]":
+        """Called in a thread, while the loop waits for it."""
+        return asyncio.run_coroutine_threadsafe(ask_held(self._admin, self._group, member), self._loop)
+
+    def _bounds(self, topic: str, partition: int) -> tuple[int, int]:
+        asked = TopicPartition(topic, partition)
+        start = self._in_loop(lambda: self._client.beginning_offsets([asked]))[asked]
+        return start, self._in_loop(lambda: self._client.end_offsets([asked]))[asked]
+
+    def _first_at(self, topic: str, partition: int, timestamp_ms: int) -> int | None:
+        asked = TopicPartition(topic, partition)
+        found = self._in_loop(lambda: self._client.offsets_for_times({asked: timestamp_ms}))[asked]
+        return None if found is None else int(found.offset)
+
+    def _in_loop(self, question: Callable[[], Awaitable[_Answer]]) -> _Answer:
+        """Called in a thread, while the loop waits for it."""
+        return asyncio.run_coroutine_threadsafe(ask_async(question, failure_of), self._loop).result()

@@ -1,0 +1,452 @@
+"""What a filtering consumer does as partitions come, move and go, and what it commits. Pure: shells do what it asks.
+
+    come      load: each from its committed position with its marks, or where its startpoint says, or stopped
+    reads     load_again: what could not be loaded      follow: startpoints that are new, between two reads
+              admit: replays are dropped; a refused record is kept as `failure`, which the next read raises
+    commit    positions: offsets with their marks, beside them or stored before      committed: they are stored
+    go        forget
+
+What needs the client is a generator: it yields calls (Seek, Pause ...) and is sent their answers. So one order of steps
+serves a client that blocks (`run`) and one that is awaited (`run_async`). A call that fails raises at its yield.
+
+A client takes an assignment whatever its callback raises, and would hand over records that nobody has marks for. So a
+partition whose loading failed stays assigned and paused, and every read loads it again or raises why it cannot.
+A partition that was stopped begins anew as soon as its startpoint is cancelled or a newer one is there.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from filtering.consumers.assignment import (
+    NO_MARKS,
+    Assignment,
+    FilterSettings,
+    PauseReason,
+    Pauses,
+    PendingCommit,
+    Spans,
+    TopicPartition,
+)
+from filtering.consumers.errors import PositionUnknown
+from filtering.consumers.positions import METADATA_CHARACTERS_MAX, CommittedPosition, Stored, decode, encode
+from filtering.consumers.startpoints import Answer, PartitionFacts, Startpoints, StartpointWatcher, StartTarget
+from filtering.marks import HighwaterMarks
+from filtering.retry import Failure
+
+_LOG = logging.getLogger(__name__)
+_LOAD_AGAIN_S = 1.0
+_Answer = TypeVar("_Answer")
+
+
+class Seek(NamedTuple):
+    """Fetch from `offset` on; None: from where the client's reset policy says."""
+
+    partition: TopicPartition
+    offset: int | None
+
+
+class Pause(NamedTuple):
+    """Fetch nothing of these, which the client has."""
+
+    partitions: list[TopicPartition]
+
+
+class Resume(NamedTuple):
+    """Fetch these again."""
+
+    partitions: list[TopicPartition]
+
+
+class AskCommitted(NamedTuple):
+    """What the group committed of each → a mapping to CommittedOffset."""
+
+    partitions: list[TopicPartition]
+
+
+class ReadMarks(NamedTuple):
+    """Marks that do not lie beside their offset → HighwaterMarks."""
+
+    partition: TopicPartition
+    stored: Stored
+
+
+class WriteMarks(NamedTuple):
+    """Store marks that take `characters` beside their offset, more than fit → Stored."""
+
+    due: PendingCommit
+    characters: int
+
+
+class DeleteMarks(NamedTuple):
+    """No commit names this version any more."""
+
+    stored: Stored
+
+
+class AskStartpoints(NamedTuple):
+    """A question to their store, which may block → what it returns."""
+
+    question: Callable[[], Any]
+
+
+ClientCall: TypeAlias = Seek | Pause | Resume | AskCommitted | ReadMarks | WriteMarks | DeleteMarks | AskStartpoints
+Steps: TypeAlias = Generator[ClientCall, Any, _Answer]
+
+
+class CommittedOffset(NamedTuple):
+    """None: nothing is committed."""
+
+    offset: int | None
+    metadata: str | None
+
+
+class LoadedStart(NamedTuple):
+    """Where a partition begins; None: where the client's reset policy says."""
+
+    offset: int | None
+    is_startpoint: bool
+
+
+class CommitPosition(NamedTuple):
+    """One partition's part of a commit. `stored`: where its marks were written to, if they do not fit."""
+
+    due: PendingCommit
+    metadata: str
+    stored: Stored | None
+
+
+class ClientFacts(NamedTuple):
+    """How to ask the client about a partition and its log; which failures pass; which say "not yet" to a seek."""
+
+    facts_of: Callable[[str, int, int | None], PartitionFacts]
+    failure_of: Callable[[BaseException], Failure]
+    is_too_early: Callable[[BaseException], bool]
+
+
+def run(steps: Steps[_Answer], do: Callable[[ClientCall], Any]) -> _Answer:
+    """What the steps come to; `do` makes each call. Raises what they raise."""
+    resume: Callable[[Any], ClientCall] = steps.send
+    given: Any = None
+    while True:
+        try:
+            call = resume(given)
+        except StopIteration as end:
+            answer: _Answer = end.value
+            return answer
+        try:
+            resume, given = steps.send, do(call)
+        except BaseException as error:  # noqa: BLE001 - the steps end it, or raise it again
+            resume, given = steps.throw, error
+
+
+async def run_async(steps: Steps[_Answer], do: Callable[[ClientCall], Awaitable[Any]]) -> _Answer:
+    """As `run`, with a client that is awaited."""
+    resume: Callable[[Any], ClientCall] = steps.send
+    given: Any = None
+    while True:
+        try:
+            call = resume(given)
+        except StopIteration as end:
+            answer: _Answer = end.value
+            return answer
+        try:
+            resume, given = steps.send, await do(call)
+        except BaseException as error:  # noqa: BLE001 - as above
+            resume, given = steps.throw, error
+
+
+class GroupMember:
+    """See the file's map. `failure`: why a batch was refused, until a seek. Not thread-safe."""
+
+    def __init__(
+        self, group: str, settings: FilterSettings, startpoints: Startpoints | None, client: ClientFacts
+    ) -> None:
+        self._group, self._startpoints, self._client = group, startpoints, client
+        self.assignment = Assignment(settings)
+        self.watcher = StartpointWatcher(self.assignment, None if startpoints is None else startpoints.look_every_s)
+        self.failure: Exception | None = None
+        self.moves = 0
+        self._moved: dict[TopicPartition, int] = {}
+        self._pauses = Pauses()
+        self._stored: dict[TopicPartition, Stored] = {}
+
+    # ---- partitions come and go
+
+    def load(self, partitions: Iterable[TopicPartition]) -> Steps[dict[TopicPartition, LoadedStart]]:
+        """Where the client is to begin in each: all of them, or it raises. What is stopped is not paused yet."""
+        found = []
+        for partition, (offset, metadata) in (yield from self.committed_of(partitions)).items():
+            position = decode(metadata if offset is not None else None)
+            marks: HighwaterMarks | None = position.marks
+            if position.stored is not None:
+                self._stored[partition] = position.stored
+                marks = yield ReadMarks(partition, position.stored)
+            if marks is None and offset is not None:
+                _LOG.warning(
+                    "%s-%d starts at %d, committed without marks: it begins with empty ones", *partition, offset
+                )
+            answer = yield from self._pending_startpoint(partition, offset, position)
+            found.append((partition, offset, marks, position.startpoint, answer))
+        starts = {}
+        for partition, offset, marks, sequence, answer in found:
+            kept = NO_MARKS if marks is None else marks
+            begins = self.watcher.begin(partition, offset, kept, sequence, answer)
+            starts[partition] = LoadedStart(begins, isinstance(answer, StartTarget))
+        return starts
+
+    def committed_of(self, partitions: Iterable[TopicPartition]) -> Steps[Mapping[TopicPartition, CommittedOffset]]:
+        """What the group committed of each, in their order."""
+        asked = list(partitions)
+        answer = yield AskCommitted(asked)
+        return {partition: answer[partition] for partition in asked}
+
+    def hold(self, partitions: Iterable[TopicPartition]) -> Steps[None]:
+        """The client has them, and they are not to be read until they are loaded."""
+        yield from self._pause(PauseReason.UNLOADED, partitions)
+
+    @property
+    def holds_any(self) -> bool:
+        """Whether there is something for `load_again`."""
+        return self._pauses.has(PauseReason.UNLOADED)
+
+    @property
+    def follows_startpoints(self) -> bool:
+        """Whether there may be something for `follow`."""
+        return self._startpoints is not None
+
+    def load_again(self) -> Steps[list[TopicPartition]]:
+        """Those of the held ones that are read from now on; none, and a warning, where brokers do not answer now."""
+        return (yield from self._unless_it_passes(self._load_held())) or []
+
+    def pause_stopped(self) -> Steps[None]:
+        """Those that may not be read, once the client has them."""
+        stopped = set(self.watcher.stopped) - self._pauses.of(PauseReason.STOPPED)
+        yield from self._pause(PauseReason.STOPPED, stopped)
+
+    def forget(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
+        """These are going. Those of them that the client has paused."""
+        gone = set(partitions)
+        self.watcher.forget(gone)
+        for partition in gone:
+            self._stored.pop(partition, None)
+        if not list(self.assignment):  # of a refused batch nothing is read any more: what comes, begins anew
+            self.failure = None
+        return self._pauses.forget(gone)
+
+    @property
+    def partitions(self) -> set[TopicPartition]:
+        """All that are assigned, whether they are read or not."""
+        return {*self.assignment, *self.watcher.stopped, *self._pauses.of(PauseReason.UNLOADED)}
+
+    def check_assigned(self, partitions: Iterable[TopicPartition]) -> None:
+        """Raise PositionUnknown for one that is not."""
+        known = self.partitions
+        for partition in partitions:
+            if partition not in known:
+                raise PositionUnknown(*partition)
+
+    # ---- reads
+
+    def pause(self, partitions: Sequence[TopicPartition]) -> Steps[None]:
+        """The caller wants nothing of these. Raises PositionUnknown."""
+        self.check_assigned(partitions)
+        yield from self._pause(PauseReason.CALLER, partitions)
+
+    def resume(self, partitions: Sequence[TopicPartition]) -> Steps[None]:
+        """The caller wants them again. Raises PositionUnknown."""
+        self.check_assigned(partitions)
+        yield from self._resume(PauseReason.CALLER, partitions)
+
+    def wait_s(self, left_s: float) -> float:
+        """So long of `left_s` (below 0: for ever) the client may wait for records."""
+        wait_s = self.watcher.wait_s(left_s)
+        if self.holds_any and (wait_s < 0 or wait_s > _LOAD_AGAIN_S):
+            return _LOAD_AGAIN_S
+        return wait_s
+
+    def follow(self, now_s: float) -> Steps[None]:
+        """Obey startpoints that are new, if it is time to ask. Raises why a partition was stopped, once for each."""
+        yield from self._unless_it_passes(self._followed(now_s))
+
+    def admit(self, partition: TopicPartition, offset: int, key: bytes | None) -> bool:
+        """As Assignment's; what is refused stays as `failure`."""
+        try:
+            return self.assignment.admit(partition, offset, key)
+        except Exception as error:
+            self.failure = error
+            raise
+
+    def admit_columns(
+        self, topic: str, keys: bytes | Sequence[bytes | None], partitions: int | npt.NDArray[Any], spans: Spans
+    ) -> npt.NDArray[np.bool_]:
+        """As Assignment's; what is refused stays as `failure`."""
+        try:
+            return self.assignment.admit_columns(topic, keys, partitions, spans)
+        except Exception as error:
+            self.failure = error
+            raise
+
+    def has_moved(self, partition: TopicPartition, since: int) -> bool:
+        """Whether it was sent elsewhere since `moves` was that: what was read before is not of its run."""
+        return self._moved.get(partition, 0) > since
+
+    def seek(self, partition: TopicPartition, offset: int) -> Steps[None]:
+        """Go on there: with its marks at the committed position, else with none. Raises PositionUnknown.
+
+        After a refused batch all other partitions go back to their committed positions: what came behind it is gone.
+        """
+        if self.failure is not None:
+            yield from self.back_to_committed()
+            self.failure = None
+        committed = yield from self.committed_of([partition])
+        if committed[partition].offset == offset:
+            start = (yield from self.load([partition]))[partition]
+            yield from self._seek(partition, start.offset)
+            yield from self.pause_stopped()
+            return
+        _LOG.warning(
+            "%s-%d goes on at %d, which is not its committed position: it begins with empty marks", *partition, offset
+        )
+        if partition in self._pauses.of(PauseReason.UNLOADED):
+            self.assignment.assign(partition, offset)
+        else:
+            self.assignment.seek(partition, offset)
+        yield from self._seek(partition, offset)
+        yield from self._resume(PauseReason.UNLOADED, [partition])
+
+    def back_to_committed(self) -> Steps[None]:
+        """Every partition begins again, where nothing is committed at the first record that the client handed over."""
+        began = {partition: self.assignment.began(partition) for partition in sorted(self.assignment)}
+        for partition, start in (yield from self.load(began)).items():
+            place = began[partition] if start.offset is None else start.offset
+            # None: nothing came of it, and it stands where its reset policy put it.
+            if place is not None and partition in self.assignment:
+                yield from self._seek(partition, place)
+        yield from self.pause_stopped()
+
+    # ---- commits
+
+    def positions(self, now_ms: int) -> Steps[list[CommitPosition]]:
+        """What a commit says now; marks that do not fit beside an offset are stored before this returns."""
+        found = []
+        for one in self.assignment.due(now_ms):
+            stored: Stored | None = None
+            metadata = encode(CommittedPosition(one.marks, None, one.startpoint))
+            if len(metadata) > METADATA_CHARACTERS_MAX:
+                stored = yield WriteMarks(one, len(metadata))
+                metadata = encode(CommittedPosition(None, stored, one.startpoint))
+            found.append(CommitPosition(one, metadata, stored))
+        return found
+
+    def committed(self, positions: Sequence[CommitPosition]) -> Steps[None]:
+        """The commit is stored: the marks that it replaced go, and startpoints are consumed."""
+        self.assignment.committed([one.due for one in positions])
+        for due, _, stored in positions:
+            old = self._stored.pop((due.topic, due.partition), None)
+            if stored is not None:
+                self._stored[due.topic, due.partition] = stored
+            if old is not None:
+                yield DeleteMarks(old)
+        for due, _, _ in positions:
+            if due.has_new_startpoint and self._startpoints is not None:
+                named = (self._group, due.topic, due.partition, due.startpoint)
+                yield AskStartpoints(partial(self._startpoints.consumed, *named))
+
+    # ---- inside
+
+    def _load_held(self) -> Steps[list[TopicPartition]]:
+        held = sorted(self._pauses.of(PauseReason.UNLOADED))
+        if not held:
+            return []
+        loaded: list[TopicPartition] = []
+        for partition, start in (yield from self.load(held)).items():
+            if start.offset is not None:  # else nothing is committed, and it stands where its reset policy put it
+                try:
+                    yield from self._seek(partition, start.offset)
+                except Exception as error:
+                    if not self._client.is_too_early(error):
+                        raise
+                    break
+            loaded.append(partition)
+        yield from self.pause_stopped()
+        yield from self._resume(PauseReason.STOPPED, [one for one in loaded if one in self.assignment])
+        yield from self._resume(PauseReason.UNLOADED, loaded)
+        return loaded
+
+    def _followed(self, now_s: float) -> Steps[None]:
+        if self._startpoints is not None and self.watcher.is_time(now_s):
+            version = yield AskStartpoints(self._startpoints.version)
+            if not self.watcher.is_new(version) or (yield from self._obeyed(self._startpoints)):
+                self.watcher.looked(version, now_s)
+        self.watcher.raise_untold()
+
+    def _obeyed(self, startpoints: Startpoints) -> Steps[bool]:
+        """Whether all is done; a partition that has just come can't be moved yet, and is at the next call."""
+        try:
+            stopped = self._pauses.of(PauseReason.STOPPED)
+            for partition in sorted(set(self.assignment) - stopped):
+                yield from self._move(partition, startpoints)
+            for partition in sorted(stopped):
+                yield from self._begin_again(partition)
+        except Exception as error:
+            if not self._client.is_too_early(error):
+                raise
+            return False
+        finally:
+            yield from self.pause_stopped()
+        return True
+
+    def _pending_startpoint(
+        self, partition: TopicPartition, offset: int | None, position: CommittedPosition
+    ) -> Steps[Answer]:
+        if self._startpoints is None:
+            return None
+        facts = self._client.facts_of(*partition, offset)
+        answer: Answer = yield AskStartpoints(
+            partial(self._startpoints.pending, self._group, facts, position.startpoint)
+        )
+        return answer
+
+    def _move(self, partition: TopicPartition, startpoints: Startpoints) -> Steps[None]:
+        facts = self._client.facts_of(*partition, self.assignment.position(partition))
+        running = self.assignment.startpoint(partition)
+        answer: Answer = yield AskStartpoints(partial(startpoints.moved, self._group, facts, running))
+        if isinstance(answer, StartTarget):
+            # First: if the client can't, all is as it was, and the next look gets the same answer again.
+            yield from self._seek(partition, answer.offset)
+            _LOG.info("%s-%d goes on at %d, by startpoint %d", *partition, answer.offset, answer.sequence)
+        self.watcher.move(partition, answer)
+
+    def _begin_again(self, partition: TopicPartition) -> Steps[None]:
+        start = (yield from self.load([partition]))[partition]
+        if partition in self.assignment:
+            yield from self._seek(partition, start.offset)
+            yield from self._resume(PauseReason.STOPPED, [partition])
+
+    def _seek(self, partition: TopicPartition, offset: int | None) -> Steps[None]:
+        yield Seek(partition, offset)
+        self.moves += 1
+        self._moved[partition] = self.moves
+
+    def _pause(self, reason: PauseReason, partitions: Iterable[TopicPartition]) -> Steps[None]:
+        if wanted := self._pauses.add(reason, partitions):
+            yield Pause(wanted)
+
+    def _resume(self, reason: PauseReason, partitions: Iterable[TopicPartition]) -> Steps[None]:
+        if free := self._pauses.remove(reason, partitions):
+            yield Resume(free)
+
+    def _unless_it_passes(self, steps: Steps[_Answer]) -> Steps[_Answer | None]:
+        """What the steps come to; None, and a warning, where they fail of what a later read may find mended."""
+        try:
+            return (yield from steps)
+        except Exception as error:
+            if self._client.failure_of(error) is not Failure.PASSES:
+                raise
+            _LOG.warning("group %r: brokers do not answer now, a later read asks again: %s", self._group, error)
+            return None
