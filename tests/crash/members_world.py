@@ -260,11 +260,8 @@ def lead(line, root, replicas, told, kill, tls=None):
         elif word == "rest":
             producing.stop()
             _say(line, "rests")
-        elif word == "members":
-            grant = outbox.facts.replication.grant
-            _say(line, *([one.index for one in members] for members in (grant.members, grant.previous_members)))
-        elif word == "lag":
-            _say(line, *(one.records + one.partitions - one.in_sync for one in outbox.lag().values()))
+        elif word in {"members", "lag", "troubles"}:
+            _say(line, *_told(outbox, word))
         elif word == "add":
             _say(line, *_finished(partial(add_member, outbox.facts, *given)))
         elif word == "remove":
@@ -275,6 +272,15 @@ def _shown(tls):
     if tls is None:
         return None
     return mutual_tls(cert=tls / "billing.pem", key=tls / "billing.key", ca=tls / "ca.pem")
+
+
+def _told(outbox, word):
+    if word == "lag":
+        return [one.records + one.partitions - one.in_sync for one in outbox.lag().values()]
+    if word == "troubles":
+        return [str(one) for one in outbox.status().members]
+    grant = outbox.facts.replication.grant
+    return [[one.index for one in members] for members in (grant.members, grant.previous_members)]
 
 
 def _reload(context, tls):
@@ -386,7 +392,7 @@ class World:
                 return
             self.revive(names)
             pause.wait(0.01)
-        raise AssertionError(f"never caught up: {self.leader.ask('lag')}")
+        raise AssertionError(f"never caught up: {self.leader.ask('lag')}, {self.leader.ask('troubles')}")
 
     def append(self):
         """A record that all members acknowledge; on a slow disk not the first one in time."""

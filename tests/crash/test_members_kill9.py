@@ -244,7 +244,7 @@ class Chaos:
         root = self.world.root
         if name not in self.backups:
             self.world.nodes[name].end()
-            self.backups[name] = copytree(root / name, root / f"backup of {name}")
+            self.backups[name] = copytree(root / name, root / f"backup of {name} as {self.indexes[name]}")
             self.world.serve(name)
             self.world.append()
             self.world.wait_for_all([])
