@@ -163,10 +163,13 @@ class PartitionLeader:
         return self._push_to_all()
 
     def start_session(self, replica: int, session: SessionId, theirs: LogEnds) -> list[LeaderEffect]:
-        """A replica whose log was described as `theirs` is pushed to. Older identifiers than the live ones: ignored."""
+        """A replica whose log was described as `theirs` is pushed to. Older identifiers than the live ones: ignored.
+
+        Behind one that has ended any will do: a node on an older copy of its disk counts its starts from there.
+        """
         self._check_leading()
         live = self._sessions.get(replica)
-        if live is not None and session <= live.id:
+        if live is not None and live.is_live and session <= live.id:
             return []
         ended = self.end_session(replica, PushSessionEndReason.STALE_REPLICA_EPOCH) if live else []
         self._sessions[replica] = ReplicaProgress(replica, session, self.log, theirs)

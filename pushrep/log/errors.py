@@ -259,7 +259,8 @@ class DirectoryIsCopy(PushrepError):
             "a member that forgot what it promised could lose records. If it was moved, whole, and the original is "
             f"gone: pushrep replica moved {path}. Else promote another member; below a node (of a service: pushrep "
             f"replica adopt NODE {path}) it is filled by who leads, and counts again. If all members are copies (a "
-            "site that was restored), each of them has to be said to be moved: what the newest of them lacks is lost"
+            f"site that was restored): pushrep promote {path} --accept-loss goes on with what it holds; so say it of "
+            "the one that holds the most"
         )
         self.path, self.copy_of = path, copy_of
 

@@ -23,7 +23,7 @@ from uuid import UUID
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from pushrep.election.candidate import LEADER_ALIVE_MS, Fetch, MemberAnswer, Purpose, leader_alive
+from pushrep.election.candidate import LEADER_ALIVE_MS, Fetch, MemberAnswer, MemberLog, Purpose, leader_alive
 from pushrep.election.epochs import common_end, without_unfenced
 from pushrep.election.errors import (
     LogNotFit,
@@ -47,6 +47,7 @@ from pushrep.election.grants import (
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.log import LogConfig, SegmentLog
 from pushrep.log.directory import LogDirectory
+from pushrep.log.directory_id import read_directory_id
 from pushrep.log.errors import LogLocked, LogPoisoned
 from pushrep.outbox.directory_handover import NEVER, handed_over
 from pushrep.outbox.errors import CantPromote
@@ -129,7 +130,8 @@ def promote(  # noqa: PLR0913 - an operator's choices
 
     catch_up: fetch first what another member has more, instead of refusing. accept_loss: if fewer than N - m + 1
     members answer, lead all the same, in another generation: what the others hold is set aside when they meet it, and
-    they are given everything that lies here; so also to go on here after RivalGenerations. member: its index, where
+    they are given everything that lies here; so also to go on here after RivalGenerations, or where all members are
+    copies (a site that was restored), of which this one holds the most. member: its index, where
     the node was reached under another address than the one it listens on. lost, with accept_loss: members that are
     destroyed, so that none of them will ever vote: they leave the list at once. new: "host:port" of nodes that come
     into it under new indexes, and are given everything by whoever opens the Outbox here. depose: also from a leader
@@ -155,6 +157,7 @@ def promote(  # noqa: PLR0913 - an operator's choices
                 directory,
                 outbox_id,
                 member=member,
+                may_be_copy=accept_loss,
                 contact_age_ms=last_contact.age_ms,
                 leader_alive_ms=leader_alive_ms,
                 push=push or PushSettings(),
@@ -181,6 +184,8 @@ def promote(  # noqa: PLR0913 - an operator's choices
                     raise CantPromote(directory, "members are only given up with --accept-loss")
                 change = list_change(election, frozenset(lost), [str(Address.parse(one)) for one in new])
                 return _begun(election, losing(change=change), directory, last_contact.wall_ms, repaired)
+            if _original_of(election) is not None:
+                return _begun(election, losing(), directory, last_contact.wall_ms, repaired)
             purpose = Purpose.PROMOTE_AND_CATCH_UP if catch_up else Purpose.PROMOTE
             try:
                 done = Granted(election.run(purpose, timeout_s))
@@ -206,6 +211,7 @@ def election_in(  # noqa: PLR0913 - whose, and what it asks with
     *,
     member: int | None = None,
     first: Grant | None = None,
+    may_be_copy: bool = False,
     contact_age_ms: int | None,
     leader_alive_ms: int = LEADER_ALIVE_MS,
     push: PushSettings,
@@ -216,7 +222,8 @@ def election_in(  # noqa: PLR0913 - whose, and what it asks with
 ) -> Iterator[Election]:
     """The election of the member in `directory`, which its node has let go of; its logs are open until the end.
 
-    first: of an outbox that has no grant yet. take_s: for whoever has the directory to end.
+    first: of an outbox that has no grant yet. may_be_copy: whose original is lost, and which is one no more once it
+    leads. take_s: for whoever has the directory to end.
     Raises CantPromote, DirectoryIsCopy, CorruptNodeFile, OSError.
     """
     with ExitStack() as stack:
@@ -228,15 +235,20 @@ def election_in(  # noqa: PLR0913 - whose, and what it asks with
         )
         held = taking(_open_directory, directory, filesystem, clock)
         stack.callback(held.release)
-        held.refuse_copy()
+        if not may_be_copy:
+            held.refuse_copy()
         state_store = ElectionStateStore(directory, outbox_id, filesystem)
         state_store.set_logs_aside(held)
         stack.callback(_forget_member, state_store, state_store.kept)
         grant = first or _settle_member(state_store, directory, member)
         logs = _open_logs(stack, directory, grant, log_config, filesystem, clock)
+        if may_be_copy:
+            held.settle_id()
         yield Election(
             state_store, logs, push, clock=clock, contact_age_ms=contact_age_ms, leader_alive_ms=leader_alive_ms
         )
+        if may_be_copy:
+            held.forget_original()
 
 
 def _begun(
@@ -457,9 +469,17 @@ def with_loss(  # noqa: PLR0913 - what is accepted, and what it needs
     if alive is not None and alive.contacts:
         raise alive
     directory = election.state_store.directory
+    original = _original_of(election)
+    counting = {i for i, one in found.items() if one.counts and base.is_member(i, one.directory_id)}
+    if original is not None and base.may_lead(counting):
+        raise CantPromote(
+            directory, f"it is a copy, and members {sorted(counting)} lead without it: promote one of them"
+        )
     change.check_looked(directory, base, own.index, found)
     epoch = next_ballot(election.index, max(answer.highest_epoch for answer in (own, *found.values())))
-    fetches = _fetches(own, found, catch_up=catch_up, is_anothers=newest.leader != own.index)
+    compared = [index for index, one in found.items() if one.counts or original is not None]
+    theirs = {index: found[index].logs for index in compared}
+    fetches = _fetches(own, theirs, catch_up=catch_up, is_anothers=newest.leader != own.index)
     before = base.renewed(epoch, own.index)
     for fetch in fetches:  # before the others know the grant, by which they set aside what they hold
         election.fetch(fetch, before)
@@ -467,6 +487,7 @@ def with_loss(  # noqa: PLR0913 - what is accepted, and what it needs
     heard = {newest.leader: Heard(last_contact_ms), **heard}
     absent = {index: heard.get(index, Heard()) for index in base.indexes - {own.index, *found}}
     accepted = _loss(_ends_of(election), last_contact_ms, absent, found)
+    accepted += "" if original is None else f"; what directory {original.hex} took after it was copied to here"
     members, least = change.of(base)
     members = tuple(replace(one, directory_id=own.directory_id) if one.index == own.index else one for one in members)
     reached = {index for index, one in found.items() if base.is_member(index, one.directory_id)}
@@ -513,11 +534,19 @@ def _of_one_generation(kept: Grant, found: Mapping[int, MemberAnswer]) -> tuple[
     return same, newest.generation
 
 
-def _fetches(own: MemberAnswer, found: Mapping[int, MemberAnswer], *, catch_up: bool, is_anothers: bool) -> list[Fetch]:
+def _original_of(election: Election) -> UUID | None:
+    """Which directory this one is a copy of; None for an original."""
+    found, _ = read_directory_id(election.state_store.directory, election.state_store.filesystem)
+    return found.copy_of[-1] if found is not None and found.is_copy else None
+
+
+def _fetches(
+    own: MemberAnswer, others: Mapping[int, Mapping[int, MemberLog]], *, catch_up: bool, is_anothers: bool
+) -> list[Fetch]:
     """What has to be cut and fetched. is_anothers: another led since, so what was unfenced here is set aside."""
     fetches = []
     for partition, log in own.logs.items():
-        held = [(one.logs[partition], index) for index, one in found.items() if one.counts and partition in one.logs]
+        held = [(logs[partition], index) for index, logs in others.items() if partition in logs]
         theirs, index = max(held, key=lambda pair: pair[0].granted, default=(log, own.index))
         kept = without_unfenced(log.log, log.unfenced)
         if theirs.granted <= log.granted:

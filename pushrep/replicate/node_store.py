@@ -165,6 +165,7 @@ class KeptOutbox:
                 held = self._acquired()
                 try:
                     self._keeper.set_logs_aside(held)
+                    held.forget_original()  # nothing of what that one promised holds in this generation
                 finally:
                     held.release()
                 self._filled.clear()

@@ -15,12 +15,13 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_f
 from filtering import StreamMetadata
 from pushrep import Acks, Durability, Outbox, ReplicaNode, SegmentLog
 from pushrep.cli.main import run
-from pushrep.election.errors import LeaderMayBeAlive, MemberTwice, NotLeader, TooFewMembers
+from pushrep.election.errors import LeaderMayBeAlive, MemberTwice, NotAhead, NotLeader, TooFewMembers
 from pushrep.election.grants import EPOCH_LEAP, Member
 from pushrep.env import REAL_FILESYSTEM, RealFilesystem
 from pushrep.log.errors import DirectoryIsCopy
 from pushrep.outbox import CantChangeMembers, DeliveryFailed, NotEnoughReplicas
 from pushrep.outbox.directory_handover import HandoverSocket, moved
+from pushrep.outbox.errors import CantPromote
 from pushrep.outbox.member_changes import Phase, add_member
 from pushrep.outbox.promotion import promote
 from pushrep.outbox.replication import Replication
@@ -296,6 +297,29 @@ def replace_by_a_copy(directory):
     shutil.rmtree(aside)
 
 
+def test_an_older_copy_of_a_node_that_was_started_since_is_filled_by_the_leader_that_runs(world):
+    """The copy counts its node's starts from where it was made."""
+    world.node(1), world.node(2)
+    data, backup = world.root / "node-2", world.root / "backup"
+    with open_outbox(world, 1, 2) as outbox:
+        outbox.append(0, b"a").result(WAIT_S)
+        wait_for_all(outbox)
+        for number in range(3):
+            world.nodes[2].stop()
+            if not number:
+                shutil.copytree(data, backup)
+            world.node(2)
+            outbox.append(0, b"b").result(WAIT_S)
+            wait_for_all(outbox)
+        world.nodes[2].stop()
+        shutil.rmtree(data)
+        shutil.copytree(backup, data)
+        world.node(2)
+        outbox.append(0, b"c").result(WAIT_S)
+        wait_for_all(outbox)
+    assert values(kept(world, 2).directory) == [b"a", b"b", b"b", b"b", b"c"]
+
+
 def test_a_copy_of_a_services_directory_is_filled_below_a_node(three, pushrep):
     three.start()
     home = three.world.root / "outbox"
@@ -313,7 +337,47 @@ def test_a_copy_of_a_services_directory_is_filled_below_a_node(three, pushrep):
     assert values(three.directory(0)) == [*three.values, b"more"]
 
 
-def test_a_whole_site_that_was_restored_goes_on_after_the_operator_said_so(three):
+def test_a_whole_site_that_was_restored_goes_on_with_the_highest_as_an_accepted_loss(three, pushrep):
+    """The command that the refusal prints. Who holds less is refused; what is given out again is under another PID."""
+    directories = [three.world.root / "outbox", three.directory(1), three.directory(2)]
+    for directory in directories:
+        replace_by_a_copy(directory)
+    three.start()
+    with pytest.raises(DirectoryIsCopy) as refused:
+        three.lead()
+    assert f"pushrep promote {directories[0]} --accept-loss" in str(refused.value)
+    with pytest.raises(NotAhead):
+        three.promote(1, accept_loss=True, depose=True)
+    before = find_election_state(directories[0], REAL_FILESYSTEM)[1].grant
+    code, output, errors = pushrep("promote", directories[0], "--accept-loss", "--timeout-s", WAIT_S)
+    assert code == 0, errors
+    assert "after it was copied to here" in output
+    with three.lead() as outbox:
+        grant = outbox.facts.replication.grant
+        assert (grant.generation > before.generation, grant.pid_epoch > before.pid_epoch) == (True, True)
+        assert outbox.append(0, b"more").result(WAIT_S) == len(three.values)
+        wait_for_all(outbox)
+
+        def count():
+            states = [kept(three.world, index) for index in (1, 2)]
+            return not any(one.is_unfilled or one.election_state.grant.is_led_alone for one in states)
+
+        wait_until(count, "they count again")
+    for index in (1, 2):
+        assert values(three.directory(index)) == [*three.values, b"more"]
+    three.promote(1, depose=True)
+
+
+def test_a_copy_leads_by_no_accepted_loss_where_enough_others_are_left(three):
+    three.start()
+    replace_by_a_copy(three.world.root / "outbox")
+    with pytest.raises(CantPromote, match=r"it is a copy, and members \[1, 2\] lead without it: promote one of them"):
+        promote(three.world.root / "outbox", accept_loss=True, push=QUICK, timeout_s=WAIT_S)
+    with pytest.raises(DirectoryIsCopy):
+        three.lead()
+
+
+def test_a_whole_site_that_was_moved_goes_on_after_the_operator_said_so(three):
     directories = [three.world.root / "outbox", three.directory(1), three.directory(2)]
     for directory in directories:
         replace_by_a_copy(directory)

@@ -211,6 +211,8 @@ def test_s4_newer_identifiers_replace_a_session_and_end_it():
     assert leader.start_session(1, newer, ends(4, (0, 0)))[0].id == old
     assert leader.start_session(1, old, ends(4, (0, 0))) == []
     assert leader.on_answer(1, old, sequence, answer(end=4)) == [], "E3: of a session that has ended"
+    leader.end_session(1, PushSessionEndReason.STALE_REPLICA_EPOCH)
+    assert leader.start_session(1, old, ends(4, (0, 0))) != [], "an older copy of its disk counts starts from there"
 
 
 # ---- watermark and set
