@@ -4,7 +4,8 @@
     with passwords       a session by cookie, begun at /login; 12 hours, or until the console is started again
     POST, anywhere       from our own page: Origin and Sec-Fetch-Site say so, and the form has the session's token
 
-Passwords: a line each, NAME:scrypt$N$r$p$salt$hash, both in base64. Memory for one check: 32 MiB; one at a time.
+Passwords: a line each, NAME:scrypt$N$r$p$salt$hash, both in base64. Memory for one check: 32 MiB; one at a time, and no
+other for a second behind a wrong one: who guesses has 86,400 a day.
 """
 
 import base64
@@ -13,7 +14,8 @@ import hmac
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 
@@ -24,6 +26,7 @@ from pushrep.errors import BadArgument
 from pushrep.replicate.sockets import Address
 
 SESSION_S = 12 * 3600
+_WRONG_S = 1.0
 _N, _R, _P, _SALT_BYTES = 1 << 15, 8, 1, 16
 _MEMORY_BYTES = 64 << 20
 
@@ -44,10 +47,20 @@ def read_passwords(file: Path) -> dict[str, str]:
 
 
 class ConsoleAccess:
-    """Sessions and what they may. passwords: by name; None on loopback, where nobody is asked. Thread-safe."""
+    """Sessions and what they may. Thread-safe.
 
-    def __init__(self, passwords: Mapping[str, str] | None = None, *, is_tls: bool = False) -> None:
-        self._passwords = passwords
+    passwords: by name; None on loopback, where nobody is asked. pause: what a wrong one costs, before the next is
+    checked.
+    """
+
+    def __init__(
+        self,
+        passwords: Mapping[str, str] | None = None,
+        *,
+        is_tls: bool = False,
+        pause: Callable[[], object] = partial(time.sleep, _WRONG_S),  # noqa: B008 - it is called by who is wrong
+    ) -> None:
+        self._passwords, self._pause = passwords, pause
         self.is_tls, self.cookie = is_tls, "__Host-pushrep" if is_tls else "pushrep"
         self._secret = secrets.token_bytes(32)
         self._users: dict[str, tuple[str, float]] = {}
@@ -95,6 +108,7 @@ class ConsoleAccess:
         try:
             kept = (self._passwords or {}).get(name, self._stranger)
             if not _fits(password, kept) or kept is self._stranger:
+                self._pause()
                 return None
         finally:
             self._checking.release()

@@ -39,7 +39,7 @@ ADVICE: Mapping[str, tuple[str, str]] = MappingProxyType(
         "segment_damaged": ("It is repaired from another member as soon as one answers.", "pushrep log verify {at}"),
         "replica_away": ("See the node's log, and whether its address answers.", "pushrep status {at} --watch"),
         "disk_filling": ("Free space, or let retention go further.", "pushrep log ls {at}"),
-        "certificate_expires": ("Put a new one in its place: the node reads it again.", "pushrep certs --help"),
+        "certificate_expires": ("Put a new one in its place; a service reads it at its start.", "pushrep certs --help"),
     }
 )
 """What to do about each problem: words, and a command for a shell, to be copied."""

@@ -27,6 +27,11 @@ _CHARACTERS = 4_000  # of a value: a page of the largest records stays small
 _SCHEMA_ID_BYTES = 5  # of Confluent's wire format: 0, then the schema's id in four bytes
 _CONTAINER = b"Obj\x01"
 _HEX_LINE = 32
+_HEADERS = 50  # of a record
+_PARSED_BYTES = 256 << 10  # a larger value is shown as it is: laid out, it would take many times its size
+_UNREADABLE = (
+    ValueError, EOFError, LookupError, TypeError, RecursionError, PushrepError, fastavro.schema.SchemaParseException,
+)  # fmt: skip
 
 
 class ShownPayload(NamedTuple):
@@ -114,11 +119,13 @@ def _payload(record: Record, carrier: str, form: str, schema: Schema | None) -> 
     value, why = record.value or b"", None
     try:
         text = FORMS[form](value, schema)
-    except (ValueError, EOFError, LookupError, TypeError, PushrepError, fastavro.schema.SchemaParseException) as error:
+    except _UNREADABLE as error:
         text, why = _hex(value, None), f"It is no {form}, shown as hex: {error or type(error).__name__}"
     is_metadata = carrier == "key" and metadata_of(record, carrier) is not None
-    headers = tuple((name, _any(data)) for name, data in record.headers if name != METADATA_HEADER)
-    return ShownPayload("" if is_metadata else _any(record.key), _cut(text), headers, why)
+    headers = [(_cut(name), _any(data)) for name, data in record.headers if name != METADATA_HEADER]
+    if (more := len(headers) - _HEADERS) > 0:
+        headers[_HEADERS:] = [(f"and {more:,} more", "")]
+    return ShownPayload("" if is_metadata else _any(record.key), _cut(text), tuple(headers), why)
 
 
 def _any(data: bytes | None) -> str:
@@ -140,13 +147,19 @@ def _hex(value: bytes, _schema: object) -> str:
     return "\n".join(value[at : at + _HEX_LINE].hex(" ") for at in range(0, len(value), _HEX_LINE))
 
 
+def _parsed(value: bytes) -> bytes:
+    if len(value) > _PARSED_BYTES:
+        raise ValueError(f"{len(value):,} bytes are more than are laid out")
+    return value
+
+
 def _json(value: bytes, _schema: object) -> str:
-    return json.dumps(json.loads(value), indent=2, ensure_ascii=False)
+    return json.dumps(json.loads(_parsed(value)), indent=2, ensure_ascii=False)
 
 
 def _avro(value: bytes, schema: Schema | None) -> str:
     found: Any
-    if value.startswith(_CONTAINER):
+    if _parsed(value).startswith(_CONTAINER):
         found = list(fastavro.reader(io.BytesIO(value)))
     elif schema is None:
         raise BadArgument("avro_schema", "no schema is known: start the console with --avro-schema TOPIC=FILE")

@@ -15,7 +15,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, quote
 
 import click
 import jinja2
@@ -130,7 +130,7 @@ class Pages:
         topic, page, why = row.found["topic"], None, None
         try:
             page = records_page(Path(row.found["place"]), topic, asked, self._settings.schemas.get(topic))
-        except (PushrepError, click.ClickException, OSError) as error:
+        except (PushrepError, click.ClickException, OSError, ValueError) as error:
             why = error.message if isinstance(error, click.ClickException) else str(error)
         title = f"Records of {row.name}"
         return self._shown(request, "records.html", row=row, asked=asked, page=page, why=why, forms=FORMS, title=title)
@@ -207,7 +207,7 @@ class Pages:
             return self._startpoints(request, asked, str(error))
         did = f"set startpoint {number} of {row.name}, {asked.target(topic)}: {asked.place}"
         self._audit(request, self._user(request), did, asked.reason)
-        return RedirectResponse(f"/outbox/{row.name}/startpoints", 303)
+        return RedirectResponse(f"/outbox/{quote(row.name, safe='')}/startpoints", 303)
 
     def _cancel_startpoint(self, request: Request, reason: str) -> Response:
         row, number = self._outbox(request), request.path_params["number"]
@@ -217,7 +217,7 @@ class Pages:
         except (PushrepError, ValueError) as error:
             return self._startpoints(request, AskedStartpoint(), str(error))
         self._audit(request, self._user(request), f"cancelled startpoint {number} of {row.name}", reason)
-        return RedirectResponse(f"/outbox/{row.name}/startpoints", 303)
+        return RedirectResponse(f"/outbox/{quote(row.name, safe='')}/startpoints", 303)
 
     def _user(self, request: Request) -> str | None:
         return self._access.user(request.state.session)

@@ -6,7 +6,7 @@ import re
 import ssl
 import threading
 from html import unescape
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 import pytest
 from click.testing import CliRunner
@@ -237,6 +237,38 @@ def test_a_value_that_is_not_what_was_asked_for_and_a_start_that_is_none_say_so(
             assert word in unescape(page)
 
 
+def test_names_and_values_that_are_meant_to_break_a_page_do_not(tmp_path):
+    """A directory's name, headers without end, values that are deep or huge, offsets that are none."""
+    directory = tmp_path / "o?p=1#%2e<i>"
+    with Outbox.open(directory, "orders", 1, "shop", log_config=SMALL) as outbox:
+        headers = [(f"<b>{n}", b"<script>") for n in range(500)]
+        for value in (b"[" * 200_000, b'"' + b"x" * 300_000 + b'"'):
+            outbox.append(0, value, headers=headers).result(WAIT_S)
+    with serve(tmp_path, operate=True) as server:
+        browser = Browser(server)
+        (lead,) = re.findall(r'id="outbox-table".*?href="([^"]+)"', browser.get("/")[2], re.DOTALL)
+        assert browser.get(lead)[0] == 200
+        for form in ("text", "json", "avro", "hex"):
+            code, _, page = browser.get(f"{lead}/records?from=0&as={form}&payloads=shown")
+            assert (code, page.count("and 450 more")) == (200, 2)
+            assert len(page) < 100_000
+            assert "<script>" not in page
+        for start in ("9" * 5_000, "9" * 30, "-" * 5_000, "%00", "\u0663", "1e9", "0x1"):
+            assert browser.get(f"{lead}/records?from={quote(start, safe='%')}&partition={'9' * 5_000}")[0] == 200
+        for place in ("9" * 5_000, "9" * 30, "-" + "9" * 30, "-" + "9" * 30 + "d", "9" * 9 + "-01-01", "\u0663"):
+            assert browser.get(f"{lead}/startpoints?place={quote(place)}")[0] in {200, 422}
+            assert browser.get(f"{lead}/startpoints?place=0&ttl={quote(place)}&partition={quote(place)}")[0] == 422
+        browser.get(f"{lead}/startpoints?place=earliest")
+        code, headers, _ = browser.post(f"{lead}/startpoints", place="earliest", reason="r" * 50_000)
+        assert code in {303, 422}
+        code, headers, _ = browser.post(f"{lead}/startpoints", place="earliest", reason="again")
+        assert (code, headers["Location"]) == (303, f"{lead}/startpoints")
+        assert browser.get(headers["Location"])[0] == 200
+        assert browser.post(f"{lead}/startpoints", place="earliest", reason="r" * 100_000)[0] == 413
+        for path in ("/static/../web.py", "/static/%2e%2e/web.py", "/outbox/..%2f..%2fetc", "/outbox/%00"):
+            assert browser.get(path)[0] == 404
+
+
 class Browser:
     """Keeps its cookie, and posts forms as a page of the console would."""
 
@@ -372,7 +404,7 @@ def test_off_loopback_only_who_logs_in_over_tls_sees_pages_and_the_history_names
 
 
 def test_passwords_are_checked_one_at_a_time_and_others_are_told_so():
-    access = ConsoleAccess({"ada": hashed("correct horse")})
+    access = ConsoleAccess({"ada": hashed("correct horse")}, pause=list)
     answers = []
 
     def guess():
@@ -388,6 +420,21 @@ def test_passwords_are_checked_one_at_a_time_and_others_are_told_so():
         thread.join()
     assert None in answers
     assert 429 in answers
+    assert access.user(access.login("ada", "correct horse")) == "ada"
+
+
+def test_behind_a_wrong_password_no_other_is_checked_for_a_while():
+    answers = []
+
+    def pause():
+        with pytest.raises(HTTPException) as busy:
+            access.login("ada", "correct horse")
+        answers.append(busy.value.status_code)
+
+    access = ConsoleAccess({"ada": hashed("correct horse")}, pause=pause)
+    assert access.login("ada", "wrong") is None
+    assert access.login("eve", "correct horse") is None
+    assert answers == [429, 429]
     assert access.user(access.login("ada", "correct horse")) == "ada"
 
 
