@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.harness import compare, random_values, scratch
 from pushrep.log import Durability, SegmentLog
-from pushrep.records.checksum import crc32c
+from pushrep.records.header import crc32c
 from pushrep.replay import TO_END, ReplayClient, ReplayRequest
 
 LOG_BYTES = 256 << 20

@@ -20,7 +20,7 @@ from benchmarks.harness import compare, random_values, scratch
 from benchmarks.push_sides import led, nodes
 from pushrep.log import Durability, SegmentLog
 from pushrep.records import encode_batch
-from pushrep.records.checksum import crc32c
+from pushrep.records.header import crc32c
 
 LOG_BYTES = {"128 MiB": 128 << 20, "1 GiB": 1 << 30}
 BATCH_BYTES = 256 << 10

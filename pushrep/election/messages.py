@@ -9,8 +9,7 @@ from pushrep.election.epochs import NO_EPOCH
 from pushrep.election.outcome import Outcome
 from pushrep.push_session_end_reason import NOT_ENDED
 from pushrep.records import BatchHeader, CorruptRecordBatch, RecordBatch
-from pushrep.records.batch_run import checked_run, length_of_first
-from pushrep.records.joining import misjoined
+from pushrep.records.batch_run import checked_run, length_of_first, misjoined
 
 _RUN_MIN = 32  # batches as large as the first; for fewer, looking at all at once costs more than one after the other
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pushrep.kafka.answers import AnswerReaction, BrokerAnswer, Code, reaction_to
 from pushrep.records import RecordBatch
 from pushrep.records import header as layout
-from pushrep.records.checksum import crc32c
+from pushrep.records.header import crc32c
 from pushrep.records.model import Buffer
 
 IN_FLIGHT_MAX = 5

@@ -13,8 +13,7 @@ import numpy as np
 from pushrep.errors import BadArgument
 from pushrep.log.config import BATCH_BYTES_LIMIT, LogConfig
 from pushrep.records import HEADER_BYTES, Codec, HeaderColumn, RecordBatch, RecordTooLarge, encode_batch
-from pushrep.records.encoder import Headers, Keys, encode_alone
-from pushrep.records.encoder_choice import common_length
+from pushrep.records.encoder import Headers, Keys, common_length, encode_alone
 
 Appendable: TypeAlias = bytes | bytearray | memoryview | RecordBatch | Sequence[bytes | None]
 

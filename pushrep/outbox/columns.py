@@ -15,7 +15,7 @@ import numpy as np
 from filtering import KEY_BYTES, METADATA_HEADER, StreamMetadata
 from pushrep.outbox.errors import RecordRefused
 from pushrep.records import HEADER_BYTES
-from pushrep.records.encoder_choice import common_length
+from pushrep.records.encoder import common_length
 
 Header = tuple[str, bytes | None]
 Headers = tuple[Header, ...]

@@ -8,14 +8,11 @@ batch.records()           -> list[Record]         batch.rows()                  
 
 from pushrep.records.batch import RecordBatch
 from pushrep.records.batch_run import BatchRun
-from pushrep.records.codecs import DECOMPRESSED_BYTES_MAX
-from pushrep.records.columns import RecordColumns
-from pushrep.records.encoder import encode_batch
-from pushrep.records.encoder_choice import HeaderColumn, Headers, Keys
-from pushrep.records.errors import CorruptRecordBatch, RecordTooLarge, UnsupportedCodec
+from pushrep.records.columns import HeaderColumns, RecordColumns
+from pushrep.records.compression import DECOMPRESSED_BYTES_MAX
+from pushrep.records.encoder import HeaderColumn, Headers, Keys, encode_batch
 from pushrep.records.header import HEADER_BYTES, HEADER_OVERHEAD_BYTES_MAX, RECORD_OVERHEAD_BYTES_MAX, BatchHeader
-from pushrep.records.header_columns import HeaderColumns
-from pushrep.records.model import Codec, Record, TimestampType
+from pushrep.records.model import Codec, CorruptRecordBatch, Record, RecordTooLarge, TimestampType, UnsupportedCodec
 from pushrep.records.record_rows import RecordCursor, RecordRows
 
 __all__ = [

@@ -1,16 +1,12 @@
 """A whole record batch: its bytes, its header, and the ways to look inside."""
 
 from pushrep.records import header as layout
-from pushrep.records.checksum import crc32c
-from pushrep.records.codecs import DECOMPRESSED_BYTES_MAX, decompress
-from pushrep.records.columns import RecordColumns, decode_columns
-from pushrep.records.decoder import scan, scanned_rows
-from pushrep.records.errors import CorruptRecordBatch
-from pushrep.records.header import BatchHeader
-from pushrep.records.model import Buffer, Record
+from pushrep.records.columns import RecordColumns, decode_columns, rows_of_columns
+from pushrep.records.compression import DECOMPRESSED_BYTES_MAX, decompress
+from pushrep.records.decoder import read_small_batch, scan, scanned_rows
+from pushrep.records.header import BatchHeader, crc32c
+from pushrep.records.model import Buffer, CorruptRecordBatch, Record
 from pushrep.records.record_rows import RecordRows
-from pushrep.records.rows import rows
-from pushrep.records.small_batch import read_small_batch
 from pushrep.records.uniform import read_uniform
 
 _COLUMNS_WORTHWHILE = 160  # records; below, the hundred numpy calls cost more than decoding one by one
@@ -68,7 +64,7 @@ class RecordBatch:
             data = payload.tobytes()
             few = read_small_batch(header, data)
             return few if few is not None else scanned_rows(scan(header, data), data, header.timestamp_type)
-        return rows(decode_columns(header, payload), header.timestamp_type)
+        return rows_of_columns(decode_columns(header, payload), header.timestamp_type)
 
     def columns(self, *, decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX) -> RecordColumns:
         """The same records as numpy columns of positions, for readers that want no Python per record.

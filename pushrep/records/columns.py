@@ -5,23 +5,26 @@
 
 The only sequential work is the walk from record to record, since each length tells where the next one begins. It
 goes by runs: where one length (its bytes) repeats at its own stride, numpy confirms a whole run at a time, which is
-exact and no guess. The fields are then read one column at a time. Small batches are scanned by decoder.py instead:
-same answers, refusals included.
+exact and no guess. The fields are then read one column at a time; headers in rounds, the k-th of every record that has
+one. Small batches are scanned by decoder.py instead: same answers, refusals included.
+
+`rows_of_columns` makes Python objects of them, with as little Python per record as it can have: two slices.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from itertools import pairwise, repeat
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from pushrep.records.decoder import Scan, check_count, scan
-from pushrep.records.errors import CorruptRecordBatch
+from pushrep.records.decoder import Scan, check_count, decoded_name, scan
 from pushrep.records.header import BatchHeader
-from pushrep.records.header_columns import HeaderColumns, read_header_columns
-from pushrep.records.model import TimestampType
-from pushrep.records.varint import VARINT_BYTES_MAX, read_varint
-from pushrep.records.varint_arrays import Bytes, Ints, read_varints, read_varlongs
+from pushrep.records.model import CorruptRecordBatch, Header, TimestampType
+from pushrep.records.record_rows import Column, RecordRows
+from pushrep.records.varint import VARINT_BYTES_MAX, Bytes, Ints, read_varint, read_varints, read_varlongs
 
 Positions: TypeAlias = NDArray[np.int32]
 
@@ -30,6 +33,25 @@ _RUN_WORTHWHILE = 16
 _WALKED_AT_ONCE = 512  # plain steps before the next run is tried: its cost is that of some 30 steps
 ARRAYS_WORTHWHILE = 64  # records; below, the hundred numpy calls cost more than a scan in plain Python
 _PAYLOAD_BYTES_LIMIT = (1 << 31) - 1
+_ROUNDS_MAX = 32  # a record with more headers is read alone: a round costs the same for one record as for a thousand
+_GATHERED_BYTES_MAX = 256  # pieces of one size: gathered and cut by numpy, as long as the extra copy is cheap
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeaderColumns:
+    """`m` headers, those of one record together and in order; a value length of -1 is null. Positions as the records'.
+
+    `record` is the row of each header's record, ascending. Names are UTF-8 as they stand in the batch.
+    """
+
+    record: Positions
+    name_start: Positions
+    name_length: Positions
+    value_start: Positions
+    value_length: Positions
+
+    def __len__(self) -> int:
+        return len(self.record)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -196,3 +218,117 @@ def _timestamps(header: BatchHeader, deltas: Ints) -> Ints:
     if (((times ^ base) & (times ^ deltas)) < 0).any():  # the sign of neither term: it wrapped around
         raise CorruptRecordBatch("a timestamp exceeds 64 bits")
     return times
+
+
+def read_header_columns(data: Bytes, payload: memoryview, counts: Ints, starts: Ints, ends: Ints) -> HeaderColumns:
+    """Read them all and check that each record ends behind its last; raises CorruptRecordBatch."""
+    if (counts < 0).any() or (2 * counts > ends - starts).any():  # a header takes two bytes: no name, no value
+        raise CorruptRecordBatch("a record claims more headers than it has bytes, or less than none")
+    firsts = np.cumsum(counts) - counts
+    total = int(counts.sum())
+    fields = np.empty((4, total), np.int32)
+    at = starts.copy()
+    rows = np.flatnonzero(counts)
+    for turn in range(_ROUNDS_MAX):
+        rows = rows[counts[rows] > turn]
+        if not rows.size:
+            break
+        at[rows] = _read_round(data, at[rows], ends[rows], fields, firsts[rows] + turn)
+    for row in rows[counts[rows] > _ROUNDS_MAX]:
+        todo = range(int(firsts[row]) + _ROUNDS_MAX, int(firsts[row] + counts[row]))
+        at[row] = _read_one(payload, int(at[row]), int(ends[row]), fields, todo)
+    if (at != ends).any():
+        raise CorruptRecordBatch(f"record {int((at != ends).argmax())} does not end behind its last field")
+    return HeaderColumns(np.repeat(np.arange(len(counts), dtype=np.int32), counts), *fields)
+
+
+def _read_round(data: Bytes, at: Ints, ends: Ints, fields: Positions, to: Ints) -> Ints:
+    for start_field, length_min in ((0, 0), (2, -1)):  # a name is never null
+        if (at >= ends).any():
+            raise CorruptRecordBatch("a record ends inside its headers")
+        lengths, at = read_varints(data, at)
+        if (lengths < length_min).any() or (at + lengths > ends).any():
+            raise CorruptRecordBatch("a header's name or value is longer than its record")
+        fields[start_field, to] = at
+        fields[start_field + 1, to] = lengths
+        at = at + np.maximum(lengths, 0)
+    return at
+
+
+def _read_one(payload: memoryview, at: int, end: int, fields: Positions, todo: range) -> int:
+    record = payload[at:end].tobytes()
+    position = 0
+    try:
+        for index in todo:
+            for start_field, length_min in ((0, 0), (2, -1)):
+                length, position = read_varint(record, position)
+                if not length_min <= length <= len(record) - position:
+                    raise CorruptRecordBatch("a header's name or value is longer than its record")
+                fields[start_field, index] = at + position
+                fields[start_field + 1, index] = length
+                position += max(length, 0)
+    except IndexError:
+        raise CorruptRecordBatch("a record ends inside its headers") from None
+    return at + position
+
+
+def rows_of_columns(columns: RecordColumns, timestamp_type: TimestampType) -> RecordRows:
+    """All records of a batch, as `decoder.scanned_rows` would give them."""
+    data = columns.payload.tobytes()
+    return RecordRows(
+        _offset_column(columns.offsets),
+        _time_column(columns.timestamps_ms),
+        repeat(timestamp_type),
+        _pieces(data, columns.key_start, columns.key_length),
+        _pieces(data, columns.value_start, columns.value_length),
+        _headers(data, columns),
+    )
+
+
+def _offset_column(offsets: Ints) -> Sequence[int]:
+    """They ascend: as far from each other as there are of them, none is missing."""
+    count = len(offsets)
+    if count and int(offsets[-1]) - int(offsets[0]) == count - 1:
+        return range(int(offsets[0]), int(offsets[-1]) + 1)
+    numbers: list[int] = offsets.tolist()
+    return numbers
+
+
+def _time_column(times: Ints) -> Column[int]:
+    if len(times) and (times == times[0]).all():
+        return repeat(int(times[0]))
+    numbers: list[int] = times.tolist()
+    return numbers
+
+
+def _pieces(data: bytes, starts: Positions, lengths: Positions) -> Column[bytes | None]:
+    nulls = np.flatnonzero(lengths < 0)
+    if len(nulls) == len(lengths):
+        return repeat(None)
+    pieces: list[bytes | None]
+    size = int(lengths[0])
+    if 0 < size <= _GATHERED_BYTES_MAX and (lengths == size).all():
+        windows = sliding_window_view(np.frombuffer(data, np.uint8), size)
+        cut: list[Any] = windows[starts].view(np.dtype((np.void, size))).reshape(-1).tolist()
+        return cut
+    pieces = [data[start:end] for start, end in zip(starts.tolist(), (starts + lengths).tolist(), strict=True)]
+    for row in nulls.tolist():
+        pieces[row] = None
+    return pieces
+
+
+def _headers(data: bytes, columns: RecordColumns) -> Column[tuple[Header, ...]]:
+    flat = columns.headers
+    if not len(flat):
+        return repeat(())
+    known: dict[bytes | None, str] = {}  # a name comes back in every record: decode it once
+    headers: list[Header] = []
+    names = _pieces(data, flat.name_start, flat.name_length)
+    values = _pieces(data, flat.value_start, flat.value_length)
+    for name, value in zip(names, values, strict=False):  # values that are all null have no end
+        text = known.get(name)
+        if text is None:
+            text = known[name] = decoded_name(name or b"")
+        headers.append((text, value))
+    edges = np.append(0, np.cumsum(columns.headers_count)).tolist()
+    return [tuple(headers[start:end]) for start, end in pairwise(edges)]

@@ -7,7 +7,7 @@
 
 The offset's width changes with the 64th and the 8,192nd record, so a batch is a few runs. A run takes a handful of
 numpy operations where the columns of any records take a hundred: that decides up to some thousand records. Whatever is
-not plainly so (headers, holes, ragged records, damage) is left to small_batch.py, columns.py and decoder.py, refusals
+not plainly so (headers, holes, ragged records, damage) is left to decoder.py and columns.py, refusals
 included: tests hold them against each other.
 """
 
@@ -18,12 +18,19 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from pushrep.records.errors import CorruptRecordBatch
 from pushrep.records.header import BatchHeader
-from pushrep.records.model import TimestampType
+from pushrep.records.model import CorruptRecordBatch, TimestampType
 from pushrep.records.record_rows import Column, RecordRows
-from pushrep.records.varint import VARINT_BYTES_MAX, VARLONG_BYTES_MAX, read_varint, read_varlong
-from pushrep.records.varint_arrays import Bytes, read_varlongs, varint_matrix, zigzag
+from pushrep.records.varint import (
+    VARINT_BYTES_MAX,
+    VARLONG_BYTES_MAX,
+    Bytes,
+    read_varint,
+    read_varlong,
+    read_varlongs,
+    varint_matrix,
+    zigzag,
+)
 
 Flags: TypeAlias = NDArray[np.bool_]
 

@@ -16,7 +16,7 @@ from pushrep.env import Clock
 from pushrep.log import Lease, LeaseBroken, LogClosed, NotALog, OffsetOutOfRange
 from pushrep.log.errors import CorruptBatch
 from pushrep.records import BatchHeader, RecordBatch
-from pushrep.records.errors import CorruptRecordBatch
+from pushrep.records.model import CorruptRecordBatch
 from pushrep.replay import events as e
 from pushrep.replay.errors import ReplayRefused
 from pushrep.replay.events import ReplayState

@@ -22,8 +22,7 @@ from pushrep.env import Clock
 from pushrep.env.network import HostPort
 from pushrep.log.directory_files import is_log_name, parse_log_name
 from pushrep.records import BatchHeader, CorruptRecordBatch, RecordBatch
-from pushrep.records.batch_run import checked_run, length_of_first
-from pushrep.records.joining import misjoined
+from pushrep.records.batch_run import checked_run, length_of_first, misjoined
 from pushrep.replay import events as e
 from pushrep.replay.errors import KeepingRefused, NodeUnreachable, ReplayRefused
 from pushrep.replay.limits import TO_END, RecordingInfo, ReplayRequest, Span

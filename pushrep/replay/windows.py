@@ -34,8 +34,7 @@ from pushrep.log.segment_files import segment_path
 from pushrep.log.walk import ScanRange, count_in_place
 from pushrep.records import HEADER_BYTES, BatchHeader, CorruptRecordBatch, RecordBatch
 from pushrep.records.batch_run import checked_run, length_of_first
-from pushrep.records.checksum import crc32c_in_place
-from pushrep.records.header import CRC_COVERS_FROM, LENGTH_ENDS_AT
+from pushrep.records.header import CRC_COVERS_FROM, LENGTH_ENDS_AT, crc32c_in_place
 from pushrep.replay.slices import NoBatchThere, OpenSegments, SliceReader
 
 _KEPT_MAX = 6

@@ -24,8 +24,7 @@ from pushrep.log.walk import (
 )
 from pushrep.records import BatchHeader, BatchRun, Codec, CorruptRecordBatch, RecordBatch, encode_batch
 from pushrep.records.batch_run import checked_run
-from pushrep.records.checksum import crc32c
-from pushrep.records.header import CRC_COVERS_FROM, write_crc
+from pushrep.records.header import CRC_COVERS_FROM, crc32c, write_crc
 from pushrep.testing import SimulatedDisk
 
 BASE = 100

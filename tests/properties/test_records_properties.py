@@ -10,13 +10,10 @@ from hypothesis import example, given, settings
 
 from pushrep.errors import BadArgument
 from pushrep.records import Codec, CorruptRecordBatch, HeaderColumn, RecordBatch, UnsupportedCodec, encode_batch
-from pushrep.records.checksum import crc32c
-from pushrep.records.columns import columns_by_arrays, columns_of_scan
-from pushrep.records.decoder import scan, scanned_rows
+from pushrep.records.columns import columns_by_arrays, columns_of_scan, rows_of_columns
+from pushrep.records.decoder import read_small_batch, scan, scanned_rows
 from pushrep.records.encoder import encode_alone
-from pushrep.records.header import CRC_COVERS_FROM, HEADER_BYTES, write_crc, write_length
-from pushrep.records.rows import rows
-from pushrep.records.small_batch import read_small_batch
+from pushrep.records.header import CRC_COVERS_FROM, HEADER_BYTES, crc32c, write_crc, write_length
 
 # Sizes around every change of a varint's width, and few distinct ones, so that runs of equal records occur.
 SIZES = st.sampled_from(
@@ -108,7 +105,7 @@ def one_by_one(batch, bound=1 << 28):
 
 def by_columns(batch, bound=1 << 28):
     columns = columns_by_arrays(batch.header, batch.payload(decompressed_bytes_max=bound))
-    return rows(columns, batch.header.timestamp_type)
+    return rows_of_columns(columns, batch.header.timestamp_type)
 
 
 def verdict(read, batch):

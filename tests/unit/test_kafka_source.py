@@ -17,7 +17,7 @@ from pushrep.kafka.sink_state import SinkState
 from pushrep.kafka.source import ReusedMemory, SealedReader, ShippedPartition
 from pushrep.log import CorruptBatch, Durability, LogConfig, SegmentLog
 from pushrep.records import Codec, RecordBatch, encode_batch, header
-from pushrep.records.checksum import crc32c
+from pushrep.records.header import crc32c
 
 PID = 7
 ORIGIN = RecordOrigin(carrier="key", pids={0: PID, 1: 8}, pid_epoch=0)

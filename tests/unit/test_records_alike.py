@@ -3,10 +3,9 @@
 import pytest
 
 from pushrep.records import Codec, CorruptRecordBatch, RecordBatch, TimestampType, encode_batch
-from pushrep.records.columns import columns_by_arrays
+from pushrep.records.columns import columns_by_arrays, rows_of_columns
 from pushrep.records.decoder import scan
 from pushrep.records.record_rows import RecordCursor
-from pushrep.records.rows import rows
 from pushrep.records.uniform import read_uniform
 from pushrep.records.varint import varint
 
@@ -17,7 +16,7 @@ def alike(batch):
 
 
 def by_columns(batch):
-    return list(rows(columns_by_arrays(batch.header, batch.payload()), batch.header.timestamp_type))
+    return list(rows_of_columns(columns_by_arrays(batch.header, batch.payload()), batch.header.timestamp_type))
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,10 @@ from pushrep.records import (
     RECORD_OVERHEAD_BYTES_MAX,
     CorruptRecordBatch,
     RecordBatch,
-    concatenating,
     encode_batch,
 )
-from pushrep.records.checksum import crc32c
-from pushrep.records.header import CRC_COVERS_FROM, write_crc, write_length
+from pushrep.records.header import CRC_COVERS_FROM, crc32c, write_crc, write_length
+from pushrep.records.record_encoders import encode_concatenating, general_heads, header_tails
 
 
 def values_of(batch):
@@ -41,9 +40,9 @@ def test_equal_records_have_the_bytes_that_any_others_have(size, keys, count):
     """From a table or part by part: what is behind the first value differs in nothing but the way there."""
     values = [bytes([n]) * size for n in range(count)]
     batch = encode_batch(values, keys=None if keys is None else keys * count, timestamps_ms=7)
-    heads = concatenating.heads(count, None if keys is None else [keys] * count, None)
-    tails = concatenating.header_tails(None)
-    assert bytes(batch.data[HEADER_BYTES:]) == bytes(concatenating.encode_concatenating(heads, values, tails, 0))
+    heads = general_heads(count, None if keys is None else [keys] * count, None)
+    tails = header_tails(None)
+    assert bytes(batch.data[HEADER_BYTES:]) == bytes(encode_concatenating(heads, values, tails, 0))
     assert values_of(RecordBatch.check(bytes(batch.data))) == values
 
 

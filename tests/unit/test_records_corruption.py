@@ -3,9 +3,9 @@
 import pytest
 
 from pushrep.records import CorruptRecordBatch, RecordTooLarge, encode_batch
-from pushrep.records.checksum import crc32c
 from pushrep.records.columns import columns_by_arrays
 from pushrep.records.decoder import scan
+from pushrep.records.header import crc32c
 from pushrep.records.varint import varint
 
 FAR = (1 << 31) - 1

@@ -3,8 +3,7 @@
 import pytest
 
 from pushrep.records import CorruptRecordBatch, TimestampType, encode_batch
-from pushrep.records.decoder import scan
-from pushrep.records.small_batch import read_small_batch
+from pushrep.records.decoder import read_small_batch, scan
 from pushrep.records.varint import varint
 
 HEADER = encode_batch([b""], timestamps_ms=1).header

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from pushrep.records import Codec, RecordBatch, encode_batch
 from pushrep.records import header as layout
-from pushrep.records.checksum import crc32c
+from pushrep.records.header import crc32c
 from pushrep.replay import (
     FOLLOW,
     TO_END,

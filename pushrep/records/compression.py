@@ -14,8 +14,7 @@ from typing import Any
 import cramjam
 import numpy as np
 
-from pushrep.records.errors import CorruptRecordBatch
-from pushrep.records.model import Buffer, Codec
+from pushrep.records.model import Buffer, Codec, CorruptRecordBatch
 
 DECOMPRESSED_BYTES_MAX = 256 << 20
 """Default bound of one batch's decompressed records: Kafka's own largest batch by far, and a bomb does no harm."""
