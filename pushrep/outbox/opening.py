@@ -17,9 +17,8 @@ from uuid import UUID, uuid4
 from pushrep.election.errors import NotLeader
 from pushrep.env import Clock, Filesystem
 from pushrep.errors import BadArgument
-from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.progress import read_progress
-from pushrep.log import Durability, LogConfig, SegmentLog, list_logs
+from pushrep.log import LogConfig, SegmentLog, list_logs
 from pushrep.log.directory import LogDirectory, create_logs
 from pushrep.log.directory_files import log_name
 from pushrep.log.segment_log import held_to, lost_behind
@@ -27,11 +26,10 @@ from pushrep.outbox.epoch import missing_logs, settle_epoch, was_cut
 from pushrep.outbox.identity import KeptGrant, OutboxIdentity, settle_identity
 from pushrep.outbox.partition_replicas import PartitionReplicas
 from pushrep.outbox.positions import POSITIONS_NAME, PositionsStore
-from pushrep.outbox.settings import OnDiverged, ReplicaSettings
+from pushrep.outbox.settings import OutboxSettings
 from pushrep.outbox.shipping import Shipping, ToShip, start_shipping
 
 if TYPE_CHECKING:
-    from pushrep.health import HealthSettings
     from pushrep.outbox.replication import Replication
 
 
@@ -39,27 +37,6 @@ _LOG = logging.getLogger("pushrep.outbox")
 NEVER = -1
 """A retention that is off, as Kafka writes it; None is "not said"."""
 OPENING = "the opening of the outbox"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToOpen:
-    """What `Outbox.open` was asked for, checked."""
-
-    directory: Path
-    wanted: OutboxIdentity
-    replicas: ReplicaSettings
-    durability: Durability
-    kafka: KafkaDestination | None
-    on_diverged: OnDiverged
-    batch_bytes: int
-    accept_loss: bool
-    copy_check: bool
-    retention_ms: int | None
-    retention_bytes: int | None
-    log_config: LogConfig
-    health: "HealthSettings | None"
-    filesystem: Filesystem
-    clock: Clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,23 +55,31 @@ class Opened:
         return None if self.replication is None else self.replication.appenders.get(log.partition)
 
 
-def open_all(resources: ExitStack, asked: ToOpen) -> Opened:
+def open_all(  # noqa: PLR0913 - what is opened, and by what
+    resources: ExitStack,
+    directory: Path,
+    wanted: OutboxIdentity,
+    settings: OutboxSettings,
+    *,
+    filesystem: Filesystem,
+    clock: Clock,
+) -> Opened:
     """Raises as `Outbox.open` does."""
-    held = LogDirectory.acquire(asked.directory, asked.filesystem, asked.clock, copy_check=asked.copy_check)
+    held = LogDirectory.acquire(directory, filesystem, clock, copy_check=settings.copy_check)
     resources.callback(held.release)
     lead = _lead_of(held)
-    if asked.wanted.replicas or lead is not None:
+    if wanted.replicas or lead is not None:
         held.refuse_copy()
     identity, is_new = settle_identity(
-        asked.filesystem,
+        filesystem,
         held.path,
-        asked.wanted,
-        logs_exist=any(name == asked.wanted.topic for name, _ in list_logs(held.path, asked.filesystem)),
-        min_insync_replicas=asked.replicas.min_insync_replicas,
+        wanted,
+        logs_exist=any(name == wanted.topic for name, _ in list_logs(held.path, filesystem)),
+        min_insync_replicas=settings.replicas.min_insync_replicas,
         lead=lead,
     )
-    asked = replace(asked, log_config=_with_retention(asked, identity))
-    made_anew = [] if is_new else missing_logs(held, identity, accept_loss=asked.accept_loss)
+    config = _with_retention(held, settings, identity)
+    made_anew = [] if is_new else missing_logs(held, identity, accept_loss=settings.accept_loss)
     logs: list[tuple[SegmentLog, PositionsStore]] = []
     before = {n: held_to(held, f"{identity.topic}-{n}") for n in range(identity.partitions) if identity.replicas}
     topic_id = lead.grant.topic_id if lead is not None else None
@@ -105,33 +90,37 @@ def open_all(resources: ExitStack, asked: ToOpen) -> Opened:
             create_logs(held, dict.fromkeys(made, topic_id))
     for n in range(identity.partitions):  # all of one topic, which has one id
         log_id = logs[0][0].log_id if logs else topic_id
-        logs.append(_open_log(resources, held, n, asked, has_replicas=bool(identity.replicas), log_id=log_id))
+        logs.append(_open_log(resources, held, n, identity, config, log_id))
     if not identity.replicas:
         identity = settle_epoch(held, identity, logs, made_anew)
         held.settle_id()
-        shipping = _start_shipping(resources, asked, held, identity, logs, is_new=is_new)
+        shipping = _start_shipping(resources, settings, held, identity, logs, is_new=is_new)
         return Opened(
-            identity=identity, logs=logs, replication=None, shipping=shipping, certificates=_certificates_of(asked)
+            identity=identity, logs=logs, replication=None, shipping=shipping, certificates=_certificates_of(settings)
         )
     held.settle_id()
     # Half of the wire's room comes with it, which an outbox without replicas does not need.
     from pushrep.outbox.replication import Replication  # noqa: PLC0415
 
-    replication = Replication(held, identity, logs, asked.replicas, asked.durability, asked.clock)
+    replication = Replication(held, identity, logs, settings.replicas, settings.durability, clock)
     resources.callback(replication.close)
     replication.note_lost({log: lost for log, _ in logs if (lost := lost_behind(log, before[log.partition]))})
     replication.open()  # before the PID epoch: what comes back was not lost
     identity = settle_epoch(held, identity, logs, made_anew)
     replication.start(identity.pid_epoch)
-    shipping = _start_shipping(resources, asked, held, identity, logs, replication)
+    shipping = _start_shipping(resources, settings, held, identity, logs, replication)
     return Opened(
-        identity=identity, logs=logs, replication=replication, shipping=shipping, certificates=_certificates_of(asked)
+        identity=identity,
+        logs=logs,
+        replication=replication,
+        shipping=shipping,
+        certificates=_certificates_of(settings),
     )
 
 
-def _certificates_of(asked: ToOpen) -> Callable[[], dict[str, int | None]]:
+def _certificates_of(settings: OutboxSettings) -> Callable[[], dict[str, int | None]]:
     loaded: dict[str, int | None] = {}
-    push, kafka, health = asked.replicas.push, asked.kafka, asked.health
+    push, kafka, health = settings.replicas.push, settings.kafka, settings.health
     if push is not None and push.tls is not None:
         loaded["replicas"] = getattr(push.tls, "expires_s", None)  # of a context that `mutual_tls` made
     if kafka is not None and (kafka.ssl_certfile is not None or kafka.ssl_cafile is not None):
@@ -148,26 +137,26 @@ def _certificates_of(asked: ToOpen) -> Callable[[], dict[str, int | None]]:
     return certificates
 
 
-def _with_retention(asked: ToOpen, identity: OutboxIdentity) -> LogConfig:
+def _with_retention(held: LogDirectory, settings: OutboxSettings, identity: OutboxIdentity) -> LogConfig:
     """What is kept: as asked for, in the arguments first; else by the outbox's own default, with a destination."""
-    given = {"retention_ms": asked.retention_ms, "retention_bytes": asked.retention_bytes}
+    given = {"retention_ms": settings.retention_ms, "retention_bytes": settings.retention_bytes}
     wanted = {name: None if at == NEVER else at for name, at in given.items() if at is not None}
-    config = replace(asked.log_config, **wanted)  # type: ignore[arg-type]  # two numbers, by name
+    config = replace(settings.log_config, **wanted)  # type: ignore[arg-type]  # two numbers, by name
     is_set = wanted or config.retention_ms is not None or config.retention_bytes is not None
-    if is_set or (asked.kafka is None and not read_progress(asked.filesystem, asked.directory)):
+    if is_set or (settings.kafka is None and not read_progress(held.filesystem, held.path)):
         return config
     if identity.retention_default_ms is None:
         _LOG.info(
             "%s: this outbox was made before 0.2.0, so nothing is removed that the topic has: give retention_ms, or "
             "retention_ms=-1 to keep it so",
-            asked.directory,
+            held.path,
         )
     return replace(config, retention_ms=identity.retention_default_ms)
 
 
 def _start_shipping(  # noqa: PLR0913, PLR0917 - what is opened, and for whom
     resources: ExitStack,
-    asked: ToOpen,
+    settings: OutboxSettings,
     held: LogDirectory,
     identity: OutboxIdentity,
     logs: Sequence[tuple[SegmentLog, PositionsStore]],
@@ -177,17 +166,19 @@ def _start_shipping(  # noqa: PLR0913, PLR0917 - what is opened, and for whom
 ) -> Shipping:
     known = held.directory_id
     to_ship = ToShip(
-        directory=asked.directory,
+        directory=held.path,
         identity=identity,
         logs=[log for log, _ in logs],
-        batch_bytes=asked.batch_bytes,
-        filesystem=asked.filesystem,
-        clock=asked.clock,
+        batch_bytes=settings.batch_bytes,
+        filesystem=held.filesystem,
+        clock=held.clock,
         replication=replication,
         is_new=is_new,
         copy_id=known.directory_id.hex if known is not None and known.is_copy else None,
     )
-    shipping = start_shipping(resources, to_ship, asked.kafka, asked.replicas.open_timeout_s, asked.on_diverged)
+    shipping = start_shipping(
+        resources, to_ship, settings.kafka, settings.replicas.open_timeout_s, settings.on_diverged
+    )
     for log, _ in logs:
         log.drop_holder(OPENING)
     return shipping
@@ -207,28 +198,27 @@ def _lead_of(held: LogDirectory) -> KeptGrant | None:
     return KeptGrant(state.grant, state.member)
 
 
-def _open_log(  # noqa: PLR0913 - one log, and what it belongs to
+def _open_log(  # noqa: PLR0913, PLR0917 - one log, and what it belongs to
     resources: ExitStack,
     held: LogDirectory,
     partition: int,
-    asked: ToOpen,
-    *,
-    has_replicas: bool,
+    identity: OutboxIdentity,
+    config: LogConfig,
     log_id: UUID | None,
 ) -> tuple[SegmentLog, PositionsStore]:
-    path = held.path / f"{asked.wanted.topic}-{partition}"
-    store = PositionsStore(path / POSITIONS_NAME, asked.wanted.carrier, asked.filesystem)
+    path = held.path / log_name(identity.topic, partition)
+    store = PositionsStore(path / POSITIONS_NAME, identity.carrier, held.filesystem)
     if was_cut(held, path.name):
         store.destroy()
     log = SegmentLog.open(
         path,
-        config=asked.log_config,
+        config=config,
         derived=(store,),
         holders={OPENING: lambda: 0},  # until those are there who know what they need
         log_id=log_id,
-        has_replicas=has_replicas,
-        filesystem=asked.filesystem,
-        clock=asked.clock,
+        has_replicas=bool(identity.replicas),
+        filesystem=held.filesystem,
+        clock=held.clock,
     )
     resources.enter_context(log)
     store.follow(partial(getattr, log, "flushed_offset"))

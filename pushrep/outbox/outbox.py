@@ -38,11 +38,10 @@ from pushrep.outbox.errors import (
     NoOutbox,
     OutboxClosed,
     RecordRefused,
-    SettingRefused,
 )
 from pushrep.outbox.forgotten import close_if_forgotten, collected
 from pushrep.outbox.identity import OutboxIdentity, new_identity, read_identity
-from pushrep.outbox.opening import Opened, ToOpen, open_all
+from pushrep.outbox.opening import Opened, open_all
 from pushrep.outbox.partition_appender import (
     PartitionAppender,
     Refusing,
@@ -63,12 +62,9 @@ from pushrep.outbox.settings import (
     OutboxSettings,
     ReplicaSettings,
     check_flags,
-    check_health,
-    checked_on_diverged,
-    checked_retention,
+    checked_config,
     checked_times,
 )
-from pushrep.outbox.shipping import check_destination
 from pushrep.outbox.slots import open_free_slot, refuse_other_kinds
 from pushrep.outbox.status import Facts, OutboxStatus, status_of
 from pushrep.outbox.threads import LingerTimer, WriterThreads, linger_timer_for, release_linger_timer
@@ -210,19 +206,19 @@ class Outbox:
         `LogLocked`, `NotALogDirectory`, and what opening a log raises. With replicas also `DirectoryIsCopy`,
         `NotLeader`, `LogNotFit`, `ReplicaUnreachable` (one that is ahead went away while its records were fetched).
         """
-        followed = ReplicaSettings(
-            replicas=replicas,
-            acks=acks,
-            min_insync_replicas=min_insync_replicas,
-            delivery_timeout_ms=delivery_timeout_ms,
-            replica_lag_max_ms=replica_lag_max_ms,
-            open_timeout_s=open_timeout_s,
-            push=push,
-        )
-        config = log_config if log_config is not None else LogConfig()
-        if not isinstance(config, LogConfig):
-            raise SettingRefused("log_config", f"give a LogConfig, not {type(config).__name__}")
+        config = checked_config(log_config)
         settings = OutboxSettings(
+            replicas=ReplicaSettings(
+                replicas=replicas,
+                acks=acks,
+                min_insync_replicas=min_insync_replicas,
+                delivery_timeout_ms=delivery_timeout_ms,
+                replica_lag_max_ms=replica_lag_max_ms,
+                open_timeout_s=open_timeout_s,
+                push=push,
+            ),
+            kafka=kafka,
+            on_diverged=on_diverged,
             durability=durability,
             codec=codec,
             linger_ms=linger_ms,
@@ -230,7 +226,12 @@ class Outbox:
             buffer_bytes=buffer_bytes,
             block_ms=block_ms,
             close_timeout_s=close_timeout_s,
-            record_bytes_max=config.batch_limit_bytes,
+            accept_loss=accept_loss,
+            copy_check=copy_check,
+            retention_ms=retention_ms,
+            retention_bytes=retention_bytes,
+            log_config=config,
+            health=health,
         )
         wanted = new_identity(
             producer=producer,
@@ -240,40 +241,21 @@ class Outbox:
             replicas=replicas,
             min_insync_replicas=min_insync_replicas,
         )
-        check_flags(create=create, accept_loss=accept_loss, copy_check=copy_check)
-        check_health(health)
+        check_flags(create=create)
         directory = checked_path("directory", directory)
         refuse_other_kinds(directory)
         if not create and read_identity(filesystem, directory) is None:
             raise NoOutbox(directory, "look at the path, or open it with create=True")
-        asked = ToOpen(
-            directory=directory,
-            wanted=wanted,
-            replicas=followed,
-            durability=durability,
-            kafka=check_destination(kafka),
-            on_diverged=checked_on_diverged(on_diverged),
-            batch_bytes=settings.batch_bytes,
-            accept_loss=accept_loss,
-            copy_check=copy_check,
-            retention_ms=checked_retention("retention_ms", retention_ms),
-            retention_bytes=checked_retention("retention_bytes", retention_bytes),
-            log_config=config,
-            health=health,
-            filesystem=filesystem,
-            clock=clock,
-        )
         with ExitStack() as resources:
             linger_timer = linger_timer_for(settings.linger_ms, clock)
             resources.callback(release_linger_timer, linger_timer)
-            outbox = cls(
-                directory, open_all(resources, asked), settings, linger_timer, filesystem=filesystem, clock=clock
-            )
+            opened = open_all(resources, directory, wanted, settings, filesystem=filesystem, clock=clock)
+            outbox = cls(directory, opened, settings, linger_timer, filesystem=filesystem, clock=clock)
             leap = partial(_begin_pid_epoch, weakref.ref(outbox), outbox._all_appenders, filesystem)
             outbox.facts.shipping.when_head_was_cut(leap)
             if outbox.facts.replication is not None:
                 outbox.facts.replication.on_identity = partial(_show_identity, weakref.ref(outbox))
-            if asked.on_diverged is OnDiverged.REFUSE:
+            if on_diverged is OnDiverged.REFUSE:
                 outbox.facts.shipping.when_diverged(partial(_refuse_appends, outbox._all_appenders))
             outbox._resources = resources.pop_all()  # from here on they are its own; before, an error frees them
             serve_control(outbox._resources, outbox.facts, filesystem)

@@ -4,15 +4,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from pushrep.election.standby import TakeoverTimes
 from pushrep.errors import BadArgument
-from pushrep.log import Durability
+from pushrep.kafka.destination import KafkaDestination
+from pushrep.log import Durability, LogConfig
 from pushrep.outbox.errors import SettingRefused
 from pushrep.records import Codec
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address
+
+if TYPE_CHECKING:
+    from pushrep.health import HealthSettings
 
 BATCH_BYTES = 256 << 10
 """Stays in the processor's cache while it is encoded and summed."""
@@ -43,83 +47,11 @@ class OnDiverged(Enum):
     """The log takes them; nothing is shipped before `pushrep outbox rebase`."""
 
 
-def checked_on_diverged(value: object) -> OnDiverged:
-    """The argument of `Outbox.open`. Raises SettingRefused."""
-    if not isinstance(value, OnDiverged):
-        raise SettingRefused("on_diverged", f"give OnDiverged.REFUSE or GO_ON, not {value!r}")
-    return value
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutboxSettings:
-    """See `Outbox.open`; raises `SettingRefused`, which names the argument."""
-
-    durability: Durability
-    codec: Codec
-    linger_ms: int
-    batch_bytes: int
-    buffer_bytes: int
-    block_ms: int
-    close_timeout_s: float
-    record_bytes_max: int  # the largest batch that the log takes
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.durability, Durability):
-            raise SettingRefused("durability", f"give Durability.FLUSHED or BUFFERED, not {self.durability!r}")
-        if not isinstance(self.codec, Codec):
-            raise SettingRefused("codec", f"give a pushrep.Codec, not {self.codec!r}")
-        for setting in ("linger_ms", "block_ms"):
-            _check_number(setting, getattr(self, setting), 0, int, _DURATION_MAX_MS)
-        for setting in ("batch_bytes", "buffer_bytes"):
-            _check_number(setting, getattr(self, setting), 1, int)
-        _check_number("close_timeout_s", self.close_timeout_s, 0, int | float, _DURATION_MAX_MS // 1000)
-        if self.batch_bytes > self.record_bytes_max:
-            raise SettingRefused(
-                "batch_bytes", f"{self.batch_bytes} exceeds what the log takes as one batch, {self.record_bytes_max}"
-            )
-        if self.buffer_bytes < self.batch_bytes:
-            raise SettingRefused(
-                "buffer_bytes", f"{self.buffer_bytes} does not hold one batch of batch_bytes={self.batch_bytes}"
-            )
-
-
-def checked_retention(setting: str, value: int | None) -> int | None:
-    """The argument of `Outbox.open`: None: by default, -1: never. Raises SettingRefused."""
-    if value is not None:
-        _check_number(setting, value, -1, int)
-    return value
-
-
-def checked_times(takeover_after_ms: object, takeover_pause_ms: object) -> TakeoverTimes:
-    """The arguments of `Outbox.stand_by`. Raises SettingRefused."""
-    _check_number("takeover_after_ms", takeover_after_ms, _TAKEOVER_AFTER_MIN_MS, int, _DURATION_MAX_MS)
-    _check_number("takeover_pause_ms", takeover_pause_ms, 0, int, _DURATION_MAX_MS)
-    return TakeoverTimes(
-        takeover_after_ms=cast("int", takeover_after_ms), takeover_pause_ms=cast("int", takeover_pause_ms)
-    )
-
-
-def check_health(value: object) -> None:
-    """The argument of `Outbox.open`. Raises SettingRefused."""
-    if value is None:
-        return
-    from pushrep.health import HealthSettings  # noqa: PLC0415 - brings an HTTP server
-
-    if not isinstance(value, HealthSettings):
-        raise SettingRefused("health", f"give a HealthSettings, not {type(value).__name__}")
-
-
-def check_flags(**flags: object) -> None:
-    """Raise SettingRefused for one that is neither True nor False: the text "no" counts as true in Python."""
-    for setting, value in flags.items():
-        if not isinstance(value, bool):
-            raise SettingRefused(setting, f"give True or False, not {value!r}")
-
-
-def _check_number(setting: str, value: object, least: int, kind: object, most: float = math.inf) -> None:
-    if isinstance(value, bool) or not isinstance(value, kind) or not least <= value <= most:  # type: ignore[arg-type, operator]
-        allowed = f"of at least {least}" if most == math.inf else f"between {least} and {most}"
-        raise SettingRefused(setting, f"give a number {allowed}, got {value!r}")
+_WORDS = (
+    ("on_diverged", OnDiverged, "OnDiverged.REFUSE or GO_ON"),
+    ("durability", Durability, "Durability.FLUSHED or BUFFERED"),
+    ("codec", Codec, "a pushrep.Codec"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,3 +95,94 @@ class ReplicaSettings:
     def needs_all(self) -> bool:
         """Whether receipts wait for replicas."""
         return bool(self.replicas) and self.acks is not Acks.LOCAL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxSettings:
+    """See `Outbox.open`; raises `SettingRefused`, which names the argument."""
+
+    replicas: ReplicaSettings
+    kafka: KafkaDestination | None
+    on_diverged: OnDiverged
+    durability: Durability
+    codec: Codec
+    linger_ms: int
+    batch_bytes: int
+    buffer_bytes: int
+    block_ms: int
+    close_timeout_s: float
+    accept_loss: bool
+    copy_check: bool
+    retention_ms: int | None
+    retention_bytes: int | None
+    log_config: LogConfig
+    health: "HealthSettings | None"
+
+    def __post_init__(self) -> None:
+        if self.kafka is not None and not isinstance(self.kafka, KafkaDestination):
+            raise SettingRefused("kafka", f"give a KafkaDestination, not {type(self.kafka).__name__}")
+        check_flags(accept_loss=self.accept_loss, copy_check=self.copy_check)
+        _check_health(self.health)
+        for setting, kind, known in _WORDS:
+            if not isinstance(value := getattr(self, setting), kind):
+                raise SettingRefused(setting, f"give {known}, not {value!r}")
+        for setting in ("linger_ms", "block_ms"):
+            _check_number(setting, getattr(self, setting), 0, int, _DURATION_MAX_MS)
+        for setting in ("batch_bytes", "buffer_bytes"):
+            _check_number(setting, getattr(self, setting), 1, int)
+        _check_number("close_timeout_s", self.close_timeout_s, 0, int | float, _DURATION_MAX_MS // 1000)
+        for setting in ("retention_ms", "retention_bytes"):
+            if (value := getattr(self, setting)) is not None:
+                _check_number(setting, value, -1, int)
+        if self.batch_bytes > self.record_bytes_max:
+            raise SettingRefused(
+                "batch_bytes", f"{self.batch_bytes} exceeds what the log takes as one batch, {self.record_bytes_max}"
+            )
+        if self.buffer_bytes < self.batch_bytes:
+            raise SettingRefused(
+                "buffer_bytes", f"{self.buffer_bytes} does not hold one batch of batch_bytes={self.batch_bytes}"
+            )
+
+    @property
+    def record_bytes_max(self) -> int:
+        """The largest batch that the log takes."""
+        return self.log_config.batch_limit_bytes
+
+
+def checked_times(takeover_after_ms: object, takeover_pause_ms: object) -> TakeoverTimes:
+    """The arguments of `Outbox.stand_by`. Raises SettingRefused."""
+    _check_number("takeover_after_ms", takeover_after_ms, _TAKEOVER_AFTER_MIN_MS, int, _DURATION_MAX_MS)
+    _check_number("takeover_pause_ms", takeover_pause_ms, 0, int, _DURATION_MAX_MS)
+    return TakeoverTimes(
+        takeover_after_ms=cast("int", takeover_after_ms), takeover_pause_ms=cast("int", takeover_pause_ms)
+    )
+
+
+def checked_config(value: LogConfig | None) -> LogConfig:
+    """The argument `log_config`, its default for None. Raises SettingRefused."""
+    config = value if value is not None else LogConfig()
+    if not isinstance(config, LogConfig):
+        raise SettingRefused("log_config", f"give a LogConfig, not {type(config).__name__}")
+    return config
+
+
+def _check_health(value: object) -> None:
+    if value is None:
+        return
+    from pushrep.health import HealthSettings  # noqa: PLC0415 - brings an HTTP server
+
+    if not isinstance(value, HealthSettings):
+        raise SettingRefused("health", f"give a HealthSettings, not {type(value).__name__}")
+
+
+def check_flags(**flags: object) -> None:
+    """Raise SettingRefused for one that is neither True nor False: the text "no" counts as true in Python."""
+    for setting, value in flags.items():
+        if not isinstance(value, bool):
+            raise SettingRefused(setting, f"give True or False, not {value!r}")
+
+
+def _check_number(setting: str, value: object, least: int, kind: object, most: float = math.inf) -> None:
+    if isinstance(value, bool) or not isinstance(value, kind) or not least <= value <= most:  # type: ignore[arg-type, operator]
+        allowed = f"of at least {least}" if most == math.inf else f"between {least} and {most}"
+        raise SettingRefused(setting, f"give a number {allowed}, got {value!r}")

@@ -120,13 +120,6 @@ class ToShip:
     copy_id: str | None = None
 
 
-def check_destination(kafka: object) -> KafkaDestination | None:
-    """The argument of `Outbox.open`. Raises SettingRefused."""
-    if kafka is not None and not isinstance(kafka, KafkaDestination):
-        raise SettingRefused("kafka", f"give a KafkaDestination, not {type(kafka).__name__}")
-    return kafka
-
-
 class Shipping:
     """The destinations of an open outbox; made by `start_shipping`."""
 
