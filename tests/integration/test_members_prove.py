@@ -212,11 +212,11 @@ def test_an_older_copy_of_a_disk_takes_no_part_until_it_is_filled_anew(three):
     with pytest.raises(DirectoryIsCopy, match="pushrep replica moved"):
         three.promote(2)
     with three.lead() as outbox:  # the leader itself is enough with member 1
-        before = outbox.facts.replication.grant
+        before = outbox.facts.replication.kept_grant
         assert kept(three.world, 2).is_unfilled
         assert kept(three.world, 2).directory_id != before.directory_of(2)
         wait_for_all(outbox)
-        grant = outbox.facts.replication.grant
+        grant = outbox.facts.replication.kept_grant
         assert grant.directory_of(2) == kept(three.world, 2).directory_id
         assert grant.members_epoch > before.members_epoch
     assert not kept(three.world, 2).is_unfilled, "it is a copy of nothing any more"
@@ -258,7 +258,7 @@ def test_a_new_disk_comes_in_by_itself_while_a_majority_is_there(world):
         assert outbox.append(0, b"b").result(WAIT_S) == 1
         world.node(2)
         wait_for_all(outbox)
-        grant = outbox.facts.replication.grant
+        grant = outbox.facts.replication.kept_grant
         assert grant.directory_of(2) == kept(world, 2).directory_id
         assert not grant.entering
         world.nodes[1].stop()
@@ -332,7 +332,7 @@ def test_a_copy_of_a_services_directory_is_filled_below_a_node(three, pushrep):
     with open_outbox(three.world, 0, 1, directory=three.directory(2), durability=Durability.FLUSHED) as outbox:
         assert outbox.append(0, b"more").result(WAIT_S) == len(three.values)
         wait_for_all(outbox)
-        assert outbox.facts.replication.grant.directory_of(0) == kept(three.world, 0).directory_id
+        assert outbox.facts.replication.kept_grant.directory_of(0) == kept(three.world, 0).directory_id
     assert not kept(three.world, 0).is_unfilled
     assert values(three.directory(0)) == [*three.values, b"more"]
 
@@ -485,7 +485,7 @@ def test_a_new_disk_under_its_old_address_becomes_a_new_member(world, pushrep, m
     monkeypatch.undo()
     with open_outbox(world, 1, 2) as outbox:
         wait_until(lambda: not nameless(outbox), "its directory gets into the grant")
-        assert outbox.facts.replication.grant.directory_of(3) == found.directory_id
+        assert outbox.facts.replication.kept_grant.directory_of(3) == found.directory_id
     assert values(found.directory) == [b"a", b"b", b"c"]
 
 
@@ -555,7 +555,7 @@ def test_members_that_have_no_name_in_the_grant_get_one_once_all_of_them_can_say
     world.node(1)
     with open_outbox(world, 1) as outbox:
         wait_until(lambda: outbox.status().members_epoch and not nameless(outbox), "all are named")
-        assert outbox.facts.replication.grant.directory_of(1) == kept(world, 1).directory_id
+        assert outbox.facts.replication.kept_grant.directory_of(1) == kept(world, 1).directory_id
         assert outbox.append(0, b"b").result(WAIT_S) == 1
 
 
