@@ -23,6 +23,18 @@ class MutualTls(ssl.SSLContext):
 
     expires_s: int | None = None
     """As `expires_s` below, of the files that it was made from; None where it can't be read."""
+    files: tuple[Path | str, Path | str, Path | str]
+    """cert, key, ca."""
+
+    def reload(self) -> None:
+        """Read its files again: connections from now on use them, open ones go on. An authority that was taken out is
+        believed until the context is made anew. Raises BadArgument; everything stays as it was then.
+        """
+        cert, key, ca = self.files
+        fresh = mutual_tls(cert=cert, key=key, ca=ca)
+        self.load_verify_locations(ca)
+        self.load_cert_chain(cert, key, password=_refuse_password)
+        self.expires_s = fresh.expires_s
 
 
 def mutual_tls(*, cert: Path | str, key: Path | str, ca: Path | str, is_server: bool = False) -> MutualTls:
@@ -41,7 +53,7 @@ def mutual_tls(*, cert: Path | str, key: Path | str, ca: Path | str, is_server: 
         context.load_cert_chain(cert, key, password=_refuse_password)
     except (ssl.SSLError, ValueError) as error:
         raise BadArgument("cert", f"{cert} and the key {key} can't be used together: {_reason(error)}") from error
-    context.verify_mode = ssl.CERT_REQUIRED
+    context.verify_mode, context.files = ssl.CERT_REQUIRED, (cert, key, ca)
     with suppress(BadArgument):
         context.expires_s = expires_s(cert, ca)
     return context

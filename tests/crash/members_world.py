@@ -250,7 +250,7 @@ def lead(line, root, replicas, told, kill, tls=None):
             filesystem.arm(Kill(given[0], Point(given[1])))
             _say(line, "armed")
         elif word in {"reload", "jump"}:
-            jump(given[0]) if word == "jump" else _reload(shown, tls)
+            jump(given[0]) if word == "jump" else shown.reload()
             _say(line, word)
         elif word == "append":
             _say(line, *producing.append())
@@ -281,12 +281,6 @@ def _told(outbox, word):
         return [str(one) for one in outbox.status().members]
     grant = outbox.facts.replication.grant
     return [[one.index for one in members] for members in (grant.members, grant.previous_members)]
-
-
-def _reload(context, tls):
-    """A context takes other certificates while it is in use."""
-    context.load_verify_locations(tls / "ca.pem")
-    context.load_cert_chain(tls / "billing.pem", tls / "billing.key")
 
 
 def _finished(step):

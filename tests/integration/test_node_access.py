@@ -450,6 +450,15 @@ def test_a5_changed_files_are_noticed_and_expiry_is_told(world, tmp_path, caplog
     else:
         pytest.fail("the allow list was not read again")
     assert "expires in 7" in caplog.text, "72 hours"
+    mine = shown(directory, "owner")
+    before = mine.tls.expires_s
+    make_certificates(directory, ("127.0.0.1",), ("owner",), days=2)
+    mine.tls.reload()
+    assert mine.tls.expires_s < before
+    (directory / "owner.key").write_text("no key")
+    with pytest.raises(BadArgument, match=r"owner\.key"):
+        mine.tls.reload()
+    assert ask(member.address, mine, look).error_code is ErrorCode.NONE
 
 
 def test_a5_the_command_reads_rules_from_a_file_again_at_sighup_and_says_who_changed_what(tls, tmp_path):
