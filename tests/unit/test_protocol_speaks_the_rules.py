@@ -37,11 +37,17 @@ def names(struct):
         (RulesGrant, WireGrant, {"hold": "hold_until_ms", "takeover": "takeover_ms"}),
         (RulesMember, WireMember, {}),
         (RulesEpochEnd, WireEpochEnd, {}),
-        # Which version it speaks is agreed on before.
+        # Which version it speaks is agreed on before; whose it is stands in its certificate, not in what it says.
         (
             MemberAnswer,
             DescribeLogResponse,
-            {"index": "member", "grant": "grants", "is_unfilled": "unfilled", "carries_holds": "grants"},
+            {
+                "index": "member",
+                "grant": "grants",
+                "is_unfilled": "unfilled",
+                "carries_holds": "grants",
+                "identity": "member",
+            },
         ),
         # How long ago the leader was heard is asked before a number is taken, never with a grant.
         (
@@ -53,6 +59,7 @@ def names(struct):
                 "is_unfilled": "unfilled",
                 "contact_age_ms": "member",
                 "carries_holds": "grants",
+                "identity": "member",
             },
         ),
     ],
