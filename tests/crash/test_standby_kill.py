@@ -131,6 +131,15 @@ class Machines:
             pause.wait(0.05)
         raise AssertionError({index: one.lines[-5:] for index, one in self.services.items()})
 
+    def acknowledge(self, count):
+        """Until so many more records are acknowledged, by whoever leads meanwhile; who did so last."""
+        leader = None
+        while count > 0 or leader is None:
+            before = sum(len(one.said("acked")) for one in self.services.values())
+            leader = self.leader()
+            count -= sum(len(one.said("acked")) for one in self.services.values()) - before
+        return leader
+
     def kill_service(self, index):
         """kill -9; what it said is judged in the end."""
         self.services[index].end(kill=True)
@@ -264,8 +273,7 @@ def rounds_of_faults(trio, draw):
         trio.run(index)
     trio.create()
     for _ in range(ROUNDS):
-        leader = trio.leader()
-        trio.services[leader].wait_for_more("acked", 20)
+        leader = trio.acknowledge(20)
         index = draw.choice((leader, draw.randrange(trio.count)))
         action = draw.choice(("service", "machine", "node", "pause", "close", "to", "from", "cut"))
         done.append((action, index == leader))
@@ -282,7 +290,7 @@ def rounds_of_faults(trio, draw):
             trio.proxies[index].hold(action)
         if action == "cut":
             trio.proxies[index].cut()
-        trio.services[trio.leader()].wait_for_more("acked", 20)
+        trio.acknowledge(20)
         if action == "pause":
             trio.services[index].process.send_signal(signal.SIGCONT)
         trio.proxies[index].hold()

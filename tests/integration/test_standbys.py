@@ -157,6 +157,9 @@ def test_a_hold_keeps_every_standby_away_promote_works_and_the_next_leader_carri
         assert first.outbox.append(0, b"first").result(WAIT_S) == 0, "it leads on"
         assert first.outbox.status().hold.until_ms == held["until_ms"]
         assert call(capfd, members.data[1], "--show") == (0, held)
+        for place in (members.data[0] / str(granted.outbox_id), members.data[1]):
+            assert run(["status", str(place)]) == 0
+            assert ": new switches" in capfd.readouterr().out
         assert f"member 0 ({members.addresses[0]}) leads: say it there" in call(capfd, members.data[1], "--end")[1]
         for node in members.nodes[1:]:
             (shown,) = node_status(node).as_dict()["holds"]
