@@ -258,7 +258,7 @@ class World:
 @pytest.mark.parametrize("count", [3, 5])
 def test_pauses_and_holds_are_kept_and_somebody_leads_once_all_is_well(count, steps_clocks, torture):
     takeovers = 0
-    for number in range(torture.count(3, 60)):
+    for number in range(torture.count(4, 500)):
         world = World(count, torture.random(count, steps_clocks, number))
         world.steps_clocks = steps_clocks
         for _ in range(FAULTY_TICKS):
@@ -273,4 +273,4 @@ def test_pauses_and_holds_are_kept_and_somebody_leads_once_all_is_well(count, st
             world.tick()
         assert world.now_ms - world.acknowledged_ms < 5 * TICK_MS, (number, "nobody leads, and nothing is in the way")
         takeovers += len(world.takeovers)
-    assert takeovers > torture.count(3, 60)
+    assert takeovers > torture.count(4, 500)
