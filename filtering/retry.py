@@ -1,24 +1,94 @@
-"""Asking brokers again: what fails for a moment while coordinators and leaders move, or a topic has just been made.
+"""Calls that are made again: one policy for brokers, locks, databases and connections, and the pauses between.
 
-    a passing failure (no coordinator yet, it moved, no connection ...)   asked again until the time is over
-    a topic that is not there                                             for 3 s: not every broker knows a new one yet
-    anything else                                                         raised at once
+    RetryPolicy   which errors pass, for how long or how often it is tried, and the Backoff between
+    Backoff       pauses that double up to the longest, at random: many that lost one broker must not all come at once
+    ask           the policy for a question to a broker:
+        a passing failure (no coordinator yet, it moved, no connection ...)   asked again until the time is over
+        a topic that is not there                                             3 s: not every broker knows a new one yet
+        anything else                                                         raised at once
 
-For both clients; each says with its own errors what passes: `confluent_asking`, `aiokafka.KafkaError.retriable`.
+It stands here, since every package may import filtering. Time is the process's own monotonic clock and not that of
+`pushrep.env`: what is waited for here are real brokers, locks and databases, which no simulated clock drives. What is
+simulated (replicas, replays) waits by its own clock, and takes from here the length of a pause alone.
 """
 
+import random
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from enum import Enum, auto
 from threading import Thread
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from tenacity import AsyncRetrying, RetryCallState, Retrying, retry_if_exception, wait_random_exponential
+from tenacity import AsyncRetrying, RetryCallState, Retrying, retry_if_exception
 
 TIMEOUT_S = 30.0
 APPEARS_WITHIN_S = 3.0
+_DOUBLINGS_MAX = 30
 _Answer = TypeVar("_Answer")
+
+
+class Backoff(NamedTuple):
+    """How long to wait after some failures in a row: `first_s`, doubled with each further one, at most `longest_s`.
+
+    At random from `least` of that (0 to 1) to all of it.
+    """
+
+    first_s: float
+    longest_s: float
+    least: float = 0.0
+
+    def pause_s(self, failures: int) -> float:
+        """0 before any failure."""
+        if failures < 1:
+            return 0.0
+        most_s = min(self.longest_s, self.first_s * (1 << min(failures - 1, _DOUBLINGS_MAX)))
+        return random.uniform(self.least * most_s, most_s)  # noqa: S311 - spreads load, keeps no secret
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """When a call that failed is made again.
+
+    passes: which errors; every other one is raised at once. within_s: no call begins later after the first one, by its
+    last error; None: without end. attempts: as many calls at most; None: any number. The last error is raised.
+    """
+
+    passes: Callable[[BaseException], bool]
+    backoff: Backoff
+    within_s: Callable[[BaseException], float] | float | None = None
+    attempts: int | None = None
+
+    def call(self, question: Callable[[], _Answer], *, sleep: Callable[[float], None] = time.sleep) -> _Answer:
+        """What `question` returns. Blocks."""
+        return Retrying(**self._settings(), sleep=sleep)(question)
+
+    async def call_async(self, question: Callable[[], Awaitable[_Answer]]) -> _Answer:
+        """As `call`, in an event loop."""
+
+        async def called() -> _Answer:  # what tenacity awaits has to be a coroutine function
+            return await question()
+
+        return await AsyncRetrying(**self._settings())(called)
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "retry": retry_if_exception(self.passes),
+            "wait": lambda state: self.backoff.pause_s(state.attempt_number),
+            "stop": self._is_enough,
+            "reraise": True,
+        }
+
+    def _is_enough(self, state: RetryCallState) -> bool:
+        """Tenacity's question after every failure."""
+        if self.attempts is not None and state.attempt_number >= self.attempts:
+            return True
+        error = None if state.outcome is None else state.outcome.exception()
+        if self.within_s is None or error is None:
+            return False
+        allowed_s = self.within_s(error) if callable(self.within_s) else self.within_s
+        return (state.seconds_since_start or 0.0) + (state.upcoming_sleep or 0.0) >= allowed_s
 
 
 class Failure(Enum):
@@ -32,34 +102,28 @@ class Failure(Enum):
 Judge = Callable[[BaseException], Failure]
 
 
+_ASK_BACKOFF = Backoff(first_s=0.02, longest_s=1.0)
+
+
 def ask(question: Callable[[float], _Answer], judge: Judge, timeout_s: float = TIMEOUT_S) -> _Answer:
     """What `question` returns, called with the seconds that are left. Raises its last failure.
 
     Blocks up to `timeout_s`, if `question` keeps to the time it is given.
     """
     deadline_s = time.monotonic() + timeout_s
-    retrying = Retrying(
-        retry=retry_if_exception(lambda error: judge(error) is not Failure.STAYS),
-        stop=_Enough(judge, timeout_s),
-        wait=wait_random_exponential(multiplier=0.02, max=1.0),
-        reraise=True,
-    )
-    return retrying(lambda: question(max(0.001, deadline_s - time.monotonic())))
+    return _asking(judge, timeout_s).call(lambda: question(max(0.001, deadline_s - time.monotonic())))
 
 
 async def ask_async(question: Callable[[], Awaitable[_Answer]], judge: Judge, timeout_s: float = TIMEOUT_S) -> _Answer:
     """As `ask`, in an event loop."""
-    retrying = AsyncRetrying(
-        retry=retry_if_exception(lambda error: judge(error) is not Failure.STAYS),
-        stop=_Enough(judge, timeout_s),
-        wait=wait_random_exponential(multiplier=0.02, max=1.0),
-        reraise=True,
-    )
+    return await _asking(judge, timeout_s).call_async(question)
 
-    async def called() -> _Answer:  # what tenacity awaits has to be a coroutine function
-        return await question()
 
-    return await retrying(called)
+def _asking(judge: Judge, timeout_s: float) -> RetryPolicy:
+    def within_s(error: BaseException) -> float:
+        return min(APPEARS_WITHIN_S, timeout_s) if judge(error) is Failure.NOT_THERE else timeout_s
+
+    return RetryPolicy(passes=lambda error: judge(error) is not Failure.STAYS, backoff=_ASK_BACKOFF, within_s=within_s)
 
 
 def ask_aside(question: Callable[[], _Answer], name: str) -> "Future[_Answer]":
@@ -74,16 +138,3 @@ def ask_aside(question: Callable[[], _Answer], name: str) -> "Future[_Answer]":
 
     Thread(target=run, name=name, daemon=True).start()
     return answer
-
-
-class _Enough:
-    """Tenacity's question after every failure: is its time over?"""
-
-    def __init__(self, judge: Judge, timeout_s: float) -> None:
-        self._judge, self._timeout_s = judge, timeout_s
-
-    def __call__(self, state: RetryCallState) -> bool:
-        error = None if state.outcome is None else state.outcome.exception()
-        is_missing = error is not None and self._judge(error) is Failure.NOT_THERE
-        allowed_s = min(APPEARS_WITHIN_S, self._timeout_s) if is_missing else self._timeout_s
-        return (state.seconds_since_start or 0.0) + (state.upcoming_sleep or 0.0) >= allowed_s

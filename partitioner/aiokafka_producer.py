@@ -32,11 +32,10 @@ from aiokafka.errors import (
     UnknownTopicOrPartitionError,
     for_code,
 )
-from tenacity import AsyncRetrying, retry_if_exception, wait_random_exponential
 
 from filtering import METADATA_HEADER, StreamMetadata
 from filtering.consumers.aiokafka_client import failure_of, missing_right, naming_rights
-from filtering.retry import ask_async
+from filtering.retry import Backoff, RetryPolicy, ask_async
 from partitioner.errors import (
     BadPartitionerSetting,
     BreaksPrefixCondition,
@@ -68,6 +67,10 @@ _FINAL = (
     ClusterAuthorizationFailedError,
     UnknownTopicOrPartitionError,
     InvalidTopicError,
+)
+_SENT_AGAIN = RetryPolicy(
+    passes=lambda error: isinstance(error, KafkaError) and not isinstance(error, _FINAL),
+    backoff=Backoff(first_s=0.05, longest_s=5.0),
 )
 _SHARED = {"bootstrap_servers", "security_protocol", "ssl_context", "client_id"}
 _PENDING_MAX = 100_000
@@ -249,21 +252,18 @@ class SourcePartitionProducer:
 
     async def _send_first(self, partition: int) -> None:
         """As much of what waits as one batch takes, until it is in the log. Raises what no sending mends."""
-        retrying = AsyncRetrying(
-            retry=retry_if_exception(lambda error: isinstance(error, KafkaError) and not isinstance(error, _FINAL)),
-            wait=wait_random_exponential(multiplier=0.05, max=5.0),
-            reraise=True,
-        )
-        async for attempt in retrying:
-            with attempt:
-                client = self._client
-                assert client is not None, "senders end before the client does"
-                try:
-                    sent, offset = await self._send_batch(client, partition)
-                except KafkaError:
-                    self.failures += 1
-                    await self._renew(client)  # what it gave up has left a hole in its sequence numbers
-                    raise
+
+        async def attempt() -> tuple[list[_Pending], int]:
+            client = self._client
+            assert client is not None, "senders end before the client does"
+            try:
+                return await self._send_batch(client, partition)
+            except KafkaError:
+                self.failures += 1
+                await self._renew(client)  # what it gave up has left a hole in its sequence numbers
+                raise
+
+        sent, offset = await _SENT_AGAIN.call_async(attempt)
         for number, pending in enumerate(sent):
             self._in_flight.acknowledge(pending)
             if not pending.delivered.done():

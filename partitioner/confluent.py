@@ -31,10 +31,10 @@ with needed_by("partitioner.confluent"):
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicCollection
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
-from tenacity import RetryCallState, Retrying, wait_random_exponential
 
 from filtering import METADATA_HEADER, StreamMetadata
 from filtering.consumers.confluent_client import ask_brokers, fatal_errors, missing_right, naming_rights
+from filtering.retry import Backoff
 from partitioner.errors import (
     BadPartitionerSetting,
     BreaksPrefixCondition,
@@ -97,7 +97,7 @@ _DRAIN_S = 5.0
 _POLL_S = 0.05
 _SERVE_EVERY_S = 0.005
 """Who produces without a pause serves deliveries so often: a call of the client for each record costs as much as it."""
-_PAUSE = wait_random_exponential(multiplier=0.05, max=5.0)
+_BACKOFF = Backoff(first_s=0.05, longest_s=5.0)
 
 
 def held_settings(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -373,7 +373,7 @@ class SourcePartitionProducer:
 
     def _plan_renewal(self) -> None:
         if self._renew_at_s is None:
-            self._renew_at_s = time.monotonic() + _pause_s(self._attempts)
+            self._renew_at_s = time.monotonic() + _BACKOFF.pause_s(self._attempts)
             self._attempts += 1
 
     def _renew(self) -> list[_Report]:
@@ -451,15 +451,6 @@ def refuse_compaction(config: Mapping[str, Any], topic: str) -> None:
     policy = described["cleanup.policy"].value
     if "compact" in policy:
         raise TopicCompacted(topic, policy)
-
-
-def _pause_s(attempts: int) -> float:
-    """None the first time, then longer and longer, at random."""
-    if attempts == 0:
-        return 0.0
-    state = RetryCallState(Retrying(), None, (), {})
-    state.attempt_number = attempts
-    return _PAUSE(state)
 
 
 _MASK = 2**64 - 1

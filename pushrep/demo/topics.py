@@ -12,13 +12,14 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from itertools import count
 from typing import Any, Final
 
 import click
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
+from filtering.retry import Backoff, RetryPolicy
 from pushrep.errors import PushrepError
 
 MADE_WITHIN_S: Final = 60.0
@@ -46,6 +47,14 @@ class TopicsNotKnown(TopicsNotMade):
     """Not yet; asked again they may be."""
 
 
+_PATIENTLY: Final = RetryPolicy(
+    # A broker that just starts has no controller yet, and knows of no broker that could hold a topic.
+    passes=lambda error: isinstance(error, TopicsNotKnown | KafkaException),
+    backoff=Backoff(LOOK_EVERY_S, LOOK_EVERY_S, least=1.0),
+    within_s=MADE_WITHIN_S,
+)
+
+
 def client(servers: str) -> AdminClient:
     """Says nothing about brokers that are away: that is this demo's daily bread."""
     return AdminClient({"bootstrap.servers": servers, "socket.timeout.ms": 3000, **_QUIET})
@@ -54,26 +63,15 @@ def client(servers: str) -> AdminClient:
 def make_topics(servers: str, topics: Sequence[str], partitions: int) -> None:
     """Make them, and wait until each broker names all of their partitions. Raises TopicsNotMade."""
     admin, left = client(servers), set(topics)
-    for attempt in _patiently():
-        with attempt:
-            _refuse_those_of(admin, left)
-    for attempt in _patiently():
-        with attempt:
-            _ask_for(admin, left, partitions, is_first=attempt.retry_state.attempt_number == 1)
-    for attempt in _patiently():
-        with attempt:
-            for broker in admin.list_topics(timeout=ANSWER_WITHIN_S).brokers.values():
-                _check_known(f"{broker.host}:{broker.port}", topics, partitions)
+    attempts = count(1)
+    _PATIENTLY.call(lambda: _refuse_those_of(admin, left))
+    _PATIENTLY.call(lambda: _ask_for(admin, left, partitions, is_first=next(attempts) == 1))
+    _PATIENTLY.call(lambda: _check_all_know(admin, topics, partitions))
 
 
-def _patiently() -> Retrying:
-    """A broker that just starts has no controller yet, and knows of no broker that could hold a topic."""
-    return Retrying(
-        stop=stop_after_delay(MADE_WITHIN_S),
-        wait=wait_fixed(LOOK_EVERY_S),
-        retry=retry_if_exception_type((TopicsNotKnown, KafkaException)),
-        reraise=True,
-    )
+def _check_all_know(admin: AdminClient, topics: Sequence[str], partitions: int) -> None:
+    for broker in admin.list_topics(timeout=ANSWER_WITHIN_S).brokers.values():
+        _check_known(f"{broker.host}:{broker.port}", topics, partitions)
 
 
 def _refuse_those_of(admin: AdminClient, topics: set[str]) -> None:

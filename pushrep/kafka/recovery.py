@@ -20,6 +20,7 @@ from contextlib import suppress
 from operator import itemgetter
 from typing import Protocol, TypeVar
 
+from filtering.retry import Backoff
 from pushrep.env import Clock
 from pushrep.kafka.answers import AnswerReaction, Code
 from pushrep.kafka.cluster import UNREACHABLE, BrokerError, Cluster, PartitionBounds, right_missing
@@ -49,7 +50,6 @@ _LOG = logging.getLogger("pushrep.kafka")
 _T = TypeVar("_T")
 
 STOPPED_RETRY_MS = 5_000
-_DOUBLINGS_MAX = 10
 _LOOKS_AT_END, _LOOK_AT_END_S = 5, 0.3
 _LOOKS_AT_A_TIME = 16  # of a broker that moved, thousands of partitions are due
 _ONE_BATCH = 1  # byte: the batch there comes whole, whatever its size, and nothing behind it
@@ -450,8 +450,7 @@ async def read_partition(
 def backoff_s(destination: KafkaDestination, failures: int) -> float:
     """The pause after so many failures in a row."""
     longest_ms = max(destination.retry_backoff_ms, destination.retry_backoff_max_ms)
-    doubled_ms = destination.retry_backoff_ms << min(failures - 1, _DOUBLINGS_MAX)
-    return min(doubled_ms, longest_ms) / 1000
+    return Backoff(destination.retry_backoff_ms / 1000, longest_ms / 1000, least=1.0).pause_s(failures)
 
 
 async def in_thread(work: Callable[[], _T]) -> _T:

@@ -10,7 +10,6 @@ left of n, the end that TO_END had when it was asked first.
 RemoteReplays is what ReplayClient does with a node: a connection for questions, and one for each replay.
 """
 
-import random
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
+from filtering.retry import Backoff
 from pushrep.env import Clock
 from pushrep.env.network import HostPort
 from pushrep.log.directory_files import is_log_name, parse_log_name
@@ -424,8 +424,8 @@ class RemoteSession:
         if now_ms - self._lost_ms > self._settings.reconnect_for_ms:
             self._fail(ErrorCode.REQUEST_TIMED_OUT, f"no way back for {now_ms - self._lost_ms} ms: {why}")
             return
-        pause_ms = min(self._settings.backoff_max_ms, self._settings.backoff_min_ms << min(self._failures, 16))
-        self._retry_ms = now_ms + random.randint(pause_ms // 2, pause_ms)  # noqa: S311 - so that not all come at once
+        first_s, longest_s = self._settings.backoff_min_ms / 500, self._settings.backoff_max_ms / 1000
+        self._retry_ms = now_ms + round(1000 * Backoff(first_s, longest_s, least=0.5).pause_s(self._failures))
 
     def _refused(self, refused: ReplayRefused) -> None:
         end = end_of_refused(refused, self._received, self._left, self._until)

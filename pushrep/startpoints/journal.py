@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import google_crc32c
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random
 
+from filtering.retry import Backoff, RetryPolicy
 from pushrep.env import File, Filesystem, LockHeld, read_whole, write_atomic
 from pushrep.env.checked_json import journal_line, scan_journal
 from pushrep.startpoints.errors import CorruptStore, NotWritten, StoreBusy, StoreUnavailable
@@ -41,7 +41,7 @@ JOURNAL_NAME, CUT_NAME, LOCK_NAME = "startpoints.journal", "startpoints.cut", ".
 FORMAT, VERSION = "pushrep.startpoints", 1
 LOCK_WAIT_S = 60.0  # its holder syncs several files, and a slow disk takes seconds for each
 JOURNAL_BYTES_MAX = 1 << 30  # some three million startpoints; a file above it is another one under this name
-_PAUSE_MAX_S = 0.01  # a transaction is a few syncs long
+_BACKOFF = Backoff(first_s=0.01, longest_s=0.01)  # a transaction is a few syncs long
 
 
 class Journal:
@@ -123,20 +123,12 @@ class Journal:
         wait_s = self.budget.left_s(self.lock_wait_s)
         try:
             self._filesystem.make_directory(self.directory)
-            for attempt in Retrying(
-                retry=retry_if_exception_type(LockHeld),
-                wait=wait_random(0, _PAUSE_MAX_S),
-                stop=stop_after_delay(wait_s),
-                sleep=self._sleep,
-                reraise=True,
-            ):
-                with attempt:
-                    return self._filesystem.lock(self.directory / LOCK_NAME)
+            policy = RetryPolicy(passes=lambda error: isinstance(error, LockHeld), backoff=_BACKOFF, within_s=wait_s)
+            return policy.call(lambda: self._filesystem.lock(self.directory / LOCK_NAME), sleep=self._sleep)
         except LockHeld as error:
             raise StoreBusy(self.directory, error.pid, wait_s) from error
         except OSError as error:
             raise self._lost(error) from error
-        raise AssertionError("unreachable: tenacity returns or raises")
 
     def _settle(self) -> int:
         """Make the journal if there is none, cut a torn end, sync what stands there; its size then."""

@@ -23,8 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Concatenate, ParamSpec, Protocol, Self, TypeVar
 
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
-
+from filtering.retry import Backoff, RetryPolicy
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.errors import BadArgument, checked_path
 from pushrep.startpoints.errors import (
@@ -61,7 +60,7 @@ from pushrep.startpoints.model import (
 )
 from pushrep.startpoints.resolve import LogFacts, Start, answer_of, from_startpoint, without_startpoint
 
-_PAUSE_MAX_S = 0.5
+_BACKOFF = Backoff(first_s=0.02, longest_s=0.5)
 
 _Parameters = ParamSpec("_Parameters")
 _Answer = TypeVar("_Answer")
@@ -92,19 +91,16 @@ def changes(
     def changing(self: "_Store", /, *args: _Parameters.args, **more: _Parameters.kwargs) -> _Answer:
         wait_s = self._journal.budget.left_s(self._journal.lock_wait_s)
         try:
-            for attempt in Retrying(
-                retry=retry_if_exception_type(Overtaken),
-                wait=wait_random_exponential(multiplier=0.02, max=_PAUSE_MAX_S),
-                stop=stop_after_delay(wait_s),
-                reraise=True,
-            ):
-                with attempt:
-                    return method(self, *args, **more)
+            policy = RetryPolicy(passes=_is_overtaken, backoff=_BACKOFF, within_s=wait_s)
+            return policy.call(lambda: method(self, *args, **more))
         except Overtaken as error:
             raise StoreBusy(self.place, None, wait_s) from error
-        raise AssertionError("unreachable: tenacity returns or raises")
 
     return changing
+
+
+def _is_overtaken(error: BaseException) -> bool:
+    return isinstance(error, Overtaken)
 
 
 _Store = TypeVar("_Store", bound="StartpointStore")

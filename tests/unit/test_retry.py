@@ -18,10 +18,10 @@ from aiokafka.structs import OffsetAndMetadata
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 
 from filtering import MissingRight
-from filtering import retry as asking
 from filtering.consumers.aiokafka_client import ask_committed
 from filtering.consumers.confluent import ReplayFilteredConsumer
 from filtering.consumers.confluent_client import ask_bounds, ask_brokers, failure_of, failure_of_transaction
+from filtering.retry import Backoff, RetryPolicy
 
 PASSING = [
     KafkaError.NOT_COORDINATOR,
@@ -86,7 +86,7 @@ def test_a_topic_that_is_not_there_is_waited_for_a_little(monkeypatch):
     """Not every broker knows a topic that was just made."""
     missing = KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
     assert ask_brokers(Refusing(missing, answer=2)) == 2
-    monkeypatch.setattr(asking, "APPEARS_WITHIN_S", 0.1)
+    monkeypatch.setattr("filtering.retry.APPEARS_WITHIN_S", 0.1)
     call = Refusing(*[missing] * 10_000)
     with pytest.raises(KafkaException, match="topic"):
         ask_brokers(call, timeout_s=3600)
@@ -185,3 +185,39 @@ def test_aiokafkas_answer_without_what_was_asked_for_is_no_answer():
     with pytest.raises(MissingRight, match="READ on group 'g'"):
         asyncio.run(ask_committed(Admin(GroupAuthorizationFailedError()), "g", [place]))
     assert asyncio.run(ask_committed(Admin(), "g", [])) == {}
+
+
+def test_pauses_double_up_to_the_longest_and_are_random_from_the_least_share_on():
+    backoff = Backoff(first_s=0.1, longest_s=2.0, least=0.5)
+    assert backoff.pause_s(0) == 0.0
+    for failures, most_s in ((1, 0.1), (2, 0.2), (5, 1.6), (6, 2.0), (10_000, 2.0)):
+        pauses = {backoff.pause_s(failures) for _ in range(50)}
+        assert 0.5 * most_s <= min(pauses) < max(pauses) <= most_s
+    assert {Backoff(0.1, 2.0, least=1.0).pause_s(2) for _ in range(9)} == {0.2}
+
+
+def test_a_policy_calls_again_so_often_and_raises_the_last_error():
+    pauses = []
+    policy = RetryPolicy(
+        passes=lambda error: isinstance(error, OSError), backoff=Backoff(1.0, 2.0, least=1.0), attempts=4
+    )
+    call = Refusing(*(OSError(number) for number in range(9)))
+    with pytest.raises(OSError, match="3"):
+        policy.call(call, sleep=pauses.append)
+    assert (call.calls, pauses) == (4, [1.0, 2.0, 2.0])
+    call = Refusing(OSError(), ValueError("no"))
+    with pytest.raises(ValueError, match="no"):
+        policy.call(call, sleep=pauses.append)
+    assert call.calls == 2
+
+
+def test_a_policy_begins_no_call_that_its_time_is_over_for():
+    policy = RetryPolicy(
+        passes=lambda _: True,
+        backoff=Backoff(3600.0, 3600.0, least=1.0),
+        within_s=lambda error: 7200.0 if isinstance(error, OSError) else 60.0,
+    )
+    call = Refusing(OSError(), KeyError("short"), answer="never")
+    with pytest.raises(KeyError):
+        policy.call(call, sleep=lambda _: None)
+    assert call.calls == 2
