@@ -16,7 +16,7 @@ from typing import NamedTuple, Self
 
 from pushrep.kafka import KafkaDestination
 from pushrep.kafka.errors import DestinationRefused, TopicMissing
-from pushrep.kafka.keyed_topic import ChangedByOther, KeyedTopic, RecordsOfOthers
+from pushrep.kafka.store_topic import ChangedByOther, KeyedTopic, RecordsOfOthers
 from spark_jobs.batch_marks import ADOPTED, BatchMarks, BatchMarksVersionUnsupported, CorruptBatchMarks
 from spark_jobs.errors import SparkJobError
 from spark_jobs.marks import MarksStoreDamaged

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from pushrep.cli.replica.reaching import client_tls, tls_options
+from pushrep.cli.options import client_tls, tls_options
 from pushrep.election.candidate import LEADER_ALIVE_MS
 from pushrep.election.errors import TooFewMembers, label
 from pushrep.outbox.promotion import Promotion, promote

@@ -10,7 +10,7 @@ from rich import progress as bars
 from rich.console import Console
 
 from pushrep.cli.common import show_json
-from pushrep.cli.log_settings import copy_check_option
+from pushrep.cli.options import copy_check_option
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import BadArgument
 from pushrep.kafka import KafkaDestination, ShippingTimeout

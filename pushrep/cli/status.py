@@ -34,7 +34,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from pushrep.cli.common import count, say_time, show_json, size, whole_step
-from pushrep.cli.replica.reaching import client_tls, tls_options
+from pushrep.cli.options import client_tls, tls_options
 from pushrep.cli.replica.status import draw, drawn, look, sessions_table, table
 from pushrep.errors import BadArgument, PushrepError
 from pushrep.log.directory_files import parse_log_name

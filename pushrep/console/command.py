@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from filtering.extras import needed_by
-from pushrep.cli.replica.reaching import PEM, client_tls, tls_options
+from pushrep.cli.options import PEM, client_tls, tls_options
 from pushrep.cli.replica.serving import address_option
 from pushrep.cli.startpoint.options import store_or, with_place
 from pushrep.replicate.sockets import Address

@@ -1,15 +1,14 @@
 """Where time, disk, network and threads enter: a Protocol and the real one each, passed in through constructors."""
 
-from pushrep.env.clock import SYSTEM_CLOCK, Clock, SystemClock
-from pushrep.env.directory_watch import Watch
-from pushrep.env.file_witness import FileWitness
 from pushrep.env.filesystem import (
     REAL_FILESYSTEM,
     DiskUsage,
     File,
     Filesystem,
+    FileWitness,
     LockHeld,
     RealFilesystem,
+    Watch,
     read_whole,
     write_atomic,
     write_whole,
@@ -26,10 +25,13 @@ from pushrep.env.network import (
     Socket,
 )
 from pushrep.env.threads import (
+    SYSTEM_CLOCK,
     SYSTEM_THREADS,
+    Clock,
     Condition,
     Event,
     SharedByProcess,
+    SystemClock,
     Thread,
     Threads,
     shared_by_process,

@@ -15,19 +15,191 @@ What is opened is a plain file, or refused at once with its path:
 
 The last: HOLE_BYTES_MAX and more that were never written, far beyond what is allocated ahead. Who walks through it
 would not come to its end.
+
+A FileWitness tells one file from a copy of it: a number that the file system gives a file when it makes it, and never
+again.
+
+    inode number + generation (ioctl FS_IOC_GETVERSION)     ext4, xfs, btrfs, f2fs
+    inode number + birth time (statx)                       tmpfs, NFS 4.2 where its server says it, those above
+    neither, or a file system whose inode numbers change    None: FUSE, 9p, overlay, SMB, FAT
+
+The inode number alone says nothing: a file system gives the number of a removed file again, often to the next one.
+Sources: ioctl_iflags(2), statx(2), statfs(2), linux/magic.h.
+
+A Watch hears of writes to a directory's files, whichever process makes them: inotify(7), where the system has it. A
+write through a mapping makes no sound, and neither does a sync: what is told is that somebody wrote, not what.
 """
 
+import ctypes
 import errno
 import fcntl
 import mmap
 import os
 import stat
+import struct
+import sys
+import threading
 from collections.abc import Iterable
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias
 
-from pushrep.env.directory_watch import Watch, watch_directory
-from pushrep.env.file_witness import FileWitness, real_witness
+_GET_VERSION = 0x80087601  # _IOR('v', 1, long); the kernel fills in 4 bytes
+_AT_EMPTY_PATH, _STATX_BTIME = 0x1000, 0x800
+_BTIME_AT = 80  # of struct statx: seconds i64, nanoseconds u32
+_WITHOUT_LASTING_NUMBERS = frozenset(
+    {
+        0x65735546,  # FUSE, virtiofs too
+        0x01021997,  # 9p
+        0x794C7630,  # overlay: its numbers last only where all layers lie on one file system
+        0x786F4256,  # vboxsf
+        0xFF534D42,  # SMB
+        0xFE534D42,
+        0x517B,
+        0x4D44,  # FAT
+        0x2011BAB0,  # exFAT
+    }
+)
+
+
+class FileWitness(NamedTuple):
+    """One file, by what its file system says of it. At least one of `generation` and `birth_ns` is there.
+
+    generation: that of the inode number. birth_ns: when it was made, since 1970 UTC. links: how many names it has.
+    """
+
+    inode: int
+    generation: int | None
+    birth_ns: int | None
+    links: int = 1
+
+
+def real_witness(path: Path) -> FileWitness | None:
+    """What tells the file at `path` from a copy; None where its file system has nothing. Raises OSError.
+
+    A symbolic link is not followed: OSError (ELOOP).
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        found = os.fstat(fd)
+        if sys.platform == "linux":
+            if _type_of(fd) in _WITHOUT_LASTING_NUMBERS:
+                return None
+            generation, birth_ns = _generation(fd), _birth_ns(fd)
+        else:
+            birth_s = getattr(found, "st_birthtime", None)
+            generation, birth_ns = None, None if birth_s is None else int(birth_s * 1e9)
+        if generation is None and birth_ns is None:
+            return None
+        return FileWitness(found.st_ino, generation, birth_ns, found.st_nlink)
+    finally:
+        os.close(fd)
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _type_of(fd: int) -> int:
+    """`f_type`; 0 if the system does not say it."""
+    answer = ctypes.create_string_buffer(256)
+    if _libc().fstatfs(fd, answer):
+        return 0
+    return int(ctypes.c_long.from_buffer(answer).value) & 0xFFFFFFFF
+
+
+def _generation(fd: int) -> int | None:
+    try:
+        answer = fcntl.ioctl(fd, _GET_VERSION, bytes(8))
+    except OSError:  # ENOTTY: this file system keeps none
+        return None
+    generation: int = struct.unpack_from("=I", answer)[0]
+    return generation or None  # 0 is what those say that do not count
+
+
+def _birth_ns(fd: int) -> int | None:
+    answer = ctypes.create_string_buffer(256)
+    try:
+        failed = _libc().statx(fd, b"", _AT_EMPTY_PATH, _STATX_BTIME, answer)
+    except AttributeError:  # a C library from before 2018
+        return None
+    mask: int = struct.unpack_from("=I", answer.raw)[0]
+    if failed or not mask & _STATX_BTIME:
+        return None
+    seconds, nanoseconds = struct.unpack_from("=qI", answer.raw, _BTIME_AT)
+    return int(seconds) * 10**9 + int(nanoseconds)
+
+
+_IN_MODIFY = 0x0000_0002
+_EVENTS_BYTES = 4096
+_WATCHES_MAX = 32
+"""In one process: a user has 128 of them, for all programs."""
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class Watch(Protocol):
+    """What hears. `fileno`: of a descriptor that can be read once something was written since `heard`."""
+
+    def fileno(self) -> int: ...
+    def heard(self) -> bool:
+        """Whether something was, since the last call. Never waits."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Inotify:
+    """A watch of one directory."""
+
+    _open = 0
+
+    def __init__(self, descriptor: int) -> None:
+        """Use `watch_directory`."""
+        self._descriptor = descriptor
+        self._lock = threading.Lock()  # a number that was closed may be another file's
+        Inotify._open += 1
+
+    @classmethod
+    def has_room(cls) -> bool:
+        """Whether this process may have another one."""
+        return cls._open < _WATCHES_MAX
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def heard(self) -> bool:
+        is_news = False
+        with self._lock, suppress(OSError):  # there is nothing, or it was closed
+            while os.read(self._descriptor, _EVENTS_BYTES):
+                is_news = True
+        return is_news
+
+    def close(self) -> None:
+        with self._lock:
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+                self._descriptor = -1
+                Inotify._open -= 1
+
+    def __del__(self) -> None:
+        self.close()  # of a replay that is over, which need not be closed
+
+
+def watch_directory(path: Path) -> Inotify | None:
+    """None where the system can't, or has no more of them: who wants to know has to look now and then."""
+    if not Inotify.has_room() or not hasattr(_LIBC, "inotify_init1"):
+        return None
+    descriptor = _LIBC.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+    if descriptor < 0:
+        return None
+    if _LIBC.inotify_add_watch(descriptor, os.fsencode(path), ctypes.c_uint32(_IN_MODIFY)) < 0:
+        os.close(descriptor)
+        return None
+    return Inotify(descriptor)
+
 
 Buffer: TypeAlias = bytes | bytearray | memoryview | mmap.mmap
 """What can be written: anything with bytes in one piece."""

@@ -1,4 +1,4 @@
-"""Threads come through the door: what runs beside its caller, and what it waits with.
+"""Time and threads come through the door: two clocks that must never be mixed, what runs beside its caller, what waits.
 
 Locks do not: they are held for a few operations and never over a wait, so who runs one thread after another (a
 simulation) never meets a locked one.
@@ -6,9 +6,38 @@ simulation) never meets a locked one.
 
 import os
 import threading
+import time
 from collections.abc import Callable, Hashable
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
+
+
+class Clock(Protocol):
+    """Wall time for what people and records read; monotonic time for every duration and deadline."""
+
+    def wall_ms(self) -> int:
+        """Milliseconds since 1970-01-01 UTC; may jump back."""
+        ...
+
+    def monotonic_ms(self) -> int:
+        """Milliseconds since some moment of this process's own; never goes back."""
+        ...
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    def wall_ms(self) -> int:
+        """Milliseconds since 1970-01-01 UTC."""
+        return time.time_ns() // 1_000_000
+
+    def monotonic_ms(self) -> int:
+        """CLOCK_MONOTONIC in milliseconds."""
+        return time.monotonic_ns() // 1_000_000
+
+
+SYSTEM_CLOCK = SystemClock()
+
 
 _T = TypeVar("_T")
 

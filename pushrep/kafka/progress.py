@@ -16,20 +16,89 @@ Offsets are the log's, but for the destination offset: what the topic holds from
 that of the log's batch which ends at `acknowledged` or holds it: where the log has another one there, it was cut and
 written anew, and its start is where shipping begins. `crc32c` is taken over the other fields as compact JSON with
 sorted keys. Written whole and atomically, under the directory's lock. Format: docs/formats/destinations.md.
+
+OffsetRanges is a set of offsets as rising half-open ranges: a million neighbours are one pair of numbers.
+
+How many partitions of a topic are used is kept by every member of an outbox, too (FixedPartitionCounts): the file lies
+on one disk. A member that leads next, or a directory that lost the file, would fix it anew, and a topic that grew
+meanwhile would get one pair in two partitions.
 """
 
 import json
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
 import google_crc32c
 
 from pushrep.env import Filesystem, read_whole, write_atomic
-from pushrep.kafka.errors import CorruptDestinationsFile
-from pushrep.kafka.offset_ranges import OffsetRanges
+from pushrep.kafka.errors import CorruptDestinationsFile, DestinationRefused, KafkaUnreachable
+
+
+class OffsetRanges:
+    """Offsets; made empty or from ranges [start, end) in any order, which may touch or overlap."""
+
+    def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        for start, end in sorted(ranges):
+            if start < end:
+                self.add(start, end)
+
+    def add(self, start: int, end: int) -> None:
+        """Put in [start, end). Neighbours that come in their order cost nothing; others the ranges behind them."""
+        assert start < end, "not a range"
+        first = bisect_right(self._ends, start - 1)  # the first that touches it or lies behind it
+        last = bisect_right(self._starts, end)
+        if first < last:
+            start, end = min(start, self._starts[first]), max(end, self._ends[last - 1])
+        self._starts[first:last] = [start]
+        self._ends[first:last] = [end]
+
+    def __contains__(self, offset: object) -> bool:
+        return isinstance(offset, int) and self.end_of(offset) != offset
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        """The ranges, rising; none touches the next."""
+        return iter(list(zip(self._starts, self._ends, strict=True)))
+
+    def __bool__(self) -> bool:
+        return bool(self._starts)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OffsetRanges) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment] # it can be added to
+
+    def end_of(self, offset: int) -> int:
+        """The first offset from this one on that is not in the set."""
+        at = bisect_right(self._starts, offset) - 1
+        return self._ends[at] if at >= 0 and offset < self._ends[at] else offset
+
+    def meets(self, start: int, end: int) -> bool:
+        """Whether any offset of [start, end) is in the set."""
+        at = bisect_right(self._ends, start)
+        return start < end and at < len(self._starts) and self._starts[at] < end
+
+    def missing(self, start: int, end: int) -> "OffsetRanges":
+        """What of [start, end) is not in the set."""
+        found = OffsetRanges()
+        for one_start, one_end in self:
+            if start < min(one_start, end):
+                found.add(start, min(one_start, end))
+            start = max(start, one_end)
+        if start < end:
+            found.add(start, end)
+        return found
+
+    @property
+    def count(self) -> int:
+        """How many offsets there are."""
+        return sum(self._ends) - sum(self._starts)
+
 
 FILE_NAME = "destinations.json"
 VERSION = 1
@@ -250,3 +319,78 @@ def _by_number(fields: Mapping[str, Any]) -> dict[int, Any]:
 
 def _checksum(fields: Mapping[str, Any]) -> int:
     return int(google_crc32c.value(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()))
+
+
+class FixedPartitionCounts(Protocol):
+    """The numbers of each PID epoch, oldest first, by the topic's id."""
+
+    def known(self, topic_id: UUID) -> tuple[int, ...]:
+        """As the members keep them; empty for a topic that was never shipped to."""
+        ...
+
+    def keep(self, topic_id: UUID, partitions: tuple[int, ...]) -> None:
+        """Enough members have them on disk when this returns. Waits for them; raises NotPinned."""
+        ...
+
+
+class OwnPartitionCounts:
+    """Of an outbox without other members: destinations.json alone."""
+
+    def known(self, topic_id: UUID) -> tuple[int, ...]:  # noqa: ARG002 - the Protocol's
+        """Nothing more."""
+        return ()
+
+    def keep(self, topic_id: UUID, partitions: tuple[int, ...]) -> None:
+        """Nobody else is to know."""
+
+
+def fixed_count(progress: ShippingProgress, topic: str, partitions: int, known: tuple[int, ...]) -> int:
+    """How many of a topic's `partitions` are used where nothing is fixed yet; `known` as in Pins.
+
+    Raises DestinationRefused if there are several, and nothing says where in the logs which of them began.
+    """
+    if progress.epochs or not known:
+        return partitions
+    if len(set(known)) > 1:
+        raise DestinationRefused(
+            topic,
+            "partitions",
+            partitions,
+            f"the outbox has used {', '.join(map(str, known))} of them in turn, and destinations.json, which knows "
+            "from which offsets on, is missing: copy it from the member that shipped last, or ship to a new topic",
+        )
+    return min(known[0], partitions)
+
+
+def check_seen(progress: ShippingProgress, topic: str, topic_id: UUID, partitions: int) -> None:
+    """Raises KafkaUnreachable if a broker knows fewer partitions than are used: it lags behind, no topic shrinks."""
+    used = max(counts_of(progress), default=0)
+    if progress.topic_id == topic_id and used > partitions:
+        raise KafkaUnreachable(
+            f"the broker that was asked knows {partitions} of topic {topic}'s partitions, {used} are used"
+        )
+
+
+def check_kept(progress: ShippingProgress, topic: str, known: tuple[int, ...]) -> None:
+    """Raises DestinationRefused if the members keep numbers that the file, which knows where each began, does not.
+
+    Then another member shipped since this one did: by the file's numbers a pair would get into a second partition.
+    """
+    counts = counts_of(progress)
+    if counts[: len(known)] != known:
+        raise DestinationRefused(
+            topic,
+            "partitions",
+            ", ".join(map(str, counts)),
+            f"so says destinations.json, but the outbox has used {', '.join(map(str, known))} of them in turn: copy it "
+            "from the member that shipped last, or ship to a new topic",
+        )
+
+
+def counts_of(progress: ShippingProgress) -> tuple[int, ...]:
+    """What members are to keep of it: each number that was used, oldest first."""
+    found: list[int] = []
+    for epoch in progress.epochs:
+        if epoch.partitions is not None and found[-1:] != [epoch.partitions]:
+            found.append(epoch.partitions)
+    return tuple(found)

@@ -25,8 +25,7 @@ from typing import NamedTuple
 
 from filtering import METADATA_HEADER, StreamMetadata
 from pushrep.kafka.errors import DestinationAhead, OutboxDiverged
-from pushrep.kafka.offset_ranges import OffsetRanges
-from pushrep.kafka.progress import ShippedRecord
+from pushrep.kafka.progress import OffsetRanges, ShippedRecord
 from pushrep.kafka.source import UNREADABLE, ShippedLog, raise_if_damaged
 from pushrep.log import OffsetOutOfRange
 from pushrep.records import BatchHeader, CorruptRecordBatch, Record, RecordBatch, TimestampType, UnsupportedCodec

@@ -35,22 +35,24 @@ from pushrep.kafka.errors import (
 )
 from pushrep.kafka.fence import Fence
 from pushrep.kafka.fencing import AloneLeadership, Fencing, Leadership
-from pushrep.kafka.partition_counts import (
+from pushrep.kafka.progress import (
     FixedPartitionCounts,
     OwnPartitionCounts,
+    ShippingProgress,
+    Skip,
     check_kept,
     check_seen,
     counts_of,
     fixed_count,
+    read_progress,
+    write_progress,
 )
-from pushrep.kafka.progress import ShippingProgress, Skip, read_progress, write_progress
-from pushrep.kafka.recovery import backoff_s, in_thread
+from pushrep.kafka.recovery import backoff_s, in_thread, places_of_records, used_partitions
 from pushrep.kafka.resume import RecordOrigin
 from pushrep.kafka.sink_session import SinkSession
 from pushrep.kafka.sink_state import DestinationLag, ShippingCounts, SinkState
 from pushrep.kafka.source import ShippedLog
 from pushrep.kafka.topic import TopicFacts, look_at_topic
-from pushrep.kafka.topic_contents import places_of_records, used_partitions
 from pushrep.log import LogClosed
 
 _LOG = logging.getLogger("pushrep.kafka")

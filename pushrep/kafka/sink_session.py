@@ -15,8 +15,7 @@ from typing import Any
 from pushrep.env import Clock
 from pushrep.errors import PushrepError
 from pushrep.kafka.answers import BrokerAnswer, Code
-from pushrep.kafka.cluster import UNREACHABLE, Cluster
-from pushrep.kafka.connection import Connection
+from pushrep.kafka.cluster import UNREACHABLE, Cluster, Connection
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.errors import KafkaUnreachable, TopicLostRecords
 from pushrep.kafka.fencing import Fencing

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from pushrep.kafka.errors import RecordAboveLimit
-from pushrep.kafka.offset_ranges import OffsetRanges
+from pushrep.kafka.progress import OffsetRanges
 from pushrep.records import Record, RecordBatch, encode_batch
 
 

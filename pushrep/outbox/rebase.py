@@ -24,13 +24,20 @@ from filtering import METADATA_HEADER, StreamMetadata
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.errors import RebaseRefused
-from pushrep.kafka.offset_ranges import OffsetRanges
-from pushrep.kafka.progress import PartitionProgress, Rebase, ShippingProgress, Skip, read_progress, write_progress
+from pushrep.kafka.progress import (
+    OffsetRanges,
+    PartitionProgress,
+    Rebase,
+    ShippingProgress,
+    Skip,
+    read_progress,
+    write_progress,
+)
+from pushrep.kafka.recovery import TopicContents, read_contents
 from pushrep.kafka.resume import RecordOrigin
 from pushrep.kafka.sink_state import SinkState
 from pushrep.kafka.source import ShippedLog
 from pushrep.kafka.topic import look_at_topic
-from pushrep.kafka.topic_contents import TopicContents, read_contents
 from pushrep.log import Durability, SegmentLog
 from pushrep.outbox.destinations import locked_outbox, opened_log
 from pushrep.outbox.epoch import begin_pid_epoch

@@ -42,7 +42,7 @@ Destinations = tuple[tuple[UUID, int], ...]
 
 
 class GrantedPartitionCounts:
-    """pushrep.kafka.partition_counts.FixedPartitionCounts over the members of an open outbox."""
+    """pushrep.kafka.progress.FixedPartitionCounts over the members of an open outbox."""
 
     def __init__(self, replication: "Replication") -> None:
         self._replication = replication
@@ -253,7 +253,7 @@ def origin_of(identity: OutboxIdentity, progress: Iterable[ShippingProgress]) ->
 
 def _shipped(to_ship: ToShip) -> "SinkConfig":
     from pushrep.kafka.fencing import AloneLeadership  # noqa: PLC0415
-    from pushrep.kafka.partition_counts import OwnPartitionCounts  # noqa: PLC0415
+    from pushrep.kafka.progress import OwnPartitionCounts  # noqa: PLC0415
     from pushrep.kafka.sink import SinkConfig  # noqa: PLC0415
 
     identity = to_ship.identity

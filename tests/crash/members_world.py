@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from pushrep import Acks, Durability, LogConfig, Outbox, PushrepError
 from pushrep.env import RealFilesystem
-from pushrep.env.clock import SystemClock
+from pushrep.env.threads import SystemClock
 from pushrep.log import SegmentLog
 from pushrep.outbox import DeliveryFailed, OutboxDiffers
 from pushrep.outbox.member_changes import Phase, add_member, remove_member

@@ -204,7 +204,7 @@ def test_a_topic_that_is_not_there_is_refused(broker):
 KILLED = """
 import os, signal, sys
 from pushrep.kafka import KafkaDestination
-from pushrep.kafka.keyed_topic import KeyedTopic
+from pushrep.kafka.store_topic import KeyedTopic
 from spark_jobs.batch_marks import BatchMarks
 from spark_jobs.topic_marks import TopicMarks
 

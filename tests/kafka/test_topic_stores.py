@@ -9,9 +9,8 @@ from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 
 from pushrep.kafka import KafkaDestination
 from pushrep.kafka.errors import TopicReplaced
-from pushrep.kafka.keyed_topic import KeyedReading, KeyedTopic
 from pushrep.kafka.startpoints import open_store
-from pushrep.kafka.store_topic import CommittedRecords
+from pushrep.kafka.store_topic import CommittedRecords, KeyedReading, KeyedTopic
 from pushrep.kafka.topic import look_at_topic
 from pushrep.startpoints import CorruptStore, Startpoint
 from tests.kafka.plain_client import create_topic

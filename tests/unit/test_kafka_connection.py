@@ -10,7 +10,7 @@ import pytest
 from aiokafka.errors import KafkaConnectionError
 
 from pushrep.kafka.answers import BrokerAnswer
-from pushrep.kafka.connection import Connection
+from pushrep.kafka.cluster import Connection
 from pushrep.kafka.requests import ProduceBatches, answers_of
 
 LARGE = bytes(range(256)) * 8192  # 2 MiB: more than a socket takes at once

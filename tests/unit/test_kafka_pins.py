@@ -8,8 +8,15 @@ from uuid import UUID
 import pytest
 
 from pushrep.kafka.errors import DestinationRefused, KafkaUnreachable
-from pushrep.kafka.partition_counts import OwnPartitionCounts, check_kept, check_seen, counts_of, fixed_count
-from pushrep.kafka.progress import EpochPartitions, ShippingProgress
+from pushrep.kafka.progress import (
+    EpochPartitions,
+    OwnPartitionCounts,
+    ShippingProgress,
+    check_kept,
+    check_seen,
+    counts_of,
+    fixed_count,
+)
 
 KNOWN = ShippingProgress(topic_id=UUID(int=7), epochs=(EpochPartitions(0, 3),))
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from filtering import StreamMetadata, pack_keys
 from pushrep.env import SYSTEM_CLOCK
 from pushrep.kafka.errors import DestinationAhead, OutboxDiverged, RecordAboveLimit, ShippingStopped, ShippingTimeout
-from pushrep.kafka.offset_ranges import OffsetRanges
-from pushrep.kafka.progress import EpochPartitions, PartitionProgress, ShippingProgress
+from pushrep.kafka.progress import EpochPartitions, OffsetRanges, PartitionProgress, ShippingProgress
 from pushrep.kafka.resume import Matching, RecordOrigin, behind_old_messages, whole_batches
 from pushrep.kafka.sink_state import SinkState
 from pushrep.kafka.source import ReusedMemory, SealedReader, ShippedPartition

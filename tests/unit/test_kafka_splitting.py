@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pushrep.kafka.errors import RecordAboveLimit
-from pushrep.kafka.offset_ranges import OffsetRanges
+from pushrep.kafka.progress import OffsetRanges
 from pushrep.kafka.splitting import pieces_of
 from pushrep.records import Codec, encode_batch
 

@@ -6,8 +6,7 @@ from uuid import uuid4
 from confluent_kafka import KafkaError, TopicPartition
 
 from pushrep.kafka import KafkaDestination
-from pushrep.kafka.keyed_topic import CHANGE, FORMAT, KeyedReading
-from pushrep.kafka.store_topic import CommittedRecords
+from pushrep.kafka.store_topic import CHANGE, FORMAT, CommittedRecords, KeyedReading
 from pushrep.kafka.topic import TopicFacts
 
 _FORMAT = {"format": "test", "version": 1}

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pushrep.kafka.offset_ranges import OffsetRanges
+from pushrep.kafka.progress import OffsetRanges
 from pushrep.outbox.rebase import appended_again
 
 #   held, contested, the first that is not known to be held, skipped    -> appended again

@@ -9,8 +9,7 @@ from dataclasses import replace
 import pytest
 
 from pushrep.env import REAL_FILESYSTEM
-from pushrep.env.directory_watch import Inotify, watch_directory
-from pushrep.env.filesystem import RealFilesystem
+from pushrep.env.filesystem import Inotify, RealFilesystem, watch_directory
 from pushrep.log import Durability, SegmentLog
 from pushrep.replay import ReplayClient, ReplayRequest
 from pushrep.replay.waiting import Listening

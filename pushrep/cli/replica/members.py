@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import click
 
 from pushrep.cli.common import count, show_json
-from pushrep.cli.replica.reaching import addresses_of, client_tls, tls_options
+from pushrep.cli.options import addresses_of, client_tls, tls_options
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import BadArgument
 from pushrep.outbox import Acks, Outbox

@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 
 from pushrep.cli.common import log_at_least, show_json
-from pushrep.cli.log_settings import copy_check_option, node_log_options, replay_options
+from pushrep.cli.options import copy_check_option, node_log_options, replay_options
 from pushrep.cli.replica.status import sessions_table
 from pushrep.errors import BadArgument
 from pushrep.health import HealthServer, HealthSettings
