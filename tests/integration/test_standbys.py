@@ -7,6 +7,7 @@ import threading
 from contextlib import ExitStack, suppress
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from pushrep import LogConfig, Outbox, ReplicaNode
 from pushrep.cli.main import run
@@ -16,8 +17,10 @@ from pushrep.outbox import StandbyCancelled, StandbyState
 from pushrep.outbox.creating import create_outbox
 from pushrep.outbox.directory_handover import HandoverSocket
 from pushrep.outbox.errors import CantCreate
+from pushrep.outbox.metrics import OutboxCollector
 from pushrep.outbox.promotion import promote
 from pushrep.outbox.status import LeadingState
+from pushrep.replicate.node_metrics import NodeCollector
 from pushrep.replicate.node_settings import NodeSettings
 from pushrep.replicate.node_status import status_of as node_status
 from pushrep.replicate.sockets import Address
@@ -144,7 +147,17 @@ def call(capfd, *arguments):
     return code, json.loads(said.out)["hold"] if code == 0 else said.err
 
 
-def test_a_hold_keeps_every_standby_away_promote_works_and_the_next_leader_carries_it_until_it_is_ended(members, capfd):
+def held_until(collector, granted):
+    """As Prometheus sees it."""
+    registry = CollectorRegistry()
+    registry.register(collector)
+    labels = {"outbox": str(granted.outbox_id), "topic": "orders"}
+    return registry.get_sample_value("pushrep_takeovers_held_until_timestamp_seconds", labels)
+
+
+def test_a_hold_keeps_every_standby_away_promote_works_and_the_next_leader_carries_it_until_it_is_ended(
+    members, capfd, caplog
+):
     """The second standby begins when the hold is there already."""
     granted = create_outbox(members.data[0], members.addresses, "orders")
     first, second = Instance(members.data[0]), Instance(members.data[1])
@@ -157,6 +170,9 @@ def test_a_hold_keeps_every_standby_away_promote_works_and_the_next_leader_carri
         assert first.outbox.append(0, b"first").result(WAIT_S) == 0, "it leads on"
         assert first.outbox.status().hold.until_ms == held["until_ms"]
         assert call(capfd, members.data[1], "--show") == (0, held)
+        assert held_until(OutboxCollector(first.outbox), granted) == held["until_ms"] / 1000
+        assert held_until(NodeCollector(members.nodes[1]), granted) == held["until_ms"] / 1000
+        assert "takeovers are held for 3600 s: new switches" in caplog.text
         for place in (members.data[0] / str(granted.outbox_id), members.data[1]):
             assert run(["status", str(place)]) == 0
             assert ": new switches" in capfd.readouterr().out
@@ -183,6 +199,7 @@ def test_a_hold_keeps_every_standby_away_promote_works_and_the_next_leader_carri
         instances[-1].wait_until_it_leads()
         assert instances[-1].outbox.append(0, b"second").result(WAIT_S) == 1
         assert instances[-1].outbox.status().hold is None
+        assert held_until(OutboxCollector(instances[-1].outbox), granted) == 0
     finally:
         for one in instances:
             one.end()

@@ -34,7 +34,7 @@ class Leads:
     """A service that leads."""
 
     def __init__(self, grant, now_ms):
-        self.grant, self.health = grant, LeaderHealth(TIMES, now_ms)
+        self.grant, self.health, self.acknowledged_ms = grant, LeaderHealth(TIMES, now_ms), -LEADER_ALIVE_MS
 
 
 class Machine:
@@ -117,7 +117,7 @@ class World:
                     other.hears(leads.grant, other.now_ms(self), is_over=True)
             machine.start()
         elif leads.grant.may_acknowledge(kept):
-            self.acknowledged_ms = self.now_ms
+            self.acknowledged_ms = leads.acknowledged_ms = self.now_ms
 
     def stand_by(self, machine):
         standby, now_ms, wall_ms = machine.service, machine.now_ms(self), machine.wall_ms(self)
@@ -193,6 +193,10 @@ class World:
         assert self.leaders.setdefault(grant.epoch, machine.index) == machine.index, "one number, one leader"
         if not is_takeover:
             return
+        for other in self.machines:
+            if other is not machine and isinstance(other.service, Leads):
+                silent_ms = self.now_ms - other.service.acknowledged_ms
+                assert silent_ms >= LEADER_ALIVE_MS, "it took the lead from one that had just acknowledged"
         if self.takeovers:
             at_ms, before, offset_ms = self.takeovers[-1]
             is_sure = machine.saw.get(before.epoch) or offset_ms == machine.wall_offset_ms

@@ -99,6 +99,21 @@ def test_promises_keep_whose_directory_a_member_is_and_the_generation(tmp_path):
     assert kept.generation == 3
 
 
+def test_a_leader_that_said_goodbye_is_heard_no_more_until_another_leads(store):
+    """It resigned, and what it still sends is no sign that it leads."""
+    kept = store.outbox(OUTBOX)
+    assert kept.offer_grant(grant(256), 0, ADDRESSES[1]) is Outcome.NONE
+    kept.note_contact(256)
+    assert kept.contact_age_ms is not None
+    kept.note_contact(256, is_last=True)
+    assert kept.contact_age_ms is None
+    kept.note_contact(256)
+    assert kept.contact_age_ms is None
+    assert kept.offer_grant(grant(514), 2, ADDRESSES[1]) is Outcome.NONE
+    kept.note_contact(514)
+    assert kept.contact_age_ms is not None
+
+
 HOLD, TAKEOVER = Hold(256, 1_700_000_000_000, 1_700_003_600_000, "new switches"), Takeover(512, 1_700_000_000_007)
 RELEASED = Path(__file__).parents[1] / "conformance" / "golden" / "promises-v3.json"
 

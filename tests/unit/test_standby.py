@@ -5,6 +5,7 @@ import threading
 from uuid import UUID
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from pushrep import Acks, AsyncOutbox, Outbox, ReplicaNode
 from pushrep.election.errors import CantStandBy
@@ -14,6 +15,7 @@ from pushrep.outbox import SettingRefused, StandbyCancelled, StandbyState
 from pushrep.outbox.control import ask
 from pushrep.outbox.directory_handover import HandoverSocket
 from pushrep.replicate.election_state import ElectionState, write_election_state
+from pushrep.replicate.node_metrics import NodeCollector
 
 WAIT_S = 20
 CANCELLED = threading.Event()
@@ -79,7 +81,8 @@ def test_it_waits_until_the_outbox_is_made_and_then_for_its_leader(tmp_path):
         waiting.end()
 
 
-def test_a_node_shows_who_stands_by_and_why(tmp_path):
+def test_a_node_shows_who_stands_by_and_why(tmp_path, caplog):
+    caplog.set_level("INFO", "pushrep.outbox")
     with ReplicaNode(tmp_path / "data") as node, HandoverSocket(node):
         keep(tmp_path / "data", grant())
         waiting = Waiting(tmp_path / "data")
@@ -89,10 +92,15 @@ def test_a_node_shows_who_stands_by_and_why(tmp_path):
             while not shown or shown[0]["state"] != "standing_by":
                 assert not asked.wait(0.05)
                 shown = ask(tmp_path / "data", "status")["standbys"]
+            registry = CollectorRegistry()
+            registry.register(NodeCollector(node))
+            labels = {"outbox": str(UUID(int=1)), "state": "standing_by"}
+            assert registry.get_sample_value("pushrep_node_standby", labels) == 1
         finally:
             waiting.end()
     assert shown[0]["outbox_id"] == str(UUID(int=1))
     assert "member 0 was in contact" in shown[0]["why"]
+    assert "standing_by: member 0 was in contact" in caplog.text
 
 
 def test_a_full_disk_keeps_a_member_from_looking(tmp_path, monkeypatch):
