@@ -62,6 +62,9 @@ _TIMESTAMP_LIMIT_MS = 1 << 62  # so that no delta leaves 64 bits; 146 million ye
 # Measured (benchmarks/records_codec.py): with keys the template makes 10 M records/s at 100 B where joining makes 2.5;
 # below 256 records its thirty numpy calls cost more, above 1 KiB the second move of every value does.
 _RECORDS_MIN = 256
+# Values of one size without headers are joined between parts from a table: 256 of 100 B take a quarter of numpy's
+# time, 1,000 a third. The table of a size is made once; who never sends that size again pays for it.
+_EQUAL_RECORDS_MAX = 1024
 _VALUE_BYTES_MAX = 1024
 
 
@@ -189,6 +192,10 @@ def encode_records(
 ) -> bytearray:
     """`reserved` zero bytes for the batch's header, then the records. Columns fit in length; no deltas: all are 0."""
     count = len(values)
+    if 0 < count <= _EQUAL_RECORDS_MAX and headers is None and time_deltas is None:
+        equal = _equal(values, keys, count, reserved)
+        if equal is not None:
+            return equal
     key = tail = spans = None
     if count >= _RECORDS_MIN:
         key, tail, spans = _key_fields(keys, count), _tail_fields(headers, count), bands(count, time_deltas)
@@ -197,26 +204,22 @@ def encode_records(
         if value is not None:
             fields = [*key, _size_varint(value), value, *tail]
             return encode_vectorised(fields, spans, time_deltas, reserved)
-    if 0 < count < _RECORDS_MIN and headers is None and time_deltas is None:
-        equal = _equal(values, keys, count, reserved)
-        if equal is not None:
-            return equal
     return encode_concatenating(
         _heads(keys, key, spans, count, time_deltas), values, _tails(headers, tail, count), reserved
     )
 
 
 def _equal(values: Sequence[bytes | None], keys: Keys | None, count: int, reserved: int) -> bytearray | None:
-    """Few records of one size, without headers; None for others."""
+    """Records of one size, without headers; None for others."""
+    if not (keys is None or isinstance(keys, bytes | bytearray | memoryview)):
+        return None
     value_bytes = common_length(values)
     if value_bytes is None:
         return None
     plain: Sequence[bytes] = values  # type: ignore[assignment] # no nulls
     if keys is None:
         return encode_equal(None, 0, plain, value_bytes, reserved)
-    if isinstance(keys, bytes | bytearray | memoryview):
-        return encode_equal(_cut(keys, count), len(keys) // count, plain, value_bytes, reserved)
-    return None
+    return encode_equal(_cut(keys, count), len(keys) // count, plain, value_bytes, reserved)
 
 
 def _heads(

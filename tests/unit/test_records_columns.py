@@ -35,10 +35,10 @@ def test_equal_records_across_wider_offset_deltas(count):
 
 @pytest.mark.parametrize("size", [0, 1, 63, 64, 8_191, 8_192, 20_000])
 @pytest.mark.parametrize("keys", [None, b"k" * 20, b"k" * 64])
-@pytest.mark.parametrize("count", [1, 2, 64, 65, 255])
+@pytest.mark.parametrize("count", [1, 2, 64, 65, 255, 256, 1_025])
 def test_equal_records_have_the_bytes_that_any_others_have(size, keys, count):
     """From a table or part by part: what is behind the first value differs in nothing but the way there."""
-    values = [bytes([n]) * size for n in range(count)]
+    values = [bytes([n % 256]) * size for n in range(count)]
     batch = encode_batch(values, keys=None if keys is None else keys * count, timestamps_ms=7)
     heads = general_heads(count, None if keys is None else [keys] * count, None)
     tails = header_tails(None)
