@@ -66,6 +66,7 @@ from pushrep.log.walk import (
 )
 from pushrep.records import BatchRun
 from pushrep.records.header import OFFSET_MAX
+from pushrep.records.leader_epochs import LeaderEpochs
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,9 +228,15 @@ class Recovery:
         *,
         is_copy: bool = False,
         log_id: UUID | None = None,
+        epochs: LeaderEpochs | None = None,
         repairable_below: int = 0,
     ) -> None:
-        """repairable_below: sealed segments that end there or before may be damaged: other members have them, too."""
+        """repairable_below: sealed segments that end there or before may be damaged: other members have them, too.
+
+        epochs: the list kept with the log. An epoch is in it, on disk, before the first batch of it is written, so a
+        batch of another one rotted; in a copy the list may be older than the batches, and says nothing.
+        """
+        self._kept_epochs = None if is_copy else epochs
         self._log_id, self._repairable_below = log_id, repairable_below
         self._damaged: list[ScrubFinding] = []
         self._is_copy = is_copy
@@ -257,10 +264,13 @@ class Recovery:
     ) -> Recovered:
         """Bring the log into a state that can be trusted. Raises CorruptLog, LogPoisoned, OSError.
 
-        recovery_point: everything below was on disk. checkpointed: below it the index entries were, too.
+        recovery_point: everything below was on disk. So was what lies below the log's start, which never moves above
+        what is flushed. checkpointed: below it the index entries were, too.
         Between segments below `cleaned_offset` there may be holes: Kafka's cleaner took what was there.
         """
         self._cleaned_offset, self._checkpointed = cleaned_offset, checkpointed
+        if log_start_offset:  # the one known where the checkpoint was lost: what lies below gives no offset twice
+            recovery_point = max(recovery_point or 0, log_start_offset)
         names = self._filesystem.list(self._directory)
         bases = segments_in(names)
         self._refuse_half_replaced(names)
@@ -432,7 +442,7 @@ class Recovery:
         start_at: int | None = None
         self._headers = HeadersCrc() if next_base is not None else None
         closed_at = self._closed_at if next_base is None else None
-        for step in segment.walk(plan.recovery_point, next_base, start_offset, closed_at):
+        for step in segment.walk(plan.recovery_point, next_base, start_offset, closed_at, self._kept_epochs):
             proven = isinstance(step, BatchRun | CleanEnd) and step.next_offset <= plan.recovery_point
             if in_plan and self._unsettled and not proven:
                 self._epochs.clear()

@@ -50,6 +50,7 @@ from pushrep.log.walk import (
 )
 from pushrep.records import HEADER_BYTES, BatchHeader, BatchRun, RecordBatch
 from pushrep.records.header import OFFSET_MAX, SEALED_BYTES
+from pushrep.records.leader_epochs import LeaderEpochs
 
 OFFSET_ENTRY = struct.Struct(">ii")
 TIME_ENTRY = struct.Struct(">qi")
@@ -287,6 +288,7 @@ class Segment:
         end_offset: int | None,
         start_offset: int | None = None,
         closed_at: int | None = None,
+        epochs: LeaderEpochs | None = None,
     ) -> Iterator[RunStep]:
         """Learn the end of the segment from its file: scan it, and rebuild the index entries on the way.
 
@@ -300,6 +302,7 @@ class Segment:
             end_offset=end_offset,
             recovery_point=recovery_point,
             closed_at=closed_at,
+            epochs=epochs,
         )
         for step in scan_runs(self.file, range_):
             if isinstance(step, BatchRun):

@@ -194,6 +194,7 @@ def _load(around: Surroundings, derived: DerivedStores, attached: Attached) -> t
             checkpoints,
             is_copy=view.is_copy,
             log_id=log_id,
+            epochs=read_leader_epochs(view.path, filesystem),
             repairable_below=_repairable_below(around, derived, attached),
         )
         recovered = recovery.run(

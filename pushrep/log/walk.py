@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from pushrep.env import File
 from pushrep.log.config import BATCH_BYTES_LIMIT, POSITION_MAX
 from pushrep.records import HEADER_BYTES, BatchHeader, BatchRun, CorruptRecordBatch, RecordBatch
-from pushrep.records.batch_run import checked_run, length_of_first
+from pushrep.records.batch_run import Column, checked_run, length_of_first
 from pushrep.records.header import (
     CODEC_MASK,
     CONTROL_BIT,
@@ -127,6 +127,7 @@ class ScanRange(NamedTuple):
     leader_epoch: of the batch before; epochs never fall.
     cleaned_offset: Kafka's cleaner may have taken any offset below it; a function is asked where one is missing.
     closed_at: where a clean close left the log; no batch reaches above. None: it was not closed so.
+    epochs: which epoch wrote which offset, if that is known; a scan of headers leaves it to who reads them.
     """
 
     base_offset: int
@@ -138,6 +139,7 @@ class ScanRange(NamedTuple):
     leader_epoch: int = -1
     cleaned_offset: int | Callable[[], int] = 0
     closed_at: int | None = None
+    epochs: LeaderEpochs | None = None
 
     @property
     def first_offset(self) -> int | None:
@@ -182,6 +184,8 @@ class ScanRange(NamedTuple):
             reason = f"offsets up to {last_offset} in a log that was closed at {self.closed_at}"
         elif leader_epoch < epoch_before:
             reason = f"leader epoch falls from {epoch_before} to {leader_epoch}"
+        elif self.epochs is not None:
+            reason = self.epochs.contradiction(base_offset, max(0, leader_epoch))  # -1: none was stamped
         return reason
 
 
@@ -360,16 +364,24 @@ def well_placed(run: BatchRun, what: ScanRange) -> NDArray[np.bool_]:
         good &= (run.last_offset < what.end_offset) | is_next
     if what.closed_at is not None:
         good &= run.last_offset < what.closed_at
+    if what.epochs is not None:
+        good &= _in_history(run.base_offset, np.maximum(run.leader_epoch, 0), what.epochs)
     return good
 
 
 def count_in_history(run: BatchRun, epochs: LeaderEpochs) -> int:
     """How many of its batches come before the first whose leader epoch the log's list contradicts."""
+    good = _in_history(run.base_offset, run.leader_epoch, epochs)
+    return len(run) if good.all() else int(good.argmin())
+
+
+def _in_history(base_offset: Column, leader_epoch: Column, epochs: LeaderEpochs) -> NDArray[np.bool_]:
+    """`LeaderEpochs.contradiction` for many batches: which have none."""
     starts = np.array([start for _, start in epochs.entries], np.int64)
     known = np.array([-1, *(epoch for epoch, _ in epochs.entries)], np.int64)
-    known = known[starts.searchsorted(run.base_offset, side="right")]
-    good = (known == run.leader_epoch) | (known == -1)
-    return len(run) if good.all() else int(good.argmin())
+    known = known[starts.searchsorted(base_offset, side="right")]
+    good: NDArray[np.bool_] = (known == leader_epoch) | (known == -1)
+    return good
 
 
 def count_in_place(headers: Iterable[BatchHeader], expected: int, leader_epoch: int) -> int:

@@ -25,6 +25,7 @@ from pushrep.log.walk import (
 from pushrep.records import BatchHeader, BatchRun, Codec, CorruptRecordBatch, RecordBatch, encode_batch
 from pushrep.records.batch_run import checked_run
 from pushrep.records.header import CRC_COVERS_FROM, crc32c, write_crc
+from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.testing import SimulatedDisk
 
 BASE = 100
@@ -123,6 +124,7 @@ ranges = st.builds(
     position=st.just(0),  # of a tuple's fields what stands not here would be drawn by its type
     last_offset=st.none(),
     closed_at=st.none(),
+    epochs=st.none(),
     base_offset=st.sampled_from([BASE, BASE, BASE, BASE - 5, BASE + 1]),
     next_offset=st.sampled_from([None, None, BASE, BASE + 1]),
     end_offset=st.sampled_from([None, None, BASE + 1, BASE + 8, BASE + 40]),
@@ -143,9 +145,12 @@ def one_by_one(steps):
             yield step
 
 
-@given(files(), ranges, st.sampled_from([1, 70, 150, 400, 1 << 16]))
-def test_both_scans_see_the_same_batches_and_the_same_end(data, what, window_bytes):
-    file = file_of(data)
+histories = st.sampled_from([None, None, LeaderEpochs(((0, BASE),)), LeaderEpochs(((0, BASE - 5), (1, BASE + 4)))])
+
+
+@given(files(), ranges, histories, st.sampled_from([1, 70, 150, 400, 1 << 16]))
+def test_both_scans_see_the_same_batches_and_the_same_end(data, what, epochs, window_bytes):
+    file, what = file_of(data), what._replace(epochs=epochs)
     assert list(one_by_one(scan_runs(file, what, window_bytes=window_bytes))) == list(one_by_one(scan(file, what)))
 
 
@@ -231,9 +236,10 @@ def test_both_scans_judge_every_field_alike(names, window_bytes):
         for end_offset, fits in ((None, False), (None, True), (BASE + 29, True), (BASE + 50, True)):
             changed = with_fields(parts[2], fits=fits, **dict(zip(names, values, strict=True)))
             file = file_of(b"".join([*parts[:2], changed, parts[3]]))
-            what = ScanRange(base_offset=BASE, end_offset=end_offset)
-            found = list(one_by_one(scan_runs(file, what, window_bytes=window_bytes)))
-            assert found == list(one_by_one(scan(file, what))), (names, values, fits, end_offset)
+            for epochs in (None, LeaderEpochs(((1, BASE),)))[: 1 + ("leader_epoch" in names)]:
+                what = ScanRange(base_offset=BASE, end_offset=end_offset, epochs=epochs)
+                found = list(one_by_one(scan_runs(file, what, window_bytes=window_bytes)))
+                assert found == list(one_by_one(scan(file, what))), (names, values, fits, end_offset, epochs)
         taken = [header for _, header in checked_run(changed, 0, 1 << 20).headers()]
         assert taken == [header for _, header in checked_alone(changed)], (names, values)
 

@@ -1,5 +1,6 @@
 """What opening believes: a clean marker that the last batch contradicts, and how far a log was on disk."""
 
+import shutil
 import struct
 import subprocess
 import sys
@@ -11,8 +12,9 @@ import pytest
 
 from pushrep.log import CorruptLog, Durability, LogConfig, LogDamaged, SegmentLog
 from pushrep.log.directory import LogDirectory
-from pushrep.log.directory_files import CheckpointFile, read_checkpoint, write_checkpoint
+from pushrep.log.directory_files import CLEAN_MARKER_NAME, CheckpointFile, read_checkpoint, write_checkpoint
 from pushrep.log.inspection import summarize
+from pushrep.log.published import PUBLISHED_NAME
 from pushrep.log.verify import verify_log
 
 SMALL = LogConfig(segment_bytes=1024)
@@ -130,6 +132,59 @@ def test_what_was_acknowledged_before_a_kill_is_never_cut_as_a_torn_tail(tmp_pat
         with pytest.raises(LogDamaged):
             log.append(b"at an offset that was given out")
     assert segment.read_bytes() == data
+
+
+@pytest.mark.parametrize("number", [1, 2], ids=["one before the last batch", "the last batch"])
+@pytest.mark.parametrize(("written", "rotten"), [(3, 3 | 1 << 20), (5, 4)], ids=["a higher epoch", "a lower one"])
+def test_a_rotten_epoch_in_the_unflushed_tail_is_no_new_epoch(tmp_path, written, rotten, number):
+    """No CRC covers it, and it does not fall; the list of epochs has each one before its first batch is written."""
+    path = tmp_path / "here" / "orders-0"
+    with SegmentLog.open(path) as log:
+        log.begin_epoch(3, 0)
+        log.append([b"flushed"] * 10)
+        log.begin_epoch(written, 10)
+        for _ in range(2):
+            log.append([b"written"] * 10, durability=Durability.BUFFERED)
+        shutil.copytree(path.parent, tmp_path / "killed")
+        epochs = log.leader_epochs
+    path = tmp_path / "killed" / "orders-0"
+    (path.parent / PUBLISHED_NAME).unlink()  # the machine went down: nothing says that more was on disk
+    segment = newest(path)
+    data = bytearray(segment.read_bytes())
+    at = number * (12 + struct.unpack_from(">i", data, 8)[0])  # the batches are of one size
+    assert struct.unpack_from(">i", data, at + 12) == (written,)
+    struct.pack_into(">i", data, at + 12, rotten)
+    segment.write_bytes(data)
+    with SegmentLog.open(path) as log:
+        assert (log.leader_epochs, log.log_end_offset, log.damaged_from) == (epochs, 10 * number, None)
+        assert log.recovery.cut is not None
+        assert str(rotten) in log.recovery.cut.reason
+
+
+@pytest.mark.parametrize("has_index", [True, False])
+def test_rot_below_the_log_start_is_no_torn_tail_where_the_recovery_point_is_lost(tmp_path, has_index):
+    """identity P2: what lies below the log's start was on disk; its offsets were given out, and are not again."""
+    path = closed_log(tmp_path, batches=30, config=LogConfig(index_interval_bytes=256))
+    with SegmentLog.open(path) as log:
+        log.delete_records(150)
+    for name in (CLEAN_MARKER_NAME, PUBLISHED_NAME, CheckpointFile.RECOVERY_POINT.value):
+        (tmp_path / name).unlink(missing_ok=True)
+    segment = newest(path)
+    if not has_index:
+        segment.with_suffix(".index").unlink()
+    data = bytearray(segment.read_bytes())
+    data[3 * (12 + struct.unpack_from(">i", data, 8)[0]) + 100] ^= 1
+    segment.write_bytes(data)
+    with SegmentLog.open(path) as log:
+        assert log.recovery.cut is None
+        if has_index:  # what is read is not damaged
+            assert [record.offset for record in log.records(150)] == list(range(150, 300))
+            assert log.append(b"next").base_offset == 300
+        else:
+            assert log.damaged_from == 30
+            with pytest.raises(LogDamaged):
+                log.append(b"at an offset that was given out")
+    assert has_index or segment.read_bytes() == data
 
 
 def test_the_checkpoint_follows_what_was_acknowledged_whatever_flush_ms_says(tmp_path):
