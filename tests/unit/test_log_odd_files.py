@@ -6,6 +6,7 @@ The ways are a table, and so is what somebody may have put there; who waits is e
 import os
 import shutil
 import signal
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from uuid import UUID
 
 import pytest
 
+from pushrep.env import REAL_FILESYSTEM
+from pushrep.env.filesystem import IS_DIRECTORY, IS_NO_FILE
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.log.verify import verify_log
 from pushrep.outbox import Outbox
@@ -191,6 +194,20 @@ def looks(log: Path) -> dict[Path, tuple[int, int, int]]:
 def crash(log: Path) -> None:
     """As a killed process leaves the directory: without the clean marker."""
     (log.parent / ".pushrep_cleanshutdown").unlink()
+
+
+@pytest.mark.parametrize("writable", [True, False])
+@pytest.mark.parametrize(("mode", "why"), [(stat.S_IFDIR, IS_DIRECTORY), (stat.S_IFSOCK, IS_NO_FILE)])
+def test_what_stands_there_is_said_in_words(tmp_path, mode, why, writable):
+    """identity P3."""
+    path = tmp_path / "it"
+    if mode == stat.S_IFDIR:
+        path.mkdir()
+    else:
+        os.mknod(path, mode | 0o600)
+    with pytest.raises(OSError, match=why) as refused:
+        REAL_FILESYSTEM.open(path, writable=writable)
+    assert refused.value.filename == str(path)
 
 
 SMALL_FILES = (
