@@ -18,8 +18,8 @@ def open_outbox(world, *indexes, **settings):
     addresses = [str(world.nodes[index].address) for index in indexes]
     given = {"partitions": 1, "log_config": SMALL, "push": QUICK, "replica_lag_max_ms": 300, "open_timeout_s": WAIT_S}
     given |= settings
-    directory = given.pop("directory", world.root / "outbox")
-    return Outbox.open(directory, "orders", producer="billing", replicas=addresses, **given)
+    given = {"directory": world.root / "outbox", "topic": "orders", "producer": "billing", **given}
+    return Outbox.open(replicas=addresses, **given)
 
 
 def wait_until(what, why):

@@ -1,0 +1,377 @@
+"""The console in a browser over the real thing: Chromium drives it, axe-core looks at it. Skipped where it is missing.
+
+PUSHREP_SCREENSHOTS=DIRECTORY keeps a picture of every page, light and dark; those of docs/console are made so.
+"""
+
+import json
+import os
+import shutil
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import urlencode
+from uuid import UUID
+
+import pytest
+
+from pushrep import Outbox, ReplayClient, ReplayRequest
+from pushrep.cli.common import size
+from pushrep.cli.main import run
+from pushrep.outbox.promotion import promote
+from pushrep.replay import FOLLOW
+from pushrep.startpoints import STORE_NAME, StartpointStore
+from tests.fleet import CONSUMER, Fleet
+from tests.integration.conftest import World
+from tests.integration.outboxes import QUICK, SMALL, WAIT_S, wait_until
+
+pytest.importorskip("starlette")
+pytest.importorskip("pyspark")
+from tests.integration.test_console import PAGE, WISH, serve
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser; it is not installed")
+
+CHROMIUM = shutil.which("chromium")
+AXE = Path(__file__).parents[1] / "vendor" / "axe-4.14.1.min.js"
+PICTURES = os.environ.get("PUSHREP_SCREENSHOTS")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt-get install chromium"),
+]
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def tab(chromium):
+    """Opens a page; what it complains of, and what it asks of others, fails the test."""
+    contexts, wrong = [], []
+
+    def look(request):
+        if not request.url.startswith("http://127.0.0.1:"):
+            wrong.append(f"asked {request.url}")
+
+    def is_wrong(told):
+        return told.type == "error" and "net::ERR_" not in told.text  # the server has stopped before the page
+
+    def open_tab(url, **settings):
+        contexts.append(chromium.new_context(**settings))
+        page = contexts[-1].new_page()
+        page.set_default_timeout(WAIT_S * 1000)
+        page.on("request", look)
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("console", lambda told: wrong.append(told.text) if is_wrong(told) else None)
+        page.goto(url)
+        return page
+
+    yield open_tab
+    for context in contexts:
+        context.close()
+    assert not wrong
+
+
+@pytest.fixture
+def fleet(broker, tmp_path):
+    world = World(tmp_path)
+    try:
+        with Fleet(world, broker.bootstrap_servers) as running:
+            running.append(20)
+            yield running
+    finally:
+        world.close()
+
+
+PATHS = {
+    "fleet": "/",
+    "outbox": "/outbox/orders",
+    "records": "/outbox/orders/records?from=18&as=json&payloads=shown",
+    "node": "/node/node-1",
+    "filters": "/filter",
+    "startpoints": f"/outbox/payments/startpoints?{urlencode(WISH | {'consumer': CONSUMER})}",
+}
+
+
+@pytest.mark.java
+@pytest.mark.spark
+def test_two_outboxes_three_nodes_a_broker_and_a_query(fleet, tab, capfd):
+    """Values of every page, who can use it, a startpoint set by hand that the query applies, a failover meanwhile."""
+    with (
+        ReplayClient(str(fleet.world.nodes[1].address)) as client,
+        client.replay(ReplayRequest(recording="orders-0", length=FOLLOW)) as replay,
+    ):
+        records = iter(replay)
+        assert [next(records).offset for _ in range(20)] == list(range(20))
+        with serve(fleet.world.root, operate=True, marks=[fleet.marks]) as server:
+            page = tab(server.url, viewport={"width": 1200, "height": 760})
+            every_page_shows_the_values_of_status(server, page, fleet, capfd)
+            everybody_can_use_it(server, tab)
+            a_startpoint_is_set_by_hand_and_the_query_applies_it(server, page, fleet)
+            without_javascript = tab(f"{server.url}/outbox/orders", java_script_enabled=False)
+            assert without_javascript.locator("#member-table tbody tr").count() == 3
+            assert without_javascript.get_by_role("button", name="Copy").count() == 0
+    a_failover_is_seen_while_the_page_is_open(fleet, tab)
+
+
+def every_page_shows_the_values_of_status(server, page, fleet, capfd):
+    def look():
+        capfd.readouterr()
+        places = [fleet.world.root / name for name in ("orders", "payments", "node-1", "node-2", "node-3")]
+        assert run(["status", *map(str, places), "--partitions", "--json"]) == 0
+        sys.stdout.flush()
+        return json.loads(capfd.readouterr().out)["places"]
+
+    def steady(found):
+        """Without what no two looks have in common."""
+        if isinstance(found, dict):
+            return {name: steady(one) for name, one in found.items() if name not in {"age_ms", "idle_ms", "disk"}}
+        return [steady(one) for one in found] if isinstance(found, list) else found
+
+    for name, check in (("fleet", fleet_page), ("outbox", outbox_page), ("node", node_page)):
+
+        def is_same(name=name, check=check):
+            before = look()
+            page.goto(server.url + PATHS[name])
+            shown = check(page, before)
+            return steady(look()) == steady(before) and shown
+
+        wait_until(is_same, f"{name}: a look at a second in which nothing moved")
+        shown, told = check(page, look())
+        assert shown == told, name
+    page.goto(server.url + PATHS["records"])
+    log = fleet.orders.log(0)
+    assert [(row[0], row[3:]) for row in table(page, "#record-table")] == [
+        (str(one.offset), [size(len(one.key)), size(len(one.value)), json.dumps(json.loads(one.value), indent=2)])
+        for one in log.records(18)
+    ]
+    page.goto(server.url + PATHS["filters"])
+    batches = {str(one["batch"]): one for one in fleet.batches()}
+    shown = table(page, ".batch-table")
+    assert {row[0] for row in shown} == set(batches)
+    for number, *told in shown:
+        numbers = [str(batches[number][name]) for name in ("rows", "rows", "kept", "dropped", "jumped", "unkeyed")]
+        assert told == [*numbers, f"{batches[number]['seconds']:.1f}"]
+    pairs = [["payments", str(fleet.payments.pid), str(n), "19"] for n in range(2)]
+    assert [row[:4] for row in table(page, ".mark-table")] == pairs
+
+
+def table(page, selector):
+    """The texts of its cells, by row."""
+    script = "table => [...table.tBodies[0].rows].map(row => [...row.cells].map(cell => cell.innerText.trim()))"
+    return page.locator(selector).first.evaluate(script)
+
+
+def facts(page):
+    script = "them => them.map(one => [one.querySelector('dt').innerText, one.querySelector('dd').innerText])"
+    return dict(page.locator(".facts div").evaluate_all(script))
+
+
+def fleet_page(page, places):
+    """What it shows, and what it has to."""
+    shown = [[row[0].split()[0], row[1], row[2], row[3]] for row in table(page, "#outbox-table")]
+    shown += [row[:1] + row[2:6] for row in table(page, "#node-table")]
+    told, pushed = [], {}
+    for one in places:
+        if one["kind"] == "node":
+            continue
+        lags = [member["lag"] for member in one["members"] if member["lag"]]
+        topic = [str(destination["records"]) for destination in one["destinations"]] or ["-"]
+        name = Path(one["place"]).name
+        told.append([name, f"● {one['state']}", str(max(lag["records"] for lag in lags)), *topic])
+        for member in one["members"]:
+            if member["lag"]:
+                pushed.setdefault(member["address"], []).append(member)
+    for address, members in pushed.items():
+        lags = [member["lag"] for member in members]
+        in_sync, partitions, records, held = (
+            sum(lag[name] for lag in lags) for name in ("in_sync", "partitions", "records", "size_bytes")
+        )
+        sessions = str(sum(member["sessions"] for member in members))
+        told.append([address, f"{in_sync} of {partitions}", sessions, str(records), size(held)])
+    return sorted(shown), sorted(told)
+
+
+def outbox_page(page, places):
+    [one] = [place for place in places if place["place"].endswith("/orders")]
+    [topic] = one["destinations"]
+    named = {
+        "Process": one["pid"], "Acknowledged": f"{one['acks']}, {one['durability']}", "Leader epoch": one["epoch"],
+        "In sync, at least": f"{one['in_sync_min']} of {len(one['members'])}, min {one['min_insync_replicas']}",
+        "End": one["log_end_offsets"], "Flushed": one["flushed_offsets"], "High watermark": one["high_watermarks"],
+        f"Topic {topic['topic']}": f"{topic['records']} behind", "Outbox id": one["outbox_id"],
+    }  # fmt: skip
+    found = facts(page)
+    members = [
+        [
+            str(member["index"]), member["address"] or "here", f"● {'leader' if member['is_leader'] else 'replica'}",
+            *(
+                [f"{lag['in_sync']} of {lag['partitions']}", str(member["sessions"]), str(lag["records"])]
+                if (lag := member["lag"]) else ["-"] * 3
+            ),
+        ]
+        for member in one["members"]
+    ]  # fmt: skip
+    numbers = ("flushed_offset", "high_watermark", "log_end_offset")
+    parts = [
+        [str(part["partition"]), "", str(part["log_start_offset"]), str(part["shipped"][topic["name"]])]
+        + [str(part[number]) for number in numbers]
+        + [", ".join(map(str, part["in_sync"])), str(part["leader_epoch"])]
+        for part in one["parts"]
+    ]
+    shown = [{name: found[name] for name in named}, [row[:6] for row in table(page, "#member-table")]]
+    shown.append(table(page, "#partition-table"))
+    return shown, [{name: str(value) for name, value in named.items()}, members, parts]
+
+
+def node_page(page, places):
+    [one] = [place for place in places if place["place"].endswith("/node-1")]
+    expires_s = one["certificate_expires_s"]
+    named = {
+        "Process": one["pid"], "Connections": one["connections"], "Replica epoch": one["replica_epoch"],
+        "Certificate until": f"{datetime.fromtimestamp(expires_s, UTC)}" if expires_s else "none",
+        "Replayed": f"{one['replays']['records_sent']} records, {size(one['replays']['bytes_sent'])}",
+    }  # fmt: skip
+    found = facts(page)
+    sessions = [
+        [
+            f"{session['session_id']:016x}", str(session["recording"]), session["state"], str(session["position"]),
+            str(session["lag"]), size(session["credit"]), str(session["records_sent"]),
+        ]
+        for session in one["replays"]["sessions"]
+    ]  # fmt: skip
+    numbers = ("log_start_offset", "flushed_offset", "high_watermark", "log_end_offset", "leader_epoch")
+    logs = [
+        [f"{log['topic']}-{log['partition']}", log["outbox_id"], *(str(log[number]) for number in numbers)]
+        for log in one["logs"]
+    ]
+    shown = [{name: found[name] for name in named}, [row[:7] for row in table(page, "#session-table")]]
+    shown.append([row[:7] for row in table(page, "#log-table")])
+    return shown, [{name: str(value) for name, value in named.items()}, sessions, logs]
+
+
+def everybody_can_use_it(server, tab):
+    """axe finds nothing, and no page is wider than the window."""
+    axe = AXE.read_text(encoding="utf-8")
+    for scheme, width, rules in (("light", 1200, None), ("dark", 390, ["color-contrast"])):
+        page = tab(server.url, color_scheme=scheme, viewport={"width": width, "height": 760})
+        for name, path in PATHS.items():
+            page.goto(server.url + path)
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, path
+            if PICTURES:
+                keep_pictures(page, f"{name}-{scheme}", width)
+            if rules and name not in {"fleet", "startpoints"}:
+                continue
+            page.evaluate(axe)
+            found = page.evaluate(
+                "rules => axe.run({resultTypes: ['violations'], ...rules && {runOnly: rules}})", rules
+            )
+            told = [(one["id"], one["nodes"][0]["html"]) for one in found["violations"]]
+            assert not told, f"{path}, {scheme}"
+
+
+def keep_pictures(page, name, width):
+    if width < 1200:
+        if name.startswith("fleet"):
+            page.screenshot(path=f"{PICTURES}/fleet-phone.png")
+        page.set_viewport_size({"width": 1200, "height": 760})
+    page.screenshot(path=f"{PICTURES}/{name}.png")
+    page.set_viewport_size({"width": width, "height": 760})
+
+
+def a_startpoint_is_set_by_hand_and_the_query_applies_it(server, page, fleet):
+    again = sum(one["dropped"] for one in fleet.batches())
+    page.goto(f"{server.url}/outbox/payments/startpoints")
+    page.get_by_label("Consumer").fill(CONSUMER)
+    page.get_by_label("Partition").fill("0")
+    page.get_by_label("Start at").fill("5")
+    page.get_by_role("button", name="Dry run").click()
+    sync_api.expect(page.locator(".dry-run")).to_contain_text("would read 15 again, 15 of them dropped")
+    page.get_by_label("Reason, kept as history").fill("wrote nonsense")
+    page.get_by_role("button", name="Set this startpoint").click()
+    row = page.locator("#startpoint-table tbody tr")
+    sync_api.expect(row).to_contain_text("wrote nonsense")
+    wait_until(lambda: page.reload() and "applied" in row.inner_text(), "the query applies it")
+    wait_until(lambda: sum(one["dropped"] for one in fleet.batches()) == again + 15, "it says what it dropped")
+
+
+def a_failover_is_seen_while_the_page_is_open(fleet, tab):
+    orders, root = fleet.orders, fleet.world.root
+    copy = root / "node-1" / orders.identity.outbox_id
+    with serve(root, copy) as server:
+        page = tab(server.url)
+        row = page.locator("#outbox-table tr", has_text="orders of billing")
+        sync_api.expect(row).to_contain_text("leading")
+        page.evaluate("window.isThisPage = true")
+        page.locator("#outbox-table").get_by_role("link", name="orders", exact=True).focus()
+        orders.close()
+        sync_api.expect(row).to_contain_text("closed")
+        with fleet.world.nodes[1].hand_over(UUID(orders.identity.outbox_id)) as last_contact:
+            promote(copy, push=QUICK, last_contact=last_contact, timeout_s=WAIT_S)
+        replicas = [str(fleet.world.nodes[2].address)]
+        with Outbox.open(copy, "orders", 2, "billing", replicas=replicas, push=QUICK, log_config=SMALL):
+            promoted = page.locator("#outbox-table tr", has_text=copy.name)
+            sync_api.expect(promoted).to_contain_text("leading")
+            assert page.evaluate("window.isThisPage"), "it was never loaded anew"
+            assert page.evaluate("document.activeElement.textContent") == "orders", "what had the focus keeps it"
+        server.stop()
+        sync_api.expect(page.locator(".stale").first).to_be_visible()
+
+
+@pytest.fixture
+def orders(tmp_path):
+    """A closed outbox; the consumer `billing` has committed 30 of its 40 records."""
+    with Outbox.open(tmp_path / "outbox", "orders", 1, "shop", log_config=SMALL) as outbox:
+        outbox.append_many(0, [b"x"] * 40).result(WAIT_S)
+    with StartpointStore.open(outbox.directory / STORE_NAME) as store:
+        store.commit(store.claim("billing", "orders", 0), 30)
+    return outbox.directory
+
+
+def test_without_operate_there_is_nothing_to_press(orders, tab):
+    with serve(orders) as server:
+        page = tab(f"{server.url}{PAGE}?{urlencode(WISH)}")
+        sync_api.expect(page.locator(".dry-run")).to_contain_text("would read 20 again")
+        assert page.locator("form[method=post]").count() == 0
+
+
+def test_a_form_that_another_site_posts_is_refused(orders, chromium):
+    with serve(orders, operate=True) as server:
+        context = chromium.new_context()
+        page = context.new_page()
+        page.goto(f"{server.url}{PAGE}?{urlencode(WISH)}")
+        token = page.locator("input[name=token]").first.get_attribute("value")
+        fields = WISH | {"reason": "forged", "token": token}
+        inputs = "".join(f'<input name="{name}" value="{value}">' for name, value in fields.items())
+        forged = f'<form method="post" action="{server.url}{PAGE}">{inputs}<button>Go</button></form>'
+        page.route("http://elsewhere.example/", lambda route: route.fulfill(body=forged, content_type="text/html"))
+        page.goto("http://elsewhere.example/")
+        with page.expect_navigation() as answered:
+            page.get_by_role("button", name="Go").click()
+        assert answered.value.status == 403
+        context.close()
+    assert not StartpointStore.open(orders / STORE_NAME).history()
+
+
+def test_live_updates_leave_nothing_behind_in_the_browser(orders, tab, torture):
+    """Twenty looks; with `make torture` as many as an hour has."""
+    looks = 1800 if torture.is_long else 20
+    with serve(orders) as server:
+        page = tab(f"{server.url}/outbox/outbox")
+        asked = []
+        page.on("requestfinished", lambda request: asked.append(request.url))
+        session = page.context.new_cdp_session(page)
+
+        def memory_after(number):
+            page.wait_for_timeout(1)  # lets the events in that are counted
+            wait_until(lambda: page.wait_for_timeout(20) or len(asked) >= number, f"{number} looks")
+            session.send("HeapProfiler.collectGarbage")
+            return session.send("Memory.getDOMCounters")["nodes"], session.send("Runtime.getHeapUsage")["usedSize"]
+
+        nodes, heap = memory_after(5)
+        nodes_after, heap_after = memory_after(5 + looks)
+        assert nodes_after <= nodes * 1.2
+        assert heap_after <= heap + (1 << 20)
