@@ -119,10 +119,21 @@ newest: jars  ## The clients' tests with the newest aiokafka, confluent-kafka an
 	@$(NEWEST)/bin/python -m pip list | grep -iE '^(aiokafka|confluent-kafka|pyarrow) '
 	$(NEWEST)/bin/python -m pytest tests/unit tests/kafka tests/spark -k 'kafka or confluent or arrow or ship or consumer' $(PYTEST_ARGS)
 
+TABLES := .cache/spark-tables
+# Delta and Iceberg by the release of Spark that their jars are for; of 4.2 there is none.
+$(TABLES)/.done: tests/spark/tables.xml tests/spark/tables.sha256
+	@$(HAS_MAVEN)
+	@echo "fetching Delta and Iceberg into $(TABLES) ..."
+	@rm -rf $(TABLES)
+	@for release in 3.5 4.0 4.1; do mvn -q -B -P$$release -f tests/spark/tables.xml dependency:copy-dependencies \
+		-DincludeScope=runtime -DoutputDirectory=$(CURDIR)/$(TABLES)/$$release || exit 1; done
+	@cd $(TABLES) && $(SUMS) $(CURDIR)/tests/spark/tables.sha256
+	@touch $@
+
 SPARKS := .venv-sparks
 RELEASES := 3.5.9 4.0.5 4.1.4 4.2.0
 # Each in a Python of its own: an environment has but one pyspark. Arrow as old as the oldest of them.
-spark-releases: $(VENV)/.dev  ## The core of each Spark form under each release of pyspark that is supported, in .venv-sparks/
+spark-releases: $(VENV)/.dev $(TABLES)/.done  ## The core of each Spark form, and Delta and Iceberg, under each release of pyspark, in .venv-sparks/
 	@for release in $(RELEASES); do \
 	test -x $(SPARKS)/$$release/bin/python || $(PYTHON) -m venv $(SPARKS)/$$release; \
 	$(SPARKS)/$$release/bin/python -m pip --disable-pip-version-check --quiet install -e '.[spark]' \

@@ -69,12 +69,16 @@ class LogRange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BatchMarks:
-    """The marks after one batch of one query, and the log ranges which that batch held; ranges ascend."""
+    """The marks after one batch of one query, and the log ranges which that batch held; ranges ascend.
+
+    `replaced`: those of them in which its rows took the place of others' in the table.
+    """
 
     query_id: str
     batch_id: int
     ranges: tuple[LogRange, ...] = ()
     marks: Mapping[MarksKey, HighwaterMarks] = field(default_factory=dict)
+    replaced: tuple[LogRange, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.query_id or self.batch_id < ADOPTED:
@@ -90,6 +94,8 @@ class BatchMarks:
             "ranges": [list(r if version == 2 else r[:4]) for r in self.ranges],
             "marks": [[key.topic, key.startpoint_epoch, len(blob)] for key, blob in blobs],
         }
+        if self.replaced:  # releases that know nothing of it pass over it
+            head["replaced"] = [list(r) for r in self.replaced]
         text = json.dumps(head, separators=(",", ":")).encode()
         body = b"".join([_HEADER.pack(_MAGIC, version, len(text)), text, *(blob for _, blob in blobs)])
         return body + _CHECKSUM.pack(zlib.crc32(body))
@@ -103,8 +109,11 @@ class BatchMarks:
             for topic, epoch, size in head["marks"]:
                 marks[MarksKey(str(topic), int(epoch))] = HighwaterMarks.from_bytes(data[position : position + size])
                 position += size
-            ranges = tuple(LogRange(str(t), *map(int, numbers)) for t, *numbers in head["ranges"])
-            return cls(str(head["query"]), int(head["batch"]), ranges, marks)
+            ranges, replaced = (
+                tuple(LogRange(str(t), *map(int, numbers)) for t, *numbers in told)
+                for told in (head["ranges"], head.get("replaced", []))
+            )
+            return cls(str(head["query"]), int(head["batch"]), ranges, marks, replaced)
         except FilteringError as error:
             raise CorruptBatchMarks(str(error)) from error
         except (KeyError, TypeError, ValueError) as error:

@@ -4,6 +4,8 @@ Each error is named for what the caller does next. Raised inside Spark's planner
 text in Spark's own exception; so the message names the option, field or file, and what to do.
 """
 
+from collections.abc import Sequence
+
 from filtering.errors import shown_partition
 
 
@@ -51,6 +53,20 @@ class CheckpointWentBack(SparkJobError):
             "remove what it wrote for this batch and later ones: give it a method drop_from(batch_id)"
         )
         self.batch_id = batch_id
+
+
+class RolledBackOverReplaced(SparkJobError):
+    """A checkpoint went back over a batch that replaced rows: taken back, it would lose both. Nothing is dropped."""
+
+    def __init__(self, batch_id: int, over: int, replaced: Sequence[tuple[str, int, int, int, int]]) -> None:
+        topic, partition, start, end, _ = replaced[0]
+        super().__init__(
+            f"the checkpoint was rolled back to batch {batch_id}, and batch {over} behind it replaced rows, those of "
+            f"{topic}-{shown_partition(partition)} [{start}, {end}) first: taken back, these rows would be gone, and "
+            "those before them are gone already. Put the checkpoint's files back as they were and send the job back by "
+            "a startpoint with --reset-marks, or go on by a fresh checkpoint with --adopt and this query's last batch"
+        )
+        self.batch_id, self.over, self.replaced = batch_id, over, tuple(replaced)
 
 
 class CantReplace(SparkJobError):

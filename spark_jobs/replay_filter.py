@@ -24,7 +24,14 @@ from pyspark.sql import DataFrame
 from filtering.marks import HighwaterMarks
 from pushrep.env import SYSTEM_CLOCK, Clock
 from spark_jobs.batch_marks import ADOPTED, BatchMarks, LogRange, MarksKey
-from spark_jobs.errors import CheckpointWentBack, LogOrderBroken, MarksMissing, MarksOfAnotherQuery, NotInForeachBatch
+from spark_jobs.errors import (
+    CheckpointWentBack,
+    LogOrderBroken,
+    MarksMissing,
+    MarksOfAnotherQuery,
+    NotInForeachBatch,
+    RolledBackOverReplaced,
+)
 from spark_jobs.filter_rule import (
     BatchCounts,
     FilterRule,
@@ -50,6 +57,7 @@ __all__ = [
     "NotInForeachBatch",
     "Replacing",
     "ReplayFilteredBatches",
+    "RolledBackOverReplaced",
     "filter_frame",
     "filter_replays",
 ]
@@ -86,7 +94,8 @@ class ReplayFilteredBatches:
 
     `marks` keeps the marks between batches (spark_jobs.marks). `handler` must replace, when called again with a
     batch, what its first call left; its method `drop_from(batch_id)`, if it has one, is called when the checkpoint
-    was rolled back. `adopt=(query id, batch)` starts a fresh checkpoint from another query's marks as of that batch.
+    was rolled back, and `expect(batch_id, ranges)` before a batch, with the log ranges of all its rows.
+    `adopt=(query id, batch)` starts a fresh checkpoint from another query's marks as of that batch.
     `on_dropped(rows, batch_id)` gets the dropped rows after the handler returned, at least once. `on_counts(counts)`
     gets each batch's counts, which `.last_counts` keeps. `sort=True` brings rows into log order first, for a frame
     that was shuffled before; a shuffled batch is otherwise recognised, or found out and run again sorted.
@@ -95,8 +104,8 @@ class ReplayFilteredBatches:
     The rule: `carrier` "key" or "header", `window`, `only_pids`, `ttl_s` as in filtering.ReplayFilter; `ttl_s` needs
     `retention_ms`, the topic's retention.ms (-1: for ever), and must not be shorter; 0 takes any.
     Raises TtlTooShort, CarrierUnusable, BadFilterSetting; inside a batch also MarksMissing, MarksOfAnotherQuery,
-    PairSplit, EpochsMixed, LogRowTwice, CantReplace, and FrameChanged where the handler was handed fewer rows, over all
-    that it did, than the first pass found, and they are not there any more.
+    PairSplit, EpochsMixed, LogRowTwice, CantReplace, RolledBackOverReplaced, and FrameChanged where the handler was
+    handed fewer rows, over all that it did, than the first pass found, and they are not there any more.
     """
 
     def __init__(  # noqa: PLR0913 - the rule's four settings and the batch's, all but two optional and by name
@@ -134,13 +143,17 @@ class ReplayFilteredBatches:
         before = self._marks_before(query_id, batch_id)
         frames = _Frames.of(df, self._rule)
         slices = self._scanned(frames)
-        if self._is_stored(query_id, batch_id, ranges_of(slices)):
+        ranges = ranges_of(slices)
+        if self._is_stored(query_id, batch_id, ranges):
             _LOG.info("batch %d is in the store with these very log ranges: not run again", batch_id)
             rows, unkeyed = sum(s.rows for s in slices), sum(s.unkeyed for s in slices)
             self._report(BatchCounts(batch_id, rows, unkeyed, 0, skipped=True))
             return
         keep = int(df.sparkSession.conf.get("spark.sql.streaming.minBatchesToRetain") or 1) + 1
         handler = self._handler
+        replaced: tuple[LogRange, ...] = ()
+        if (expect := getattr(handler, "expect", None)) is not None:
+            expect(batch_id, ranges)
         if self._replacing is not None and any(s.marks_epoch for s in slices):
             reread = self._replacing.of_batch(df.sparkSession, slices, self._rule, batch_id)
             marks = reread.marks_before(before)
@@ -148,12 +161,12 @@ class ReplayFilteredBatches:
                 stored = self._store.read(query_id, batch_id - 1) or BatchMarks(query_id, batch_id - 1)
                 self._store.write(replace(stored, marks=marks), keep=keep)
             before = marks
-            if ranges := reread.ranges():
-                handler = partial(cast("ReplacingHandler", handler).replace, ranges=ranges)
+            if replaced := reread.ranges():
+                handler = partial(cast("ReplacingHandler", handler).replace, ranges=replaced)
         filtered = self._handle(handler, frames, slices, before, batch_id)
         if self._on_dropped is not None:
             self._on_dropped(filtered.dropped, batch_id)
-        self._store.write(BatchMarks(query_id, batch_id, filtered.ranges, filtered.marks), keep=keep)
+        self._store.write(BatchMarks(query_id, batch_id, filtered.ranges, filtered.marks, replaced), keep=keep)
         self._report(filtered.counts(batch_id))
 
     def _scanned(self, frames: _Frames) -> list[Slice]:
@@ -241,11 +254,14 @@ class ReplayFilteredBatches:
         stored = store.read(query_id, batch_id)
         if stored is not None and stored.ranges == ranges:
             return True
-        if any(kept >= batch_id for kept in store.batches(query_id)):
+        if behind := [kept for kept in store.batches(query_id) if kept >= batch_id]:
             handler: object = self._handler
             drop_from = getattr(handler, "drop_from", None)
             if drop_from is None:
                 raise CheckpointWentBack(batch_id)
+            for kept in behind:
+                if (over := store.read(query_id, kept)) is not None and over.replaced:
+                    raise RolledBackOverReplaced(batch_id, kept, over.replaced)
             _LOG.warning("the checkpoint was rolled back: batches from %d on are dropped and run anew", batch_id)
             # The sink first: killed in between, the marks still say that there is something to drop.
             if handler is not store:  # which drops rows and marks as one

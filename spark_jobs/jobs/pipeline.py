@@ -29,6 +29,7 @@ from spark_jobs.jobs.reporting import Reporter, served
 from spark_jobs.marks import MarksStore
 from spark_jobs.replacing import Replacing, ReplacingHandler
 from spark_jobs.replay_filter import ReplayFilteredBatches
+from spark_jobs.sinks.catalog import CatalogTable
 from spark_jobs.sinks.hadoop import HadoopDirectory
 from spark_jobs.sinks.table import IdempotentSink
 from spark_jobs.sources import register_sources
@@ -154,6 +155,10 @@ class DecodedBatches:
 
     def drop_from(self, batch_id: int) -> None:
         self._sink.drop_from(batch_id)
+
+    def expect(self, batch_id: int, ranges: tuple[LogRange, ...]) -> None:
+        if isinstance(self._sink, CatalogTable):
+            self._sink.expect(batch_id, ranges)
 
 
 class StagedBatches:

@@ -1,35 +1,91 @@
-"""The idempotent sink over a catalog table: the table's own format commits a batch, in one transaction if it has any.
+"""The idempotent sink over a table that Spark knows by name: its own format commits a batch, in one transaction if any.
 
     format of the table                 a batch is                             taken back by
     files (parquet, orc, json, csv)     overwritten as a partition             ALTER TABLE ... DROP PARTITION
-    with a catalog of its own           overwritten where batch_id = N         DELETE FROM ... WHERE batch_id >= N
+    with transactions                   overwritten where batch_id = N         DELETE FROM ... WHERE batch_id >= N
     (Delta, Iceberg and their like)
 
-Which query wrote which batches stands in the table property `pushrep.queries` (owners.py).
+Which query wrote which batches stands in the table property `pushrep.queries` (owners.py). In Delta and Iceberg a batch
+may replace rows of others (../replacing.py): the batches that hold them are overwritten with it, without these rows, in
+the same commit. Each commit says whose it is, beside the rows:
+
+    Delta      userMetadata = <record>, txnAppId = pushrep-<query>-<run>, txnVersion = batch
+    Iceberg    snapshot property pushrep = <record>
+    <record>   {"query": id, "run": text, "batch": n, "ranges": [log ranges], "replaced": [log ranges]}, JSON
+
+so a batch that is in is not written again, and a driver that was taken for dead can't put an old batch back (Delta). A
+`run` ends where batches are taken back: Delta passes over what it has a higher txnVersion of.
 """
 
-from collections.abc import Mapping, Sequence
+import json
+import logging
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
+from operator import or_
+from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 from pyspark.sql.types import StructType
 
+from spark_jobs.batch_marks import LogRange
+from spark_jobs.errors import CantReplace, RolledBackOverReplaced
+from spark_jobs.sinks.hadoop import HadoopDirectory
 from spark_jobs.sinks.owners import Owners, TableNotOurs
 from spark_jobs.sinks.table import (
     BATCH_COLUMN,
     FILE_FORMATS,
     FRESH_QUERY,
+    PLACE,
     BadSink,
     DirectoryTable,
     IdempotentSink,
+    held_in,
+    held_until_in,
     query_of,
     refuse_columns,
     settle,
     with_batch_id,
+    within,
 )
 from spark_jobs.spark_internals import setting
 
+_LOG = logging.getLogger(__name__)
+
 _PROPERTY = "pushrep.queries"
+_RECORD = "pushrep"
+_DELTA, _ICEBERG = "delta", "iceberg"
+_RECORDS_READ = 100
+"""Commits that are looked through for the last of ours; those between are others', such as compactions."""
+
+
+class _Record(NamedTuple):
+    """What a commit says of the batch that it holds."""
+
+    query: str
+    run: str
+    batch: int
+    ranges: Sequence[LogRange]
+    replaced: Sequence[LogRange]
+
+    @classmethod
+    def parse(cls, text: str | None) -> "_Record | None":
+        """None for a commit of somebody else."""
+        try:
+            told: dict[str, Any] = json.loads(text or "")
+            ranges, replaced = ([LogRange(*one) for one in told[name]] for name in ("ranges", "replaced"))
+            return cls(told["query"], told["run"], told["batch"], ranges, replaced)
+        except (ValueError, KeyError, TypeError):
+            return None
+
+    def options(self, format: str) -> dict[str, str]:  # noqa: A002 - Spark's own word
+        """The writer's, so that the commit carries it."""
+        text = json.dumps(self._asdict(), separators=(",", ":"))
+        if format == _ICEBERG:
+            return {f"snapshot-property.{_RECORD}": text}
+        application = f"pushrep-{self.query}-{self.run}"
+        return {"userMetadata": text, "txnAppId": application, "txnVersion": str(self.batch)}
 
 
 def idempotent_table(
@@ -42,13 +98,15 @@ def idempotent_table(
 ) -> IdempotentSink:
     """A handler for ReplayFilteredBatches that writes each batch into `target`, with a column `batch_id`.
 
-    `target` is a path (it has a `/`), then `format` is one of Spark's file formats; or the name of a catalog table in
-    any format, made at the first batch if there is none. `partition_by` columns come below batch_id. `adopt` as for
-    ReplayFilteredBatches: batches of that query after the adopted one are removed, and the new query's follow.
+    `target` is a path (it has a `/`), then `format` is one of Spark's file formats or delta; or the name of a catalog
+    table in any format, made at the first batch if there is none. `partition_by` columns come below batch_id. `adopt`
+    as for ReplayFilteredBatches: batches of that query after the adopted one are removed, and the new query's follow.
     Raises BadSink; TableOfAnotherQuery and TableNotOurs at the first batch.
     """
     if "/" not in target:
         return CatalogTable(target, format, options=options or {}, partition_by=partition_by, adopt=adopt)
+    if format.lower() == _DELTA:
+        return CatalogTable(f"delta.`{target}`", format, options=options or {}, partition_by=partition_by, adopt=adopt)
     if format.lower() not in FILE_FORMATS:
         raise BadSink("format", format, f"a path takes one of {', '.join(FILE_FORMATS)}; name a catalog table for it")
     return DirectoryTable(target, format, options=options or {}, partition_by=partition_by, adopt=adopt)
@@ -56,6 +114,8 @@ def idempotent_table(
 
 class CatalogTable:
     """The sink for a table's name; see `idempotent_table`."""
+
+    commits_marks = False
 
     def __init__(
         self,
@@ -69,21 +129,30 @@ class CatalogTable:
         self._name, self._format, self._options = name, format, dict(options)
         self._partition_by, self._adopt = tuple(partition_by), adopt
         self._place: tuple[str, int] | None = None
+        self._expected: tuple[int, tuple[LogRange, ...]] | None = None
+        self._last: _Record | None = None
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
-        session = rows.sparkSession
-        first = self._opened(session, rows)
-        numbered = with_batch_id(rows, first + batch_id)
-        if not self._is_files():
-            numbered.writeTo(self._name).options(**self._options).overwrite(F.col(BATCH_COLUMN) == first + batch_id)
-            return
-        # The partition goes first, since an overwrite with no rows would leave it as it is.
-        self._drop(session, [first + batch_id])
-        # insertInto goes by position, and partition columns stand last in a table of files.
-        columns = session.table(self._name).columns
-        # As an option of the writer it is not heard by insertInto, which would then empty the whole table.
-        with setting(session, "spark.sql.sources.partitionOverwriteMode", "dynamic"):
-            numbered.select(*columns).write.insertInto(self._name, overwrite=True)
+        self._write(rows, batch_id, ())
+
+    def replace(self, rows: DataFrame, batch_id: int, ranges: Sequence[LogRange]) -> None:
+        """As the call, and rows that other batches have in these log ranges go in the same commit."""
+        self._write(rows, batch_id, ranges)
+
+    def expect(self, batch_id: int, ranges: tuple[LogRange, ...]) -> None:
+        """Which log ranges the batch holds that comes next: if the table says that it has it with these, it is left."""
+        self._expected = batch_id, ranges
+
+    def held_until(self, session: SparkSession, where: LogRange, batch_id: int) -> int:
+        """The log offset behind a partition's last row of other batches; 0 without any. Raises CantReplace."""
+        if self._committing() is None:
+            why = f"a catalog's table of {self._format} exchanges whole batches only; Delta and Iceberg can, a path of "
+            raise CantReplace(*where[:3], why + "parquet or orc, and a database")
+        return held_until_in(self._others(session, batch_id), where)
+
+    def held(self, session: SparkSession, where: LogRange, batch_id: int) -> DataFrame:
+        """The column `offset` of such rows in a log range."""
+        return held_in(self._others(session, batch_id), where)
 
     def drop_from(self, batch_id: int) -> None:
         session = SparkSession.getActiveSession()
@@ -96,7 +165,8 @@ class CatalogTable:
 
     def check(self, session: SparkSession, columns: StructType, query_id: str | None) -> None:
         self.check_columns(columns)
-        if not session.catalog.tableExists(self._name):
+        self._check_session(session)
+        if not self._exists(session):
             return
         there = session.table(self._name).columns
         if BATCH_COLUMN not in there:
@@ -107,14 +177,129 @@ class CatalogTable:
             raise BadSink("target", self._name, f"{why}: alter the table, or write another")
         settle(self._owners(session), query_id or FRESH_QUERY, self._adopt, self._name)
 
+    def _check_session(self, session: SparkSession) -> None:
+        """Raise BadSink where the format's own jar is not in the session, or options would be ours and others'."""
+        committing = self._committing()
+        if committing == _DELTA and "DeltaSparkSessionExtension" not in (
+            session.conf.get("spark.sql.extensions", "") or ""
+        ):
+            why = (
+                "this Spark session does not have Delta: give its jar and the two settings that docs/spark.md names; "
+                "of Spark 4.2 there was no release of it"
+            )
+            raise BadSink("format", self._format, why)
+        ours = () if committing is None else _Record("", "", 0, (), ()).options(committing)
+        taken = {name.lower() for name in ours}
+        for name, text in self._options.items():
+            if name.lower() in taken:
+                raise BadSink(f"option {name}", text, "this sink sets it, to tell its batches: leave it out")
+
+    def _write(self, rows: DataFrame, batch_id: int, replaced: Sequence[LogRange]) -> None:
+        session = rows.sparkSession
+        number = self._opened(session, rows) + batch_id
+        numbered, numbers, committing = with_batch_id(rows, number), [number], self._committing()
+        if self._is_files():
+            # The partition goes first, since an overwrite with no rows would leave it as it is.
+            self._drop(session, [number])
+            # insertInto goes by position, and partition columns stand last in a table of files.
+            columns = session.table(self._name).columns
+            # As an option of the writer it is not heard by insertInto, which would then empty the whole table.
+            with setting(session, "spark.sql.sources.partitionOverwriteMode", "dynamic"):
+                numbered.select(*columns).write.insertInto(self._name, overwrite=True)
+            return
+        options, record = self._options, None
+        if committing is not None and self._expected is not None and self._expected[0] == batch_id:
+            record = self._record(session, committing, replaced)
+            if record is self._last:
+                _LOG.info("batch %d is in %s with these very log ranges: not written again", batch_id, self._name)
+                return
+            options = options | record.options(committing)
+        if replaced:
+            gone = reduce(or_, map(within, replaced))
+            others = self._others(session, batch_id).where(gone).select(BATCH_COLUMN).distinct().collect()
+            numbers += sorted(row[0] for row in others)
+            _LOG.info("batch %d replaces rows of %d others in %s", number, len(others), self._name)
+            if others:
+                kept = session.table(self._name).where(F.col(BATCH_COLUMN).isin(numbers[1:]) & ~gone)
+                numbered = numbered.unionByName(kept)
+        self._last = None
+        numbered.writeTo(self._name).options(**options).overwrite(F.col(BATCH_COLUMN).isin(numbers))
+        self._last = record
+
+    def _record(self, session: SparkSession, committing: str, replaced: Sequence[LogRange]) -> _Record:
+        """What the next commit says; the table's own last record if the batch is in. Raises RolledBackOverReplaced."""
+        assert self._expected is not None
+        query_id, (batch_id, ranges) = query_of(session), self._expected
+        run = uuid.uuid4().hex[:12]
+        if self._last is not None and self._last.batch < batch_id:
+            since = [self._last]
+        else:
+            since = list(self._records(session, committing))
+        later = [one for one in since if one.query == query_id and one.batch >= batch_id]
+        last = next((one for one in since if one.query == query_id), None)
+        if last is not None and last.batch == batch_id and tuple(last.ranges) == ranges:
+            self._last = last
+            return last
+        for one in later:
+            if one.replaced:
+                raise RolledBackOverReplaced(batch_id, one.batch, one.replaced)
+        if later:
+            self._drop_after(session, self._opened(session, None) + batch_id)
+        elif last is not None:
+            run = last.run
+        return _Record(query_id, run, batch_id, ranges, tuple(replaced))
+
+    def _records(self, session: SparkSession, committing: str) -> Iterator[_Record]:
+        """What the newest commits of which the table is made say, the newest first."""
+        if committing == _ICEBERG:
+            name = self._name
+            if "." not in name:
+                name = f"{session.catalog.currentCatalog()}.{session.catalog.currentDatabase()}.{name}"
+            texts = session.sql(
+                f"SELECT s.summary['{_RECORD}'] FROM {name}.history h JOIN {name}.snapshots s "  # noqa: S608 - a name
+                "ON h.snapshot_id = s.snapshot_id WHERE h.is_current_ancestor "
+                f"ORDER BY h.made_current_at DESC LIMIT {_RECORDS_READ}"
+            ).collect()
+            found = (_Record.parse(text) for (text,) in texts)
+            yield from (record for record in found if record is not None)
+            return
+        standing: int | None = None
+        for commit in session.sql(f"DESCRIBE HISTORY {self._name} LIMIT {_RECORDS_READ}").collect():
+            if standing is not None and commit["version"] > standing:
+                continue  # a RESTORE took it back
+            if commit["operation"] == "RESTORE":
+                to = (commit["operationParameters"] or {}).get("version")
+                if to is None or not str(to).isdigit():
+                    return
+                standing = int(to)
+            elif (record := _Record.parse(commit["userMetadata"])) is not None:
+                yield record
+
+    def _others(self, session: SparkSession, batch_id: int) -> DataFrame:
+        """The rows of other batches."""
+        if not self._exists(session):
+            return session.createDataFrame([], PLACE)
+        return session.table(self._name).where(F.col(BATCH_COLUMN) != self._opened(session, None) + batch_id)
+
     def _is_files(self) -> bool:
         return self._format.lower() in FILE_FORMATS
+
+    def _committing(self) -> str | None:
+        """The format, of those whose commits carry a record; their overwrites are by row or by partition, in one."""
+        return self._format.lower() if self._format.lower() in {_DELTA, _ICEBERG} else None
+
+    def _exists(self, session: SparkSession) -> bool:
+        path = self._name.removeprefix("delta.`").removesuffix("`")
+        if path != self._name:  # a path: the catalog does not answer for those that are not there yet
+            return "_delta_log" in HadoopDirectory(session, path).names()
+        return session.catalog.tableExists(self._name)
 
     def _opened(self, session: SparkSession, rows: DataFrame | None) -> int:
         query_id = query_of(session)
         if self._place is not None and self._place[0] == query_id:
             return self._place[1]
-        if not session.catalog.tableExists(self._name):
+        self._last = None
+        if not self._exists(session):
             if rows is None:
                 raise BadSink("target", self._name, "there is no such table to take batches back from")
             self._create(rows)
@@ -132,6 +317,10 @@ class CatalogTable:
     def _create(self, rows: DataFrame) -> None:
         empty = with_batch_id(rows.sparkSession.createDataFrame([], rows.schema), 0)
         partitions = (BATCH_COLUMN, *self._partition_by)
+        if self._committing() is not None:
+            first, *more = map(F.col, partitions)
+            empty.writeTo(self._name).using(self._format).partitionedBy(first, *more).create()
+            return
         empty.write.format(self._format).options(**self._options).partitionBy(*partitions).saveAsTable(self._name)
 
     def _owners(self, session: SparkSession) -> Owners:

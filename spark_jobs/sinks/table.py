@@ -42,8 +42,10 @@ _REPLACING_FORMATS = ("parquet", "orc")
 
 _OWN = "_pushrep"
 _WRITING, _REPLACING = f"{_OWN}/writing", f"{_OWN}/replacing"
-_PLACE = "topic string, partition int, offset bigint, batch_id bigint"
 _OWNERS = f"{_OWN}/owners-"
+
+PLACE = "topic string, partition int, offset bigint, batch_id bigint"
+"""The columns that tell where a row's record lies, and its batch."""
 
 
 class IdempotentSink(Protocol):
@@ -106,7 +108,7 @@ class DirectoryTable:
         session = rows.sparkSession
         directory, first = self._opened(session)
         directory.remove(_WRITING)
-        gone = reduce(or_, map(_within, ranges))
+        gone = reduce(or_, map(within, ranges))
         others = self._others(session, batch_id).where(gone).select(BATCH_COLUMN).distinct().collect()
         for (number,) in others:
             # Read by itself, as its own files say it is; a partition's text must not come back as a number.
@@ -126,24 +128,18 @@ class DirectoryTable:
         if self._format.lower() not in _REPLACING_FORMATS:
             why = f"{self._format} doesn't give rows back as they were written; {' and '.join(_REPLACING_FORMATS)} do"
             raise CantReplace(*where[:3], why)
-        rows = self._others(session, batch_id)
-        placed = F.col("topic").isNotNull() & F.col("partition").isNotNull() & F.col("offset").isNotNull()
-        here = _within(where._replace(start=0, end=OFFSET_MAX))
-        found = rows.agg(F.max(F.when(here, F.col("offset"))), F.min(placed)).first()
-        if found is not None and found[1] is False:
-            raise CantReplace(*where[:3], "it has rows without topic, partition and offset: keep all three")
-        return 0 if found is None or found[0] is None else int(found[0]) + 1
+        return held_until_in(self._others(session, batch_id), where)
 
     def held(self, session: SparkSession, where: LogRange, batch_id: int) -> DataFrame:
         """The column `offset` of such rows in a log range."""
-        return self._others(session, batch_id).where(_within(where)).select("offset")
+        return held_in(self._others(session, batch_id), where)
 
     def _others(self, session: SparkSession, batch_id: int) -> DataFrame:
         """Where the rows of other batches lie."""
         directory, first = self._opened(session)
         if not any(name.startswith(f"{BATCH_COLUMN}=") for name in directory.names()):
-            return session.createDataFrame([], _PLACE)
-        rows = session.read.format(self._format).schema(_PLACE).load(directory.path_of(""))
+            return session.createDataFrame([], PLACE)
+        rows = session.read.format(self._format).schema(PLACE).load(directory.path_of(""))
         return rows.where(F.col(BATCH_COLUMN) != first + batch_id)
 
     def _write_aside(self, directory: HadoopDirectory, number: int, rows: DataFrame) -> None:
@@ -221,10 +217,28 @@ class DirectoryTable:
                 directory.remove(name)
 
 
-def _within(where: LogRange) -> Column:
+def within(where: LogRange) -> Column:
+    """Whether a row's record lies in the log range."""
     offset = F.col("offset")
     here = (F.col("topic") == where.topic) & (F.col("partition").cast("int") == where.partition)
     return here & (offset >= where.start) & (offset < where.end)
+
+
+def held_until_in(rows: DataFrame, where: LogRange) -> int:
+    """The log offset behind the last of the rows in a partition; 0 without any. Raises CantReplace."""
+    if missing := [name for name in ("topic", "partition", "offset") if name not in rows.columns]:
+        raise CantReplace(*where[:3], f"it has rows without {missing[0]}: keep topic, partition and offset")
+    placed = F.col("topic").isNotNull() & F.col("partition").isNotNull() & F.col("offset").isNotNull()
+    here = within(where._replace(start=0, end=OFFSET_MAX))
+    found = rows.agg(F.max(F.when(here, F.col("offset"))), F.min(placed)).first()
+    if found is not None and found[1] is False:
+        raise CantReplace(*where[:3], "it has rows without topic, partition and offset: keep all three")
+    return 0 if found is None or found[0] is None else int(found[0]) + 1
+
+
+def held_in(rows: DataFrame, where: LogRange) -> DataFrame:
+    """Of those rows that lie in a log range, the column `offset`."""
+    return rows.where(within(where)).select("offset")
 
 
 def settle(owners: Owners, query_id: str, adopt: tuple[str, int] | None, table: str) -> Owners:

@@ -1,5 +1,6 @@
 """The bytes of a batch's marks: what is written is read, and nothing else is believed."""
 
+import dataclasses
 import struct
 import zlib
 
@@ -43,6 +44,15 @@ def test_the_released_format_stays_as_it_is():
     assert data[:12] == b"PBMK" + struct.pack(">II", 1, len(bytes.fromhex(GOLDEN)) - 12)
     assert data.hex().startswith(GOLDEN)
     assert data[-4:] == struct.pack(">I", zlib.crc32(data[:-4]))
+
+
+def test_ranges_that_were_replaced_are_told_beside_what_releases_before_read():
+    plain = BatchMarks("q", 3, (LogRange("t", 0, 5, 9, 7),))
+    told = dataclasses.replace(plain, replaced=(LogRange("t", 0, 5, 8, 7),))
+    assert BatchMarks.from_bytes(told.to_bytes()) == told
+    assert told.to_bytes()[:8] == plain.to_bytes()[:8], "the same version"
+    golden = b'{"query":"q","batch":3,"ranges":[["t",0,5,9,7]],"marks":[],"replaced":[["t",0,5,8,7]]}'
+    assert told.to_bytes()[12:-4] == golden
 
 
 def test_every_flipped_bit_and_every_cut_is_found():

@@ -1,5 +1,6 @@
 """ReplayFilteredBatches: marks by batch, re-runs, rollbacks, owners; a batch frame inside a pretended query."""
 
+import dataclasses
 import logging
 
 import pytest
@@ -8,7 +9,13 @@ from filtering import StreamMetadata
 from spark_jobs import LocalMarks, ReplayFilteredBatches, filter_frame, slice_scan
 from spark_jobs.batch_marks import BatchMarks
 from spark_jobs.filter_rule import TtlTooShort
-from spark_jobs.replay_filter import CheckpointWentBack, MarksMissing, MarksOfAnotherQuery, NotInForeachBatch
+from spark_jobs.replay_filter import (
+    CheckpointWentBack,
+    MarksMissing,
+    MarksOfAnotherQuery,
+    NotInForeachBatch,
+    RolledBackOverReplaced,
+)
 
 pytestmark = pytest.mark.spark
 
@@ -110,6 +117,23 @@ def test_a_rollback_needs_a_handler_that_can_take_back(frames, logs, store, insi
     with pytest.raises(CheckpointWentBack, match="drop_from"):
         once(frames.split(rows[:9], 1), 0)
     assert store.batches("q") == [0], "nothing was dropped"
+
+
+def test_a_rollback_over_a_batch_that_replaced_rows_is_refused(frames, logs, store, table, inside_query):
+    """What that batch wrote, and what stood there before it, would both be gone."""
+    inside_query("q")
+    rows = sorted(logs.random_topic(6), key=lambda r: (r.partition, r.offset))
+    once = ReplayFilteredBatches(table, store)
+    for n, batch in enumerate(logs.in_batches(rows, 3, seed=1)):
+        once(frames.split(batch, 1), n)
+    second = store.read("q", 2)
+    store.write(dataclasses.replace(second, replaced=second.ranges[:1]), keep=9)
+    before = table.ids
+    with pytest.raises(RolledBackOverReplaced, match=r"back to batch 1, and batch 2 behind it.*fresh checkpoint"):
+        once(frames.split(rows[-3:], 1), 1)
+    assert (table.ids, store.batches("q")) == (before, [0, 1, 2]), "nothing was dropped"
+    once(frames.split(logs.in_batches(rows, 3, seed=1)[2], 1), 2)
+    assert once.last_counts.skipped, "the same batch again is no rollback"
 
 
 def test_a_batch_without_its_predecessor_is_an_error(frames, logs, store, table, inside_query):

@@ -5,6 +5,7 @@
 
 import json
 import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from spark_jobs.spark_internals import SparkTooOld
 pytestmark = pytest.mark.spark
 
 PYTHONS = [python for python in os.environ.get("PUSHREP_SPARK_PYTHONS", "").split(":") if python]
+TABLES = Path(__file__).parents[3] / ".cache" / "spark-tables"
 FORMS = ("frames", "batches", "operator", "applied")
 SOURCE = {
     "3.5": "source pushrep needs Spark 4.0",
@@ -37,6 +39,24 @@ def test_each_form_runs_or_is_refused_by_name(python, tmp_path):
     told = json.loads(ran.stdout.splitlines()[-1])
     assert [told[form] for form in FORMS] == ["ran"] * len(FORMS)
     assert told["source"].startswith(SOURCE[told["release"]])
+
+
+@pytest.mark.skipif(not PYTHONS, reason="make spark-releases names Pythons with other releases of pyspark")
+@pytest.mark.parametrize("python", PYTHONS)
+@pytest.mark.parametrize("form", ["delta", "iceberg"])
+def test_a_table_with_transactions_is_right_after_a_startpoint_killed_around_its_commit(python, form, tmp_path):
+    asked = [python, "-c", "import pyspark; print(pyspark.__version__.rpartition('.')[0])"]
+    release = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    jars = TABLES / release
+    if not list(jars.glob("*.jar")):
+        pytest.skip(f"no jars of Delta and Iceberg for Spark {release}: make spark-releases fetches what there is")
+    program = Path(__file__).with_name("tables_program.py")
+    own = {**os.environ, "PYSPARK_PYTHON": python, "PYTHONPATH": str(program.parents[3])}
+    for die_at in ("before", "after", "-"):
+        command = [python, program, tmp_path, jars, form, die_at]
+        ran = subprocess.run(command, env=own, capture_output=True, text=True, timeout=900)
+        assert ran.returncode == (0 if die_at == "-" else -signal.SIGKILL), (die_at, ran.stderr[-4000:])
+    assert ran.stdout.splitlines()[-1] == "ran"
 
 
 def test_without_arrow_udf_to_arrow_and_inner_names_rows_are_judged_the_same(frames, logs, monkeypatch):

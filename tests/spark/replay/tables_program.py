@@ -1,0 +1,175 @@
+"""A stream that a startpoint sends back, into a Delta and an Iceberg table, killed around its commits.
+
+python tables_program.py <place> <jars> <format> <die at: before, after or ->
+
+    batch 0   log offsets  0 ..  9                     batch 2   5 .. 14 again, in a new epoch, with other values
+    batch 1               10 .. 19, five are replays   batch 3   15 .. 24, of which 15 .. 19 again
+
+`before` ends the process by SIGKILL on the way into the commit of batch 2, `after` behind it and before its marks.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+COLUMNS = (
+    "key binary, value string, topic string, partition int, offset bigint, startpoint_epoch bigint, marks_epoch bigint"
+)
+SOURCES = [*range(10), *range(5, 15), *range(15, 20)]
+"""The source offset of each log offset: from 10 to 14 stand replays of 5 to 9."""
+KEPT = [n for n in range(25) if not 10 <= n < 15]
+BATCHES = ((0, 10, 0, "old"), (10, 20, 0, "old"), (5, 15, 7, "new"), (15, 25, 7, "new"))
+EXPECTED = [(n, ("old" if n < 5 else "new") + str(n)) for n in KEPT]
+
+
+def main(place, jars, form, die_at):
+    from pyspark.sql import SparkSession
+
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        # Little data, many short plans: to compile them takes longer than to run them.
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+        "spark.sql.shuffle.partitions": "1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.python.authenticate.socketTimeout": "120s",
+        "spark.jars": ",".join(str(jar) for jar in Path(jars).glob("*.jar")),
+        "spark.sql.warehouse.dir": f"{place}/warehouse",
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "spark.databricks.delta.snapshotPartitions": "1",
+        "spark.sql.catalog.ice": "org.apache.iceberg.spark.SparkCatalog",
+        "spark.sql.catalog.ice.type": "hadoop",
+        "spark.sql.catalog.ice.warehouse": f"{place}/ice",
+    }
+    builder = SparkSession.builder.master("local[1]")
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    try:
+        print(through(spark, place, form, die_at))  # noqa: T201 - its answer
+    finally:
+        spark.stop()
+
+
+def log(spark, start, end, epoch, text):
+    from filtering import StreamMetadata
+
+    rows = [
+        (StreamMetadata(-7, 0, SOURCES[n]).pack(), f"{text}{n}", "t", 0, n, epoch, epoch) for n in range(start, end)
+    ]
+    return spark.createDataFrame(rows, COLUMNS).coalesce(1)
+
+
+def through(spark, place, form, die_at):
+    """The stream into the table, to its end or to where it dies; then what a look at the table gives."""
+    from spark_jobs import LocalMarks, ReplayFilteredBatches, idempotent_table
+    from spark_jobs.replacing import Replacing
+
+    name = f"{place}/delta-table" if form == "delta" else "ice.db.orders"
+    if not Path(place, form, "3").exists():
+        for n, batch in enumerate(BATCHES):
+            log(spark, *batch).write.mode("overwrite").parquet(f"{place}/{form}/{n}")
+
+    def records(session, where):
+        frame = session.read.parquet(*(f"{place}/{form}/{n}" for n in range(2)))
+        return frame.where(f"offset >= {where.start} and offset < {where.end}")
+
+    class Dying(LocalMarks):
+        def write(self, marks, *, keep):
+            # Before batch 2 is handled, its marks before are written: at the place where it reads again.
+            written = self.batches(marks.query_id)
+            if die_at == "after" and marks.batch_id == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            super().write(marks, keep=keep)
+            if die_at == "before" and marks.batch_id == 1 and 1 in written:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sink = idempotent_table(name, form)
+    with Dying(f"{place}/{form}-marks") as marks:
+        once = ReplayFilteredBatches(Columns(sink), marks, replacing=Replacing(sink, records))
+        events = spark.readStream.schema(COLUMNS).option("maxFilesPerTrigger", 1).parquet(f"{place}/{form}/*")
+        writer = events.writeStream.foreachBatch(once).option("checkpointLocation", f"{place}/{form}-checkpoint")
+        writer.trigger(availableNow=True).start().awaitTermination()
+        query_id = marks.owner()
+        replaced = marks.read(query_id, 2).replaced
+    assert [one[:4] for one in replaced] in ([("t", 0, 5, 15)], []), replaced
+    table = f"delta.`{name}`" if form == "delta" else name
+    assert rows_of(spark.table(table)) == EXPECTED
+    every_version(spark, form, table)
+    rolled_back(spark, sink, table, query_id)
+    return "ran"
+
+
+class Columns:
+    """The sink, with the columns that a table is to have."""
+
+    def __init__(self, sink):
+        self._sink = sink
+        self.expect, self.drop_from = sink.expect, sink.drop_from
+
+    def __call__(self, rows, batch_id):
+        self._sink(rows.select("topic", "partition", "offset", "value"), batch_id)
+
+    def replace(self, rows, batch_id, ranges):
+        self._sink.replace(rows.select("topic", "partition", "offset", "value"), batch_id, ranges)
+
+
+def rows_of(frame):
+    return sorted((row["offset"], row["value"]) for row in frame.select("offset", "value").collect())
+
+
+def versions(spark, form, table):
+    """How many, and each as a frame."""
+    if form == "delta":
+        found = [row["version"] for row in spark.sql(f"DESCRIBE HISTORY {table}").collect()]
+    else:
+        found = [row[0] for row in spark.sql(f"SELECT snapshot_id FROM {table}.snapshots").collect()]
+    return [spark.sql(f"SELECT * FROM {table} VERSION AS OF {one}") for one in sorted(found)]
+
+
+def every_version(spark, form, table):
+    """What a reader may have seen: each row once, and of what is read again all of a batch or nothing."""
+    whole = [n for n in KEPT if n < 10], [n for n in KEPT if n < 20], KEPT
+    for version in versions(spark, form, table):
+        rows = rows_of(version)
+        assert [n for n, _ in rows] in ([], *whole), rows
+        for start, end in ((5, 15), (15, 20)):
+            assert len({value[:3] for n, value in rows if start <= n < end}) <= 1, rows
+
+
+def rolled_back(spark, sink, table, query_id):
+    """Batch 3 once more: as it was; with other ranges; and a way back over batch 2."""
+    from spark_jobs.batch_marks import LogRange
+    from spark_jobs.errors import RolledBackOverReplaced
+
+    spark.sparkContext.setLocalProperty("sql.streaming.queryId", query_id)
+    form = "delta" if table.startswith("delta.") else "iceberg"
+    before = len(versions(spark, form, table))
+    batch = log(spark, 15, 25, 7, "late").select("topic", "partition", "offset", "value")
+    for number, start in ((4, 25), (4, 25)):
+        sink.expect(number, (LogRange("t", 0, start, 25, 7),))
+        sink(batch.where("offset < 0"), number)
+    after = len(versions(spark, form, table))
+    assert after - before == 1, "a batch that is in is not written again"
+    other = batch.selectExpr("topic", "partition", "offset + 10 as offset", "value")
+    sink.expect(4, (LogRange("t", 0, 25, 35, 7),))
+    sink(other, 4)
+    assert rows_of(spark.table(table))[-10:] == [(n + 10, f"late{n}") for n in range(15, 25)], "rolled back: other rows"
+    sink.expect(2, (LogRange("t", 0, 5, 12, 7),))
+    try:
+        sink(batch, 2)
+    except RolledBackOverReplaced:
+        return
+    raise AssertionError("a way back over replaced rows was taken")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
