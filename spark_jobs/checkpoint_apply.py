@@ -16,12 +16,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
+from filtering.stream_metadata import OFFSET_MAX
 from pushrep.startpoints import Reader, Resolved, Startpoint, StartpointStore, State, resolve
+from spark_jobs.batch_marks import LogRange
 from spark_jobs.checkpoint_files import QueryCheckpoint, QueryRunning, query_id_of, read_checkpoint, snapshot
 from spark_jobs.checkpoint_marks import MarksPlace, check_marks
 from spark_jobs.checkpoint_pair import BatchPair, Move, append, free_backup, is_purged, newest_pair, save_pair
 from spark_jobs.checkpoint_sources import MovableSource, SourceNotMovable, movable_source
-from spark_jobs.errors import SparkJobError
+from spark_jobs.errors import CantReplace, SparkJobError
 from spark_jobs.marks_stores import Brokers
 
 __all__ = [
@@ -34,6 +36,7 @@ __all__ = [
     "NothingPending",
     "PlanChanged",
     "Request",
+    "Sink",
     "SparkJobError",
     "apply",
     "did",
@@ -98,6 +101,32 @@ class CheckpointPlace:
 def tool() -> ModuleType:
     """This module, for the command line, which stands below it and finds it by its entry point."""
     return sys.modules[__name__]
+
+
+@dataclass(frozen=True, slots=True)
+class Sink:
+    """What an apply job fills, as its options name it."""
+
+    sink: str
+    table: str | None
+    format: str
+
+    def rows_from(self, topic: str, partition: int, offset: int) -> int:
+        """How many of its rows lie from an offset of a partition on. Starts no Spark.
+
+        Raises CantReplace where they could not be replaced, or only Spark can look; and BadSink, BadSqlTable, and the
+        database's own errors.
+        """
+        from spark_jobs.jobs.options import is_database  # noqa: PLC0415 - pyspark, for this look alone
+        from spark_jobs.sinks.table import rows_from  # noqa: PLC0415
+        from spark_jobs.sql import SqlTable  # noqa: PLC0415
+
+        where = LogRange(topic, partition, offset, OFFSET_MAX)
+        if is_database(self.sink):
+            return SqlTable(self.sink, self.table or "").rows_from(where)
+        if "/" not in self.sink:
+            raise CantReplace(topic, partition, offset, f"{self.sink} is a catalog's table: only Spark can look at it")
+        return rows_from(self.sink, self.format, where)
 
 
 def is_interrupted(place: CheckpointPlace, store: StartpointStore) -> bool:

@@ -236,6 +236,26 @@ def held_until_in(rows: DataFrame, where: LogRange) -> int:
     return 0 if found is None or found[0] is None else int(found[0]) + 1
 
 
+def rows_from(path: str, format: str, where: LogRange) -> int:  # noqa: A002 - Spark's own word
+    """How many rows of the table at a path lie in a log range, counted without Spark. Raises CantReplace, BadSink."""
+    import pyarrow.dataset as ds  # noqa: PLC0415 - a second to load, for this look alone
+
+    if format.lower() not in _REPLACING_FORMATS:
+        why = f"{format} is neither parquet nor orc; Delta and Iceberg are replaced, too, but only Spark can count them"
+        raise CantReplace(*where[:3], why)
+    try:
+        files = ds.OrcFileFormat() if format.lower() == "orc" else ds.ParquetFileFormat()
+        rows = ds.dataset(path, format=files, partitioning="hive")
+    except (OSError, ValueError) as error:
+        raise BadSink("target", path, f"can't be read: {error}") from error
+    names = ("topic", "partition", "offset")
+    if missing := [name for name in names if name not in rows.schema.names]:
+        raise CantReplace(*where[:3], f"it has rows without {missing[0]}: keep topic, partition and offset")
+    topic, partition, offset = map(ds.field, names)
+    here = (topic == where.topic) & (partition == where.partition)
+    return int(rows.count_rows(filter=here & (offset >= where.start) & (offset < where.end)))
+
+
 def held_in(rows: DataFrame, where: LogRange) -> DataFrame:
     """Of those rows that lie in a log range, the column `offset`."""
     return rows.where(within(where)).select("offset")

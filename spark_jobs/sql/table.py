@@ -105,6 +105,16 @@ class SqlTable:
         found = self._others(session, "{}", where, batch_id)
         return session.createDataFrame([(int(row[0]),) for row in found], "offset bigint")
 
+    def rows_from(self, where: LogRange) -> int:
+        """How many rows lie in a log range."""
+        select = f"SELECT count(*) FROM {self._table} WHERE {_WITHIN}"
+
+        def look(connection: Any) -> int:
+            found = self._exists(connection, self._table)
+            return int(self._execute_all(connection, select, *where[:4])[0][0]) if found else 0
+
+        return self._transaction(look)
+
     def check_columns(self, columns: StructType) -> None:
         """Raise BadSqlTable if rows of these columns can't be kept."""
         for name in _KEY:

@@ -4,20 +4,18 @@ The work is done by spark_jobs.checkpoint_apply, which stands above this package
 """
 
 from collections.abc import Sequence
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import click
 
-from pushrep.cli.common import count, show_json, show_table, why_missing
-from pushrep.cli.startpoint.options import brokers, store_or, with_author, with_json, with_place
+from pushrep.cli.common import count, show_json, show_table
+from pushrep.cli.startpoint.options import brokers, checkpoint_tool, store_or, with_author, with_json, with_place
 from pushrep.cli.startpoint.words import parse_place, say_place
 from pushrep.env import SYSTEM_CLOCK
 from pushrep.startpoints import Startpoint
 from pushrep.startpoints.places import KAFKA, kind_of
 
-GROUP = "pushrep.checkpoints"
 STORE_SUFFIX, MARKS_SUFFIX = "-startpoints", "-marks"
 
 
@@ -81,7 +79,7 @@ def apply_checkpoint(  # noqa: PLR0913, PLR0917 - one parameter an option
     if not stopped and not dry_run:
         raise click.UsageError("stop the query, then say --stopped; --dry-run shows what would be done")
     wish = _wish(words, out_of_range, reset_marks=reset_marks)
-    tool = _tool()
+    tool = checkpoint_tool("apply-checkpoint")
     try:
         place = _place(tool, checkpoint, consumer, marks, table, source=source, topic=topic, logs=logs)
         opened = store_or(store, checkpoint.with_name(checkpoint.name + STORE_SUFFIX), marks)
@@ -124,15 +122,6 @@ def _show_pair(pair: Any, checkpoint: Path, *, as_json: bool) -> None:
         return
     click.echo(f"batch {pair.first + pair.count - 1} is appended; the query goes on behind it at its next start")
     click.echo(f"as it was before: {backup}")
-
-
-def _tool() -> Any:
-    for entry in entry_points(group=GROUP):
-        try:
-            return entry.load()()
-        except ModuleNotFoundError as error:
-            raise click.ClickException(why_missing("apply-checkpoint", error) or str(error)) from error
-    raise click.ClickException("apply-checkpoint needs the package spark_jobs, which this installation lacks")
 
 
 def _place(

@@ -2,11 +2,13 @@
 
 import sys
 from collections.abc import Callable
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from pushrep.cli.common import why_missing
 from pushrep.cli.startpoint.preview import partitions_of
 from pushrep.kafka.destination import read_properties
 from pushrep.log.errors import InvalidLogName
@@ -14,6 +16,7 @@ from pushrep.log.slots import parse_shown_name
 from pushrep.startpoints import STORE_NAME, StartpointStore, places, store_at
 from pushrep.startpoints.places import KAFKA, kind_of
 
+GROUP = "pushrep.checkpoints"
 BOOTSTRAP_SERVERS, KAFKA_CONFIG = "--bootstrap-servers", "--kafka-config"
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -96,6 +99,16 @@ def brokers() -> tuple[str | None, Path | None]:
     """What the options say of brokers: their addresses, and a file of the client's properties."""
     context = click.get_current_context()
     return context.meta.get(BOOTSTRAP_SERVERS), context.meta.get(KAFKA_CONFIG)
+
+
+def checkpoint_tool(what: str) -> Any:
+    """The module of spark_jobs that stands above this package and does `what`: it is found by its entry point."""
+    for entry in entry_points(group=GROUP):
+        try:
+            return entry.load()()
+        except ModuleNotFoundError as error:
+            raise click.ClickException(why_missing(what, error) or str(error)) from error
+    raise click.ClickException(f"{what} needs the package spark_jobs, which this installation lacks")
 
 
 def _noted(context: click.Context, parameter: click.Parameter, value: Any) -> None:
