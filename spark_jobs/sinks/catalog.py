@@ -302,7 +302,7 @@ class CatalogTable:
         if not self._exists(session):
             if rows is None:
                 raise BadSink("target", self._name, "there is no such table to take batches back from")
-            self._create(rows)
+            self._create(rows, query_id)
         if BATCH_COLUMN not in session.table(self._name).columns:
             raise TableNotOurs(self._name, f"has no column {BATCH_COLUMN}")
         owners = self._owners(session)
@@ -314,12 +314,13 @@ class CatalogTable:
         self._place = query_id, settled.first_batch_id(query_id)
         return self._place[1]
 
-    def _create(self, rows: DataFrame) -> None:
+    def _create(self, rows: DataFrame, query_id: str) -> None:
         empty = with_batch_id(rows.sparkSession.createDataFrame([], rows.schema), 0)
         partitions = (BATCH_COLUMN, *self._partition_by)
         if self._committing() is not None:
             first, *more = map(F.col, partitions)
-            empty.writeTo(self._name).using(self._format).partitionedBy(first, *more).create()
+            table = empty.writeTo(self._name).using(self._format).partitionedBy(first, *more)
+            table.tableProperty(_PROPERTY, Owners().with_first(query_id).to_text()).create()
             return
         empty.write.format(self._format).options(**self._options).partitionBy(*partitions).saveAsTable(self._name)
 

@@ -150,7 +150,7 @@ def source(spark, place):
     return "ran"
 
 
-def applied(spark, place):
+def applied(spark, place, sink=None, sink_format="parquet"):
     """The apply job's own steps, over files in place of a topic."""
     from spark_jobs.jobs.options import ApplyOptions
     from spark_jobs.jobs.pipeline import apply_in
@@ -166,12 +166,15 @@ def applied(spark, place):
         source_options={"path": f"{place}/applied/0"},
         checkpoint=f"{place}/applied-checkpoint",
         marks=f"{place}/applied-marks",
-        sink=f"{place}/applied-table",
+        sink=sink or f"{place}/applied-table",
+        sink_format=sink_format,
         value_format="string",
         keep=("topic", "partition", "offset"),
     )
     apply_in(spark, options, Reporter.open(None))
-    assert values(spark.read.parquet(f"{place}/applied-table")) == ["u0", "v0", "v1"]
+    name = f"delta.`{sink}`" if sink_format == "delta" else sink
+    found = spark.read.parquet(options.sink) if sink is None else spark.table(name)
+    assert values(found) == ["u0", "v0", "v1"]
     return "ran"
 
 
