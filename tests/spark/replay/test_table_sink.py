@@ -195,7 +195,7 @@ def test_data_of_others_is_left_alone(spark, tmp_path, inside_query):
         idempotent_table("theirs")(spark.range(1), 0)
     spark.sql("drop table theirs")
     with pytest.raises(BadSink, match="name a catalog table"):
-        idempotent_table(str(path), "delta")
+        idempotent_table(str(path), "hudi")
 
 
 def test_the_record_of_queries_is_checked():
