@@ -19,7 +19,7 @@ from pushrep.wire.push_messages import (
     AppendRecordsPartition,
     AppendRecordsRequest,
     AppendRecordsResponse,
-    WireAppendRecordsResult,
+    AppendRecordsResult,
 )
 from pushrep.wire.schema_files import read_schemas, released_schemas
 from pushrep.wire.values import Struct
@@ -52,7 +52,7 @@ def request(partitions: int) -> AppendRecordsRequest:
 
 def response(partitions: int) -> AppendRecordsResponse:
     result = {"log_end_offset": 1_000_000_700, "flushed_offset": 1_000_000_700, "grant_epoch": 256, "grant_leader": 0}
-    return AppendRecordsResponse(results=tuple(WireAppendRecordsResult(**result) for _ in range(partitions)))
+    return AppendRecordsResponse(results=tuple(AppendRecordsResult(**result) for _ in range(partitions)))
 
 
 TP = [TopicIdPartition(UUID(int=1 << 64), "orders", number) for number in range(100)]

@@ -3,7 +3,7 @@
 follow(state, request, batch_at) -> effects     what a replica does with an AppendRecords: a table
 PartitionLeader                                 in-sync set, high watermark, sessions, progress of each replica
 Candidate                                       grants and ballots: an opening, a promotion
-judge_grant(OfferedGrant) -> Outcome            whether a member stores a grant
+judge_grant(OfferedGrant) -> ErrorCode          whether a member stores a grant
 
 docs/replication.md draws the tables.
 """

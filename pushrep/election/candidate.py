@@ -28,7 +28,6 @@ from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
-from pushrep.election.effects import SetAside, StoreGrant, TakeEpoch
 from pushrep.election.epochs import (
     EpochEnd,
     LogEnds,
@@ -51,6 +50,7 @@ from pushrep.election.errors import (
     TakeoverHeld,
     TooFewMembers,
 )
+from pushrep.election.follower import SetAside, StoreGrant, TakeEpoch
 from pushrep.election.grants import Grant, Quorum, Takeover, are_rivals, newest_list_of, newest_of, next_ballot
 
 LEADER_ALIVE_MS = 3_000

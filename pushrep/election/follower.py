@@ -13,36 +13,286 @@
 Above what is verified the log may hold anything that an older leader left, so the high watermark never goes there, and
 neither does what the leader counts. Once an epoch's start is verified, the epoch is in the log (BeginEpoch) even if no
 record of it is: else a candidate with an older, longer log would pass for the one ahead (Raft's figure 8).
+
+Where a request's records lie against a replica's log (`find`):
+
+                                          own log      [log start ............ LEO)
+append offset > LEO                       a gap        |                          |      ^
+epoch before it is another                diverged     |          x ^             |
+the same before, from there on equal      (resend)     |            ^ = = = = = = |+ + + +
+the same before, another batch there      differs      |            ^ = = ≠       |
+
+An effect is over before the next one begins; "durably" means on disk by then, whatever the durability of records is.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from enum import Enum, auto
+from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
-from pushrep.election.effects import (
-    NO_SESSION,
-    Answer,
-    Append,
-    BeginEpoch,
-    CloseSession,
-    Flush,
-    FollowerEffect,
-    GoOffline,
-    OpenSession,
-    ReplicaSession,
-    SetAside,
-    SetHighWatermark,
-    SetLogStart,
-    SetUngrantedAside,
-    TakeEpoch,
-    Truncate,
-)
-from pushrep.election.epochs import LogEnds, Unfenced, without_unfenced
-from pushrep.election.findings import FOLLOWER_RULES, CutAt, Found, RequestFinding, find
+from pushrep.election.epochs import NO_EPOCH, LogEnds, Unfenced, without_unfenced
 from pushrep.election.grants import EPOCH_JUMP_MAX, Grant, are_rivals, owner_of
-from pushrep.election.messages import AppendRecords, AppendRecordsResult
-from pushrep.election.outcome import Outcome
+from pushrep.election.messages import AppendRecords, Batch
 from pushrep.push_session_end_reason import NOT_ENDED, PushSessionEndReason
 from pushrep.records.leader_epochs import LeaderEpochs
+from pushrep.wire.error_codes import ErrorCode
+from pushrep.wire.push_messages import AppendRecordsResult
+
+
+class RequestFinding(Enum):
+    """Exactly one of these holds for every request that passed the checks."""
+
+    __hash__ = object.__hash__  # Enum's own is Python: it hashes the name, for every look into a table
+
+    FITS = auto()
+    """At or below LEO, the same before it, and all that the log has there is the same."""
+    DIVERGED_BEFORE = auto()
+    """Another epoch before the append offset."""
+    OTHER_EPOCH = auto()
+    """A batch of another epoch at or behind the append offset, not below the high watermark."""
+    OTHER_EPOCH_BELOW_WATERMARK = auto()
+    OTHER_BYTES = auto()
+    """The same epoch, another batch: one epoch had two leaders, or a disk lied. It must not happen."""
+    GAP = auto()
+    """Above LEO."""
+    BELOW_START = auto()
+    """Below the log's own start, where nothing can be compared."""
+    RESTART = auto()
+    """Nothing to go on from, and the leader's log begins at the append offset."""
+    RESTART_BELOW_WATERMARK = auto()
+
+
+class CutAt(Enum):
+    """What of the log goes before anything is appended."""
+
+    NOTHING = auto()
+    AT_DIFFERENCE = auto()
+    """From the first batch that differs on; checkpoints first, then the log, then fsync."""
+    ALL = auto()
+    """The log is set aside as `.stale` and begins anew at the append offset."""
+
+
+class FindingRule(NamedTuple):
+    """A row. `accepts`: records and watermarks are taken. `is_offline`: from now on the log waits for an operator."""
+
+    error: ErrorCode
+    accepts: bool = False
+    cut: CutAt = CutAt.NOTHING
+    is_offline: bool = False
+
+
+FOLLOWER_RULES: Mapping[RequestFinding, FindingRule] = MappingProxyType(
+    {
+        RequestFinding.FITS: FindingRule(ErrorCode.NONE, accepts=True),
+        RequestFinding.DIVERGED_BEFORE: FindingRule(ErrorCode.LOG_DIVERGED),
+        RequestFinding.OTHER_EPOCH: FindingRule(ErrorCode.NONE, accepts=True, cut=CutAt.AT_DIFFERENCE),
+        RequestFinding.OTHER_EPOCH_BELOW_WATERMARK: FindingRule(ErrorCode.LOG_DIVERGED, is_offline=True),
+        RequestFinding.OTHER_BYTES: FindingRule(ErrorCode.LOG_DIVERGED, is_offline=True),
+        RequestFinding.GAP: FindingRule(ErrorCode.OFFSET_OUT_OF_RANGE),
+        RequestFinding.BELOW_START: FindingRule(ErrorCode.OFFSET_OUT_OF_RANGE),
+        RequestFinding.RESTART: FindingRule(ErrorCode.NONE, accepts=True, cut=CutAt.ALL),
+        RequestFinding.RESTART_BELOW_WATERMARK: FindingRule(ErrorCode.LOG_DIVERGED, is_offline=True),
+    }
+)
+assert FOLLOWER_RULES.keys() == set(RequestFinding), "every finding has a row"
+
+
+class Found(NamedTuple):
+    """`at`: the first offset that differs, where the finding says that one does."""
+
+    finding: RequestFinding
+    at: int = -1
+
+
+def find(
+    log: LogEnds,
+    high_watermark: int,
+    request: AppendRecords,
+    batch_at: Callable[[int], bytes | memoryview | None],
+) -> Found:
+    """The one finding that holds. `batch_at` is asked only for batches that the request overlaps."""
+    place = _before(log, request)
+    if place is None:
+        return _from_there_on(log, high_watermark, request, batch_at)
+    if (
+        request.restart and place is not RequestFinding.BELOW_START
+    ):  # its log starts higher: it moved on since it was asked
+        # The leader's log has nothing before the append offset to compare. The batch there will do: an epoch has one
+        # history. To set a log aside that goes on like the leader's would take back what it acknowledged.
+        at = request.append_offset
+        if at < log.log_end_offset and log.leader_epochs.epoch_of(at) == request.epoch_at_append_offset:
+            return _from_there_on(log, high_watermark, request, batch_at)
+        is_above = request.append_offset >= high_watermark
+        return Found(RequestFinding.RESTART if is_above else RequestFinding.RESTART_BELOW_WATERMARK)
+    return Found(place)
+
+
+def _before(log: LogEnds, request: AppendRecords) -> RequestFinding | None:
+    """What is wrong with the place itself; None if the logs are the same before it."""
+    offset = request.append_offset
+    if offset > log.log_end_offset:
+        return RequestFinding.GAP
+    if offset < log.log_start_offset:
+        return RequestFinding.BELOW_START
+    # At its own start a log holds nothing to compare. What was before it lay below a high watermark, which every later
+    # leader holds: nothing can differ there.
+    if offset > log.log_start_offset and log.epoch_before(offset) != request.previous_epoch:
+        return RequestFinding.DIVERGED_BEFORE
+    return None
+
+
+def _from_there_on(
+    log: LogEnds,
+    high_watermark: int,
+    request: AppendRecords,
+    batch_at: Callable[[int], bytes | memoryview | None],
+) -> Found:
+    """The first difference between the request's batches and the log, and between the log's rest and the epoch."""
+    for batch in request.batches:
+        if batch.base_offset >= log.log_end_offset:
+            return Found(RequestFinding.FITS)
+        if log.leader_epochs.epoch_of(batch.base_offset) not in {batch.leader_epoch, NO_EPOCH}:
+            return _other_epoch(batch.base_offset, high_watermark)
+        if batch_at(batch.base_offset) != batch.data:
+            return Found(RequestFinding.OTHER_BYTES, batch.base_offset)
+    end = request.end_offset
+    # At and above its start the epoch's leader wrote everything: a rest of another epoch can't be part of its log.
+    is_rest_foreign = end < log.log_end_offset and log.leader_epochs.epoch_of(end) != request.leader_epoch
+    if end >= request.epoch_start_offset and is_rest_foreign:
+        return _other_epoch(end, high_watermark)
+    return Found(RequestFinding.FITS)
+
+
+def _other_epoch(offset: int, high_watermark: int) -> Found:
+    if offset >= high_watermark:
+        return Found(RequestFinding.OTHER_EPOCH, offset)
+    return Found(RequestFinding.OTHER_EPOCH_BELOW_WATERMARK, offset)
+
+
+class ReplicaSession(NamedTuple):
+    """The newest push session a replica has seen. `is_over`: its leader ended it."""
+
+    leader_epoch: int
+    session_id: int
+    is_over: bool = False
+
+
+NO_SESSION = ReplicaSession(-1, -1)
+
+
+class TakeEpoch(NamedTuple):
+    """Durably: from now on everything of an older leader is refused. A candidate's own number, too."""
+
+    leader_epoch: int
+
+
+class StoreGrant(NamedTuple):
+    """Durably: the newest grant is this one."""
+
+    grant: Grant
+
+
+class OpenSession(NamedTuple):
+    """The newest push session is this one."""
+
+    session: ReplicaSession
+
+
+class SetUngrantedAside(NamedTuple):
+    """Durably: cut what was appended without a grant, kept as `.cut`, counted, reported; the log is `log` then."""
+
+    log: LogEnds
+
+
+class Truncate(NamedTuple):
+    """Durably: checkpoints are lowered, then the log is cut, which ends at `offset` afterwards.
+
+    An epoch that starts at `offset` stays in the list of epochs.
+    """
+
+    offset: int
+
+
+class SetAside(NamedTuple):
+    """Durably: the log goes aside as `.stale`; an empty one begins at `offset`, its start and its watermark there.
+
+    leader_epoch: stands in its list of epochs from the beginning, starting at `offset`: everything below was there when
+    this epoch wrote. Without it a crash now would leave a log that seems to be behind every other.
+    """
+
+    offset: int
+    leader_epoch: int
+
+
+class Append(NamedTuple):
+    """Write these batches behind the log's end, as they are.
+
+    cleaned_offset: where offsets are missing below it, the log's own cleaner's offset is raised over the hole first,
+    durably, and what follows the hole goes into a segment of its own.
+    """
+
+    batches: tuple[Batch, ...]
+    cleaned_offset: int = 0
+
+
+class BeginEpoch(NamedTuple):
+    """Durably: the epoch stands in the log's list of epochs, whether or not it has a record yet."""
+
+    leader_epoch: int
+    start_offset: int
+
+
+class Flush(NamedTuple):
+    """Everything that was appended is on disk."""
+
+
+class SetHighWatermark(NamedTuple):
+    """Checkpointed when it suits; it only rises, but for a cut or a log set aside."""
+
+    high_watermark: int
+
+
+class SetLogStart(NamedTuple):
+    """Records below may be removed."""
+
+    log_start_offset: int
+
+
+class CloseSession(NamedTuple):
+    """The leader said that its session is over: nothing more of it is accepted."""
+
+    reason: PushSessionEndReason
+
+
+class GoOffline(NamedTuple):
+    """The log waits for an operator; the others of the node go on."""
+
+    finding: RequestFinding
+
+
+class Answer(NamedTuple):
+    """The last effect: all before it are done."""
+
+    result: AppendRecordsResult
+
+
+FollowerEffect: TypeAlias = (
+    TakeEpoch
+    | OpenSession
+    | SetUngrantedAside
+    | SetAside
+    | Truncate
+    | Append
+    | BeginEpoch
+    | Flush
+    | SetHighWatermark
+    | SetLogStart
+    | CloseSession
+    | GoOffline
+    | Answer
+)
+
 
 BatchAt: TypeAlias = Callable[[int], bytes | memoryview | None]
 """The bytes of the batch that begins at an offset of the log; None where no batch begins."""
@@ -80,35 +330,35 @@ class ReplicaState(NamedTuple):
 class RequestCheck(NamedTuple):
     """One reason to refuse a request before its records are looked at."""
 
-    error: Outcome
+    error: ErrorCode
     refuses: Callable[[ReplicaState, AppendRecords], bool]
 
 
 LEADER_CHECKS: tuple[RequestCheck, ...] = (
     RequestCheck(
-        Outcome.NOT_A_MEMBER,
+        ErrorCode.NOT_A_MEMBER,
         lambda state, request: state.grant is not None and owner_of(request.leader_epoch) not in state.grant.indexes,
     ),
-    RequestCheck(Outcome.FENCED_LEADER_EPOCH, lambda state, request: request.leader_epoch < state.newest_epoch),
+    RequestCheck(ErrorCode.FENCED_LEADER_EPOCH, lambda state, request: request.leader_epoch < state.newest_epoch),
     RequestCheck(
-        Outcome.IMPOSSIBLE_EPOCH,  # a log without a grant has nothing to measure a jump by
+        ErrorCode.IMPOSSIBLE_EPOCH,  # a log without a grant has nothing to measure a jump by
         lambda state, request: state.grant is not None and request.leader_epoch - state.newest_epoch > EPOCH_JUMP_MAX,
     ),
-    RequestCheck(Outcome.LOG_OFFLINE, lambda state, _: state.is_offline),
+    RequestCheck(ErrorCode.LOG_OFFLINE, lambda state, _: state.is_offline),
 )
 """Who speaks. After these a newer leader epoch is taken, durably, whatever the rest of the request is."""
 
 SESSION_CHECKS: tuple[RequestCheck, ...] = (
-    RequestCheck(Outcome.STALE_SESSION, lambda state, request: request.replica_epoch != state.replica_epoch),
-    RequestCheck(Outcome.STALE_SESSION, lambda state, request: _is_stale(state.session, request)),
-    RequestCheck(Outcome.CORRUPT_MESSAGE, lambda _, request: not request.is_whole),
+    RequestCheck(ErrorCode.STALE_SESSION, lambda state, request: request.replica_epoch != state.replica_epoch),
+    RequestCheck(ErrorCode.STALE_SESSION, lambda state, request: _is_stale(state.session, request)),
+    RequestCheck(ErrorCode.CORRUPT_MESSAGE, lambda _, request: not request.is_whole),
     RequestCheck(
-        Outcome.CORRUPT_MESSAGE,
+        ErrorCode.CORRUPT_MESSAGE,
         lambda _, request: any(batch.leader_epoch > request.leader_epoch for batch in request.batches),
     ),
     # No CRC covers a base offset or an epoch: another one than must follow is a damaged header.
-    RequestCheck(Outcome.CORRUPT_MESSAGE, lambda _, request: not request.joins),
-    RequestCheck(Outcome.INVALID_REQUEST, lambda _, request: _begins_without_its_epoch(request)),
+    RequestCheck(ErrorCode.CORRUPT_MESSAGE, lambda _, request: not request.joins),
+    RequestCheck(ErrorCode.INVALID_REQUEST, lambda _, request: _begins_without_its_epoch(request)),
 )
 """What it says. After these the records' place in the log decides."""
 
@@ -130,7 +380,7 @@ def follow(state: ReplicaState | None, request: AppendRecords, batch_at: BatchAt
     answers `storage_error`. Nothing of `request` may be judged before the effects of the one before are carried out.
     """
     if state is None:
-        return (Answer(AppendRecordsResult(Outcome.UNKNOWN_TOPIC_ID)),)
+        return (Answer(AppendRecordsResult(error_code=ErrorCode.UNKNOWN_TOPIC_ID)),)
     if request.generation != state.generation:
         return (Answer(_result(state, _of_another_generation(state.generation, request.generation))),)
     error = _first_refusal(LEADER_CHECKS, state, request)
@@ -153,21 +403,21 @@ def follow(state: ReplicaState | None, request: AppendRecords, batch_at: BatchAt
 
 def storage_error(state: ReplicaState) -> AppendRecordsResult:
     """The answer of a replica whose disk failed in the middle of its effects: it holds what `state` says now."""
-    return _result(state, Outcome.KAFKA_STORAGE_ERROR)
+    return _result(state, ErrorCode.KAFKA_STORAGE_ERROR)
 
 
-def _first_refusal(checks: tuple[RequestCheck, ...], state: ReplicaState, request: AppendRecords) -> Outcome | None:
+def _first_refusal(checks: tuple[RequestCheck, ...], state: ReplicaState, request: AppendRecords) -> ErrorCode | None:
     for check in checks:  # seven for every request: a generator would take as long as they do
         if check.refuses(state, request):
             return check.error
     return None
 
 
-def _of_another_generation(kept: int, asked: int) -> Outcome:
+def _of_another_generation(kept: int, asked: int) -> ErrorCode:
     if are_rivals(kept, asked):
-        return Outcome.INCONSISTENT_OUTBOX
+        return ErrorCode.INCONSISTENT_OUTBOX
     # Who leads by a higher one has to show its grant first: only with that the log is set aside.
-    return Outcome.FENCED_LEADER_EPOCH if asked < kept else Outcome.STALE_SESSION
+    return ErrorCode.FENCED_LEADER_EPOCH if asked < kept else ErrorCode.STALE_SESSION
 
 
 def _by_the_table(state: ReplicaState, log: LogEnds, request: AppendRecords, found: Found) -> list[FollowerEffect]:
@@ -178,7 +428,7 @@ def _by_the_table(state: ReplicaState, log: LogEnds, request: AppendRecords, fou
         answer = _result(state, rule.error, log=log)
         if found.finding is RequestFinding.DIVERGED_BEFORE:
             epoch, end_offset = log.end_at_or_below(request.previous_epoch)
-            answer = answer._replace(epoch=epoch, epoch_end_offset=end_offset)
+            answer = replace(answer, epoch=epoch, epoch_end_offset=end_offset)
         return [Answer(answer)]
     return _accept(state, log, request, found, rule.cut)
 
@@ -220,16 +470,16 @@ def _accept(
         log = log._replace(log_start_offset=start)
     if request.end_session_reason != NOT_ENDED:
         effects.append(CloseSession(PushSessionEndReason(request.end_session_reason)))
-    effects.append(Answer(_result(state, Outcome.NONE, log=log, flushed=flushed)))
+    effects.append(Answer(_result(state, ErrorCode.NONE, log=log, flushed=flushed)))
     return effects
 
 
 def _result(
-    state: ReplicaState, error: Outcome, *, log: LogEnds | None = None, flushed: int | None = None
+    state: ReplicaState, error: ErrorCode, *, log: LogEnds | None = None, flushed: int | None = None
 ) -> AppendRecordsResult:
     log = log or state.log
     return AppendRecordsResult(
-        error=error,
+        error_code=error,
         log_end_offset=log.log_end_offset,
         log_start_offset=log.log_start_offset,
         flushed_offset=min(log.log_end_offset, state.flushed_offset if flushed is None else flushed),

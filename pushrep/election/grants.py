@@ -32,8 +32,8 @@ from uuid import UUID
 
 from pushrep.election.epochs import NO_EPOCH
 from pushrep.election.errors import BadGrant
-from pushrep.election.outcome import Outcome
 from pushrep.records.leader_epochs import EPOCH_MAX
+from pushrep.wire.error_codes import ErrorCode
 
 BALLOT_STRIDE = 256
 """Member i takes only numbers that are i modulo this: no two members ever take the same."""
@@ -415,7 +415,7 @@ class OfferedGrant(NamedTuple):
 class GrantCheck(NamedTuple):
     """One reason to refuse a grant."""
 
-    error: Outcome
+    error: ErrorCode
     refuses: Callable[[OfferedGrant], bool]
 
 
@@ -435,40 +435,40 @@ def _is_of_older_generation(case: OfferedGrant) -> bool:
 
 _FIXED_AT_CREATION = ("outbox_id", "topic_id", "topic", "partitions", "carrier")
 GENERATION_CHECKS: tuple[GrantCheck, ...] = (
-    GrantCheck(Outcome.INCONSISTENT_OUTBOX, _is_another_outbox),
-    GrantCheck(Outcome.INCONSISTENT_OUTBOX, _are_rivals),
-    GrantCheck(Outcome.FENCED_LEADER_EPOCH, _is_of_older_generation),
+    GrantCheck(ErrorCode.INCONSISTENT_OUTBOX, _is_another_outbox),
+    GrantCheck(ErrorCode.INCONSISTENT_OUTBOX, _are_rivals),
+    GrantCheck(ErrorCode.FENCED_LEADER_EPOCH, _is_of_older_generation),
 )
 """Before everything else; behind them a grant that begins a generation is judged as if nothing was kept."""
 GRANT_CHECKS: tuple[GrantCheck, ...] = (
-    GrantCheck(Outcome.NOT_A_MEMBER, lambda case: case.kept is not None and case.sender not in case.kept.indexes),
-    GrantCheck(Outcome.FENCED_LEADER_EPOCH, lambda case: case.offered.epoch < case.newest_epoch),
+    GrantCheck(ErrorCode.NOT_A_MEMBER, lambda case: case.kept is not None and case.sender not in case.kept.indexes),
+    GrantCheck(ErrorCode.FENCED_LEADER_EPOCH, lambda case: case.offered.epoch < case.newest_epoch),
     GrantCheck(
-        Outcome.FENCED_LEADER_EPOCH,  # a candidate that looked before the list changed would count by the old one
+        ErrorCode.FENCED_LEADER_EPOCH,  # a candidate that looked before the list changed would count by the old one
         lambda case: case.kept is not None and case.offered.members_epoch < case.kept.members_epoch,
     ),
-    GrantCheck(Outcome.IMPOSSIBLE_EPOCH, lambda case: case.offered.leader != case.sender),
+    GrantCheck(ErrorCode.IMPOSSIBLE_EPOCH, lambda case: case.offered.leader != case.sender),
     GrantCheck(
-        Outcome.IMPOSSIBLE_EPOCH,  # one number, one grant
+        ErrorCode.IMPOSSIBLE_EPOCH,  # one number, one grant
         lambda case: case.kept is not None and case.offered.epoch == case.kept.epoch and case.offered != case.kept,
     ),
     GrantCheck(
-        Outcome.IMPOSSIBLE_EPOCH,  # a member without a grant has nothing to measure a jump by
+        ErrorCode.IMPOSSIBLE_EPOCH,  # a member without a grant has nothing to measure a jump by
         lambda case: case.kept is not None and case.offered.epoch - case.newest_epoch > EPOCH_JUMP_MAX,
     ),
 )
 """In this order; a grant that passes all is stored, on disk before the answer."""
 
 
-def judge_grant(case: OfferedGrant) -> Outcome:
+def judge_grant(case: OfferedGrant) -> ErrorCode:
     """NONE: store it (if it is not the kept one already), then answer. Else answer so, with the grant that is kept."""
-    if (refused := _first_refusal(GENERATION_CHECKS, case)) is not Outcome.NONE:
+    if (refused := _first_refusal(GENERATION_CHECKS, case)) is not ErrorCode.NONE:
         return refused
     return _first_refusal(GRANT_CHECKS, case._replace(kept=None, leader_epoch=-1) if case.begins_generation else case)
 
 
-def _first_refusal(checks: tuple[GrantCheck, ...], case: OfferedGrant) -> Outcome:
-    return next((check.error for check in checks if check.refuses(case)), Outcome.NONE)
+def _first_refusal(checks: tuple[GrantCheck, ...], case: OfferedGrant) -> ErrorCode:
+    return next((check.error for check in checks if check.refuses(case)), ErrorCode.NONE)
 
 
 def _contradiction(grant: Grant) -> str | None:

@@ -9,19 +9,64 @@ on_tick ─────────────┘                        └─
 HWM = min LEO over the in-sync set, the leader in it (flushed offsets where records must be on disk first). It moves
 only while the set has m members. A replica joins when its present session has shown LEO >= HWM and >= the start of
 the current epoch: an older epoch's record that m members hold is safe only once they have begun this epoch, too.
+
+`AppendTimes` tells when the records that a replica has not acknowledged were appended: how old its lag is. A mark (base
+offset, time) per append, thinned to one in MARK_EVERY_MS, so that a log of a million appends a second keeps 600 for
+half a minute; an age is too high by at most that. Ages that are too old to tell members apart are for people: they are
+too high by at most an eighth, which 100 marks hold for weeks.
 """
 
+from bisect import bisect_right
+from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
-from pushrep.election.appended import AppendTimes
 from pushrep.election.epochs import NO_EPOCH, LogEnds
 from pushrep.election.grants import Grant, are_rivals
-from pushrep.election.messages import AppendRecords, AppendRecordsResult
-from pushrep.election.outcome import Outcome
-from pushrep.election.progress import InFlight, ReplicaProgress, SessionId
-from pushrep.election.sessions import REACTIONS, Step
+from pushrep.election.messages import AppendRecords
+from pushrep.election.progress import REACTIONS, InFlight, ReplicaProgress, SessionId, Step
 from pushrep.push_session_end_reason import NOT_ENDED, PushSessionEndReason
+from pushrep.wire.error_codes import ErrorCode
+from pushrep.wire.push_messages import AppendRecordsResult
+
+MARK_EVERY_MS = 50
+_COARSE_PER_AGE = 8
+
+
+class AppendTimes:
+    """Offsets and times ascend. Not thread-safe."""
+
+    __slots__ = ("_marks",)
+
+    def __init__(self, log_end_offset: int, now_ms: int) -> None:
+        # What an older leader left counts as appended now: how long it waited before is nobody's fault here.
+        self._marks: deque[tuple[int, int]] = deque([(0, now_ms)] if log_end_offset else [])
+
+    def on_append(self, base_offset: int, now_ms: int) -> None:
+        """A record at `base_offset` was appended."""
+        if not self._marks or now_ms - self._marks[-1][1] >= MARK_EVERY_MS:
+            self._marks.append((base_offset, now_ms))
+
+    def time_of(self, offset: int) -> int | None:
+        """When the record at `offset` was appended, at most MARK_EVERY_MS early; None if nothing was."""
+        at = bisect_right(self._marks, offset, key=lambda mark: mark[0])
+        return self._marks[max(0, at - 1)][1] if self._marks else None
+
+    def forget(self, offset: int, before_ms: int) -> None:
+        """Nobody lacks records below `offset`; what is older than `before_ms` need not be told exactly any more."""
+        marks = self._marks
+        while len(marks) > 1 and marks[1][0] <= offset:
+            marks.popleft()
+        old = bisect_right(marks, before_ms, key=lambda mark: mark[1])
+        if old <= _COARSE_PER_AGE:
+            return
+        kept = [marks[0]]
+        for at in range(1, old - 1):
+            if (marks[at + 1][1] - kept[-1][1]) * _COARSE_PER_AGE > before_ms - marks[at + 1][1]:
+                kept.append(marks[at])
+        self._marks = deque([*kept, *list(marks)[old - 1 :]])
+
 
 REPLICA_LAG_MAX_MS = 30_000
 
@@ -223,7 +268,7 @@ class PartitionLeader:
         is_ours = result.grant_epoch <= self.grant.epoch and result.generation == self.grant.generation
         if not is_ours and (effects := self._on_another_grant(replica, result)):
             return effects
-        if REACTIONS[progress.state, result.error].step is Step.RESIGN:
+        if REACTIONS[progress.state, result.error_code].step is Step.RESIGN:
             return self.resign(result.grant_epoch, result.grant_leader)
         if result.grant_epoch == self.grant.epoch:
             self.stored.add(replica)
@@ -300,7 +345,7 @@ class PartitionLeader:
         """
         if resigned := self.on_grant_shown(result.generation, result.grant_epoch, result.grant_leader):
             return resigned
-        is_told = result.grant_epoch != NO_EPOCH or result.error is Outcome.FENCED_LEADER_EPOCH
+        is_told = result.grant_epoch != NO_EPOCH or result.error_code is ErrorCode.FENCED_LEADER_EPOCH
         if is_told and result.generation < self.grant.generation:
             return self.end_session(replica, PushSessionEndReason.STALE_REPLICA_EPOCH)
         return []
@@ -318,10 +363,10 @@ class PartitionLeader:
     def _without_hole(self, result: AppendRecordsResult) -> AppendRecordsResult:
         """A replica's answer, as if it had been given the end of a hole with which this log ended."""
         start, end = self.empty_from, self.epoch_start_offset
-        if result.error is not Outcome.NONE or not start <= result.log_end_offset < end:
+        if result.error_code is not ErrorCode.NONE or not start <= result.log_end_offset < end:
             return result
         is_flushed = result.flushed_offset >= start
-        return result._replace(log_end_offset=end, flushed_offset=end if is_flushed else result.flushed_offset)
+        return replace(result, log_end_offset=end, flushed_offset=end if is_flushed else result.flushed_offset)
 
     def _has_caught_up(self, replica: int) -> bool:
         held = self._verified(replica)

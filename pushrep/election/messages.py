@@ -1,12 +1,11 @@
-"""AppendRecords and its answer as the rules see them: the fields of the wire by the same names, batches already split.
+"""AppendRecords as the rules see it: the fields of the wire by the same names, the batches already split. Its answer is
+the wire's own class.
 
 `batches_of` splits and checks what came in; nothing here keeps a copy of a record.
 """
 
 from typing import NamedTuple
 
-from pushrep.election.epochs import NO_EPOCH
-from pushrep.election.outcome import Outcome
 from pushrep.push_session_end_reason import NOT_ENDED
 from pushrep.records import BatchHeader, CorruptRecordBatch, RecordBatch
 from pushrep.records.batch_run import checked_run, length_of_first, misjoined
@@ -76,24 +75,6 @@ class AppendRecords(NamedTuple):
     def end_offset(self) -> int:
         """Up to here a replica that accepts it holds what the leader holds."""
         return self.batches[-1].next_offset if self.batches else self.append_offset
-
-
-class AppendRecordsResult(NamedTuple):
-    """A replica's answer. `grant_epoch`, `grant_leader`, `generation`: of the newest grant it keeps; -1, -1, 0 without.
-
-    With LOG_DIVERGED (`epoch`, `epoch_end_offset`) is its largest epoch at or below the previous epoch and that one's
-    end; -1 and -1 say that the log waits for an operator.
-    """
-
-    error: Outcome = Outcome.NONE
-    log_end_offset: int = 0
-    log_start_offset: int = 0
-    flushed_offset: int = 0
-    grant_epoch: int = NO_EPOCH
-    grant_leader: int = -1
-    epoch: int = NO_EPOCH
-    epoch_end_offset: int = -1
-    generation: int = 0
 
 
 def batches_of(data: bytes) -> tuple[tuple[Batch, ...], bool]:

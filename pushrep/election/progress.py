@@ -1,4 +1,16 @@
-"""How far one replica is, in one push session: acknowledged, in flight, next.
+"""A push session as its leader sees it: its states, what each answer does to it, and how far its replica is.
+
+                   start_push          first success
+        (no session) ──▶ STARTING ───────────────────▶ PUSHING ◀─┐
+                          │    │ corrupt                 │  │    │ success
+                          │    └────────▶ REREADING ◀────┘  │    │
+                          │                 │   └───────────┼────┘
+                          └──────┬──────────┴───────────────┘
+                                 ▼ a final error, a newer session, stop_push
+                               ENDED     nothing changes it any more
+
+STARTING: the transition records are on their way, from what the replica has in common to the leader's end.
+REREADING: the replica called a request corrupt; the same records were read from the log again and sent once more.
 
     log       |......... acknowledged | in flight | not sent yet ..... LEO
                                       ^ oldest    ^ next_offset
@@ -8,12 +20,103 @@ hold records above it that an older leader left, and those are not ours.
 """
 
 from collections import deque
+from collections.abc import Mapping
+from enum import Enum, auto
+from types import MappingProxyType
 from typing import NamedTuple
 
 from pushrep.election.epochs import EpochEnd, LogEnds, common_end, step_back
-from pushrep.election.messages import AppendRecordsResult
-from pushrep.election.sessions import MAY_BECOME, OPERATOR_NEEDED, REACTIONS, Reaction, SessionState, Step
 from pushrep.push_session_end_reason import PushSessionEndReason
+from pushrep.wire.error_codes import ErrorCode
+from pushrep.wire.push_messages import AppendRecordsResult
+
+
+class SessionState(Enum):
+    """Where a push session is."""
+
+    __hash__ = object.__hash__  # Enum's own is Python: it hashes the name, for every look into a table
+
+    STARTING = auto()
+    PUSHING = auto()
+    REREADING = auto()
+    ENDED = auto()
+
+
+MAY_BECOME: Mapping[SessionState, frozenset[SessionState]] = MappingProxyType(
+    {
+        SessionState.STARTING: frozenset({SessionState.PUSHING, SessionState.REREADING, SessionState.ENDED}),
+        SessionState.PUSHING: frozenset({SessionState.REREADING, SessionState.ENDED}),
+        SessionState.REREADING: frozenset({SessionState.PUSHING, SessionState.ENDED}),
+        SessionState.ENDED: frozenset(),
+    }
+)
+assert MAY_BECOME.keys() == set(SessionState), "every state has a row"
+
+
+class Step(Enum):
+    """What the leader does about an answer."""
+
+    ADVANCE = auto()
+    """Count what it acknowledges."""
+    STEP_BACK = auto()
+    """Go back in the epoch history and ask again."""
+    GO_TO_END = auto()
+    """Go on from the replica's log end offset, out of the log."""
+    REREAD = auto()
+    """Read the same records from the log and send them once more."""
+    RESEND = auto()
+    """The same bytes in the same order, after a pause."""
+    RESIGN = auto()
+    """Lead no longer."""
+    END = auto()
+    IGNORE = auto()
+
+
+class Reaction(NamedTuple):
+    """A step, and the reason if it ends the session. `is_alarm`: a person has to hear of it."""
+
+    step: Step
+    reason: PushSessionEndReason | None = None
+    is_alarm: bool = False
+
+
+_R = PushSessionEndReason
+_FINAL = Reaction(Step.END, _R.NON_RETRIABLE_ERROR)
+_COMMON: Mapping[ErrorCode, Reaction] = dict.fromkeys(ErrorCode, _FINAL) | {
+    ErrorCode.NONE: Reaction(Step.ADVANCE),
+    ErrorCode.OFFSET_OUT_OF_RANGE: Reaction(Step.GO_TO_END),
+    ErrorCode.LOG_DIVERGED: Reaction(Step.STEP_BACK),
+    ErrorCode.CORRUPT_MESSAGE: Reaction(Step.REREAD),
+    ErrorCode.FENCED_LEADER_EPOCH: Reaction(Step.RESIGN, _R.NEW_LEADER_EPOCH),
+    ErrorCode.STALE_SESSION: Reaction(Step.END, _R.STALE_REPLICA_EPOCH),
+    ErrorCode.REQUEST_TIMED_OUT: Reaction(Step.RESEND),
+    ErrorCode.NODE_STOPPING: Reaction(Step.RESEND),
+    ErrorCode.LOG_OFFLINE: Reaction(Step.END, _R.LOG_DIVERGED, is_alarm=True),
+}
+REACTIONS: Mapping[tuple[SessionState, ErrorCode], Reaction] = MappingProxyType(
+    {(state, outcome): reaction for state in SessionState for outcome, reaction in _COMMON.items()}
+    | {
+        (SessionState.REREADING, ErrorCode.CORRUPT_MESSAGE): _FINAL
+    }  # what the log itself holds is refused: once is enough
+    | {(SessionState.ENDED, outcome): Reaction(Step.IGNORE) for outcome in ErrorCode}
+)
+assert REACTIONS.keys() == {(state, outcome) for state in SessionState for outcome in ErrorCode}, "every pair has a row"
+NEEDS_SOMEBODY: frozenset[ErrorCode] = frozenset(
+    {outcome for outcome, reaction in _COMMON.items() if reaction is _FINAL or reaction.is_alarm}
+    | {ErrorCode.CORRUPT_MESSAGE}
+) - {ErrorCode.KAFKA_STORAGE_ERROR}
+"""Refusals that another session meets, too, until somebody does something. Of a disk the next look tells more."""
+OPERATOR_NEEDED = Reaction(Step.END, _R.LOG_DIVERGED, is_alarm=True)
+"""LOG_DIVERGED without an epoch: the replica will not go on by itself."""
+
+BEGINS_ANEW: frozenset[PushSessionEndReason] = frozenset(PushSessionEndReason) - {
+    _R.NEW_LEADER_EPOCH,
+    _R.REPLICA_REMOVED,
+    _R.PARTITION_DELETED,
+    _R.PUSH_DISABLED,
+    _R.SHUTDOWN,
+}
+"""After these reasons the outbox starts another session, with backoff."""
 
 
 class SessionId(NamedTuple):
@@ -91,7 +194,7 @@ class ReplicaProgress:
         request = next((sent for sent in self._in_flight if sent.sequence == sequence), None)
         if request is None:
             return Reaction(Step.IGNORE)
-        reaction = REACTIONS[self.state, result.error]
+        reaction = REACTIONS[self.state, result.error_code]
         if reaction.step is Step.STEP_BACK and result.epoch_end_offset < 0:
             reaction = OPERATOR_NEEDED
         if reaction.step is Step.ADVANCE:

@@ -27,7 +27,6 @@ from dataclasses import replace
 from itertools import count
 from typing import NamedTuple
 
-from pushrep.election.messages import AppendRecordsResult
 from pushrep.env import Clock, Network, Thread
 from pushrep.env.network import READABLE, WRITABLE
 from pushrep.errors import PushrepError
@@ -37,7 +36,6 @@ from pushrep.replicate.connecting import OpenConnection, connect, patiently, pau
 from pushrep.replicate.pusher import PendingWork, Pusher, Sent
 from pushrep.replicate.settings import PushSettings, Replica
 from pushrep.replicate.sockets import AnySocket, Piece, bytes_in_files, pieces_of, send_some
-from pushrep.replicate.wire import outcome_of, result_from_wire
 from pushrep.wire.calls import HOLES_SINCE, ApiKey
 from pushrep.wire.client import CallAnswer, ClientConnection
 from pushrep.wire.error_codes import ErrorCode
@@ -46,6 +44,7 @@ from pushrep.wire.push_messages import (
     AppendRecordsPartition,
     AppendRecordsRequest,
     AppendRecordsResponse,
+    AppendRecordsResult,
     BeatRequest,
     BeatResponse,
 )
@@ -531,9 +530,9 @@ class Channel:
 
     def _answered(self, request: OnItsWay, response: AppendRecordsResponse) -> None:
         if response.error_code is not ErrorCode.NONE or len(response.results) != len(request.parts):
-            results = [AppendRecordsResult(outcome_of(response.error_code))] * len(request.parts)
+            results = [AppendRecordsResult(error_code=response.error_code)] * len(request.parts)
         else:
-            results = [result_from_wire(result) for result in response.results]
+            results = list(response.results)
             self._fruitless = 0
             self._file_requests.answered(request.file_bytes)
         for sent, result in zip(request.parts, results, strict=True):

@@ -31,11 +31,10 @@ from pushrep.election.candidate import (
     SendGrant,
     Unasked,
 )
-from pushrep.election.effects import StoreGrant, TakeEpoch
 from pushrep.election.epochs import EpochEnd, marked_unfenced, without_unfenced
 from pushrep.election.errors import LogNotFit, NotAhead, NotLeader, TooFewMembers
+from pushrep.election.follower import StoreGrant, TakeEpoch
 from pushrep.election.grants import Grant, OfferedGrant, judge_grant, newest_of, next_ballot
-from pushrep.election.outcome import Outcome
 from pushrep.env import SYSTEM_CLOCK, Clock
 from pushrep.log import SegmentLog
 from pushrep.log.directory_files import read_leader_epochs
@@ -46,6 +45,7 @@ from pushrep.replicate.member_clients import MemberAnswers, MemberClients, ends_
 from pushrep.replicate.replica import cut_unfenced
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address
+from pushrep.wire.error_codes import ErrorCode
 
 _LOG = logging.getLogger("pushrep.node")
 Change = Callable[[Grant, int], Grant]
@@ -292,7 +292,7 @@ class Election:
             return
         with self.state_store.lock:
             kept = self.state_store.kept
-            if judge_grant(OfferedGrant(newest, newest.leader, kept.grant, kept.leader_epoch)) is Outcome.NONE:
+            if judge_grant(OfferedGrant(newest, newest.leader, kept.grant, kept.leader_epoch)) is ErrorCode.NONE:
                 self.state_store.keep(kept.with_grant(newest))
 
     def _round(self, timeout_s: float) -> MemberAnswers:

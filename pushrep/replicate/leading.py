@@ -21,7 +21,7 @@ from pushrep.election.epochs import LogEnds
 from pushrep.election.errors import NotLeader
 from pushrep.election.grants import Grant
 from pushrep.election.leader import REPLICA_LAG_MAX_MS, PartitionLeader
-from pushrep.election.sessions import BEGINS_ANEW
+from pushrep.election.progress import BEGINS_ANEW
 from pushrep.env import REAL_NETWORK, SYSTEM_CLOCK, Clock, Thread
 from pushrep.log import Durability, SegmentLog
 from pushrep.log.flusher import Tick

@@ -30,17 +30,15 @@ from pushrep.election.leader import (
     Resigned,
     SessionEnded,
 )
-from pushrep.election.messages import AppendRecordsResult
-from pushrep.election.outcome import Outcome
-from pushrep.election.progress import SessionId
-from pushrep.election.sessions import NEEDS_SOMEBODY
+from pushrep.election.progress import NEEDS_SOMEBODY, SessionId
 from pushrep.log import LogClosed, SegmentLog
 from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.records import RecordBatch
 from pushrep.replicate.errors import MayStillBeDelivered, PushError
 from pushrep.replicate.settings import Replica
-from pushrep.replicate.wire import CODE_OF
 from pushrep.topic_id_partition import TopicIdPartition
+from pushrep.wire.error_codes import ErrorCode
+from pushrep.wire.push_messages import AppendRecordsResult
 
 _LOG = logging.getLogger("pushrep.push")
 
@@ -119,7 +117,7 @@ class Pushes(Protocol):
         ...
 
     def record_follower_not_caught_up(self, tp: TopicIdPartition, replica_id: int) -> None: ...
-    def record_refusal(self, replica_id: int, error: Outcome) -> None: ...
+    def record_refusal(self, replica_id: int, error: ErrorCode) -> None: ...
 
 
 class LedPartition:
@@ -223,10 +221,10 @@ class LedPartition:
 
     def on_answer(self, session: PushSession, sequence: int, result: AppendRecordsResult) -> None:
         """A replica answered a request of this session."""
-        if result.error is not Outcome.NONE:
-            self._pushes.record_refusal(session.replica.index, result.error)
-            if result.error in NEEDS_SOMEBODY:
-                code = CODE_OF[result.error]
+        if result.error_code is not ErrorCode.NONE:
+            self._pushes.record_refusal(session.replica.index, result.error_code)
+            if result.error_code in NEEDS_SOMEBODY:
+                code = result.error_code
                 session.trouble = f"{code.name}: {code.meaning}"
         with self.lock:
             effects = self.leader.on_answer(session.replica.index, session.id, sequence, result)

@@ -16,8 +16,7 @@ from enum import Enum, auto
 from functools import partial
 from typing import NamedTuple
 
-from pushrep.election.outcome import Outcome
-from pushrep.election.sessions import BEGINS_ANEW
+from pushrep.election.progress import BEGINS_ANEW
 from pushrep.env import SYSTEM_CLOCK, Clock
 from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.records import RecordBatch
@@ -29,6 +28,7 @@ from pushrep.replicate.replica_client import ReplicaClient
 from pushrep.replicate.settings import PushSettings, Replica
 from pushrep.replicate.worker import Workers, release_workers, workers_for
 from pushrep.topic_id_partition import TopicIdPartition
+from pushrep.wire.error_codes import ErrorCode
 
 _LOG = logging.getLogger("pushrep.push")
 _GRACE_MS = 500
@@ -69,7 +69,7 @@ class PushManager:
         self.not_caught_up: Counter[int] = Counter()
         """How often each replica was found behind."""
         self.session_ends: Counter[PushSessionEndReason] = Counter()
-        self.refusals: Counter[tuple[int, Outcome]] = Counter()
+        self.refusals: Counter[tuple[int, ErrorCode]] = Counter()
         """How often each replica answered with each error."""
         self.connections_lost: Counter[int] = Counter()
         """How often a connection to each replica broke."""
@@ -206,7 +206,7 @@ class PushManager:
         self.not_caught_up[replica_id] += 1
         _LOG.debug("%s: replica %d is behind", tp, replica_id)
 
-    def record_refusal(self, replica_id: int, error: Outcome) -> None:
+    def record_refusal(self, replica_id: int, error: ErrorCode) -> None:
         """A replica answered with an error: count it; no state changes."""
         self.refusals[replica_id, error] += 1
 

@@ -12,7 +12,6 @@ from typing import Any
 from pushrep.election.epochs import LogEnds, granted_end
 from pushrep.election.errors import BadGrant, label
 from pushrep.election.grants import are_rivals
-from pushrep.election.outcome import Outcome
 from pushrep.errors import PushrepError
 from pushrep.log import CorruptBatch, OffsetOutOfRange
 from pushrep.log.errors import RepairRefused
@@ -24,12 +23,10 @@ from pushrep.replicate.pusher import whole_batches
 from pushrep.replicate.replica import ReplicaLog
 from pushrep.replicate.sockets import Address
 from pushrep.replicate.wire import (
-    CODE_OF,
     epochs_to_wire,
     grant_from_wire,
     grant_to_wire,
     request_from_wire,
-    result_to_wire,
 )
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire import push_messages as wire
@@ -97,15 +94,15 @@ class NodeCalls:
 
     def _append(
         self, part: wire.AppendRecordsPartition, sender: str
-    ) -> tuple[wire.WireAppendRecordsResult, KeptOutbox | None]:
+    ) -> tuple[wire.AppendRecordsResult, KeptOutbox | None]:
         kept = self._store.owner_of(part.tp)
         replica = kept.open_replica(part.tp) if kept is not None else None
         if not self._may_lead(sender, ApiKey.APPEND_RECORDS, kept):
-            return wire.WireAppendRecordsResult(error_code=ErrorCode.UNAUTHORISED), None
+            return wire.AppendRecordsResult(error_code=ErrorCode.UNAUTHORISED), None
         if replica is None:
             # It was described to this leader before the node started again, or it never was.
-            return wire.WireAppendRecordsResult(error_code=ErrorCode.STALE_SESSION), None
-        return result_to_wire(replica.follow(request_from_wire(part))), kept
+            return wire.AppendRecordsResult(error_code=ErrorCode.STALE_SESSION), None
+        return replica.follow(request_from_wire(part)), kept
 
     def _waits_for_several_syncs(self, parts: Sequence[wire.AppendRecordsPartition]) -> bool:
         """Then they wait beside each other. A partition that is named twice is carried out in the request's order."""
@@ -169,7 +166,7 @@ class NodeCalls:
             )
             self._access.forget(offered.outbox_id)  # it may name others now
             return wire.GrantResponse(
-                error_code=CODE_OF[outcome],
+                error_code=outcome,
                 error_message=_why_refused(outcome, offered.generation, kept.election_state.generation),
                 member=self._index_in(kept),
                 highest_epoch=_highest_epoch(kept),
@@ -331,9 +328,9 @@ def _highest_epoch(kept: KeptOutbox) -> int:
     return max(kept.election_state.newest_epoch, kept.election_state.number)
 
 
-def _why_refused(outcome: Outcome, offered: int, kept: int) -> str:
+def _why_refused(outcome: ErrorCode, offered: int, kept: int) -> str:
     """What the code alone does not tell of a grant that is not stored; empty otherwise."""
-    if outcome is Outcome.NONE or not are_rivals(offered, kept):
+    if outcome is ErrorCode.NONE or not are_rivals(offered, kept):
         return ""
     return f"it was forced in generation {label(offered)}, beside {label(kept)}, which is kept here: they are rivals"
 

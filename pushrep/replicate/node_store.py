@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 from uuid import UUID
 
-from pushrep.election.effects import ReplicaSession
+from pushrep.election.follower import ReplicaSession
 from pushrep.election.grants import Grant, OfferedGrant, are_rivals, judge_grant
-from pushrep.election.outcome import Outcome
 from pushrep.env import SYSTEM_CLOCK, Clock, Filesystem, LockHeld
 from pushrep.errors import PushrepError
 from pushrep.log.directory import LogDirectory, create_logs
@@ -279,7 +278,7 @@ class KeptOutbox:
 
     def offer_grant(
         self, offered: Grant, sender: int, address: str, addressed_as: int = NO_MEMBER, *, is_first: bool = False
-    ) -> Outcome:
+    ) -> ErrorCode:
         """Store it, on disk when this returns, if the rules let it; else why not. Raises OSError, Refusal.
 
         addressed_as: the member that the sender takes this node for, which it is from its first grant on, and another
@@ -304,7 +303,7 @@ class KeptOutbox:
                 _LOG.error("%s: %s was forced beside %s", self.directory, offered, kept.grant)
             is_renamed = addressed_as not in {NO_MEMBER, kept.member}  # it is no other live one, as was seen above
             is_news = offered != kept.grant or offered.carrying([kept.grant]).carried != kept.carried
-            if outcome is Outcome.NONE and (is_news or is_renamed):
+            if outcome is ErrorCode.NONE and (is_news or is_renamed):
                 found = offered.index_at(address) if addressed_as == NO_MEMBER else addressed_as
                 member = kept.member if is_live else found
                 member = kept.member if member == NO_MEMBER else member

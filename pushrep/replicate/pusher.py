@@ -24,9 +24,8 @@ from concurrent.futures import Future
 from enum import Enum, auto
 from typing import NamedTuple
 
-from pushrep.election.messages import AppendRecords, AppendRecordsResult
-from pushrep.election.outcome import Outcome
-from pushrep.election.sessions import SessionState
+from pushrep.election.messages import AppendRecords
+from pushrep.election.progress import SessionState
 from pushrep.log.reader import LogSlices
 from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.records import BatchHeader, CorruptRecordBatch
@@ -34,7 +33,8 @@ from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.replicate.led_partition import PushSession
 from pushrep.replicate.wire import request_to_wire
 from pushrep.topic_id_partition import TopicIdPartition
-from pushrep.wire.push_messages import AppendRecordsPartition
+from pushrep.wire.error_codes import ErrorCode
+from pushrep.wire.push_messages import AppendRecordsPartition, AppendRecordsResult
 from pushrep.wire.values import Buffer, FileSlice, Part, size_of
 
 _SWEEP_MIN = 1024
@@ -258,7 +258,7 @@ class Pusher:
         session = sent.session
         session.partition.on_answer(session, sent.sequence, result)
         progress = session.partition.leader.sessions[session.replica.index]
-        if result.error is Outcome.NONE and session.ended is None and progress.id == session.id:
+        if result.error_code is ErrorCode.NONE and session.ended is None and progress.id == session.id:
             self.failures = 0
             self._release_below(progress.acknowledged or 0)
             if session.on_append_records_response(result.log_end_offset, result.log_start_offset):

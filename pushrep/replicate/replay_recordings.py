@@ -10,7 +10,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from pushrep.election.effects import NO_SESSION
+from pushrep.election.follower import NO_SESSION
 from pushrep.env import Filesystem
 from pushrep.log import LogClosed, LogReader, NotALog, SegmentLog
 from pushrep.log.directory_files import PARTITION_METADATA_NAME, read_partition_metadata

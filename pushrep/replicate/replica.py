@@ -10,16 +10,23 @@ import logging
 import platform
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, get_args
 
-from pushrep.election import effects as does
-from pushrep.election.effects import NO_SESSION, Answer, FollowerEffect, ReplicaSession
+from pushrep.election import follower as does
 from pushrep.election.epochs import LogEnds
-from pushrep.election.findings import RequestFinding
-from pushrep.election.follower import ReplicaState, follow, storage_error
-from pushrep.election.messages import AppendRecords, AppendRecordsResult
-from pushrep.election.outcome import Outcome
+from pushrep.election.follower import (
+    NO_SESSION,
+    Answer,
+    FollowerEffect,
+    ReplicaSession,
+    ReplicaState,
+    RequestFinding,
+    follow,
+    storage_error,
+)
+from pushrep.election.messages import AppendRecords
 from pushrep.env import Clock, Filesystem
 from pushrep.errors import PushrepError
 from pushrep.log import AppendFailed, LogConfig, OffsetOutOfRange, SegmentLog, StillNeeded
@@ -28,6 +35,8 @@ from pushrep.log.segment_repair import SegmentRepair
 from pushrep.records import RecordBatch
 from pushrep.replicate.election_state import ElectionState
 from pushrep.topic_id_partition import TopicIdPartition
+from pushrep.wire.error_codes import ErrorCode
+from pushrep.wire.push_messages import AppendRecordsResult
 from pushrep.wire.values import Part
 
 _LOG = logging.getLogger("pushrep.node")
@@ -113,7 +122,7 @@ class ReplicaLog:
         """Judge a request, do what the rules say, and answer."""
         with self._lock:
             if self.failure is not None:
-                return AppendRecordsResult(Outcome.KAFKA_STORAGE_ERROR)
+                return AppendRecordsResult(error_code=ErrorCode.KAFKA_STORAGE_ERROR)
             self.last_contact_ms = self._clock.wall_ms()
             if self._flush and not request.flush_wanted:
                 request = request._replace(flush_wanted=True)
@@ -130,14 +139,14 @@ class ReplicaLog:
                 return self._fail(error, state)
             answer = effects[-1]
             assert isinstance(answer, Answer), "the last effect answers"
-            if self.refused is not None and answer.result.error is Outcome.NONE and request.batches:
+            if self.refused is not None and answer.result.error_code is ErrorCode.NONE and request.batches:
                 self.refused = None
-            if answer.result.error is not Outcome.FENCED_LEADER_EPOCH:
+            if answer.result.error_code is not ErrorCode.FENCED_LEADER_EPOCH:
                 self._outbox.note_contact(request.leader_epoch)
             promised = self._outbox.election_state
             if promised.unfilled:
                 self._end_refill()
-            if answer.result.error is Outcome.NONE and promised.is_unfilled:
+            if answer.result.error_code is ErrorCode.NONE and promised.is_unfilled:
                 self._note_filled(request)
             return answer.result
 
@@ -156,7 +165,7 @@ class ReplicaLog:
         """
         damaged_from = self.log.damaged_from
         is_damaged = damaged_from is not None and self.finding is None
-        if not is_damaged or not isinstance(judged, Answer) or judged.result.error is not Outcome.LOG_OFFLINE:
+        if not is_damaged or not isinstance(judged, Answer) or judged.result.error_code is not ErrorCode.LOG_OFFLINE:
             return False
         unfilled_to = self._outbox.election_state.unfilled.get(str(self.tp), 0)
         if max(request.high_watermark, request.end_offset) < unfilled_to:
@@ -246,7 +255,7 @@ class ReplicaLog:
     def _fail(self, error: BaseException, state: ReplicaState) -> AppendRecordsResult:
         _LOG.error("%s is offline, the others go on: %s", self.tp, error)
         self.failure = error
-        return storage_error(state)._replace(flushed_offset=0)
+        return replace(storage_error(state), flushed_offset=0)
 
     def _carry_out_all(self, effects: Sequence[FollowerEffect]) -> None:
         """One after the other. Who reads what is only written need not wait for the disk: they are told before it."""

@@ -1,32 +1,20 @@
 """Between the messages of the wire and the values of the rules: the same fields, the records split into batches.
 
-protocol.AppendRecordsPartition  ◀──▶  replication.AppendRecords        leader writes, replica reads
-protocol.WireAppendRecordsResult ◀──▶  replication.AppendRecordsResult  replica writes, leader reads
-protocol.LogDescription          ──▶   replication.LogEnds
-protocol.WireGrant               ◀──▶  replication.Grant
+wire.AppendRecordsPartition  ◀──▶  election.AppendRecords        leader writes, replica reads
+wire.LogDescription          ──▶   election.LogEnds
+wire.WireGrant               ◀──▶  election.Grant
 """
 
-from collections.abc import Mapping
-from types import MappingProxyType
+from operator import attrgetter
 from uuid import UUID
 
 from pushrep.election.epochs import LogEnds
 from pushrep.election.grants import Grant, Hold, Member, Takeover
-from pushrep.election.messages import AppendRecords, AppendRecordsResult, batches_of
-from pushrep.election.outcome import Outcome
+from pushrep.election.messages import AppendRecords, batches_of
 from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire import push_messages as wire
-from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.values import Records
-
-CODE_OF: Mapping[Outcome, ErrorCode] = MappingProxyType({outcome: ErrorCode[outcome.name] for outcome in Outcome})
-_OUTCOME_OF: Mapping[ErrorCode, Outcome] = MappingProxyType({code: outcome for outcome, code in CODE_OF.items()})
-
-
-def outcome_of(code: ErrorCode) -> Outcome:
-    """What the rules call it; a code that they do not know means that the session can't go on."""
-    return _OUTCOME_OF.get(code, Outcome.UNKNOWN_SERVER_ERROR)
 
 
 def request_to_wire(tp: TopicIdPartition, request: AppendRecords, records: Records) -> wire.AppendRecordsPartition:
@@ -50,56 +38,14 @@ def request_to_wire(tp: TopicIdPartition, request: AppendRecords, records: Recor
     )
 
 
+_same_of = attrgetter(*AppendRecords._fields[:-2])
+"""What both have by the same name: all but `batches` and `is_whole`, which are the records, split and checked."""
+
+
 def request_from_wire(part: wire.AppendRecordsPartition) -> AppendRecords:
     """The same for the rules: every batch's magic, size and CRC-32C is checked here."""
     batches, is_whole = batches_of(part.records[0]) if part.records else ((), True)  # type: ignore[arg-type]
-    return AppendRecords(
-        leader_epoch=part.leader_epoch,
-        replica_epoch=part.replica_epoch,
-        session_id=part.session_id,
-        append_offset=part.append_offset,
-        previous_epoch=part.previous_epoch,
-        epoch_start_offset=part.epoch_start_offset,
-        high_watermark=part.high_watermark,
-        log_start_offset=part.log_start_offset,
-        flush_wanted=part.flush_wanted,
-        restart=part.restart,
-        end_session_reason=part.end_session_reason,
-        cleaned_offset=part.cleaned_offset,
-        generation=part.generation,
-        batches=batches,
-        is_whole=is_whole,
-    )
-
-
-def result_to_wire(result: AppendRecordsResult) -> wire.WireAppendRecordsResult:
-    """A partition's part of an answer."""
-    return wire.WireAppendRecordsResult(
-        error_code=CODE_OF[result.error],
-        log_end_offset=result.log_end_offset,
-        log_start_offset=result.log_start_offset,
-        flushed_offset=result.flushed_offset,
-        grant_epoch=result.grant_epoch,
-        grant_leader=result.grant_leader,
-        epoch=result.epoch,
-        epoch_end_offset=result.epoch_end_offset,
-        generation=result.generation,
-    )
-
-
-def result_from_wire(result: wire.WireAppendRecordsResult) -> AppendRecordsResult:
-    """The same for the rules."""
-    return AppendRecordsResult(
-        error=outcome_of(result.error_code),
-        log_end_offset=result.log_end_offset,
-        log_start_offset=result.log_start_offset,
-        flushed_offset=result.flushed_offset,
-        grant_epoch=result.grant_epoch,
-        grant_leader=result.grant_leader,
-        epoch=result.epoch,
-        epoch_end_offset=result.epoch_end_offset,
-        generation=result.generation,
-    )
+    return AppendRecords._make((*_same_of(part), batches, is_whole))
 
 
 def log_ends_of(description: wire.LogDescription) -> LogEnds:

@@ -14,6 +14,8 @@ from typing import NamedTuple
 class ErrorCode(IntEnum):
     """What an answer says first. A number that this version does not know reads as UNKNOWN_SERVER_ERROR."""
 
+    __hash__ = int.__hash__  # Enum's own is Python: it hashes the name, for every look into a table
+
     UNKNOWN_SERVER_ERROR = -1
     NONE = 0
     OFFSET_OUT_OF_RANGE = 1

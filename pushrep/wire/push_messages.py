@@ -233,10 +233,11 @@ class AppendRecordsRequest(Struct):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WireAppendRecordsResult(Struct):
+class AppendRecordsResult(Struct):
     """One partition's answer, at the request's place. `grant_epoch`, `grant_leader`: of the newest grant; -1: none.
 
-    With LOG_DIVERGED, `epoch` is the replica's largest at or below `previous_epoch`, `epoch_end_offset` its end.
+    `generation`: of that grant, 0 without one. With LOG_DIVERGED, `epoch` is the replica's largest at or below
+    `previous_epoch`, `epoch_end_offset` its end; -1 and -1 say that the log waits for an operator.
     """
 
     error_code: ErrorCode = ErrorCode.NONE
@@ -255,7 +256,7 @@ class AppendRecordsResponse(Struct):
     """A result for each partition, in the request's order; `grants`: whole ones that are news to the sender."""
 
     error_code: ErrorCode = ErrorCode.NONE
-    results: tuple[WireAppendRecordsResult, ...] = ()
+    results: tuple[AppendRecordsResult, ...] = ()
     grants: tuple[WireGrant, ...] = ()
 
 

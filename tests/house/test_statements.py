@@ -7,16 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from pushrep.election.findings import RequestFinding
-from pushrep.election.follower import LEADER_CHECKS, SESSION_CHECKS
-from pushrep.election.outcome import Outcome
+from pushrep.election.follower import LEADER_CHECKS, SESSION_CHECKS, RequestFinding
+from pushrep.wire.error_codes import ErrorCode
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "statements.md").read_text(encoding="utf-8")
 NUMBERS = {"L": 5, "S": 5, "A": 3, "H": 2, "E": 3, "R": 2, "Q": 2}
 NUMBERED = {f"{letter}{n}" for letter, count in NUMBERS.items() for n in range(1, count + 1)}
 BEFORE_THE_TABLE = {check.error.name for check in (*LEADER_CHECKS, *SESSION_CHECKS)}
-REFUSALS = BEFORE_THE_TABLE | {Outcome.UNKNOWN_TOPIC_ID.name, Outcome.KAFKA_STORAGE_ERROR.name}
+REFUSALS = BEFORE_THE_TABLE | {ErrorCode.UNKNOWN_TOPIC_ID.name, ErrorCode.KAFKA_STORAGE_ERROR.name}
 
 STARTPOINTS = {str(rule) for rule in range(1, 10)}
 PROMISES = {

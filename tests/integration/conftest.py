@@ -229,7 +229,7 @@ def end_of(part):
 
 
 def succeed(part):
-    return wire.WireAppendRecordsResult(log_end_offset=end_of(part), flushed_offset=end_of(part))
+    return wire.AppendRecordsResult(log_end_offset=end_of(part), flushed_offset=end_of(part))
 
 
 @pytest.fixture

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 from pushrep.election.errors import NotLeader
-from pushrep.election.outcome import Outcome
 from pushrep.env import REAL_NETWORK
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.records import BatchHeader
 from pushrep.replicate.errors import MayStillBeDelivered
 from pushrep.replicate.settings import Replica
+from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.frames import FrameLimits
 from tests.integration.conftest import QUICK, SMALL
 
@@ -231,5 +231,5 @@ def test_a_batch_that_the_leaders_disk_changed_reaches_no_replica(world):
     service.start()
     ends = service.leading.manager.session_ends
     service.wait_for(lambda _: ends[PushSessionEndReason.LEADER_LOG_ERROR] > 0)
-    assert (1, Outcome.CORRUPT_MESSAGE) in service.leading.manager.refusals
+    assert (1, ErrorCode.CORRUPT_MESSAGE) in service.leading.manager.refusals
     assert world.replica(1).log.log_end_offset in {0, good}

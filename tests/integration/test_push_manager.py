@@ -17,7 +17,7 @@ from pushrep.replicate.errors import IllegalState
 from pushrep.replicate.manager import FileRecords, PushManager
 from pushrep.replicate.settings import PushSettings
 from pushrep.wire.error_codes import ErrorCode
-from pushrep.wire.push_messages import WireAppendRecordsResult
+from pushrep.wire.push_messages import AppendRecordsResult
 from tests.integration.conftest import WAIT_S
 
 EMPTY = LogEnds(0, 0, LeaderEpochs())
@@ -283,12 +283,12 @@ def test_a2_call_order_is_wire_order_through_cuts_and_retries(led):
         seen.append(part.append_offset)
         held = taken[-1][1] if taken else 0
         if len(seen) in {5, 9} or part.append_offset > held:
-            return WireAppendRecordsResult(error_code=ErrorCode.REQUEST_TIMED_OUT)
+            return AppendRecordsResult(error_code=ErrorCode.REQUEST_TIMED_OUT)
         for batch in batches_of(part.records[0])[0] if part.records else ():
             if batch.base_offset == held:
                 held = batch.next_offset
                 taken.append((bytes(batch.data), held))
-        return WireAppendRecordsResult(log_end_offset=held)
+        return AppendRecordsResult(log_end_offset=held)
 
     replica.answer = stubborn
     for number in range(300):
@@ -394,9 +394,7 @@ def test_e3_an_answer_to_a_session_that_is_over_changes_nothing(led):
     _, second, _ = start(service, replica.replica, session_id=2)
     assert first.ended is not None
     replica.answer = lambda part: (
-        WireAppendRecordsResult(error_code=ErrorCode.KAFKA_STORAGE_ERROR)
-        if part.session_id == 1
-        else succeed_part(part)
+        AppendRecordsResult(error_code=ErrorCode.KAFKA_STORAGE_ERROR) if part.session_id == 1 else succeed_part(part)
     )
     replica.gate.set()
     assert second.started.result(WAIT_S), "the failure was the old session's"
@@ -420,7 +418,7 @@ def test_r1_a_success_carries_the_replicas_ends_and_completes_who_waits(led):
 def test_r2_a_final_error_ends_the_session_with_its_reason(led, code):
     service, replica = led
     service.leading.manager.startup()
-    replica.answer = lambda _: WireAppendRecordsResult(error_code=code)
+    replica.answer = lambda _: AppendRecordsResult(error_code=code)
     _, session, started = start(service, replica.replica)
     assert started.result(WAIT_S) is False
     assert session.ended is PushSessionEndReason.NON_RETRIABLE_ERROR
@@ -433,7 +431,7 @@ def test_r2_a_retriable_error_resends_the_same_bytes(led):
     service.leading.manager.startup()
     answers = iter([ErrorCode.NODE_STOPPING, ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NODE_STOPPING])
     replica.answer = lambda part: (
-        WireAppendRecordsResult(error_code=code) if (code := next(answers, None)) is not None else succeed_part(part)
+        AppendRecordsResult(error_code=code) if (code := next(answers, None)) is not None else succeed_part(part)
     )
     assert start(service, replica.replica)[2].result(WAIT_S)
     parts = replica.wait_for(lambda parts: len(parts) >= 4)
@@ -506,7 +504,7 @@ def end_of_last(parts):
 
 
 def succeed_part(part):
-    return WireAppendRecordsResult(log_end_offset=end_of_part(part), flushed_offset=end_of_part(part))
+    return AppendRecordsResult(log_end_offset=end_of_part(part), flushed_offset=end_of_part(part))
 
 
 def one_batch(*values):

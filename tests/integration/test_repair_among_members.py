@@ -13,7 +13,7 @@ from uuid import UUID
 import pytest
 
 from pushrep.cli import main as cli_main
-from pushrep.election.findings import RequestFinding
+from pushrep.election.follower import RequestFinding
 from pushrep.log import CorruptBatch, LogConfig, OffsetOutOfRange, SegmentLog
 from pushrep.log.errors import RepairRefused
 from pushrep.log.segment_files import segment_path

@@ -9,11 +9,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from pushrep.election.epochs import LogEnds
 from pushrep.election.grants import Grant, Member
 from pushrep.election.leader import HighWatermarkMoved, Joined, Left, PartitionLeader, SessionEnded
-from pushrep.election.messages import AppendRecordsResult
-from pushrep.election.outcome import Outcome
 from pushrep.election.progress import SessionId
 from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.records.leader_epochs import LeaderEpochs
+from pushrep.wire.error_codes import ErrorCode
+from pushrep.wire.push_messages import AppendRecordsResult
 
 LEADER, LAG_MAX_MS = 0, 1_000
 REPLICAS = st.sampled_from([1, 2, 3])
@@ -126,12 +126,14 @@ class Leading(RuleBasedStateMachine):
 
     @rule(
         replica=REPLICAS,
-        error=st.sampled_from([Outcome.STALE_SESSION, Outcome.KAFKA_STORAGE_ERROR, Outcome.LOG_OFFLINE]),
+        error=st.sampled_from([ErrorCode.STALE_SESSION, ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.LOG_OFFLINE]),
     )
     def refuse(self, replica, error):
         if self.sent.get(replica):
             effects = self.take(
-                self.leader.on_answer(replica, self.live[replica], self.sent[replica][0][0], AppendRecordsResult(error))
+                self.leader.on_answer(
+                    replica, self.live[replica], self.sent[replica][0][0], AppendRecordsResult(error_code=error)
+                )
             )
             assert [type(effect) for effect in effects][:1] == [SessionEnded]
             self.forget(replica)

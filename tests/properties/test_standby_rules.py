@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from pushrep.election.candidate import Candidate, MemberAnswer, Purpose, Refused, SendGrant, Unasked
-from pushrep.election.effects import TakeEpoch
 from pushrep.election.errors import CantStandBy, TakeoverHeld
+from pushrep.election.follower import TakeEpoch
 from pushrep.election.grants import Grant, Hold, Member, Quorum, Takeover
 from pushrep.election.standby import (
     MAY_BECOME,

@@ -39,7 +39,7 @@ from pushrep.replicate.node_settings import NodeSettings
 from pushrep.replicate.pusher import MemoryTracker, Pusher
 from pushrep.replicate.settings import PushSettings, Replica
 from pushrep.replicate.sockets import Address
-from pushrep.replicate.wire import log_ends_of, result_from_wire
+from pushrep.replicate.wire import log_ends_of
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.frames import FrameLimits, FrameReader
@@ -370,7 +370,7 @@ def pushed(log, opened, store, answers, outbox_id):
             part, sent, _ = found
             request = over_the_wire(AppendRecordsRequest(partitions=(part,)))
             (result,) = answers.answer(request, LOCAL).results
-            pusher.on_result(sent, result_from_wire(result))
+            pusher.on_result(sent, result)
             error = result
     except (PushrepError, OSError) as failure:
         return given_copy(log, store, outbox_id, failure)

@@ -3,13 +3,12 @@
 from dataclasses import replace
 from typing import NamedTuple
 
-from pushrep.election import candidate, epochs, findings, follower, grants, leader
-from pushrep.election.effects import BeginEpoch, TakeEpoch
-from pushrep.election.findings import Found, RequestFinding
+from pushrep.election import candidate, epochs, follower, grants, leader
+from pushrep.election.follower import BeginEpoch, Found, RequestFinding, TakeEpoch
 from pushrep.election.grants import Grant, Quorum
 from pushrep.election.leader import PartitionLeader
-from pushrep.election.outcome import Outcome
 from pushrep.records.leader_epochs import LeaderEpochs
+from pushrep.wire.error_codes import ErrorCode
 from tests.simulation.replication_world import Rules, World
 
 
@@ -30,16 +29,16 @@ def without(checks, error):
 
 
 def skip_the_epoch_check(patch):
-    patch(follower, "LEADER_CHECKS", without(follower.LEADER_CHECKS, Outcome.FENCED_LEADER_EPOCH))
+    patch(follower, "LEADER_CHECKS", without(follower.LEADER_CHECKS, ErrorCode.FENCED_LEADER_EPOCH))
 
 
 def skip_the_grant_check(patch):
-    patch(grants, "GRANT_CHECKS", without(grants.GRANT_CHECKS, Outcome.FENCED_LEADER_EPOCH))
+    patch(grants, "GRANT_CHECKS", without(grants.GRANT_CHECKS, ErrorCode.FENCED_LEADER_EPOCH))
 
 
 def skip_the_previous_epoch_check(patch):
-    before = findings._before
-    patch(findings, "_before", lambda *a: None if before(*a) is RequestFinding.DIVERGED_BEFORE else before(*a))
+    before = follower._before
+    patch(follower, "_before", lambda *a: None if before(*a) is RequestFinding.DIVERGED_BEFORE else before(*a))
 
 
 def advance_with_too_few_in_sync(patch):
@@ -73,7 +72,7 @@ def lead_without_fetching(patch):
 
 
 def follow_below_own_watermark(patch):
-    patch(findings, "_other_epoch", lambda offset, _: Found(RequestFinding.OTHER_EPOCH, offset))
+    patch(follower, "_other_epoch", lambda offset, _: Found(RequestFinding.OTHER_EPOCH, offset))
 
 
 def join_below_the_epoch_start(patch):

@@ -24,8 +24,8 @@ from typing import NamedTuple
 from uuid import UUID
 
 from pushrep.election import candidate as candidates
-from pushrep.election import effects as do
 from pushrep.election import follower, leader
+from pushrep.election import follower as do
 from pushrep.election.candidate import Candidate, CandidateState, MemberAnswer, MemberLog, Purpose
 from pushrep.election.epochs import LogEnds, Unfenced, granted_end, marked_unfenced, without_unfenced
 from pushrep.election.errors import NotAMember, NotLeader
@@ -42,9 +42,9 @@ from pushrep.election.grants import (
 from pushrep.election.grants import Member as Listed
 from pushrep.election.leader import PartitionLeader
 from pushrep.election.messages import Batch
-from pushrep.election.outcome import Outcome
 from pushrep.election.progress import SessionId
 from pushrep.records.leader_epochs import LeaderEpochs
+from pushrep.wire.error_codes import ErrorCode
 
 
 class Violation(AssertionError):
@@ -960,7 +960,7 @@ class World:
         disk = machine.disk
         verdict = judge_grant(OfferedGrant(grant, sender, disk.grant, disk.taken))
         self.note(machine, f"grant {verdict.name}")
-        if verdict is not Outcome.NONE:
+        if verdict is not ErrorCode.NONE:
             return
         older, newer = ((one >> GENERATION_TAG_BITS, one) for one in (disk.generation, grant.generation))
         if newer < older or (newer[0] == older[0] and newer != older):
@@ -984,11 +984,11 @@ class World:
         for effect in effects:
             self.power(machine)
             if isinstance(effect, do.Answer):
-                if effect.result.error is not Outcome.FENCED_LEADER_EPOCH:
+                if effect.result.error_code is not ErrorCode.FENCED_LEADER_EPOCH:
                     self.hear(machine, request.leader_epoch)
-                self.note(machine, effect.result.error.name)
+                self.note(machine, effect.result.error_code.name)
                 is_filled = machine.disk.end >= max(request.high_watermark, request.epoch_start_offset)
-                if effect.result.error is Outcome.NONE and machine.disk.is_unfilled and is_filled:
+                if effect.result.error_code is ErrorCode.NONE and machine.disk.is_unfilled and is_filled:
                     machine.disk.flushed = machine.disk.end
                     self.durable(machine, is_unfilled=False)
                 self.reply(machine, message, (session, sequence, effect.result))

@@ -3,19 +3,20 @@
 What two places hold is broken in both: alone, the other one heals it, and the pure rules' own world sees it.
 """
 
+from dataclasses import replace
 from functools import partialmethod
 from typing import NamedTuple
 
-from pushrep.election import candidate, effects, findings, follower, progress
-from pushrep.election.findings import RequestFinding
+from pushrep.election import candidate, follower, progress
+from pushrep.election.follower import RequestFinding
 from pushrep.election.grants import Grant
 from pushrep.election.leader import PartitionLeader
-from pushrep.election.outcome import Outcome
 from pushrep.env.checked_json import checked_json
 from pushrep.log import SegmentLog
 from pushrep.replicate import election_state, replica
 from pushrep.replicate.led_partition import LedPartition
 from pushrep.replicate.pusher import Pusher
+from pushrep.wire.error_codes import ErrorCode
 from tests.simulation.shells_world import Rules
 
 
@@ -33,18 +34,18 @@ def without(checks, error):
 
 
 def skip_the_epoch_check(patch):
-    patch(follower, "LEADER_CHECKS", without(follower.LEADER_CHECKS, Outcome.FENCED_LEADER_EPOCH))
+    patch(follower, "LEADER_CHECKS", without(follower.LEADER_CHECKS, ErrorCode.FENCED_LEADER_EPOCH))
     patch(follower, "_is_stale", lambda newest, request: False)
 
     def on_answer(self, replica, session, sequence, result, original=PartitionLeader.on_answer):
-        return original(self, replica, session, sequence, result._replace(grant_epoch=-1, grant_leader=-1))
+        return original(self, replica, session, sequence, replace(result, grant_epoch=-1, grant_leader=-1))
 
     patch(PartitionLeader, "on_answer", on_answer)
 
 
 def skip_the_previous_epoch_check(patch):
-    before = findings._before
-    patch(findings, "_before", lambda *a: None if before(*a) is RequestFinding.DIVERGED_BEFORE else before(*a))
+    before = follower._before
+    patch(follower, "_before", lambda *a: None if before(*a) is RequestFinding.DIVERGED_BEFORE else before(*a))
     patch(progress, "common_end", lambda ours, theirs: min(ours.log_end_offset, theirs.log_end_offset))
 
 
@@ -80,14 +81,14 @@ def drop_the_transition_records(patch):
 
 def answer_before_the_flush(patch):
     done = dict(replica._DONE_BY)
-    done[effects.Flush] = lambda self, _: None
+    done[follower.Flush] = lambda self, _: None
     patch(replica, "_DONE_BY", done)
 
 
 def answer_before_the_write(patch):
     def follow(state, request, batch_at, original=follower.follow):
         found = original(state, request, batch_at)
-        return tuple(effect for effect in found if not isinstance(effect, effects.Append | effects.Flush))
+        return tuple(effect for effect in found if not isinstance(effect, follower.Append | follower.Flush))
 
     patch(replica, "follow", follow)
 
@@ -101,7 +102,7 @@ def count_answers_of_any_session(patch):
 
 
 def follow_below_own_watermark(patch):
-    patch(findings, "_other_epoch", lambda offset, _: findings.Found(RequestFinding.OTHER_EPOCH, offset))
+    patch(follower, "_other_epoch", lambda offset, _: follower.Found(RequestFinding.OTHER_EPOCH, offset))
     patch(SegmentLog, "truncate_to", partialmethod(SegmentLog.truncate_to, force=True))
 
 

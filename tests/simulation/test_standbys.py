@@ -21,10 +21,10 @@ from pushrep.election.candidate import (
     Unasked,
 )
 from pushrep.election.candidate import Lead as LeadEffect
-from pushrep.election.effects import StoreGrant
+from pushrep.election.follower import StoreGrant
 from pushrep.election.grants import Grant, Member, OfferedGrant, default_min_insync, judge_grant
-from pushrep.election.outcome import Outcome
 from pushrep.election.standby import LeaderHealth, Seen, Standby, StandbyState, TakeoverTimes
+from pushrep.wire.error_codes import ErrorCode
 
 TIMES = TakeoverTimes(takeover_after_ms=4_000, takeover_pause_ms=20_000)
 TICK_MS, FAULTY_TICKS, QUIET_TICKS = 200, 1_500, 300
@@ -182,7 +182,7 @@ class World:
     def offer(self, grant, sender, other):
         if isinstance(other.service, Leads) and other.service.grant.rank > grant.rank:
             return False
-        if judge_grant(OfferedGrant(grant, sender.index, other.grant, other.grant.epoch)) is not Outcome.NONE:
+        if judge_grant(OfferedGrant(grant, sender.index, other.grant, other.grant.epoch)) is not ErrorCode.NONE:
             return False
         other.grant = grant.carrying([other.grant])
         return True

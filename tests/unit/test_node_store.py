@@ -11,7 +11,6 @@ from uuid import UUID
 import pytest
 
 from pushrep.election.grants import Grant, Hold, Member, Takeover, next_generation
-from pushrep.election.outcome import Outcome
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, RealFilesystem
 from pushrep.env.checked_json import write_checked_json
 from pushrep.log import SegmentLog
@@ -72,11 +71,11 @@ def store(tmp_path):
 
 def test_no_grant_is_judged_by_what_was_promised_before_a_promotion(store):
     kept = Watched(OUTBOX, store)
-    assert kept.offer_grant(grant(256), 0, ADDRESSES[1]) is Outcome.NONE
+    assert kept.offer_grant(grant(256), 0, ADDRESSES[1]) is ErrorCode.NONE
     with kept.hand_over() as directory:
         promotion = ElectionStateStore(directory, OUTBOX, REAL_FILESYSTEM)
         promotion.keep(replace(promotion.kept, grant=grant(1025), leader_epoch=1025))
-    assert kept.offer_grant(grant(512), 0, ADDRESSES[1]) is not Outcome.NONE
+    assert kept.offer_grant(grant(512), 0, ADDRESSES[1]) is not ErrorCode.NONE
     assert ElectionStateStore(directory, OUTBOX, REAL_FILESYSTEM).kept.grant == grant(1025)
 
 
@@ -102,14 +101,14 @@ def test_promises_keep_whose_directory_a_member_is_and_the_generation(tmp_path):
 def test_a_leader_that_said_goodbye_is_heard_no_more_until_another_leads(store):
     """It resigned, and what it still sends is no sign that it leads."""
     kept = store.outbox(OUTBOX)
-    assert kept.offer_grant(grant(256), 0, ADDRESSES[1]) is Outcome.NONE
+    assert kept.offer_grant(grant(256), 0, ADDRESSES[1]) is ErrorCode.NONE
     kept.note_contact(256)
     assert kept.contact_age_ms is not None
     kept.note_contact(256, is_last=True)
     assert kept.contact_age_ms is None
     kept.note_contact(256)
     assert kept.contact_age_ms is None
-    assert kept.offer_grant(grant(514), 2, ADDRESSES[1]) is Outcome.NONE
+    assert kept.offer_grant(grant(514), 2, ADDRESSES[1]) is ErrorCode.NONE
     kept.note_contact(514)
     assert kept.contact_age_ms is not None
 
@@ -131,10 +130,10 @@ def test_promises_keep_the_hold_and_the_last_takeover_beside_the_grant_where_an_
 def test_a_grant_without_them_takes_no_hold_away_and_the_same_grant_with_them_brings_them(store, tmp_path):
     """One came by an older peer; the other is offered again once this node was upgraded."""
     kept = store.outbox(OUTBOX)
-    assert kept.offer_grant(grant(256), 0, ADDRESSES[1]) is Outcome.NONE
-    assert kept.offer_grant(replace(grant(256), hold=HOLD), 0, ADDRESSES[1]) is Outcome.NONE
-    assert kept.offer_grant(replace(grant(512), takeover=TAKEOVER), 0, ADDRESSES[1]) is Outcome.NONE
-    assert kept.offer_grant(grant(768), 0, ADDRESSES[1]) is Outcome.NONE
+    assert kept.offer_grant(grant(256), 0, ADDRESSES[1]) is ErrorCode.NONE
+    assert kept.offer_grant(replace(grant(256), hold=HOLD), 0, ADDRESSES[1]) is ErrorCode.NONE
+    assert kept.offer_grant(replace(grant(512), takeover=TAKEOVER), 0, ADDRESSES[1]) is ErrorCode.NONE
+    assert kept.offer_grant(grant(768), 0, ADDRESSES[1]) is ErrorCode.NONE
     _, found = find_election_state(tmp_path / str(OUTBOX), REAL_FILESYSTEM)
     assert (found.grant.epoch, found.carried) == (768, (HOLD, TAKEOVER))
 
@@ -166,7 +165,7 @@ class Stopping(RealFilesystem):
 def filled(store):
     """Two logs with a record each, pushed by the leader of epoch 512."""
     kept = store.outbox(OUTBOX)
-    assert kept.offer_grant(grant(512), 0, ADDRESSES[2], 2) is Outcome.NONE
+    assert kept.offer_grant(grant(512), 0, ADDRESSES[2], 2) is ErrorCode.NONE
     for tp in TPS:
         log = store.describe(kept, tp, create=True).log
         log.append_as_is([encode_batch([b"old"], timestamps_ms=1, leader_epoch=512)])
@@ -192,15 +191,15 @@ def check_set_aside(kept, old):
 def test_a_grant_of_a_higher_generation_sets_the_logs_aside_whole(store):
     kept = filled(store)
     old, replica = kept.election_state, kept.open_replica(TPS[0])
-    assert kept.offer_grant(forced(), 1, ADDRESSES[2], 2) is Outcome.NONE
+    assert kept.offer_grant(forced(), 1, ADDRESSES[2], 2) is ErrorCode.NONE
     check_set_aside(kept, old)
     assert replica.failure is not None
     assert store.described(TPS[0]) is None, "its leader has to begin a session anew"
     log = store.describe(kept, TPS[0], create=True).log
     assert (log.log_end_offset, log.high_watermark) == (0, 0)
     assert kept.election_state.unfilled == {}, "it lost nothing of this generation"
-    assert kept.offer_grant(grant(1024), 0, ADDRESSES[2], 2) is Outcome.FENCED_LEADER_EPOCH
-    assert kept.offer_grant(forced(tag=6), 1, ADDRESSES[2], 2) is Outcome.INCONSISTENT_OUTBOX
+    assert kept.offer_grant(grant(1024), 0, ADDRESSES[2], 2) is ErrorCode.FENCED_LEADER_EPOCH
+    assert kept.offer_grant(forced(tag=6), 1, ADDRESSES[2], 2) is ErrorCode.INCONSISTENT_OUTBOX
 
 
 @pytest.mark.parametrize("renames", range(5))
@@ -240,15 +239,15 @@ OTHER = UUID(int=9)
 def test_a_rival_is_not_forgotten_by_a_restart_until_another_generation_is_granted(tmp_path, store):
     """Who leads by the kept grant hears of it from any beat, whenever the other one was here."""
     kept = store.outbox(OUTBOX)
-    assert kept.offer_grant(forced(), 1, ADDRESSES[2], 2) is Outcome.NONE
-    assert kept.offer_grant(forced(tag=6), 1, ADDRESSES[2], 2) is Outcome.INCONSISTENT_OUTBOX
+    assert kept.offer_grant(forced(), 1, ADDRESSES[2], 2) is ErrorCode.NONE
+    assert kept.offer_grant(forced(tag=6), 1, ADDRESSES[2], 2) is ErrorCode.INCONSISTENT_OUTBOX
     store.close()
     again = NodeStore(tmp_path, NodeSettings(address=Address("127.0.0.1", 1)), REAL_FILESYSTEM, SYSTEM_CLOCK)
     try:
         kept = again.outbox(OUTBOX)
         assert (kept.election_state.grant, kept.election_state.rival) == (forced(), forced(tag=6))
         decided = replace(forced(513), generation=next_generation(forced().generation, 7))
-        assert kept.offer_grant(decided, 1, ADDRESSES[2], 2) is Outcome.NONE
+        assert kept.offer_grant(decided, 1, ADDRESSES[2], 2) is ErrorCode.NONE
         assert (kept.election_state.grant, kept.election_state.rival) == (decided, None)
     finally:
         again.close()
@@ -264,14 +263,14 @@ def test_m4_a_node_becomes_another_member_where_it_was_replaced_as_the_one_that_
 ):
     """Under the very grant that it keeps, too: it is asked again when its leader begins a session anew."""
     kept = store.outbox(OUTBOX)
-    assert kept.offer_grant(grant(512), 0, ADDRESSES[2], 2) is Outcome.NONE
+    assert kept.offer_grant(grant(512), 0, ADDRESSES[2], 2) is ErrorCode.NONE
     members = (*(one for one in grant(512).members if one.index != 2), Member(2, address, directory))
     offered = replace(grant(768), members=members)
-    assert kept.offer_grant(offered, 0, ADDRESSES[2], 2) is Outcome.NONE
+    assert kept.offer_grant(offered, 0, ADDRESSES[2], 2) is ErrorCode.NONE
     if outcome == 3:
-        assert kept.offer_grant(offered, 0, ADDRESSES[2], 3) is Outcome.NONE
+        assert kept.offer_grant(offered, 0, ADDRESSES[2], 3) is ErrorCode.NONE
         assert kept.election_state.member == 3
-        assert kept.offer_grant(offered, 0, ADDRESSES[2], 3) is Outcome.NONE
+        assert kept.offer_grant(offered, 0, ADDRESSES[2], 3) is ErrorCode.NONE
     else:
         with pytest.raises(Refusal) as refused:
             kept.offer_grant(offered, 0, ADDRESSES[2], 3)

@@ -25,10 +25,10 @@ from pushrep.wire.push_messages import (
     AppendRecordsPartition,
     AppendRecordsRequest,
     AppendRecordsResponse,
+    AppendRecordsResult,
     FetchRecordsRequest,
     ListLogsRequest,
     ListLogsResponse,
-    WireAppendRecordsResult,
 )
 from pushrep.wire.replay_messages import (
     AttachRequest,
@@ -94,7 +94,7 @@ def test_a_request_and_its_answer(pair):
     call = asked(client, server, append_request(BATCH, b"tail"))
     assert call.request.partitions[0].records == (BATCH + b"tail",)
     assert (server.open_calls, len(client.in_flight)) == (1, 1)
-    response = AppendRecordsResponse(results=(WireAppendRecordsResult(log_end_offset=101),))
+    response = AppendRecordsResponse(results=(AppendRecordsResult(log_end_offset=101),))
     (answer,) = client.feed(joined(server.answer(call, response)))
     assert answer == CallAnswer(call.correlation_id, append_request(BATCH, b"tail"), response)
     assert (server.open_calls, client.in_flight) == (0, ())

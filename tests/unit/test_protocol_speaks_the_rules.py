@@ -9,15 +9,11 @@ from pushrep.election.epochs import EpochEnd as RulesEpochEnd
 from pushrep.election.grants import Grant as RulesGrant
 from pushrep.election.grants import Member as RulesMember
 from pushrep.election.messages import AppendRecords as RulesAppendRecords
-from pushrep.election.messages import AppendRecordsResult as RulesResult
-from pushrep.election.outcome import Outcome
-from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.push_messages import (
     AppendRecordsPartition,
     DescribeLogResponse,
     GrantResponse,
     LogDescription,
-    WireAppendRecordsResult,
     WireEpochEnd,
     WireGrant,
     WireMember,
@@ -33,7 +29,6 @@ def names(struct):
     [
         # The rules have their batches already split and checked, and know their partition by where they are.
         (RulesAppendRecords, AppendRecordsPartition, {"batches": "records", "is_whole": "records"}),
-        (RulesResult, WireAppendRecordsResult, {"error": "error_code"}),
         (RulesGrant, WireGrant, {"hold": "hold_until_ms", "takeover": "takeover_ms"}),
         (RulesMember, WireMember, {}),
         (RulesEpochEnd, WireEpochEnd, {}),
@@ -72,7 +67,3 @@ def test_every_field_of_the_rules_has_its_place(rules, wire, otherwise):
 def test_a_log_is_described_with_all_that_candidates_compare():
     compared = {"log_start_offset", "log_end_offset", "leader_epochs", "high_watermark", "granted_epoch"}
     assert compared | {"granted_end_offset", "ungranted_from", "damaged_from"} <= names(LogDescription)
-
-
-def test_every_outcome_has_its_code():
-    assert {outcome.name for outcome in Outcome} <= {code.name for code in ErrorCode}

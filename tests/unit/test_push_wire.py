@@ -6,22 +6,16 @@ import pytest
 
 from pushrep.election.errors import BadGrant
 from pushrep.election.grants import Grant, Member
-from pushrep.election.messages import AppendRecords, AppendRecordsResult
-from pushrep.election.outcome import Outcome
+from pushrep.election.messages import AppendRecords
 from pushrep.records import encode_batch
 from pushrep.replicate.wire import (
-    CODE_OF,
     grant_from_wire,
     grant_to_wire,
-    outcome_of,
     request_from_wire,
     request_to_wire,
-    result_from_wire,
-    result_to_wire,
 )
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire import push_messages as wire
-from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.errors import NotInVersion
 from pushrep.wire.vocabulary import VOCABULARY
 
@@ -42,17 +36,6 @@ def test_a_damaged_record_is_seen():
     data[-1] ^= 1
     sent = AppendRecords(300, 2, 3, 0, -1, 0, 0, 0)
     assert not request_from_wire(request_to_wire(TP, sent, (memoryview(bytes(data)),))).is_whole
-
-
-@pytest.mark.parametrize("outcome", Outcome)
-def test_an_answer_survives_with_every_outcome(outcome):
-    result = AppendRecordsResult(outcome, 9, 1, 8, 513, 1, 44, 7)
-    assert result_from_wire(result_to_wire(result)) == result
-    assert outcome_of(CODE_OF[outcome]) is outcome
-
-
-def test_a_code_that_the_rules_do_not_know_ends_the_session():
-    assert outcome_of(ErrorCode.STALLED) is Outcome.UNKNOWN_SERVER_ERROR
 
 
 def test_a_grant_survives_with_every_field():

@@ -5,30 +5,36 @@ from uuid import UUID
 
 import pytest
 
-from pushrep.election.effects import (
+from pushrep.election.epochs import EpochEnd, LogEnds, Unfenced
+from pushrep.election.follower import (
+    FOLLOWER_RULES,
+    LEADER_CHECKS,
+    SESSION_CHECKS,
     Answer,
     Append,
     BeginEpoch,
     CloseSession,
+    CutAt,
     Flush,
     GoOffline,
     OpenSession,
     ReplicaSession,
+    ReplicaState,
+    RequestFinding,
     SetAside,
     SetHighWatermark,
     SetLogStart,
     SetUngrantedAside,
     TakeEpoch,
     Truncate,
+    follow,
+    storage_error,
 )
-from pushrep.election.epochs import EpochEnd, LogEnds, Unfenced
-from pushrep.election.findings import FOLLOWER_RULES, CutAt, RequestFinding
-from pushrep.election.follower import LEADER_CHECKS, SESSION_CHECKS, ReplicaState, follow, storage_error
 from pushrep.election.grants import EPOCH_JUMP_MAX, Grant, Member, next_generation
 from pushrep.election.messages import AppendRecords, Batch
-from pushrep.election.outcome import Outcome
 from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.records.leader_epochs import LeaderEpochs
+from pushrep.wire.error_codes import ErrorCode
 
 LEADER, REPLICA_EPOCH = 256, 7  # epoch 256 is member 0's
 
@@ -94,7 +100,7 @@ THREE = Log([1, 1, 1])
 def test_at_the_end_and_the_same_before_it_appends():
     done = effects(THREE, request(3, 1, batch(3, 1), batch(4, 2)))
     assert done[0] == Append((batch(3, 1), batch(4, 2)))
-    assert (result(done).error, result(done).log_end_offset) == (Outcome.NONE, 5)
+    assert (result(done).error_code, result(done).log_end_offset) == (ErrorCode.NONE, 5)
 
 
 @pytest.mark.parametrize("resent", [1, 2, 3])
@@ -111,7 +117,7 @@ def test_another_epoch_before_it_is_answered_with_the_largest_that_is_not_above(
     log = Log([1, 1, 3, 3])
     done = effects(log, request(4, 2, batch(4, 5)))
     assert len(done) == 1
-    assert result(done)[:2] == (Outcome.LOG_DIVERGED, 4)
+    assert (result(done).error_code, result(done).log_end_offset) == (ErrorCode.LOG_DIVERGED, 4)
     assert (result(done).epoch, result(done).epoch_end_offset) == (1, 2)
     nothing = result(effects(log, request(4, 0)))
     assert (nothing.epoch, nothing.epoch_end_offset) == (-1, 0)
@@ -121,34 +127,34 @@ def test_another_epoch_before_it_is_answered_with_the_largest_that_is_not_above(
 def test_the_same_epoch_with_other_bytes_takes_the_log_offline(other):
     done = effects(THREE, request(1, 1, other))
     assert done[0] == GoOffline(RequestFinding.OTHER_BYTES)
-    assert (result(done).error, result(done).epoch_end_offset) == (Outcome.LOG_DIVERGED, -1)
+    assert (result(done).error_code, result(done).epoch_end_offset) == (ErrorCode.LOG_DIVERGED, -1)
 
 
 def test_a_batch_of_another_epoch_is_cut_where_it_begins():
     log = Log([1, 1, 1, 3, 3])
     done = effects(log, request(2, 1, batch(2, 1), batch(3, 256)), high_watermark=3)
     assert done[:2] == (Truncate(3), Append((batch(3, 256),)))
-    assert (result(done).error, result(done).log_end_offset) == (Outcome.NONE, 4)
+    assert (result(done).error_code, result(done).log_end_offset) == (ErrorCode.NONE, 4)
 
 
 def test_never_below_its_own_watermark():
     done = effects(Log([1, 1, 1, 3, 3]), request(2, 1, batch(2, 1), batch(3, 256)), high_watermark=4)
     assert done[0] == GoOffline(RequestFinding.OTHER_EPOCH_BELOW_WATERMARK)
-    assert (result(done).error, result(done).log_end_offset) == (Outcome.LOG_DIVERGED, 5)
+    assert (result(done).error_code, result(done).log_end_offset) == (ErrorCode.LOG_DIVERGED, 5)
 
 
 def test_identity_o3_a_hole_that_is_announced_is_appended_with_the_leaders_word_for_it():
     batches = (batch(5, 1), batch(6, 1), batch(9, 1))
     done = effects(THREE, request(3, 1, *batches, cleaned_offset=9))
     assert done[0] == Append(batches, 9)
-    assert result(done).error is Outcome.NONE
+    assert result(done).error_code is ErrorCode.NONE
     assert result(done).log_end_offset == 10
 
 
 def test_above_the_end_is_answered_with_the_end():
     done = effects(THREE, request(5, 1, batch(5, 1)))
     assert done == (Answer(result(done)),)
-    assert result(done)[:2] == (Outcome.OFFSET_OUT_OF_RANGE, 3)
+    assert (result(done).error_code, result(done).log_end_offset) == (ErrorCode.OFFSET_OUT_OF_RANGE, 3)
 
 
 def test_restart_above_the_end_begins_anew():
@@ -163,7 +169,7 @@ def test_a_restart_that_was_carried_out_is_a_resend():
     log = Log([2, 2], start=8)
     done = effects(log, request(8, -1, batch(8, 2), batch(9, 2), restart=True, log_start_offset=8), high_watermark=8)
     assert [type(effect) for effect in done] == [Answer]
-    assert result(done).error is Outcome.NONE
+    assert result(done).error_code is ErrorCode.NONE
 
 
 def test_a_restart_does_not_set_aside_what_goes_on_like_the_leaders_log():
@@ -183,7 +189,7 @@ def test_below_its_own_start_a_replica_says_where_it_ends():
     log = Log([2, 2], start=8)
     for restart in (False, True):
         done = effects(log, request(4, -1, batch(4, 1), restart=restart), high_watermark=8)
-        assert result(done)[:2] == (Outcome.OFFSET_OUT_OF_RANGE, 10)
+        assert (result(done).error_code, result(done).log_end_offset) == (ErrorCode.OFFSET_OUT_OF_RANGE, 10)
 
 
 def test_at_its_own_start_there_is_nothing_to_compare():
@@ -194,7 +200,7 @@ def test_at_its_own_start_there_is_nothing_to_compare():
 def test_every_finding_has_a_row_and_offline_rows_take_nothing():
     assert FOLLOWER_RULES.keys() == set(RequestFinding)
     for finding, rule in FOLLOWER_RULES.items():
-        assert rule.accepts == (rule.error is Outcome.NONE), finding
+        assert rule.accepts == (rule.error is ErrorCode.NONE), finding
         assert rule.accepts or rule.cut is CutAt.NOTHING, finding
         assert not (rule.is_offline and rule.accepts), finding
 
@@ -203,35 +209,35 @@ def test_every_finding_has_a_row_and_offline_rows_take_nothing():
 
 
 def test_an_unknown_log_is_said_first():
-    assert follow(None, request(0, -1), lambda _: None)[0].result.error is Outcome.UNKNOWN_TOPIC_ID
+    assert follow(None, request(0, -1), lambda _: None)[0].result.error_code is ErrorCode.UNKNOWN_TOPIC_ID
 
 
 REFUSALS = {
-    "a sender that is no member": ({"leader_epoch": 5}, {}, Outcome.NOT_A_MEMBER),
-    "an older leader epoch": ({"leader_epoch": 0}, {}, Outcome.FENCED_LEADER_EPOCH),
-    "an older leader epoch than the grant's": ({}, {"grant": grant(257)}, Outcome.FENCED_LEADER_EPOCH),
-    "a jump": ({"leader_epoch": LEADER * (2 + EPOCH_JUMP_MAX // 256)}, {}, Outcome.IMPOSSIBLE_EPOCH),
-    "an offline log": ({}, {"is_offline": True}, Outcome.LOG_OFFLINE),
-    "another run of the node": ({"replica_epoch": REPLICA_EPOCH - 1}, {}, Outcome.STALE_SESSION),
-    "an older session": ({}, {"session": ReplicaSession(LEADER, 2)}, Outcome.STALE_SESSION),
-    "a session that is over": ({}, {"session": ReplicaSession(LEADER, 1, is_over=True)}, Outcome.STALE_SESSION),
-    "bytes that are no batch": ({"is_whole": False}, {}, Outcome.CORRUPT_MESSAGE),
-    "a batch above the leader's epoch": ({"batches": (batch(3, 300),)}, {}, Outcome.CORRUPT_MESSAGE),
-    "offsets that do not rise": ({"batches": (batch(3, 1), batch(3, 1))}, {}, Outcome.CORRUPT_MESSAGE),
-    "a hole at its place": ({"batches": (batch(4, 1),)}, {}, Outcome.CORRUPT_MESSAGE),
-    "a hole between batches": ({"batches": (batch(3, 1), batch(5, 1))}, {}, Outcome.CORRUPT_MESSAGE),
+    "a sender that is no member": ({"leader_epoch": 5}, {}, ErrorCode.NOT_A_MEMBER),
+    "an older leader epoch": ({"leader_epoch": 0}, {}, ErrorCode.FENCED_LEADER_EPOCH),
+    "an older leader epoch than the grant's": ({}, {"grant": grant(257)}, ErrorCode.FENCED_LEADER_EPOCH),
+    "a jump": ({"leader_epoch": LEADER * (2 + EPOCH_JUMP_MAX // 256)}, {}, ErrorCode.IMPOSSIBLE_EPOCH),
+    "an offline log": ({}, {"is_offline": True}, ErrorCode.LOG_OFFLINE),
+    "another run of the node": ({"replica_epoch": REPLICA_EPOCH - 1}, {}, ErrorCode.STALE_SESSION),
+    "an older session": ({}, {"session": ReplicaSession(LEADER, 2)}, ErrorCode.STALE_SESSION),
+    "a session that is over": ({}, {"session": ReplicaSession(LEADER, 1, is_over=True)}, ErrorCode.STALE_SESSION),
+    "bytes that are no batch": ({"is_whole": False}, {}, ErrorCode.CORRUPT_MESSAGE),
+    "a batch above the leader's epoch": ({"batches": (batch(3, 300),)}, {}, ErrorCode.CORRUPT_MESSAGE),
+    "offsets that do not rise": ({"batches": (batch(3, 1), batch(3, 1))}, {}, ErrorCode.CORRUPT_MESSAGE),
+    "a hole at its place": ({"batches": (batch(4, 1),)}, {}, ErrorCode.CORRUPT_MESSAGE),
+    "a hole between batches": ({"batches": (batch(3, 1), batch(5, 1))}, {}, ErrorCode.CORRUPT_MESSAGE),
     "a hole above what was cleaned": (
         {"batches": (batch(3, 1), batch(6, 1)), "cleaned_offset": 5},
         {},
-        Outcome.CORRUPT_MESSAGE,
+        ErrorCode.CORRUPT_MESSAGE,
     ),
     "what overlaps below what was cleaned": (
         {"batches": (batch(3, 1, 3), batch(5, 1)), "cleaned_offset": 9},
         {},
-        Outcome.CORRUPT_MESSAGE,
+        ErrorCode.CORRUPT_MESSAGE,
     ),
-    "epochs that fall": ({"batches": (batch(3, 2), batch(4, 1))}, {}, Outcome.CORRUPT_MESSAGE),
-    "a restart that shows no epoch": ({"restart": True}, {}, Outcome.INVALID_REQUEST),
+    "epochs that fall": ({"batches": (batch(3, 2), batch(4, 1))}, {}, ErrorCode.CORRUPT_MESSAGE),
+    "a restart that shows no epoch": ({"restart": True}, {}, ErrorCode.INVALID_REQUEST),
 }
 
 
@@ -239,7 +245,7 @@ REFUSALS = {
 def test_a_refused_request_changes_nothing(asked, kept, error):
     done = effects(THREE, request(3, 1, **asked), **kept)
     assert [type(effect) for effect in done] == [Answer]
-    assert result(done).error is error
+    assert result(done).error_code is error
     assert result(done).log_end_offset == 3
     newest = kept.get("grant", grant())
     assert (result(done).grant_epoch, result(done).grant_leader) == (newest.epoch, newest.leader), (
@@ -253,14 +259,14 @@ def test_the_checks_come_in_the_contracts_order():
     for what in reversed(list(REFUSALS)[3:9]):
         changes, state_changes, error = REFUSALS[what]
         asked, kept = asked | changes, kept | state_changes
-        assert result(effects(THREE, request(3, 1, **asked), **kept)).error is error, what
-    assert [check.error for check in SESSION_CHECKS][:2] == [Outcome.STALE_SESSION] * 2
-    assert LEADER_CHECKS[0].error is Outcome.NOT_A_MEMBER
+        assert result(effects(THREE, request(3, 1, **asked), **kept)).error_code is error, what
+    assert [check.error for check in SESSION_CHECKS][:2] == [ErrorCode.STALE_SESSION] * 2
+    assert LEADER_CHECKS[0].error is ErrorCode.NOT_A_MEMBER
 
 
 def test_empty_requests_are_checked_as_well():
-    assert result(effects(THREE, request(3, 0))).error is Outcome.LOG_DIVERGED
-    assert result(effects(THREE, request(3, 1))).error is Outcome.NONE
+    assert result(effects(THREE, request(3, 0))).error_code is ErrorCode.LOG_DIVERGED
+    assert result(effects(THREE, request(3, 1))).error_code is ErrorCode.NONE
 
 
 def test_a_newer_leader_epoch_is_taken_durably_whatever_comes_after_it():
@@ -269,8 +275,8 @@ def test_a_newer_leader_epoch_is_taken_durably_whatever_comes_after_it():
     assert done[:2] == (TakeEpoch(newer), OpenSession(ReplicaSession(newer, 1)))
     done = effects(THREE, request(3, 1, leader_epoch=newer, replica_epoch=0))
     assert done[0] == TakeEpoch(newer)
-    assert result(done).error is Outcome.STALE_SESSION
-    assert result(effects(THREE, request(5, 1, leader_epoch=newer))).error is Outcome.OFFSET_OUT_OF_RANGE
+    assert result(done).error_code is ErrorCode.STALE_SESSION
+    assert result(effects(THREE, request(5, 1, leader_epoch=newer))).error_code is ErrorCode.OFFSET_OUT_OF_RANGE
 
 
 def test_the_first_request_with_a_higher_triple_opens_the_session():
@@ -296,7 +302,8 @@ def test_truncate_append_flush_watermark_start_in_this_order():
     kinds = [Truncate, Append, Flush, SetHighWatermark, SetLogStart, Answer]
     assert [type(effect) for effect in done] == kinds
     assert done[3:5] == (SetHighWatermark(4), SetLogStart(2))
-    assert result(done)[1:4] == (5, 2, 5)
+    answer = result(done)
+    assert (answer.log_end_offset, answer.log_start_offset, answer.flushed_offset) == (5, 2, 5)
 
 
 @pytest.mark.parametrize(
@@ -349,7 +356,7 @@ def test_what_was_not_granted_goes_first_and_takes_its_flushed_offset_with_it():
 
 def test_a_disk_error_is_answered_with_what_the_log_holds_now():
     answer = storage_error(state(THREE))
-    assert answer[:2] == (Outcome.KAFKA_STORAGE_ERROR, 3)
+    assert (answer.error_code, answer.log_end_offset) == (ErrorCode.KAFKA_STORAGE_ERROR, 3)
 
 
 FORCED = next_generation(0, 5)
@@ -358,10 +365,10 @@ FORCED = next_generation(0, 5)
 @pytest.mark.parametrize(
     ("asked", "error"),
     [
-        (0, Outcome.FENCED_LEADER_EPOCH),
-        (FORCED, Outcome.NONE),
-        (FORCED + 1, Outcome.INCONSISTENT_OUTBOX),
-        (next_generation(FORCED, 0), Outcome.STALE_SESSION),
+        (0, ErrorCode.FENCED_LEADER_EPOCH),
+        (FORCED, ErrorCode.NONE),
+        (FORCED + 1, ErrorCode.INCONSISTENT_OUTBOX),
+        (next_generation(FORCED, 0), ErrorCode.STALE_SESSION),
     ],
     ids=["older", "its own", "a rival", "newer: its grant has to come first"],
 )
@@ -369,6 +376,6 @@ def test_a_replica_follows_its_own_generation_alone(asked, error):
     kept = replace(grant(), generation=FORCED)
     for epoch in (LEADER, LEADER + 256):  # compared before the epoch is, and before that is taken
         done = effects(THREE, request(3, 1, batch(3, 1), leader_epoch=epoch, generation=asked), grant=kept)
-        assert result(done).error is error
+        assert result(done).error_code is error
         assert result(done).generation == FORCED
-        assert len(done) == 1 or error is Outcome.NONE, done
+        assert len(done) == 1 or error is ErrorCode.NONE, done

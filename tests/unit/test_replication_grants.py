@@ -23,7 +23,7 @@ from pushrep.election.grants import (
     next_generation,
     owner_of,
 )
-from pushrep.election.outcome import Outcome
+from pushrep.wire.error_codes import ErrorCode
 
 
 def listed(*indexes):
@@ -89,17 +89,17 @@ def test_a_grant_that_contradicts_itself_is_none(changes, names):
 
 KEPT = grant(epoch=512)
 OFFERS = {
-    "newer": (grant(epoch=768), Outcome.NONE),
-    "newer, of another member": (grant(epoch=769), Outcome.NONE),
-    "the very same": (KEPT, Outcome.NONE),
-    "older": (grant(epoch=256), Outcome.FENCED_LEADER_EPOCH),
-    "older than an epoch that was taken": (grant(epoch=600, leader=88, members=(0, 1, 88)), Outcome.NOT_A_MEMBER),
-    "the same number, another content": (grant(epoch=512, m=3), Outcome.IMPOSSIBLE_EPOCH),
-    "a jump": (grant(epoch=512 + EPOCH_JUMP_MAX + 256), Outcome.IMPOSSIBLE_EPOCH),
-    "just no jump": (grant(epoch=512 + EPOCH_JUMP_MAX), Outcome.NONE),
-    "another outbox": (grant(epoch=768, outbox_id=UUID(int=9)), Outcome.INCONSISTENT_OUTBOX),
-    "other partitions": (grant(epoch=768, partitions=5), Outcome.INCONSISTENT_OUTBOX),
-    "another carrier": (grant(epoch=768, carrier="header"), Outcome.INCONSISTENT_OUTBOX),
+    "newer": (grant(epoch=768), ErrorCode.NONE),
+    "newer, of another member": (grant(epoch=769), ErrorCode.NONE),
+    "the very same": (KEPT, ErrorCode.NONE),
+    "older": (grant(epoch=256), ErrorCode.FENCED_LEADER_EPOCH),
+    "older than an epoch that was taken": (grant(epoch=600, leader=88, members=(0, 1, 88)), ErrorCode.NOT_A_MEMBER),
+    "the same number, another content": (grant(epoch=512, m=3), ErrorCode.IMPOSSIBLE_EPOCH),
+    "a jump": (grant(epoch=512 + EPOCH_JUMP_MAX + 256), ErrorCode.IMPOSSIBLE_EPOCH),
+    "just no jump": (grant(epoch=512 + EPOCH_JUMP_MAX), ErrorCode.NONE),
+    "another outbox": (grant(epoch=768, outbox_id=UUID(int=9)), ErrorCode.INCONSISTENT_OUTBOX),
+    "other partitions": (grant(epoch=768, partitions=5), ErrorCode.INCONSISTENT_OUTBOX),
+    "another carrier": (grant(epoch=768, carrier="header"), ErrorCode.INCONSISTENT_OUTBOX),
 }
 
 
@@ -114,25 +114,25 @@ def test_a_member_that_was_away_while_many_new_directories_came_in_takes_the_gra
         joint = now.with_directory(next_ballot(0, now.epoch), number % 2 + 1, UUID(int=number + 1))
         now = joint.settled(next_ballot(0, joint.epoch))
     assert now.epoch > 60 * EPOCH_LEAP
-    assert judge_grant(OfferedGrant(now, 0, KEPT, 512)) is Outcome.NONE
+    assert judge_grant(OfferedGrant(now, 0, KEPT, 512)) is ErrorCode.NONE
 
 
 def test_an_epoch_taken_in_a_log_fences_grants_too():
-    assert judge_grant(OfferedGrant(grant(epoch=768), 0, KEPT, 769)) is Outcome.FENCED_LEADER_EPOCH
+    assert judge_grant(OfferedGrant(grant(epoch=768), 0, KEPT, 769)) is ErrorCode.FENCED_LEADER_EPOCH
 
 
 def test_only_the_leader_itself_offers_its_grant():
-    assert judge_grant(OfferedGrant(grant(epoch=768), 1, KEPT, 512)) is Outcome.IMPOSSIBLE_EPOCH
+    assert judge_grant(OfferedGrant(grant(epoch=768), 1, KEPT, 512)) is ErrorCode.IMPOSSIBLE_EPOCH
 
 
 def test_a_member_without_a_grant_takes_any():
-    assert judge_grant(OfferedGrant(grant(epoch=EPOCH_JUMP_MAX * 4), 0, None, -1)) is Outcome.NONE
+    assert judge_grant(OfferedGrant(grant(epoch=EPOCH_JUMP_MAX * 4), 0, None, -1)) is ErrorCode.NONE
 
 
 def test_a_candidate_that_counted_by_an_older_list_is_refused():
     kept = KEPT.with_members(768, listed(0, 1, 2, 3))
-    assert judge_grant(OfferedGrant(KEPT.renewed(1025, 1), 1, kept, 768)) is Outcome.FENCED_LEADER_EPOCH
-    assert judge_grant(OfferedGrant(kept.renewed(1025, 1), 1, kept, 768)) is Outcome.NONE
+    assert judge_grant(OfferedGrant(KEPT.renewed(1025, 1), 1, kept, 768)) is ErrorCode.FENCED_LEADER_EPOCH
+    assert judge_grant(OfferedGrant(kept.renewed(1025, 1), 1, kept, 768)) is ErrorCode.NONE
 
 
 def test_a_change_is_joint_until_both_lists_are_safe():
@@ -218,24 +218,24 @@ def forced(epoch, generation, kept=KEPT, **changes):
 
 FIRST, SECOND = next_generation(0, 7), next_generation(next_generation(0, 7), 3)
 OF_GENERATIONS = {
-    "a higher one, of a lower epoch": (forced(1, SECOND), Outcome.NONE),
-    "a higher one, of an epoch that jumps": (forced(513 + 2 * EPOCH_JUMP_MAX, SECOND), Outcome.NONE),
-    "a higher one, by a member that came in meanwhile": (forced(9, SECOND, members=listed(1, 9)), Outcome.NONE),
-    "a higher one, of the same number": (forced(512, SECOND), Outcome.NONE),
-    "a higher one, by somebody else": (replace(forced(513, SECOND), epoch=514, leader=2), Outcome.IMPOSSIBLE_EPOCH),
-    "a higher one, of another outbox": (forced(513, SECOND, outbox_id=UUID(int=9)), Outcome.INCONSISTENT_OUTBOX),
-    "an older one, of a higher epoch": (grant(epoch=768), Outcome.FENCED_LEADER_EPOCH),
-    "its own": (replace(KEPT, epoch=768, generation=FIRST), Outcome.NONE),
-    "its own, older": (replace(KEPT, epoch=256, generation=FIRST), Outcome.FENCED_LEADER_EPOCH),
-    "a rival": (forced(768, next_generation(0, 8)), Outcome.INCONSISTENT_OUTBOX),
-    "a rival of a lower random part": (forced(768, next_generation(0, 6)), Outcome.INCONSISTENT_OUTBOX),
+    "a higher one, of a lower epoch": (forced(1, SECOND), ErrorCode.NONE),
+    "a higher one, of an epoch that jumps": (forced(513 + 2 * EPOCH_JUMP_MAX, SECOND), ErrorCode.NONE),
+    "a higher one, by a member that came in meanwhile": (forced(9, SECOND, members=listed(1, 9)), ErrorCode.NONE),
+    "a higher one, of the same number": (forced(512, SECOND), ErrorCode.NONE),
+    "a higher one, by somebody else": (replace(forced(513, SECOND), epoch=514, leader=2), ErrorCode.IMPOSSIBLE_EPOCH),
+    "a higher one, of another outbox": (forced(513, SECOND, outbox_id=UUID(int=9)), ErrorCode.INCONSISTENT_OUTBOX),
+    "an older one, of a higher epoch": (grant(epoch=768), ErrorCode.FENCED_LEADER_EPOCH),
+    "its own": (replace(KEPT, epoch=768, generation=FIRST), ErrorCode.NONE),
+    "its own, older": (replace(KEPT, epoch=256, generation=FIRST), ErrorCode.FENCED_LEADER_EPOCH),
+    "a rival": (forced(768, next_generation(0, 8)), ErrorCode.INCONSISTENT_OUTBOX),
+    "a rival of a lower random part": (forced(768, next_generation(0, 6)), ErrorCode.INCONSISTENT_OUTBOX),
 }
 
 
 @pytest.mark.parametrize(("offered", "outcome"), OF_GENERATIONS.values(), ids=OF_GENERATIONS)
 def test_generations_are_compared_before_everything_else(offered, outcome):
     kept = replace(KEPT, generation=FIRST)
-    sender = 1 if outcome is Outcome.IMPOSSIBLE_EPOCH else offered.leader
+    sender = 1 if outcome is ErrorCode.IMPOSSIBLE_EPOCH else offered.leader
     assert judge_grant(OfferedGrant(offered, sender, kept, 512)) is outcome
 
 

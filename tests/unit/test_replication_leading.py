@@ -5,7 +5,6 @@ from uuid import UUID
 
 import pytest
 
-from pushrep.election.appended import MARK_EVERY_MS, AppendTimes
 from pushrep.election.candidate import (
     Candidate,
     CandidateState,
@@ -18,7 +17,6 @@ from pushrep.election.candidate import (
     Refused,
     SendGrant,
 )
-from pushrep.election.effects import SetAside, StoreGrant, TakeEpoch
 from pushrep.election.epochs import EpochEnd, LogEnds, Unfenced
 from pushrep.election.errors import (
     AnotherDirectory,
@@ -33,14 +31,24 @@ from pushrep.election.errors import (
     RivalGenerations,
     TooFewMembers,
 )
+from pushrep.election.follower import SetAside, StoreGrant, TakeEpoch
 from pushrep.election.grants import EPOCH_LEAP, Grant, Member, next_generation
-from pushrep.election.leader import HighWatermarkMoved, Joined, Left, PartitionLeader, Push, Resigned, SessionEnded
-from pushrep.election.messages import AppendRecordsResult
-from pushrep.election.outcome import Outcome
-from pushrep.election.progress import SessionId
-from pushrep.election.sessions import BEGINS_ANEW, MAY_BECOME, REACTIONS, SessionState, Step
+from pushrep.election.leader import (
+    MARK_EVERY_MS,
+    AppendTimes,
+    HighWatermarkMoved,
+    Joined,
+    Left,
+    PartitionLeader,
+    Push,
+    Resigned,
+    SessionEnded,
+)
+from pushrep.election.progress import BEGINS_ANEW, MAY_BECOME, REACTIONS, SessionId, SessionState, Step
 from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.records.leader_epochs import LeaderEpochs
+from pushrep.wire.error_codes import ErrorCode
+from pushrep.wire.push_messages import AppendRecordsResult
 
 
 def grant(epoch=256, members=3, m=2, **changes):
@@ -73,8 +81,8 @@ def pushed(leader, theirs, *, to=1, upto=None):
     return session, sent.sequence, request
 
 
-def answer(error=Outcome.NONE, end=0, **changes):
-    return AppendRecordsResult(error=error, log_end_offset=end, flushed_offset=end, **changes)
+def answer(error=ErrorCode.NONE, end=0, **changes):
+    return AppendRecordsResult(error_code=error, log_end_offset=end, flushed_offset=end, **changes)
 
 
 # ---- the leader's column
@@ -90,7 +98,7 @@ def test_success_advances_joins_and_moves_the_watermark():
 def test_diverged_goes_back_in_the_epoch_history_and_asks_again():
     leader = leading()
     session, sequence, _ = pushed(leader, ends(4, (0, 0)))
-    effects = leader.on_answer(1, session, sequence, answer(Outcome.LOG_DIVERGED, 4, epoch=-1, epoch_end_offset=0))
+    effects = leader.on_answer(1, session, sequence, answer(ErrorCode.LOG_DIVERGED, 4, epoch=-1, epoch_end_offset=0))
     assert effects == [Push(1)]
     assert leader.sessions[1].next_offset == 0
 
@@ -98,14 +106,14 @@ def test_diverged_goes_back_in_the_epoch_history_and_asks_again():
 def test_diverged_without_an_epoch_ends_the_session_with_an_alarm():
     leader = leading()
     session, sequence, _ = pushed(leader, ends(4, (0, 0)))
-    (ended,) = leader.on_answer(1, session, sequence, answer(Outcome.LOG_DIVERGED, 4))
+    (ended,) = leader.on_answer(1, session, sequence, answer(ErrorCode.LOG_DIVERGED, 4))
     assert ended == SessionEnded(1, session, PushSessionEndReason.LOG_DIVERGED, is_alarm=True)
 
 
 def test_out_of_range_goes_on_from_the_replicas_end():
     leader = leading()
     session, sequence, _ = pushed(leader, ends(4, (0, 0)))
-    assert leader.on_answer(1, session, sequence, answer(Outcome.OFFSET_OUT_OF_RANGE, 2)) == [Push(1)]
+    assert leader.on_answer(1, session, sequence, answer(ErrorCode.OFFSET_OUT_OF_RANGE, 2)) == [Push(1)]
     assert leader.sessions[1].next_offset == 2
 
 
@@ -128,7 +136,7 @@ def test_fenced_ends_every_session_and_the_lead(shown):
     leader = leading()
     session, sequence, _ = pushed(leader, ends(4, (0, 0)))
     leader.start_session(2, SessionId(256, 1, 2), ends(4, (0, 0)))
-    effects = leader.on_answer(1, session, sequence, answer(Outcome.FENCED_LEADER_EPOCH, 4, **shown))
+    effects = leader.on_answer(1, session, sequence, answer(ErrorCode.FENCED_LEADER_EPOCH, 4, **shown))
     assert isinstance(effects[0], Resigned)
     assert [e.replica for e in effects[1:]] == [1, 2]
     assert {e.reason for e in effects[1:]} == {PushSessionEndReason.NEW_LEADER_EPOCH}
@@ -144,7 +152,7 @@ def leading_forced():
     return made
 
 
-@pytest.mark.parametrize("error", [Outcome.NONE, Outcome.FENCED_LEADER_EPOCH])
+@pytest.mark.parametrize("error", [ErrorCode.NONE, ErrorCode.FENCED_LEADER_EPOCH])
 def test_an_answer_of_an_older_generation_deposes_nobody_and_acknowledges_nothing(error):
     leader = leading_forced()
     session, sequence, request = pushed(leader, ends(4, (0, 0)))
@@ -158,14 +166,14 @@ def test_an_answer_of_an_older_generation_deposes_nobody_and_acknowledges_nothin
 def test_an_answer_that_tells_of_no_grant_is_of_no_generation():
     leader = leading_forced()
     session, sequence, _ = pushed(leader, ends(4, (0, 0)))
-    assert leader.on_answer(1, session, sequence, answer(Outcome.REQUEST_TIMED_OUT)) == [Push(1, backoff=True)]
+    assert leader.on_answer(1, session, sequence, answer(ErrorCode.REQUEST_TIMED_OUT)) == [Push(1, backoff=True)]
 
 
 @pytest.mark.parametrize(("shown", "rival"), [(SECOND, None), (FIRST + 1, FIRST + 1), (FIRST - 1, FIRST - 1)])
 def test_a_higher_generation_ends_the_lead_whatever_its_epoch_and_so_does_a_rival(shown, rival):
     leader = leading_forced()
     session, sequence, _ = pushed(leader, ends(4, (0, 0)))
-    told = answer(Outcome.FENCED_LEADER_EPOCH, 4, grant_epoch=1, grant_leader=1, generation=shown)
+    told = answer(ErrorCode.FENCED_LEADER_EPOCH, 4, grant_epoch=1, grant_leader=1, generation=shown)
     assert leader.on_answer(1, session, sequence, told)[0] == Resigned(1, 1, rival)
 
 
@@ -180,23 +188,23 @@ def test_a_newer_grant_in_any_answer_ends_the_lead():
 def test_corrupt_is_sent_once_more_then_ends_the_session():
     leader = leading()
     session, sequence, request = pushed(leader, ends(1, (0, 0)))
-    assert leader.on_answer(1, session, sequence, answer(Outcome.CORRUPT_MESSAGE, 1)) == [Push(1)]
+    assert leader.on_answer(1, session, sequence, answer(ErrorCode.CORRUPT_MESSAGE, 1)) == [Push(1)]
     again, repeated = leader.request(1, 1, 4)
     assert repeated == request
-    (ended,) = leader.on_answer(1, session, again.sequence, answer(Outcome.CORRUPT_MESSAGE, 1))
+    (ended,) = leader.on_answer(1, session, again.sequence, answer(ErrorCode.CORRUPT_MESSAGE, 1))
     assert ended.reason is PushSessionEndReason.NON_RETRIABLE_ERROR
 
 
 def test_r2_a_retriable_answer_sends_the_same_again_after_a_pause():
     leader = leading()
     session, sequence, request = pushed(leader, ends(1, (0, 0)))
-    assert leader.on_answer(1, session, sequence, answer(Outcome.REQUEST_TIMED_OUT, 1)) == [Push(1, backoff=True)]
+    assert leader.on_answer(1, session, sequence, answer(ErrorCode.REQUEST_TIMED_OUT, 1)) == [Push(1, backoff=True)]
     assert leader.request(1, 1, 4)[1] == request
 
 
 def test_every_state_has_an_answer_to_every_outcome():
-    assert REACTIONS.keys() == {(state, outcome) for state in SessionState for outcome in Outcome}
-    assert all(REACTIONS[SessionState.ENDED, outcome].step is Step.IGNORE for outcome in Outcome)
+    assert REACTIONS.keys() == {(state, outcome) for state in SessionState for outcome in ErrorCode}
+    assert all(REACTIONS[SessionState.ENDED, outcome].step is Step.IGNORE for outcome in ErrorCode)
     assert MAY_BECOME.keys() == set(SessionState)
     for reaction in REACTIONS.values():
         assert (reaction.reason is not None) == (reaction.step in {Step.END, Step.RESIGN})
