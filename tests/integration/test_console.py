@@ -1,10 +1,12 @@
 """`pushrep console` over real sockets: its values are those of `pushrep status`, and what a browser may do with it."""
 
+import gc
 import http.client
 import json
 import re
 import ssl
 import threading
+import tracemalloc
 from html import unescape
 from urllib.parse import quote, urlencode
 
@@ -29,6 +31,7 @@ pytest.importorskip("starlette")
 pytest.importorskip("jinja2")
 from starlette.exceptions import HTTPException
 
+from pushrep.console import watch
 from pushrep.console.access import ConsoleAccess, hashed, read_passwords
 from pushrep.console.command import console as console_command
 from pushrep.console.pages import ADVICE
@@ -38,9 +41,9 @@ from pushrep.console.web import ConsoleServer, ConsoleSettings
 LOOPBACK = Address("127.0.0.1", 0)
 
 
-def serve(*places, **settings):
-    watch = PlaceWatch(map(str, places), every_s=0.1)
-    return ConsoleServer(LOOPBACK, watch, ConsoleSettings(every_s=0.1, **settings))
+def serve(*places, every_s=0.1, **settings):
+    watched = PlaceWatch(map(str, places), every_s=every_s)
+    return ConsoleServer(LOOPBACK, watched, ConsoleSettings(every_s=every_s, **settings))
 
 
 @pytest.fixture
@@ -141,6 +144,39 @@ def test_open_pages_are_told_of_what_is_new(console):
             pass
     finally:
         connection.close()
+
+
+def test_live_updates_leave_nothing_behind_in_the_server(consumed, torture, monkeypatch):
+    """A reader that is told of each look and fetches two pages; in the long form as often as in an hour and a half."""
+    for name, value in (("STEP_S", 0.01), ("PAST_S", 0.1), ("_REST", 0)):  # an hour of points is full at once
+        monkeypatch.setattr(watch, name, value)
+    with serve(consumed, every_s=0.02) as server:
+        connection = http.client.HTTPConnection(*server.address, timeout=WAIT_S)
+        connection.request("GET", "/live")
+        events = connection.getresponse()
+
+        def memory_after(looks):
+            for _ in range(looks):
+                while events.readline().strip() != b"event: news":
+                    pass
+                for path in ("/", "/outbox/outbox"):
+                    assert get(server, path)[0] == 200
+            gc.collect()
+            return tracemalloc.get_traced_memory()[0]
+
+        def least_memory():
+            """What is being answered just now goes up and down."""
+            return min(memory_after(4) for _ in range(4))
+
+        tracemalloc.start()
+        try:
+            before = least_memory()
+            memory_after(torture.count(5, 3000))
+            grown = least_memory() - before
+        finally:
+            tracemalloc.stop()
+            connection.close()
+    assert grown < 128 << 10
 
 
 def test_it_listens_where_only_this_machine_reaches_it(capfd):
