@@ -210,6 +210,15 @@ def test_what_stands_there_is_said_in_words(tmp_path, mode, why, writable):
     assert refused.value.filename == str(path)
 
 
+def test_an_error_of_a_descriptor_names_its_file(tmp_path):
+    """Calls by descriptor leave the name out; "Invalid argument" alone came out of a reader with a rotten index."""
+    file = REAL_FILESYSTEM.open(tmp_path / "it", create=True)
+    with pytest.raises(OSError, match="Invalid argument") as refused:
+        file.read_at(1, -1)
+    file.close()
+    assert refused.value.filename == str(tmp_path / "it")
+
+
 SMALL_FILES = (
     "orders-0/{last}.index",
     "orders-0/{last}.timeindex",
