@@ -43,7 +43,7 @@ from filtering.errors import BadFilterSetting, CorruptMarks, MarksVersionUnsuppo
 
 Numbers = npt.NDArray[np.int64]
 
-UNKNOWN = -1  # stands in the columns for a destination partition or an advance nobody told
+UNKNOWN = -1  # stands in the columns for a destination partition or an advance that is not known
 WINDOW_MAX = 1 << 20  # offsets; 128 KiB of bits for a pair
 _INT32_MAX, _INT64_MAX = 2**31 - 1, 2**63 - 1
 
@@ -266,7 +266,7 @@ _PARTITION_BITS = 31
 
 
 class MarkEntry(NamedTuple):
-    """What is remembered of one pair; None where nobody told the destination partition or the time.
+    """What is remembered of one pair; None where the destination partition or the time is not known.
 
     Bit i of `bitmap`, counted from the lowest bit of byte 0, says whether `offset` - 1 - i was seen.
     """

@@ -70,7 +70,7 @@ class PairTable:
         return len(self.slots)
 
     def known_destination(self, pair: bytes) -> int:
-        """Where the pair lives, -1 if nobody told."""
+        """The destination partition of the pair, -1 if it is not known."""
         slot = self.slots.get(pair)
         if slot is not None:
             return self.destinations[slot]

@@ -60,9 +60,31 @@ class RetryPolicy:
     within_s: Callable[[BaseException], float] | float | None = None
     attempts: int | None = None
 
-    def call(self, question: Callable[[], _Answer], *, sleep: Callable[[float], None] = time.sleep) -> _Answer:
-        """What `question` returns. Blocks."""
-        return Retrying(**self._settings(), sleep=sleep)(question)
+    def call(
+        self,
+        question: Callable[[], _Answer],
+        *,
+        sleep: Callable[[float], object] = time.sleep,
+        is_stopped: Callable[[], bool] = lambda: False,
+        on_failure: Callable[[BaseException], None] | None = None,
+    ) -> _Answer:
+        """What `question` returns. Blocks.
+
+        is_stopped: asked after a failure; then its error is raised. on_failure: called with each error that passes.
+        """
+
+        def tell(state: RetryCallState) -> None:
+            error = None if state.outcome is None else state.outcome.exception()
+            if on_failure is not None and error is not None:
+                on_failure(error)
+
+        settings = self._settings()
+        settings["stop"] = lambda state: is_stopped() or self._is_enough(state)
+
+        def pause(seconds: float) -> None:
+            sleep(seconds)
+
+        return Retrying(**settings, sleep=pause, after=tell)(question)
 
     async def call_async(self, question: Callable[[], Awaitable[_Answer]]) -> _Answer:
         """As `call`, in an event loop."""
@@ -92,7 +114,7 @@ class RetryPolicy:
 
 
 class Failure(Enum):
-    """What a failed call tells about the next one."""
+    """What the failure of a call means for the next one."""
 
     PASSES = auto()
     NOT_THERE = auto()

@@ -1,4 +1,4 @@
-"""aiokafka's door: `AIOKafkaProducer(..., partitioner=SourcePartitionPartitioner(partition_count=4))`.
+"""For aiokafka: `AIOKafkaProducer(..., partitioner=SourcePartitionPartitioner(partition_count=4))`.
 
     key ─ StreamMetadata ─▶ source partition ─ mod partition_count ─▶ the destination's partition of that number
 

@@ -1,6 +1,6 @@
-"""aiokafka's door for who leaves sending to us: a producer that owns its client and leaves no hole.
+"""For aiokafka: a producer that owns its client and leaves no hole.
 
-    send ─▶ books ─▶ a task for each partition: one batch on its way, the next only when that one is acknowledged
+    send ─▶ queue ─▶ a task for each partition: one batch on its way, the next only when that one is acknowledged
                        └ given up by the client ─▶ a new client; the same records go out again, from the first on
 
 aiokafka gives up a batch whose leader stays unknown past its timeout, idempotent or not, and goes on with the next.
@@ -59,7 +59,7 @@ _OURS = {
     "key_serializer": "not for this producer: it takes bytes",
     "value_serializer": "not for this producer: it takes bytes",
 }
-# Sent again, these fail again: somebody has to mend the record, the topic or the rights first.
+# Sent again, these fail again: the record, the topic or the rights have to be corrected first.
 _FINAL = (
     MessageSizeTooLargeError,
     RecordListTooLargeError,
@@ -211,7 +211,7 @@ class SourcePartitionProducer:
             raise self._in_flight.refusal(min(stopped))
 
     def retry(self, partition: int) -> None:
-        """What its first record failed of is mended: send the partition's records again, from that one on."""
+        """Why its first record failed is corrected: send the partition's records again, from that one on."""
         self._in_flight.resume(partition)
         if partition in self._news:
             self._news[partition].set()
@@ -251,7 +251,7 @@ class SourcePartitionProducer:
                     await self._notify()
 
     async def _send_first(self, partition: int) -> None:
-        """As much of what waits as one batch takes, until it is in the log. Raises what no sending mends."""
+        """As much of what waits as one batch takes, until it is in the log. Raises errors that no retry can solve."""
 
         async def attempt() -> tuple[list[_Pending], int]:
             client = self._client

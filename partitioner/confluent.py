@@ -1,17 +1,17 @@
-"""confluent-kafka's door: a producer that owns its client, since librdkafka asks no Python code where a record goes.
+"""For confluent-kafka: a producer that owns its client, since librdkafka asks no Python code where a record goes.
 
-    produce ─▶ books (what is not acknowledged, in order) ─▶ librdkafka: idempotent, gapless, no time that drops, and
+    produce ─▶ queue (what is not acknowledged, in order) ─▶ librdkafka: idempotent, gapless, no time that drops, and
                                                               one request on its way to each broker
-      a report says delivered ─▶ out of the books
-      a report says failed    ─▶ a new client; everything that is in the books goes out again, from the first on
-                                 what no sending mends (too large, not allowed) stops its partition until `retry`
+      a report says delivered ─▶ out of the queue
+      a report says failed    ─▶ a new client; everything that is in the queue goes out again, from the first on
+                                 what no retry solves (too large, not allowed) stops its partition until `retry`
 
 So the prefix condition holds: per (PID, source partition) each attempt reaches the log in order and without holes.
 Why a new client: with `enable.gapless.guarantee` the old one ends at a failure rather than go past it.
 Why one request: a broker that knows nothing of a producer id takes any first sequence number. It may refuse the first
 of several for a moment (a leader that has just come, too few replicas) and take the second. It knows nothing of a new
 client, of one that was silent for `producer.id.expiration.ms`, and after its own start of one whose records are older
-than that, since it tells the silence by their timestamps. librdkafka can't send just those batches alone.
+than that, since it measures the silence by their timestamps. librdkafka can't send just those batches alone.
 """
 
 import logging
@@ -74,7 +74,7 @@ _LOG = logging.getLogger(__name__)
 Header = tuple[str, str | bytes | None]
 OnDelivery = Callable[[StreamMetadata, Message], None]
 
-# Sent again, these fail again: somebody has to mend the record, the topic or the rights first.
+# Sent again, these fail again: the record, the topic or the rights have to be corrected first.
 _FINAL = frozenset(
     {
         KafkaError.MSG_SIZE_TOO_LARGE,
@@ -113,7 +113,7 @@ def held_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Pending(NamedTuple):
-    """A record in the books, and what its client calls back when it is sent for the first time.
+    """A record in the queue, and what its client calls back when it is sent for the first time.
 
     One object for all of it: a hundred thousand of them may wait, and the garbage collector walks over each.
     """
@@ -285,7 +285,7 @@ class SourcePartitionProducer:
         self._raise_for_callback()
 
     def retry(self, partition: int) -> None:
-        """What its first record failed of is mended: send the partition's records again, from that one on."""
+        """Why its first record failed is corrected: send the partition's records again, from that one on."""
         with self._lock:
             if partition in self._in_flight.stopped:
                 self._in_flight.resume(partition)
@@ -354,7 +354,7 @@ class SourcePartitionProducer:
             client.produce(self.topic, value, key, partition, told, timestamp=timestamp_ms)
 
     def _process_reports(self) -> list[_Report]:
-        """Carry what the client reported into the books; what got into the log."""
+        """Apply the client's delivery reports to the queue; what got into the log."""
         done = []
         reports, acknowledge = self._reports, self._in_flight.acknowledge
         while reports:

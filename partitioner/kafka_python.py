@@ -1,4 +1,4 @@
-"""kafka-python's door: `KafkaProducer(..., partitioner=SourcePartitionPartitioner(partition_counts={"orders": 4}))`.
+"""For kafka-python: `KafkaProducer(..., partitioner=SourcePartitionPartitioner(partition_counts={"orders": 4}))`.
 
 A plugin only places records; the prefix condition stays the user's, as partitioner/aiokafka.py says. kafka-python
 gives up a batch whose time is over and goes on with the next: catch that failure, and send nothing more to that

@@ -1,4 +1,4 @@
-"""The books of a producer that leaves no hole: what was taken and is not acknowledged, partition by partition.
+"""The in-flight queue of a producer that leaves no hole: records that are not acknowledged, partition by partition.
 
     note ─▶ | first not acknowledged | ... | newest |        acknowledge: from the left, in order
                 └ fail: the partition stands, nothing is taken for it until `resume`; `outgoing` then begins here
@@ -84,7 +84,7 @@ class InFlightQueue(Generic[Record]):
             self._stopped[pending.partition] = error
 
     def resume(self, partition: int) -> None:
-        """What it failed of is mended."""
+        """The cause of the failure is corrected."""
         self._stopped.pop(partition, None)
 
     def outgoing(self, partition: int | None = None) -> Iterator[Record]:

@@ -3,7 +3,7 @@
     start ─▶ assigned: committed offset and marks, one fact ─▶ getone, getmany: replays are dropped ─▶ commit: both
              revoked: your callback may commit, then they are forgotten
 
-What was yielded and not committed is yielded again after a crash. aiokafka tells a commit's metadata through its admin
+What was yielded and not committed is yielded again after a crash. aiokafka reads a commit's metadata through its admin
 client only, and knows eager rebalances only. Marks that do not fit beside an offset need confluent-kafka's consumer.
 """
 
@@ -289,7 +289,7 @@ class ReplayFilteredConsumer:
         return [record for records in found.values() for record in records]
 
     def _is_read(self, partition: tuple[str, int], moves: int) -> bool:
-        """Whether what was fetched when so many moves were made is of the partition's run, so far as anyone can tell.
+        """Whether what was fetched when so many moves were made is of the partition's run, as far as it can be known.
 
         If not, the client reads it again from where the run is: some of it may have been fetched behind the move.
         """
@@ -335,7 +335,7 @@ class ReplayFilteredConsumer:
         await self._load_again()
 
     async def _load_again(self) -> None:
-        """What came and is not loaded yet; the client has not moved in it since, unless it is told to."""
+        """What came and is not loaded yet; the client has not moved in it since, unless by a seek."""
         async with self._moving:
             loaded = await self._run(self._member.load_again())
         if loaded and self._on_assign is not None:

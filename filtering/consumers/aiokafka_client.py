@@ -1,6 +1,6 @@
 """aiokafka's clients: which of their failures pass, and what a group's member asks of brokers.
 
-A committed position's metadata is told by the admin client only. Startpoints block, so they are asked in a thread; what
+Only the admin client reads a committed position's metadata. Startpoints block, so they are asked in a thread; what
 they want to know of the log is asked in the loop.
 """
 
@@ -105,7 +105,7 @@ async def ask_held(admin: AIOKafkaAdminClient, group: str, member: str) -> Held:
 class AiokafkaMember:
     """A member of a group, as startpoints ask about it. Made in its event loop.
 
-    admin: the admin client, which alone tells a commit's metadata.
+    admin: the only client that reads a commit's metadata.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class AiokafkaMember:
         return PartitionFacts(topic, partition, self._bounds, self._first_at, position, self._is_held)
 
     def _is_held(self, topic: str, partition: int) -> bool:
-        member = self._client._coordinator.member_id  # noqa: SLF001 - the client tells it nowhere else
+        member = self._client._coordinator.member_id  # noqa: SLF001 - its only place
         return self._ownership.is_held(member, topic, partition)
 
     def _ask_held(self, member: str) -> "Future[Held]":

@@ -467,7 +467,7 @@ class ReplayFilteredConsumer:
             raise
 
     def _end_commit(self, *, wait: bool = True) -> None:
-        """What an asynchronous commit came to, if it is over or is waited for; the caller is told."""
+        """If an asynchronous commit is over, or is waited for: call back with its result."""
         commit = self._commit
         if commit is None or not (wait or commit.answer.done()):
             return

@@ -171,7 +171,7 @@ def ask_brokers(question: Callable[[float], _Answer], timeout_s: float = TIMEOUT
 def ask_partitions(
     question: Callable[[float], list[TopicPartition] | None], timeout_s: float = TIMEOUT_S
 ) -> list[TopicPartition]:
-    """The same for a call that tells of each partition whether it failed."""
+    """The same for a call that returns an error for each partition."""
 
     def answered(left_s: float) -> list[TopicPartition]:
         partitions = question(left_s) or []
@@ -268,7 +268,7 @@ class ConfluentMarksTopic:
         try:
             try:
                 self._producer.produce(self._topic, value, key, on_delivery=lambda *report: reports.append(report))
-            except KafkaException:  # at times it says only that a fatal error came before: which one, a flush tells
+            except KafkaException:  # at times it says only that a fatal error came before: flush raises that one
                 flush(self._producer, _TIMEOUT_S)
                 raise
             flush(self._producer, _TIMEOUT_S)
@@ -318,7 +318,7 @@ class ConfluentMember:
         """Whether the coordinator says that this member has the partition now.
 
         False while partitions are being given out, for one that was assigned without a group's help, and while no
-        answer is there: a later call tells what was answered.
+        answer is there: a later call has the answer.
         """
         return self._ownership.is_held(self.client.memberid() or "", topic, partition)
 

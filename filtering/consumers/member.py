@@ -442,7 +442,7 @@ class GroupMember:
             yield Resume(free)
 
     def _unless_it_passes(self, steps: Steps[_Answer]) -> Steps[_Answer | None]:
-        """What the steps come to; None, and a warning, where they fail of what a later read may find mended."""
+        """What the steps come to; None, and a warning, where a later read may succeed."""
         try:
             return (yield from steps)
         except Exception as error:

@@ -153,7 +153,7 @@ class StartpointWatcher:
         self._seen, self._next_look_s = version, now_s + self._look_every_s
 
     def raise_untold(self) -> None:
-        """Raise what the caller was not told yet, one at a time."""
+        """Raise the errors that were not raised yet, one at a time."""
         if self._untold:
             raise self._untold.pop(0)
 
@@ -179,7 +179,7 @@ _WAIT_S = 0.5
 _SHARED_S = 1.0
 _COUNTS_S = 60.0
 """The rarest looks of a reader are as far apart. What was true so long ago may be so no more: who then claims what is
-another's is told so by its next poll, and the other one claims it again."""
+another's learns it from its next poll, and the other one claims it again."""
 
 
 class OwnershipCheck:

@@ -1,4 +1,4 @@
-"""Disk comes through the door: the few calls a log needs, each with its durability said.
+"""The disk, passed in: the few calls a log needs, each with its durability said.
 
 Nothing is durable until `File.sync` (its bytes) and `Filesystem.sync_directory` (its name) returned. Positions and
 sizes are bytes. Every call raises `OSError` with the path; `write_at` writes everything or raises.
@@ -27,7 +27,7 @@ The inode number alone says nothing: a file system gives the number of a removed
 Sources: ioctl_iflags(2), statx(2), statfs(2), linux/magic.h.
 
 A Watch hears of writes to a directory's files, whichever process makes them: inotify(7), where the system has it. A
-write through a mapping makes no sound, and neither does a sync: what is told is that somebody wrote, not what.
+write through a mapping makes no sound, and neither does a sync: it reports that somebody wrote, not what.
 """
 
 import ctypes

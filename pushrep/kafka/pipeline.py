@@ -8,7 +8,7 @@ acknowledged says what to do: the same bytes again in the same order, or a new p
 Until the first batch under an id is acknowledged it goes alone, because a broker that knows nothing of an id takes any
 first sequence number: of several, a later one could land first. The same after a long silence, when it has forgotten;
 after a failure and over another connection, since who leads now may have read its log without remembering; and always
-for batches that are old: brokers tell by a batch's newest timestamp, not by its arrival, how long an id was silent.
+for batches that are old: brokers measure by a batch's newest timestamp, not by its arrival, how long an id was silent.
 """
 
 from collections import deque
@@ -94,7 +94,7 @@ class Pipeline:
 
     @property
     def is_drained(self) -> bool:
-        """A failure closed it, and every answer is in: `verdict` tells what to do."""
+        """A failure closed it, and every answer is in: `verdict` says what to do."""
         return self._is_closed and not self._in_flight
 
     @property

@@ -260,7 +260,7 @@ class ShippingRecovery:
             self._stop_unread(source, unreadable.get(source.partition))
 
     def _stop_unread(self, source: ShippedPartition, error: Exception | None) -> None:
-        """Let a log wait of which it could not be told what the topic holds of it; without an error it goes on."""
+        """Let a log wait for which it is not known what the topic holds of it; without an error it goes on."""
         if error is None:
             if source.is_matching:
                 source.is_matching, source.stopped = False, None

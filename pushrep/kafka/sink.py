@@ -251,7 +251,7 @@ class KafkaSink:
         if isinstance(error, OutboxTakenOver) and self._fencing.asks_again:
             return False
         _LOG.error("shipping to %s stops: %s", self.topic, error)
-        self._notify_diverged(error)  # who asked to be told between the two
+        self._notify_diverged(error)  # whoever registered between the two
         self._started.set()
         return True
 

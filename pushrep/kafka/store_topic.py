@@ -181,7 +181,7 @@ FENCED = {
 OVERTAKEN = {*FENCED, KafkaError.UNKNOWN}
 """Of a change: also what a coordinator answers at times whose transactional id another writer is just taking."""
 _PURGED = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}  # noqa: SLF001 - their only names
-"""What a client reports of records whose transaction has failed; it does not tell of what."""
+"""What a client reports of records whose transaction has failed; the reason is not in it."""
 Report = tuple[KafkaError | None, Message]
 
 QUIET = logging.getLogger("pushrep.kafka.stores.librdkafka")
@@ -382,7 +382,7 @@ class KeyedTopic:
         return cls(destination, facts, name, version)
 
     def look(self) -> int:
-        """Read what is new: the offset of the last record, -1 if there is none. `offsets` then tells what is there."""
+        """Read what is new: the offset of the last record, -1 if there is none. `offsets` is then what is there."""
         with self._mutex:
             if not self._has_looked and self._reading.has_open_change():
                 self._begin()  # a writer was killed within a change: decide it, before anyone relies on what is there

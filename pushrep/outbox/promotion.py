@@ -21,8 +21,7 @@ from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 from uuid import UUID
 
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
-
+from filtering.retry import Backoff, RetryPolicy
 from pushrep.election.candidate import LEADER_ALIVE_MS, Fetch, MemberAnswer, MemberLog, Purpose, leader_alive
 from pushrep.election.epochs import common_end, without_unfenced
 from pushrep.election.errors import (
@@ -227,13 +226,10 @@ def election_in(  # noqa: PLR0913 - whose, and what it asks with
     Raises CantPromote, DirectoryIsCopy, CorruptNodeFile, OSError.
     """
     with ExitStack() as stack:
-        taking = Retrying(
-            retry=retry_if_exception_type(CantPromote),
-            stop=stop_after_delay(take_s),
-            wait=wait_fixed(0.05),
-            reraise=True,
+        waiting = RetryPolicy(
+            passes=lambda error: isinstance(error, CantPromote), backoff=Backoff(0.05, 0.05, least=1.0), within_s=take_s
         )
-        held = taking(_open_directory, directory, filesystem, clock)
+        held = waiting.call(lambda: _open_directory(directory, filesystem, clock))
         stack.callback(held.release)
         if not may_be_copy:
             held.refuse_copy()

@@ -7,8 +7,9 @@
         change       {"id": 3, "stop": 1042}    {"id": 3, "stop": null}: live    {"id": 3, "state": "DELETED"}
                      "removing": true beside DELETED: it was asked for, and the files may not all be gone
 
-A line is on disk before its id is told. A torn end was told to nobody; it is cut, and as many ids as it has bytes are
-passed over, also where an entry at the end was complete and then rotted. A bad line with others behind it is refused.
+A line is on disk before its id is returned. A torn end was returned to nobody; it is cut, and as many ids as it has
+bytes are skipped, also where an entry at the end was complete and then rotted. A bad line with others behind it is
+refused.
 For the process that holds the lock of the directory; others use `read_catalogue`.
 """
 

@@ -8,9 +8,7 @@ from functools import cache
 from importlib.metadata import version
 from typing import NamedTuple, TypeVar
 
-from tenacity import RetryCallState, Retrying, retry_if_exception_type, sleep_using_event, stop_when_event_set
-from tenacity import wait_random_exponential as random_exponential
-
+from filtering.retry import Backoff, RetryPolicy
 from pushrep.env import Event
 from pushrep.replicate.errors import ReplicaUnreachable
 from pushrep.replicate.settings import PushSettings
@@ -81,22 +79,18 @@ def patiently(
 
     Raises the last error once it is. `on_failure`: told of each.
     """
-    return Retrying(
-        wait=random_exponential(multiplier=settings.backoff_min_ms / 1000, max=settings.backoff_max_ms / 1000),
-        retry=retry_if_exception_type((ReplicaUnreachable, ProtocolError, OSError)),
-        stop=stop_when_event_set(stop),  # type: ignore[arg-type]  # it wants no more than our Event has
-        sleep=sleep_using_event(stop),  # type: ignore[arg-type]
-        after=lambda state: on_failure(state.outcome.exception()),  # type: ignore[union-attr, arg-type]
-        reraise=True,
-    )(attempt)
+    passing = (ReplicaUnreachable, ProtocolError, OSError)
+    policy = RetryPolicy(passes=lambda error: isinstance(error, passing), backoff=_backoff(settings))
+    return policy.call(attempt, sleep=stop.wait, is_stopped=stop.is_set, on_failure=on_failure)
 
 
 def pause_s(settings: PushSettings, failures: int) -> float:
     """How long to wait after so many failures in a row: what `patiently` waits, for who must not wait here."""
-    wait = random_exponential(multiplier=settings.backoff_min_ms / 1000, max=settings.backoff_max_ms / 1000)
-    state = RetryCallState(Retrying(), None, (), {})
-    state.attempt_number = max(1, failures)
-    return wait(state)
+    return _backoff(settings).pause_s(max(1, failures))
+
+
+def _backoff(settings: PushSettings) -> Backoff:
+    return Backoff(settings.backoff_min_ms / 1000, settings.backoff_max_ms / 1000)
 
 
 @cache

@@ -36,7 +36,7 @@ class PartitionLog(Protocol):
 
     @property
     def log_id(self) -> str:
-        """The log's own id, "" if it tells none."""
+        """The log's own id, "" if it has none."""
         ...
 
     def bounds(self) -> tuple[int, int]:

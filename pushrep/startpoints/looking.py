@@ -1,8 +1,8 @@
 """How a running reader asks its store: for a bounded time, and rarely while nobody answers, so that reading goes on.
 
     answers    asked as often as the reader likes, each time within 10 s; a mere look, which it takes all the time, 3 s
-    away       told once in the log; asked again after 1 s, then after 2, 4 ... 60 s; new startpoints wait
-    back       told once; the reader looks at all that there is
+    away       logged once; asked again after 1 s, then after 2, 4 ... 60 s; new startpoints wait
+    back       logged once; the reader looks at all that there is
 
 A partition that is to start has to know where, so at a start nobody asks in this way.
 """

@@ -345,7 +345,7 @@ class Claim:
 
 
 def check_text(argument: str, text: object) -> None:
-    """Raise BadArgument for what tells nobody anything, or can't be stored."""
+    """Raise BadArgument for an empty or too long text, or one that UTF-8 can't carry."""
     if not isinstance(text, str) or not text.strip() or len(text) > REASON_CHARACTERS_MAX:
         raise BadArgument(argument, f"say in 1 to {REASON_CHARACTERS_MAX} characters, not {text!r}")
     try:

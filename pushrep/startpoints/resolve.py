@@ -116,7 +116,7 @@ def _by_policy(startpoint: Startpoint, log: LogFacts, why: str) -> Resolved | Un
 
 
 class ApplyAnswer(NamedTuple):
-    """What a reader that applies is told; `is_new`: it is a fact only once it is written."""
+    """The answer to a reader that applies; `is_new`: it is a fact only once it is written."""
 
     fact: Applied | Failed
     is_new: bool

@@ -221,3 +221,12 @@ def test_a_policy_begins_no_call_that_its_time_is_over_for():
     with pytest.raises(KeyError):
         policy.call(call, sleep=lambda _: None)
     assert call.calls == 2
+
+
+def test_a_policy_that_is_stopped_raises_the_error_that_came_before_it():
+    failures, stopped = [], iter([False, True])
+    policy = RetryPolicy(passes=lambda error: isinstance(error, OSError), backoff=Backoff(0.1, 1.0))
+    call = Refusing(OSError(1), OSError(2), OSError(3), answer="never")
+    with pytest.raises(OSError, match="2"):
+        policy.call(call, sleep=lambda _: True, is_stopped=lambda: next(stopped), on_failure=failures.append)
+    assert [str(error) for error in failures] == ["1", "2"]
