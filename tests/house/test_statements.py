@@ -20,13 +20,13 @@ REFUSALS = BEFORE_THE_TABLE | {ErrorCode.UNKNOWN_TOPIC_ID.name, ErrorCode.KAFKA_
 STARTPOINTS = {str(rule) for rule in range(1, 10)}
 PROMISES = {
     "kinds", "bootstrap", "newest", "readers", "states", "record", "topic", "crash", "processes", "groups", "plain",
-    "source", "export", "apply-checkpoint", "command", "away",
+    "source", "export", "apply-checkpoint", "command", "away", "sink",
 }  # fmt: skip
 
 FILTERING = {
     "key", "carrier", "pid", "rule", "order", "given", "split", "window", "ttl", "counts", "place", "prefix",
     "alone", "stops", "position", "again", "assignment", "transaction", "operator", "batches", "adopt",
-    "stores", "sql", "relay", "killed", "twice", "changed",
+    "stores", "sql", "relay", "killed", "twice", "changed", "back", "tables",
 }  # fmt: skip
 
 
