@@ -14,7 +14,7 @@ from pushrep.cli import main as cli_main
 from pushrep.env import REAL_FILESYSTEM, FileWitness, RealFilesystem
 from pushrep.log import LogConfig, SegmentLog
 from pushrep.log.directory import LogDirectory
-from pushrep.log.directory_files import CLEAN_MARKER_NAME
+from pushrep.log.directory_files import CLEAN_MARKER_NAME, CheckpointFile, write_leader_epochs
 from pushrep.log.directory_id import (
     DIRECTORY_ID_NAME,
     UNKNOWN_ID,
@@ -28,6 +28,7 @@ from pushrep.log.published import PUBLISHED_NAME
 from pushrep.outbox import Outbox
 from pushrep.outbox.directory_handover import moved
 from pushrep.outbox.errors import NotACopy, OriginalStands
+from pushrep.records.leader_epochs import LeaderEpochs
 
 CONFIG = LogConfig(preallocate_bytes=0, segment_bytes=2000)
 FILE = FileWitness(inode=7, generation=3, birth_ns=9)
@@ -275,6 +276,16 @@ def test_damage_before_a_whole_batch_stays_damage_in_a_copy(home, tmp_path):
     path.write_bytes(data)
     with opened(copy) as outbox:
         assert outbox.log(0).damaged_from == 1
+
+
+def test_the_list_of_epochs_of_a_copy_may_be_of_another_moment(home, tmp_path):
+    copy, _ = torn(home, tmp_path)
+    for name in (CLEAN_MARKER_NAME, CheckpointFile.RECOVERY_POINT.value):
+        (copy / name).unlink()
+    write_leader_epochs(copy / "orders-0", LeaderEpochs(((1, 0),)))  # what was copied before it is of epoch 0
+    append(copy, b"four")
+    with SegmentLog.open_reader(copy / "orders-0") as log:
+        assert [record.value for record in log.records(0)] == [b"one" * 50, b"two" * 50, b"three" * 50, b"four"]
 
 
 def test_moved_makes_a_copy_the_original_again(home, tmp_path, capsys):
