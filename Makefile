@@ -19,7 +19,7 @@ HAS_MAVEN = command -v mvn >/dev/null || { echo "Maven (mvn) is not installed: i
 JUDGE  := .cache/history_judge/judge
 ARCHIVE := .cache/java
 
-.PHONY: help demo demo-kafka test torture newest spark-releases quick lint format bench jars judge clean
+.PHONY: help demo demo-kafka test torture newest spark-releases object-stores quick lint format bench jars judge clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -141,6 +141,26 @@ spark-releases: $(VENV)/.dev $(TABLES)/.done  ## The core of each Spark form, an
 	PUSHREP_SPARK_PYTHONS=$$(printf '%s:' $(RELEASES:%=$(CURDIR)/$(SPARKS)/%/bin/python)) \
 		$(BIN)/python -m pytest tests/spark/replay/test_releases.py --timeout 1800 $(PYTEST_ARGS)
 
+S3 := .cache/spark-s3
+MOTO := .venv-moto
+MOTO_VERSION := 5.2.5
+# S3A and two servers of S3, one of Maven's jars and one of Python's packages. One Maven at a time.
+$(S3)/.done: tests/spark/s3/pom.xml tests/spark/s3/server.xml tests/spark/s3/jars.sha256
+	@$(HAS_MAVEN)
+	@echo "fetching S3A and s3proxy into $(S3) ..."
+	@rm -rf $(S3)
+	@mvn -q -B -f tests/spark/s3/pom.xml dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory=$(CURDIR)/$(S3)/libs
+	@mvn -q -B -f tests/spark/s3/server.xml dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory=$(CURDIR)/$(S3)/server
+	@cd $(S3) && $(SUMS) $(CURDIR)/tests/spark/s3/jars.sha256
+	@touch $@
+
+object-stores: $(VENV)/.dev $(S3)/.done  ## Tables, marks and checkpoints in S3's servers: s3proxy, and moto in .venv-moto/
+	@test -x $(MOTO)/bin/moto_server || { $(PYTHON) -m venv $(MOTO) && \
+		$(MOTO)/bin/python -m pip --disable-pip-version-check --quiet install 'moto[server,s3]==$(MOTO_VERSION)'; }
+	PUSHREP_S3_JARS=$$(ls $(CURDIR)/$(S3)/libs/*.jar | paste -sd,) PUSHREP_S3_SERVER=$(CURDIR)/$(S3)/server \
+	PUSHREP_S3_MOTO=$(CURDIR)/$(MOTO)/bin/moto_server $(BIN)/python -m pytest tests/spark/test_object_stores.py \
+		--timeout 1800 $(PYTEST_ARGS)
+
 quick: $(VENV)/.dev  ## The tests without Spark and Java
 	$(BIN)/python -m pytest -m 'not spark and not java and not slow' $(PYTEST_ARGS)
 
@@ -158,4 +178,4 @@ bench: $(VENV)/.bench  ## Benchmarks beside their peers, half an hour or more; o
 	$(BIN)/python -m benchmarks all
 
 clean:  ## Remove what the targets above made
-	rm -rf $(VENV) $(NEWEST) $(SPARKS) .cache demo-out demo-kafka-out .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(NEWEST) $(SPARKS) $(MOTO) .cache demo-out demo-kafka-out .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -19,7 +19,7 @@ from pyspark.sql.types import BinaryType, NullType
 
 from filtering.stream_metadata import KEY_BYTES, METADATA_HEADER, OFFSET_MAX, PARTITION_MAX
 from spark_jobs.errors import SparkJobError
-from spark_jobs.spark_internals import asked
+from spark_jobs.spark_internals import asked, over_connect
 
 assert KEY_BYTES == 20, "the substrings below are cut for 20 bytes"
 
@@ -167,6 +167,8 @@ _found: dict[str, Numbers] = {}  # by application: what it has does not change
 
 def key_numbers(spark: SparkSession) -> Numbers:
     """The fastest way to numbers that this Spark has."""
+    if over_connect(spark):
+        return by_digits
     application = spark.sparkContext.applicationId
     if application not in _found:
         _found[application] = by_prefix(spark) or by_digits

@@ -2,9 +2,10 @@
 
     <path>/00000000000000000017-5-<query id>.marks       the 17th write: batch 5 of that query (batch_marks.py)
 
-For drivers that may move: the files lie beside the checkpoint, where the next driver finds both. A file is written
-aside and renamed, so it is whole or not there; of one batch the one written last counts. The file system must rename
-atomically, as local disks and HDFS do.
+For drivers that may move: the files lie beside the checkpoint, where the next driver finds both. A file is there whole
+or not at all (sinks/hadoop.py); of one batch the one written last counts. Of two drivers of one query the one that
+writes second finds a file that it does not know, or its own next name taken, and fails with MarksFenced: in an object
+store and on HDFS always, on a local or mounted disk unless both write in the same instant.
 """
 
 import re
@@ -13,7 +14,7 @@ from typing import NamedTuple
 from pyspark.sql import SparkSession
 
 from spark_jobs.batch_marks import ADOPTED, BatchMarks, BatchMarksVersionUnsupported, CorruptBatchMarks
-from spark_jobs.marks import MarksStoreDamaged
+from spark_jobs.marks import MarksFenced, MarksStoreDamaged
 from spark_jobs.sinks.hadoop import HadoopDirectory
 
 _NAME = re.compile(r"([0-9]{20})-(-1|[0-9]{1,19})-([A-Za-z0-9_-]+)\.marks")
@@ -29,17 +30,23 @@ class _File(NamedTuple):
         return f"{self.sequence:020d}-{self.batch_id}-{self.query_id}.marks"
 
 
+_NOTHING = _File(-1, ADOPTED, "")
+
+
 class FileMarks:
     """Marks in a directory of any file system that Spark knows, for ReplayFilteredBatches.
 
-    path: a directory of their own, beside the checkpoint. session: the active one if none is given. Use raises
-    MarksStoreDamaged for a file that can't be read, and what Hadoop's client raises.
+    path: a directory of their own, beside the checkpoint. session: the active one if none is given. check: whether the
+    first use looks if an object store can do this; only looking needs no such look. Use raises StoreUnfit for one that
+    can't, MarksFenced if another driver wrote since this store was first used, MarksStoreDamaged for a file that can't
+    be read, and what Hadoop's client raises.
     """
 
-    def __init__(self, path: str, session: SparkSession | None = None) -> None:
+    def __init__(self, path: str, session: SparkSession | None = None, *, check: bool = True) -> None:
         self.location = path
-        self._session = session
+        self._session, self._check = session, check
         self._directory: HadoopDirectory | None = None
+        self._last: _File | None = None  # the newest that this store has seen or written
 
     def owner(self) -> str | None:
         """The query that wrote last; None while the store is empty."""
@@ -71,16 +78,19 @@ class FileMarks:
         if _NAME.fullmatch(new.name) is None:
             raise MarksStoreDamaged(self.location, f"a query id {marks.query_id!r} is no name of a file")
         if not self._opened().create_bytes(new.name, marks.to_bytes()):
-            raise MarksStoreDamaged(self.location, f"the file system refused to make {new.name}")
+            raise MarksFenced(self.location, marks.query_id, marks.batch_id)
+        self._last = new
         for file in files:
             if self._is_old(file, new, keep):
                 self._opened().remove(file.name)
 
     def drop_from(self, query_id: str, batch_id: int) -> None:
         """Forget this query's batches >= batch_id, the highest first: killed in between, no hole is left."""
-        own = [file for file in self._files() if file.query_id == query_id and file.batch_id >= batch_id]
+        files = self._files()
+        own = [file for file in files if file.query_id == query_id and file.batch_id >= batch_id]
         for file in sorted(own, key=lambda file: -file.batch_id):
             self._opened().remove(file.name)
+        self._last = max((file for file in files if file not in own), default=_NOTHING)
 
     def close(self) -> None:
         """Nothing stays open between calls."""
@@ -94,7 +104,13 @@ class FileMarks:
     def _files(self) -> list[_File]:
         """In the order in which they were written."""
         matches = map(_NAME.fullmatch, self._opened().names())
-        return sorted(_File(int(m[1]), int(m[2]), m[3]) for m in matches if m is not None)
+        files = sorted(_File(int(m[1]), int(m[2]), m[3]) for m in matches if m is not None)
+        newest = files[-1] if files else _NOTHING
+        self._last = self._last or newest
+        if newest != self._last:
+            later = max(newest, self._last)
+            raise MarksFenced(self.location, later.query_id, later.batch_id)
+        return files
 
     def _opened(self) -> HadoopDirectory:
         if self._directory is None:
@@ -102,4 +118,6 @@ class FileMarks:
             if session is None:
                 raise MarksStoreDamaged(self.location, "no Spark session is active here: give one")
             self._directory = HadoopDirectory(session, self.location)
+            if self._check:
+                self._directory.check_creates_once()
         return self._directory

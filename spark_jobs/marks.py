@@ -61,6 +61,17 @@ class MarksStore(Protocol):
         ...
 
 
+class MarksFenced(SparkJobError):
+    """Another driver wrote marks since this one read them: two run at once, or a checkpoint was copied. End one."""
+
+    def __init__(self, location: str, query_id: str, batch_id: int) -> None:
+        super().__init__(
+            f"marks at {location} were written by another driver while batch {batch_id} of query {query_id} ran: the "
+            "marks of this batch are not stored; end one of the two, and start the other again"
+        )
+        self.location, self.query_id, self.batch_id = location, query_id, batch_id
+
+
 class MarksStoreDamaged(SparkJobError):
     """The store can't be trusted: restore a copy, or start a fresh checkpoint with `adopt=` from an older batch."""
 

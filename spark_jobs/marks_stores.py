@@ -93,7 +93,7 @@ def _file_marks(place: str) -> Iterator[MarksStore]:
         require_java()
     session = active or SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
     try:
-        yield FileMarks(place, session)
+        yield FileMarks(place, session, check=False)
     finally:
         if active is None:
             session.stop()

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from pyspark.sql import DataFrame
 
-from spark_jobs.spark_internals import asked, class_name
+from spark_jobs.spark_internals import asked, class_name, query_id_of
 
 _RELATION: Final = "LogicalRelation"
 _COLUMNAR: Final = frozenset({"ParquetFileFormat", "OrcFileFormat"})
@@ -45,7 +45,7 @@ def input_counter(df: DataFrame, pruned: DataFrame) -> Callable[[int], Any] | No
 
 def running_query(session: Any) -> Any:
     """Spark's own object of the query in whose foreachBatch we are; None elsewhere."""
-    query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
+    query_id = query_id_of(session)
     if query_id is None:
         return None
     jvm = session.sparkContext._jvm  # noqa: SLF001 - the door to Spark's own objects

@@ -99,8 +99,7 @@ def operator_counts(progress: Mapping[str, Any], metrics: str = METRICS) -> Batc
 
     Of `all_dropped` at most NAMED_MAX pairs a task are named.
     """
-    observed = progress["observedMetrics"]
-    before, after = observed.get(f"{metrics}.before"), observed.get(f"{metrics}.after")
+    before, after = (_observed(progress, f"{metrics}.{side}") for side in ("before", "after"))
     if before is None or after is None:
         return None
     named = tuple((topic, pid, partition) for topic, pid, partition in map(json.loads, after["all_dropped"]))
@@ -120,9 +119,17 @@ def operator_counts(progress: Mapping[str, Any], metrics: str = METRICS) -> Batc
 
 def operator_gaps(progress: Mapping[str, Any], metrics: str = METRICS) -> dict[tuple[str, int, int], int]:
     """The gap alarm of one batch: (topic, pid, source partition) → offsets its mark jumped over; NAMED_MAX a task."""
-    after = progress["observedMetrics"].get(f"{metrics}.after")
+    after = _observed(progress, f"{metrics}.after")
     found = [] if after is None else map(json.loads, after["gaps"])
     return {(topic, pid, partition): jumped for topic, pid, partition, jumped in found}
+
+
+def _observed(progress: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
+    """What was observed under a name; over Spark Connect it comes as lists of values and of their names."""
+    row = progress["observedMetrics"].get(name)
+    if row is None or "schema" not in row:
+        return row if row is None or isinstance(row, Mapping) else row.asDict()
+    return dict(zip((field["name"] for field in row["schema"]["fields"]), row["values"], strict=True))
 
 
 def _sum(name: str) -> Any:

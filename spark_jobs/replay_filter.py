@@ -47,6 +47,7 @@ from spark_jobs.micro_batch import RowsRead, column_pruned, input_counter
 from spark_jobs.replacing import Replacing, ReplacingHandler
 from spark_jobs.slice_scan import keyed_frame, scan_slices
 from spark_jobs.slices import Slice, check_unchanged, ranges_of
+from spark_jobs.spark_internals import query_id_of
 
 __all__ = [
     "BatchCounts",
@@ -137,7 +138,7 @@ class ReplayFilteredBatches:
 
     def __call__(self, df: DataFrame, batch_id: int) -> None:
         """One batch, as foreachBatch calls it."""
-        query_id = query_id_of(df)
+        query_id = query_id_of(df.sparkSession)
         if query_id is None:
             raise NotInForeachBatch
         before = self._marks_before(query_id, batch_id)
@@ -278,8 +279,3 @@ class ReplayFilteredBatches:
             warn_of_no_metadata(_LOG, counts, self._rule.carrier)
         if self._on_counts is not None:
             self._on_counts(counts)
-
-
-def query_id_of(df: DataFrame) -> str | None:
-    """The id of the query in whose foreachBatch we are, None elsewhere; it lives as long as its checkpoint."""
-    return df.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")

@@ -27,13 +27,16 @@ from spark_jobs.mark_epochs import EPOCH_COLUMNS
 from spark_jobs.runs import Runs
 from spark_jobs.slice_filter import log_partitions, scan_batches
 from spark_jobs.slices import Slice
-from spark_jobs.spark_internals import setting, to_arrow, use_driver_python
+from spark_jobs.spark_internals import over_connect, setting, to_arrow, use_driver_python
 
 KEY = "_pushrep_key"
 """The bytes that may be metadata, whatever carrier they came in, while a frame is inside the filter."""
 
 RUNS_MAX = 250_000
 """With more runs than this a batch is aggregated by pair: some 20 MB for the driver, and no worth beyond."""
+
+_CORES_LIKELY = 8
+"""Of a Spark Connect server, which doesn't tell how many it has."""
 
 _SHUFFLE = "spark.sql.shuffle.partitions"
 _COLUMNS = ("topic", "partition", "offset")
@@ -150,7 +153,8 @@ def _aggregated(keyed: DataFrame, rule: FilterRule, *, runs: bool) -> Any:
     # The groups lie in one Spark partition already, but Spark shuffles them: 200 tasks for some kilobytes by default,
     # since adaptive execution, which would join them, is off in a stream.
     spark = keyed.sparkSession
-    few = min(spark.sparkContext.defaultParallelism, int(spark.conf.get(_SHUFFLE) or 200))
+    cores = _CORES_LIKELY if over_connect(spark) else spark.sparkContext.defaultParallelism
+    few = min(cores, int(spark.conf.get(_SHUFFLE) or 200))
     with setting(spark, _SHUFFLE, few):
         return to_arrow(summary.limit(RUNS_MAX + 1) if runs else summary)
 

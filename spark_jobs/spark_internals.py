@@ -6,6 +6,8 @@ public means, which cost more and give the same rows.
     3.5   no DataFrame.toArrow, no arrow_udf, no transformWithState, no data sources in Python
     4.0   no arrow_udf, no limits for streams of a Python data source (so 4.1)
     4.2   all
+
+Over Spark Connect there are no inner objects at all: the session speaks to a server.
 """
 
 import logging
@@ -29,6 +31,7 @@ from spark_jobs.errors import SparkJobError
 
 _LOG = logging.getLogger(__name__)
 
+_CONNECT: Final = "pyspark.sql.connect"
 _LISTS: Final = frozenset({"LocalRelation", "OneRowRelation"})
 
 _Answer = TypeVar("_Answer")
@@ -54,9 +57,9 @@ def is_local(df: DataFrame) -> bool | None:
     What is projected from such a list the optimizer may compute itself, partition ids too: without tasks, as if there
     were one.
     """
-    frame: Any = df._jdf  # noqa: SLF001 - there is no public question
 
     def look() -> bool:
+        frame: Any = df._jdf  # noqa: SLF001 - there is no public question
         leaves = frame.queryExecution().optimizedPlan().collectLeaves()
         return all(class_name(leaves.apply(n)) in _LISTS for n in range(leaves.size()))
 
@@ -66,6 +69,8 @@ def is_local(df: DataFrame) -> bool | None:
 def is_observed(observation: Observation) -> bool:
     """Whether an action has filled it: `observation.get` waits for one that may never come."""
     inner: Any = observation
+    if type(observation).__module__.startswith(_CONNECT):
+        return bool(observation.get)  # where it waits for nothing
 
     def look() -> bool:
         future = inner._jo.future()  # noqa: SLF001 - there is no public question
@@ -76,6 +81,33 @@ def is_observed(observation: Observation) -> bool:
         return bool(future.isCompleted())
 
     return asked(look) or False
+
+
+class NotOverConnect(SparkJobError):
+    """Spark Connect can't do it: use a classic session, or what the message names."""
+
+    def __init__(self, what: str, instead: str) -> None:
+        super().__init__(f"{what}: not over Spark Connect; {instead}")
+        self.what, self.instead = what, instead
+
+
+def over_connect(spark: SparkSession) -> bool:
+    """Whether this session speaks to a server, and has no JVM."""
+    return type(spark).__module__.startswith(_CONNECT)
+
+
+def query_id_of(spark: SparkSession) -> str | None:
+    """The id of the query in whose foreachBatch we are, None elsewhere; it lives as long as its checkpoint.
+
+    Over Spark Connect the handler is told no more than its session: the only query that runs there.
+    Raises NotOverConnect for several.
+    """
+    if not over_connect(spark):
+        return spark.sparkContext.getLocalProperty("sql.streaming.queryId")
+    running = [str(query.id) for query in spark.streams.active]
+    if len(running) > 1:
+        raise NotOverConnect("several queries in one session", "nobody tells whose batch it is: one session for each")
+    return running[0] if running else None
 
 
 STREAMS_SINCE: Final = (4, 2)
@@ -148,8 +180,11 @@ def use_driver_python(spark: SparkSession) -> None:
     """Let the workers of a local master run the driver's own interpreter, unless another one is configured.
 
     Spark starts the `python3` of PATH. Where the virtual environment is not activated, that one lacks this package, and
-    the first batch ends in a long Java trace. A cluster keeps its own settings: the driver's path means nothing there.
+    the first batch ends in a long Java trace. A cluster keeps its own settings, and so does a Spark Connect server: the
+    driver's path means nothing there.
     """
+    if over_connect(spark):
+        return
     configured = "PYSPARK_PYTHON" in os.environ or any(
         spark.conf.get(name, None) for name in ("spark.pyspark.python", "spark.pyspark.driver.python")
     )

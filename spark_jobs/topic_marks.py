@@ -19,7 +19,7 @@ from pushrep.kafka.errors import DestinationRefused, TopicMissing
 from pushrep.kafka.store_topic import ChangedByOther, KeyedTopic, RecordsOfOthers
 from spark_jobs.batch_marks import ADOPTED, BatchMarks, BatchMarksVersionUnsupported, CorruptBatchMarks
 from spark_jobs.errors import SparkJobError
-from spark_jobs.marks import MarksStoreDamaged
+from spark_jobs.marks import MarksFenced, MarksStoreDamaged
 
 FORMAT, VERSION = "pushrep.marks", 1
 PART_BYTES_MAX = 900_000
@@ -34,17 +34,6 @@ class MarksTopicUnfit(SparkJobError):
     def __init__(self, location: str, setting: str, why: str) -> None:
         super().__init__(f"marks at {location}: {setting}: {why}")
         self.location, self.setting, self.why = location, setting, why
-
-
-class MarksFenced(SparkJobError):
-    """Another driver wrote marks since this one read them: two run at once, or a checkpoint was copied. End one."""
-
-    def __init__(self, location: str, query_id: str, batch_id: int) -> None:
-        super().__init__(
-            f"marks at {location} were written by another driver while batch {batch_id} of query {query_id} ran: the "
-            "marks of this batch are not stored; end one of the two, and start the other again"
-        )
-        self.location, self.query_id, self.batch_id = location, query_id, batch_id
 
 
 class _Batch(NamedTuple):

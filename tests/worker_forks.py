@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 _PRELOADED = (
     *("pyspark.worker", "pyspark.sql.worker.plan_data_source_read", "pandas", "pyarrow.compute", "pyarrow.dataset"),
     *("pyspark.sql.streaming.stateful_processor_api_client", "spark_jobs.keyed_state", "spark_jobs.sources.datasource"),
+    *os.environ.get("PUSHREP_TESTS_PRELOADED", "").split(),
 )
 _SIZE = 8
 

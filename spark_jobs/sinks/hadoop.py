@@ -1,21 +1,57 @@
-"""A directory on whatever file system Spark's Hadoop client knows: local, HDFS, an object store by its connector."""
+"""A directory on whatever file system Spark's Hadoop client knows: local, HDFS, an object store by its connector.
+
+    a file system    a file is there from its opening on    a directory is renamed as one
+    an object store  an object is there, whole, from its closing on    a "directory" is renamed object by object
+
+So a new file is written aside and renamed on a file system; in an object store it is one object, put there on the
+condition that none has its name (S3's If-None-Match). S3A knows that condition since Hadoop 3.4.2, and only where it is
+asked for by name: without, of two writers of one name the second overwrites the first.
+"""
 
 import os
-from typing import Any, cast
+from typing import Any, Final, cast
+from uuid import uuid4
 
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
+
+from spark_jobs.errors import SparkJobError
+from spark_jobs.spark_internals import NotOverConnect, over_connect
+
+_FILE_SYSTEMS: Final = frozenset({"file", "hdfs", "viewfs", "webhdfs", "swebhdfs"})
+_HIERARCHICAL: Final = "fs.capability.etags.preserved.in.rename"
+"""What Azure's client answers yes to where an account has a hierarchical namespace, and no object store does."""
+_IF_NONE_MATCH: Final = "fs.option.create.conditional.overwrite"
+
+
+class StoreUnfit(SparkJobError):
+    """Of two writers of one new name this store lets both: keep what needs one writer elsewhere."""
+
+    def __init__(self, location: str) -> None:
+        super().__init__(
+            f"{location}: of two drivers that make one new file there the second overwrites the first, so nobody would "
+            "notice two drivers at once. S3 needs Hadoop 3.4.2 or newer (Spark 4.1) and a server that heeds "
+            "If-None-Match; otherwise keep marks in a topic (kafka:TOPIC) or with the rows in a database"
+        )
+        self.location = location
 
 
 class HadoopDirectory:
     """One directory; names are relative to it. It need not exist."""
 
     def __init__(self, session: SparkSession, path: str) -> None:
+        if over_connect(session):
+            instead = "name a catalog table or a database, and keep marks on the server's disk, in a topic or there"
+            raise NotOverConnect(f"files at {path}", instead)
         context = cast("Any", session.sparkContext)
         self._jvm = context._jvm  # noqa: SLF001 - the Hadoop client has no Python door
         configuration = context._jsc.hadoopConfiguration()  # noqa: SLF001
         given = self._jvm.org.apache.hadoop.fs.Path(path)
         self._fs = given.getFileSystem(configuration)
         self._root = self._fs.makeQualified(given)
+        scheme = self._root.toUri().getScheme()
+        self.renames_directories = scheme in _FILE_SYSTEMS or self._fs.hasPathCapability(self._root, _HIERARCHICAL)
+        """Whether a directory moves as one: False for an object store."""
 
     def path_of(self, name: str) -> str:
         """With its file system's scheme."""
@@ -70,14 +106,58 @@ class HadoopDirectory:
         return self.create_bytes(name, text.encode())
 
     def create_bytes(self, name: str, data: bytes) -> bool:
-        """Whole or not at all. `name` must be new: a file that replaces another may meet the other's checksum."""
+        """Whole or not at all; False where `name` is there already, in an object store also if another was faster.
+
+        On a file system a file that replaces another may meet the other's checksum.
+        """
+        if not self.renames_directories:
+            return self._put_new(name, data)
         stream = self._fs.create(self._path(name + ".writing"), True)  # over what a kill left aside
         try:
             stream.write(bytearray(data))
             stream.hsync()  # on the disks: what a store says is written must survive the machine
         finally:
             stream.close()
-        return self.rename(name + ".writing", name)
+        return not self._fs.exists(self._path(name)) and self.rename(name + ".writing", name)
+
+    def check_creates_once(self) -> None:
+        """Raises StoreUnfit for an object store that lets two writers make one object. Leaves nothing behind."""
+        if self.renames_directories:
+            return
+        name = f"_probe-{uuid4().hex}"
+        try:
+            first = self._opened_new(name)
+            first.write(bytearray(b"1"))
+            try:
+                second = self._opened_new(name)
+                second.write(bytearray(b"2"))
+                first.close()
+                second.close()
+            except Py4JJavaError:
+                if self.names().count(name) and self.read_bytes(name) == b"1":
+                    return
+                raise
+            raise StoreUnfit(self.path_of(""))
+        finally:
+            self.remove(name)
+
+    def _opened_new(self, name: str) -> Any:
+        builder = self._fs.createFile(self._path(name)).recursive().overwrite(False)
+        if self._fs.hasPathCapability(self._root, _IF_NONE_MATCH):  # else S3A with it switched off refuses the option
+            builder = builder.opt(_IF_NONE_MATCH, "true")
+        return builder.build()
+
+    def _put_new(self, name: str, data: bytes) -> bool:
+        try:
+            stream = self._opened_new(name)
+            stream.write(bytearray(data))
+            stream.close()
+        except Py4JJavaError:
+            # A lost answer is asked again by the client, and then refused: the object itself tells whose it is.
+            if not self._fs.exists(self._path(name)):
+                raise
+            return self.read_bytes(name) == data
+        return True
 
     def _path(self, name: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(self._root, name) if name else self._root

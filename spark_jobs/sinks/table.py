@@ -9,9 +9,11 @@ A batch is written aside and then renamed into place, so a reader sees all of it
 any moment: what is left aside is removed by the next write. A batch that is run again replaces its directory; between
 the removal of the old one and the rename readers miss it for a moment. A batch that replaces rows of others
 (../replacing.py) is written aside with these batches as they are without them; the rename to `replacing` decides, and
-who is killed behind it is followed by one that goes on. The file system must rename directories
-atomically, as local disks and HDFS do; for others, and for table formats with transactions of their own, name a
-catalog table (catalog.py).
+who is killed behind it is followed by one that goes on.
+
+An object store shows objects one by one. There a batch is one object, written by one task: that is renamed into place
+by itself, which the store does as one. So it takes no partition columns, and no batch replaces rows of others there.
+For these, and for table formats with transactions of their own, name a catalog table (catalog.py).
 """
 
 import logging
@@ -29,7 +31,7 @@ from spark_jobs.batch_marks import LogRange
 from spark_jobs.errors import CantReplace, SparkJobError
 from spark_jobs.sinks.hadoop import HadoopDirectory
 from spark_jobs.sinks.owners import Owners, TableNotOurs, TableOfAnotherQuery
-from spark_jobs.spark_internals import setting
+from spark_jobs.spark_internals import query_id_of, setting
 
 _LOG = logging.getLogger(__name__)
 
@@ -128,6 +130,8 @@ class DirectoryTable:
         if self._format.lower() not in _REPLACING_FORMATS:
             why = f"{self._format} doesn't give rows back as they were written; {' and '.join(_REPLACING_FORMATS)} do"
             raise CantReplace(*where[:3], why)
+        if not self._opened(session)[0].renames_directories:
+            raise CantReplace(*where[:3], "it lies in an object store, where batches don't change together")
         return held_until_in(self._others(session, batch_id), where)
 
     def held(self, session: SparkSession, where: LogRange, batch_id: int) -> DataFrame:
@@ -143,15 +147,23 @@ class DirectoryTable:
         return rows.where(F.col(BATCH_COLUMN) != first + batch_id)
 
     def _write_aside(self, directory: HadoopDirectory, number: int, rows: DataFrame) -> None:
-        writer = rows.write.format(self._format).options(**self._options).mode("overwrite")
+        options = self._options
+        if not directory.renames_directories:
+            rows, options = rows.repartition(1), options | {"maxRecordsPerFile": "0"}
+        writer = rows.write.format(self._format).options(**options).mode("overwrite")
         if self._partition_by:
             writer = writer.partitionBy(*self._partition_by)
         writer.save(directory.path_of(f"{_WRITING}/{BATCH_COLUMN}={number}"))
 
     def _into_place(self, directory: HadoopDirectory, aside: str, name: str) -> None:
         directory.remove(name)
-        if not directory.rename(f"{aside}/{name}", name):
-            raise BadSink("target", self._path, f"the file system refused to rename {aside}/{name} to {name}")
+        moves = [(f"{aside}/{name}", name)]
+        if not directory.renames_directories:
+            moves = [(f"{aside}/{name}/{file}", f"{name}/{file}") for file in _seen(directory.names(f"{aside}/{name}"))]
+            assert len(moves) <= 1, f"one task writes one object: {moves}"
+        for source, target in moves:
+            if not directory.rename(source, target):
+                raise BadSink("target", self._path, f"the file system refused to rename {source} to {target}")
 
     def _finish_replacing(self, directory: HadoopDirectory) -> None:
         for name in directory.names(_REPLACING):
@@ -179,12 +191,14 @@ class DirectoryTable:
         directory = HadoopDirectory(session, self._path)
         if unusable := directory.why_unusable():
             raise BadSink("target", self._path, unusable)
+        self._refuse_partitions(directory)
         settle(self._owners(directory), query_id or FRESH_QUERY, self._adopt, self._path)
 
     def _opened(self, session: SparkSession) -> tuple[HadoopDirectory, int]:
         query_id = query_of(session)
         if self._place is None or self._place[0] != query_id:
             directory = HadoopDirectory(session, self._path)
+            self._refuse_partitions(directory)
             self._finish_replacing(directory)
             owners = self._owners(directory)
             settled = settle(owners, query_id, self._adopt, self._path)
@@ -197,6 +211,11 @@ class DirectoryTable:
                     raise BadSink("target", self._path, f"the file system refused to make a file in {_OWN}")
             self._place = query_id, directory, settled.first_batch_id(query_id)
         return self._place[1], self._place[2]
+
+    def _refuse_partitions(self, directory: HadoopDirectory) -> None:
+        if self._partition_by and not directory.renames_directories:
+            why = "an object store shows objects one by one, so a batch is one there: leave it out, or name a table"
+            raise BadSink("partition_by", ",".join(self._partition_by), f"{why} of a format with commits of its own")
 
     def _owners(self, directory: HadoopDirectory) -> Owners:
         if directory.is_file():
@@ -215,6 +234,11 @@ class DirectoryTable:
             column, _, value = name.partition("=")
             if column == BATCH_COLUMN and value.isdigit() and int(value) >= first:
                 directory.remove(name)
+
+
+def _seen(names: Sequence[str]) -> list[str]:
+    """Without those that readers of files pass over."""
+    return [name for name in names if not name.startswith(("_", "."))]
 
 
 def within(where: LogRange) -> Column:
@@ -274,7 +298,7 @@ def settle(owners: Owners, query_id: str, adopt: tuple[str, int] | None, table: 
 
 def query_of(session: SparkSession) -> str:
     """The query in whose foreachBatch we are; `batch` outside of any."""
-    return session.sparkContext.getLocalProperty("sql.streaming.queryId") or "batch"
+    return query_id_of(session) or "batch"
 
 
 def with_batch_id(rows: DataFrame, batch_id: int) -> DataFrame:

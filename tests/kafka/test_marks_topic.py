@@ -23,9 +23,9 @@ from tests.kafka.plain_client import consume, create_topic, plain_producer, send
 pytest.importorskip("pyspark")
 
 from spark_jobs.batch_marks import BatchMarks, LogRange, MarksKey
-from spark_jobs.marks import MarksStoreDamaged
+from spark_jobs.marks import MarksFenced, MarksStoreDamaged
 from spark_jobs.marks_command import marks as marks_command
-from spark_jobs.topic_marks import MarksFenced, MarksTopicUnfit, TopicMarks
+from spark_jobs.topic_marks import MarksTopicUnfit, TopicMarks
 from tests.spark.replay import test_marks_stores as any_store
 from tests.spark.replay.test_marks_stores import marks_of
 

@@ -1,6 +1,6 @@
 """The core of each form with whatever release of Spark this Python has: every record once. A JSON line tells what ran.
 
-python releases_program.py <place>
+python releases_program.py <place> [<address of a Spark Connect server>]
 """
 
 import json
@@ -10,10 +10,22 @@ from pathlib import Path
 COLUMNS = "key binary, value string, topic string, partition int, offset bigint"
 
 
-def main(place):
-    from pyspark.sql import SparkSession
-
+def main(place, remote=None):
     from spark_jobs.spark_internals import release
+
+    spark = classic() if remote is None else connected(remote)
+    done = {"release": ".".join(map(str, release()))}
+    try:
+        for form in (frames, batches, operator, applied, source) if remote is None else (source, operator, served):
+            done[form.__name__] = form(spark, place)
+            print(form.__name__, done[form.__name__], file=sys.stderr, flush=True)  # noqa: T201 - how far it came
+    finally:
+        print(json.dumps(done), flush=True)  # noqa: T201 - its answer
+        spark.stop()
+
+
+def classic():
+    from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
     builder = builder.config("spark.ui.showConsoleProgress", "false").config("spark.sql.shuffle.partitions", "2")
@@ -25,14 +37,13 @@ def main(place):
     )
     spark = builder.config("spark.sql.streaming.noDataMicroBatches.enabled", "false").getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
-    done = {"release": ".".join(map(str, release()))}
-    try:
-        for form in (frames, batches, operator, applied, source):
-            done[form.__name__] = form(spark, place)
-            print(form.__name__, done[form.__name__], file=sys.stderr, flush=True)  # noqa: T201 - how far it came
-    finally:
-        print(json.dumps(done), flush=True)  # noqa: T201 - its answer
-        spark.stop()
+    return spark
+
+
+def connected(remote):
+    from pyspark.sql import SparkSession
+
+    return SparkSession.builder.remote(remote).getOrCreate()
 
 
 def log(first, sources):
@@ -108,6 +119,47 @@ def batches(spark, place):
     return "ran"
 
 
+def patiently(writer, checkpoint):
+    """`run` where Spark starts a Python for the handler, and waits for it 10 s at most, which nobody can set."""
+    for _ in range(5):
+        try:
+            return run(writer, checkpoint)
+        except Exception as error:  # as text, from the server
+            if "failed to connect back" not in str(error):
+                raise
+            told = error
+    raise told
+
+
+def served(spark, place):
+    """foreachBatch over Spark Connect, which runs the handler beside the server; what it can't do is told by name."""
+    import sqlite3
+
+    from spark_jobs import LocalMarks, ReplayFilteredBatches, idempotent_table
+    from spark_jobs.sql import SqlTable
+
+    events = stream(spark, place, "served", [log(0, [0, 1, 2]), log(10, [0, 1, 2, 1, 3, 2, 4])])
+    kept = sorted([f"v{n}" for n in range(5)] + ["u0", "u10"])
+    sql = SqlTable(f"sqlite:{place}/served.db", "orders")
+    once = ReplayFilteredBatches(
+        lambda rows, number: sql(rows.select("topic", "partition", "offset", "value"), number), sql
+    )
+    patiently(events.writeStream.foreachBatch(once), f"{place}/served-sql")
+    with sqlite3.connect(f"{place}/served.db") as database:
+        assert sorted(row[0] for row in database.execute("select value from orders")) == kept
+    once = ReplayFilteredBatches(idempotent_table("served"), LocalMarks(f"{place}/served-marks"), window=1)
+    patiently(events.writeStream.foreachBatch(once), f"{place}/served-catalog")
+    assert values(spark.table("served")) == kept
+    once = ReplayFilteredBatches(idempotent_table(f"{place}/served-table"), LocalMarks(f"{place}/path-marks"))
+    try:
+        patiently(events.writeStream.foreachBatch(once), f"{place}/served-path")
+    except Exception as error:  # as text, from the handler's Python
+        if "not over Spark Connect; name a catalog table or a database" not in str(error):
+            raise
+        return "ran"
+    raise AssertionError("a path was written")
+
+
 def operator(spark, place):
     """filter_replays in a stream that is stopped and goes on."""
     from spark_jobs import filter_replays
@@ -179,4 +231,4 @@ def applied(spark, place, sink=None, sink_format="parquet"):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from filtering.marks import HighwaterMarks
 from spark_jobs.batch_marks import BatchMarks, MarksKey
 from spark_jobs.file_marks import FileMarks
+from spark_jobs.marks import MarksFenced
 from spark_jobs.marks_command import marks
 
 pytestmark = pytest.mark.spark
@@ -25,4 +26,6 @@ def test_files_are_shown_exported_and_reset(spark, tmp_path, scheme):
     done = CliRunner().invoke(marks, ["reset", place, "--export", str(tmp_path / "out"), "--yes"])
     assert done.exit_code == 0, done.output
     assert BatchMarks.from_bytes((tmp_path / "out").read_bytes()) == held[1]
-    assert store.owner() is None
+    assert FileMarks(place, spark).owner() is None
+    with pytest.raises(MarksFenced, match="batch 1 of query q"):
+        store.read("q", 1)  # a driver that runs meanwhile must not go on

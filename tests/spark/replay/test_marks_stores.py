@@ -6,7 +6,7 @@ from filtering import HighwaterMarks
 from spark_jobs import LocalMarks, ReplayFilteredBatches
 from spark_jobs.batch_marks import ADOPTED, BatchMarks, LogRange, MarksKey
 from spark_jobs.file_marks import FileMarks
-from spark_jobs.marks import MarksStoreDamaged
+from spark_jobs.marks import MarksFenced, MarksStoreDamaged
 
 pytestmark = pytest.mark.spark
 
@@ -96,12 +96,42 @@ def test_the_filter_goes_on_with_it(open_store, frames, logs, inside_query):
     assert set().union(*kept.values()) == logs.Model().kept(rows)
 
 
+def test_of_two_drivers_whose_marks_are_files_the_slower_is_refused(tmp_path, spark, frames, logs, inside_query):
+    """It has read the marks before, and finds them written; from then on whatever it asks for is refused."""
+    inside_query("q")
+    rows = logs.random_topic(12)
+    slower, handed = FileMarks(str(tmp_path / "m"), spark), []
+
+    def meanwhile(frame, batch_id):
+        handed.append(batch_id)
+        ReplayFilteredBatches(lambda *_: None, FileMarks(str(tmp_path / "m"), spark))(frames.split(rows, 2), batch_id)
+
+    with pytest.raises(MarksFenced, match="by another driver while batch 0 of query q ran"):
+        ReplayFilteredBatches(meanwhile, slower)(frames.split(rows, 2), 0)
+    with pytest.raises(MarksFenced):
+        ReplayFilteredBatches(meanwhile, slower)(frames.split(rows, 2), 1)
+    assert handed == [0], "the next batch does not reach the handler"
+    assert FileMarks(str(tmp_path / "m"), spark).batches("q") == [0]
+
+
+def test_a_file_of_marks_is_never_replaced_by_another(tmp_path, spark, monkeypatch):
+    """Two that have looked at the same moment make the same name."""
+    first, second = (FileMarks(str(tmp_path / "m"), spark) for _ in range(2))
+    assert (first.owner(), second.owner()) == (None, None)
+    first.write(marks_of("q", 0, 1), keep=3)
+    monkeypatch.setattr(second, "_files", list)
+    with pytest.raises(MarksFenced):
+        second.write(marks_of("q", 0, 2), keep=3)
+    assert FileMarks(str(tmp_path / "m"), spark).read("q", 0) == marks_of("q", 0, 1)
+
+
 def test_a_file_that_was_damaged_or_renamed_is_refused_by_name(tmp_path, spark):
     store = FileMarks(str(tmp_path), spark)
     store.write(marks_of("q", 0), keep=3)
     [path] = tmp_path.glob("*.marks")
     data = bytearray(path.read_bytes())
     path.with_name(path.name.replace("-0-", "-1-")).write_bytes(data)
+    store = FileMarks(str(tmp_path), spark)  # a driver that ran meanwhile would be fenced
     with pytest.raises(MarksStoreDamaged, match="holds batch 0"):
         store.read("q", 1)
     data[len(data) // 2] ^= 4

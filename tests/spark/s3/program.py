@@ -1,0 +1,207 @@
+"""Table, marks and checkpoint in an object store, by S3A. A JSON line tells what was seen.
+
+python program.py stops <endpoint> <jars>         stopped before and behind each write, and run again
+                  drivers <endpoint> <jars>       two drivers of one query; a store without conditional writes
+                  query <endpoint> <jars> <n> <checkpoint>
+                                                  a query of <n> files; waits to be killed in its batch 1 if <n> is 2
+"""
+
+import contextlib
+import itertools
+import json
+import sys
+import time
+from pathlib import Path
+
+COLUMNS = "key binary, value string, topic string, partition int, offset bigint"
+BATCHES = ([0, 1, 2, 5], [3, 1, 5, 6, 2], [6, 7, 8])
+"""Source offsets of one pair, in the order of the log."""
+
+
+def session(endpoint, jars, **more):
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master("local[2]").config("spark.jars", jars)
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.hadoop.fs.s3a.endpoint": endpoint,
+        "spark.hadoop.fs.s3a.endpoint.region": "us-east-1",
+        "spark.hadoop.fs.s3a.access.key": "a",
+        "spark.hadoop.fs.s3a.secret.key": "b",
+        "spark.hadoop.fs.s3a.path.style.access": "true",
+        **more,
+    }
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    return spark
+
+
+def rows(spark, number):
+    from filtering import StreamMetadata
+
+    first = sum(map(len, BATCHES[:number]))
+    cells = [(StreamMetadata(7, 0, s).pack(), f"v{s}", "t", 0, first + n) for n, s in enumerate(BATCHES[number])]
+    return spark.createDataFrame(cells, COLUMNS).coalesce(1)
+
+
+def expected(spark, batches):
+    """SQL's answer over the whole log: (batch, value) of the rows above all that came before them."""
+    log = [(n, f"v{s}", s) for n, sources in enumerate(BATCHES[:batches]) for s in sources]
+    frame = spark.createDataFrame(
+        [(i, *row) for i, row in enumerate(log)], "i int, batch int, value string, source int"
+    )
+    frame.createOrReplaceTempView("log")
+    answer = spark.sql(
+        "select n, value from (select *, max(source) over (order by i rows between unbounded preceding "
+        "and 1 preceding) as before from log) where before is null or source > before"
+    )
+    return sorted(tuple(row) for row in answer.collect())
+
+
+def held(spark, table):
+    found = spark.read.schema("value string, batch_id bigint").parquet(table)
+    return sorted((row.batch_id, row.value) for row in found.collect())
+
+
+def stops(spark):
+    """In-process stops: nothing that runs behind a stop is the program's, as behind kill -9."""
+    from spark_jobs import ReplayFilteredBatches, idempotent_table
+    from spark_jobs.file_marks import FileMarks
+    from spark_jobs.sinks.hadoop import HadoopDirectory
+
+    spark.sparkContext.setLocalProperty("sql.streaming.queryId", "q")
+    left = itertools.count(1)
+
+    class Stopped(BaseException):
+        pass
+
+    def stopping(inner):
+        def step(*told):
+            if next(left) == 0:
+                raise Stopped
+            result = inner(*told)
+            if next(left) == 0:
+                raise Stopped
+            return result
+
+        return step
+
+    for name in ("remove", "rename", "_put_new"):
+        setattr(HadoopDirectory, name, stopping(getattr(HadoopDirectory, name)))
+    frames, answer = [rows(spark, n) for n in range(2)], expected(spark, 2)
+    for point in range(100):
+        place = f"s3a://bucket/stops/{point}"
+        left = itertools.count(-point)
+        stopped = False
+        for _ in range(2):
+            once = ReplayFilteredBatches(idempotent_table(f"{place}/table"), FileMarks(f"{place}/marks", spark))
+            with contextlib.suppress(Stopped):
+                for number, frame in enumerate(frames):
+                    once(frame, number)
+                break
+            stopped, left = True, itertools.count(1)
+        left = itertools.count(1)
+        assert held(spark, f"{place}/table") == answer, f"stopped at point {point}"
+        store = FileMarks(f"{place}/marks", spark)
+        assert store.batches("q") == [0, 1]
+        (marks,) = store.read("q", 1).marks.values()
+        assert marks.get(7, 0).offset == 6
+        if not stopped:
+            return {"points": point}
+    raise AssertionError("no end of write points")
+
+
+def drivers(spark):
+    from spark_jobs import ReplayFilteredBatches
+    from spark_jobs.file_marks import FileMarks
+    from spark_jobs.marks import MarksFenced
+    from spark_jobs.sinks.catalog import idempotent_table
+    from spark_jobs.sinks.hadoop import HadoopDirectory, StoreUnfit
+    from spark_jobs.sinks.table import BadSink
+
+    spark.sparkContext.setLocalProperty("sql.streaming.queryId", "q")
+    place = "s3a://bucket/drivers/marks"
+    kept = []
+
+    def second_in_between(frame, batch_id):
+        """While the first driver's handler runs the second one has run the whole batch."""
+        if not kept:
+            kept.append("first")
+            ReplayFilteredBatches(lambda rows, batch_id: kept.append("second"), FileMarks(place, spark))(
+                frame, batch_id
+            )
+
+    told = {}
+    try:
+        ReplayFilteredBatches(second_in_between, FileMarks(place, spark))(rows(spark, 0), 0)
+    except MarksFenced as error:
+        told["second"] = str(error)
+    # At the very same moment: both have looked, both put the same name.
+    directory = HadoopDirectory(spark, "s3a://bucket/drivers/names")
+    first, second = directory._opened_new("n"), directory._opened_new("n")
+    first.write(bytearray(b"first"))
+    second.write(bytearray(b"second"))
+    first.close()
+    with contextlib.suppress(Exception):
+        second.close()
+    told["stands"] = directory.read("n")
+    told["again"] = directory.create("n", "third")
+    unconditional = spark.sparkContext._jsc.hadoopConfiguration()
+    unconditional.set("fs.s3a.create.conditional.enabled", "false")
+    unconditional.set("fs.s3a.impl.disable.cache", "true")
+    try:
+        FileMarks("s3a://bucket/unfit/marks", spark).owner()
+    except StoreUnfit as error:
+        told["unfit"] = str(error)
+    told["left"] = HadoopDirectory(spark, "s3a://bucket/unfit/marks").names()
+    try:
+        idempotent_table("s3a://bucket/unfit/table", partition_by=["topic"]).check(spark, rows(spark, 0).schema, None)
+    except BadSink as error:
+        told["partitioned"] = str(error)
+    return told
+
+
+def query(spark, batches, checkpoint):
+    """From files into a table, all of it in the store; the checkpoint where it is told to."""
+    from spark_jobs import ReplayFilteredBatches, idempotent_table
+    from spark_jobs.file_marks import FileMarks
+
+    batches = int(batches)
+    for number in range(batches):
+        files = f"s3a://bucket/query/log/{number}"
+        rows(spark, number).write.mode("ignore").parquet(files)
+        time.sleep(1.1)  # files of one second come in any order
+    table = idempotent_table("s3a://bucket/query/table")
+
+    def handler(frame, batch_id):
+        table(frame, batch_id)
+        if batches == 2 and batch_id == 1:
+            print("in batch 1", flush=True)  # noqa: T201 - for who kills it
+            time.sleep(600)
+
+    handler.drop_from = table.drop_from
+    events = spark.readStream.schema(COLUMNS).option("maxFilesPerTrigger", 1).parquet("s3a://bucket/query/log/*")
+    once = ReplayFilteredBatches(handler, FileMarks("s3a://bucket/query/marks", spark))
+    writer = events.writeStream.foreachBatch(once).option("checkpointLocation", checkpoint)
+    writer.trigger(availableNow=True).start().awaitTermination()
+    assert held(spark, "s3a://bucket/query/table") == expected(spark, batches)
+    return {"rows": len(expected(spark, batches))}
+
+
+def main(what, endpoint, jars, *more):
+    spark = session(endpoint, jars)
+    try:
+        print(json.dumps(globals()[what](spark, *more)), flush=True)  # noqa: T201 - its answer
+    finally:
+        spark.stop()
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[3]))
+    main(*sys.argv[1:])
