@@ -388,6 +388,18 @@ def test_a2_identities_that_the_grant_names_lead_the_outbox(world, tmp_path):
         assert ask(nodes[1].address, push_by, start).error_code is ErrorCode.UNAUTHORISED
 
 
+def test_a2_whom_a_new_grant_names_leads_at_once(world, tls, led):
+    """Though the node refused it a moment ago."""
+    member, service = led
+    look = push.ListLogsRequest(outbox_id=world.outbox_id)
+    assert ask(member.address, shown(tls, "other"), look).error_code is ErrorCode.UNAUTHORISED
+    members = tuple(replace(one, identity="other") if one.index == 1 else one for one in service.grant.members)
+    grant = replace(service.grant, epoch=service.grant.epoch + 256, members=members)
+    offered = push.GrantRequest(grant=grant_to_wire(grant), sender=grant.leader, member=1)
+    assert ask(member.address, shown(tls, "owner"), offered).error_code is ErrorCode.NONE
+    assert ask(member.address, shown(tls, "other"), look).error_code is ErrorCode.NONE
+
+
 def test_a4_operators_calls_are_audited_with_identity_and_arguments(world, tls, led, caplog):
     member, service = led
     caplog.set_level("INFO", "pushrep.node.audit")
