@@ -58,7 +58,7 @@ def expected(spark, batches):
     )
     frame.createOrReplaceTempView("log")
     answer = spark.sql(
-        "select n, value from (select *, max(source) over (order by i rows between unbounded preceding "
+        "select batch, value from (select *, max(source) over (order by i rows between unbounded preceding "
         "and 1 preceding) as before from log) where before is null or source > before"
     )
     return sorted(tuple(row) for row in answer.collect())
