@@ -124,6 +124,7 @@ class Service:
         epoch = next_ballot(election.index, election.own().highest_epoch)
         grant = election.state_store.kept.grant.renewed(epoch, election.index)
         election.store(grant)
+        self.world.losses.append(epoch)
         self.world.note(self.machine, "accept_loss")
         return grant
 

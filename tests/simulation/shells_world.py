@@ -10,7 +10,8 @@ What must hold (the names stand in the contract's words):
     acknowledged   a record acknowledged with ALL survives any m - 1 lost members and any order of accidents:
                    whichever members are enough to lead, the one that is ahead of them holds it
     one history    (epoch, base offset) names one batch, wherever it lies; so replicas equal their leader epoch by epoch
-    watermark      rises only, and never above any in-sync member's log end
+    watermark      rises only, and never above any in-sync member's log end; of a member that met an accepted loss which
+                   the leader did not (nothing fences that leader): above where its log ended before it met it
     one leader     an epoch's records are appended by one process
     receipts       are told once; when a service ends orderly, every one of them
     buffers        hold nothing at the end, when everything is acknowledged; and at the end all logs are equal
@@ -83,6 +84,7 @@ class Machine:
         self.outbox_directory = DATA / str(world.first.outbox_id)
         self.node = self.service = None
         self.watermarks, self._parsed = {}, {}
+        self.ends = {}  # by partition and leader epoch: where the log ended when that epoch was last the newest here
 
     @property
     def role(self):
@@ -120,6 +122,11 @@ class Machine:
     def granted_epoch(self):
         kept = self.promises()
         return -1 if kept is None or kept["grant"] is None else kept["grant"]["epoch"]
+
+    def newest_epoch(self):
+        """Granted or taken: leaders of older ones are refused."""
+        kept = self.promises()
+        return -1 if kept is None else max(kept["leader_epoch"], self.granted_epoch())
 
     def image(self, partition, *, durable=False):
         """(start, batches, epochs) of a log as its disk has it; None without one. Durable: as after a power cut."""
@@ -208,6 +215,7 @@ class World:
         self.acknowledged = {n: {} for n in range(rules.partitions)}
         self.known = {}
         self.leaders = {}
+        self.losses = []  # epochs of the grants that accepted one
         self.counts = {}
         self.trace = deque(maxlen=80)
         self.is_quiet = self.is_in_turn = False
@@ -490,6 +498,8 @@ class World:
     def check_machine(self, machine):
         """The watermark rises only, and in-sync members hold what is below it."""
         for partition in range(self.rules.partitions):
+            if self.rules.accepts_loss and (image := machine.image(partition)) is not None:
+                machine.ends[partition, machine.newest_epoch()] = image.end
             log = machine.log(partition)
             if log is None or log._writer is None:
                 continue
@@ -512,9 +522,22 @@ class World:
         for index in leader.in_sync:
             if self.rules.wipes and not self.machines[index].counts():
                 continue  # it lost its disk behind its answer
-            image = self.machines[index].image(partition)
-            if image is None or image.end < watermark:
-                raise Violation(f"the watermark is {watermark}, in-sync member {index} ends at {image and image.end}")
+            end = self.end_for(self.machines[index], partition, leader.grant.epoch)
+            if end is None or end < watermark:
+                raise Violation(f"the watermark is {watermark}, in-sync member {index} ends at {end}")
+
+    def end_for(self, machine, partition, epoch):
+        """Where a member's log ends, None without one; what the leader of `epoch` may count it for.
+
+        Since a loss was accepted that this leader did not hear of, the member may have cut its log for another: then
+        what it answered before has to be true, and that is where its log ended.
+        """
+        newest = machine.newest_epoch()
+        if any(epoch < loss <= newest for loss in self.losses):
+            self.counts["unfenced"] = self.counts.get("unfenced", 0) + 1
+            return machine.ends.get((partition, epoch))
+        image = machine.image(partition)
+        return image.end if image is not None else None
 
     def check_disks(self):
         """Of all that may lead, the one ahead holds all that was acknowledged; an epoch has one history."""
