@@ -354,7 +354,7 @@ SESSION_CHECKS: tuple[RequestCheck, ...] = (
     RequestCheck(ErrorCode.CORRUPT_MESSAGE, lambda _, request: not request.is_whole),
     RequestCheck(
         ErrorCode.CORRUPT_MESSAGE,
-        lambda _, request: any(batch.leader_epoch > request.leader_epoch for batch in request.batches),
+        lambda _, request: not all(0 <= batch.leader_epoch <= request.leader_epoch for batch in request.batches),
     ),
     # No CRC covers a base offset or an epoch: another one than must follow is a damaged header.
     RequestCheck(ErrorCode.CORRUPT_MESSAGE, lambda _, request: not request.joins),

@@ -185,7 +185,7 @@ class ScanRange(NamedTuple):
         elif leader_epoch < epoch_before:
             reason = f"leader epoch falls from {epoch_before} to {leader_epoch}"
         elif self.epochs is not None:
-            reason = self.epochs.contradiction(base_offset, max(0, leader_epoch))  # -1: none was stamped
+            reason = self.epochs.contradiction(base_offset, leader_epoch)
         return reason
 
 
@@ -365,7 +365,7 @@ def well_placed(run: BatchRun, what: ScanRange) -> NDArray[np.bool_]:
     if what.closed_at is not None:
         good &= run.last_offset < what.closed_at
     if what.epochs is not None:
-        good &= _in_history(run.base_offset, np.maximum(run.leader_epoch, 0), what.epochs)
+        good &= _in_history(run.base_offset, run.leader_epoch, what.epochs)
     return good
 
 
@@ -380,7 +380,7 @@ def _in_history(base_offset: Column, leader_epoch: Column, epochs: LeaderEpochs)
     starts = np.array([start for _, start in epochs.entries], np.int64)
     known = np.array([-1, *(epoch for epoch, _ in epochs.entries)], np.int64)
     known = known[starts.searchsorted(base_offset, side="right")]
-    good: NDArray[np.bool_] = (known == leader_epoch) | (known == -1)
+    good: NDArray[np.bool_] = (known == np.maximum(leader_epoch, 0)) | (known == -1)
     return good
 
 

@@ -45,10 +45,13 @@ class LeaderEpochs:
         return self.entries[at - 1][0] if at else -1
 
     def contradiction(self, offset: int, epoch: int) -> str | None:
-        """Why a batch at `offset` can't be of `epoch`, in words; None if it can, or if the list begins behind it."""
+        """Why a batch at `offset` can't be of `epoch`, in words; None if it can, or if the list begins behind it.
+
+        A batch of -1 bears no epoch: in the list it stands as 0.
+        """
         newest = self.entries[-1] if self.entries else (epoch, offset)
         known = newest[0] if offset >= newest[1] else self.epoch_of(offset)
-        if known in {epoch, -1}:
+        if known in {epoch, -1} or known == 0 > epoch:
             return None
         return f"leader epoch {epoch}, the checkpoint says {known}"
 

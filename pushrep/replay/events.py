@@ -136,7 +136,7 @@ assert all(row.keys() == set(EventKind) for row in NEXT.values())
 class SegmentOpened:
     """The lease is held and the segment could be read: the batch that holds the position is whole and in its place.
 
-    `leader_epoch` is that batch's, `epoch_by_log` what the log's list of epochs says (None: it says nothing),
+    `leader_epoch` is that batch's, `epoch_by_log` what the log's list of epochs says (None: nothing, or the same),
     `epoch_before` that of the record before the position (None: it is not there). A position at the tip has no batch.
     """
 

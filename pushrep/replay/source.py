@@ -90,8 +90,8 @@ class LogSource:
         before = next(self.batches(position - 1, position), None) if position > facts.start else None
         by_log = None
         if at is not None and (epochs := self.leader_epochs()) is not None:
-            known = epochs.epoch_of(at.header.base_offset)
-            by_log = known if known >= 0 else None
+            base_offset, epoch = at.header.base_offset, at.header.leader_epoch
+            by_log = epochs.epoch_of(base_offset) if epochs.contradiction(base_offset, epoch) else None
         return e.SegmentOpened(
             leader_epoch=None if at is None else at.header.leader_epoch,
             epoch_by_log=by_log,

@@ -148,7 +148,7 @@ class HeaderReader(NamedTuple):
 
 @cache
 def reader_of(struct: type[Any]) -> HeaderReader:
-    """The reader of a class, made of its fields. `message` raises BadArgument for a value out of its range."""
+    """The reader of a class, made of its fields. `message` raises ValueError for a value out of its range."""
     if struct is TopicIdPartition:
         return HeaderReader(lambda datum, _body: _partition_of(datum["topic_id"], datum["topic"], datum["partition"]))
     scope: dict[str, Any] = {"struct": struct}

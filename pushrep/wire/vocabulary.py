@@ -181,7 +181,7 @@ def _finisher(prefix: Prefix, spoken: Spoken, datum: Any) -> Callable[[memoryvie
     def finish(body: memoryview) -> Frame:
         try:
             message = spoken.reader.message(datum, BodyCursor(body))
-        except BadArgument as error:
+        except ValueError as error:  # BadArgument, or no member of an enum
             raise MalformedMessage(spoken.struct.__name__, str(error)) from error
         return Frame(spoken.api_key, prefix.version, spoken.kind, prefix.correlation_id, message)
 

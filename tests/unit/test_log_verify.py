@@ -7,7 +7,10 @@ import pytest
 from pushrep.log import LogConfig, NotALog, SegmentLog
 from pushrep.log.dump import DumpedBatch, DumpedEnd, OffsetWindow, dump_file
 from pushrep.log.inspection import lock_holder, logs_at, summarize
+from pushrep.log.segment_files import segment_path
 from pushrep.log.verify import FindingKind, verify_log
+from pushrep.records import encode_batch
+from pushrep.replay import TO_END, ReplayClient, ReplayRequest
 
 CONFIG = LogConfig(segment_bytes=400, index_interval_bytes=100)
 FIRST = "00000000000000000000.log"
@@ -71,6 +74,21 @@ def test_every_prefix_of_a_segment_is_told(log, torture):
             report = verify_log(log)
             assert [f for f in report.findings if f.file == path.name], f"{path.name} cut to {size} bytes"
         path.write_bytes(data)
+
+
+def test_batches_without_a_leader_epoch_are_whole_to_everybody(tmp_path):
+    """-1, as Kafka's own builders leave it: an opening takes it for 0, and nobody else calls it damage then."""
+    path = tmp_path / "logs" / "orders-0"
+    path.mkdir(parents=True)
+    for base in (0, 3):
+        data = encode_batch([b"x"] * 3, timestamps_ms=1, base_offset=base, leader_epoch=-1).data
+        segment_path(path, base).write_bytes(data)
+    with SegmentLog.open(path, CONFIG, adopt=True) as log:
+        assert (log.leader_epochs.entries, log.log_end_offset) == (((0, 0),), 6)
+        assert log.scrub.run_pass().findings == ()
+    assert verify_log(path).is_whole
+    with ReplayClient(path.parent) as client:
+        assert len(list(client.replay(ReplayRequest("orders-0", position=0, length=TO_END)))) == 6
 
 
 def test_a_damage_is_named_by_segment_byte_offset_and_reason(log):

@@ -24,7 +24,7 @@ from pushrep.wire.push_messages import (
     ListLogsResponse,
     LogDescription,
 )
-from pushrep.wire.replay_messages import Credit
+from pushrep.wire.replay_messages import Credit, StartReplayRequest
 from pushrep.wire.schema_files import missing_fields, read_schemas, released_schemas
 from pushrep.wire.values import FileSlice
 from pushrep.wire.vocabulary import VOCABULARY, Vocabulary
@@ -314,6 +314,12 @@ def test_numbers_out_of_range_are_refused_on_arrival():
     header = b"\x02\x01"  # session 1, bytes -1
     with pytest.raises(MalformedMessage, match=r"Credit\.bytes"):
         heard(VOCABULARY, frame_head((ApiKey.CREDIT, FrameKind.EVENT), 0, 1, header, 0))
+
+
+def test_a_number_that_names_nothing_is_refused_on_arrival():
+    """Of an error code it reads as unknown; what is asked for can't be guessed."""
+    with pytest.raises(MalformedMessage, match="77 is not a valid PositionKind"):
+        heard(VOCABULARY, altered(StartReplayRequest(recording_id=1), lambda datum: datum.update(position_kind=77)))
 
 
 def test_sizes_that_only_add_up_are_refused():

@@ -253,6 +253,13 @@ def test_a_refused_request_changes_nothing(asked, kept, error):
     )
 
 
+def test_identity_o5_a_first_batch_without_an_epoch_is_refused():
+    """Before it is none that it could fall from, and a list of epochs has no place for it."""
+    done = effects(Log([]), request(0, -1, batch(0, -1)))
+    assert [type(effect) for effect in done] == [Answer]
+    assert result(done).error_code is ErrorCode.CORRUPT_MESSAGE
+
+
 def test_the_checks_come_in_the_contracts_order():
     """Each request fails its own check and every later one; the first is answered."""
     asked, kept = {}, {}
