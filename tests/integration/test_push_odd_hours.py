@@ -18,7 +18,7 @@ from pushrep.outbox.member_changes import add_member, remove_member
 from pushrep.outbox.metrics import OutboxCollector
 from pushrep.outbox.promotion import promote
 from pushrep.records import encode_batch
-from pushrep.replicate import calls
+from pushrep.replicate import node_calls
 from pushrep.replicate.election_state import ElectionStateStore, find_election_state
 from pushrep.replicate.errors import MayStillBeDelivered, ReplicaUnreachable
 from pushrep.replicate.member_clients import tp_of
@@ -236,8 +236,8 @@ def test_logs_that_were_opened_for_years_are_described_in_several_answers(world,
     world.node(1)
     with open_outbox(world, 1, partitions=3) as outbox:
         tps = tuple(tp_of(outbox.log(n)) for n in range(3))
-        described = calls._description
-        monkeypatch.setattr(calls, "_description", lambda one: replace(described(one), leader_epochs=epochs))
+        described = node_calls._description
+        monkeypatch.setattr(node_calls, "_description", lambda one: replace(described(one), leader_epochs=epochs))
         with ReplicaClient(world.nodes[1].address) as client:
             asked = DescribeLogRequest(outbox_id=UUID(outbox.identity.outbox_id), partitions=tps)
             answer = client.ask(asked, DescribeLogResponse)
@@ -245,7 +245,7 @@ def test_logs_that_were_opened_for_years_are_described_in_several_answers(world,
 
 
 def test_who_leads_and_who_wants_to_asks_for_the_logs_that_an_answer_left_out(world, monkeypatch):
-    monkeypatch.setattr(calls, "_DESCRIPTIONS_BYTES", 1)
+    monkeypatch.setattr(node_calls, "_DESCRIPTIONS_BYTES", 1)
     world.node(1)
     for _ in range(2):
         with open_outbox(world, 1, partitions=4, min_insync_replicas=2) as outbox:
@@ -261,7 +261,7 @@ def test_a_replica_that_described_nonsense_is_asked_again(world, monkeypatch):
     """A session begins anew with backoff: the thread that begins them outlives a list of epochs that is none."""
     world.node(1)
     described, nonsense = (
-        calls._description,
+        node_calls._description,
         [EpochStart(epoch=5, start_offset=7), EpochStart(epoch=4, start_offset=3)],
     )
     asked = []
@@ -274,7 +274,7 @@ def test_a_replica_that_described_nonsense_is_asked_again(world, monkeypatch):
         fill(outbox, 1)
         wait_for_all(outbox)
         world.nodes[1].stop()
-        monkeypatch.setattr(calls, "_description", description)
+        monkeypatch.setattr(node_calls, "_description", description)
         world.node(1)
         fill(outbox, 1)
         wait_for_all(outbox)
