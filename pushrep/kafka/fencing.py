@@ -157,6 +157,11 @@ class FenceDriver:
         """Whether batches go under the fence's producer id."""
         return self._fence.state is FenceState.SHIPPING
 
+    @property
+    def _partitions(self) -> int:
+        """All of the topic's, also where the broker that was asked last has not heard of the newest."""
+        return max(self._cluster.partitions, self._facts.partitions)
+
     async def begin(self) -> None:
         """Shut out everybody else; who is not allowed to goes on without.
 
@@ -173,7 +178,7 @@ class FenceDriver:
     def wants_renewal(self) -> bool:
         """Whether nothing new is to be sent until it was renewed."""
         now_ms = self._clock.monotonic_ms()
-        has_leaders = len(self._cluster.leaders) == self._cluster.partitions  # so that all get their marker
+        has_leaders = len(self._cluster.leaders) == self._partitions  # so that all get their marker
         if not self.is_standing or now_ms < self._renew_at_ms or not has_leaders:
             return False
         if self._wait_until_ms is None:
@@ -219,7 +224,7 @@ class FenceDriver:
             case core.InitProducer(named):
                 return await self._init(named)
             case core.AddPartitions(producer):
-                self._unmarked = await self._cluster.ends(range(self._cluster.partitions))
+                self._unmarked = await self._cluster.ends(range(self._partitions))
                 self._ends, self.markers = dict(self._unmarked), {}
                 topics = [(self._facts.topic, list(self._unmarked))]
                 answer = await self._ask(AddPartitionsToTxnRequest(self._name, *producer, topics))

@@ -5,7 +5,7 @@ from contextlib import suppress
 import pytest
 
 from filtering import StreamMetadata
-from pushrep import Acks, Durability
+from pushrep import Acks, Durability, KafkaDestination
 from pushrep.election.errors import NotLeader
 from pushrep.election.grants import owner_of
 from pushrep.env import REAL_FILESYSTEM
@@ -264,3 +264,22 @@ def test_who_was_overtaken_by_another_leader_takes_nothing_any_more(world):
         assert failed.value.may_be_delivered == (outbox.log(0).log_end_offset > 1)
         with pytest.raises(NotLeader):
             outbox.append(0, b"refused")
+
+
+def test_behind_a_head_that_was_cut_unread_the_next_opening_leaps_the_pid(world, caplog):
+    """identity T1: "A known one below the topic's start: later appends leap the PID epoch"; with replicas by a grant."""
+    world.node(1)
+    away = KafkaDestination(bootstrap_servers="127.0.0.1:1", request_timeout_ms=500)
+    with open_outbox(world, 1, kafka=away, open_timeout_s=1) as outbox:
+        before = outbox.pid
+        outbox.append(0, b"before").result(WAIT_S)
+        outbox.facts.shipping.sink._state.head_was_cut("orders-0", 1000, 2000)
+        outbox.append(0, b"still under the grant").result(WAIT_S)
+    assert "so its new PID begins with its next opening" in caplog.text
+    for _ in range(2):
+        with open_outbox(world, 1) as outbox:
+            outbox.append(0, b"behind it").result(WAIT_S)
+            assert outbox.facts.replication.grant.pid_epoch == outbox.identity.pid_epoch > 1, "members keep it"
+            pids = [StreamMetadata.unpack(one.key).pid for one in outbox.log(0).records(0)]
+    assert pids == [before, before, outbox.pid, outbox.pid]
+    assert outbox.pid != before

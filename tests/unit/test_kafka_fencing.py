@@ -1,14 +1,16 @@
 """When the fence is renewed: in time for coordinator and partitions, and without holding up those that ship."""
 
+import asyncio
 from uuid import UUID
 
 import pytest
 
 from pushrep.kafka import KafkaDestination
 from pushrep.kafka import fence as core
-from pushrep.kafka.cluster import Cluster
+from pushrep.kafka.answers import Code
+from pushrep.kafka.cluster import BrokerError, Cluster
 from pushrep.kafka.fence import Fence, ProducerId
-from pushrep.kafka.fencing import AloneLeadership, Fencing, transactional_id
+from pushrep.kafka.fencing import AloneLeadership, FenceDriver, Fencing, transactional_id
 from pushrep.kafka.topic import TopicFacts
 from pushrep.testing import SimulatedClock
 
@@ -78,6 +80,46 @@ def test_nobody_waits_while_a_partition_has_no_leader_for_its_marker():
     assert not fence.wants_renewal()
     cluster.leaders = {0: 1, 1: 2}
     assert fence.wants_renewal()
+
+
+class Behind:
+    """A broker that knows one of the topic's two partitions, until it is asked who leads a second time."""
+
+    def __init__(self):
+        self.partitions, self.refreshed = 1, 0
+
+    async def refresh(self):
+        self.partitions, self.refreshed = 2, self.refreshed + 1
+
+    async def ends(self, partitions):
+        if (unknown := [one for one in partitions if one >= self.partitions]):
+            raise BrokerError(f"orders-{unknown[0]}", Code.LEADER_NOT_AVAILABLE)
+        return dict.fromkeys(partitions, 40)
+
+
+def test_a_broker_that_has_not_heard_of_all_partitions_lets_none_without_a_marker(monkeypatch):
+    """identity T3: "AddPartitionsToTxn over **all** partitions of the topic"; a batch of the older epoch is taken in
+    one that is left out.
+    """
+    cluster, added = Behind(), []
+
+    async def until_done(perform):
+        while True:
+            try:
+                return await perform()
+            except BrokerError:
+                await cluster.refresh()
+
+    async def ask(_, request):
+        added.append(request)
+        return request
+
+    monkeypatch.setattr(FenceDriver, "_ask", ask)
+    fencing = Fencing(DESTINATION, "an outbox", None, AloneLeadership(), SimulatedClock())
+    found = fencing.driver(facts(HOUR_MS, HOUR_MS), cluster, until_done, has_shipped=False)
+    assert asyncio.run(found._event_of(core.AddPartitions(ProducerId(7, 0)))) == core.Added()
+    assert [request._topics for request in added] == [[("orders", [0, 1])]]
+    assert set(found._unmarked) == {0, 1}, "each is read up to its marker"
 
 
 def test_a_fence_that_is_off_has_no_driver_and_a_copy_a_name_of_its_own():
