@@ -267,7 +267,7 @@ def test_who_was_overtaken_by_another_leader_takes_nothing_any_more(world):
 
 
 def test_behind_a_head_that_was_cut_unread_the_next_opening_leaps_the_pid(world, caplog):
-    """identity T1: "A known one below the topic's start: later appends leap the PID epoch"; with replicas by a grant."""
+    """identity T1: "A known one below the topic's start: later appends leap the PID epoch"; here by a grant."""
     world.node(1)
     away = KafkaDestination(bootstrap_servers="127.0.0.1:1", request_timeout_ms=500)
     with open_outbox(world, 1, kafka=away, open_timeout_s=1) as outbox:

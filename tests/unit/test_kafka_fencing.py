@@ -92,7 +92,7 @@ class Behind:
         self.partitions, self.refreshed = 2, self.refreshed + 1
 
     async def ends(self, partitions):
-        if (unknown := [one for one in partitions if one >= self.partitions]):
+        if unknown := [one for one in partitions if one >= self.partitions]:
             raise BrokerError(f"orders-{unknown[0]}", Code.LEADER_NOT_AVAILABLE)
         return dict.fromkeys(partitions, 40)
 
