@@ -12,6 +12,7 @@ from pushrep.election.grants import Grant, Member
 from pushrep.env import REAL_FILESYSTEM, RealFilesystem
 from pushrep.log import AppendFailed, Durability, SegmentLog
 from pushrep.log.directory_files import CheckpointFile, read_checkpoint, write_checkpoint
+from pushrep.log.segment import Segment
 from pushrep.log.segment_files import segment_path
 from pushrep.log.verify import verify_log
 from pushrep.log.writer import LogWriter
@@ -120,6 +121,22 @@ def test_identity_o3_a_replica_notes_its_cleaners_offset_first_and_seals_what_is
     with SegmentLog.open(path, CONFIG, has_replicas=True) as copy:
         assert (copy.damaged_from, copy.log_end_offset) == (None, log.end)
         assert list(map(raw, copy.records(0))) == list(log.records)
+
+
+def test_identity_o3_no_batch_behind_a_hole_is_written_before_the_cleaners_offset_is_on_disk(tmp_path, monkeypatch):
+    """A kill between the two would leave a hole that nobody accounts for: damage to the next opening."""
+    path, noted = tmp_path / "copy" / NAME, []
+    append = Segment.append
+
+    def look_first(segment, batch):
+        known = read_checkpoint(path.parent, CheckpointFile.CLEANED_OFFSET)
+        noted.append((batch.header.base_offset, known.get(NAME, 0)))
+        return append(segment, batch)
+
+    monkeypatch.setattr(Segment, "append", look_first)
+    with SegmentLog.open(path, CONFIG, log_id=LOG_ID, has_replicas=True) as copy:
+        copy.append_as_is([encode_batch([b"a"], base_offset=n, timestamps_ms=1) for n in (5, 8)], cleaned_offset=9)
+    assert noted == [(5, 8), (8, 8)]
 
 
 def test_identity_o6_what_is_behind_an_announced_hole_is_sealed_before_it_is_shown(tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.log.directory_files import read_partition_metadata
 from pushrep.log.inspection import leftovers
+from pushrep.log.scrub import Scrub
 from pushrep.log.seals import SEAL_BYTES, BadSeal, Seal, decode_seal, encode_seal, read_seal
 from pushrep.log.verify import FindingKind, verify_log
 from tests.readers.batch_bytes import parse_batches
@@ -218,6 +219,43 @@ def test_the_scrub_reads_by_itself_while_a_log_is_open(tmp_path, monkeypatch):
     with SegmentLog.open(path, LogConfig(segment_bytes=1024, scrub_bytes_per_s=1 << 30)) as log:
         wait_until(lambda: log.scrub.status.passes > 0)
         assert log.scrub.status.segments >= len(seals(path))
+
+
+class Delays(list):
+    """A scrubber that calls nobody: how long the scrub wants to wait each time."""
+
+    def attach(self, _scrub):
+        pass
+
+    def soon(self, _scrub, delay_ms):
+        self.append(delay_ms)
+
+
+def test_o8_the_scrub_keeps_to_its_rate_and_reads_nothing_while_it_is_paused(tmp_path, monkeypatch):
+    monkeypatch.setattr("pushrep.log.scrub._PIECE_BYTES", 1024)
+    assert LogConfig().scrub_bytes_per_s == 4 << 20
+    path = made(tmp_path / "orders-0", 300)
+    with SegmentLog.open(path, LogConfig(segment_bytes=1024, scrub_bytes_per_s=0)) as log:
+        delays = Delays()
+        scrub = Scrub(REAL_FILESYSTEM, delays)
+        scrub.add(log._writer, 100, 7)
+
+        def piece():
+            before = scrub.status.bytes_read
+            scrub.flush_in_background()
+            return scrub.status.bytes_read - before
+
+        read = piece()
+        assert read
+        assert delays[1:] == [1000 * read // 100]
+        scrub.pause()
+        assert (piece(), len(delays)) == (0, 2)
+        scrub.resume()
+        assert delays[2:] == [0]
+        while not scrub.status.passes:
+            read = piece()
+            assert delays[-1] == (7000 if scrub.status.passes else 1000 * read // 100)
+        assert scrub.status.bytes_read == sum((path / f"{base:020d}.log").stat().st_size for base in bases(path)[:-1])
 
 
 def test_o6_a_segment_that_was_taken_up_again_gets_its_seal_when_it_rolls(tmp_path):
