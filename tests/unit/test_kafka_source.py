@@ -228,6 +228,26 @@ def test_a_record_of_the_topic_is_ours_by_its_content(tmp_path, name, is_next):
         assert next(iter(log.records(caught.value.offset))) == caught.value.in_log
 
 
+@pytest.mark.parametrize("is_next", [True, False], ids=["the next", "not the next"])
+@pytest.mark.parametrize("key", [b"k", b"another", None])
+def test_under_the_header_carrier_the_key_is_content(log, is_next, key):
+    """identity T1: "the content agree: value, headers, timestamp ...; the key under the header carrier"."""
+
+    def of_one(key):
+        headers = [[("stream-metadata", StreamMetadata(PID, 0, 0).pack())]]
+        return encode_batch([b"v"], keys=[key], headers=headers, timestamps_ms=1000)
+
+    log.append(of_one(b"k"))
+    matching = Matching(RecordOrigin(carrier="header", pids={0: PID}, pid_epoch=0), [log], {0: 0 if is_next else 1})
+    if key == b"k":
+        matching.match_batch(of_one(key))
+        assert list(matching.held[0]) == [(0, 1)]
+        return
+    with pytest.raises(OutboxDiverged) as caught:
+        matching.match_batch(of_one(key))
+    assert (caught.value.in_log.key, caught.value.in_topic.key) == (b"k", key)
+
+
 def test_what_is_skipped_is_not_looked_for(log):
     """identity T4: the originals of a rebase are passed over, and what the topic has in their place is nobody's."""
     for n in range(4):
