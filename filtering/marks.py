@@ -360,7 +360,7 @@ class HighwaterMarks:
             yield pair, self._entry(row)
 
     def merge(self, other: "HighwaterMarks") -> "HighwaterMarks":
-        """What someone knows who saw what both saw (the law: py), under the wider window.
+        """What someone knows who saw what both saw (the law: the file's map), under the wider window.
 
         Raises PairSplit if one pair lies in two destination partitions.
         """

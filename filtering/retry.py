@@ -7,9 +7,9 @@
         a topic that is not there                                             3 s: not every broker knows a new one yet
         anything else                                                         raised at once
 
-It stands here, since every package may import filtering. Time is the process's own monotonic clock and not that of
-`pushrep.env`: what is waited for here are real brokers, locks and databases, which no simulated clock drives. What is
-simulated (replicas, replays) waits by its own clock, and takes from here the length of a pause alone.
+It stands here because every package may import filtering. It waits by the process's own monotonic clock, since no
+simulation drives a broker, a lock or a database. Simulations do drive replicas and replays: these wait by the clock of
+`pushrep.env` and take only the length of a pause from here.
 """
 
 import random
@@ -30,9 +30,9 @@ _Answer = TypeVar("_Answer")
 
 
 class Backoff(NamedTuple):
-    """How long to wait after some failures in a row: `first_s`, doubled with each further one, at most `longest_s`.
+    """How long to wait after failures in a row: `first_s` after the first, doubled with each more, at most `longest_s`.
 
-    At random from `least` of that (0 to 1) to all of it.
+    The pause is drawn at random between `least` (0 to 1) of that and all of it.
     """
 
     first_s: float
@@ -51,8 +51,9 @@ class Backoff(NamedTuple):
 class RetryPolicy:
     """When a call that failed is made again.
 
-    passes: which errors; every other one is raised at once. within_s: no call begins later after the first one, by its
-    last error; None: without end. attempts: as many calls at most; None: any number. The last error is raised.
+    passes: after which errors; every other one is raised at once. within_s: seconds after the first call in which
+    others may begin, or a function that says so for the last error; None: for ever. attempts: how many calls at most;
+    None: any number. Where no other call may begin, the last error is raised.
     """
 
     passes: Callable[[BaseException], bool]

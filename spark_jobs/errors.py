@@ -56,7 +56,7 @@ class CheckpointWentBack(SparkJobError):
 
 
 class RolledBackOverReplaced(SparkJobError):
-    """A checkpoint went back over a batch that replaced rows: taken back, it would lose both. Nothing is dropped."""
+    """A checkpoint went back over a batch that replaced rows: undone, its rows and those would be lost. It stays."""
 
     def __init__(self, batch_id: int, over: int, replaced: Sequence[tuple[str, int, int, int, int]]) -> None:
         topic, partition, start, end, _ = replaced[0]

@@ -292,7 +292,7 @@ class GroupMember:
             raise
 
     def has_moved(self, partition: TopicPartition, since: int) -> bool:
-        """Whether it was sent elsewhere since `moves` was that: what was read before is not of its run."""
+        """Whether it was moved to another position since its count of moves was `since`: then what was read is void."""
         return self._moved.get(partition, 0) > since
 
     def seek(self, partition: TopicPartition, offset: int) -> Steps[None]:

@@ -4,8 +4,8 @@
     with passwords       a session by cookie, begun at /login; 12 hours, or until the console is started again
     POST, anywhere       from our own page: Origin and Sec-Fetch-Site say so, and the form has the session's token
 
-Passwords: a line each, NAME:scrypt$N$r$p$salt$hash, both in base64. Memory for one check: 32 MiB; one at a time, and no
-other for a second behind a wrong one: who guesses has 86,400 a day.
+Passwords: a line each, NAME:scrypt$N$r$p$salt$hash, both in base64. Memory for one check: 32 MiB. They are checked
+one at a time, and none for a second after a wrong one: whoever guesses has 86,400 tries a day.
 """
 
 import base64

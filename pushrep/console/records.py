@@ -1,6 +1,6 @@
 """Records of one log as a page shows them: where each first lived, and its value as text, JSON, Avro or hex.
 
-Nothing of a key, a value or a header leaves this file unless `with_payloads` asks for it.
+Nothing of a key, a value or a header leaves this file unless `AskedRecords.payloads` asks for it.
 """
 
 import io

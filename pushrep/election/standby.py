@@ -7,16 +7,16 @@
 
 Nobody leads, as far as this member can tell, if the leader said so, or its own node had no contact with it for
 `takeover_after_ms`, and its grant is known here for as long; one whose grant this member keeps as its own looks at
-once. Standbys wait for a moment that is drawn by chance, so that mostly one looks first. Then a Candidate decides, with
-`is_standby`: the members that answer show whether the leader lives (candidate.py), and the ballots, who leads.
+once. Standbys wait for a moment that is drawn by chance, so that mostly one looks first. Then a Candidate decides, as
+`Unasked`: the members that answer show whether the leader lives (candidate.py), and the ballots say who leads.
 
-The grant carries what else stands in the way, so that a member knows it that was away, and one that was just started:
-the last time that a standby took over, after which the next one waits for `takeover_pause_ms` (a fault that goes round
-the members ends no lead before it did any work; the first failure is taken over at once), and an operator's hold. How
-long either lasts still is read off the wall clock once, when a member comes to know of it, and is its whole length at
-most; from then on the monotonic clock counts, so that no step of the wall clock changes it. Who was standing by when
-another took over waits for the whole pause, whatever the wall clock says. To lead on where this member led before is no
-takeover.
+Two more things keep standbys from taking over: an operator's hold, and the pause after a takeover by a standby
+(`takeover_pause_ms`). Without the pause, a fault that ends one leader after the other would leave none of them the time
+to do any work. The first failure is taken over at once. The grant carries both, so that members know of them that were
+away or were just started. A member learns from the wall clock, once, how long they still last, and takes at most their
+whole length. From then on it counts by the monotonic clock, so that no step of the wall clock matters. A member that
+stood by while another took over waits for the whole pause, whatever the wall clock says. It is no takeover if the
+member that led last leads on.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""The disk, passed in: the few calls a log needs, each with its durability said.
+"""The disk as a parameter: the few calls that a log needs; each says what is durable when it returns.
 
 Nothing is durable until `File.sync` (its bytes) and `Filesystem.sync_directory` (its name) returned. Positions and
 sizes are bytes. Every call raises `OSError` with the path; `write_at` writes everything or raises.

@@ -1,4 +1,4 @@
-"""The network, passed in: streams of bytes to an address, and the threads that wait for them.
+"""The network as a parameter: streams of bytes to an address, and the threads that wait for them.
 
 Sockets are the standard library's, cut down to what is used of them: the real ones are passed on as they are. Every
 call raises `OSError`; one that may not wait raises `BlockingIOError`, one that waited too long `TimeoutError`.

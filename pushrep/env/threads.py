@@ -1,4 +1,4 @@
-"""Time and threads, passed in: two clocks that must never be mixed, what runs beside its caller, what waits.
+"""Time and threads as parameters: two clocks that must never be mixed, what runs beside its caller, what waits.
 
 Locks do not: they are held for a few operations and never over a wait, so who runs one thread after another (a
 simulation) never meets a locked one.

@@ -4,14 +4,14 @@ Connections, their security and the wire's structures are aiokafka's. Its client
 topics in a way that makes a deleted one again; so asking is done here, when something says that it is due.
 All of it runs in one event loop.
 
-A connection writes a request in pieces: aiokafka's, but for the way of large batches to the socket.
+A connection is aiokafka's, except that it gives a large request to the socket in pieces.
 
     aiokafka    batch ─ copy ─▶ request ─ copy ─▶ behind its header ─ copy ─▶ behind its size ─▶ socket
     here        size, header, fields ─▶ socket, batch from where it lies ─▶ socket, the rest ─▶ socket
 
-aiokafka's own send joins the parts of a request three times, each time into memory that has to be got from the system.
-What the socket does not take at once waits in asyncio's buffer for this thread's next turn, piece by piece, and the
-broker with it: so where the system allows it, the socket takes all that may be on its way.
+aiokafka's own send joins the parts of a request three times, each time into memory that is new from the system.
+What the socket does not take at once waits in asyncio's buffer for this thread's next turn, and the broker waits, too.
+So where the system allows it, the socket's buffer takes all that may be on its way.
 """
 
 import asyncio

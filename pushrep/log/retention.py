@@ -507,7 +507,7 @@ class Attended(Protocol):
 
 
 class BackgroundTasks:
-    """One log's. Thread-safe; nothing but `check_room` and `about_to_cut` raises: who calls has done its work.
+    """One log's. Thread-safe; only `check_disk`, `acquire_lease` and `about_to_cut` raise: who calls has done its work.
 
     What a holder or a derived store raises that is neither OSError nor ours gets through; the flusher logs it.
     """

@@ -8,8 +8,8 @@ It says what `BatchHeader.parse` and `RecordBatch.check` say, and nothing about 
 run ends before it, and who asks has to look at that batch alone. A batch of 4 KiB takes
 1.2 µs where one by one takes 6 (benchmarks/NOTES.md).
 
-Whether batches that came from elsewhere join (`misjoined`): no CRC covers a base offset, so its witness is the batch
-before it.
+Whether batches that came from elsewhere join (`misjoined`): no CRC covers a base offset, so it is held against
+the batch before it.
 
 expected      | 10-14 | 15-19 |   hole   | 30-33 |       a hole counts only below what the sender says was cleaned
    10 ────────▶                          ^ 30 <= cleaned_offset, else it is damage

@@ -3,8 +3,8 @@
     step:  Turn ─▶ ReadBlock ─▶ batches from the walk ─▶ BlockRead ─▶ SendBlock ─▶ ReplayedBlock
 
 The walk over the files goes on from block to block. When it is begun anew - at the tip, after a pause - it begins one
-batch early and looks whether the last one given still stands there: a log that was cut and grew again is found out. Who
-follows closely has that from where the last batch was found (windows.Tail), everybody else by the index.
+batch early and looks whether the last one given still stands there, and so notices a log that was cut and grew again. A
+close follower knows where the last batch was (windows.Tail), the others look it up in the index.
 """
 
 import threading

@@ -96,7 +96,7 @@ class KeptBuffers:
         self._buffers = Buffers(size_bytes)
 
     def acquire(self) -> memoryview | None:
-        """See `Buffers.take_kept`."""
+        """See `Buffers.acquire_kept`."""
         return self._buffers.acquire_kept()
 
     def give_back(self, _buffer: object, /) -> None:

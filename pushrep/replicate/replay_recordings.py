@@ -69,7 +69,7 @@ class NodeSource(LogSource):
 
 
 class Recordings:
-    """What of a node can be replayed. For the worker's thread, but for `is_live`, `may` and `source_of`."""
+    """What of a node can be replayed. For the worker's thread, but for `is_live`, `may` and `source`."""
 
     def __init__(self, store: NodeStore, address: str, access: Access) -> None:
         self.store, self.access = store, access

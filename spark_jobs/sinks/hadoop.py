@@ -25,7 +25,7 @@ _IF_NONE_MATCH: Final = "fs.option.create.conditional.overwrite"
 
 
 class StoreUnfit(SparkJobError):
-    """Of two writers of one new name this store lets both: keep what needs one writer elsewhere."""
+    """This store lets two writers create one object: keep elsewhere what only one may write."""
 
     def __init__(self, location: str) -> None:
         super().__init__(
