@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
 
@@ -14,7 +15,7 @@ from pushrep.cli import main as cli_main
 from pushrep.env import REAL_FILESYSTEM, FileWitness, RealFilesystem
 from pushrep.log import LogConfig, SegmentLog
 from pushrep.log.directory import LogDirectory
-from pushrep.log.directory_files import CLEAN_MARKER_NAME, CheckpointFile, write_leader_epochs
+from pushrep.log.directory_files import CLEAN_MARKER_NAME, CheckpointFile, write_checkpoint, write_leader_epochs
 from pushrep.log.directory_id import (
     DIRECTORY_ID_NAME,
     UNKNOWN_ID,
@@ -252,6 +253,25 @@ def test_what_the_writer_told_readers_goes_with_the_copy_no_further(home, tmp_pa
     finally:
         held.release()
     assert (home / PUBLISHED_NAME).exists()
+
+
+def test_what_the_original_published_is_no_recovery_point_of_a_copy(home, tmp_path):
+    """identity P2: the opening that found the copy was killed before it removed that, and the next one is told not to
+    ask.
+    """
+    append(home, b"one", b"two", b"three")
+    cp(home, copy := tmp_path / "copy")
+    found, _ = read_directory_id(copy, REAL_FILESYSTEM)
+    noted = replace(found, copy_of=(found.directory_id,), is_settled=False)
+    write_directory_id(copy, REAL_FILESYSTEM, noted)
+    write_checkpoint(copy, CheckpointFile.RECOVERY_POINT, {"orders-0": 1})
+    held = LogDirectory.acquire(copy, copy_check=False)
+    try:
+        view = held.attach("orders-0")
+        assert view.published_before.flushed_offset == 3
+        assert view.known_on_disk == 1
+    finally:
+        held.release()
 
 
 def torn(home, tmp_path):

@@ -16,6 +16,7 @@ from pushrep.log.directory_files import CLEAN_MARKER_NAME, CheckpointFile, read_
 from pushrep.log.inspection import summarize
 from pushrep.log.published import PUBLISHED_NAME
 from pushrep.log.verify import verify_log
+from pushrep.records import encode_batch
 
 SMALL = LogConfig(segment_bytes=1024)
 
@@ -78,6 +79,20 @@ def test_another_file_of_the_same_size_is_damage(tmp_path, values, damaged_from)
     before = contents(path)
     with SegmentLog.open(path) as log:
         assert log.damaged_from == damaged_from
+    assert contents(path) == before
+
+
+def test_bytes_behind_the_end_that_the_marker_names_are_damage(tmp_path):
+    """identity P1: the log ends where it was closed, and its last batch is another; of what was closed nothing tore."""
+    path = closed_log(tmp_path)
+    segment = newest(path)
+    data = segment.read_bytes()
+    at = last_batch_at(segment)
+    shorter = encode_batch([b"x"] * 10, timestamps_ms=1, base_offset=90).data
+    segment.write_bytes((data[:at] + shorter).ljust(len(data), b"x"))
+    before = contents(path)
+    with SegmentLog.open(path) as log:
+        assert (log.damaged_from, log.recovery.cut) == (100, None)
     assert contents(path) == before
 
 
