@@ -84,7 +84,7 @@ class InFlightQueue(Generic[Record]):
             self._stopped[pending.partition] = error
 
     def resume(self, partition: int) -> None:
-        """The cause of the failure is corrected."""
+        """Let the partition go on: the cause of its failure is corrected."""
         self._stopped.pop(partition, None)
 
     def outgoing(self, partition: int | None = None) -> Iterator[Record]:

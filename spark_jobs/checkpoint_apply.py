@@ -114,7 +114,7 @@ class Sink:
     def rows_from(self, topic: str, partition: int, offset: int) -> int:
         """How many of its rows lie from an offset of a partition on. Starts no Spark.
 
-        Raises CantReplace where they could not be replaced, or only Spark can look; and BadSink, BadSqlTable, and the
+        Raises CantReplace if these rows can't be replaced, or only Spark can count them; BadSink, BadSqlTable, and the
         database's own errors.
         """
         from spark_jobs.jobs.options import is_database  # noqa: PLC0415 - pyspark, for this look alone

@@ -37,9 +37,9 @@ class FileMarks:
     """Marks in a directory of any file system that Spark knows, for ReplayFilteredBatches.
 
     path: a directory of their own, beside the checkpoint. session: the active one if none is given. check: whether the
-    first use looks if an object store can do this; only looking needs no such look. Use raises StoreUnfit for one that
-    can't, MarksFenced if another driver wrote since this store was first used, MarksStoreDamaged for a file that can't
-    be read, and what Hadoop's client raises.
+    first use tests that an object store lets only one writer create a file; for reading alone it need not. Use raises
+    StoreUnfit for a store that does not, MarksFenced if another driver wrote since this store was first used,
+    MarksStoreDamaged for a file that can't be read, and what Hadoop's client raises.
     """
 
     def __init__(self, path: str, session: SparkSession | None = None, *, check: bool = True) -> None:

@@ -289,9 +289,9 @@ class ReplayFilteredConsumer:
         return [record for records in found.values() for record in records]
 
     def _is_read(self, partition: tuple[str, int], moves: int) -> bool:
-        """Whether what was fetched when so many moves were made is of the partition's run, as far as it can be known.
+        """Whether records that were fetched at that count of moves belong to the partition's present position.
 
-        If not, the client reads it again from where the run is: some of it may have been fetched behind the move.
+        If not, the client fetches again from that position: some of them may have been fetched after the move.
         """
         if partition not in self._member.assignment:
             return False
@@ -335,7 +335,7 @@ class ReplayFilteredConsumer:
         await self._load_again()
 
     async def _load_again(self) -> None:
-        """What came and is not loaded yet; the client has not moved in it since, unless by a seek."""
+        """Load partitions that came and are not loaded yet. The client has not read on in them, but may have sought."""
         async with self._moving:
             loaded = await self._run(self._member.load_again())
         if loaded and self._on_assign is not None:

@@ -129,7 +129,7 @@ class ClientFacts(NamedTuple):
 
 
 def run(steps: Steps[_Answer], do: Callable[[ClientCall], Any]) -> _Answer:
-    """What the steps come to; `do` makes each call. Raises what they raise."""
+    """Run the steps to their end; `do` makes each call. Returns what they return, raises what they raise."""
     resume: Callable[[Any], ClientCall] = steps.send
     given: Any = None
     while True:
@@ -178,7 +178,7 @@ class GroupMember:
     # ---- partitions come and go
 
     def load(self, partitions: Iterable[TopicPartition]) -> Steps[dict[TopicPartition, LoadedStart]]:
-        """Where the client is to begin in each: all of them, or it raises. What is stopped is not paused yet."""
+        """Where the client is to begin in each of them, or it raises. Those that are stopped are not paused yet."""
         found = []
         for partition, (offset, metadata) in (yield from self.committed_of(partitions)).items():
             position = decode(metadata if offset is not None else None)
@@ -206,7 +206,7 @@ class GroupMember:
         return {partition: answer[partition] for partition in asked}
 
     def hold(self, partitions: Iterable[TopicPartition]) -> Steps[None]:
-        """The client has them, and they are not to be read until they are loaded."""
+        """Pause these, which the client has been assigned, until they are loaded."""
         yield from self._pause(PauseReason.UNLOADED, partitions)
 
     @property
@@ -229,7 +229,7 @@ class GroupMember:
         yield from self._pause(PauseReason.STOPPED, stopped)
 
     def forget(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
-        """These are going. Those of them that the client has paused."""
+        """Forget these, which are given up. Returns those of them that the client has paused."""
         gone = set(partitions)
         self.watcher.forget(gone)
         for partition in gone:
@@ -442,7 +442,7 @@ class GroupMember:
             yield Resume(free)
 
     def _unless_it_passes(self, steps: Steps[_Answer]) -> Steps[_Answer | None]:
-        """What the steps come to; None, and a warning, where a later read may succeed."""
+        """Run the steps, and return what they return; None, and a warning, where a later read may succeed."""
         try:
             return (yield from steps)
         except Exception as error:

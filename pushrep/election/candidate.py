@@ -450,7 +450,7 @@ class Candidate:
         return [TakeEpoch(grant.epoch), StoreGrant(grant), SendGrant(self._others(), grant), *self._on_stored()]
 
     def _why_held(self) -> TakeoverHeld | None:
-        """Why no standby takes over; so many have answered that one of them knows of the newest hold."""
+        """Why no standby may take over now. So many have answered that one of them knows the newest hold."""
         if self._unasked is None or not self._was_led_by_another:
             return None
         why_not = self._unasked.why_not(self.base.carrying(answer.grant for answer in self._answers.values()))

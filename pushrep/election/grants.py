@@ -108,7 +108,7 @@ class Hold(NamedTuple):
 
     @property
     def length_ms(self) -> int:
-        """So long it lasts."""
+        """How long it lasts in all."""
         return self.until_ms - self.since_ms
 
 
@@ -249,7 +249,7 @@ class Grant:
         return replace(self, epoch=epoch, leader=leader, accepted_loss="")
 
     def carrying(self, others: Iterable["Grant | None"]) -> "Grant":
-        """The same with the newest hold and takeover of it and the others, which may have come by an older peer."""
+        """The same with the newest hold and takeover among it and the others: older peers drop them."""
         known = [self, *(one for one in others if one is not None)]
         hold = max((one.hold for one in known if one.hold is not None), default=None)
         takeover = max((one.takeover for one in known if one.takeover is not None), default=None)
@@ -261,7 +261,7 @@ class Grant:
         return self.hold, self.takeover
 
     def held(self, epoch: int, *, since_ms: int, until_ms: int, reason: str) -> "Grant":
-        """The same, by which no standby takes over before `until_ms`; with `since_ms` the hold before it ends."""
+        """The next grant, with a hold until `until_ms`. Where that is `since_ms`, it ends the hold before it."""
         return replace(self.renewed(epoch, self.leader), hold=Hold(epoch, since_ms, until_ms, reason))
 
     def with_members(self, epoch: int, members: tuple[Member, ...], min_insync_replicas: int | None = None) -> "Grant":
@@ -304,7 +304,7 @@ class Grant:
         return self._naming(epoch, directories)
 
     def with_identities(self, identities: Mapping[int, str]) -> "Grant":
-        """The same, with the names that members' certificates show now; who does not know directories knows none."""
+        """The same, with the names that members' certificates show now; only for members whose directory is named."""
         return replace(
             self,
             members=tuple(
@@ -379,7 +379,7 @@ def newest_list_of(grants: Iterable[Grant | None]) -> Grant | None:
 
 
 def hold_of(grant: Grant | None, wall_ms: int) -> Hold | None:
-    """The hold that lasts, by a grant; None without one, and for one that was ended or is over."""
+    """The hold of a grant, if it still lasts; None if there is none, it was ended or it is over."""
     return None if grant is None or grant.hold is None or grant.hold.until_ms <= wall_ms else grant.hold
 
 

@@ -208,9 +208,9 @@ class PartitionLeader:
         return self._push_to_all()
 
     def start_session(self, replica: int, session: SessionId, theirs: LogEnds) -> list[LeaderEffect]:
-        """A replica whose log was described as `theirs` is pushed to. Older identifiers than the live ones: ignored.
+        """Push to a replica whose log was described as `theirs`. Ignored unless newer than a session that is live.
 
-        Behind one that has ended any will do: a node on an older copy of its disk counts its starts from there.
+        After a session that has ended any identifiers are taken: a node on an older copy of its disk has lower ones.
         """
         self._check_leading()
         live = self._sessions.get(replica)

@@ -11,7 +11,7 @@
 Nothing is in flight then. A request of a connection that broke may still be in a broker's queue; whatever it appends
 later continues what the topic held, in order and without holes, so a reader's filter drops what then comes twice.
 
-TopicContents is the same for an outbox that nobody has open, for who works on its directory or has lost its checkpoint:
+TopicContents is the same for an outbox that nobody has open: for commands on it, or if its checkpoint is lost:
 
 log partition 3 in partition 1 of the topic, 2 in 0   ─▶   2 of its 4 partitions were used
 held, contested                                       ─▶   what a rebase appends again
@@ -260,7 +260,7 @@ class ShippingRecovery:
             self._stop_unread(source, unreadable.get(source.partition))
 
     def _stop_unread(self, source: ShippedPartition, error: Exception | None) -> None:
-        """Let a log wait for which it is not known what the topic holds of it; without an error it goes on."""
+        """Stop a log while it is not known what the topic holds of it; without an error let it go on."""
         if error is None:
             if source.is_matching:
                 source.is_matching, source.stopped = False, None

@@ -136,7 +136,7 @@ UNREADABLE = (CorruptBatch, LogDamaged, OSError)
 
 
 def raise_if_damaged(log: ShippedLog) -> None:
-    """It is not known what a damaged log held from its end on. Raises LogDamaged."""
+    """Raises LogDamaged for a damaged log: what it held from the damage on is not known."""
     if log.damaged_from is not None:
         raise LogDamaged(log.path, log.damaged_from, log.recovery.damage or "")
 

@@ -20,7 +20,7 @@ Before either cut of the end is begun, what readers may have seen of it is noted
 A crash between any two steps leaves a log that opens: checkpoints are never above what is left, names stay contiguous,
 and what lies below the log start is removed by the next opening.
 
-Replication (who decides any of this is in pushrep/election):
+Replication (pushrep/election decides when any of this is done):
 
     append_as_is     batches that hold their offsets and epochs; a new epoch is on disk before its first batch
                      | 0-8 |  hole that was announced  | 12-14 . 17-19 |    what follows one is sealed in a segment of

@@ -1,13 +1,13 @@
 """A message's header in Avro, derived from its class and its schema: no message's fields are listed anywhere else.
 
-    writer_of(schema, struct)(message) -> bytes    in the schema's version; what the class has no more, at its default
+    writer_of(schema, struct)(message) -> bytes    in the schema's version; a field that the class lacks has its default
     parts_of(struct)(message) -> [Part, ...]       the record batches, in the schema's order, which is the wire's
     reader_of(struct).message(datum, body)         datum: what fastavro read by the newest schema; it is used up
 
 Avro writes a record as its fields one after another, a number as a zigzag varint (as Kafka does), a string as its
-length and its bytes, an array as a count, the items and a zero, a fixed as its bytes. To write by fastavro takes twice
-as long, since it wants a dictionary of each message (benchmarks/NOTES.md); the tests hold every byte against it. It
-reads, and resolves what an older version wrote.
+length and its bytes, an array as a count, the items and a zero, a fixed as its bytes. fastavro would take twice as long
+to write, since it needs a dictionary of each message (benchmarks/NOTES.md); tests compare every byte with what it
+writes. fastavro reads, and resolves what an older version wrote.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -140,7 +140,7 @@ class BodyCursor:
 
 
 class HeaderReader(NamedTuple):
-    """How a class, or a field, is made. `body_bytes(datum)`: what the records in it need, before they are there."""
+    """How a class, or a field, is made. `body_bytes(datum)`: how many bytes its records take, before they come."""
 
     message: Callable[[Any, BodyCursor], Any]
     body_bytes: Callable[[Any], int] | None = None
@@ -173,7 +173,7 @@ def _body_bytes_of(name: str, size: Callable[[Any], int]) -> Callable[[Datum], i
 
 
 def _field_reader(hint: Any) -> HeaderReader | None:
-    """None: fastavro's value is the field's."""
+    """How a field is made of fastavro's value; None if it is that value."""
     if get_origin(hint) is tuple:
         return _array_reader(_field_reader(get_args(hint)[0]) or HeaderReader(lambda datum, _body: datum))
     if hint is UUID:

@@ -71,7 +71,7 @@ class _Record(NamedTuple):
 
     @classmethod
     def parse(cls, text: str | None) -> "_Record | None":
-        """None for a commit of somebody else."""
+        """What a commit's text says; None for a commit of somebody else."""
         try:
             told: dict[str, Any] = json.loads(text or "")
             ranges, replaced = ([LogRange(*one) for one in told[name]] for name in ("ranges", "replaced"))
@@ -140,7 +140,7 @@ class CatalogTable:
         self._write(rows, batch_id, ranges)
 
     def expect(self, batch_id: int, ranges: tuple[LogRange, ...]) -> None:
-        """Which log ranges the batch holds that comes next: if the table says that it has it with these, it is left."""
+        """The log ranges of the next batch. If the table holds that batch with them, it is not written again."""
         self._expected = batch_id, ranges
 
     def held_until(self, session: SparkSession, where: LogRange, batch_id: int) -> int:
@@ -285,7 +285,7 @@ class CatalogTable:
         return self._format.lower() in FILE_FORMATS
 
     def _committing(self) -> str | None:
-        """The format, of those whose commits carry a record; their overwrites are by row or by partition, in one."""
+        """The format, if its commits carry a record: Delta or Iceberg; one commit of theirs can overwrite any rows."""
         return self._format.lower() if self._format.lower() in {_DELTA, _ICEBERG} else None
 
     def _exists(self, session: SparkSession) -> bool:
