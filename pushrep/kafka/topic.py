@@ -120,13 +120,19 @@ def kafka_failure(error: KafkaError, topic: str, on_topic: str, said: str | None
 
 
 class _Asking:
-    """An admin client. `why`: what it said last about its connections, a refused password say; None: nothing."""
+    """An admin client. `why`: what it said last about its connections, a refused password say; None: nothing.
+
+    Raises KafkaUnreachable.
+    """
 
     def __init__(self, destination: KafkaDestination) -> None:
         self.why: str | None = None
         self._timeout_s = destination.request_timeout_ms / 1000
         settings = {**destination.librdkafka_settings(), "log_level": 0, "error_cb": self._on_error}
-        self.admin = AdminClient(settings)
+        try:
+            self.admin = AdminClient(settings)
+        except KafkaException as error:  # a certificate can't be read: it may be replaced at this moment
+            raise KafkaUnreachable(error.args[0].str()) from error
 
     def settings_of(self, resource: Any) -> Mapping[str, Any]:
         """A topic's or broker's. Raises as `result_of`."""
