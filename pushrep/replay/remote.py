@@ -315,8 +315,9 @@ class RemoteSession:
         if not is_dense or batches[0].header.base_offset != expected:
             spans = ((one.header.base_offset, one.header.next_offset) for one in batches)
             why_not = misjoined(spans, expected, cleaned_offset, may_begin_below=self._is_inside)
-        if why_not is None and data.end_offset > max(last.next_offset, cleaned_offset):
-            why_not = f"it is said to go to {data.end_offset}, and the last batch ends at {last.next_offset}"
+        begins, ends = max(last.base_offset, data.start_offset), max(last.next_offset, cleaned_offset)
+        if why_not is None and not begins < data.end_offset <= ends:
+            why_not = f"it is said to go to {data.end_offset}, its last batch has [{begins}, {last.next_offset})"
         is_at = data.start_offset == expected or expected < data.start_offset <= cleaned_offset
         if why_not is None and not is_at:
             why_not = f"it is said to begin at {data.start_offset}"

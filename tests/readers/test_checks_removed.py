@@ -16,6 +16,7 @@ from pushrep.records import CorruptRecordBatch, batch_run
 from pushrep.records.batch import RecordBatch
 from pushrep.replay import windows
 from pushrep.replay.windows import Tail
+from pushrep.replicate import pusher
 from tests.readers.small_logs import Flip, make_log
 from tests.readers.test_header_bits import OUTBOX
 from tests.readers.ways import WAYS, Given, fault_of
@@ -115,6 +116,11 @@ CHECKS = {
         reader._slice,
         "if (epoch != newest or first < newest_from) and epochs.contradiction(first, epoch) is not None:", "if False:",
         "push", "dense", Flip(6, 127),
+    ),
+    "epochs of what is fetched": Removed(
+        pusher.whole_batches,
+        "if (why := epochs.contradiction(header.base_offset, header.leader_epoch)) is not None:", "if False:",
+        "fetching", "dense", Flip(6, 127),
     ),
 }  # fmt: skip
 

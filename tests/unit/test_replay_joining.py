@@ -48,10 +48,12 @@ def end(offset, reason=ReplayEndReason.LIMIT_REACHED, cleaned=0):
         data(12, 13, batch(10, 13)),
         data(8, 12, batch(10, 12)),
         data(10, 15, batch(10, 13)),
+        data(10, 10, batch(10, 13)),
+        data(10, 13, batch(10, 13), batch(13, 15)),
     ],
     ids=[
         "a hole", "one lower", "a hole between", "an overlap", "a hole above what was cleaned", "it begins later",
-        "it begins before", "it goes further than its records",
+        "it begins before", "it goes further than its records", "it goes nowhere", "it goes less far than its records",
     ],
 )  # fmt: skip
 def test_identity_o5_a_block_that_does_not_join_ends_the_replay_at_its_offset(session, block):
