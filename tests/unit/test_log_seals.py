@@ -9,7 +9,8 @@ from uuid import UUID
 import google_crc32c
 import pytest
 
-from pushrep.env import REAL_FILESYSTEM
+from pushrep.env import REAL_FILESYSTEM, RealFilesystem
+from pushrep.env.filesystem import RealFile
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.log.directory_files import read_partition_metadata
 from pushrep.log.inspection import leftovers
@@ -151,6 +152,31 @@ def test_who_cuts_a_sealed_segment_removes_its_seal(tmp_path):
         log.apply_retention()
         log.purge(bases(path)[1])
     assert set(seals(path)) <= set(bases(path))
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_o6_a_seal_is_gone_from_the_disk_before_its_segment_is_cut(tmp_path, monkeypatch, keep):
+    """A kill between the two would leave a seal that the segment contradicts."""
+    path, done = made(tmp_path / "orders-0"), []
+    base = bases(path)[1]
+    seal, segment = path / f"{base:020d}.seal", path / f"{base:020d}.log"
+
+    def noting(owner, name, what):
+        original = getattr(owner, name)
+
+        def noted(*arguments):
+            done.append(what(*arguments))
+            return original(*arguments)
+
+        monkeypatch.setattr(owner, name, noted)
+
+    with SegmentLog.open(path, LogConfig(segment_bytes=1024, scrub_bytes_per_s=0)) as log:
+        noting(RealFilesystem, "remove", lambda _self, one: ("remove", one))
+        noting(RealFilesystem, "sync_directory", lambda _self, one: ("sync", one))
+        noting(RealFile, "truncate", lambda file, _size: ("truncate", file.path))
+        log.truncate_to(base + 10, force=True, keep=keep)
+    removed, cut = done.index(("remove", seal)), done.index(("truncate", segment))
+    assert ("sync", path) in done[removed:cut]
 
 
 def test_the_scrub_seals_what_has_none_and_what_an_older_version_wrote(tmp_path):
