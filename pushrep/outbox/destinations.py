@@ -159,14 +159,22 @@ def drop_destination(
 
 
 @contextmanager
-def locked_outbox(directory: Path, filesystem: Filesystem, clock: Clock) -> Iterator[tuple[Path, OutboxIdentity]]:
-    """The directory's lock is held, by nobody else in this process either. Raises NoOutbox, LogLocked."""
+def locked_outbox(
+    directory: Path, filesystem: Filesystem, clock: Clock, *, refuse_copy: bool = False
+) -> Iterator[tuple[Path, OutboxIdentity]]:
+    """The directory's lock is held, by nobody else in this process either. Raises NoOutbox, LogLocked.
+
+    refuse_copy: raise DirectoryIsCopy for a member's directory that is a copy, as `Outbox.open` does.
+    """
     identity_in(filesystem, directory)  # before anything is made there
     held = LogDirectory.acquire(directory, filesystem, clock)
     try:
         if held.references > 1:  # by this very process
             raise LogLocked(held.path, os.getpid(), is_own=True)
-        yield held.path, identity_in(filesystem, held.path)
+        identity = identity_in(filesystem, held.path)
+        if refuse_copy and identity.replicas:
+            held.refuse_copy()
+        yield held.path, identity
     finally:
         held.release()
 

@@ -75,9 +75,9 @@ def rebase(
 
     dry_run: change nothing, say what would be done.
     Raises RebaseRefused for records with the caller's own metadata, NoOutbox, LogLocked, CorruptDestinationsFile,
-    TopicMissing, KafkaUnreachable, DestinationRefused.
+    DirectoryIsCopy for a member's, TopicMissing, KafkaUnreachable, DestinationRefused.
     """
-    with locked_outbox(Path(directory), filesystem, clock) as (path, identity):
+    with locked_outbox(Path(directory), filesystem, clock, refuse_copy=True) as (path, identity):
         topic = destination.topic or identity.topic
         known = read_progress(filesystem, path)
         progress = known.get(topic, ShippingProgress())

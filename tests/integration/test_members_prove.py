@@ -18,12 +18,14 @@ from pushrep.cli.main import run
 from pushrep.election.errors import LeaderMayBeAlive, MemberTwice, NotAhead, NotLeader, TooFewMembers
 from pushrep.election.grants import EPOCH_LEAP, Member
 from pushrep.env import REAL_FILESYSTEM, RealFilesystem
+from pushrep.kafka.destination import KafkaDestination
 from pushrep.log.errors import DirectoryIsCopy
 from pushrep.outbox import CantChangeMembers, DeliveryFailed, NotEnoughReplicas
 from pushrep.outbox.directory_handover import HandoverSocket, moved
 from pushrep.outbox.errors import CantPromote
 from pushrep.outbox.member_changes import Phase, add_member
 from pushrep.outbox.promotion import promote
+from pushrep.outbox.rebase import rebase
 from pushrep.outbox.replication import Replication
 from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.replicate import NodeSettings
@@ -285,6 +287,8 @@ def test_a_services_directory_with_replicas_that_is_a_copy_is_refused(three):
     (three.world.root / "copy").rename(home)
     with pytest.raises(DirectoryIsCopy, match="pushrep replica moved"):
         three.lead()
+    with pytest.raises(DirectoryIsCopy, match="pushrep replica moved"):  # before a PID epoch and a plan are on disk
+        rebase(home, KafkaDestination(bootstrap_servers="127.0.0.1:1"))
     moved(home)
     with three.lead() as outbox:
         assert outbox.append(0, b"more").result(WAIT_S) == len(three.values)
