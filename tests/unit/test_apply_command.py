@@ -89,7 +89,7 @@ WRONG = {
     "a file above the checkpoint": ([*GIVEN, "--checkpoint", "{tmp}/raw/c"], 1, "raw/c': {tmp}/raw is a file"),
     "a file as marks": ([*GIVEN, "--marks", "{tmp}/raw"], 1, "--marks='{tmp}/raw': it is a file"),
     "a file as sink": ([*GIVEN, "--sink", "{tmp}/raw"], 1, "--sink='{tmp}/raw': it is a file"),
-    "a table format for a path": ([*GIVEN, "--format", "delta"], 1, "--format='delta': a path takes one of parquet"),
+    "a table format for a path": ([*GIVEN, "--format", "hudi"], 1, "--format='hudi': a path takes one of parquet"),
     "marks in the checkpoint's place": ([*GIVEN, "--marks", "{tmp}/c"], 1, "it is the checkpoint itself"),
     "marks among the logs": ([*GIVEN, "--marks", "{logs}"], 1, "--marks='{logs}': it is the directory of the logs"),
     "marks in a topic of no brokers": ([*GIVEN, "--marks", "kafka:m"], 1, "marks at kafka:m: say where the brokers"),
