@@ -15,7 +15,7 @@ import pytest
 from pushrep import Acks, KafkaDestination
 from pushrep.outbox.directory_handover import HandoverSocket
 from tests.integration.outboxes import WAIT_S, open_outbox, wait_for_all, wait_until
-from tests.kafka.plain_client import create_topic
+from tests.kafka.plain_client import create_topic, delete_topic
 from tests.spark_programs import SparkPrograms, said
 
 CONSUMER = "sums"
@@ -48,6 +48,7 @@ class Fleet:
                 self._job(), PUSHREP_TESTS_PYTHON=sys.executable
             )
             create_topic(self._servers, "orders", partitions=2)
+            self._resources.callback(delete_topic, self._servers, "orders")
             kafka = KafkaDestination(bootstrap_servers=self._servers, retry_backoff_max_ms=200)
             self.orders = self._open("orders", (1, 2), kafka=kafka)
             self._resources = self._resources.pop_all()

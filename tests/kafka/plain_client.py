@@ -61,6 +61,11 @@ def create_topic(servers: str, topic: str, partitions: int = 1, copies: int = -1
     wait_known(servers, topic, partitions)
 
 
+def delete_topic(servers: str, topic: str) -> None:
+    """Take a topic away whose name another test may want."""
+    _changed(servers, lambda admin: admin.delete_topics([topic])[topic], KafkaError.UNKNOWN_TOPIC_OR_PART)
+
+
 def add_partitions(servers: str, topic: str, partitions: int) -> None:
     """More partitions, which every broker knows when this returns."""
     wanted = NewPartitions(topic, partitions)

@@ -2,12 +2,13 @@
 
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from tests.house import doc_blocks
-from tests.kafka.plain_client import create_topic
+from tests.kafka.plain_client import create_topic, delete_topic
 
 pytestmark = [pytest.mark.java, pytest.mark.slow]
 DOCS = Path(__file__).parents[2] / "docs"
@@ -27,10 +28,12 @@ def pages():
 
 @pytest.mark.parametrize("path", list(pages()), ids=lambda path: path.name)
 def test_examples_run_against_a_broker(broker, path, tmp_path):
-    for topic, settings in TOPICS.get(path.name, {}).items():
-        create_topic(broker.bootstrap_servers, topic, **settings)
-    done = subprocess.run(
-        [sys.executable, "-W", "error", doc_blocks.__file__, str(path), f"--with-kafka={broker.bootstrap_servers}"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=280,
-    )  # fmt: skip
+    with ExitStack() as stack:
+        for topic, settings in TOPICS.get(path.name, {}).items():
+            create_topic(broker.bootstrap_servers, topic, **settings)
+            stack.callback(delete_topic, broker.bootstrap_servers, topic)
+        done = subprocess.run(
+            [sys.executable, "-W", "error", doc_blocks.__file__, str(path), f"--with-kafka={broker.bootstrap_servers}"],
+            cwd=tmp_path, capture_output=True, text=True, timeout=280,
+        )  # fmt: skip
     assert done.returncode == 0, f"{path.name}: {done.stdout[-3000:]}\n{done.stderr[-5000:]}"

@@ -8,7 +8,7 @@ import pytest
 from tests.crash.test_orders_ha_example import report_of
 from tests.crash.test_standby_kill import Machines
 from tests.kafka.dump_tool import dump_segments
-from tests.kafka.plain_client import create_topic
+from tests.kafka.plain_client import create_topic, delete_topic
 from tests.kafka.topic_reader import read_filtered
 
 pytestmark = [pytest.mark.java, pytest.mark.slow]
@@ -53,5 +53,8 @@ def test_each_record_is_once_in_the_topic_and_no_two_ship_at_one_time(broker, tm
 
 
 def test_the_examples_orders_are_once_in_the_topic_and_in_the_table(broker, tmp_path):
-    said = report_of(tmp_path / "world", 1, "--kafka", broker.bootstrap_servers)
+    try:
+        said = report_of(tmp_path / "world", 1, "--kafka", broker.bootstrap_servers)
+    finally:
+        delete_topic(broker.bootstrap_servers, "orders")
     assert "the same, each once and in order" in said

@@ -33,7 +33,9 @@ ENVIRONMENT = {
 }
 
 
-def test_the_forms_and_the_source_over_a_connect_server(tmp_path):
+def test_the_forms_and_the_source_over_a_connect_server(tmp_path, torture):
+    if not torture.is_long:
+        pytest.skip("a server beside Spark's own takes minutes of both cores: make torture runs it")
     held = reserve()
     port = held.getsockname()[1]
     settings = SETTINGS | {
