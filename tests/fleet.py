@@ -44,7 +44,7 @@ class Fleet:
             for index in NODES:
                 self.start_node(index)
             self.payments = self._open("payments", (2, 3), topic="payments", producer="shop")
-            self.query = self._resources.enter_context(SparkPrograms(self.world.root)).start(
+            self.query = self._resources.enter_context(SparkPrograms(self.world.root.resolve())).start(
                 self._job(), PUSHREP_TESTS_PYTHON=sys.executable
             )
             create_topic(self._servers, "orders", partitions=2)
@@ -68,11 +68,11 @@ class Fleet:
         return self._resources.enter_context(open_outbox(self.world, *nodes, **given))
 
     def _job(self):
-        root = self.world.root
+        root, table, path = (one.resolve() for one in (self.world.root, self.table, self.payments.directory))
         return [
-            *(sys.executable, "-m", "spark_jobs.jobs.apply", "--path", self.payments.directory, "--topic", "payments"),
-            *("--consumer", CONSUMER, "--sink", f"{self.table}/", "--checkpoint", root / "sums-checkpoint"),
-            *("--json", self.events, "--trigger", "200ms", *self._query_options),
+            *(sys.executable, "-m", "spark_jobs.jobs.apply", "--path", path, "--topic", "payments"),
+            *("--consumer", CONSUMER, "--sink", f"{table}/", "--checkpoint", root / "sums-checkpoint"),
+            *("--json", root / self.events.name, "--trigger", "200ms", *self._query_options),
             *(part for setting in _QUIET for part in ("--conf", setting)),
         ]
 

@@ -11,14 +11,16 @@ PLACE always has
 and by its kind
     outbox      the fields of OutboxStatus; of a closed one without what only its process knows (acks, disk, scrub,
                 in_sync_min, session_ends ...). With --partitions "parts": [PartitionStatus, ...]
-    node        the fields of NodeStatus; of a closed one, and at an address, `logs` alone, there with `address` and
-                `certificate_expires_s`, the node's own. Of what stands in `logs` an address tells outbox_id, topic,
-                partition, offsets but the flushed one, leader_epoch
+    node        the fields of NodeStatus; of a closed one `logs` alone. At an address the same, for who may list every
+                outbox there; for others, and of a node from before, `address`, `certificate_expires_s` and `logs`. Of
+                what stands in `logs` an address tells outbox_id, topic, partition, offsets but the flushed one,
+                leader_epoch
     logs        "logs": [{"topic", "partition", "log_start_offset", ...}, ...]
     unknown     "why"
 Fields are added, never renamed; a field that is not known is missing or null. Numbers of offsets are half-open.
 """
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -48,6 +50,7 @@ from pushrep.replicate.replica_client import ReplicaClient
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address
 from pushrep.wire import push_messages as wire
+from pushrep.wire.calls import ApiKey
 from pushrep.wire.error_codes import ErrorCode
 
 VERSION = 1
@@ -172,6 +175,7 @@ def _node_at(place: str, tls: SSLContext | None) -> dict[str, Any]:
     with ReplicaClient(address, settings) as client:
         expires_s = client.certificate_expires_s()
         answer = client.ask(wire.ListLogsRequest(), wire.ListLogsResponse)
+        told = _told_by(client)
     if answer.error_code is not ErrorCode.NONE:
         raise ReplicaUnreachable(place, f"it may not be listed: {answer.error_code.name}")
     logs = [
@@ -183,6 +187,8 @@ def _node_at(place: str, tls: SSLContext | None) -> dict[str, Any]:
         }
         for one in answer.logs
     ]  # fmt: skip
+    if told is not None:
+        return {"kind": "node", **told, "address": place, "logs": logs}
     offline = [log for log in logs if log["failure"] is not None]
     problems = [
         Problem("log_offline", f"{log['outbox_id']}/{log['topic']}-{log['partition']}: {log['failure']}").as_dict()
@@ -197,6 +203,25 @@ def _node_at(place: str, tls: SSLContext | None) -> dict[str, Any]:
         "logs": logs,
         "problems": problems,
     }
+
+
+def _told_by(client: ReplicaClient) -> dict[str, Any] | None:
+    """What a node says of itself; None: it is from before, or this identity may not see all of it.
+
+    Raises ReplicaUnreachable.
+    """
+    if not client.speaks(ApiKey.DESCRIBE_NODE):
+        return None
+    answer = client.ask(wire.DescribeNodeRequest(), wire.DescribeNodeResponse)
+    if answer.error_code is not ErrorCode.NONE:
+        return None
+    try:
+        told = json.loads(answer.status)
+    except ValueError as error:
+        raise ReplicaUnreachable(str(client.address), f"its status is no JSON: {error}") from error
+    if not isinstance(told, dict):
+        raise ReplicaUnreachable(str(client.address), "its status is no JSON object")
+    return told
 
 
 # ---- for people

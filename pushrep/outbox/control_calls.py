@@ -62,9 +62,8 @@ def serve_health(resources: ExitStack, facts: Facts, settings: "HealthSettings |
         from pushrep.outbox.metrics import OutboxCollector, OutboxView  # noqa: PLC0415
 
         registry = CollectorRegistry()
-        registry.register(OutboxCollector(OutboxView(facts), kafka_away_limit_s=settings.kafka_away_limit_s))
-    limit_s = settings.kafka_away_limit_s
-    resources.callback(HealthServer(settings, lambda: status_of(facts).problems(limit_s), registry).close)
+        registry.register(OutboxCollector(OutboxView(facts)))
+    resources.callback(HealthServer(settings, lambda: status_of(facts).problems(), registry).close)
 
 
 def calls_of(facts: Facts) -> Calls:

@@ -57,7 +57,6 @@ from pushrep.outbox.errors import CantAdopt, NotACopy, OriginalStands
 from pushrep.outbox.identity import read_identity
 from pushrep.replicate import LastContact, ReplicaNode
 from pushrep.replicate.election_state import find_election_state
-from pushrep.replicate.node_status import status_of
 
 _LOG = logging.getLogger("pushrep.node")
 _TIMEOUT_S = 30.0
@@ -112,7 +111,7 @@ class HandoverSocket:
             asked = _line(connection)
             if asked.startswith("{"):
                 calls: Calls = {
-                    "status": lambda _: status_of(self._node).as_dict(),
+                    "status": lambda _: self._node.status().as_dict(),
                     "contact": self._contact,
                     "stop-replay": partial(self._stop, connection),
                 }

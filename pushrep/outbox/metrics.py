@@ -28,7 +28,6 @@ from pushrep.metrics import Families
 from pushrep.outbox.identity import read_identity
 from pushrep.outbox.shipping import holder_name
 from pushrep.outbox.status import Facts, LeadingState, MemberStatus, OutboxStatus, partitions_of, status_of
-from pushrep.problems import AWAY_LIMIT_S
 from pushrep.replicate.manager import PushManager
 
 if TYPE_CHECKING:
@@ -89,12 +88,10 @@ class OutboxView(NamedTuple):
 class OutboxCollector(Collector):
     """Thread-safe. by_partition: samples of each partition, too; without it they are as few however many there are.
 
-    kafka_away_limit_s: a Kafka that nothing has reached for so long is a problem.
+    kafka_away_limit_s: a Kafka that nothing has reached for so long is a problem; None: as the outbox has it.
     """
 
-    def __init__(
-        self, *outboxes: HasFacts, by_partition: bool = True, kafka_away_limit_s: float = AWAY_LIMIT_S
-    ) -> None:
+    def __init__(self, *outboxes: HasFacts, by_partition: bool = True, kafka_away_limit_s: float | None = None) -> None:
         self._outboxes = tuple(outboxes)
         self._by_partition, self._away_limit_s = by_partition, kafka_away_limit_s
 

@@ -125,7 +125,8 @@ class OutboxStatus:
     set, the leader counted. ends, high_watermarks, flushed: summed over the partitions. damaged: partitions whose log
     lost records that were on disk. scrub: what the reading of sealed segments in the background has found.
     certificates: by what they are for ("replicas", "kafka", "health"), when the one in use or its CA's expires, Unix
-    time; None: that can't be read.
+    time; None: that can't be read. kafka_away_limit_s: of its `health`; a Kafka that nothing reaches for less is no
+    problem.
     """
 
     directory: str
@@ -159,10 +160,12 @@ class OutboxStatus:
     disk: DiskStatus
     scrub: ScrubStatus
     certificates: Mapping[str, int | None]
+    kafka_away_limit_s: float = AWAY_LIMIT_S
 
-    def problems(self, away_limit_s: float = AWAY_LIMIT_S) -> list[Problem]:
-        """What is wrong, worst first. away_limit_s: a Kafka that nothing reaches for less is no problem."""
-        return worst_first(_problems(self, away_limit_s))
+    def problems(self, kafka_away_limit_s: float | None = None) -> list[Problem]:
+        """What is wrong, worst first. kafka_away_limit_s: another limit than its own."""
+        limit_s = self.kafka_away_limit_s if kafka_away_limit_s is None else kafka_away_limit_s
+        return worst_first(_problems(self, limit_s))
 
     def as_dict(self) -> dict[str, Any]:
         """As values of JSON."""
@@ -258,6 +261,7 @@ def status_of(facts: Facts) -> OutboxStatus:
         disk=next(iter(logs)).disk.status(),
         scrub=next(iter(logs)).scrub.status,
         certificates=facts.certificates(),
+        kafka_away_limit_s=AWAY_LIMIT_S if settings.health is None else settings.health.kafka_away_limit_s,
     )
 
 

@@ -70,6 +70,7 @@ ROLES_OF: Mapping[ApiKey, frozenset[Role]] = MappingProxyType(
         ApiKey.BEAT: _LEADS,
         ApiKey.DESCRIBE_DAMAGE: _LEADS,
         ApiKey.REPAIR_RECORDS: _LEADS,
+        ApiKey.DESCRIBE_NODE: frozenset({Role.LIST}),  # on every outbox: it tells of all of them
         # Who leads has the records already, by FetchRecords and on its own disk.
         ApiKey.START_REPLAY: _READS,
         ApiKey.ATTACH: _READS,

@@ -43,14 +43,15 @@ _LOG_BYTES, _EPOCH_BYTES = 128, 15  # at most, in Avro
 
 
 class NodeCalls:
-    """The calls of one node. Thread-safe."""
+    """The calls of one node. Thread-safe. describe: what the node says of itself, as JSON."""
 
-    def __init__(self, store: NodeStore, address: Address, access: Access) -> None:
-        self._store, self._address, self._access = store, str(address), access
+    def __init__(self, store: NodeStore, address: Address, access: Access, describe: Callable[[], str]) -> None:
+        self._store, self._address, self._access, self._describe = store, str(address), access, describe
         self._calls: Mapping[type[Struct], Callable[[Any, str], Struct]] = {
             wire.AppendRecordsRequest: self._append_records,
             wire.BeatRequest: self._beat,
             wire.DescribeLogRequest: self._describe_log,
+            wire.DescribeNodeRequest: self._describe_node,
             wire.EndOffsetForEpochRequest: self._end_offset_for_epoch,
             wire.FetchRecordsRequest: self._fetch_records,
             wire.GrantRequest: self._grant,
@@ -254,6 +255,11 @@ class NodeCalls:
             outboxes = [self._store.look_up(request.outbox_id)]
         listed = [self._listed(kept, tp) for kept in outboxes for tp in kept.partitions()]
         return wire.ListLogsResponse(logs=tuple(sorted(listed, key=lambda log: (log.outbox_id, log.tp))))
+
+    def _describe_node(self, _request: wire.DescribeNodeRequest, sender: str) -> Struct:
+        if not self._access.everywhere(sender, ApiKey.DESCRIBE_NODE):
+            raise Unauthorised(sender, ApiKey.DESCRIBE_NODE, None)  # not counted: who may list some outboxes asks, too
+        return wire.DescribeNodeResponse(status=self._describe())
 
     def _describe_damage(self, request: wire.DescribeDamageRequest, sender: str) -> Struct:
         self._access.check(sender, ApiKey.DESCRIBE_DAMAGE, request.outbox_id)

@@ -15,7 +15,7 @@ from pushrep.log import SegmentLog
 from pushrep.metrics import Families
 from pushrep.replay.events import ReplayState
 from pushrep.replay.sessions import ReplayCounters
-from pushrep.replicate.node_status import NodeLog, status_of
+from pushrep.replicate.node_status import NodeLog
 from pushrep.replicate.replica_node import ReplicaNode
 
 RUNNING = (ReplayState.INIT, ReplayState.REPLAY, ReplayState.INACTIVE)
@@ -33,7 +33,7 @@ class NodeCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Every family, with its samples."""
-        families, node, status = Families(), self._node, status_of(self._node)
+        families, node, status = Families(), self._node, self._node.status()
         offline = sum(one.failure is not None or one.finding is not None for one in status.logs)
         families.build_info()
         families.problems({}, status.problems())

@@ -1,22 +1,27 @@
 """What a running node says of itself: its logs and replays, what it refused; the same for `pushrep status` and /readyz.
 
-status_of(node) ─▶ NodeStatus ─ as_dict() ─▶ JSON
+ReplicaNode.status() ─▶ NodeStatus ─ as_dict() ─▶ JSON of control.sock ─ without logs, bounded ─▶ DescribeNode
 """
 
-import os
+import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Any, NamedTuple
+from uuid import UUID
 
-from pushrep.election.grants import Hold, hold_of
+from pushrep.election.grants import Hold
 from pushrep.errors import PushrepError
 from pushrep.log.disk_space import DiskStatus
 from pushrep.log.scrub import ScrubStatus
 from pushrep.problems import Problem, certificate_problems, disk_problems, scrub_problems, worst_first
 from pushrep.replay.sessions import ReplayCounters
 from pushrep.replicate.replica import ReplicaLog
-from pushrep.replicate.replica_node import ReplicaNode
+
+_TOLD_BYTES_MAX = 900_000
+"""Of an answer's header, which has room for 1 MiB."""
+_TOLD_ITEMS = (1000, 100, 20)
 
 
 class NodeLog(NamedTuple):
@@ -106,38 +111,41 @@ class NodeStatus:
             "problems": [one.as_dict() for one in self.problems()],
         }
 
+    def as_told(self) -> str:
+        """The same as JSON for DescribeNode: without `logs`, which ListLogs tells, and of long lists the beginning."""
+        found = {name: value for name, value in self.as_dict().items() if name != "logs"}
+        texts = [json.dumps(_shortened(found, items)) for items in _TOLD_ITEMS]
+        return next((text for text in texts if len(text) <= _TOLD_BYTES_MAX), texts[-1])
 
-def status_of(node: ReplicaNode) -> NodeStatus:
-    """As it is now. A log that is closed meanwhile is left out."""
+
+class OpenLogs(NamedTuple):
+    """What a node's logs that are in use say: themselves, the scrub of each outbox, the disk that they are on."""
+
+    logs: tuple[NodeLog, ...]
+    scrubs: Mapping[str, ScrubStatus]
+    disk: DiskStatus | None
+
+
+def open_logs(replicas: Iterable[tuple[UUID, ReplicaLog]]) -> OpenLogs:
+    """As they are now. A log that is closed meanwhile is left out."""
     logs: list[NodeLog] = []
     scrubs: dict[str, ScrubStatus] = {}
     disk: DiskStatus | None = None
-    for outbox_id, replica in node.replicas():
+    for outbox_id, replica in replicas:
         try:
             logs.append(_kept(str(outbox_id), replica))
             scrubs[str(outbox_id)] = replica.log.scrub.status
             disk = disk or replica.log.disk.status()
         except PushrepError:
             continue
-    return NodeStatus(
-        directory=str(node.directory),
-        address=str(node.address),
-        pid=os.getpid(),
-        replica_epoch=node.replica_epoch,
-        connections=node.connections,
-        certificate_expires_s=node.certificate_expires_s(),
-        logs=tuple(sorted(logs)),
-        disk=disk,
-        scrubs=scrubs,
-        replays=node.replays(),
-        refusals={(call, code.name): count for (call, code), count in node.refusals().items()},
-        unauthorised=dict(node.unauthorised()),
-        holds={
-            str(outbox_id): (one.topic, hold_of(one, time.time_ns() // 1_000_000))
-            for outbox_id, one in node.grants().items()
-        },
-        standbys={str(outbox_id): (one.state, one.why) for outbox_id, one in node.standbys().items()},
-    )
+    return OpenLogs(tuple(sorted(logs)), scrubs, disk)
+
+
+def _shortened(value: Any, items: int) -> Any:
+    """With at most so many items in each list and object."""
+    if isinstance(value, Mapping):
+        return {name: _shortened(one, items) for name, one in islice(value.items(), items)}
+    return [_shortened(one, items) for one in value[:items]] if isinstance(value, list | tuple) else value
 
 
 def _kept(outbox_id: str, replica: ReplicaLog) -> NodeLog:

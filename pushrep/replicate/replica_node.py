@@ -8,6 +8,7 @@ replay_*.py what is replayed.
 """
 
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 from uuid import UUID
 
-from pushrep.election.grants import Grant
+from pushrep.election.grants import Grant, hold_of
 from pushrep.env import REAL_FILESYSTEM, REAL_NETWORK, SYSTEM_CLOCK, Clock, Filesystem, Listener, Network
 from pushrep.errors import BadArgument, checked_path
 from pushrep.log.inspection import is_log
@@ -26,6 +27,7 @@ from pushrep.replicate.node_calls import NodeCalls
 from pushrep.replicate.node_connections import Connections
 from pushrep.replicate.node_errors import CantListen
 from pushrep.replicate.node_settings import NodeSettings
+from pushrep.replicate.node_status import NodeStatus, open_logs
 from pushrep.replicate.node_store import LastContact, NodeStore
 from pushrep.replicate.refusals import CountedAnswers, Refused
 from pushrep.replicate.reloading import Reloading
@@ -93,7 +95,8 @@ class ReplicaNode:
             clock=clock,
         )
         self._store.on_change = self._replays.changed
-        self._answers = CountedAnswers(NodeCalls(self._store, self.address, self._access).answer)
+        calls = NodeCalls(self._store, self.address, self._access, lambda: self.status().as_told())
+        self._answers = CountedAnswers(calls.answer)
         answer = self._answers.answer
         self._connections = Connections(listener, settings, answer, self._replays.adopt, network=network, clock=clock)
         self._clock = clock
@@ -155,6 +158,29 @@ class ReplicaNode:
     def refusals(self) -> Mapping[Refused, int]:
         """How often each call was answered with each error since the node started."""
         return self._answers.read()
+
+    def status(self) -> NodeStatus:
+        """What it is doing, and what is wrong; as `pushrep status` shows it."""
+        logs = open_logs(self.replicas())
+        return NodeStatus(
+            directory=str(self.directory),
+            address=str(self.address),
+            pid=os.getpid(),
+            replica_epoch=self.replica_epoch,
+            connections=self.connections,
+            certificate_expires_s=self.certificate_expires_s(),
+            logs=logs.logs,
+            disk=logs.disk,
+            scrubs=logs.scrubs,
+            replays=self.replays(),
+            refusals={(call, code.name): count for (call, code), count in self.refusals().items()},
+            unauthorised=dict(self.unauthorised()),
+            holds={
+                str(outbox_id): (one.topic, hold_of(one, self._clock.wall_ms()))
+                for outbox_id, one in self.grants().items()
+            },
+            standbys={str(outbox_id): (one.state, one.why) for outbox_id, one in self.standbys().items()},
+        )
 
     def replays(self) -> ReplayCounters:
         """What its replays have done so far, as plain values to export."""

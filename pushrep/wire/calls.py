@@ -26,6 +26,7 @@ class ApiKey(IntEnum):
     BEAT = 7
     DESCRIBE_DAMAGE = 8
     REPAIR_RECORDS = 9
+    DESCRIBE_NODE = 10
     START_REPLAY = 20
     ATTACH = 21
     CREDIT = 22
@@ -60,6 +61,7 @@ CALLS: Mapping[ApiKey, Mapping[FrameKind, type[Struct]]] = MappingProxyType(
         ApiKey.BEAT: _call(push.BeatRequest, push.BeatResponse),
         ApiKey.DESCRIBE_DAMAGE: _call(push.DescribeDamageRequest, push.DescribeDamageResponse),
         ApiKey.REPAIR_RECORDS: _call(push.RepairRecordsRequest, push.RepairRecordsResponse),
+        ApiKey.DESCRIBE_NODE: _call(push.DescribeNodeRequest, push.DescribeNodeResponse),
         ApiKey.START_REPLAY: _call(replay.StartReplayRequest, replay.StartReplayResponse),
         ApiKey.ATTACH: _call(replay.AttachRequest, replay.AttachResponse),
         ApiKey.CREDIT: _event(replay.Credit),

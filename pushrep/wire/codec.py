@@ -55,7 +55,7 @@ def _compiled(schema: Schema, hint: Any, named: dict[str, Schema]) -> Writer:
             columns.append(_expression(field["type"], hints[name], name, scope, named))
         else:
             columns.append(repr(_written(named.get(field["type"], field["type"]), field["default"])))
-    write: Writer = eval(f"lambda value: join(({', '.join(columns)},))", scope)  # noqa: S307 - names of our own fields
+    write: Writer = eval(f"lambda value: join(({''.join(f'{one}, ' for one in columns)}))", scope)  # noqa: S307 - names of our own fields
     # A partition stands in every request.
     return lru_cache(_PARTITIONS_REMEMBERED)(write) if hint is TopicIdPartition else write
 

@@ -10,6 +10,7 @@
     Beat               this leader is alive, or leads no more
     DescribeDamage     which sealed segments has your scrub found damaged?
     RepairRecords      whole batches for one of them, from where you asked; what do you want next?
+    DescribeNode       what are you doing, and what is wrong with you?
 
 Every answer's fields but its error have defaults, so that a refusal is `AppendRecordsResponse(error_code=...)`.
 An error of the whole request stands in the answer, one of a partition beside that partition.
@@ -455,3 +456,19 @@ class RepairRecordsResponse(Struct):
     error_code: ErrorCode = ErrorCode.NONE
     error_message: str = ""
     wanted_offset: OffsetOrNone = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeNodeRequest(Struct):
+    """Of the node itself; for an operator."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeNodeResponse(Struct):
+    """`status`: the JSON object that the node answers on its control socket, without `logs`: ListLogs tells them. The
+    first thousand items of each list, or fewer. Fields are added to it, and never renamed.
+    """
+
+    error_code: ErrorCode = ErrorCode.NONE
+    error_message: str = ""
+    status: str = ""

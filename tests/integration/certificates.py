@@ -6,31 +6,37 @@ import subprocess
 
 import pytest
 
+CURVE = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 
-def make_certificates(root):
+
+def make_certificates(root, days=2):
     """Paths in `root`: `ca`, `other-ca`, `node`, `billing`, `stranger` (signed by the other), `expired` and `elsewhere`
     (of another host); `.pem` and `.key` of each.
     """
     if shutil.which("openssl") is None:
         (pytest.fail if os.environ.get("CI") else pytest.skip)("openssl makes the certificates; it is not installed")
-
-    def openssl(*arguments):
-        subprocess.run(["openssl", *arguments], cwd=root, check=True, capture_output=True)
-
-    curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
     for ca in ("ca", "other-ca"):
-        openssl("req", "-x509", *curve, "-keyout", f"{ca}.key", "-out", f"{ca}.pem", "-subj", f"/CN={ca}", "-days", "2")
+        made = ("-keyout", f"{ca}.key", "-out", f"{ca}.pem", "-subj", f"/CN={ca}", "-days", str(days))
+        _openssl(root, "req", "-x509", *CURVE, *made)
     (root / "names").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost")
     (root / "client-names").write_text("subjectAltName=URI:billing")
     (root / "other-names").write_text("subjectAltName=DNS:elsewhere.example")
-    for name, ca, days, names in (
-        ("node", "ca", "2", "names"),
-        ("billing", "ca", "2", "client-names"),
-        ("stranger", "other-ca", "2", "names"),
-        ("expired", "ca", "-1", "names"),
-        ("elsewhere", "ca", "2", "other-names"),
-    ):
-        openssl("req", *curve, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
-        signer = ("-CA", f"{ca}.pem", "-CAkey", f"{ca}.key", "-CAcreateserial", "-extfile", names)
-        openssl("x509", "-req", "-in", f"{name}.csr", *signer, "-out", f"{name}.pem", "-days", days)
+    sign(root, "node", days)
+    sign(root, "billing", days, names="client-names")
+    sign(root, "stranger", days, ca="other-ca")
+    sign(root, "expired", -1)
+    sign(root, "elsewhere", days, names="other-names")
     return root
+
+
+def sign(root, name, days, *, ca="ca", names="names"):
+    """A certificate for so many days, of the key that `name` has, or a new one; whoever reads it reads a whole one."""
+    if not (root / f"{name}.csr").exists():
+        _openssl(root, "req", *CURVE, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
+    signer = ("-CA", f"{ca}.pem", "-CAkey", f"{ca}.key", "-CAcreateserial", "-extfile", names)
+    _openssl(root, "x509", "-req", "-in", f"{name}.csr", *signer, "-out", f"{name}.new", "-days", str(days))
+    (root / f"{name}.new").replace(root / f"{name}.pem")
+
+
+def _openssl(root, *arguments):
+    subprocess.run(["openssl", *arguments], cwd=root, check=True, capture_output=True)

@@ -15,13 +15,18 @@ from pushrep.health import HealthServer, HealthSettings
 from tests.ports import reserve
 
 RULES = Path(__file__).parents[2] / "docs" / "observability" / "alerts.yml"
-PORT_0 = HealthSettings(listen="127.0.0.1:0")
+
+
+def quick_rules(stalled_s=60):
+    """The rules without their `for`; a replay counts as stalled after `stalled_s`."""
+    at_once = re.sub(r"for: \d+m", "for: 0m", RULES.read_text())
+    return at_once.replace("stalled_seconds > 60", f"stalled_seconds > {stalled_s}")
 
 
 @contextmanager
-def prometheus(root, targets):
+def prometheus(root, targets, rules=None):
     """Its URL; it scrapes `targets` and looks at the rules every second, and remembers no earlier one's."""
-    (root / "alerts.yml").write_text(re.sub(r"for: \d+m", "for: 0m", RULES.read_text()))
+    (root / "alerts.yml").write_text(rules or quick_rules())
     config = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
         "rule_files": ["alerts.yml"],
@@ -51,10 +56,15 @@ def ask(url, path, **arguments):
     return None
 
 
-def firing(url):
-    """The names of the alerts that fire."""
+def fired(url):
+    """The alerts that fire, as Prometheus tells them."""
     found = ask(url, "alerts") or {"alerts": []}
-    return {one["labels"]["alertname"] for one in found["alerts"] if one["state"] == "firing"}
+    return [one for one in found["alerts"] if one["state"] == "firing"]
+
+
+def firing(url):
+    """Their names."""
+    return {one["labels"]["alertname"] for one in fired(url)}
 
 
 def up(url):
@@ -63,9 +73,9 @@ def up(url):
     return {sample["metric"]["instance"]: sample["value"][1] for sample in found["result"]}
 
 
-def served(stack, *collectors, problems=list):
+def served(stack, *collectors, problems=list, listen="127.0.0.1:0"):
     """A server of these collectors' metrics, until `stack` ends."""
     registry = CollectorRegistry()
     for collector in collectors:
         registry.register(collector)
-    return stack.enter_context(HealthServer(PORT_0, problems, registry))
+    return stack.enter_context(HealthServer(HealthSettings(listen=listen), problems, registry))

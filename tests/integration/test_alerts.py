@@ -111,6 +111,40 @@ def _series(name, labels, instance):
     return f"{name}{{{','.join(f'{label}={json.dumps(value)}' for label, value in shown.items())}}}"
 
 
+def small_disk(stack, place, size):
+    """A file system of its own at `place` until `stack` ends; why there can be none, else None."""
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)]
+    mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if mounted.returncode:
+        return f"no file system can be mounted here: {mounted.stderr.strip()}"
+    stack.callback(subprocess.run, ["umount", str(place)], check=True, timeout=60)
+    return None
+
+
+def fill(place, share):
+    """A file of another's takes the disk so far; that file."""
+    used, filler = shutil.disk_usage(place), place / "another's"
+    had = filler.stat().st_size if filler.exists() else 0
+    filler.write_bytes(bytes(had + int(used.total * share) - used.used))
+    return filler
+
+
+def append_segments(outbox):
+    """Some sealed ones."""
+    for number in range(20):
+        outbox.append(0, b"%4d" % number + bytes(800)).result(WAIT_S)
+
+
+def rot(log):
+    """A bit of its first segment flips, and the scrub comes by; once more, and it is as before."""
+    path = segment_path(log.path, min(int(path.stem) for path in log.path.glob("*.log")))
+    data = bytearray(path.read_bytes())
+    data[100] ^= 0x10
+    path.write_bytes(data)
+    log.scrub.run_pass()
+
+
 def problems(outbox):
     return [one.problem for one in outbox.status().problems()]
 
@@ -164,36 +198,24 @@ def test_a_kafka_that_is_away_fires_its_alert(tmp_path, assert_fires):
 @needs_promtool
 def test_a_filled_disk_fires_its_alert(tmp_path, assert_fires):
     place = tmp_path / "small"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(place)]
-    mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
-    if mounted.returncode:
-        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
-    try:
-        with Outbox.open(place / "outbox", "orders", 1, "billing", log_config=SMALL) as outbox:
-            outbox.append(0, b"before").result(WAIT_S)
-            collector = OutboxCollector(outbox)
-            assert_fires(set(), service=collector)
-            (place / "another's").write_bytes(bytes(14 << 20))
-            assert_fires({"PushrepDiskFilling"}, service=collector)
-            (place / "another's too").write_bytes(bytes(1 << 20))
-            assert_fires({"PushrepDiskFull"}, service=collector)
-    finally:
-        subprocess.run(["umount", str(place)], check=True, timeout=60)
+    with ExitStack() as stack:
+        if (why := small_disk(stack, place, "16m")) is not None:
+            pytest.skip(why)
+        outbox = stack.enter_context(Outbox.open(place / "outbox", "orders", 1, "billing", log_config=SMALL))
+        outbox.append(0, b"before").result(WAIT_S)
+        collector = OutboxCollector(outbox)
+        assert_fires(set(), service=collector)
+        fill(place, 0.88)
+        assert_fires({"PushrepDiskFilling"}, service=collector)
+        fill(place, 0.96)
+        assert_fires({"PushrepDiskFull"}, service=collector)
 
 
 @needs_promtool
 def test_a_damaged_segment_fires_its_alert(tmp_path, assert_fires):
     with Outbox.open(tmp_path / "outbox", "orders", 1, "billing", log_config=SMALL_SEGMENTS) as outbox:
-        for number in range(20):
-            outbox.append(0, b"%4d" % number + bytes(800)).result(WAIT_S)
-        log = outbox.log(0)
-        first = min(int(path.stem) for path in log.path.glob("*.log"))
-        path = segment_path(log.path, first)
-        data = bytearray(path.read_bytes())
-        data[100] ^= 0x10
-        path.write_bytes(data)
-        log.scrub.run_pass()
+        append_segments(outbox)
+        rot(outbox.log(0))
         assert_fires({"PushrepSegmentDamaged"}, service=OutboxCollector(outbox))
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from uuid import UUID
 
 import pytest
 
@@ -14,7 +15,11 @@ from pushrep.env import REAL_FILESYSTEM
 from pushrep.kafka.progress import PartitionProgress, ShippingProgress, write_progress
 from pushrep.outbox.directory_handover import HandoverSocket
 from pushrep.replay import FOLLOW
+from pushrep.replicate import replica_node
+from pushrep.wire import server
+from pushrep.wire.calls import ApiKey
 from pushrep.wire.replay_messages import ReplayEndReason
+from tests.integration.conftest import without
 from tests.integration.outboxes import WAIT_S, open_outbox, wait_for_all, wait_until
 
 
@@ -65,11 +70,17 @@ def test_the_replay_sessions_of_a_node_are_listed_and_stopped_from_outside(world
     assert call("sessions", node.directory)[0] == 1, "nobody answers any more"
 
 
+@pytest.fixture
+def standbys_stay(monkeypatch):
+    """What one said last stands, however long ago."""
+    monkeypatch.setattr(replica_node, "_STANDBY_MS", 1 << 40)
+
+
 def words(place):
     return [one["problem"] for one in place["problems"]]
 
 
-def test_an_outbox_and_the_nodes_of_its_copies_in_one_look(world, look, capfd):
+def test_an_outbox_and_the_nodes_of_its_copies_in_one_look(world, look, capfd, standbys_stay):
     world.node(1)
     world.node(2)
     near = world.nodes[1]
@@ -81,6 +92,7 @@ def test_an_outbox_and_the_nodes_of_its_copies_in_one_look(world, look, capfd):
             client.replay(ReplayRequest(recording="orders-1", length=FOLLOW)) as replay,
         ):
             assert next(iter(replay)).value == b"a"
+            near.note_standby(UUID(outbox.identity.outbox_id), "in sync", "the leader is there")
             code, (of_outbox, of_node, by_address) = look(
                 outbox.directory, near.directory, near.address, "--partitions"
             )
@@ -99,7 +111,12 @@ def test_an_outbox_and_the_nodes_of_its_copies_in_one_look(world, look, capfd):
             ends = {log["partition"]: log["log_end_offset"] for log in node["logs"]}
             assert ends[1] == 2
             assert {log["outbox_id"] for log in node["logs"]} == {of_outbox["outbox_id"]}
+        of_both = of_node.keys() - {"place", "logs", "refusals", "connections", "disk", "replays"}
+        assert {name: by_address[name] for name in of_both} == {name: of_node[name] for name in of_both}
+        assert by_address["standbys"][0]["state"] == "in sync"
+        assert by_address["disk"]["mount"] == of_node["disk"]["mount"]
         (session,) = of_node["replays"]["sessions"]
+        assert by_address["replays"]["sessions"][0]["session_id"] == session["session_id"]
         assert (session["position"], session["lag"]) == (2, 0)
         assert session["credit"] > 0
 
@@ -114,6 +131,27 @@ def test_an_outbox_and_the_nodes_of_its_copies_in_one_look(world, look, capfd):
         assert "3 in-sync members are needed, 2 are there" in problem["why"]
         world.node(2)
         receipt.result(WAIT_S)
+
+
+def test_a_node_from_before_tells_its_logs_at_its_address(world, look, monkeypatch):
+    world.node(1)
+    with open_outbox(world, 1) as outbox:
+        outbox.append(0, b"a").result(WAIT_S)
+        wait_for_all(outbox)
+        monkeypatch.setattr(server, "versions_answer", without(ApiKey.DESCRIBE_NODE))
+        code, (node,) = look(world.nodes[1].address)
+    assert (code, node["state"], node["problems"]) == (0, "running", [])
+    assert [log["log_end_offset"] for log in node["logs"]] == [1]
+    assert "replays" not in node
+
+
+def test_a_node_at_its_address_tells_as_much_of_long_lists_as_fits_into_a_frame(world, look, standbys_stay):
+    world.node(1)
+    node = world.nodes[1]
+    for number in range(5000):
+        node.note_standby(UUID(int=number), "in sync", "x" * 500)
+    code, (found,) = look(node.address)
+    assert (code, found["pid"], len(found["standbys"])) == (0, os.getpid(), 1000)
 
 
 def test_what_nobody_has_open_is_told_by_its_files(world, look):

@@ -12,6 +12,7 @@ import urllib.request
 import pytest
 
 from pushrep import Outbox
+from pushrep.cli.status import look_at
 from pushrep.errors import BadArgument
 from pushrep.health import HealthServer, HealthSettings
 from pushrep.kafka.destination import KafkaDestination
@@ -137,6 +138,7 @@ def test_a_kafka_away_for_longer_than_the_limit_is_not_ready(tmp_path, free_port
             wait_until(lambda: ready(f"http://127.0.0.1:{free_port}")[0] == 503, "the limit is over")
             _, words, answer = ready(f"http://127.0.0.1:{free_port}")
             assert words == ["kafka_away"]
+            assert [one["problem"] for one in look_at(str(outbox.directory))[0]["problems"]] == words
             assert "1 records behind" in answer["problems"][0]["why"]
 
 

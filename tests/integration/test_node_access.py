@@ -24,6 +24,7 @@ from cryptography import x509
 
 from pushrep import Outbox
 from pushrep.cli.certs import certs, make_certificates
+from pushrep.cli.status import look_at
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import BadArgument
 from pushrep.outbox.promotion import promote
@@ -66,6 +67,7 @@ MAY = {
     ApiKey.BEAT: LEADERS,
     ApiKey.DESCRIBE_DAMAGE: LEADERS,
     ApiKey.REPAIR_RECORDS: LEADERS,
+    ApiKey.DESCRIBE_NODE: {"lister"},
     ApiKey.START_REPLAY: LEADERS | {"reader"},
     ApiKey.DESCRIBE_RECORDINGS: LEADERS | {"reader", "keeper", "lister"},
     ApiKey.EXTEND: {"keeper"},
@@ -123,6 +125,7 @@ def requests(grant, outbox_id, recording_id, tp):
         push.BeatRequest(outbox_id=outbox_id, leader=grant.leader, leader_epoch=grant.epoch),
         push.DescribeDamageRequest(outbox_id=outbox_id),
         push.RepairRecordsRequest(outbox_id=outbox_id, tp=tp, grant_epoch=1 << 20, base_offset=0),
+        push.DescribeNodeRequest(),
         replay.StartReplayRequest(
             recording_id=recording_id, position_kind=replay.PositionKind.LOG_START, position=0,
             length_kind=replay.LengthKind.TO_END, length=0,
@@ -183,6 +186,14 @@ def test_a3_every_call_by_every_identity(world, tls, led):
         assert may == (name in MAY[ApiKey.DELETE])
     with pytest.raises(ReplicaUnreachable):
         ask(member.address, PushSettings(connect_timeout_ms=5000), told[0])
+
+
+def test_a3_who_may_list_one_outbox_is_shown_its_logs_and_nothing_of_the_node(world, tls, led):
+    member, _ = led
+    owners, all_of_it = (look_at(str(member.address), shown(tls, name).tls)[0] for name in ("owner", "lister"))
+    assert [log["topic"] for log in owners["logs"]] == [log["topic"] for log in all_of_it["logs"]] == ["orders"]
+    assert all_of_it["replays"]["sessions"] == all_of_it["standbys"] == []
+    assert owners.keys() == {"place", "kind", "state", "address", "certificate_expires_s", "logs", "problems"}
 
 
 def test_a3_a_session_is_its_beginner_s(world, tls, led, caplog):

@@ -18,7 +18,6 @@ from pushrep.health import HealthSettings
 from pushrep.metrics import FilterCollector, StartpointCollector
 from pushrep.outbox import RecordRefused
 from pushrep.replicate.node_metrics import NodeCollector
-from pushrep.replicate.node_status import status_of
 from pushrep.replicate.reloading import CertificateFiles
 from tests.integration.certificates import make_certificates
 from tests.integration.outboxes import open_outbox, wait_until
@@ -87,7 +86,7 @@ def test_every_panel_shows_data_of_a_real_run_and_a_killed_replica_fires_its_ale
         store = stack.enter_context(StartpointStore.open(tmp_path / "startpoints"))
         store.write("sums", "orders", 0, Startpoint.earliest(), reason="again")
         nodes = [
-            served(stack, NodeCollector(node), problems=lambda node=node: status_of(node).problems())
+            served(stack, NodeCollector(node), problems=lambda node=node: node.status().problems())
             for node in world.nodes.values()
         ]
         job = Job()

@@ -23,9 +23,8 @@ from pushrep.replicate.settings import PushSettings
 from pushrep.wire import server
 from pushrep.wire.calls import ApiKey
 from pushrep.wire.error_codes import ErrorCode
-from pushrep.wire.push_messages import ApiVersionsResponse, RepairRecordsRequest, RepairRecordsResponse
-from pushrep.wire.vocabulary import versions_answer
-from tests.integration.conftest import WAIT_S
+from pushrep.wire.push_messages import RepairRecordsRequest, RepairRecordsResponse
+from tests.integration.conftest import WAIT_S, without
 from tests.integration.outboxes import open_outbox, wait_for_all, wait_until
 
 SMALL = LogConfig(segment_bytes=4000, preallocate_bytes=0)
@@ -329,15 +328,7 @@ def test_o8_a_replica_that_waits_for_an_operator_or_is_closed_takes_no_repair(wo
 @pytest.fixture
 def node_from_before(monkeypatch):
     """Whoever serves knows neither of the calls that repair."""
-
-    def answer(vocabulary, code=ErrorCode.NONE):
-        found = versions_answer(vocabulary, code)
-        known = (
-            one for one in found.api_versions if one.api_key not in {ApiKey.DESCRIBE_DAMAGE, ApiKey.REPAIR_RECORDS}
-        )
-        return ApiVersionsResponse(error_code=code, api_versions=tuple(known))
-
-    monkeypatch.setattr(server, "versions_answer", answer)
+    monkeypatch.setattr(server, "versions_answer", without(ApiKey.DESCRIBE_DAMAGE, ApiKey.REPAIR_RECORDS))
 
 
 def test_o8_a_node_from_before_is_not_asked_and_gives_what_the_leader_lacks(world, node_from_before):

@@ -22,7 +22,6 @@ from pushrep.outbox.promotion import promote
 from pushrep.outbox.status import LeadingState
 from pushrep.replicate.node_metrics import NodeCollector
 from pushrep.replicate.node_settings import NodeSettings
-from pushrep.replicate.node_status import status_of as node_status
 from pushrep.replicate.sockets import Address
 from pushrep.wire.client import ClientConnection
 from pushrep.wire.server import ServerConnection
@@ -178,7 +177,7 @@ def test_a_hold_keeps_every_standby_away_promote_works_and_the_next_leader_carri
             assert ": new switches" in capfd.readouterr().out
         assert f"member 0 ({members.addresses[0]}) leads: say it there" in call(capfd, members.data[1], "--end")[1]
         for node in members.nodes[1:]:
-            (shown,) = node_status(node).as_dict()["holds"]
+            (shown,) = node.status().as_dict()["holds"]
             assert (shown["outbox_id"], shown["until_ms"]) == (str(granted.outbox_id), held["until_ms"])
         third = Instance(members.data[2])
         instances.append(third)

@@ -321,7 +321,7 @@ def push(log, directory):
     """Real pushes to a real node, frame by frame; only the sockets are left out."""
     settings = NodeSettings(address=Address("127.0.0.1", 0), allow=frozenset({"any"}), log_config=CONFIG)
     node = ReplicaNode(directory / "node", settings)
-    store, answers = node._store, NodeCalls(node._store, node.address, node._access)
+    store, answers = node._store, NodeCalls(node._store, node.address, node._access, str)
     opened = SegmentLog.open(log.path, CONFIG, has_replicas=True)
     numbers = count(1)
     try:

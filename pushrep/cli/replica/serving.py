@@ -22,7 +22,6 @@ from pushrep.outbox.directory_handover import HandoverSocket
 from pushrep.replay.limits import ReplaySettings
 from pushrep.replicate import NodeSettings, ReplicaNode
 from pushrep.replicate.access import AUDIT
-from pushrep.replicate.node_status import status_of
 from pushrep.replicate.reloading import CertificateFiles
 from pushrep.replicate.sockets import Address
 
@@ -47,7 +46,7 @@ def health_of(node: ReplicaNode, address: Address | None, files: CertificateFile
     cert, key, ca = (None, None, None) if files is None else map(str, files)
     # `plain`: who may listen off loopback was asked of both addresses together.
     settings = HealthSettings(listen=str(address), cert=cert, key=key, ca=ca, plain=True)
-    with HealthServer(settings, lambda: status_of(node).problems(), registry) as server:
+    with HealthServer(settings, lambda: node.status().problems(), registry) as server:
         yield f", metrics at {server.url}/metrics"
 
 
