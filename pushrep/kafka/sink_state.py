@@ -76,6 +76,7 @@ class SinkState:
         self.trouble: str | None = None
         self.trouble_since_ms: int | None = None
         """Monotonic: since then something has been in the way without a break."""
+        self._logged: set[str] = set()
         self.refusal: ShippingError | None = None
         """Why nothing is shipped until somebody acts."""
         self.pid_epoch = pid_epoch
@@ -159,8 +160,11 @@ class SinkState:
                 self._moved.notify_all()
 
     def set_trouble(self, trouble: str | None) -> None:
-        """What is in the way now; it is logged when it changes."""
-        if trouble is not None and trouble != self.trouble:
+        """What is in the way now. Each is logged once until nothing is: while brokers are away, two take turns."""
+        if trouble is None:
+            self._logged.clear()
+        elif trouble not in self._logged:
+            self._logged.add(trouble)
             _LOG.warning("nothing is shipped for now: %s", trouble)
         self._note_trouble(trouble)
 

@@ -316,6 +316,14 @@ def state(log, at, *, pid_epoch=0, stored_epoch=0):
     return SinkState([log], progress, pid_epoch, SYSTEM_CLOCK)
 
 
+def test_troubles_that_take_turns_are_logged_once_each_until_nothing_is_in_the_way(log, caplog):
+    sink = state(log, None)
+    for trouble in ("no broker", "no leader", "no broker", "no leader", None, "no broker"):
+        sink.set_trouble(trouble)
+    assert [record.args[0] for record in caplog.records] == ["no broker", "no leader", "no broker"]
+    assert sink.trouble == "no broker"
+
+
 def test_a_checkpoint_is_believed_if_the_log_has_its_batch(log):
     append(log, b"a", b"b")
     crc = next(log.batches(0)).header.crc
