@@ -19,7 +19,7 @@ HAS_MAVEN = command -v mvn >/dev/null || { echo "Maven (mvn) is not installed: i
 JUDGE  := .cache/history_judge/judge
 ARCHIVE := .cache/java
 
-.PHONY: help demo demo-kafka test torture newest spark-releases object-stores quick lint format bench jars judge clean
+.PHONY: help demo demo-kafka drill test torture newest spark-releases object-stores quick lint format bench jars judge clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -91,6 +91,9 @@ demo: $(VENV)/.demo  ## Flights of 2013 through a crash and a replay, into demo-
 
 demo-kafka: jars $(VENV)/.demo-kafka  ## The same through Kafka, two Spark jobs and PostgreSQL, into demo-kafka-out/
 	$(BIN)/pushrep demo-kafka
+
+drill: $(VENV)/.dev jars $(ARCHIVE)/.done  ## Real faults in a real fleet: which alerts fire, what the console says, in drill-out/ (wants prometheus, chromium)
+	$(BIN)/python -m tests.drill drill-out
 
 # What comes before the tests is for one core each; compiled once here, the tests' modules are not compiled by each process.
 test:  ## Lint, types, layers and every test; in one process: make test WORKERS=0
@@ -178,4 +181,4 @@ bench: $(VENV)/.bench  ## Benchmarks beside their peers, half an hour or more; o
 	$(BIN)/python -m benchmarks all
 
 clean:  ## Remove what the targets above made
-	rm -rf $(VENV) $(NEWEST) $(SPARKS) $(MOTO) .cache demo-out demo-kafka-out .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(NEWEST) $(SPARKS) $(MOTO) .cache demo-out demo-kafka-out drill-out .mypy_cache .pytest_cache .ruff_cache .hypothesis

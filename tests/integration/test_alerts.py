@@ -42,8 +42,9 @@ def rules():
     return {name: (expression, severity) for name, expression, severity in found}
 
 
-def promtool(*arguments):
-    done = subprocess.run(["promtool", *map(str, arguments)], capture_output=True, text=True, timeout=120, check=False)
+def promtool(*arguments, **more):
+    command = ["promtool", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **more)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -160,6 +161,13 @@ def test_each_problem_has_an_alert_of_its_weight_and_each_alert_a_page_and_a_cas
     wanted = {word: "critical" if blocks else "warning" for word, blocks in BLOCKS.items()}
     del wanted["not_answering"]  # nobody says so of himself: PushrepDown
     assert by_word == wanted
+
+
+def test_each_alert_is_drilled_or_said_not_to_be():
+    from tests.drill import FAULTS, NOT_DRILLED
+
+    drilled = [alert for fault in FAULTS for alert in fault.alerts]
+    assert sorted([*drilled, *NOT_DRILLED]) == sorted(rules())
 
 
 @needs_promtool

@@ -9,6 +9,7 @@ import shutil
 import threading
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -22,6 +23,7 @@ from pushrep.replicate.reloading import CertificateFiles
 from tests.integration.certificates import make_certificates
 from tests.integration.outboxes import open_outbox, wait_until
 from tests.integration.prometheus import ask, firing, prometheus, served
+from tests.integration.test_alerts import promtool
 from tests.ports import reserve
 
 BOARD = Path(__file__).parents[2] / "docs" / "observability" / "dashboard.json"
@@ -108,6 +110,9 @@ def test_every_panel_shows_data_of_a_real_run_and_a_killed_replica_fires_its_ale
         with suppress(pytest.fail.Exception):
             wait_until(all_show, "every panel shows data")
         assert list(missing) == []
+        for target in targets:  # of a service, nodes and a job, as they serve it
+            with urlopen(f"http://{target}/metrics") as answer:
+                promtool("check", "metrics", input=answer.read().decode())
         assert firing(url) <= OF_THE_WORLD
         world.nodes[2].stop()
         nodes[1].close()
