@@ -142,9 +142,9 @@ def count(number: int | None) -> str:
 
 
 def size(size_bytes: int) -> str:
-    """Bytes in the largest unit that leaves a digit before the point."""
+    """Bytes in the largest unit that leaves a digit before the point; a credit may be below zero."""
     value, units = float(size_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while value >= 1024 and len(units) > 1:
+    while abs(value) >= 1024 and len(units) > 1:
         value /= 1024
         units.pop(0)
     return f"{value:.0f} {units[0]}" if units[0] == "B" else f"{value:.1f} {units[0]}"

@@ -36,7 +36,10 @@ ADVICE: Mapping[str, tuple[str, str]] = MappingProxyType(
         "kafka_away": ("See whether the brokers answer; records wait in the outbox.", "pushrep status {at} --watch"),
         "shipping_stopped": ("Let the topic take the record, or skip it.", "pushrep outbox skip --help"),
         "log_waits": ("The node's log tells what it waits for.", "pushrep log verify {at}"),
-        "segment_damaged": ("It is repaired from another member as soon as one answers.", "pushrep log verify {at}"),
+        "segment_damaged": (
+            "A member that answers repairs it. Without one, see what it held.",
+            "pushrep log verify {at}",
+        ),
         "replica_away": ("See the node's log, and whether its address answers.", "pushrep status {at} --watch"),
         "disk_filling": ("Free space, or let retention go further.", "pushrep log ls {at}"),
         "certificate_expires": ("Put a new one in its place; a service reads it at its start.", "pushrep certs --help"),

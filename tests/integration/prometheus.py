@@ -25,10 +25,10 @@ def quick_rules(stalled_s=60):
 
 @contextmanager
 def prometheus(root, targets, rules=None):
-    """Its URL; it scrapes `targets` and looks at the rules every second, and remembers no earlier one's."""
+    """Its URL; it scrapes `targets` every two seconds, looks at the rules each second, and keeps no earlier one's."""
     (root / "alerts.yml").write_text(rules or quick_rules())
     config = {
-        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+        "global": {"scrape_interval": "2s", "scrape_timeout": "2s", "evaluation_interval": "1s"},
         "rule_files": ["alerts.yml"],
         "scrape_configs": [{"job_name": "pushrep", "static_configs": [{"targets": targets}]}],
     }

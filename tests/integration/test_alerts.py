@@ -1,6 +1,7 @@
 """The alerts: each by its own series, each with its page, and real faults that fire theirs and no other."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -29,6 +30,7 @@ from tests.ports import reserve
 
 DOCS = Path(__file__).parents[2] / "docs"
 CASES = DOCS / "observability" / "alerts.test.yml"
+TRIES = 20
 SMALL_SEGMENTS = replace(SMALL, segment_bytes=4000)
 
 needs_promtool = pytest.mark.skipif(
@@ -64,12 +66,19 @@ def look(collector):
 def assert_fires(tmp_path, torture):
     """Exactly these alerts fire if every target stays as it is. A target that is None does not answer.
 
-    One scrape, as it would look for half an hour; the long form waits for a real Prometheus to say so.
+    One scrape, as it would look for half an hour, and again for as long as another one fires: a busy machine's member
+    may be behind for a moment, and the rules wait for minutes. The long form waits for a real Prometheus to say so.
     growing: metrics that rise by a second in a second as long as nothing changes.
     """
 
     def check(expected, growing=(), **targets):
-        check_scrape(tmp_path, expected, growing, targets)
+        for attempt in range(TRIES):
+            try:
+                check_scrape(tmp_path, expected, growing, targets)
+                break
+            except AssertionError:
+                if attempt == TRIES - 1:
+                    raise
         if torture.is_long and shutil.which("prometheus") is not None:
             check_live(tmp_path, expected, targets)
 
@@ -124,10 +133,10 @@ def small_disk(stack, place, size):
 
 
 def fill(place, share):
-    """A file of another's takes the disk so far; that file."""
+    """A file of another's takes the disk so far, at one blow; that file."""
     used, filler = shutil.disk_usage(place), place / "another's"
-    had = filler.stat().st_size if filler.exists() else 0
-    filler.write_bytes(bytes(had + int(used.total * share) - used.used))
+    with filler.open("ab") as file:
+        os.posix_fallocate(file.fileno(), file.tell(), int(used.total * share) - used.used)
     return filler
 
 
