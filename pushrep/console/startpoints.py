@@ -76,7 +76,7 @@ def dry_run(directory: Path, store: StartpointStore, topic: str, asked: AskedSta
     parts = [f"would read {again:,} again, {dropped:,} of them dropped as replays where a replay filter follows"]
     parts += [f"would pass {passed:,} by, which are never read"] if passed else []
     parts += [f"would stop {failing} that it does not fit"] if failing else []
-    parts += [f"no checkpoint tells how far {unknown} of the {len(rows)} partitions are"] if unknown else []
+    parts += [f"no checkpoint is kept of {unknown} of {len(rows)} partitions"] if unknown else []
     return DryRun(rows, f"{target}: {'; '.join(parts)}.")
 
 

@@ -7,8 +7,12 @@ import json
 import os
 import shutil
 import sys
+import threading
 from base64 import b64decode
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from urllib.parse import urlencode
 from uuid import UUID
@@ -114,7 +118,8 @@ def test_two_outboxes_three_nodes_a_broker_and_a_query(fleet, tab, capfd):
         with serve(fleet.world.root, operate=True, marks=[fleet.marks]) as server:
             page = tab(server.url, viewport={"width": 1200, "height": 760})
             every_page_shows_the_values_of_status(server, page, fleet, capfd)
-            everybody_can_use_it(server, tab)
+            with busy(fleet.orders) if PICTURES else nullcontext():
+                everybody_can_use_it(server, tab)
             a_startpoint_is_set_by_hand_and_the_query_applies_it(server, page, fleet)
             without_javascript = tab(f"{server.url}/outbox/orders", java_script_enabled=False)
             assert without_javascript.locator("#member-table tbody tr").count() == 3
@@ -281,10 +286,33 @@ def everybody_can_use_it(server, tab):
             assert not told, f"{path}, {scheme}"
 
 
+@contextmanager
+def busy(outbox):
+    """For the pictures: it has been written to for a minute, now more and now less."""
+    stop = threading.Event()
+
+    def write():
+        for number in count():
+            if stop.wait(0.05):
+                return
+            outbox.append_many(number % 2, [b'{"order": %d}' % number] * (5 + number // 100 % 4 * 3)).result(WAIT_S)
+
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(write)
+        stop.wait(60)
+        try:
+            yield
+        finally:
+            stop.set()
+            writing.result(WAIT_S)
+
+
 def keep_pictures(page, name, width):
     if width < 1200:
         keep_picture(page, f"{name}-phone")
         page.set_viewport_size({"width": 1200, "height": 760})
+    tall = min(1100, page.evaluate("document.documentElement.scrollHeight"))
+    page.set_viewport_size({"width": 1200, "height": tall})
     keep_picture(page, name)
     page.set_viewport_size({"width": width, "height": 760})
 
