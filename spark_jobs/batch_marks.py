@@ -20,7 +20,7 @@ from filtering.errors import FilteringError
 from filtering.marks import HighwaterMarks
 from spark_jobs.errors import SparkJobError
 
-VERSIONS = (1, 2)
+VERSIONS = (1, 2, 3)
 """Version 2 has ranges that were read in a startpoint epoch; without any of them version 1 is written."""
 ADOPTED = -1
 """The batch number under which a query keeps what it took over from another before its batch 0."""
@@ -67,11 +67,24 @@ class LogRange(NamedTuple):
     startpoint_epoch: int = 0
 
 
+class SentBack(NamedTuple):
+    """A partition that was sent back in the checkpoint, for the `number`-th time in its topic's marks, from `stood_at`.
+
+    Its rows say nothing of it, so it counts as their startpoint epoch.
+    """
+
+    topic: str
+    partition: int
+    number: int
+    stood_at: int
+
+
 @dataclass(frozen=True, slots=True)
 class BatchMarks:
     """The marks after one batch of one query, and the log ranges which that batch held; ranges ascend.
 
-    `replaced`: those of them in which its rows took the place of others' in the table.
+    `replaced`: those of them in which its rows took the place of others' in the table. `sent_back` is told on from
+    batch to batch, ascending.
     """
 
     query_id: str
@@ -79,6 +92,7 @@ class BatchMarks:
     ranges: tuple[LogRange, ...] = ()
     marks: Mapping[MarksKey, HighwaterMarks] = field(default_factory=dict)
     replaced: tuple[LogRange, ...] = ()
+    sent_back: tuple[SentBack, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.query_id or self.batch_id < ADOPTED:
@@ -87,15 +101,17 @@ class BatchMarks:
     def to_bytes(self) -> bytes:
         """Versioned, checksummed bytes; equal values give equal bytes."""
         blobs = [(key, self.marks[key].to_bytes()) for key in sorted(self.marks)]
-        version = 2 if any(r.startpoint_epoch for r in self.ranges) else 1
+        version = 3 if self.sent_back else 2 if any(r.startpoint_epoch for r in self.ranges) else 1
         head = {
             "query": self.query_id,
             "batch": self.batch_id,
-            "ranges": [list(r if version == 2 else r[:4]) for r in self.ranges],
+            "ranges": [list(r if version > 1 else r[:4]) for r in self.ranges],
             "marks": [[key.topic, key.startpoint_epoch, len(blob)] for key, blob in blobs],
         }
         if self.replaced:  # releases that know nothing of it pass over it
             head["replaced"] = [list(r) for r in self.replaced]
+        if self.sent_back:  # releases that know nothing of it would drop what comes again
+            head["sent_back"] = [list(one) for one in self.sent_back]
         text = json.dumps(head, separators=(",", ":")).encode()
         body = b"".join([_HEADER.pack(_MAGIC, version, len(text)), text, *(blob for _, blob in blobs)])
         return body + _CHECKSUM.pack(zlib.crc32(body))
@@ -113,7 +129,8 @@ class BatchMarks:
                 tuple(LogRange(str(t), *map(int, numbers)) for t, *numbers in told)
                 for told in (head["ranges"], head.get("replaced", []))
             )
-            return cls(str(head["query"]), int(head["batch"]), ranges, marks, replaced)
+            sent_back = tuple(SentBack(str(topic), *map(int, told)) for topic, *told in head.get("sent_back", []))
+            return cls(str(head["query"]), int(head["batch"]), ranges, marks, replaced, sent_back)
         except FilteringError as error:
             raise CorruptBatchMarks(str(error)) from error
         except (KeyError, TypeError, ValueError) as error:

@@ -11,10 +11,12 @@ request of the call itself is written behind the watch, so what is refused leave
 
 import sys
 import time
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
+from typing import ClassVar
 
 from filtering.stream_metadata import OFFSET_MAX
 from pushrep.startpoints import Reader, Resolved, Startpoint, StartpointStore, State, resolve
@@ -110,23 +112,27 @@ class Sink:
     sink: str
     table: str | None
     format: str
+    refusals: ClassVar = (SparkJobError,)
 
-    def rows_from(self, topic: str, partition: int, offset: int) -> int:
-        """How many of its rows lie from an offset of a partition on. Starts no Spark.
+    def held(self, topic: str, partition: int, start: int) -> "array[int]":
+        """The log offsets of its rows from `start` on in a partition, ascending. Starts no Spark.
 
-        Raises CantReplace if these rows can't be replaced, or only Spark can count them; BadSink, BadSqlTable, and the
-        database's own errors.
+        Raises CantReplace if these rows can't be replaced, or only Spark can look at them; BadSink, BadSqlTable,
+        BadJobOption where a database does not answer.
         """
-        from spark_jobs.jobs.options import is_database  # noqa: PLC0415 - pyspark, for this look alone
-        from spark_jobs.sinks.table import rows_from  # noqa: PLC0415
+        from spark_jobs.jobs.checks import named  # noqa: PLC0415 - pyspark, for this look alone
+        from spark_jobs.jobs.options import is_database  # noqa: PLC0415
+        from spark_jobs.sinks.table import offsets_in  # noqa: PLC0415
         from spark_jobs.sql import SqlTable  # noqa: PLC0415
 
-        where = LogRange(topic, partition, offset, OFFSET_MAX)
+        where = LogRange(topic, partition, start, OFFSET_MAX)
         if is_database(self.sink):
-            return SqlTable(self.sink, self.table or "").rows_from(where)
+            table = SqlTable(self.sink, self.table or "")
+            with named("--sink", table.location):
+                return table.offsets_in(where)
         if "/" not in self.sink:
-            raise CantReplace(topic, partition, offset, f"{self.sink} is a catalog's table: only Spark can look at it")
-        return rows_from(self.sink, self.format, where)
+            raise CantReplace(topic, partition, start, f"{self.sink} is a catalog's table: only Spark can look at it")
+        return offsets_in(self.sink, self.format, where)
 
 
 def is_interrupted(place: CheckpointPlace, store: StartpointStore) -> bool:

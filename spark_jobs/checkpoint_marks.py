@@ -1,20 +1,17 @@
 """The marks that a query's filter keeps outside its checkpoint, moved along with it.
 
     check    they are those of the checkpoint's last batch, before anything is written
-    move     the appended batches hold no record: their marks are those of before, without what is reset
+    move     the appended batches hold no record: their marks are those of before, and name who was sent back by a reset
 
 Every store does that keeps them by batch: LocalMarks, FileMarks, SqlTable, TopicMarks; named as the job names them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
-import numpy as np
-
-from filtering.marks import HighwaterMarks
-from spark_jobs.batch_marks import BatchMarks, MarksKey
+from spark_jobs.batch_marks import BatchMarks, SentBack
 from spark_jobs.errors import MarksMissing, SparkJobError
 from spark_jobs.marks import MarksStore
 from spark_jobs.marks_stores import Brokers, NoSuchMarks, opened
@@ -69,13 +66,13 @@ def check_marks(place: MarksPlace | None, query_id: str, batch: int, *, resets: 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarksMove:
-    """Batches [first, first + count) of a query that hold nothing; `resets`: of these partitions, None: of all."""
+    """Batches [first, first + count) of a query that hold nothing; `resets`: partition -> where it stood, None: all."""
 
     query_id: str
     topic: str
     first: int
     count: int
-    resets: Sequence[int] | None
+    resets: Mapping[int, int] | None
 
 
 def move_marks(place: MarksPlace | None, location: str | None, move: MarksMove) -> None:
@@ -88,22 +85,25 @@ def move_marks(place: MarksPlace | None, location: str | None, move: MarksMove) 
         if store.location != location:
             why = f"an interrupted call was moving those at {location}: name these again, --marks"
             raise MarksUnreachable(store.location, why)
-        left = _left(_marks_of(store, move.query_id, move.first - 1), move)
+        left = _moved(_marks_of(store, move.query_id, move.first - 1), move)
         store.drop_from(move.query_id, move.first)
         for batch in range(move.first, move.first + move.count):
             if isinstance(store, WithRows):
                 store.stage_nothing(move.query_id, batch)
-            store.write(BatchMarks(move.query_id, batch, (), left), keep=_KEEP_ALL)
+            store.write(replace(left, batch_id=batch), keep=_KEEP_ALL)
 
 
-def _left(before: BatchMarks, move: MarksMove) -> dict[MarksKey, HighwaterMarks]:
+def _moved(before: BatchMarks, move: MarksMove) -> BatchMarks:
+    """The marks of a batch that holds nothing. Those of a partition that was sent back stay, for whoever replaces rows:
+    its filter needs them to tell what they were there (replacing.py); any other begins without.
+    """
     if move.resets is None:
-        return {}
-    left: dict[MarksKey, HighwaterMarks] = {}
-    for key, old in before.marks.items():
-        here = np.isin(old.to_columns().destination_partitions, move.resets)
-        left[key] = old.without_rows(np.flatnonzero(here)) if key.topic == move.topic else old
-    return left
+        return BatchMarks(before.query_id, before.batch_id)
+    others = [one for one in before.sent_back if one.topic != move.topic or one.partition not in move.resets]
+    known = [one.number for one in before.sent_back] + [key.startpoint_epoch for key in before.marks]
+    number = max(known, default=0) + 1
+    new = [SentBack(move.topic, partition, number, stood_at) for partition, stood_at in move.resets.items()]
+    return BatchMarks(before.query_id, before.batch_id, marks=before.marks, sent_back=tuple(sorted(others + new)))
 
 
 def _marks_of(marks: MarksStore, query_id: str, batch: int) -> BatchMarks:

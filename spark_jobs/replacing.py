@@ -8,20 +8,32 @@ Marks that began empty would let through what is replayed above 120 of records b
 So the table tells what the filter had kept from 120 on, by (topic, partition, offset), and the log tells whose records
 those are. A batch replaces only what its own log range covers. Rows that somebody removed by hand tell nothing: leave
 them there.
+
+Where the startpoint says replace_until, say 150, rows from there on stay as they are (RowsWanted.end):
+
+    batch N + 1                             │     140 ... 149          replaces those
+                                            │         150 ... 159      only raises the marks: read, and not written
+
+So the marks behind the last row that stands, 179, are those of before, and what comes there is new. A later
+startpoint without a reset that goes back from 140 to 130 finds marks that drop what comes again, so rows below 140 stay
+(RowsWanted.start).
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from functools import partial, reduce
+from operator import or_
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 
 from filtering.errors import shown_partition
 from filtering.marks import HighwaterMarks
-from spark_jobs.batch_marks import LogRange, MarksKey
+from filtering.stream_metadata import OFFSET_MAX
+from spark_jobs.batch_marks import LogRange, MarksKey, SentBack
 from spark_jobs.columns import stream_metadata_columns
 from spark_jobs.errors import CantReplace
 from spark_jobs.filter_rule import FilterRule
@@ -34,6 +46,30 @@ _LOG = logging.getLogger(__name__)
 
 Records = Callable[[SparkSession, LogRange], DataFrame]
 """The records of a log range once more, with the source's columns."""
+
+
+class RowsWanted(NamedTuple):
+    """Which rows a run is to replace: those of log offsets [start, end), read again by who stood at `stood_at`."""
+
+    start: int = 0
+    end: int = OFFSET_MAX
+    stood_at: int = OFFSET_MAX
+
+
+AskRowsWanted = Callable[[Mapping[LogRange, int]], Mapping[LogRange, RowsWanted]]
+"""A batch's log ranges, each with the number of the startpoint that reset its marks -> what their runs replace."""
+
+
+def within(where: LogRange) -> Column:
+    """Whether a row's record lies in the log range."""
+    offset = F.col("offset")
+    here = (F.col("topic") == where.topic) & (F.col("partition").cast("int") == where.partition)
+    return here & (offset >= where.start) & (offset < where.end)
+
+
+def within_any(ranges: Sequence[LogRange]) -> Column:
+    """Whether it lies in one of them."""
+    return reduce(or_, map(within, ranges))
 
 
 class ReplaceableTable(Protocol):
@@ -57,6 +93,8 @@ class ReplaceableTable(Protocol):
 class ReplacingHandler(Protocol):
     """The filter's handler where rows are replaced."""
 
+    def __call__(self, rows: DataFrame, batch_id: int) -> object: ...
+
     def replace(self, rows: DataFrame, batch_id: int, ranges: Sequence[LogRange]) -> None:
         """As the handler itself, and the rows of other batches in these log ranges go in the same step."""
         ...
@@ -66,31 +104,53 @@ class Replacing:
     """For ReplayFilteredBatches: rows of records that a startpoint gives again replace those in the table.
 
     table: a ReplaceableTable; any other is refused (CantReplace) once a startpoint gives records again. The filter's
-    handler, which may be the table itself, is a ReplacingHandler. records: reads a log range once more.
+    handler, which may be the table itself, is a ReplacingHandler. records: reads a log range once more. wanted: which
+    rows are replaced; without it, all that are read again.
     """
 
-    def __init__(self, table: object, records: Records) -> None:
-        self._table, self._records = table, records
-        self._held_until: dict[tuple[str, int, int], int] = {}
+    def __init__(self, table: object, records: Records, wanted: AskRowsWanted | None = None) -> None:
+        self._table, self._records, self._wanted = table, records, wanted
+        self._known: dict[tuple[str, int, int], _Standing] = {}
 
-    def of_batch(self, session: SparkSession, slices: list[Slice], rule: FilterRule, batch_id: int) -> "RereadBatch":
+    def of_batch(
+        self,
+        session: SparkSession,
+        slices: list[Slice],
+        rule: FilterRule,
+        batch_id: int,
+        sent_back: Iterable[SentBack] = (),
+    ) -> "RereadBatch":
         """What it means for the batch of these slices. Raises CantReplace."""
-        until: dict[tuple[str, int], int] = {}
-        for one in ranges_of(s for s in slices if s.marks_epoch):
+        in_checkpoint = {(*one[:2], one.number): RowsWanted(stood_at=one.stood_at) for one in sent_back}
+        resets = {(s.topic, s.partition): s.marks_epoch for s in slices if s.marks_epoch}
+        ranges = {one: resets[one[:2]] for one in ranges_of(s for s in slices if s.marks_epoch)}
+        # Asked once: what comes behind it is new, however many batches that takes.
+        new = {one: reset for one, reset in ranges.items() if (*one[:2], one.startpoint_epoch) not in self._known}
+        asked = {one: reset for one, reset in new.items() if (*one[:2], reset) not in in_checkpoint}
+        wanted = self._wanted(asked) if asked and self._wanted is not None else {}
+        for one, reset in new.items():
             if not hasattr(self._table, "held_until"):
                 why = "this table exchanges whole batches only; a path of parquet or orc can, and a database"
                 raise CantReplace(*one[:3], why)
-            where = one.topic, one.partition, one.startpoint_epoch
-            if where not in self._held_until:
-                # Asked once: what comes behind it is new, however many batches that takes.
-                self._held_until[where] = self._table.held_until(session, one, batch_id)
-            until[where[:2]] = self._held_until[where]
-        return RereadBatch(cast("ReplaceableTable", self._table), self._records, session, slices, rule, batch_id, until)
+            until = self._table.held_until(session, one, batch_id)
+            self._known[*one[:2], one.startpoint_epoch] = _Standing(
+                until, in_checkpoint.get((*one[:2], reset)) or wanted.get(one, RowsWanted())
+            )
+        standing = {one[:2]: self._known[*one[:2], one.startpoint_epoch] for one in ranges}
+        table = cast("ReplaceableTable", self._table)
+        return RereadBatch(table, self._records, session, slices, rule, batch_id, standing)
+
+
+class _Standing(NamedTuple):
+    """The rows that stand in a partition, [0, until), and which of them are to be replaced."""
+
+    until: int = 0
+    wanted: RowsWanted = RowsWanted()
 
 
 @dataclass(frozen=True, slots=True)
 class RereadBatch:
-    """A batch of which some partitions are read again; `until`: behind their last row in the table."""
+    """A batch of which some partitions are read again, and what stands of them in the table."""
 
     table: ReplaceableTable
     records: Records
@@ -98,12 +158,18 @@ class RereadBatch:
     slices: list[Slice]
     rule: FilterRule
     batch_id: int
-    until: Mapping[tuple[str, int], int]
+    standing: Mapping[tuple[str, int], _Standing]
 
     def ranges(self) -> tuple[LogRange, ...]:
-        """The batch's log ranges in which rows of other batches may stand."""
-        found = (one._replace(end=min(one.end, self._until(one))) for one in ranges_of(self.slices))
-        return tuple(one for one in found if one.start < one.end)
+        """The batch's log ranges in which rows of other batches may stand and are replaced."""
+        return self._ranges(lambda standing: (standing.wanted.start, min(standing.until, standing.wanted.end)))
+
+    def handler(self, handler: ReplacingHandler) -> Callable[[DataFrame, int], Any]:
+        """What takes the batch's rows: with the others in its ranges replaced, and without those whose place stays."""
+        ranges = self.ranges()
+        replacing = partial(handler.replace, ranges=ranges) if ranges else handler
+        stay = self._ranges(lambda standing: (standing.wanted.end, standing.until))
+        return (lambda rows, batch_id: replacing(rows.where(~within_any(stay)), batch_id)) if stay else replacing
 
     def marks_before(self, before: Mapping[MarksKey, HighwaterMarks]) -> Mapping[MarksKey, HighwaterMarks]:
         """The marks before the batch, of partitions that begin anew as they were there; `before` itself if none does.
@@ -111,7 +177,7 @@ class RereadBatch:
         Once the table has changed they can't be told from it. Raises CantReplace.
         """
         changed = before
-        for topic in dict.fromkeys(topic for topic, _ in self.until):
+        for topic in dict.fromkeys(topic for topic, _ in self.standing):
             own = [s for s in self.slices if s.topic == topic]
             epochs = epochs_of(own)
             old = begun_anew(before, topic, epochs, merged_marks(s.marks for s in own))
@@ -125,7 +191,11 @@ class RereadBatch:
         """A partition's marks as they were before the range's first record."""
         if self.rule.window or marks.window:
             raise CantReplace(*one[:3], "with a window the marks don't tell what they were there")
-        again = one._replace(end=max(one.start, self._until(one)))
+        until, wanted = self._standing(one)
+        if wanted.stood_at < one.start < until:
+            why = f"the job stood at {wanted.stood_at}, below it, where an earlier startpoint gives records again: its "
+            raise CantReplace(*one[:3], why + "marks tell nothing of that place; go back to there, or further")
+        again = one._replace(end=max(one.start, until))
         held = self.table.held(self.session, again, self.batch_id)
         keyed = keyed_frame(self.records(self.session, again), self.rule).where(governed(F.col(KEY), self.rule))
         kept = keyed.join(held, "offset", "left_semi").select(*stream_metadata_columns(KEY))
@@ -133,7 +203,7 @@ class RereadBatch:
         found = LowestHeld(*(np.asarray(column).astype(np.int64) for column in lowest.columns))
         if not len(found.pids) and self._drops_all(one, marks) and held.isEmpty():
             raise CantReplace(*one[:3], "none of them stands there, so nothing tells which the filter had kept")
-        where = one.topic, shown_partition(one.partition), one.start, again.end
+        where = one.topic, shown_partition(one.partition), one.start, min(until, wanted.end)
         _LOG.warning("%s-%s is read again from offset %d on: rows below offset %d are replaced", *where)
         return lowered(marks, found)
 
@@ -144,5 +214,13 @@ class RereadBatch:
         rows = marks.find(seen.pids, seen.partitions)
         return len(rows) > 0 and bool((rows >= 0).all() and (marks.to_columns().offsets[rows] >= seen.offsets).all())
 
-    def _until(self, one: LogRange) -> int:
-        return self.until.get((one.topic, one.partition), 0)
+    def _ranges(self, of: Callable[[_Standing], tuple[int, int]]) -> tuple[LogRange, ...]:
+        """Of the batch's log ranges the parts inside the offsets [start, end) that `of` tells."""
+        found = []
+        for one in ranges_of(self.slices):
+            start, end = of(self._standing(one))
+            found.append(one._replace(start=max(one.start, start), end=min(one.end, end)))
+        return tuple(one for one in found if one.start < one.end)
+
+    def _standing(self, one: LogRange) -> _Standing:
+        return self.standing.get((one.topic, one.partition), _Standing())

@@ -16,7 +16,6 @@ Spark runs N again, which reads marks N-1 again and hands over the same rows.
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Self, cast
 
 from pyspark.sql import DataFrame
@@ -46,7 +45,7 @@ from spark_jobs.marks import MarksStore
 from spark_jobs.micro_batch import RowsRead, column_pruned, input_counter
 from spark_jobs.replacing import Replacing, ReplacingHandler
 from spark_jobs.slice_scan import keyed_frame, scan_slices
-from spark_jobs.slices import Slice, check_unchanged, ranges_of
+from spark_jobs.slices import Slice, check_unchanged, in_epochs, ranges_of
 from spark_jobs.spark_internals import query_id_of
 
 __all__ = [
@@ -141,9 +140,10 @@ class ReplayFilteredBatches:
         query_id = query_id_of(df.sparkSession)
         if query_id is None:
             raise NotInForeachBatch
-        before = self._marks_before(query_id, batch_id)
+        stored = self._batch_before(query_id, batch_id)
+        before, sent_back = stored.marks, stored.sent_back
         frames = _Frames.of(df, self._rule)
-        slices = self._scanned(frames)
+        slices = in_epochs(self._scanned(frames), sent_back)
         ranges = ranges_of(slices)
         if self._is_stored(query_id, batch_id, ranges):
             _LOG.info("batch %d is in the store with these very log ranges: not run again", batch_id)
@@ -156,18 +156,17 @@ class ReplayFilteredBatches:
         if (expect := getattr(handler, "expect", None)) is not None:
             expect(batch_id, ranges)
         if self._replacing is not None and any(s.marks_epoch for s in slices):
-            reread = self._replacing.of_batch(df.sparkSession, slices, self._rule, batch_id)
+            reread = self._replacing.of_batch(df.sparkSession, slices, self._rule, batch_id, sent_back)
             marks = reread.marks_before(before)
             if marks is not before and not reread.table.commits_marks:
-                stored = self._store.read(query_id, batch_id - 1) or BatchMarks(query_id, batch_id - 1)
                 self._store.write(replace(stored, marks=marks), keep=keep)
             before = marks
-            if replaced := reread.ranges():
-                handler = partial(cast("ReplacingHandler", handler).replace, ranges=replaced)
+            replaced, handler = reread.ranges(), reread.handler(cast("ReplacingHandler", handler))
         filtered = self._handle(handler, frames, slices, before, batch_id)
         if self._on_dropped is not None:
             self._on_dropped(filtered.dropped, batch_id)
-        self._store.write(BatchMarks(query_id, batch_id, filtered.ranges, filtered.marks, replaced), keep=keep)
+        after = BatchMarks(query_id, batch_id, filtered.ranges, filtered.marks, replaced, sent_back)
+        self._store.write(after, keep=keep)
         self._report(filtered.counts(batch_id))
 
     def _scanned(self, frames: _Frames) -> list[Slice]:
@@ -225,20 +224,20 @@ class ReplayFilteredBatches:
                     check_unchanged(slices, scan_slices(frames.lean, self._rule, runs=False))
                 return filtered
 
-    def _marks_before(self, query_id: str, batch_id: int) -> Mapping[MarksKey, HighwaterMarks]:
-        """The marks as of the batch before this one."""
+    def _batch_before(self, query_id: str, batch_id: int) -> BatchMarks:
+        """What is kept of the batch before this one."""
         store = self._store
         owner = store.owner()
         if owner is not None and owner != query_id:
             self._take_over(owner, query_id, batch_id)
         stored = store.read(query_id, batch_id - 1)
         if stored is not None:
-            return stored.marks
+            return stored
         if batch_id > 0:
             raise MarksMissing(store.location, query_id, batch_id - 1, store.batches(query_id))
         if owner is None and self._adopt is not None:
             raise MarksMissing(store.location, *self._adopt, store.batches(self._adopt[0]))
-        return {}
+        return BatchMarks(query_id, batch_id - 1)
 
     def _take_over(self, owner: str, query_id: str, batch_id: int) -> None:
         store = self._store

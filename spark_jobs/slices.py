@@ -12,7 +12,7 @@ replays, no row is left to decide.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from filtering.marks import HighwaterMarks
-from spark_jobs.batch_marks import LogRange, MarksKey
+from spark_jobs.batch_marks import LogRange, MarksKey, SentBack
 from spark_jobs.errors import FrameChanged
 from spark_jobs.filter_rule import OFFSETS_LIKELY, PARTITIONS_LIKELY, FilterRule
 from spark_jobs.mark_epochs import Epoch, EpochsMixed, by_epoch, carried
@@ -238,6 +238,19 @@ def _unchanged(seen: HighwaterMarks, old: HighwaterMarks, new: HighwaterMarks) -
         same &= (before.bitmaps[rows_old[known]] == after.bitmaps[rows_new[known]]).all(axis=1)
     for row in known[same]:
         yield int(columns.pids[row]), int(columns.partitions[row])
+
+
+def in_epochs(slices: Iterable[Slice], sent_back: Iterable[SentBack]) -> list[Slice]:
+    """The slices, with the epochs of partitions that were sent back in the checkpoint. Raises EpochsMixed."""
+    numbers = {(one.topic, one.partition): one.number for one in sent_back}
+    found = []
+    for one in slices:
+        number = numbers.get((one.topic, one.partition), 0)
+        if 0 < one.startpoint_epoch <= number:
+            raise EpochsMixed(one.topic, one.partition, (one.startpoint_epoch, number))
+        is_sent = number and not one.startpoint_epoch
+        found.append(replace(one, startpoint_epoch=number, marks_epoch=number) if is_sent else one)
+    return found
 
 
 def epochs_of(own: Iterable[Slice]) -> dict[int, Epoch]:

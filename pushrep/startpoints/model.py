@@ -24,7 +24,7 @@ A failed one is not over: it stops its partition's start until it is cancelled o
 What happens to startpoints is kept as facts, in order, and none is forgotten:
 
     written    sequence, target, startpoint, author, reason, created_ms, ttl_s, origin    one per startpoint
-    applied    sequence, reader, at_ms, offset, start, end, log, until, by_policy         it was resolved, once
+    applied    sequence, reader, at_ms, offset, start, end, log, until, by_policy, position     it was resolved, once
     consumed   sequence, reader, at_ms                                                    the commit behind it is in
     failed     sequence, reader, at_ms, why                                               it stops the reader's start
     expired    sequence, at_ms                               for all who had not applied it
@@ -89,15 +89,19 @@ class Startpoint:
     """Where to start next. Use the constructors below; raises BadArgument for a value that its kind can't have.
 
     `out_of_range` says what to do where it does not fit the log; `reset_marks` that the replay filter behind the
-    consumer shall forget what it has seen, so that records read again are not dropped as replayed.
+    consumer shall forget what it has seen, so that records read again are not dropped as replayed. `replace_until`, of
+    an offset with `reset_marks`: rows that a table has of records from there on stay as they are.
     """
 
     kind: Kind
     value: int | None = None
     out_of_range: OutOfRange = OutOfRange.ERROR
     reset_marks: bool = False
+    replace_until: int | None = None
 
     def __post_init__(self) -> None:
+        if self.replace_until is not None:
+            self._check_replace_until(self.replace_until)
         wanted = _VALUES[self.kind]
         if wanted is None:
             if self.value is not None:
@@ -111,12 +115,23 @@ class Startpoint:
         if self.kind is Kind.RELATIVE_RECORDS and self.value == 0:
             raise BadArgument("records", "0 records from where the consumer stands changes nothing")
 
+    def _check_replace_until(self, until: object) -> None:
+        if self.kind is not Kind.SPECIFIC_OFFSET or not self.reset_marks:
+            raise BadArgument("replace_until", "it is for an offset, with reset_marks")
+        if isinstance(until, bool) or not isinstance(until, int) or not (self.value or 0) < until < OFFSET_END:
+            raise BadArgument("replace_until", f"give an offset above {self.value}, not {until!r}")
+
     @classmethod
     def specific(
-        cls, offset: int, *, out_of_range: OutOfRange | str = OutOfRange.ERROR, reset_marks: bool = False
+        cls,
+        offset: int,
+        *,
+        out_of_range: OutOfRange | str = OutOfRange.ERROR,
+        reset_marks: bool = False,
+        replace_until: int | None = None,
     ) -> "Startpoint":
         """At this offset; the log's end is in range, too."""
-        return cls._make(Kind.SPECIFIC_OFFSET, offset, out_of_range, reset_marks)
+        return cls._make(Kind.SPECIFIC_OFFSET, offset, out_of_range, reset_marks, replace_until)
 
     @classmethod
     def timestamp(
@@ -162,25 +177,35 @@ class Startpoint:
         value: int | None,
         out_of_range: OutOfRange | str,
         reset_marks: bool,  # noqa: FBT001 - private
+        replace_until: int | None = None,
     ) -> "Startpoint":
         try:
             policy = OutOfRange(out_of_range)
         except ValueError:
             raise BadArgument("out_of_range", f"give error, earliest or latest, not {out_of_range!r}") from None
-        return cls(kind=kind, value=value, out_of_range=policy, reset_marks=bool(reset_marks))
+        return cls(
+            kind=kind,
+            value=value,
+            out_of_range=policy,
+            reset_marks=bool(reset_marks),
+            replace_until=replace_until,
+        )
 
     def to_json(self) -> dict[str, Any]:
-        return {
+        told = {
             "kind": str(self.kind),
             "value": self.value,
             "out_of_range": str(self.out_of_range),
             "reset_marks": self.reset_marks,
         }
+        # Releases that know nothing of it replace all that is read again: the table is right, too.
+        return told if self.replace_until is None else told | {"replace_until": self.replace_until}
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> "Startpoint":
         """Raises KeyError, TypeError or ValueError for what `to_json` does not give."""
-        return cls._make(Kind(fields["kind"]), fields["value"], fields["out_of_range"], fields["reset_marks"])
+        kind, value, until = Kind(fields["kind"]), fields["value"], fields.get("replace_until")
+        return cls._make(kind, value, fields["out_of_range"], fields["reset_marks"], until)
 
     def __str__(self) -> str:
         return str(self.kind) if self.value is None else f"{self.kind} {self.value}"
@@ -385,7 +410,10 @@ class Written:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
-    """What it resolved to, and the log's range [start, end) at that moment; `until` as in `Resolved`."""
+    """What it resolved to, and the log's range [start, end) at that moment; `until` as in `Resolved`.
+
+    `position`: where the reader stood, if anybody knew.
+    """
 
     sequence: int
     reader: Reader
@@ -396,6 +424,7 @@ class Applied:
     log_id: str
     until: int | None = None
     by_policy: str | None = None
+    position: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -466,6 +495,7 @@ def to_json(fact: Fact) -> dict[str, Any]:
                 "log": fact.log_id,
                 "until": fact.until,
                 "by_policy": fact.by_policy,
+                **({} if fact.position is None else {"position": fact.position}),
             }
         case Consumed():
             return {"event": "consumed", **_for_reader(fact)}
@@ -528,6 +558,7 @@ def _applied(fields: Mapping[str, Any]) -> Applied:
         log_id=fields["log"],
         until=fields["until"],
         by_policy=fields["by_policy"],
+        position=fields.get("position"),
     )
 
 

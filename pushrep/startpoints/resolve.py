@@ -161,6 +161,7 @@ def answer_of(  # noqa: PLR0913 - all that decides
         log_id=log.log_id,
         until=resolved.until,
         by_policy=resolved.by_policy,
+        position=position,
     )
     return ApplyAnswer(applied, is_new=True)
 

@@ -166,25 +166,23 @@ class StartpointStore:
 
         The newest wins. Who has not applied it after `ttl_s` (None: never) finds it expired.
         """
-        if not isinstance(startpoint, Startpoint):
-            raise BadArgument("startpoint", f"give a Startpoint, as Startpoint.earliest(), not {startpoint!r:.60}")
-        target = Target(consumer, topic, partition, task)
-        check_text("reason", reason)
-        if ttl_s is not None and (isinstance(ttl_s, bool) or not isinstance(ttl_s, int) or ttl_s < 1):
-            raise BadArgument("ttl_s", f"give whole seconds above 0, or None for never, not {ttl_s!r}")
-        who = author_name(author)
-        with self._transaction() as change:
-            written = Written(
-                sequence=change.next_sequence,
-                target=target,
-                startpoint=startpoint,
-                author=who,
-                reason=reason,
-                created_ms=self._clock.wall_ms(),
-                ttl_s=ttl_s,
-            )
-            change.append(written)
-        return written.sequence
+        (sequence,) = self._write({Target(consumer, topic, partition, task): startpoint}, reason, author, ttl_s)
+        return sequence
+
+    @changes
+    def write_each(  # noqa: PLR0913 - what startpoints are made of
+        self,
+        consumer: str,
+        topic: str,
+        startpoints: Mapping[int, Startpoint],
+        reason: str,
+        *,
+        author: str | None = None,
+        ttl_s: int | None = TTL_S,
+    ) -> dict[int, int]:
+        """As `write`, for each of these partitions its own, in one step: all or none. Partition -> sequence."""
+        wanted = {Target(consumer, topic, partition): one for partition, one in startpoints.items()}
+        return dict(zip(startpoints, self._write(wanted, reason, author, ttl_s), strict=True))
 
     @changes
     def cancel(self, sequence: int, reason: str, *, author: str | None = None) -> None:
@@ -441,6 +439,35 @@ class StartpointStore:
         return f"{type(self).__name__}({str(self.place)!r})"
 
     # ---- inside
+
+    def _write(
+        self, wanted: Mapping[Target, Startpoint], reason: str, author: str | None, ttl_s: int | None
+    ) -> list[int]:
+        for one in wanted.values():
+            if not isinstance(one, Startpoint):
+                raise BadArgument("startpoint", f"give a Startpoint, as Startpoint.earliest(), not {one!r:.60}")
+        check_text("reason", reason)
+        if ttl_s is not None and (isinstance(ttl_s, bool) or not isinstance(ttl_s, int) or ttl_s < 1):
+            raise BadArgument("ttl_s", f"give whole seconds above 0, or None for never, not {ttl_s!r}")
+        who = author_name(author)
+        with self._transaction() as change:
+            sequences = [change.next_sequence + n for n in range(len(wanted))]
+            now_ms = self._clock.wall_ms()
+            change.append(
+                *(
+                    Written(
+                        sequence=sequence,
+                        target=target,
+                        startpoint=startpoint,
+                        author=who,
+                        reason=reason,
+                        created_ms=now_ms,
+                        ttl_s=ttl_s,
+                    )
+                    for sequence, (target, startpoint) in zip(sequences, wanted.items(), strict=True)
+                )
+            )
+        return sequences
 
     def _all_facts(self) -> list[Fact]:
         view = self._journal.view()

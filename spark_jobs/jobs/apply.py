@@ -41,7 +41,7 @@ Examples
     python -m spark_jobs.jobs.apply --path outbox --topic orders \\
         --value-format avro --value-schema order.avsc \\
         --sink ./orders-table --checkpoint orders-checkpoint --trigger 5s
-  the same, and sent back by `pushrep startpoint set outbox orders --consumer billing --to -1h --reset-marks`:
+  the same, run again by `pushrep startpoint repair outbox orders --consumer billing --from -1h --sink ./orders-table`:
     python -m spark_jobs.jobs.apply --path outbox --topic orders --consumer billing --trigger 5s \\
         --sink ./orders-table --checkpoint orders-checkpoint
   by spark-submit, which wants this file's path and the Python that has pushrep:

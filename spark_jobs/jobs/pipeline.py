@@ -27,17 +27,19 @@ from spark_jobs.jobs.checks import before_spark, check_database, columns_without
 from spark_jobs.jobs.options import ApplyOptions, JobOptions, marks_of
 from spark_jobs.jobs.reporting import Reporter, served
 from spark_jobs.marks import MarksStore
-from spark_jobs.replacing import Replacing, ReplacingHandler
+from spark_jobs.replacing import AskRowsWanted, Replacing, ReplacingHandler
 from spark_jobs.replay_filter import ReplayFilteredBatches
 from spark_jobs.sinks.catalog import CatalogTable
 from spark_jobs.sinks.hadoop import HadoopDirectory
 from spark_jobs.sinks.table import IdempotentSink
 from spark_jobs.sources import register_sources
+from spark_jobs.sources.options import SourceOptions
+from spark_jobs.sources.startpoints import wanted_of
 from spark_jobs.sql import SqlTable
 from spark_jobs.values import ValueDecoder
 
 _FIRST_OFFSETS_UNFINISHED = re.compile(r"\.0\.[0-9a-f-]+\.tmp")
-_KEPT_TO_READ_AGAIN = {"path", "topic", "includeheaders"}
+_KEPT_TO_READ_AGAIN = ("path", "topic", "includeheaders", "kafka.")
 _POLL_S = 0.2  # Spark takes parts of a second, its annotation does not
 
 
@@ -73,17 +75,29 @@ def apply_in(spark: SparkSession, options: ApplyOptions, reporter: Reporter) -> 
         decode = options.decoder()
         return StagedBatches(decode, table) if isinstance(table, SqlTable) else DecodedBatches(decode, table)
 
-    replacing = None if options.append_only else Replacing(table, partial(_records, options))
+    replacing = None if options.append_only else Replacing(table, partial(_records, options), _wanted(options))
     stream(spark, options, prepare, reporter, store=table if isinstance(table, SqlTable) else None, replacing=replacing)
 
 
 def _records(options: JobOptions, session: SparkSession, where: LogRange) -> DataFrame:
-    """A log range of source pushrep once more."""
-    told = {name: text for name, text in options.reader_options().items() if name.lower() in _KEPT_TO_READ_AGAIN}
-    shown = shown_partition(where.partition)
+    """A log range once more."""
+    told = {
+        name: text for name, text in options.reader_options().items() if name.lower().startswith(_KEPT_TO_READ_AGAIN)
+    }
+    if options.source == "kafka":
+        shown = str(where.partition)
+        told["assign"] = json.dumps({where.topic: [where.partition]})
+    else:
+        shown = shown_partition(where.partition)
+        told["partitions"] = str(where.partition)
     ends = {"startingOffsets": where.start, "endingOffsets": where.end}
     told |= {name: json.dumps({where.topic: {shown: offset}}) for name, offset in ends.items()}
-    return session.read.format(options.source).options(**told, partitions=str(where.partition)).load()
+    return session.read.format(options.source).options(**told).load()
+
+
+def _wanted(options: JobOptions) -> AskRowsWanted | None:
+    """Asks the store of the consumer's startpoints; None without a consumer."""
+    return wanted_of(SourceOptions.parse(options.reader_options())) if options.consumer is not None else None
 
 
 def stream(  # noqa: PLR0913 - a query's parts

@@ -21,8 +21,6 @@ import json
 import logging
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from functools import reduce
-from operator import or_
 from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
@@ -31,6 +29,7 @@ from pyspark.sql.types import StructType
 
 from spark_jobs.batch_marks import LogRange
 from spark_jobs.errors import CantReplace, RolledBackOverReplaced
+from spark_jobs.replacing import within_any
 from spark_jobs.sinks.hadoop import HadoopDirectory
 from spark_jobs.sinks.owners import Owners, TableNotOurs
 from spark_jobs.sinks.table import (
@@ -47,7 +46,6 @@ from spark_jobs.sinks.table import (
     refuse_columns,
     settle,
     with_batch_id,
-    within,
 )
 from spark_jobs.spark_internals import setting
 
@@ -215,7 +213,7 @@ class CatalogTable:
                 return
             options = options | record.options(committing)
         if replaced:
-            gone = reduce(or_, map(within, replaced))
+            gone = within_any(replaced)
             others = self._others(session, batch_id).where(gone).select(BATCH_COLUMN).distinct().collect()
             numbers += sorted(row[0] for row in others)
             _LOG.info("batch %d replaces rows of %d others in %s", number, len(others), self._name)

@@ -17,18 +17,19 @@ For these, and for table formats with transactions of their own, name a catalog 
 """
 
 import logging
+from array import array
 from collections.abc import Mapping, Sequence
-from functools import reduce
-from operator import or_
 from typing import Protocol, cast
 
-from pyspark.sql import Column, DataFrame, SparkSession
+import numpy as np
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 from pyspark.sql.types import ArrayType, MapType, StructType
 
 from filtering.stream_metadata import OFFSET_MAX
 from spark_jobs.batch_marks import LogRange
 from spark_jobs.errors import CantReplace, SparkJobError
+from spark_jobs.replacing import within, within_any
 from spark_jobs.sinks.hadoop import HadoopDirectory
 from spark_jobs.sinks.owners import Owners, TableNotOurs, TableOfAnotherQuery
 from spark_jobs.spark_internals import query_id_of, setting
@@ -110,7 +111,7 @@ class DirectoryTable:
         session = rows.sparkSession
         directory, first = self._opened(session)
         directory.remove(_WRITING)
-        gone = reduce(or_, map(within, ranges))
+        gone = within_any(ranges)
         others = self._others(session, batch_id).where(gone).select(BATCH_COLUMN).distinct().collect()
         for (number,) in others:
             # Read by itself, as its own files say it is; a partition's text must not come back as a number.
@@ -241,13 +242,6 @@ def _seen(names: Sequence[str]) -> list[str]:
     return [name for name in names if not name.startswith(("_", "."))]
 
 
-def within(where: LogRange) -> Column:
-    """Whether a row's record lies in the log range."""
-    offset = F.col("offset")
-    here = (F.col("topic") == where.topic) & (F.col("partition").cast("int") == where.partition)
-    return here & (offset >= where.start) & (offset < where.end)
-
-
 def held_until_in(rows: DataFrame, where: LogRange) -> int:
     """The log offset behind the last of the rows in a partition; 0 without any. Raises CantReplace."""
     if missing := [name for name in ("topic", "partition", "offset") if name not in rows.columns]:
@@ -260,12 +254,14 @@ def held_until_in(rows: DataFrame, where: LogRange) -> int:
     return 0 if found is None or found[0] is None else int(found[0]) + 1
 
 
-def rows_from(path: str, format: str, where: LogRange) -> int:  # noqa: A002 - Spark's own word
-    """How many rows of the table at a path lie in a log range, counted without Spark. Raises CantReplace, BadSink."""
+def offsets_in(path: str, format: str, where: LogRange) -> "array[int]":  # noqa: A002 - Spark's own word
+    """The offsets of the rows in a log range, ascending, found without Spark. Raises CantReplace, BadSink."""
     import pyarrow.dataset as ds  # noqa: PLC0415 - a second to load, for this look alone
 
     if format.lower() not in _REPLACING_FORMATS:
-        why = f"{format} is neither parquet nor orc; Delta and Iceberg are replaced, too, but only Spark can count them"
+        why = (
+            f"{format} is neither parquet nor orc; Delta and Iceberg are replaced, too, but only Spark can look at them"
+        )
         raise CantReplace(*where[:3], why)
     try:
         files = ds.OrcFileFormat() if format.lower() == "orc" else ds.ParquetFileFormat()
@@ -277,7 +273,8 @@ def rows_from(path: str, format: str, where: LogRange) -> int:  # noqa: A002 - S
         raise CantReplace(*where[:3], f"it has rows without {missing[0]}: keep topic, partition and offset")
     topic, partition, offset = map(ds.field, names)
     here = (topic == where.topic) & (partition == where.partition)
-    return int(rows.count_rows(filter=here & (offset >= where.start) & (offset < where.end)))
+    found = rows.to_table(["offset"], filter=here & (offset >= where.start) & (offset < where.end)).column("offset")
+    return array("q", np.sort(found.to_numpy()).astype(np.int64).tobytes())
 
 
 def held_in(rows: DataFrame, where: LogRange) -> DataFrame:

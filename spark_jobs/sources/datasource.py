@@ -173,7 +173,11 @@ class PushrepStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._startpoints is not None:
             step = self._startpoints.held(before, with_begun(step, begun))
         end = end_of_batch(before, options.topic, step, self._limited(step, limit), extents)
-        return start if end is None else end.to_json()
+        if end is not None:
+            return end.to_json()
+        if self._startpoints is not None and before is not None and self._target is not None:
+            self._startpoints.run_ends(before)
+        return start
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         # An end that did not move still carries the starts of its own batch: nothing of it is to be read again.

@@ -7,7 +7,8 @@
     committed       Spark's own checkpoint says so: the batch before the one that is planned. Progress past the start
                     consumes the startpoint
 
-The store's checkpoint of the consumer follows Spark's about once a minute, for people who look; Spark's is the truth.
+The store's checkpoint of the consumer follows Spark's about once a minute, and at the end of a run that ends by itself,
+for people who look; Spark's is the truth.
 A failed startpoint stops the query with its reason. Bootstrapping partitions hold the others still.
 
 A store that does not answer when a stream starts stops it. Later the stream goes on without new startpoints, says so in
@@ -16,24 +17,30 @@ waits for that. `begun` alone asks, all that a turn needs: a store that is lost 
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from filtering.stream_metadata import OFFSET_MAX
 from pushrep.env import SYSTEM_CLOCK, Clock
 from pushrep.startpoints import (
     STORE_NAME,
     Applied,
     BootstrapGate,
     Claim,
+    EventLog,
     LogFacts,
+    Reader,
     ReaderState,
     StartpointStore,
     State,
     StorePlace,
 )
 from pushrep.startpoints.looking import AWAY, Looking, NotNow
+from spark_jobs.batch_marks import LogRange
+from spark_jobs.replacing import AskRowsWanted, RowsWanted
 from spark_jobs.sources.logs import TopicLogs
 from spark_jobs.sources.options import BadOption, SourceOptions
 from spark_jobs.sources.planning import Extent
@@ -45,12 +52,55 @@ FOLLOW_MS = 60_000
 _Answer = TypeVar("_Answer")
 
 
+def store_place(options: SourceOptions) -> StorePlace:
+    """Where the options' startpoints lie."""
+    return options.startpoints or StorePlace.parse(Path(options.path) / STORE_NAME)
+
+
+def wanted_of(options: SourceOptions) -> AskRowsWanted:
+    """What a run of the options' consumer is to replace, as its store says.
+
+    Raises what a store raises that does not answer: which rows are to stay can't be guessed.
+    """
+    consumer = options.startpoint_consumer
+    assert consumer is not None, "only whoever follows startpoints is sent back"
+
+    def ask(ranges: Mapping[LogRange, int]) -> dict[LogRange, RowsWanted]:
+        with store_place(options).open() as store:
+            event_log = store.event_log()
+        return {
+            one: _wanted(event_log, Reader(consumer, one.topic, one.partition), reset, one.startpoint_epoch)
+            for one, reset in ranges.items()
+        }
+
+    return ask
+
+
+def _wanted(event_log: EventLog, reader: Reader, reset: int, epoch: int) -> RowsWanted:
+    """Of the run that startpoint `epoch` began, and whose marks were reset by `reset`."""
+    applied = {
+        written.sequence: reader_state.applied
+        for written in event_log.all_written()
+        if written.sequence <= epoch
+        and (reader_state := event_log.reader_state(written.sequence, reader)) is not None
+        and reader_state.applied is not None
+    }
+    # Unknown (None) of those that releases before this field applied.
+    stood_at = {n: one.position for n, one in applied.items() if one.position is not None}
+    written = event_log.written(reset)
+    until = None if written is None else written.startpoint.replace_until
+    return RowsWanted(
+        start=max((offset for n, offset in stood_at.items() if n > reset), default=0),
+        end=OFFSET_MAX if until is None else until,
+        stood_at=stood_at.get(reset, OFFSET_MAX),
+    )
+
+
 class StreamStartpoints:
     """The startpoints of one consumer, for one stream; it claims each partition that it meets."""
 
     def __init__(self, options: SourceOptions, logs: TopicLogs, consumer: str, *, clock: Clock = SYSTEM_CLOCK) -> None:
-        beside = StorePlace.parse(Path(options.path) / STORE_NAME)
-        self._place = options.startpoints if options.startpoints is not None else beside
+        self._place = store_place(options)
         self._place_words = options.given.get("startpoints", self._place.name)
         self._opened: StartpointStore | None = None
         self._consumer, self._topic, self._logs, self._clock = consumer, options.topic, logs, clock
@@ -81,6 +131,12 @@ class StreamStartpoints:
     def readable(self, extents: Mapping[int, Extent]) -> dict[int, Extent]:
         """Without partitions of which nobody knows yet where they are to begin."""
         return {partition: extent for partition, extent in extents.items() if partition in self._claims}
+
+    def run_ends(self, before: StreamOffset) -> None:
+        """Tell the store where the run ends, if it answers: who looks at it then may be a long time alone with it."""
+        self._followed_ms = None
+        with suppress(NotNow):
+            self._follow(before.positions)
 
     def away(self) -> str | None:
         """For people: that the store does not answer, and why; None while it does."""

@@ -13,6 +13,7 @@ next batch that is committed.
 
 import logging
 import uuid
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple, TypeVar
@@ -105,13 +106,13 @@ class SqlTable:
         found = self._others(session, "{}", where, batch_id)
         return session.createDataFrame([(int(row[0]),) for row in found], "offset bigint")
 
-    def rows_from(self, where: LogRange) -> int:
-        """How many rows lie in a log range."""
-        select = f"SELECT count(*) FROM {self._table} WHERE {_WITHIN}"
+    def offsets_in(self, where: LogRange) -> "array[int]":
+        """The offsets of the rows in a log range, ascending."""
+        select = f'SELECT "offset" FROM {self._table} WHERE {_WITHIN} ORDER BY "offset"'
 
-        def look(connection: Any) -> int:
-            found = self._exists(connection, self._table)
-            return int(self._execute_all(connection, select, *where[:4])[0][0]) if found else 0
+        def look(connection: Any) -> "array[int]":
+            found = self._execute_all(connection, select, *where[:4]) if self._exists(connection, self._table) else []
+            return array("q", (int(row[0]) for row in found))
 
         return self._transaction(look)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from filtering import StreamMetadata
 from tests.kafka.plain_client import create_topic, plain_producer
 from tests.spark_programs import WORKERS_PYTHON
 
@@ -31,12 +32,13 @@ def connector():
 
 @pytest.fixture
 def topic(broker):
-    """Two partitions of ten records each."""
+    """Two partitions of ten records each; those at 5 and 6 are those at 3 and 4 once more."""
     create_topic(broker.bootstrap_servers, name := f"checkpoint-{uuid.uuid4().hex[:8]}", partitions=2)
     producer = plain_producer(broker.bootstrap_servers)
     for partition in range(2):
         for n in range(10):
-            producer.produce(name, b"%d" % n, partition=partition)
+            key = StreamMetadata(5, partition, n if n < 5 else n - 2).pack()
+            producer.produce(name, b"%d" % n, key, partition=partition)
     assert producer.flush(60) == 0
     return name
 
@@ -53,8 +55,11 @@ def test_a_kafka_source_goes_on_at_the_named_offset(broker, topic, connector, tm
     command = [sys.executable, str(program), str(tmp_path), broker.bootstrap_servers, topic, connector]
     done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
-    first, second, third, last = json.loads((tmp_path / "runs.json").read_text())
+    first, second, third, last, table = json.loads((tmp_path / "runs.json").read_text())
     assert sorted(map(tuple, first)) == [(partition, n) for partition in range(2) for n in range(10)]
     assert sorted(map(tuple, second)) == [(1, n) for n in range(3, 10)]
     assert sorted(map(tuple, third)) == [(0, 8), (0, 9)]
     assert last == [], "once"
+    kept = [0, 1, 2, 3, 4, 7, 8, 9]
+    again = [[1, n, str(n) if n >= 4 else "wrong"] for n in kept]
+    assert table == [[0, n, "wrong"] for n in kept] + again, "the apply job replaces rows of what comes again"

@@ -1,10 +1,12 @@
-"""A query over a Kafka topic that is sent back between its runs; prints what each run read, as JSON lines.
+"""A query over a Kafka topic that is sent back between its runs, and an apply job; writes what each run read, as JSON.
 
 python kafka_stream_program.py <place> <bootstrap servers> <topic> <jars>
 """
 
 import json
+import sqlite3
 import sys
+from contextlib import closing
 from pathlib import Path
 
 
@@ -36,8 +38,46 @@ def main():
         apply(CheckpointPlace(checkpoint=place / "checkpoint", consumer="billing"), store, sleep=lambda _s: None)
         runs.append(run())
     runs.append(run())
+    runs.append(applied(spark, place, servers, topic, store))
     spark.stop()
     (place / "runs.json").write_text(json.dumps(runs))
+
+
+def applied(spark, place, servers, topic, store):
+    """The apply job's rows after partition 1 was sent back to offset 4, where all that stood was wrong."""
+    from pushrep.startpoints import Startpoint
+    from spark_jobs.checkpoint_apply import CheckpointPlace, MarksPlace, apply
+    from spark_jobs.jobs.options import ApplyOptions
+    from spark_jobs.jobs.pipeline import apply_in
+    from spark_jobs.jobs.reporting import Reporter
+
+    url, checkpoint = f"sqlite:{place / 'orders.db'}", place / "job-checkpoint"
+    options = ApplyOptions(
+        topic=topic,
+        source="kafka",
+        source_options={"kafka.bootstrap.servers": servers},
+        sink=url,
+        sink_table="orders",
+        checkpoint=str(checkpoint),
+        marks="",
+        value_format="string",
+        keep=("topic", "partition", "offset"),
+    )
+
+    def run():
+        with Reporter.open(str(place / "events")) as reporter:
+            apply_in(spark, options, reporter)
+
+    run()
+    with closing(sqlite3.connect(place / "orders.db")) as database:
+        database.execute("UPDATE orders SET value = 'wrong'")
+        database.commit()
+    store.write("orders-job", topic, 1, Startpoint.specific(4, reset_marks=True), "again")
+    where = CheckpointPlace(checkpoint=checkpoint, consumer="orders-job", marks=MarksPlace(url, "orders"))
+    apply(where, store, sleep=lambda _s: None)
+    run()
+    with closing(sqlite3.connect(place / "orders.db")) as database:
+        return database.execute('SELECT "partition", "offset", value FROM orders ORDER BY 1, 2').fetchall()
 
 
 if __name__ == "__main__":

@@ -106,6 +106,13 @@ def test_a_running_stream_goes_back_and_forth_without_a_restart(directory, store
     assert consumed == {(back, 0), (forth, 0), (forth, 1)}
 
 
+def test_a_run_that_ends_by_itself_tells_the_store_where(directory, store):
+    engine = Engine(directory, maxRecordsPerTrigger="30")
+    engine.reader.prepareForTriggerAvailableNow()
+    assert sorted(engine.drain()) == rows(0, 0) + rows(1, 0)
+    assert [one.offset for one in store.checkpoints()] == [COUNT, COUNT]
+
+
 def test_a_batch_that_is_run_again_is_the_same_batch(directory, store):
     engine = Engine(directory)
     engine.drain()

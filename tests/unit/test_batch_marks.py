@@ -14,6 +14,7 @@ from spark_jobs.batch_marks import (
     CorruptBatchMarks,
     LogRange,
     MarksKey,
+    SentBack,
 )
 
 MARKS = BatchMarks(
@@ -55,6 +56,14 @@ def test_ranges_that_were_replaced_are_told_beside_what_releases_before_read():
     assert told.to_bytes()[12:-4] == golden
 
 
+def test_partitions_that_were_sent_back_are_told_in_a_version_that_releases_before_refuse():
+    told = BatchMarks("q", 3, (LogRange("t", 0, 5, 9),), sent_back=(SentBack("t", 0, 2, 60), SentBack("t", 1, 1, 7)))
+    assert BatchMarks.from_bytes(told.to_bytes()) == told
+    assert told.to_bytes()[4:8] == struct.pack(">I", 3)
+    golden = b'{"query":"q","batch":3,"ranges":[["t",0,5,9,0]],"marks":[],"sent_back":[["t",0,2,60],["t",1,1,7]]}'
+    assert told.to_bytes()[12:-4] == golden
+
+
 def test_every_flipped_bit_and_every_cut_is_found():
     data = MARKS.to_bytes()
     for position in range(len(data)):
@@ -77,7 +86,7 @@ def test_another_version_is_refused_by_number():
     body[7] = 9
     with pytest.raises(BatchMarksVersionUnsupported, match="version 9") as refused:
         BatchMarks.from_bytes(_sealed(bytes(body)))
-    assert (refused.value.version, refused.value.supported) == (9, 2)
+    assert (refused.value.version, refused.value.supported) == (9, 3)
 
 
 @pytest.mark.parametrize(

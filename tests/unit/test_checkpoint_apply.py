@@ -22,7 +22,7 @@ from pushrep.cli.startpoint import startpoint as command
 from pushrep.log import SegmentLog
 from pushrep.startpoints import Applied, Consumed, Startpoint, StartpointStore, Written
 from spark_jobs import checkpoint_apply, checkpoint_pair
-from spark_jobs.batch_marks import BatchMarks, MarksKey
+from spark_jobs.batch_marks import BatchMarks, MarksKey, SentBack
 from spark_jobs.checkpoint_apply import CheckpointPlace, MarksPlace, apply
 from spark_jobs.checkpoint_files import QueryRunning
 from spark_jobs.marks import LocalMarks
@@ -135,13 +135,20 @@ def test_files_by_the_time_they_were_changed(cp, words, log_offset):
     assert json.loads(offsets(cp, 3)) == {"logOffset": log_offset}
 
 
-def test_logs_resolve_what_is_wished(cp, tmp_path):
+def make_logs(cp, tmp_path):
+    """Of a source pushrep that has read a log of 50 records, one a millisecond; what it logged."""
     with SegmentLog.open(tmp_path / "out" / "orders-0") as log:
         log.append([b"x"] * 50, timestamps_ms=range(50))
         log_id = str(log.log_id)
     position = {"epoch": 0, "offset": 50, "log": log_id}
     logged = {"version": 1, "topic": "orders", "partitions": {"0": position}, "start": {"0": 0}}
     make(cp, json.dumps(logged))
+    return logged
+
+
+def test_logs_resolve_what_is_wished(cp, tmp_path):
+    logged = make_logs(cp, tmp_path)
+    position = logged["partitions"]["0"]
     assert "--logs" in run(cp, "--to", "@20").output
     assert run(cp, "--to", "@20", "--logs", tmp_path / "out").exit_code == 0
     assert json.loads(offsets(cp, 3)) == logged | {"partitions": {"0": position | {"offset": 20}}, "start": {}}
@@ -294,15 +301,26 @@ def test_the_backup_restores(cp):
     assert offsets(cp, 3) == '{"logOffset":1}'
 
 
-def test_the_backup_moved_back_is_a_checkpoint_that_can_be_moved_again(cp):
+@pytest.mark.parametrize("source", ["kafka", "files", "pushrep", "union"])
+def test_the_backup_moved_back_is_a_checkpoint_that_can_be_moved_again(cp, tmp_path, source):
     """Its notes lie in the checkpoint then, and must not be in the way of the next ones."""
-    make(cp, KAFKA)
-    assert run(cp, "--to", 5).exit_code == 0
-    shutil.rmtree(cp)
-    cp.with_name("cp-before-3").rename(cp)
-    answer = run(cp, "--to", 7)
-    assert answer.exit_code == 0, answer.output
-    assert offsets(cp, 3) == '{"orders":{"0":7,"1":7}}'
+    named, line = [], 0
+    if source == "files":
+        make_files(cp)
+    elif source == "pushrep":
+        make_logs(cp, tmp_path)
+        named = ["--logs", tmp_path / "out"]
+    else:
+        make(cp, KAFKA, KAFKA)
+        named, line = ["--source", int(source == "union")], int(source == "union")
+    moved = []
+    for place in (0, 1, 1):
+        answer = run(cp, "--to", place, *named)
+        assert answer.exit_code == 0, answer.output
+        moved.append(offsets(cp, 3, line))
+        shutil.rmtree(cp)
+        cp.with_name("cp-before-3").rename(cp)
+    assert moved[0] != moved[1] == moved[2]
 
 
 def test_a_refused_request_leaves_nothing_for_the_next_call(cp, monkeypatch):
@@ -396,11 +414,13 @@ def carried_and_reset(cp, store, *named):
     answer = run(cp, "--to", 100, "--partition", 1, *named)
     assert "would drop [100, 175) as seen" in " ".join(answer.output.split()), answer.output
     assert run(cp, "--to", 50, "--partition", 1, "--reset-marks", *named).exit_code == 0
-    kept, reset = store.read(QUERY, 3).marks, store.read(QUERY, 4).marks
-    assert kept[MarksKey("orders")].get(5, 1).offset == 91
-    assert reset[MarksKey("orders")].get(5, 0).offset == 90, "another partition"
-    assert reset[MarksKey("orders")].get(5, 1) is None
-    assert reset[MarksKey("rates")].get(5, 0).offset == 70, "another topic"
+    kept, reset = store.read(QUERY, 3), store.read(QUERY, 4)
+    assert kept.marks == reset.marks == store.read(QUERY, 2).marks, "for whoever replaces rows"
+    assert (kept.sent_back, reset.sent_back) == ((), (SentBack("orders", 1, 1, 100),))
+    store.close()
+    assert run(cp, "--to", 20, "--reset-marks", *named).exit_code == 0
+    sent_back = store.read(QUERY, 5).sent_back
+    assert sent_back == (SentBack("orders", 0, 2, 180), SentBack("orders", 1, 2, 50)), "numbered behind those of before"
     assert store.owner() == QUERY
     notes = Path(f"{cp}-before-4", "startpoints.json").read_text()
     assert store.location in json.loads(notes)["marks"]
@@ -556,10 +576,9 @@ def test_killed_anywhere_the_same_call_finishes_it_once(cp, tmp_path, source, to
         moved = json.loads(offsets(here, 3))
         assert moved == ({"orders": {"0": 1, "1": 175}} if source == "kafka" else {"logOffset": 0}), at
         with LocalMarks(place / "cp-marks") as marks:
-            left = marks.read(QUERY, 2 + count).marks
-        orders = left.get(MarksKey("orders"), HighwaterMarks())
-        assert orders.get(5, 0) is None, f"{at}: the marks began anew"
-        assert (orders.get(5, 1) is not None) == (source == "kafka"), at
+            left = marks.read(QUERY, 2 + count)
+        assert left.sent_back == ((SentBack("orders", 0, 1, 180),) if source == "kafka" else ()), at
+        assert bool(left.marks) == (source == "kafka"), f"{at}: a source without partitions begins without any marks"
         facts = [type(fact) for fact in store.history()]
         assert (facts.count(Applied), facts.count(Consumed)) == (1, 1), at
         at += torture.count(4, 1)

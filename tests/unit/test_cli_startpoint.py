@@ -1,14 +1,10 @@
 """`pushrep startpoint ...` as a user types it: what it says, its JSON, its refusals and exit codes."""
 
 import json
-import sqlite3
 import subprocess
 import sys
-from contextlib import closing
 from datetime import UTC, datetime
 
-import pyarrow as pa
-import pyarrow.dataset as ds
 import pytest
 from click.testing import CliRunner
 
@@ -321,38 +317,3 @@ def test_as_a_process_of_its_own(out):
     assert lines(done.stdout)[-1] == {"sequence": 1, "dry_run": False}
     done = pushrep("cancel", out, "7", "--reason", "typo")
     assert (done.returncode, done.stderr) == (1, "error: there is no startpoint 7: look with list\n")
-
-
-@pytest.mark.parametrize("kind", ["path", "database"])
-def test_a_reset_shows_how_many_rows_of_the_sink_go_and_refuses_one_that_can_not(run, out, store, tmp_path, kind):
-    """A table as the apply job leaves it: offsets 10 to 29 of partition 0 in two batches, 10 to 19 of partition 1."""
-    held = [("orders", p, n, n // 20) for p, end in ((0, 30), (1, 20)) for n in range(10, end)]
-    if kind == "path":
-        names = ["topic", "partition", "offset", "batch_id"]
-        table = pa.Table.from_pylist([dict(zip(names, row, strict=True)) for row in held])
-        batches = ds.partitioning(pa.schema([("batch_id", pa.int64())]), flavor="hive")
-        ds.write_dataset(table, tmp_path / "table", format="parquet", partitioning=batches)
-        sink = ["--sink", tmp_path / "table"]
-    else:
-        with closing(sqlite3.connect(tmp_path / "orders.db")) as database:
-            database.execute('CREATE TABLE orders (topic, "partition", "offset", pushrep_batch)')
-            database.executemany("INSERT INTO orders VALUES (?, ?, ?, ?)", held)
-            database.commit()
-        sink = ["--sink", f"sqlite:{tmp_path / 'orders.db'}", "--table", "orders"]
-    code, said, _ = set_(run, out, "--to", "15", "--reset-marks", "--dry-run", *sink)
-    assert code == 0
-    assert "would be replaced: 15 rows of the sink, orders-0 from offset 15 on" in said
-    assert "would be replaced: 5 rows of the sink, orders-1 from offset 15 on" in said
-    code, said, _ = set_(run, out, "--to", "25", "--reset-marks", "--json", *sink)
-    assert (code, [row.get("rows_replaced") for row in lines(said)]) == (0, [5, 0, None])
-    for wrong, why in (
-        (["--sink", tmp_path / "table", "--format", "json"], "json is neither parquet nor orc"),
-        (["--sink", "orders"], "only Spark can look"),
-        (["--sink", tmp_path / "nowhere"], "can't be read"),
-    ):
-        code, _, said = set_(run, out, "--to", "5", "--reset-marks", *wrong)
-        assert code != 0
-        assert why in said
-        assert "Nothing was written" in said
-    assert len(store.history()) == 1, "what was refused left nothing"
-    assert set_(run, out, "--to", "5", *sink)[0] == 2, "without --reset-marks no row is replaced"

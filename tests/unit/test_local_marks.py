@@ -150,7 +150,7 @@ def test_a_flipped_bit_is_refused_by_name_and_nothing_is_cut(path):
 def test_marks_of_another_version_are_refused_by_name(path):
     with LocalMarks(path) as store:
         body = bytearray(batch(0).to_bytes()[:-4])
-        body[7] = 3
+        body[7] = 4
         import struct
         import zlib
 
@@ -158,7 +158,7 @@ def test_marks_of_another_version_are_refused_by_name(path):
         store._opened().append([data], keys=[marks_module._PART.pack(0, 1)])
     with (
         LocalMarks(path) as store,
-        pytest.raises(MarksStoreDamaged, match="version 3, this release reads up to version 2"),
+        pytest.raises(MarksStoreDamaged, match="version 4, this release reads up to version 3"),
     ):
         store.owner()
 

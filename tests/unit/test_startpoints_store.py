@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -341,6 +342,33 @@ def test_cancelling_an_applied_one_gives_the_checkpoint_back(store):
     assert store.start(store.claim("billing", "orders", 0), LOG).offset == 60
 
 
+def test_one_of_each_partition_is_written_in_one_step(store):
+    wanted = {n: Startpoint.specific(20 + n, reset_marks=True, replace_until=30 + n) for n in (4, 0)}
+    sequences = store.write_each("billing", "orders", wanted, "rates", author="ann")
+    assert list(sequences) == [4, 0]
+    for n, sequence in sequences.items():
+        found = store.read("billing", "orders", n)
+        assert (found.sequence, found.written.startpoint) == (sequence, wanted[n])
+        assert (found.written.author, found.written.reason) == ("ann", "rates")
+    assert sequences[4] < sequences[0]
+    assert len({fact.created_ms for fact in store.history()}) == 1
+    with pytest.raises(BadArgument, match="partition"):
+        store.write_each("billing", "orders", {7: Startpoint.earliest(), -1: Startpoint.earliest()}, "rates")
+    assert store.read("billing", "orders", 7) is None, "all or none"
+
+
+def test_what_was_applied_keeps_where_the_reader_stood(store):
+    claim = store.claim("billing", "orders", 0)
+    first = store.write("billing", "orders", 0, Startpoint.specific(20), "go")
+    assert store.apply(claim, LOG).position is None, "nobody knew"
+    store.commit(claim, 60, sequence=first)
+    store.write("billing", "orders", 0, Startpoint.specific(30), "go")
+    assert store.apply(claim, LOG).position == 60
+    store.write("billing", "orders", 0, Startpoint.specific(40), "go")
+    assert store.apply(claim, LOG, position=70).position == 70
+    assert [fact.position for fact in store.history() if isinstance(fact, Applied)] == [None, 60, 70]
+
+
 def test_fan_out_gives_each_task_its_own(store):
     wide = store.write("billing", "orders", None, Startpoint.specific(20), "go")
     own = store.write("billing", "orders", 0, Startpoint.specific(30), "only here", task="b")
@@ -359,6 +387,21 @@ def test_fan_out_gives_each_task_its_own(store):
     assert store.read("billing", "orders", 1, task="a").state is State.PENDING
     with pytest.raises(BadArgument, match="task"):
         store.fan_out("billing", "orders", {"": [0]})
+
+
+@pytest.mark.parametrize(
+    ("startpoint", "until"),
+    [
+        (Startpoint.specific(20), 30),
+        (Startpoint.timestamp(20, reset_marks=True), 30),
+        (Startpoint.specific(20, reset_marks=True), 20),
+        (Startpoint.specific(20, reset_marks=True), True),
+        (Startpoint.specific(20, reset_marks=True), 1 << 63),
+    ],
+)
+def test_where_rows_stay_from_is_behind_an_offset_that_resets_marks(startpoint, until):
+    with pytest.raises(BadArgument, match="replace_until"):
+        replace(startpoint, replace_until=until)
 
 
 def test_fan_out_is_one_transaction(real):

@@ -10,8 +10,16 @@ from typing import Any
 import click
 
 from pushrep.cli.common import count, show_json, show_table
-from pushrep.cli.startpoint.options import brokers, checkpoint_tool, store_or, with_author, with_json, with_place
-from pushrep.cli.startpoint.words import parse_place, say_place
+from pushrep.cli.startpoint.options import (
+    brokers,
+    checkpoint_tool,
+    parse_option,
+    store_or,
+    with_author,
+    with_json,
+    with_place,
+)
+from pushrep.cli.startpoint.words import say_place
 from pushrep.env import SYSTEM_CLOCK
 from pushrep.startpoints import Startpoint
 from pushrep.startpoints.places import KAFKA, kind_of
@@ -78,7 +86,7 @@ def apply_checkpoint(  # noqa: PLR0913, PLR0917 - one parameter an option
         raise click.UsageError(f"{checkpoint} is on another file system: this knows local directories only")
     if not stopped and not dry_run:
         raise click.UsageError("stop the query, then say --stopped; --dry-run shows what would be done")
-    wish = _wish(words, out_of_range, reset_marks=reset_marks)
+    wish = None if words is None else parse_option("--to", words, out_of_range=out_of_range, reset_marks=reset_marks)
     tool = checkpoint_tool("apply-checkpoint")
     try:
         place = _place(tool, checkpoint, consumer, marks, table, source=source, topic=topic, logs=logs)
@@ -140,15 +148,6 @@ def _place(
         marks=None if known is None else tool.MarksPlace(known, table, reached),
         **of_source,
     )
-
-
-def _wish(words: str | None, out_of_range: str, *, reset_marks: bool) -> Startpoint | None:
-    if words is None:
-        return None
-    try:
-        return parse_place(words, out_of_range=out_of_range, reset_marks=reset_marks)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--to") from error
 
 
 def _print_moves(place: Any, wish: Startpoint | None, moves: Sequence[Any], *, as_json: bool) -> None:

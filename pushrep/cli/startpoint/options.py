@@ -8,12 +8,13 @@ from typing import Any, TypeVar
 
 import click
 
-from pushrep.cli.common import why_missing
+from pushrep.cli.common import parse_duration_s, why_missing
 from pushrep.cli.startpoint.preview import partitions_of
+from pushrep.cli.startpoint.words import parse_place
 from pushrep.kafka.destination import read_properties
 from pushrep.log.errors import InvalidLogName
 from pushrep.log.slots import parse_shown_name
-from pushrep.startpoints import STORE_NAME, StartpointStore, places, store_at
+from pushrep.startpoints import STORE_NAME, Startpoint, StartpointStore, places, store_at
 from pushrep.startpoints.places import KAFKA, kind_of
 
 GROUP = "pushrep.checkpoints"
@@ -123,6 +124,24 @@ def topic_and_partition(directory: Path, text: str) -> tuple[str, int | None]:
         return parse_shown_name(text)
     except InvalidLogName:
         return text, None
+
+
+def parse_option(option: str, text: str, *, out_of_range: str = "error", reset_marks: bool = False) -> Startpoint:
+    """As `parse_place`, of this option of the command. Raises click.BadParameter."""
+    try:
+        return parse_place(text, out_of_range=out_of_range, reset_marks=reset_marks)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint=option) from error
+
+
+def parse_ttl_s(text: str) -> int | None:
+    """The option --ttl; None for never. Raises click.BadParameter."""
+    if text == "never":
+        return None
+    try:
+        return parse_duration_s(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}, or never", param_hint="--ttl") from error
 
 
 def _is_terminal() -> bool:

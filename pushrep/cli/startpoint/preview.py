@@ -21,7 +21,6 @@ class Row(NamedTuple):
     offset: int | None
     why: str | None
     reset_marks: bool
-    rows_replaced: int | None = None
 
     @property
     def read_again(self) -> int:

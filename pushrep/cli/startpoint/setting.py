@@ -6,9 +6,10 @@ from pathlib import Path
 import click
 
 from filtering.errors import shown_partition
-from pushrep.cli.common import count, parse_duration_s, show_json, show_table
+from pushrep.cli.common import count, show_json, show_table
 from pushrep.cli.startpoint.options import (
-    checkpoint_tool,
+    parse_option,
+    parse_ttl_s,
     store_of,
     topic_and_partition,
     with_author,
@@ -17,7 +18,7 @@ from pushrep.cli.startpoint.options import (
     written_store_of,
 )
 from pushrep.cli.startpoint.preview import Row, preview
-from pushrep.cli.startpoint.words import parse_place, say_place
+from pushrep.cli.startpoint.words import say_place
 from pushrep.env import SYSTEM_CLOCK
 from pushrep.errors import PushrepError
 from pushrep.log.slots import shown_name
@@ -43,9 +44,6 @@ class WouldFail(PushrepError):
     help="What to do where WHERE does not fit the log when it is applied. error: the partition does not start.",
 )
 @click.option("--reset-marks", is_flag=True, help="The replay filter behind the consumer forgets what it has seen.")
-@click.option("--sink", metavar="WHERE", help="Of --reset-marks: the apply job's; show how many of its rows go.")
-@click.option("--table", help="Of --sink DATABASE: the table of the rows.")
-@click.option("--format", "sink_format", default="parquet", show_default=True, help="Of --sink PATH.")
 @click.option(
     "--ttl", default="12h", show_default=True, help="Expires if not applied by then: 90s, 30m, 12h, 2d, never."
 )
@@ -56,7 +54,7 @@ class WouldFail(PushrepError):
 def set_(  # noqa: PLR0913, PLR0917 - one parameter an option
     directory: Path, store: str | None, topic: str, consumer: str | None, every_consumer: bool, task: str | None,  # noqa: FBT001
     place: str, out_of_range: str, reset_marks: bool, ttl: str, unchecked: bool, dry_run: bool, reason: str,  # noqa: FBT001
-    author: str | None, as_json: bool, sink: str | None, table: str | None, sink_format: str,  # noqa: FBT001
+    author: str | None, as_json: bool,  # noqa: FBT001
 ) -> None:  # fmt: skip
     """Say where TOPIC (partition N) starts next for a consumer. The newest wins; a running one takes it at once.
 
@@ -74,17 +72,13 @@ def set_(  # noqa: PLR0913, PLR0917 - one parameter an option
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     if (consumer is None) == (not every_consumer):
         raise click.UsageError("give --consumer NAME or --every-consumer")
-    if sink is not None and not reset_marks:
-        raise click.UsageError("--sink is for --reset-marks: without it no row is replaced")
-    startpoint = _place(place, out_of_range, reset_marks=reset_marks)
-    ttl_s = _ttl_s(ttl)
+    startpoint = parse_option("--to", place, out_of_range=out_of_range, reset_marks=reset_marks)
+    ttl_s = parse_ttl_s(ttl)
     opened = store_of(directory, store)
     target = Target(consumer, *topic_and_partition(directory, topic), task)
     rows = preview(directory, opened, target, startpoint, now_ms=SYSTEM_CLOCK.wall_ms())
     if not unchecked:
         check_fits(directory, target, rows, tell=dry_run)
-    if sink is not None:
-        rows = _with_sink(rows, target.topic, sink, table, sink_format)
     # Before the write: whoever reads on and sees what would be dropped can still say no.
     if as_json:
         for row in rows:
@@ -132,37 +126,6 @@ def cancel(  # noqa: PLR0913, PLR0917 - one parameter an option
         click.echo(f"cancelled: {', '.join(map(str, cancelled)) or 'none'}")
 
 
-def _place(text: str, out_of_range: str, *, reset_marks: bool) -> Startpoint:
-    try:
-        return parse_place(text, out_of_range=out_of_range, reset_marks=reset_marks)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--to") from error
-
-
-def _ttl_s(text: str) -> int | None:
-    if text == "never":
-        return None
-    try:
-        return parse_duration_s(text)
-    except ValueError as error:
-        raise click.BadParameter(f"{error}, or never", param_hint="--ttl") from error
-
-
-def _with_sink(rows: Sequence[Row], topic: str, *sink: str | None) -> list[Row]:
-    """The rows with what the sink holds from there on: one that could not be replaced is refused before the write."""
-    tool = checkpoint_tool("startpoint set --sink")
-    looked = tool.Sink(*sink)
-    try:
-        return [
-            row
-            if row.offset is None
-            else row._replace(rows_replaced=looked.rows_from(topic, row.partition, row.offset))
-            for row in rows
-        ]
-    except tool.SparkJobError as error:
-        raise click.ClickException(f"{error}. Nothing was written") from error
-
-
 def check_fits(directory: Path, target: Target, rows: Sequence[Row], *, tell: bool = False) -> None:
     """Raise WouldFail for what is known to fail; a dry run shows that instead."""
     if not rows:
@@ -193,9 +156,6 @@ def _print_preview(target: Target, startpoint: Startpoint, rows: Sequence[Row]) 
         ],
     )
     for row in rows:
-        if row.rows_replaced is not None:
-            where = f"{shown_name(target.topic, row.partition)} from offset {count(row.offset or 0)} on"
-            click.echo(f"would be replaced: {count(row.rows_replaced)} rows of the sink, {where}")
         if row.why is not None:
             click.echo(f"{shown_name(target.topic, row.partition)}: {row.why}")
     if not rows and not startpoint.reset_marks:

@@ -40,10 +40,10 @@ def parse_place(text: str, *, out_of_range: str = "error", reset_marks: bool = F
 
 def say_place(startpoint: Startpoint) -> str:
     """A startpoint as people read it."""
-    value = startpoint.value
+    value, until = startpoint.value, startpoint.replace_until
     match startpoint.kind:
         case Kind.SPECIFIC_OFFSET:
-            return f"offset {value}"
+            return f"offset {value}" if until is None else f"offset {value}, rows below {until} are replaced"
         case Kind.TIMESTAMP:
             return say_time(value or 0)
         case Kind.RELATIVE_RECORDS:

@@ -2,22 +2,33 @@
 
 import io
 import json
+import signal
 import sqlite3
+import sys
+import threading
 from contextlib import closing
+from pathlib import Path
 
 import fastavro
 import pytest
 
 from filtering import StreamMetadata
 from pushrep import Outbox
+from pushrep.cli import main as cli_main
+from pushrep.log import SegmentLog
 from pushrep.startpoints import Startpoint, StartpointStore
 from spark_jobs.errors import CantReplace, MarksOfAnotherQuery, SparkJobError
 from spark_jobs.jobs.options import ApplyOptions, BadJobOption
 from spark_jobs.jobs.pipeline import apply_in
 from spark_jobs.jobs.reporting import Reporter, one_line
 from spark_jobs.sinks.owners import TableOfAnotherQuery
+from tests.spark.replay.repair_program import STEPS
+from tests.spark_programs import QUIET, SparkPrograms, kill_session, said
 
 pytestmark = pytest.mark.spark
+
+PROGRAM = Path(__file__).with_name("repair_program.py")
+FAST = "--conf spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 --conf spark.sql.codegen.factoryMode=NO_CODEGEN"
 
 SCHEMA = {
     "type": "record",
@@ -61,6 +72,7 @@ def run(spark, tmp_path):
             "marks": str(tmp_path / "marks"),
             "max_records_per_trigger": 40,
         } | options
+        apply.given = given
         events = tmp_path / "events.jsonl"
         events.unlink(missing_ok=True)
         with Reporter.open(str(events)) as reporter:
@@ -295,6 +307,197 @@ def test_what_a_startpoint_gives_again_replaces_its_rows(spark, run, outbox, tmp
     send_back(tmp_path, 96, partition=1)  # 45 to 59 lie at 95 to 109
     run(**options)
     assert [row[:2] for row in rows()] == [(partition, n) for partition in range(2) for n in range(60)]
+
+
+class Table:
+    """The job's table of one kind: its options, its rows, the command that repairs it."""
+
+    def __init__(self, spark, place, kind):
+        self.spark, self.place, self.kind = spark, place, kind
+        database = {"sink": f"sqlite:{place / 'orders.db'}", "sink_table": "orders", "marks": ""}
+        self.options = REREAD | {"keep": ("topic", "partition", "offset")} | (database if kind == "database" else {})
+
+    def rows(self):
+        """(partition, offset) -> (value, batch). Each stands once."""
+        if self.kind == "database":
+            with closing(sqlite3.connect(self.place / "orders.db")) as database:
+                found = database.execute('SELECT "partition", "offset", value, pushrep_batch FROM orders').fetchall()
+        else:
+            names = ["partition", "offset", "value", "batch_id"]
+            found = [tuple(r) for r in self.spark.read.parquet(str(self.place / "table")).select(names).collect()]
+        assert len({row[:2] for row in found}) == len(found)
+        return {row[:2]: row[2:] for row in found}
+
+    def repair(self, *words):
+        sink = ["--sink", self.place / "table"]
+        if self.kind == "database":
+            sink = ["--sink", self.options["sink"], "--table", "orders"]
+        command = [
+            "startpoint",
+            "repair",
+            self.place / "outbox",
+            "orders",
+            "--consumer",
+            "billing",
+            "--reason",
+            "rates",
+        ]
+        assert cli_main.run([*map(str, command), *map(str, (*words, *sink))]) == 0
+
+    def move(self, *words):
+        """Send the job back in its checkpoint."""
+        marks = [self.options["sink"], "--table", "orders"] if self.kind == "database" else [self.place / "marks"]
+        command = ["startpoint", "apply-checkpoint", self.place / "checkpoint-a", "--logs", self.place / "outbox"]
+        command += ["--reset-marks", "--stopped", "--watch-s", 0, "--reason", "rates", "--marks", *marks]
+        assert cli_main.run([*map(str, command), *words]) == 0
+
+    def answer(self):
+        """What SQL says of the log: of each record where it came first. (partition, offset) -> value."""
+        with closing(sqlite3.connect(":memory:")) as judge:
+            judge.execute('CREATE TABLE log ("partition", "offset", source, value)')
+            for n in range(2):
+                with SegmentLog.open_reader(self.place / "outbox" / f"orders-{n}") as log:
+                    records = [
+                        (n, one.offset, StreamMetadata.unpack(one.key).offset, one.value.decode())
+                        for one in log.records(0)
+                    ]
+                judge.executemany("INSERT INTO log VALUES (?, ?, ?, ?)", records)
+            found = judge.execute(
+                'SELECT "partition", min("offset"), value FROM log GROUP BY "partition", source'
+            ).fetchall()
+        return {row[:2]: row[2] for row in found}
+
+
+def values(rows):
+    return {place: value for place, (value, _) in rows.items()}
+
+
+@pytest.fixture(params=["path", "database"])
+def table(request, spark, tmp_path):
+    return Table(spark, tmp_path, request.param)
+
+
+def test_a_repair_replaces_exactly_the_rows_from_where_to_where_it_says(run, outbox, table, tmp_path):
+    """By the command; rows behind its --to stay, what comes later is new, and the store says where the run ended."""
+    append_with_replays(outbox)
+    run(**table.options)
+    first = table.rows()
+    assert values(first) == table.answer()
+    last_batch = max(batch for _, batch in first.values())
+    table.repair("--from", "25", "--to", "55")
+    outbox([b"%d" % n for n in range(45, 60)], 45)  # at 95 to 109, of which 45 to 49 are replays
+    with Looks(table) as looks:
+        run(**table.options | {"max_records_per_trigger": 44})
+    assert looks.found in ({len(first)}, set()), "a reader saw half of it"
+    second = table.rows()
+    assert values(second) == table.answer()
+    again = {place for place, (_, batch) in second.items() if batch > last_batch and place[1] < 95}
+    assert again == {(partition, n) for partition, n in first if 25 <= n < 55}
+    with StartpointStore.open(tmp_path / "outbox" / "startpoints") as store:
+        assert [one.offset for one in store.checkpoints()] == [110, 110], "a run that ends by itself says where"
+    table.repair("--from", "100")
+    run(**table.options)
+    third = table.rows()
+    assert values(third) == values(second)
+    assert {place for place in third if third[place] != second[place]} == {place for place in third if place[1] >= 100}
+
+
+class Looks:
+    """Somebody who looks at a database all the while: how many rows there were below offset 95, each time."""
+
+    def __init__(self, table):
+        self.found, self._ended, self._table = set(), threading.Event(), table
+        self._thread = threading.Thread(target=self._look)
+
+    def _look(self):
+        while self._table.kind == "database" and not self._ended.wait(0.001):
+            with closing(sqlite3.connect(self._table.place / "orders.db", timeout=60)) as database:
+                self.found.add(database.execute('SELECT count(*) FROM orders WHERE "offset" < 95').fetchone()[0])
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._ended.set()
+        self._thread.join()
+
+
+@pytest.mark.timeout(900)
+def test_a_repair_is_gone_on_with_from_wherever_the_job_was_killed(run, outbox, table, tmp_path, torture):
+    """kill -9 at each step of replacing rows (one of them in the short form), then the job again."""
+    append_with_replays(outbox)
+    run(**table.options)
+    options = {name: value for name, value in run.given.items() if name != "max_records_per_trigger"}
+    chance = torture.random(table.kind)
+    steps = list(STEPS[table.kind])
+    for step in steps if torture.is_long else [chance.choice(steps)]:
+        before = table.rows()
+        last_batch = max(batch for _, batch in before.values())
+        start, end = chance.randrange(30), chance.randrange(40, 95)
+        table.repair("--from", start, "--to", end)
+        with SparkPrograms(tmp_path, f"--master local[1] --driver-memory 1g {QUIET} {FAST}") as programs:
+            killed = programs.start([sys.executable, PROGRAM, json.dumps(options), step])
+            killed.communicate(timeout=240)
+            assert killed.returncode == -signal.SIGKILL, f"{step}: {said(killed)}"
+            kill_session(killed)
+        if table.kind == "database":
+            assert values(table.rows()) == table.answer(), f"{step}: a reader saw half of it"
+        run(**table.options)
+        after = table.rows()
+        assert values(after) == table.answer(), f"{step} [{start}, {end}), seed {torture.seed}"
+        again = {place for place, (_, batch) in after.items() if batch > last_batch}
+        assert again == {place for place in before if start <= place[1] < end}, f"{step}, seed {torture.seed}"
+
+
+def test_a_job_that_is_moved_in_its_checkpoint_replaces_rows_too(run, outbox, table, tmp_path):
+    """It follows no startpoints, as a job of source kafka: `apply-checkpoint --reset-marks`, twice."""
+    options = {name: value for name, value in table.options.items() if name != "consumer"}
+    append_with_replays(outbox)
+    run(**options)
+    first = table.rows()
+    table.move("--to", "70", "--partition", "1")
+    run(**options)
+    second = table.rows()
+    assert values(second) == table.answer()
+    assert {place for place in first if second[place] != first[place]} == {p for p in first if p[0] == 1 and p[1] >= 70}
+    table.move("--to", "25")
+    outbox([b"%d" % n for n in range(45, 60)], 45)
+    run(**options | {"max_records_per_trigger": 44})
+    third = table.rows()
+    assert values(third) == table.answer()
+    assert {place for place in first if third[place] != second[place]} == {place for place in first if place[1] >= 25}
+
+
+def test_one_that_replaces_nothing_begins_without_marks(spark, run, outbox, tmp_path):
+    table = Table(spark, tmp_path, "database")
+    options = {name: value for name, value in table.options.items() if name != "consumer"}
+    outbox([b"%d" % n for n in range(30)])
+    run(**options)
+    table.move("--to", "20")
+    run(**options | {"append_only": True})
+    with closing(sqlite3.connect(tmp_path / "orders.db")) as database:
+        assert database.execute("SELECT count(*), count(DISTINCT value) FROM orders").fetchone() == (80, 30)
+
+
+def test_a_startpoint_without_a_reset_behind_one_with_takes_no_row_away(run, outbox, tmp_path):
+    """What it gives again is dropped, so what stands there stays."""
+    place = tmp_path / "orders.db"
+    options = REREAD | {
+        "sink": f"sqlite:{place}",
+        "sink_table": "orders",
+        "marks": "",
+        "keep": ("topic", "partition", "offset"),
+    }
+    outbox([b"%d" % n for n in range(30)])
+    run(**options)
+    send_back(tmp_path, 20)
+    run(**options)
+    with StartpointStore.open(tmp_path / "outbox" / "startpoints") as store:
+        store.write("billing", "orders", None, Startpoint.specific(10), "a look")
+    run(**options)
+    with closing(sqlite3.connect(place)) as database:
+        assert database.execute("SELECT count(*), count(DISTINCT value) FROM orders").fetchone() == (60, 30)
 
 
 def test_rows_that_were_removed_by_hand_are_not_taken_for_replays(run, outbox, tmp_path):

@@ -1,0 +1,293 @@
+"""`pushrep startpoint repair`: records are read again from a place on, and their rows take the place of the wrong ones.
+
+    look    the sink's rows from there on, by (topic, partition, offset); the logs; where the consumer stands
+    show    which rows go, how many records are read again, where the filter's marks go back to
+    write   a startpoint for each partition that was shown, all of them in one step; nothing else moves
+
+The apply job that follows the consumer's startpoints carries it out: spark_jobs/replacing.py.
+"""
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+from filtering.errors import shown_partition
+from pushrep.cli.common import count, show_json, show_table
+from pushrep.cli.record_rows import carrier_of, metadata_of
+from pushrep.cli.startpoint.options import (
+    checkpoint_tool,
+    parse_option,
+    parse_ttl_s,
+    store_of,
+    topic_and_partition,
+    with_author,
+    with_json,
+    with_store,
+)
+from pushrep.cli.startpoint.preview import partitions_of
+from pushrep.cli.startpoint.words import say_place
+from pushrep.env import SYSTEM_CLOCK
+from pushrep.errors import PushrepError
+from pushrep.log import LogReader, SegmentLog
+from pushrep.log.slots import log_at, shown_name
+from pushrep.startpoints import (
+    EventLog,
+    Kind,
+    Reader,
+    Startpoint,
+    StartpointStore,
+    State,
+    Unresolved,
+    facts_of,
+    resolve,
+)
+
+_PAIRS_SHOWN = 10
+_FORWARD = {Kind.LATEST, Kind.BOOTSTRAP}
+_BY_TIME = {Kind.TIMESTAMP, Kind.RELATIVE_MS}
+
+
+class CantRepair(PushrepError):
+    """The rows can't be put right from there on now, and why. Nothing was written."""
+
+    def __init__(self, where: str, why: str) -> None:
+        super().__init__(f"{where}: {why}. Nothing was written")
+
+
+class LoweredMark(NamedTuple):
+    """A pair of which the sink has rows that are read again, and its mark before the first of them; -1: none."""
+
+    pid: int
+    partition: int
+    mark: int
+
+
+class Part(NamedTuple):
+    """What a repair does in one partition: rows at log offsets [start, end) go, [start, stood_at) is read again.
+
+    `end` None: all rows from there on. `rows`, `marks`: None where the sink was not looked at.
+    """
+
+    partition: int
+    log_start: int
+    log_end: int
+    stood_at: int
+    start: int
+    end: int | None
+    rows: int | None
+    marks: Sequence[LoweredMark] | None
+
+    @property
+    def read_again(self) -> int:
+        return min(self.stood_at, self.log_end) - self.start
+
+    def startpoint(self) -> Startpoint:
+        return Startpoint.specific(self.start, reset_marks=True, replace_until=self.end)
+
+    def as_dict(self) -> dict[str, Any]:
+        marks = None if self.marks is None else [one._asdict() for one in self.marks]
+        return {**self._asdict(), "marks": marks, "read_again": self.read_again}
+
+
+@click.command()
+@with_store
+@click.argument("topic", metavar="TOPIC[-N]")
+@click.option("--consumer", required=True, help="The apply job's --consumer.")
+@click.option("--from", "from_", required=True, metavar="WHERE", help="The first record that is read again.")
+@click.option("--to", metavar="WHERE", help="Rows of records from there on stay as they are.  [default: none stay]")
+@click.option("--sink", metavar="WHERE", help="The apply job's.")
+@click.option("--table", help="Of --sink DATABASE: the table of the rows.")
+@click.option("--format", "sink_format", default="parquet", show_default=True, help="Of --sink PATH.")
+@click.option("--append-only", is_flag=True, help="The job has it, too: new rows come beside the old ones.")
+@click.option(
+    "--ttl", default="12h", show_default=True, help="Expires if not taken up by then: 90s, 30m, 12h, 2d, never."
+)
+@click.option("--dry-run", is_flag=True, is_eager=True, help="Show what it would do; write nothing.")
+@with_author
+@with_json
+def repair(  # noqa: PLR0913, PLR0917 - one parameter an option
+    directory: Path, store: str | None, topic: str, consumer: str, from_: str, to: str | None, sink: str | None,
+    table: str | None, sink_format: str, append_only: bool, ttl: str, dry_run: bool, reason: str, author: str | None,  # noqa: FBT001
+    as_json: bool,  # noqa: FBT001
+) -> None:  # fmt: skip
+    """Run the apply job again from a place on and leave its table right: what comes again replaces exactly its rows.
+
+    \b
+      pushrep startpoint repair out orders --consumer billing --from 2013-07-04T14:00 --sink ./orders-table --dry-run
+      pushrep startpoint repair out orders --consumer billing --from 2013-07-04T14:00 --to 2013-07-04T15:00 \\
+          --sink postgresql://HOST/shop --table orders --reason "wrong rates for an hour"
+
+    WHERE as for `set`. The job takes it up while it runs, or when it starts. Rows that can't be replaced are refused
+    before anything is written.
+    """  # noqa: D301 - \b is click's word for: keep these lines as they are
+    if (sink is None) != append_only:
+        raise click.UsageError("give --sink WHERE, or --append-only for a job that writes beside the old rows")
+    if append_only and to is not None:
+        raise click.UsageError("--to is for rows that are replaced; with --append-only all that is read comes again")
+    start, end, ttl_s = _place("--from", from_), None if to is None else _place("--to", to), parse_ttl_s(ttl)
+    opened = store_of(directory, store)
+    name, only = topic_and_partition(directory, topic)
+    looked = None if sink is None else checkpoint_tool("startpoint repair").Sink(sink, table, sink_format)
+    look = _Look(directory, opened, opened.event_log(), consumer, name, start, end, looked, SYSTEM_CLOCK.wall_ms())
+    known = [partition for partition in partitions_of(directory, name) if only in (None, partition)]
+    parts = [part for part in map(look.part, known) if part is not None]
+    if not parts:
+        why = f"{consumer} has nothing behind it from there on" if known else f"{directory} holds no log of it"
+        raise CantRepair(topic, why)
+    if sink is not None and not any(part.rows for part in parts):
+        raise CantRepair(topic, "the sink has no row that would be replaced: is it the job's?")
+    _show(f"{consumer} at {name}: {look.words()}", name, parts, as_json=as_json)
+    sequences = None
+    if not dry_run:
+        wanted = {part.partition: part.startpoint() for part in parts}
+        sequences = opened.write_each(consumer, name, wanted, reason, author=author, ttl_s=ttl_s)
+    if as_json:
+        show_json({"sequences": sequences, "dry_run": dry_run})
+    elif sequences is None:
+        click.echo("dry run: nothing was written")
+    else:
+        click.echo(f"written: {', '.join(f'startpoint {n}' for n in sequences.values())}; {consumer} takes them up")
+
+
+def _place(option: str, text: str) -> Startpoint:
+    place = parse_option(option, text)
+    if place.kind in _FORWARD:
+        raise click.BadParameter(f"{say_place(place)} is no place behind which rows stand", param_hint=option)
+    return place
+
+
+class _Look(NamedTuple):
+    """All that the parts are told by."""
+
+    directory: Path
+    store: StartpointStore
+    event_log: EventLog
+    consumer: str
+    topic: str
+    start: Startpoint
+    end: Startpoint | None
+    sink: Any
+    now_ms: int
+
+    def words(self) -> str:
+        return f"from {say_place(self.start)}" + ("" if self.end is None else f" to {say_place(self.end)}")
+
+    def part(self, partition: int) -> Part | None:
+        """None where nothing is to be done. Raises CantRepair."""
+        reader, where = Reader(self.consumer, self.topic, partition), shown_name(self.topic, partition)
+        checkpoint = self.store.checkpoint(reader).offset
+        with ExitStack() as resources:
+            log = resources.enter_context(SegmentLog.open_reader(log_at(self.directory, self.topic, partition)))
+            facts = facts_of(log)
+            start = resolve(self.start, facts, created_ms=self.now_ms, position=checkpoint)
+            if isinstance(start, Unresolved):
+                if self.start.kind in _BY_TIME:  # all its records are older
+                    return None
+                raise CantRepair(where, start.why)
+            end = None
+            if self.end is not None:
+                found = resolve(self.end, facts, created_ms=self.now_ms, position=checkpoint)
+                end = facts.end if isinstance(found, Unresolved) else found.offset
+                if end <= start.offset:
+                    return None
+            held = self._held(partition, start.offset)
+            stood_at = max(checkpoint or 0, held[-1] + 1 if held else 0)
+            if stood_at <= start.offset:
+                return None
+            self._refuse_others(reader, checkpoint or 0, start.offset, end)
+            return Part(
+                partition=partition,
+                log_start=facts.start,
+                log_end=facts.end,
+                stood_at=stood_at,
+                start=start.offset,
+                end=end,
+                rows=None if self.sink is None else bisect_left(held, end) if end is not None else len(held),
+                marks=None if self.sink is None else self._marks(log, held),
+            )
+
+    def _held(self, partition: int, start: int) -> "array[int]":
+        """The offsets of the sink's rows from there on, ascending."""
+        if self.sink is None:
+            return array("q")
+        try:
+            found: array[int] = self.sink.held(self.topic, partition, start)
+        except self.sink.refusals as error:
+            raise CantRepair(shown_name(self.topic, partition), str(error)) from error
+        return found
+
+    def _refuse_others(self, reader: Reader, checkpoint: int, start: int, end: int | None) -> None:
+        """A repair that is not through yet must not be passed by: its rows would stay wrong."""
+        where = shown_name(reader.topic, reader.partition)
+        waiting = self.store.read(reader.consumer, reader.topic, reader.partition)
+        if waiting is not None and waiting.state is not State.FAILED:
+            raise CantRepair(
+                where, f"startpoint {waiting.sequence} is {waiting.state}: let the job take it up, or cancel it first"
+            )
+        for written in reversed(list(self.event_log.all_written())):
+            found = self.event_log.reader_state(written.sequence, reader)
+            if found is None or found.applied is None or not written.startpoint.reset_marks:
+                continue
+            through = found.applied.end if found.applied.position is None else found.applied.position
+            if checkpoint < through and (start > checkpoint or end is not None):
+                why = f"{reader.consumer} reads again up to {through} for startpoint {written.sequence}, and stood at "
+                why += (
+                    f"{checkpoint} when it said so last, as it does each minute: wait, or go back to there or further"
+                )
+                raise CantRepair(where, why + (", without --to" if end is not None else ""))
+            return
+
+    def _marks(self, log: LogReader, held: Sequence[int]) -> list[LoweredMark]:
+        """Of each pair, what lay below its lowest row among these; the marks of other pairs stay."""
+        carrier = carrier_of(self.directory, self.topic)
+        lowest: dict[tuple[int, int], int] = {}
+        waiting = iter(held)
+        wanted = next(waiting, None)
+        for record in () if wanted is None else log.records(wanted, min(held[-1] + 1, log.log_end_offset)):
+            while wanted is not None and wanted < record.offset:
+                wanted = next(waiting, None)
+            if record.offset == wanted and (metadata := metadata_of(record, carrier)) is not None:
+                pair = metadata.pid, metadata.partition
+                lowest[pair] = min(metadata.offset, lowest.get(pair, metadata.offset))
+        return [LoweredMark(*pair, offset - 1) for pair, offset in sorted(lowest.items())]
+
+
+def _show(title: str, topic: str, parts: Sequence[Part], *, as_json: bool) -> None:
+    if as_json:
+        for part in parts:
+            show_json(part.as_dict())
+        return
+    columns = ("partition", "log holds", "stands at", "rows replaced at", "rows", "read again")
+    show_table(
+        title,
+        columns,
+        [
+            (
+                shown_partition(part.partition),
+                f"[{count(part.log_start)}, {count(part.log_end)})",
+                count(part.stood_at),
+                "none" if part.rows is None else f"[{count(part.start)}, {count(part.end or part.stood_at)})",
+                count(part.rows),
+                count(part.read_again),
+            )
+            for part in parts
+        ],
+    )
+    lines = list(_mark_lines(topic, parts))
+    for line in lines[:_PAIRS_SHOWN]:
+        click.echo(line)
+    if len(lines) > _PAIRS_SHOWN:
+        click.echo(f"and {count(len(lines) - _PAIRS_SHOWN)} more marks: --json shows all")
+
+
+def _mark_lines(topic: str, parts: Sequence[Part]) -> Iterator[str]:
+    for part in parts:
+        for pid, partition, mark in part.marks or ():
+            to = f"goes back to {count(mark)}" if mark >= 0 else "goes"
+            where = shown_name(topic, part.partition)
+            yield f"{where}: the mark of producer {pid}, source partition {partition} {to}"
