@@ -26,14 +26,15 @@ history: whoever stores a grant of a higher one sets its logs aside first, and b
 
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from dataclasses import InitVar, dataclass, field, replace
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from pushrep.election.epochs import NO_EPOCH
 from pushrep.election.errors import BadGrant
 from pushrep.records.leader_epochs import EPOCH_MAX
 from pushrep.wire.error_codes import ErrorCode
+from pushrep.wire.values import Count, Counter, Epoch, EpochOrNone, MemberIndex, Struct, TimeMs
 
 BALLOT_STRIDE = 256
 """Member i takes only numbers that are i modulo this: no two members ever take the same."""
@@ -48,14 +49,14 @@ GENERATION_TAG_BITS = 32
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Member:
+class Member(Struct):
     """A member of an outbox: an index that is never used again, and where it listens (empty: it does not).
 
     directory_id: of the directory that counts as this member; None where the grant names none. identity: in its node's
-    certificate, which may lead the outbox, too; empty where the grant names none.
+    certificate, which may lead the outbox, too; empty where the grant names none. Both: from version 2 of the wire on.
     """
 
-    index: int
+    index: Count
     address: str = ""
     directory_id: UUID | None = None
     identity: str = ""
@@ -95,15 +96,16 @@ class Quorum:
         return max(self.to_lead, len(self.members) // 2 + 1)
 
 
-class Hold(NamedTuple):
+@dataclass(frozen=True, slots=True, order=True)
+class Hold(Struct):
     """An operator's word that no standby takes over by itself before `until_ms`. epoch: of the grant that said it.
 
     Wall clock, ms since 1970. One that was ended has `until_ms` = `since_ms`.
     """
 
-    epoch: int
-    since_ms: int
-    until_ms: int
+    epoch: EpochOrNone
+    since_ms: TimeMs
+    until_ms: TimeMs
     reason: str
 
     @property
@@ -112,59 +114,82 @@ class Hold(NamedTuple):
         return self.until_ms - self.since_ms
 
 
-class Takeover(NamedTuple):
+@dataclass(frozen=True, slots=True, order=True)
+class Destination(Struct):
+    """A Kafka topic that the outbox ships to, and the number of its partitions that was fixed for this PID epoch."""
+
+    topic_id: UUID
+    partitions: Count
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Takeover(Struct):
     """The last time that a standby took over by itself: its grant's epoch, and when, wall clock, ms since 1970."""
 
-    epoch: int
-    at_ms: int
+    epoch: EpochOrNone
+    ms: TimeMs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grant:
-    """A leader by name and number. Raises BadGrant if it contradicts itself.
+class Grant(Struct):
+    """A leader by name and number: what a member stores, and says on the wire. Raises BadGrant if it contradicts itself,
+    but as it came over the wire: `checked` does then.
 
     members_epoch: of the grant that first named these lists; a renewal keeps it, a change takes its own number.
     previous_members, previous_min_insync_replicas: of a joint grant, else empty and 0.
     next_index: the lowest index that no member ever had; raised above the members' by itself.
-    generation: of the last forced grant, 0 where there was none (`next_generation`).
-    hold, takeover: the newest ones, which every later grant carries. They change no ballot, and older peers drop them:
-    two grants that differ in nothing else are equal.
+    destinations: of one that was repartitioned, oldest first. accepted_loss: what an operator was shown and accepted.
+    generation: of the last forced grant, 0 where there was none (`next_generation`); from version 2 of the wire on.
+    hold, takeover: the newest ones, which every later grant carries. They change no ballot, and older peers, before
+    version 3, drop them: two grants that differ in nothing else are equal.
     """
 
     outbox_id: UUID
-    epoch: int
-    leader: int
+    epoch: Epoch
+    leader: MemberIndex
     members: tuple[Member, ...]
-    min_insync_replicas: int
-    members_epoch: int
-    pid_epoch: int
+    min_insync_replicas: Count
+    members_epoch: Epoch
+    pid_epoch: Count
     topic_id: UUID
     topic: str
-    partitions: int
+    partitions: Count
     carrier: str
-    destinations: tuple[tuple[UUID, int], ...] = ()
+    destinations: tuple[Destination, ...] = ()
     accepted_loss: str = ""
     previous_members: tuple[Member, ...] = ()
-    previous_min_insync_replicas: int = 0
-    next_index: int = 0
-    generation: int = 0
+    previous_min_insync_replicas: Count = 0
+    next_index: Count = 0
+    generation: Counter = 0
     hold: Hold | None = field(default=None, compare=False)
     takeover: Takeover | None = field(default=None, compare=False)
     quorums: tuple[Quorum, ...] = field(init=False, repr=False, compare=False)
     """The quorums that all have to agree: one, two while the list changes."""
     indexes: frozenset[int] = field(init=False, repr=False, compare=False)
     """Every member, of both lists."""
+    is_checked: InitVar[bool] = True
 
-    def __post_init__(self) -> None:
-        if why := _contradiction(self):
+    @classmethod
+    def of_wire(cls, **said: Any) -> "Grant":
+        """As a peer said it; `checked` is for the rules. Raises BadArgument for a number out of its range."""
+        return cls(**said, is_checked=False)
+
+    def checked(self) -> "Grant":
+        """The same for the rules, if it does not contradict itself. Raises BadGrant."""
+        return replace(self)
+
+    def __post_init__(self, is_checked: bool) -> None:
+        if is_checked and (why := _contradiction(self)):
             raise BadGrant(why)
+        Struct.__post_init__(self)
         lists = [(self.members, self.min_insync_replicas)]
         if self.previous_members:
             lists.append((self.previous_members, self.previous_min_insync_replicas))
         quorums = tuple(Quorum(frozenset(one.index for one in members), m) for members, m in lists)
         object.__setattr__(self, "quorums", quorums)  # asked with every acknowledgement
         object.__setattr__(self, "indexes", frozenset().union(*(quorum.members for quorum in quorums)))
-        object.__setattr__(self, "next_index", max(self.next_index, 1 + max(self.indexes)))
+        if is_checked:
+            object.__setattr__(self, "next_index", max(self.next_index, 1 + max(self.indexes)))
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -263,6 +288,12 @@ class Grant:
     def held(self, epoch: int, *, since_ms: int, until_ms: int, reason: str) -> "Grant":
         """The next grant, with a hold until `until_ms`. Where that is `since_ms`, it ends the hold before it."""
         return replace(self.renewed(epoch, self.leader), hold=Hold(epoch, since_ms, until_ms, reason))
+
+    def with_partitions_of(self, epoch: int, topic_id: UUID, partitions: tuple[int, ...]) -> "Grant":
+        """The next grant, by which so many partitions of a topic are used; more than one where it was repartitioned."""
+        others = (one for one in self.destinations if one.topic_id != topic_id)
+        destinations = (*others, *(Destination(topic_id, count) for count in partitions))
+        return replace(self.renewed(epoch, self.leader), destinations=destinations)
 
     def with_members(self, epoch: int, members: tuple[Member, ...], min_insync_replicas: int | None = None) -> "Grant":
         """The joint grant that begins a change of the list; None: the default m. One member at a time, or BadGrant."""

@@ -159,7 +159,7 @@ class Standby:
         takeover, hold = grant.takeover, grant.hold
         if takeover is not None and (self._takeover is None or takeover > self._takeover):
             pause_ms = self.times.takeover_pause_ms
-            left_ms = pause_ms if is_here else _left_ms(takeover.at_ms, pause_ms, wall_ms)
+            left_ms = pause_ms if is_here else _left_ms(takeover.ms, pause_ms, wall_ms)
             self._takeover, self._paused_until_ms = takeover, now_ms + left_ms
         if hold is not None and (self._hold is None or hold > self._hold):
             self._hold, self._held_until_ms = hold, now_ms + _left_ms(hold.since_ms, hold.length_ms, wall_ms)

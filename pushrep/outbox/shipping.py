@@ -4,7 +4,7 @@ A destination that was used once holds its unsent records in the logs, whether t
 until it is dropped by name. Kafka's clients are loaded when there is a destination, and not before.
 
 How many partitions of a topic are used stands in the grant, so that each member has it on disk before the first batch
-is sent. Grant.destinations: (topic id, n) of each destination; of one that was repartitioned, oldest first.
+is sent. Grant.destinations: topic id and n of each destination; of one that was repartitioned, oldest first.
 """
 
 import logging
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("pushrep.outbox")
 
-Destinations = tuple[tuple[UUID, int], ...]
-
 
 class GrantedPartitionCounts:
     """pushrep.kafka.progress.FixedPartitionCounts over the members of an open outbox."""
@@ -49,7 +47,7 @@ class GrantedPartitionCounts:
 
     def known(self, topic_id: UUID) -> tuple[int, ...]:
         """As in the grant by which it leads. Raises NotPinned while it does not lead."""
-        return tuple(count for one, count in self._grant().destinations if one == topic_id)
+        return tuple(one.partitions for one in self._grant().destinations if one.topic_id == topic_id)
 
     def keep(self, topic_id: UUID, partitions: tuple[int, ...]) -> None:
         """A new grant that says so, unless the grant does already. Raises NotPinned."""
@@ -60,12 +58,7 @@ class GrantedPartitionCounts:
             raise NotPinned("the outbox is not open yet")
         try:
             with replication.step_lock:
-                replication.change_members(
-                    lambda newest, epoch: replace(
-                        newest.renewed(epoch, newest.leader),
-                        destinations=_with(newest.destinations, topic_id, partitions),
-                    )
-                )
+                replication.change_members(lambda newest, epoch: newest.with_partitions_of(epoch, topic_id, partitions))
         except (PushrepError, OSError) as error:
             raise NotPinned(str(error)) from error
 
@@ -91,11 +84,6 @@ class GrantedLeadership:
         except (PushrepError, OSError) as error:
             _LOG.warning("whether this outbox leads by the newest grant can't be found out: %s", error)
             return False
-
-
-def _with(known: Destinations, topic_id: UUID, partitions: tuple[int, ...]) -> Destinations:
-    others = tuple(one for one in known if one[0] != topic_id)
-    return (*others, *((topic_id, count) for count in partitions))
 
 
 if TYPE_CHECKING:

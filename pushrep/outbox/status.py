@@ -172,8 +172,7 @@ class OutboxStatus:
         return {
             **asdict(self),
             "state": self.state.value,
-            "hold": self.hold and self.hold._asdict(),
-            "takeover": self.takeover and self.takeover._asdict(),
+            "takeover": self.takeover and {"epoch": self.takeover.epoch, "at_ms": self.takeover.ms},
             "session_ends": dict(self.session_ends),
             "certificates": dict(self.certificates),
             "members": [{**asdict(one), "lag": one.lag and one.lag._asdict()} for one in self.members],

@@ -24,14 +24,14 @@ file that is there and can't be believed stops the node for that outbox: a promi
 import logging
 import threading
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 from pushrep.election.epochs import EpochEnd, Unfenced
 from pushrep.election.errors import BadGrant, label
-from pushrep.election.grants import Grant, Hold, Member, Takeover
+from pushrep.election.grants import Destination, Grant, Hold, Member, Takeover
 from pushrep.env import Clock, Filesystem
 from pushrep.env.checked_json import BadJsonFile, read_checked_json, write_checked_json
 from pushrep.env.filesystem import read_whole, write_atomic
@@ -243,7 +243,7 @@ def write_election_state(directory: Path, outbox_id: UUID, state: ElectionState,
     }
     for name, value in zip(_CARRIED, state.carried, strict=True):
         if value is not None:
-            fields[name] = list(value)
+            fields[name] = list(astuple(value))
     write_checked_json(filesystem, directory / PROMISES_NAME, fields, _PROMISES_VERSION)
 
 
@@ -273,7 +273,7 @@ def _read(path: Path, filesystem: Filesystem, newest: int = _VERSION) -> dict[st
 def _grant_fields(grant: Grant) -> dict[str, Any]:
     fields = {name: value for name, value in asdict(grant).items() if name in _GRANT_FIELDS}
     fields["outbox_id"], fields["topic_id"] = str(grant.outbox_id), str(grant.topic_id)
-    fields["destinations"] = [[str(topic_id), count] for topic_id, count in grant.destinations]
+    fields["destinations"] = [[str(one.topic_id), one.partitions] for one in grant.destinations]
     for name in ("members", "previous_members"):
         fields[name] = [_member_fields(member) for member in getattr(grant, name)]
     return fields
@@ -293,7 +293,7 @@ def _carried_of(fields: Mapping[str, Any]) -> dict[str, Hold | Takeover]:
 def _grant_of(fields: Mapping[str, Any]) -> Grant:
     read = dict(fields)
     read["outbox_id"], read["topic_id"] = UUID(read["outbox_id"]), UUID(read["topic_id"])
-    read["destinations"] = tuple((UUID(topic_id), int(count)) for topic_id, count in read["destinations"])
+    read["destinations"] = tuple(Destination(UUID(topic_id), int(count)) for topic_id, count in read["destinations"])
     for name in ("members", "previous_members"):
         read[name] = tuple(_member_of(*one) for one in read[name])
     return Grant(**read)

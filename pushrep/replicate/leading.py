@@ -35,7 +35,7 @@ from pushrep.replicate.manager import PushManager
 from pushrep.replicate.repairing import Repairs
 from pushrep.replicate.replica_client import ReplicaClient
 from pushrep.replicate.settings import PushSettings, Replica
-from pushrep.replicate.wire import grant_to_wire, log_ends_of
+from pushrep.replicate.wire import log_ends_of
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire import push_messages as wire
 from pushrep.wire.error_codes import ErrorCode
@@ -214,7 +214,7 @@ class Leading:
         for led in self.partitions.values():
             led.close()
 
-    def notify_grant(self, grants: Iterable[wire.WireGrant]) -> None:
+    def notify_grant(self, grants: Iterable[Grant]) -> None:
         """A member showed these; one that is newer than ours, or was forced beside it, ends our lead."""
         for grant in grants:
             self._notify_grant(grant.generation, grant.epoch, grant.leader)
@@ -429,7 +429,7 @@ class _Driver:
     def _offer(self, client: ReplicaClient) -> None:
         """Show our grant: it was away when the others stored it, or it is new."""
         grant = self._leading.grant
-        request = wire.GrantRequest(grant=grant_to_wire(grant), sender=grant.leader, member=self.replica.index)
+        request = wire.GrantRequest(grant=grant, sender=grant.leader, member=self.replica.index)
         answer = client.ask(request, wire.GrantResponse)
         self._leading.notify_grant(answer.grants)
         if answer.error_code in _NOBODY_THERE:

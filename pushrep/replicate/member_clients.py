@@ -27,7 +27,7 @@ from pushrep.replicate.errors import ReplicaUnreachable
 from pushrep.replicate.replica_client import ReplicaClient
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address
-from pushrep.replicate.wire import grant_from_wire, grant_to_wire, log_ends_of
+from pushrep.replicate.wire import log_ends_of
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.push_messages import (
@@ -105,9 +105,7 @@ class MemberClients:
         """
         with ReplicaClient(address, self._settings) as client:
             page = tuple(self._tps[:_DESCRIBED_AT_ONCE])
-            request = GrantRequest(
-                grant=grant_to_wire(grant), sender=self._member, partitions=page, member=index, is_first=is_first
-            )
+            request = GrantRequest(grant=grant, sender=self._member, partitions=page, member=index, is_first=is_first)
             first = client.ask(request, GrantResponse)
             if first.error_code is not ErrorCode.NONE and not first.grants:
                 raise ReplicaUnreachable(str(address), first.error_message or first.error_code.meaning)
@@ -152,7 +150,7 @@ class MemberClients:
         age_ms = first.contact_age_ms if isinstance(first, DescribeLogResponse) else NOT_SAID
         try:
             # Of another member only the directory is told: the rules see whether it is asked under both names.
-            grant = grant_from_wire(first.grants[0]) if first.grants and not is_another else None
+            grant = first.grants[0].checked() if first.grants and not is_another else None
         except BadGrant as error:
             raise ReplicaUnreachable(str(client.address), str(error)) from error
         return MemberAnswer(

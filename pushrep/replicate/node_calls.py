@@ -11,7 +11,7 @@ from typing import Any
 
 from pushrep.election.epochs import LogEnds, granted_end
 from pushrep.election.errors import BadGrant, label
-from pushrep.election.grants import are_rivals
+from pushrep.election.grants import Grant, are_rivals
 from pushrep.errors import PushrepError
 from pushrep.log import CorruptBatch, OffsetOutOfRange
 from pushrep.log.errors import RepairRefused
@@ -24,8 +24,6 @@ from pushrep.replicate.replica import ReplicaLog
 from pushrep.replicate.sockets import Address
 from pushrep.replicate.wire import (
     epochs_to_wire,
-    grant_from_wire,
-    grant_to_wire,
     request_from_wire,
 )
 from pushrep.topic_id_partition import TopicIdPartition
@@ -129,7 +127,7 @@ class NodeCalls:
                 grants=_grants(kept),
                 logs=logs,
                 last_contact_ms=kept.last_contact_ms,
-                directory_id=kept.directory_id or wire.NO_DIRECTORY,
+                directory_id=kept.directory_id,
                 unfilled=int(kept.is_unfilled),
                 generation=kept.election_state.generation,
                 contact_age_ms=wire.NOT_SAID if (age_ms := kept.contact_age_ms) is None else age_ms,
@@ -154,7 +152,7 @@ class NodeCalls:
 
     def _grant(self, request: wire.GrantRequest, sender: str) -> Struct:
         try:
-            offered = grant_from_wire(request.grant)
+            offered = request.grant.checked()
         except BadGrant as error:
             return wire.GrantResponse(error_code=ErrorCode.INVALID_REQUEST, error_message=str(error))
         topics = {offered.topic, *(tp.topic for tp in request.partitions)}
@@ -173,7 +171,7 @@ class NodeCalls:
                 highest_epoch=_highest_epoch(kept),
                 grants=_grants(kept),
                 logs=self._descriptions(kept, request.partitions, create=False),
-                directory_id=kept.directory_id or wire.NO_DIRECTORY,
+                directory_id=kept.directory_id,
                 unfilled=int(kept.is_unfilled),
                 generation=kept.election_state.generation,
             )
@@ -341,10 +339,10 @@ def _why_refused(outcome: ErrorCode, offered: int, kept: int) -> str:
     return f"it was forced in generation {label(offered)}, beside {label(kept)}, which is kept here: they are rivals"
 
 
-def _grants(kept: KeptOutbox) -> tuple[wire.WireGrant, ...]:
+def _grants(kept: KeptOutbox) -> tuple[Grant, ...]:
     """The newest one first, then one that was forced beside it."""
     shown = (kept.election_state.grant, kept.election_state.rival)
-    return tuple(grant_to_wire(grant) for grant in shown if grant is not None)
+    return tuple(grant for grant in shown if grant is not None)
 
 
 def _description(replica: ReplicaLog) -> wire.LogDescription:

@@ -104,7 +104,7 @@ class NodeStatus:
             ],
             "standbys": [{"outbox_id": one, "state": state, "why": why} for one, (state, why) in self.standbys.items()],
             "holds": [
-                {"outbox_id": one, "topic": topic, **hold._asdict()}
+                {"outbox_id": one, "topic": topic, **asdict(hold)}
                 for one, (topic, hold) in self.holds.items()
                 if hold is not None
             ],

@@ -14,7 +14,7 @@ from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address
 from pushrep.wire.calls import ApiKey
 from pushrep.wire.errors import NoCommonVersion, NotInVersion, ProtocolError
-from pushrep.wire.push_messages import NO_DIRECTORY, DescribeLogResponse, GrantResponse
+from pushrep.wire.push_messages import DescribeLogResponse, GrantResponse
 from pushrep.wire.values import Struct
 
 S = TypeVar("S", bound=Struct)
@@ -54,8 +54,7 @@ class ReplicaClient:
 
     def directory_in(self, answer: DescribeLogResponse | GrantResponse) -> UUID | None:
         """The directory that it shows; None if it has none, or would not keep a grant that names it: an older node."""
-        is_kept = self._grant_version >= _NAMES_DIRECTORIES
-        return answer.directory_id if is_kept and answer.directory_id != NO_DIRECTORY else None
+        return answer.directory_id if self._grant_version >= _NAMES_DIRECTORIES else None
 
     @property
     def carries_holds(self) -> bool:

@@ -15,7 +15,7 @@ from enum import IntEnum
 from functools import cache, lru_cache
 from io import BytesIO
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeAlias, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, TypeAlias, get_args, get_origin
 from uuid import UUID
 
 from fastavro import schemaless_writer
@@ -23,7 +23,7 @@ from fastavro import schemaless_writer
 from pushrep.records.varint import VARINTS
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.schema_files import RECORDS_FIELD, RECORDS_SIZE_FIELD, Schema
-from pushrep.wire.values import Part, Records, Struct, size_of
+from pushrep.wire.values import Column, Part, Records, Struct, columns_of, optional_of, size_of
 
 Writer: TypeAlias = Callable[[Any], bytes]
 Datum: TypeAlias = dict[str, Any]
@@ -31,6 +31,7 @@ Datum: TypeAlias = dict[str, Any]
 _PARTITIONS_REMEMBERED = 1 << 14
 _END = b"\x00"  # of an array
 _FLAGS = (b"\x00", b"\x01")
+_NO_UUID = UUID(int=0)
 
 
 def writer_of(schema: Schema, struct: type[Any]) -> Writer:
@@ -43,16 +44,17 @@ def writer_of(schema: Schema, struct: type[Any]) -> Writer:
 def _compiled(schema: Schema, hint: Any, named: dict[str, Schema]) -> Writer:
     """The fields written out, as in the methods that dataclasses make: a loop over them takes twice as long."""
     scope: dict[str, Any] = {"varints": VARINTS, "flags": _FLAGS, "string": _string_bytes, "join": b"".join}
+    scope["no_uuid"] = _NO_UUID
     named[schema["name"]] = schema
-    hints = get_type_hints(hint)
+    known = columns_of(hint)
     columns = []
     for field in schema["fields"]:
         name = field["name"]
         if name == RECORDS_SIZE_FIELD:
             scope["records_size"] = _records_size
             columns.append(f"records_size(value.{RECORDS_FIELD})")
-        elif name in hints:
-            columns.append(_expression(field["type"], hints[name], name, scope, named))
+        elif (column := known.get(name)) is not None:
+            columns.append(_expression(field["type"], _value_of(column, scope), column.hint, scope, named))
         else:
             columns.append(repr(_written(named.get(field["type"], field["type"]), field["default"])))
     write: Writer = eval(f"lambda value: join(({''.join(f'{one}, ' for one in columns)}))", scope)  # noqa: S307 - names of our own fields
@@ -60,23 +62,33 @@ def _compiled(schema: Schema, hint: Any, named: dict[str, Schema]) -> Writer:
     return lru_cache(_PARTITIONS_REMEMBERED)(write) if hint is TopicIdPartition else write
 
 
-def _expression(schema: Schema, hint: Any, name: str, scope: dict[str, Any], named: dict[str, Schema]) -> str:
+def _value_of(column: Column, scope: dict[str, Any]) -> str:
+    """The expression of a column's value."""
+    if column.part is None:
+        return f"value.{column.field}"
+    said = {name: "" if one.hint is str else -1 for name, one in columns_of(column.part).items()}
+    scope[f"no_{column.field}"] = column.part(**said)
+    return f"(value.{column.field} or no_{column.field}).{column.inner}"
+
+
+def _expression(schema: Schema, value: str, hint: Any, scope: dict[str, Any], named: dict[str, Schema]) -> str:
     schema = named.get(schema, schema) if isinstance(schema, str) else schema
     match schema["type"] if isinstance(schema, dict) else schema:
         case "int" | "long":
-            return f"varints[value.{name}]"
+            return f"varints[{value}]"
         case "boolean":
-            return f"flags[value.{name}]"
+            return f"flags[{value}]"
         case "string":
-            return f"string(value.{name})"
+            return f"string({value})"
         case "fixed":
             named[schema["name"]] = schema
-            return f"value.{name}.bytes"
+            return f"{value}.bytes" if hint is UUID else f"({value} or no_uuid).bytes"
         case "array":
-            scope[f"write_{name}"] = _array_writer(_compiled(_named(schema["items"], named), get_args(hint)[0], named))
+            write = _array_writer(_compiled(_named(schema["items"], named), get_args(hint)[0], named))
         case _:
-            scope[f"write_{name}"] = _compiled(schema, hint, named)
-    return f"write_{name}(value.{name})"
+            write = _compiled(schema, hint, named)
+    scope[writer := f"write_{len(scope)}"] = write
+    return f"{writer}({value})"
 
 
 def _named(schema: Schema, named: Mapping[str, Schema]) -> Schema:
@@ -107,10 +119,10 @@ def _array_writer(write: Writer) -> Writer:
 
 def parts_of(struct: type[Any]) -> Callable[[Any], Sequence[Part]] | None:
     """Gathers the pieces of a message's record batches; None for a class that has none."""
-    for name, hint in get_type_hints(struct).items():
+    for name, column in columns_of(struct).items():
         if name == RECORDS_FIELD:
             return attrgetter(name)
-        if get_origin(hint) is tuple and (inner := _parts_of_items(name, get_args(hint)[0])) is not None:
+        if get_origin(column.hint) is tuple and (inner := _parts_of_items(name, get_args(column.hint)[0])) is not None:
             return inner
     return None
 
@@ -151,21 +163,32 @@ def reader_of(struct: type[Any]) -> HeaderReader:
     """The reader of a class, made of its fields. `message` raises ValueError for a value out of its range."""
     if struct is TopicIdPartition:
         return HeaderReader(lambda datum, _body: _partition_of(datum["topic_id"], datum["topic"], datum["partition"]))
-    scope: dict[str, Any] = {"struct": struct}
+    scope: dict[str, Any] = {"struct": getattr(struct, "of_wire", struct)}
     columns: list[str] = []
+    spread: dict[tuple[str, type[Any]], dict[str, str]] = {}
     body_bytes: Callable[[Datum], int] | None = None
-    for name, hint in get_type_hints(struct).items():
-        if name == RECORDS_FIELD:
+    for name, column in columns_of(struct).items():
+        if column.part is not None:
+            spread.setdefault((column.field, column.part), {})[column.inner] = name
+        elif name == RECORDS_FIELD:
             columns.append(f"{name}=body.read(datum['{RECORDS_SIZE_FIELD}'])")
             body_bytes = _records_bytes
-        elif (reader := _field_reader(hint)) is None:
+        elif (reader := _field_reader(column.hint)) is None:
             columns.append(f"{name}=datum['{name}']")
         else:
             columns.append(f"{name}=read_{name}(datum['{name}'], body)")
             scope[f"read_{name}"] = reader.message
             if reader.body_bytes is not None:
                 body_bytes = _body_bytes_of(name, reader.body_bytes)
+    for (field, part), names in spread.items():
+        columns.append(f"{field}=read_{field}(datum)")
+        scope[f"read_{field}"] = _part_reader(part, names)
     return HeaderReader(eval(f"lambda datum, body: struct({', '.join(columns)})", scope), body_bytes)  # noqa: S307 - as above
+
+
+def _part_reader(part: type[Any], names: Mapping[str, str]) -> Callable[[Datum], Any]:
+    first = next(iter(names.values()))
+    return lambda datum: None if datum[first] < 0 else part(**{inner: datum[name] for inner, name in names.items()})
 
 
 def _body_bytes_of(name: str, size: Callable[[Any], int]) -> Callable[[Datum], int]:
@@ -178,6 +201,8 @@ def _field_reader(hint: Any) -> HeaderReader | None:
         return _array_reader(_field_reader(get_args(hint)[0]) or HeaderReader(lambda datum, _body: datum))
     if hint is UUID:
         return HeaderReader(_uuid_of)
+    if optional_of(hint) is UUID:
+        return HeaderReader(lambda datum, body: found if (found := _uuid_of(datum, body)).int else None)
     if issubclass(hint, IntEnum):
         members = {int(member): member for member in hint}
         return HeaderReader(lambda number, _body: members[number] if number in members else hint(number))

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 from uuid import UUID
 
+from pushrep.election.grants import Grant
 from pushrep.push_session_end_reason import NOT_ENDED
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.error_codes import ErrorCode
@@ -40,7 +41,6 @@ from pushrep.wire.values import (
 )
 
 NO_OUTBOX = UUID(int=0)
-NO_DIRECTORY = UUID(int=0)
 NOT_SAID = -1
 Tps: TypeAlias = tuple[TopicIdPartition, ...]
 
@@ -68,65 +68,6 @@ class ApiVersionsResponse(Struct):
 
     error_code: ErrorCode = ErrorCode.NONE
     api_versions: tuple[ApiVersion, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WireMember(Struct):
-    """A member of an outbox: an index that is never used again, and where it listens (empty: it does not).
-
-    From version 2 on: `directory_id` of the directory that counts as this member, zero where the grant names none;
-    `identity`: the name of its connections, empty where the grant names none.
-    """
-
-    index: MemberIndex
-    address: str = ""
-    directory_id: UUID = NO_DIRECTORY
-    identity: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Destination(Struct):
-    """A Kafka topic that the outbox ships to, and the number of its partitions that was fixed for this PID epoch."""
-
-    topic_id: UUID
-    partitions: Count
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WireGrant(Struct):
-    """Who leads an outbox, by ballot: what a member stores and shows.
-
-    `members_epoch`: of the grant that first named these lists. `previous_*`: the list that this one replaces, empty and
-    0 where it replaces none. `accepted_loss`: what an operator was shown and accepted. `next_index`: the lowest index
-    that no member ever had. `generation` (version 2): of the last forced grant, 0 where there was none.
-
-    From version 3 on, and dropped by older peers: `hold_*`, no standby takes over by itself before `hold_until_ms`, as
-    the grant of `hold_epoch` said; `takeover_*`, the last time that one did. Epoch -1: there was none.
-    """
-
-    outbox_id: UUID
-    epoch: Epoch
-    leader: MemberIndex
-    members: tuple[WireMember, ...]
-    min_insync_replicas: Count
-    members_epoch: Epoch
-    pid_epoch: Count
-    topic_id: UUID
-    topic: str
-    partitions: Count
-    carrier: str
-    destinations: tuple[Destination, ...] = ()
-    accepted_loss: str = ""
-    previous_members: tuple[WireMember, ...] = ()
-    previous_min_insync_replicas: Count = 0
-    next_index: Count = 0
-    generation: Counter = 0
-    hold_epoch: EpochOrNone = -1
-    hold_since_ms: TimeMs = -1
-    hold_until_ms: TimeMs = -1
-    hold_reason: str = ""
-    takeover_epoch: EpochOrNone = -1
-    takeover_ms: TimeMs = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +120,7 @@ class DescribeLogResponse(Struct):
 
     `error_message` without an error: why the disk took nothing of one of these logs the last time.
     `replica_epoch` goes into every AppendRecords to it, until it restarts. `last_contact_ms`: with the grant's leader.
-    From version 1 on: `directory_id` of what it keeps, zero if it has none; `unfilled` 1 for a member that had no grant
+    From version 1 on: `directory_id` of what it keeps, if it has one; `unfilled` 1 for a member that had no grant
     when it stored its first, and has not been given everything since, 0 for another; -1 from an older node.
     From version 2 on: `contact_age_ms`, how long ago the leader by that grant was in contact, by the node's monotonic
     clock, no longer than the node runs; -1: it said that it leads no more, it is this very member, or an older node.
@@ -190,10 +131,10 @@ class DescribeLogResponse(Struct):
     replica_epoch: Counter = 0
     member: MemberIndexOrNone = -1
     highest_epoch: EpochOrNone = -1
-    grants: tuple[WireGrant, ...] = ()
+    grants: tuple[Grant, ...] = ()
     logs: tuple[LogDescription, ...] = ()
     last_contact_ms: TimeMs = -1
-    directory_id: UUID = NO_DIRECTORY
+    directory_id: UUID | None = None
     unfilled: CountOrNone = NOT_SAID
     generation: Counter = 0
     contact_age_ms: CounterOrNone = NOT_SAID
@@ -258,7 +199,7 @@ class AppendRecordsResponse(Struct):
 
     error_code: ErrorCode = ErrorCode.NONE
     results: tuple[AppendRecordsResult, ...] = ()
-    grants: tuple[WireGrant, ...] = ()
+    grants: tuple[Grant, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,7 +244,7 @@ class GrantRequest(Struct):
     nothing was ever acknowledged by its members, so one without a grant has lost nothing.
     """
 
-    grant: WireGrant
+    grant: Grant
     sender: MemberIndex
     partitions: Tps = ()
     member: MemberIndexOrNone = -1
@@ -318,9 +259,9 @@ class GrantResponse(Struct):
     error_message: str = ""
     member: MemberIndexOrNone = -1
     highest_epoch: EpochOrNone = -1
-    grants: tuple[WireGrant, ...] = ()
+    grants: tuple[Grant, ...] = ()
     logs: tuple[LogDescription, ...] = ()
-    directory_id: UUID = NO_DIRECTORY
+    directory_id: UUID | None = None
     unfilled: CountOrNone = NOT_SAID
     generation: Counter = 0
 
@@ -348,7 +289,7 @@ class FetchRecordsResponse(Struct):
     log_end_offset: Offset = 0
     log_start_offset: Offset = 0
     high_watermark: Offset = 0
-    grants: tuple[WireGrant, ...] = ()
+    grants: tuple[Grant, ...] = ()
     cleaned_offset: Offset = 0
     generation: Counter = 0
     records: Records = ()

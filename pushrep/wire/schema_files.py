@@ -9,16 +9,15 @@ checked when the files are loaded, because a peer would find out later.
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
 from enum import IntEnum
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from typing import Annotated, Any, TypeAlias, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeAlias, get_args, get_origin
 from uuid import UUID
 
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.errors import SchemaMismatch
-from pushrep.wire.values import INT_MAX, Struct, Within, notes
+from pushrep.wire.values import INT_MAX, Struct, Within, columns_of, notes, optional_of
 
 Schema: TypeAlias = Any  # Avro's JSON: a name, or an object
 Versions: TypeAlias = Mapping[int, Schema]
@@ -75,13 +74,12 @@ def expected_schema(struct: type[Any], seen: set[str] | None = None) -> Schema:
     if name in seen:
         return name
     seen.add(name)
-    hints = get_type_hints(struct, include_extras=True)
     columns = []
-    for field in fields(struct):
-        if field.name == RECORDS_FIELD:
+    for at, column in columns_of(struct, include_extras=True).items():
+        if at == RECORDS_FIELD:
             columns.append({"name": RECORDS_SIZE_FIELD, "type": "int"})
         else:
-            columns.append({"name": field.name, "type": _expected_type(hints[field.name], seen)})
+            columns.append({"name": at, "type": _expected_type(column.hint, seen)})
     return {"type": "record", "name": name, "fields": columns}
 
 
@@ -91,7 +89,7 @@ def _expected_type(hint: Any, seen: set[str]) -> Schema:
         return "int" if within.high <= INT_MAX else "long"
     if get_origin(hint) is tuple:
         return {"type": "array", "items": _expected_type(get_args(hint)[0], seen)}
-    if hint is UUID:
+    if UUID in {hint, optional_of(hint)}:
         known = "Uuid" in seen
         seen.add("Uuid")
         return "Uuid" if known else _UUID

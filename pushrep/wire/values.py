@@ -5,9 +5,11 @@ twice: `Offset` is `int` to the type checker and "0 to 2**63 - 2" to `Struct`. "
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
-from typing import Annotated, Any, Protocol, TypeAlias, get_args, get_origin, get_type_hints
+from types import NoneType
+from typing import Annotated, Any, NamedTuple, Protocol, TypeAlias, get_args, get_origin, get_type_hints
+from uuid import UUID
 
 from pushrep.errors import BadArgument
 
@@ -98,8 +100,42 @@ def _are_within(struct: type[Any]) -> Callable[[Any], bool]:
 
 def _ranges_of(struct: type[Any]) -> list[tuple[str, int, int]]:
     """(field, lowest, highest) of every number with a range."""
-    hints = get_type_hints(struct, include_extras=True).items()
-    return [(name, note.low, note.high) for name, hint in hints for note in notes(hint) if isinstance(note, Within)]
+    columns = columns_of(struct, include_extras=True).values()
+    plain = [(column.field, column.hint) for column in columns if not column.inner]  # a part looks after its own
+    return [(name, note.low, note.high) for name, hint in plain for note in notes(hint) if isinstance(note, Within)]
+
+
+class Column(NamedTuple):
+    """Where a column of a header stands in its class: in `field`, or in the field `inner` of its `part`, if any."""
+
+    field: str
+    hint: Any
+    inner: str = ""
+    part: type[Any] | None = None
+
+
+def columns_of(struct: type[Any], *, include_extras: bool = False) -> dict[str, Column]:
+    """All that a message is made of, in order; what it derives from that is not sent.
+
+    A part that may be None is spread over columns: `hold: Hold | None` is `hold_epoch`, `hold_reason` and so on, each
+    -1 or "" for None. A UUID that may be None is one column, zero for None.
+    """
+    hints = get_type_hints(struct, include_extras=include_extras)
+    found: dict[str, Column] = {}
+    for name in (field.name for field in fields(struct) if field.init):
+        part = optional_of(hints[name])
+        if part is None or part is UUID:
+            found[name] = Column(name, hints[name])
+            continue
+        for inner, column in columns_of(part, include_extras=include_extras).items():
+            found[f"{name}_{inner}"] = Column(name, column.hint, inner, part)
+    return found
+
+
+def optional_of(hint: Any) -> type[Any] | None:
+    """X of `X | None`; None for another type."""
+    kinds = get_args(hint)
+    return kinds[0] if len(kinds) == 2 and kinds[1] is NoneType else None
 
 
 def notes(hint: Any) -> Iterable[Any]:

@@ -203,7 +203,7 @@ def _value_of_default(schema: Schema, default: Any) -> Any:
 
 def _refuse_loss(spoken: Spoken, version: int, message: Struct) -> None:
     for path, default in spoken.losses:
-        if any(value != default for value in _at(message, path)):
+        if any(value not in {default, None} for value in _at(message, path)):
             raise NotInVersion(spoken.struct.__name__, version, ".".join(path))
 
 

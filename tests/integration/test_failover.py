@@ -23,7 +23,6 @@ from pushrep.records import encode_batch
 from pushrep.replicate.election_state import ElectionStateStore, find_election_state
 from pushrep.replicate.replica_client import ReplicaClient
 from pushrep.replicate.settings import PushSettings
-from pushrep.replicate.wire import grant_to_wire
 from pushrep.wire.push_messages import GrantRequest, GrantResponse
 from tests.readers.batch_bytes import HEADER_BYTES, parse_batches
 
@@ -571,7 +570,7 @@ def test_what_a_member_shows_after_a_grant_has_every_append_that_was_judged_befo
     kept = members.world.nodes[2]._store.outbox(UUID(members.outbox_id))
     replica = kept._replicas["orders", 0]
     grant = kept.election_state.grant.renewed(next_ballot(1, kept.election_state.grant.epoch), leader=1)
-    request = GrantRequest(grant=grant_to_wire(grant), sender=1, partitions=(replica.tp,))
+    request = GrantRequest(grant=grant, sender=1, partitions=(replica.tp,))
     shown = []
 
     def offer():

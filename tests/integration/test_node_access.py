@@ -39,7 +39,6 @@ from pushrep.replicate.replay_server import REPLAY_CALLS
 from pushrep.replicate.replica_client import ReplicaClient
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address, send_all
-from pushrep.replicate.wire import grant_to_wire
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire import push_messages as push
 from pushrep.wire import replay_messages as replay
@@ -119,7 +118,7 @@ def requests(grant, outbox_id, recording_id, tp):
         push.DescribeLogRequest(outbox_id=outbox_id, member=0, create=True, partitions=(tp,)),
         push.AppendRecordsRequest(partitions=(part,)),
         push.EndOffsetForEpochRequest(partitions=(question,)),
-        push.GrantRequest(grant=grant_to_wire(grant), sender=grant.leader, partitions=(tp,)),
+        push.GrantRequest(grant=grant, sender=grant.leader, partitions=(tp,)),
         push.FetchRecordsRequest(tp=tp, grant_epoch=1 << 20, offset=0, max_bytes=1 << 20),
         push.ListLogsRequest(outbox_id=outbox_id),
         push.BeatRequest(outbox_id=outbox_id, leader=grant.leader, leader_epoch=grant.epoch),
@@ -354,7 +353,7 @@ def test_a2_what_one_name_created_another_one_does_not_depose(world, tls, led):
     member, service = led
     forged = replace(service.grant, epoch=512 + 1, leader=1)
     for name in ("other", "stranger"):
-        answer = ask(member.address, shown(tls, name), push.GrantRequest(grant=grant_to_wire(forged), sender=1))
+        answer = ask(member.address, shown(tls, name), push.GrantRequest(grant=forged, sender=1))
         assert answer.error_code is ErrorCode.UNAUTHORISED
         assert "GRANT" in answer.error_message
     described = ask(member.address, shown(tls, "owner"), requests(service.grant, world.outbox_id, 1, tp_in(world))[0])
@@ -406,7 +405,7 @@ def test_a2_whom_a_new_grant_names_leads_at_once(world, tls, led):
     assert ask(member.address, shown(tls, "other"), look).error_code is ErrorCode.UNAUTHORISED
     members = tuple(replace(one, identity="other") if one.index == 1 else one for one in service.grant.members)
     grant = replace(service.grant, epoch=service.grant.epoch + 256, members=members)
-    offered = push.GrantRequest(grant=grant_to_wire(grant), sender=grant.leader, member=1)
+    offered = push.GrantRequest(grant=grant, sender=grant.leader, member=1)
     assert ask(member.address, shown(tls, "owner"), offered).error_code is ErrorCode.NONE
     assert ask(member.address, shown(tls, "other"), look).error_code is ErrorCode.NONE
 

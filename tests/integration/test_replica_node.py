@@ -27,7 +27,6 @@ from pushrep.replay.limits import ReplayRequest
 from pushrep.replicate import CantListen, CorruptNodeFile, NodeInUse, NodeSettings, ReplicaNode
 from pushrep.replicate.replica_client import ReplicaClient
 from pushrep.replicate.sockets import Address
-from pushrep.replicate.wire import grant_to_wire
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.client import ClientConnection, first_request
 from pushrep.wire.error_codes import ErrorCode
@@ -110,7 +109,7 @@ def grant_of(epoch, leader=None, **more):
 
 def offer(client, grant, sender=None):
     sender = grant.leader if sender is None else sender
-    return client.ask(GrantRequest(grant=grant_to_wire(grant), sender=sender, partitions=(TP,)), GrantResponse)
+    return client.ask(GrantRequest(grant=grant, sender=sender, partitions=(TP,)), GrantResponse)
 
 
 def test_what_is_pushed_is_there_after_a_restart_under_a_higher_replica_epoch(start):

@@ -1,5 +1,6 @@
 """When a standby looks, and when a leader resigns, against the contract's sentences; how many members either needs."""
 
+from dataclasses import replace
 from itertools import combinations
 from uuid import UUID
 
@@ -99,7 +100,7 @@ def test_a_hold_keeps_every_standby_from_looking_until_it_ends_and_its_own_lead_
     assert Standby(TIMES, lambda n: 0).why_not_look(Seen(0, grant(hold=hold), 0, None, wall_ms=2_800_000)) is None
     ended = Standby(TIMES, lambda n: 0)
     assert "held" in ended.why_not_look(Seen(0, grant(hold=hold), 1, None, wall_ms=2_800_000))
-    over = hold._replace(epoch=512, until_ms=hold.since_ms)
+    over = replace(hold, epoch=512, until_ms=hold.since_ms)
     assert ended.why_not_look(Seen(1, grant(512, hold=over), 1, None, wall_ms=2_800_001)) is None
     assert ended.why_not_take_over(grant(hold=hold), 2, 2_800_002) == "", "an older one that a member shows still"
 

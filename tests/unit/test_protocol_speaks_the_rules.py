@@ -6,8 +6,6 @@ import pytest
 
 from pushrep.election.candidate import MemberAnswer
 from pushrep.election.epochs import EpochEnd as RulesEpochEnd
-from pushrep.election.grants import Grant as RulesGrant
-from pushrep.election.grants import Member as RulesMember
 from pushrep.election.messages import AppendRecords as RulesAppendRecords
 from pushrep.wire.push_messages import (
     AppendRecordsPartition,
@@ -15,8 +13,6 @@ from pushrep.wire.push_messages import (
     GrantResponse,
     LogDescription,
     WireEpochEnd,
-    WireGrant,
-    WireMember,
 )
 
 
@@ -29,8 +25,6 @@ def names(struct):
     [
         # The rules have their batches already split and checked, and know their partition by where they are.
         (RulesAppendRecords, AppendRecordsPartition, {"batches": "records", "is_whole": "records"}),
-        (RulesGrant, WireGrant, {"hold": "hold_until_ms", "takeover": "takeover_ms"}),
-        (RulesMember, WireMember, {}),
         (RulesEpochEnd, WireEpochEnd, {}),
         # Which version it speaks is agreed on before; whose it is stands in its certificate, not in what it says.
         (

@@ -1,23 +1,30 @@
 """Between the wire and the rules nothing is lost: every field, every outcome."""
 
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
 
 from pushrep.election.errors import BadGrant
-from pushrep.election.grants import Grant, Member
+from pushrep.election.grants import Destination, Grant, Hold, Member, Takeover
 from pushrep.election.messages import AppendRecords
 from pushrep.records import encode_batch
 from pushrep.replicate.wire import (
-    grant_from_wire,
-    grant_to_wire,
     request_from_wire,
     request_to_wire,
 )
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire import push_messages as wire
 from pushrep.wire.errors import NotInVersion
+from pushrep.wire.frames import FrameLimits, FrameReader
 from pushrep.wire.vocabulary import VOCABULARY
+
+
+def over_the_wire(message):
+    data = b"".join(bytes(part) for part in VOCABULARY.encode(message, 3, 1))
+    (frame,) = FrameReader(VOCABULARY.open, FrameLimits()).feed(data)
+    return frame.message
+
 
 TP = TopicIdPartition(UUID(int=1), "orders", 3)
 
@@ -51,16 +58,29 @@ def test_a_grant_survives_with_every_field():
         topic="orders",
         partitions=5,
         carrier="header",
-        destinations=((UUID(int=4), 6),),
+        destinations=(Destination(UUID(int=4), 6),),
         accepted_loss="seen",
         previous_members=(Member(0, "a:1"), Member(1, "b:2"), Member(2)),
         previous_min_insync_replicas=2,
         generation=7,
+        hold=Hold(257, 1, 2, "switches"),
+        takeover=Takeover(513, 3),
     )
-    assert grant_from_wire(grant_to_wire(grant)) == grant
-    fields = {name: getattr(grant_to_wire(grant), name) for name in wire.WireGrant.__slots__}
-    with pytest.raises(BadGrant):
-        grant_from_wire(wire.WireGrant(**{**fields, "leader": 0}))
+    came = over_the_wire(wire.GrantRequest(grant=grant, sender=1)).grant
+    assert (came, came.hold, came.takeover) == (grant, grant.hold, grant.takeover)
+    assert came.checked() == grant
+    plain = replace(grant, hold=None, takeover=None)
+    assert over_the_wire(wire.GrantRequest(grant=plain, sender=1)).grant.carried == (None, None)
+
+
+def test_a_grant_that_contradicts_itself_is_a_message_and_nothing_for_the_rules():
+    said = Grant.of_wire(
+        outbox_id=UUID(int=2), epoch=257, leader=0, members=(Member(0),), min_insync_replicas=1, members_epoch=0,
+        pid_epoch=0, topic_id=UUID(int=3), topic="orders", partitions=1, carrier="key",
+    )  # fmt: skip
+    came = over_the_wire(wire.GrantRequest(grant=said, sender=0)).grant
+    with pytest.raises(BadGrant, match="epoch 257 is not member 0's"):
+        came.checked()
 
 
 @pytest.mark.parametrize(
@@ -78,7 +98,7 @@ def test_a_grant_that_an_older_member_would_not_keep_whole_is_not_sent_to_it(mem
         outbox_id=UUID(int=2), epoch=256, leader=0, members=members, min_insync_replicas=1, members_epoch=0,
         pid_epoch=0, topic_id=UUID(int=3), topic="orders", partitions=5, carrier="key", generation=generation,
     )  # fmt: skip
-    request = wire.GrantRequest(grant=grant_to_wire(grant), sender=0)
+    request = wire.GrantRequest(grant=grant, sender=0)
     assert VOCABULARY.encode(request, 2, 1)
     if lost is None:
         assert VOCABULARY.encode(request, 1, 1)

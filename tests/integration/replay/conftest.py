@@ -15,7 +15,6 @@ from pushrep.replicate import NodeSettings, ReplicaNode
 from pushrep.replicate.replica_client import ReplicaClient
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address
-from pushrep.replicate.wire import grant_to_wire
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.push_messages import (
@@ -136,7 +135,7 @@ class Leader:
             members_epoch=self.epoch, pid_epoch=0, topic_id=self.tp.topic_id, topic="orders", partitions=1,
             carrier="key",
         )  # fmt: skip
-        asked = GrantRequest(grant=grant_to_wire(grant), sender=grant.leader, partitions=(self.tp,))
+        asked = GrantRequest(grant=grant, sender=grant.leader, partitions=(self.tp,))
         assert self.client.ask(asked, GrantResponse).error_code is ErrorCode.NONE
 
 
