@@ -33,7 +33,7 @@ from typing import NamedTuple, TypeAlias
 
 from pushrep.election.epochs import NO_EPOCH, LogEnds, Unfenced, without_unfenced
 from pushrep.election.grants import EPOCH_JUMP_MAX, Grant, are_rivals, owner_of
-from pushrep.election.messages import AppendRecords, Batch
+from pushrep.election.messages import AppendRecordsPartition, Batch
 from pushrep.push_session_end_reason import NOT_ENDED, PushSessionEndReason
 from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.wire.error_codes import ErrorCode
@@ -108,7 +108,7 @@ class Found(NamedTuple):
 def find(
     log: LogEnds,
     high_watermark: int,
-    request: AppendRecords,
+    request: AppendRecordsPartition,
     batch_at: Callable[[int], bytes | memoryview | None],
 ) -> Found:
     """The one finding that holds. `batch_at` is asked only for batches that the request overlaps."""
@@ -128,7 +128,7 @@ def find(
     return Found(place)
 
 
-def _before(log: LogEnds, request: AppendRecords) -> RequestFinding | None:
+def _before(log: LogEnds, request: AppendRecordsPartition) -> RequestFinding | None:
     """What is wrong with the place itself; None if the logs are the same before it."""
     offset = request.append_offset
     if offset > log.log_end_offset:
@@ -145,7 +145,7 @@ def _before(log: LogEnds, request: AppendRecords) -> RequestFinding | None:
 def _from_there_on(
     log: LogEnds,
     high_watermark: int,
-    request: AppendRecords,
+    request: AppendRecordsPartition,
     batch_at: Callable[[int], bytes | memoryview | None],
 ) -> Found:
     """The first difference between the request's batches and the log, and between the log's rest and the epoch."""
@@ -331,7 +331,7 @@ class RequestCheck(NamedTuple):
     """One reason to refuse a request before its records are looked at."""
 
     error: ErrorCode
-    refuses: Callable[[ReplicaState, AppendRecords], bool]
+    refuses: Callable[[ReplicaState, AppendRecordsPartition], bool]
 
 
 LEADER_CHECKS: tuple[RequestCheck, ...] = (
@@ -363,17 +363,19 @@ SESSION_CHECKS: tuple[RequestCheck, ...] = (
 """What it says. After these the records' place in the log decides."""
 
 
-def _is_stale(newest: ReplicaSession, request: AppendRecords) -> bool:
+def _is_stale(newest: ReplicaSession, request: AppendRecordsPartition) -> bool:
     asked = (request.leader_epoch, request.session_id)
     return asked < newest[:2] or (asked == newest[:2] and newest.is_over)
 
 
-def _begins_without_its_epoch(request: AppendRecords) -> bool:
+def _begins_without_its_epoch(request: AppendRecordsPartition) -> bool:
     """A log begins anew with its epoch."""
     return request.restart and not request.batches and request.append_offset < request.epoch_start_offset
 
 
-def follow(state: ReplicaState | None, request: AppendRecords, batch_at: BatchAt) -> tuple[FollowerEffect, ...]:
+def follow(
+    state: ReplicaState | None, request: AppendRecordsPartition, batch_at: BatchAt
+) -> tuple[FollowerEffect, ...]:
     """What a replica does with `request`, in order; the last effect is its Answer. None: it keeps no such log.
 
     The caller carries the effects out one by one, durably where they say so; if one fails (disk), it stops there and
@@ -406,7 +408,9 @@ def storage_error(state: ReplicaState) -> AppendRecordsResult:
     return _result(state, ErrorCode.KAFKA_STORAGE_ERROR)
 
 
-def _first_refusal(checks: tuple[RequestCheck, ...], state: ReplicaState, request: AppendRecords) -> ErrorCode | None:
+def _first_refusal(
+    checks: tuple[RequestCheck, ...], state: ReplicaState, request: AppendRecordsPartition
+) -> ErrorCode | None:
     for check in checks:  # seven for every request: a generator would take as long as they do
         if check.refuses(state, request):
             return check.error
@@ -420,7 +424,9 @@ def _of_another_generation(kept: int, asked: int) -> ErrorCode:
     return ErrorCode.FENCED_LEADER_EPOCH if asked < kept else ErrorCode.STALE_SESSION
 
 
-def _by_the_table(state: ReplicaState, log: LogEnds, request: AppendRecords, found: Found) -> list[FollowerEffect]:
+def _by_the_table(
+    state: ReplicaState, log: LogEnds, request: AppendRecordsPartition, found: Found
+) -> list[FollowerEffect]:
     rule = FOLLOWER_RULES[found.finding]
     if rule.is_offline:
         return [GoOffline(found.finding), Answer(_result(state, rule.error, log=log))]
@@ -434,7 +440,7 @@ def _by_the_table(state: ReplicaState, log: LogEnds, request: AppendRecords, fou
 
 
 def _accept(
-    state: ReplicaState, log: LogEnds, request: AppendRecords, found: Found, cut: CutAt
+    state: ReplicaState, log: LogEnds, request: AppendRecordsPartition, found: Found, cut: CutAt
 ) -> list[FollowerEffect]:
     """Truncate, append, begin the epoch, flush, HWM, LSO, answer: in this order."""
     effects: list[FollowerEffect] = []

@@ -56,7 +56,7 @@ class Member(Struct):
     certificate, which may lead the outbox, too; empty where the grant names none. Both: from version 2 of the wire on.
     """
 
-    index: Count
+    index: MemberIndex
     address: str = ""
     directory_id: UUID | None = None
     identity: str = ""
@@ -132,7 +132,7 @@ class Takeover(Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant(Struct):
-    """A leader by name and number: what a member stores, and says on the wire. Raises BadGrant if it contradicts itself,
+    """A leader by name and number, as a member stores and says it. Raises BadGrant if it contradicts itself,
     but as it came over the wire: `checked` does then.
 
     members_epoch: of the grant that first named these lists; a renewal keeps it, a change takes its own number.
@@ -513,8 +513,8 @@ def _contradiction(grant: Grant) -> str | None:
         lists.append((grant.previous_members, grant.previous_min_insync_replicas))
     for members, min_insync in lists:
         indexes = {member.index for member in members}
-        if len(indexes) != len(members) or not all(0 <= index < BALLOT_STRIDE for index in indexes):
-            return f"member indexes are from 0 to {BALLOT_STRIDE - 1}, each once: {sorted(m.index for m in members)}"
+        if len(indexes) != len(members):
+            return f"each member index stands once in a list: {sorted(m.index for m in members)}"
         directories = [member.directory_id for member in members if member.directory_id is not None]
         if len(set(directories)) != len(directories) or not 1 <= min_insync <= len(members):
             return (

@@ -24,11 +24,13 @@ from typing import NamedTuple, TypeAlias
 
 from pushrep.election.epochs import NO_EPOCH, LogEnds
 from pushrep.election.grants import Grant, are_rivals
-from pushrep.election.messages import AppendRecords
+from pushrep.election.messages import AppendRecordsPartition
 from pushrep.election.progress import REACTIONS, InFlight, ReplicaProgress, SessionId, Step
-from pushrep.push_session_end_reason import NOT_ENDED, PushSessionEndReason
+from pushrep.push_session_end_reason import PushSessionEndReason
+from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.push_messages import AppendRecordsResult
+from pushrep.wire.values import Records
 
 MARK_EVERY_MS = 50
 _COARSE_PER_AGE = 8
@@ -235,14 +237,24 @@ class PartitionLeader:
             return []
         return [SessionEnded(replica, progress.id, reason), *self._leave(replica, too_slow=False)]
 
-    def request(self, replica: int, append_offset: int, end_offset: int) -> tuple[InFlight, AppendRecords]:
-        """The next request to a replica with a live session, without its batches: those of [append_offset, end_offset).
+    def request(  # noqa: PLR0913 - what a request says beside what is known here
+        self,
+        replica: int,
+        append_offset: int,
+        end_offset: int,
+        tp: TopicIdPartition,
+        *,
+        records: Records = (),
+        cleaned_offset: int = 0,
+    ) -> tuple[InFlight, AppendRecordsPartition]:
+        """The next request to a replica with a live session. records: the batches of [append_offset, end_offset).
 
         append_offset: the session's next_offset, or the base of the batch that holds it. With no batch both are equal.
         """
         progress = self._sessions[replica]
         sent = progress.sent(append_offset, end_offset)
-        return sent, AppendRecords(
+        return sent, AppendRecordsPartition(
+            tp=tp,
             leader_epoch=progress.id.leader_epoch,
             replica_epoch=progress.id.replica_epoch,
             session_id=progress.id.session_id,
@@ -253,8 +265,9 @@ class PartitionLeader:
             log_start_offset=self.log.log_start_offset,
             flush_wanted=self._flushed_only,
             restart=sent.restart,
-            end_session_reason=NOT_ENDED,
+            cleaned_offset=cleaned_offset,
             generation=self.grant.generation,
+            records=records,
         )
 
     def on_answer(  # noqa: PLR0911 - an answer a line

@@ -1,14 +1,16 @@
-"""AppendRecords as the rules see it: the fields of the wire by the same names, the batches already split. Its answer is
-the wire's own class.
+"""A partition's part of AppendRecords: what the leader's rules say and the wire carries, and its batches once split.
 
 `batches_of` splits and checks what came in; nothing here keeps a copy of a record.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import NamedTuple, Self
 
 from pushrep.push_session_end_reason import NOT_ENDED
 from pushrep.records import BatchHeader, CorruptRecordBatch, RecordBatch
 from pushrep.records.batch_run import checked_run, length_of_first, misjoined
+from pushrep.topic_id_partition import TopicIdPartition
+from pushrep.wire.values import Counter, CountOrNone, Epoch, EpochOrNone, Offset, Records, Struct
 
 _RUN_MIN = 32  # batches as large as the first; for fewer, looking at all at once costs more than one after the other
 
@@ -26,31 +28,47 @@ class Batch(NamedTuple):
     header: BatchHeader | None = None
 
 
-class AppendRecords(NamedTuple):
-    """What one push session says about one partition; `batches` may be empty.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppendRecordsPartition(Struct):
+    """What one push session says about one partition in one request; `records` may be empty.
 
     previous_epoch: of the batch that ends at `append_offset`, -1 where the leader's log starts.
     epoch_start_offset: where `leader_epoch` starts in the leader's log; what lies below was there when it was granted.
     restart: the leader's log starts above what the replica has; begin anew at `append_offset`.
-    cleaned_offset: 0, or the leader says that Kafka's cleaner went so far: only below it may offsets be missing.
-    generation: of the leader's grant. is_whole: False if some bytes were no batch (`batches_of` says so).
+    end_session_reason: -1 while the session goes on.
+    cleaned_offset: 0, or offsets are missing between these records, or before them, since Kafka's cleaner took them:
+    below it any may be. generation: of the leader's grant.
     """
 
-    leader_epoch: int
-    replica_epoch: int
-    session_id: int
-    append_offset: int
-    previous_epoch: int
-    epoch_start_offset: int
-    high_watermark: int
-    log_start_offset: int
+    tp: TopicIdPartition
+    leader_epoch: Epoch
+    replica_epoch: Counter
+    session_id: Counter
+    append_offset: Offset
+    previous_epoch: EpochOrNone
+    epoch_start_offset: Offset
+    high_watermark: Offset
+    log_start_offset: Offset
     flush_wanted: bool = False
     restart: bool = False
-    end_session_reason: int = NOT_ENDED
-    cleaned_offset: int = 0
-    generation: int = 0
-    batches: tuple[Batch, ...] = ()
-    is_whole: bool = True
+    end_session_reason: CountOrNone = NOT_ENDED
+    cleaned_offset: Offset = 0
+    generation: Counter = 0
+    records: Records = ()
+    batches: tuple[Batch, ...] = field(init=False, default=(), repr=False)
+    """Of a request that came in: what `records` holds, once they were `split`."""
+    is_whole: bool = field(init=False, default=True, repr=False)
+    """False if some bytes of `records` were no batch (`batches_of` says so)."""
+
+    def split(self) -> Self:
+        """The same, for the rules: every batch's magic, size and CRC-32C is checked here."""
+        return self.with_batches(*batches_of(self.records[0])) if self.records else self  # type: ignore[arg-type]
+
+    def with_batches(self, batches: tuple[Batch, ...], is_whole: bool) -> Self:  # noqa: FBT001 - as `batches_of` says
+        """The same, once it is known what its records are."""
+        object.__setattr__(self, "batches", batches)
+        object.__setattr__(self, "is_whole", is_whole)
+        return self
 
     @property
     def epoch_at_append_offset(self) -> int:

@@ -27,6 +27,7 @@ from dataclasses import replace
 from itertools import count
 from typing import NamedTuple
 
+from pushrep.election.messages import AppendRecordsPartition
 from pushrep.env import Clock, Network, Thread
 from pushrep.env.network import READABLE, WRITABLE
 from pushrep.errors import PushrepError
@@ -41,7 +42,6 @@ from pushrep.wire.client import CallAnswer, ClientConnection
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.errors import ProtocolError
 from pushrep.wire.push_messages import (
-    AppendRecordsPartition,
     AppendRecordsRequest,
     AppendRecordsResponse,
     AppendRecordsResult,

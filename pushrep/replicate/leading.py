@@ -35,7 +35,6 @@ from pushrep.replicate.manager import PushManager
 from pushrep.replicate.repairing import Repairs
 from pushrep.replicate.replica_client import ReplicaClient
 from pushrep.replicate.settings import PushSettings, Replica
-from pushrep.replicate.wire import log_ends_of
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire import push_messages as wire
 from pushrep.wire.error_codes import ErrorCode
@@ -271,7 +270,7 @@ class Leading:
     ) -> None:
         """Push to the log that the replica described; over the connection of `client`, if it may be taken."""
         led = self._by_tp[description.tp]
-        session = led.start_session(replica, replica_epoch, next(self._session_ids), log_ends_of(description))
+        session = led.start_session(replica, replica_epoch, next(self._session_ids), description.log_ends())
         self.manager.start_push(led.tp, session, client)
 
     def _session_ended(self, session: PushSession, reason: PushSessionEndReason) -> None:

@@ -27,7 +27,6 @@ from pushrep.replicate.errors import ReplicaUnreachable
 from pushrep.replicate.replica_client import ReplicaClient
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address
-from pushrep.replicate.wire import log_ends_of
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.push_messages import (
@@ -195,7 +194,7 @@ def _partition_logs(descriptions: Sequence[LogDescription]) -> Iterator[tuple[in
         yield (
             one.tp.partition,
             MemberLog(
-                log=log_ends_of(one),
+                log=one.log_ends(),
                 high_watermark=one.high_watermark,
                 is_damaged=one.error_code is not ErrorCode.NONE or one.damaged_from >= 0,
                 unfenced=unfenced,

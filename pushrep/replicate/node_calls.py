@@ -12,6 +12,7 @@ from typing import Any
 from pushrep.election.epochs import LogEnds, granted_end
 from pushrep.election.errors import BadGrant, label
 from pushrep.election.grants import Grant, are_rivals
+from pushrep.election.messages import AppendRecordsPartition
 from pushrep.errors import PushrepError
 from pushrep.log import CorruptBatch, OffsetOutOfRange
 from pushrep.log.errors import RepairRefused
@@ -22,10 +23,6 @@ from pushrep.replicate.node_store import KeptOutbox, NodeStore, Refusal
 from pushrep.replicate.pusher import whole_batches
 from pushrep.replicate.replica import ReplicaLog
 from pushrep.replicate.sockets import Address
-from pushrep.replicate.wire import (
-    epochs_to_wire,
-    request_from_wire,
-)
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire import push_messages as wire
 from pushrep.wire.calls import CALLS, PLACE_OF, ApiKey
@@ -91,9 +88,7 @@ class NodeCalls:
             grants=tuple(chain.from_iterable(grants.values())),
         )
 
-    def _append(
-        self, part: wire.AppendRecordsPartition, sender: str
-    ) -> tuple[wire.AppendRecordsResult, KeptOutbox | None]:
+    def _append(self, part: AppendRecordsPartition, sender: str) -> tuple[wire.AppendRecordsResult, KeptOutbox | None]:
         kept = self._store.owner_of(part.tp)
         replica = kept.open_replica(part.tp) if kept is not None else None
         if not self._may_lead(sender, ApiKey.APPEND_RECORDS, kept):
@@ -101,9 +96,9 @@ class NodeCalls:
         if replica is None:
             # It was described to this leader before the node started again, or it never was.
             return wire.AppendRecordsResult(error_code=ErrorCode.STALE_SESSION), None
-        return replica.follow(request_from_wire(part)), kept
+        return replica.follow(part), kept
 
-    def _waits_for_several_syncs(self, parts: Sequence[wire.AppendRecordsPartition]) -> bool:
+    def _waits_for_several_syncs(self, parts: Sequence[AppendRecordsPartition]) -> bool:
         """Then they wait beside each other. A partition that is named twice is carried out in the request's order."""
         if len(parts) < 2:
             return False
@@ -319,7 +314,7 @@ class NodeCalls:
         )
 
 
-def _may_begin_epoch(part: wire.AppendRecordsPartition) -> bool:
+def _may_begin_epoch(part: AppendRecordsPartition) -> bool:
     """Without a record: one that a session begins with."""
     return not part.records and part.append_offset <= part.epoch_start_offset
 
@@ -356,7 +351,7 @@ def _description(replica: ReplicaLog) -> wire.LogDescription:
         log_start_offset=ends.log_start_offset,
         high_watermark=log.high_watermark,
         flushed_offset=log.flushed_offset,
-        leader_epochs=epochs_to_wire(ends.leader_epochs),
+        leader_epochs=tuple(wire.EpochStart(epoch=one, start_offset=at) for one, at in ends.leader_epochs.entries),
         granted_epoch=granted.epoch,
         granted_end_offset=granted.end_offset,
         ungranted_from=-1 if unfenced is None else unfenced.start_offset,

@@ -21,20 +21,20 @@ belongs to the slowest replica, and that one reads the log anyway.
 import threading
 from collections import deque
 from concurrent.futures import Future
+from dataclasses import replace
 from enum import Enum, auto
 from typing import NamedTuple
 
-from pushrep.election.messages import AppendRecords
+from pushrep.election.messages import AppendRecordsPartition
 from pushrep.election.progress import SessionState
 from pushrep.log.reader import LogSlices
 from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.records import BatchHeader, CorruptRecordBatch
 from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.replicate.led_partition import PushSession
-from pushrep.replicate.wire import request_to_wire
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.error_codes import ErrorCode
-from pushrep.wire.push_messages import AppendRecordsPartition, AppendRecordsResult
+from pushrep.wire.push_messages import AppendRecordsResult
 from pushrep.wire.values import Buffer, FileSlice, Part, size_of
 
 _SWEEP_MIN = 1024
@@ -166,7 +166,7 @@ class Pusher:
         self._queue = self._taken = _NOTHING
         self._slices: LogSlices | None = None  # while the log is read
         self._shipped = (-1, -1)  # HWM and LSO as the last request had them
-        self._end_request: AppendRecords | None = None
+        self._end_request: AppendRecordsPartition | None = None
         self._end_sent: Future[bool] | None = None
         self._lock = threading.Lock()  # of the queue: held for a few operations, never over I/O
 
@@ -214,7 +214,7 @@ class Pusher:
         """
         if self._end_request is not None:
             farewell, self._end_request = self._end_request, None
-            return request_to_wire(self.tp, farewell, ()), Sent(self, self.session, -1), 0
+            return farewell, Sent(self, self.session, -1), 0
         partition, index = self.session.partition, self.session.replica.index
         leader = partition.leader
         with partition.lock:
@@ -238,12 +238,16 @@ class Pusher:
         with partition.lock:
             if not progress.is_live or progress.next_offset != start:
                 return None  # cut off, or its log start moved: whoever did that wakes us again
-            _, request = sent = leader.request(index, records.base_offset, records.end_offset)
-            self._shipped, self.watermark_since_ms = (request.high_watermark, request.log_start_offset), None
-        if records.cleaned_offset:
-            request = request._replace(cleaned_offset=records.cleaned_offset)
-        part = request_to_wire(self.tp, request, records.parts)
-        return part, Sent(self, self.session, sent[0].sequence), records.size_bytes
+            sent, part = leader.request(
+                index,
+                records.base_offset,
+                records.end_offset,
+                self.tp,
+                records=records.parts,
+                cleaned_offset=records.cleaned_offset,
+            )
+            self._shipped, self.watermark_since_ms = (part.high_watermark, part.log_start_offset), None
+        return part, Sent(self, self.session, sent.sequence), records.size_bytes
 
     def sent_records(self, now_ms: int, watermark_linger_ms: int) -> None:
         """A request with records goes out: a watermark that went alone right before it should have waited."""
@@ -284,8 +288,8 @@ class Pusher:
             with partition.lock:
                 progress = partition.leader.sessions.get(index)
                 if progress is not None and progress.id == self.session.id and progress.is_live:
-                    _, request = partition.leader.request(index, progress.next_offset, progress.next_offset)
-                    self._end_request = request._replace(end_session_reason=int(reason))
+                    _, request = partition.leader.request(index, progress.next_offset, progress.next_offset, self.tp)
+                    self._end_request = replace(request, end_session_reason=int(reason))
         partition.end_session(self.session, reason)
         self.session.on_push_session_ended(reason)
         self.drop_buffered()

@@ -26,7 +26,7 @@ from pushrep.election.follower import (
     follow,
     storage_error,
 )
-from pushrep.election.messages import AppendRecords
+from pushrep.election.messages import AppendRecordsPartition
 from pushrep.env import Clock, Filesystem
 from pushrep.errors import PushrepError
 from pushrep.log import AppendFailed, LogConfig, OffsetOutOfRange, SegmentLog, StillNeeded
@@ -118,14 +118,15 @@ class ReplicaLog:
             is_offline=self.finding is not None or log.damaged_from is not None,
         )
 
-    def follow(self, request: AppendRecords) -> AppendRecordsResult:
+    def follow(self, request: AppendRecordsPartition) -> AppendRecordsResult:
         """Judge a request, do what the rules say, and answer."""
+        if self._flush and not request.flush_wanted:
+            request = replace(request, flush_wanted=True)
+        request.split()
         with self._lock:
             if self.failure is not None:
                 return AppendRecordsResult(error_code=ErrorCode.KAFKA_STORAGE_ERROR)
             self.last_contact_ms = self._clock.wall_ms()
-            if self._flush and not request.flush_wanted:
-                request = request._replace(flush_wanted=True)
             state = self.state()
             try:
                 effects = follow(state, request, self._batch_at)
@@ -158,7 +159,7 @@ class ReplicaLog:
             return self.log.log_end_offset
         return self.log.damaged_from
 
-    def _begins_refill(self, judged: FollowerEffect, request: AppendRecords) -> bool:
+    def _begins_refill(self, judged: FollowerEffect, request: AppendRecordsPartition) -> bool:
         """A leader that may push here has what lies behind the damage: set it aside, and be filled again.
 
         What the leader surely has is its high watermark, and what it sends. With less it waits for an operator.
@@ -179,7 +180,7 @@ class ReplicaLog:
         )
         return True
 
-    def _note_filled(self, request: AppendRecords) -> None:
+    def _note_filled(self, request: AppendRecordsPartition) -> None:
         """As a leader lets a replica join its in-sync set: below is everything that was acknowledged before it led."""
         if self.log.log_end_offset >= max(request.high_watermark, request.epoch_start_offset):
             self.log.flush()  # it will be counted as one that holds it

@@ -20,8 +20,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 from uuid import UUID
 
+from pushrep.election.epochs import LogEnds
 from pushrep.election.grants import Grant
-from pushrep.push_session_end_reason import NOT_ENDED
+from pushrep.election.messages import AppendRecordsPartition
+from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.values import (
@@ -113,6 +115,11 @@ class LogDescription(Struct):
     ungranted_from: OffsetOrNone = -1
     damaged_from: OffsetOrNone = -1
 
+    def log_ends(self) -> LogEnds:
+        """As the rules compare it. Raises ValueError for a list of epochs that is none."""
+        epochs = LeaderEpochs(tuple((entry.epoch, entry.start_offset) for entry in self.leader_epochs))
+        return LogEnds(self.log_start_offset, self.log_end_offset, epochs)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribeLogResponse(Struct):
@@ -138,33 +145,6 @@ class DescribeLogResponse(Struct):
     unfilled: CountOrNone = NOT_SAID
     generation: Counter = 0
     contact_age_ms: CounterOrNone = NOT_SAID
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AppendRecordsPartition(Struct):
-    """What one push session says in one request; `records` may be empty. `end_session_reason`: -1 while it goes on.
-
-    `previous_epoch`: leader epoch of the batch that ends at `append_offset`, -1 at the log's start.
-    `epoch_start_offset`: where `leader_epoch` begins in the leader's log. `restart`: the leader's log begins above the
-    replica's end, begin anew at `append_offset`. `cleaned_offset`: 0, or offsets are missing between these records (or
-    before them) since Kafka's cleaner took them: below it any may be.
-    """
-
-    tp: TopicIdPartition
-    leader_epoch: Epoch
-    replica_epoch: Counter
-    session_id: Counter
-    append_offset: Offset
-    previous_epoch: EpochOrNone
-    epoch_start_offset: Offset
-    high_watermark: Offset
-    log_start_offset: Offset
-    flush_wanted: bool = False
-    restart: bool = False
-    end_session_reason: CountOrNone = NOT_ENDED
-    cleaned_offset: Offset = 0
-    generation: Counter = 0
-    records: Records = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

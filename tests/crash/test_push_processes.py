@@ -20,7 +20,6 @@ from pushrep.election.grants import next_ballot
 from pushrep.log import SegmentLog
 from pushrep.replicate.replica_client import ReplicaClient
 from pushrep.replicate.sockets import Address
-from pushrep.replicate.wire import log_ends_of
 from pushrep.wire.push_messages import DescribeLogRequest, DescribeLogResponse
 from tests.kafka.cluster import missing
 from tests.kafka.dump_tool import dump_segments
@@ -158,7 +157,7 @@ class Three:
     def granted_end(self, index):
         with ReplicaClient(self.addresses[index]) as client:
             answer = client.ask(DescribeLogRequest(outbox_id=self.outbox_id), DescribeLogResponse)
-        return granted_end(log_ends_of(answer.logs[0]), None) if answer.logs else (-1, 0)
+        return granted_end(answer.logs[0].log_ends(), None) if answer.logs else (-1, 0)
 
     @staticmethod
     def reap(process):

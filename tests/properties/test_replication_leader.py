@@ -12,8 +12,11 @@ from pushrep.election.leader import HighWatermarkMoved, Joined, Left, PartitionL
 from pushrep.election.progress import SessionId
 from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.records.leader_epochs import LeaderEpochs
+from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.push_messages import AppendRecordsResult
+
+TP = TopicIdPartition(UUID(int=2), "t", 0)
 
 LEADER, LAG_MAX_MS = 0, 1_000
 REPLICAS = st.sampled_from([1, 2, 3])
@@ -99,7 +102,7 @@ class Leading(RuleBasedStateMachine):
             progress = self.leader.sessions[replica]
             offset = progress.next_offset
             end = min(self.end, offset + count)
-            sent, request = self.leader.request(replica, offset, end)
+            sent, request = self.leader.request(replica, offset, end, TP)
             assert request.append_offset == offset
             assert request.high_watermark == self.watermark
             assert request.epoch_start_offset == self.start

@@ -39,7 +39,6 @@ from pushrep.replicate.node_settings import NodeSettings
 from pushrep.replicate.pusher import MemoryTracker, Pusher
 from pushrep.replicate.settings import PushSettings, Replica
 from pushrep.replicate.sockets import Address
-from pushrep.replicate.wire import log_ends_of
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.frames import FrameLimits, FrameReader
@@ -359,7 +358,7 @@ def pushed(log, opened, store, answers, outbox_id):
     led = LedPartition(TP, opened, leader, Nobody(), lambda *_: None)
     described = answers.answer(DescribeLogRequest(outbox_id=outbox_id, create=True, partitions=(TP,)), LOCAL)
     session = led.start_session(
-        Replica(1, Address("127.0.0.1", 1)), described.replica_epoch, 1, log_ends_of(described.logs[0])
+        Replica(1, Address("127.0.0.1", 1)), described.replica_epoch, 1, described.logs[0].log_ends()
     )
     pusher, error = Pusher(session, MemoryTracker(1 << 20)), None
     try:

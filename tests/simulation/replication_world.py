@@ -44,7 +44,10 @@ from pushrep.election.leader import PartitionLeader
 from pushrep.election.messages import Batch
 from pushrep.election.progress import SessionId
 from pushrep.records.leader_epochs import LeaderEpochs
+from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.error_codes import ErrorCode
+
+TP = TopicIdPartition(UUID(int=2), "t", 0)
 
 
 class Violation(AssertionError):
@@ -770,8 +773,8 @@ class World:
             return
         owner.said[target] = news
         end = batches[-1].next_offset if batches else start
-        sent, request = owner.leader.request(target, start, end)
-        body = (progress.id, sent.sequence, request._replace(batches=batches))
+        sent, request = owner.leader.request(target, start, end, TP)
+        body = (progress.id, sent.sequence, request.with_batches(batches, True))
         self.send("append", machine.index, target, body, machine.serial)
 
     def on_describe(self, machine, message):

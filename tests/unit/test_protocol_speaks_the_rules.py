@@ -6,9 +6,7 @@ import pytest
 
 from pushrep.election.candidate import MemberAnswer
 from pushrep.election.epochs import EpochEnd as RulesEpochEnd
-from pushrep.election.messages import AppendRecords as RulesAppendRecords
 from pushrep.wire.push_messages import (
-    AppendRecordsPartition,
     DescribeLogResponse,
     GrantResponse,
     LogDescription,
@@ -23,8 +21,6 @@ def names(struct):
 @pytest.mark.parametrize(
     ("rules", "wire", "otherwise"),
     [
-        # The rules have their batches already split and checked, and know their partition by where they are.
-        (RulesAppendRecords, AppendRecordsPartition, {"batches": "records", "is_whole": "records"}),
         (RulesEpochEnd, WireEpochEnd, {}),
         # Which version it speaks is agreed on before; whose it is stands in its certificate, not in what it says.
         (

@@ -7,12 +7,8 @@ import pytest
 
 from pushrep.election.errors import BadGrant
 from pushrep.election.grants import Destination, Grant, Hold, Member, Takeover
-from pushrep.election.messages import AppendRecords
+from pushrep.election.messages import AppendRecordsPartition
 from pushrep.records import encode_batch
-from pushrep.replicate.wire import (
-    request_from_wire,
-    request_to_wire,
-)
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire import push_messages as wire
 from pushrep.wire.errors import NotInVersion
@@ -26,23 +22,30 @@ def over_the_wire(message):
     return frame.message
 
 
+def appended(data, **more):
+    """A partition's part with one batch."""
+    return AppendRecordsPartition(
+        tp=TP, leader_epoch=300, replica_epoch=2, session_id=3, append_offset=5, previous_epoch=44,
+        epoch_start_offset=5, high_watermark=4, log_start_offset=1, records=(memoryview(bytes(data)),), **more,
+    )  # fmt: skip
+
+
 TP = TopicIdPartition(UUID(int=1), "orders", 3)
 
 
 def test_a_request_survives_the_way_there_and_back():
     batch = encode_batch([b"a", b"b"], timestamps_ms=1)
     batch.stamp(5, 300)
-    sent = AppendRecords(300, 2, 3, 5, 44, 5, 4, 1, flush_wanted=True, restart=True, end_session_reason=8)
-    came = request_from_wire(request_to_wire(TP, sent, (memoryview(bytes(batch.data)),)))
-    assert came._replace(batches=()) == sent
+    sent = appended(batch.data, flush_wanted=True, restart=True, end_session_reason=8, cleaned_offset=4, generation=9)
+    (came,) = over_the_wire(wire.AppendRecordsRequest(partitions=(sent,))).partitions
+    assert (came, came.split().is_whole) == (sent, True)
     assert [(one.base_offset, one.next_offset, one.leader_epoch) for one in came.batches] == [(5, 7, 300)]
 
 
 def test_a_damaged_record_is_seen():
     data = bytearray(encode_batch([b"a"], timestamps_ms=1).data)
     data[-1] ^= 1
-    sent = AppendRecords(300, 2, 3, 0, -1, 0, 0, 0)
-    assert not request_from_wire(request_to_wire(TP, sent, (memoryview(bytes(data)),))).is_whole
+    assert not appended(data).split().is_whole
 
 
 def test_a_grant_survives_with_every_field():

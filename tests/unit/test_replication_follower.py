@@ -31,10 +31,13 @@ from pushrep.election.follower import (
     storage_error,
 )
 from pushrep.election.grants import EPOCH_JUMP_MAX, Grant, Member, next_generation
-from pushrep.election.messages import AppendRecords, Batch
+from pushrep.election.messages import AppendRecordsPartition, Batch
 from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.records.leader_epochs import LeaderEpochs
+from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.error_codes import ErrorCode
+
+TP = TopicIdPartition(UUID(int=2), "t", 0)
 
 LEADER, REPLICA_EPOCH = 256, 7  # epoch 256 is member 0's
 
@@ -77,9 +80,11 @@ def state(log, **changes):
 def request(append_offset, previous_epoch, *batches, **changes):
     fields = {
         "leader_epoch": LEADER, "replica_epoch": REPLICA_EPOCH, "session_id": 1, "epoch_start_offset": 100,
-        "high_watermark": 0, "log_start_offset": 0, "batches": batches,
+        "high_watermark": 0, "log_start_offset": 0, "tp": TP,
     }  # fmt: skip
-    return AppendRecords(append_offset=append_offset, previous_epoch=previous_epoch, **fields | changes)
+    batches, is_whole = changes.pop("batches", batches), changes.pop("is_whole", True)
+    asked = AppendRecordsPartition(append_offset=append_offset, previous_epoch=previous_epoch, **fields | changes)
+    return asked.with_batches(batches, is_whole)
 
 
 def effects(log, asked, **changes):

@@ -8,6 +8,7 @@ import pytest
 
 from pushrep.election.errors import BadGrant
 from pushrep.election.grants import (
+    BALLOT_STRIDE,
     EPOCH_JUMP_MAX,
     EPOCH_LEAP,
     Grant,
@@ -23,6 +24,7 @@ from pushrep.election.grants import (
     next_generation,
     owner_of,
 )
+from pushrep.errors import BadArgument
 from pushrep.wire.error_codes import ErrorCode
 
 
@@ -74,8 +76,7 @@ def test_with_four_members_two_leading_sets_can_miss_each_other():
         ({"epoch": 257, "leader": 0}, "257"),
         ({"leader": 1}, "member 1"),
         ({"epoch": 3, "leader": 3}, "leader 3"),
-        ({"members": (0, 0)}, "each once"),
-        ({"members": (0, 256)}, "each once"),
+        ({"members": (0, 0)}, "stands once"),
         ({"m": 0}, "min_insync_replicas"),
         ({"m": 4}, "min_insync_replicas"),
         ({"members_epoch": 300}, "members_epoch"),
@@ -85,6 +86,12 @@ def test_with_four_members_two_leading_sets_can_miss_each_other():
 def test_a_grant_that_contradicts_itself_is_none(changes, names):
     with pytest.raises(BadGrant, match=names):
         grant(**changes)
+
+
+def test_a_member_has_an_index_by_which_it_can_take_numbers():
+    assert Member(BALLOT_STRIDE - 1).index == 255
+    with pytest.raises(BadArgument, match="not from 0 to 255"):
+        Member(BALLOT_STRIDE)
 
 
 KEPT = grant(epoch=512)

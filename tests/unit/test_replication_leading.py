@@ -47,8 +47,11 @@ from pushrep.election.leader import (
 from pushrep.election.progress import BEGINS_ANEW, MAY_BECOME, REACTIONS, SessionId, SessionState, Step
 from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.records.leader_epochs import LeaderEpochs
+from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.push_messages import AppendRecordsResult
+
+TP = TopicIdPartition(UUID(int=2), "t", 0)
 
 
 def grant(epoch=256, members=3, m=2, **changes):
@@ -77,7 +80,7 @@ def pushed(leader, theirs, *, to=1, upto=None):
     session = SessionId(256, 1, 1)
     leader.start_session(to, session, theirs)
     offset = leader.sessions[to].next_offset
-    sent, request = leader.request(to, offset, leader.log.log_end_offset if upto is None else upto)
+    sent, request = leader.request(to, offset, leader.log.log_end_offset if upto is None else upto, TP)
     return session, sent.sequence, request
 
 
@@ -127,7 +130,7 @@ def test_records_that_retention_took_from_under_a_session_make_it_begin_anew():
     leader = leading(end=9)
     pushed(leader, ends(2, (0, 0)), upto=3)
     leader.on_log_start(5)
-    sent, request = leader.request(1, 5, 9)
+    sent, request = leader.request(1, 5, 9, TP)
     assert (sent.append_offset, request.restart) == (5, True)
 
 
@@ -189,7 +192,7 @@ def test_corrupt_is_sent_once_more_then_ends_the_session():
     leader = leading()
     session, sequence, request = pushed(leader, ends(1, (0, 0)))
     assert leader.on_answer(1, session, sequence, answer(ErrorCode.CORRUPT_MESSAGE, 1)) == [Push(1)]
-    again, repeated = leader.request(1, 1, 4)
+    again, repeated = leader.request(1, 1, 4, TP)
     assert repeated == request
     (ended,) = leader.on_answer(1, session, again.sequence, answer(ErrorCode.CORRUPT_MESSAGE, 1))
     assert ended.reason is PushSessionEndReason.NON_RETRIABLE_ERROR
@@ -199,7 +202,7 @@ def test_r2_a_retriable_answer_sends_the_same_again_after_a_pause():
     leader = leading()
     session, sequence, request = pushed(leader, ends(1, (0, 0)))
     assert leader.on_answer(1, session, sequence, answer(ErrorCode.REQUEST_TIMED_OUT, 1)) == [Push(1, backoff=True)]
-    assert leader.request(1, 1, 4)[1] == request
+    assert leader.request(1, 1, 4, TP)[1] == request
 
 
 def test_every_state_has_an_answer_to_every_outcome():
@@ -239,7 +242,7 @@ def test_a_replica_joins_at_the_watermark_and_the_epochs_start():
     leader = leading(end=4)
     session, sequence, _ = pushed(leader, ends(2, (0, 0)), upto=3)
     assert Joined(1) not in leader.on_answer(1, session, sequence, answer(end=3))
-    sent, _ = leader.request(1, 3, 4)
+    sent, _ = leader.request(1, 3, 4, TP)
     assert Joined(1) in leader.on_answer(1, session, sent.sequence, answer(end=4))
 
 
@@ -711,7 +714,7 @@ def test_an_entering_directory_joins_no_in_sync_set():
     leader.on_directory(1, is_members=True)
     session = SessionId(epoch, 1, 1)
     leader.start_session(1, session, ends(4, (0, 0)))
-    sent, _ = leader.request(1, 4, 4)
+    sent, _ = leader.request(1, 4, 4, TP)
     leader.on_answer(1, session, sent.sequence, answer(end=4, grant_epoch=epoch))
     assert leader.in_sync == {0}
     assert not leader.may_settle, "one other is not enough of three"
