@@ -20,8 +20,9 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socket import AF_INET, AF_INET6, socket
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
+from filtering.closing import ClosedAtExit
 from pushrep.errors import BadArgument, PushrepError
 from pushrep.problems import AWAY_LIMIT_S, Problem, worst_first
 from pushrep.replicate.certificates import expires_s, mutual_tls
@@ -79,7 +80,7 @@ class HealthSettings:
         return None
 
 
-class HealthServer:
+class HealthServer(ClosedAtExit):
     """Answers in threads of its own until `close`; see the file's map.
 
     problems: what is wrong now, asked at each /readyz, in any thread. registry: what /metrics shows.
@@ -110,12 +111,6 @@ class HealthServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
 
 
 class _Server(ThreadingHTTPServer):

@@ -15,9 +15,9 @@ import shutil
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
+from filtering.closing import ClosedAtExit
 from pushrep.errors import PushrepError
 from pushrep.log import Durability, LogConfig, LogReader, SegmentLog, list_logs
 from spark_jobs.batch_marks import ADOPTED, BatchMarks, BatchMarksVersionUnsupported, CorruptBatchMarks
@@ -80,7 +80,7 @@ class MarksStoreDamaged(SparkJobError):
         self.location, self.why = location, why
 
 
-class LocalMarks:
+class LocalMarks(ClosedAtExit):
     """Marks in a directory on this machine's disk, which survive kill -9 and power loss once `write` returned.
 
     Opened at first use and then locked for this process; close it, or use it as a context manager. Use raises
@@ -137,14 +137,6 @@ class LocalMarks:
             log, self._log = self._log, None
             self._places, self._owner, self._latest, self._log_bytes = {}, None, None, 0
             log.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _opened(self) -> SegmentLog:
         if self._log is None:

@@ -12,8 +12,9 @@ import json
 import re
 import zlib
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
+from filtering.closing import ClosedAtExit
 from pushrep.kafka import KafkaDestination
 from pushrep.kafka.errors import DestinationRefused, TopicMissing
 from pushrep.kafka.store_topic import ChangedByOther, KeyedTopic, RecordsOfOthers
@@ -43,7 +44,7 @@ class _Batch(NamedTuple):
     parts: tuple[str, ...]
 
 
-class TopicMarks:
+class TopicMarks(ClosedAtExit):
     """Marks in `destination.topic` for ReplayFilteredBatches; the topic has 1 partition and cleanup.policy=compact.
 
     Opened at first use; close it, or use it as a context manager. Use raises MarksTopicUnfit, MarksStoreDamaged,
@@ -121,12 +122,6 @@ class TopicMarks:
             topic, self._topic = self._topic, None
             self._known, self._last_offset, self._latest = {}, None, None
             topic.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _opened(self) -> KeyedTopic:
         if self._topic is None:

@@ -13,9 +13,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from itertools import compress
-from types import TracebackType
-from typing import Any, Literal, NamedTuple, Self, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
+from filtering.closing import ClosedAtExit
 from filtering.extras import needed_by
 
 with needed_by("filtering.consumers.confluent"):
@@ -78,7 +78,7 @@ class _Commit(NamedTuple):
     answer: "Future[object]"
 
 
-class ReplayFilteredConsumer:
+class ReplayFilteredConsumer(ClosedAtExit):
     """A consumer of topics whose records carry stream metadata. Not thread-safe; its calls are the client's.
 
     config: librdkafka's settings; `group.id` is needed, auto-commit is refused by name. carrier: where the 20 bytes
@@ -306,14 +306,6 @@ class ReplayFilteredConsumer:
         finally:
             if self._marks_topic is not None:
                 self._marks_topic.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _check(self) -> None:
         """Raise what stands in the way of the next read; load what could not be loaded, obey new startpoints."""

@@ -32,7 +32,7 @@ from pushrep.kafka.fence import (
     ProducerId,
     coordinator_reaction_to,
 )
-from pushrep.kafka.recovery import backoff_s, in_thread
+from pushrep.kafka.recovery import backoff_of, in_thread
 from pushrep.kafka.requests import (
     AbortTxn,
     AbortTxnAndRaise,
@@ -216,7 +216,7 @@ class FenceDriver:
         event = await self._until_done(perform)
         if isinstance(event, core.FenceRefused):
             _LOG.info("%s: transactional id %s: %s", self._facts.topic, self._name, event.why)
-            await asyncio.sleep(backoff_s(self._destination, 1))
+            await asyncio.sleep(backoff_of(self._destination).pause_s(1))
         return event
 
     async def _perform(self, effect: Effect) -> Event:

@@ -23,11 +23,12 @@ import threading
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from operator import itemgetter
 from typing import Protocol, TypeVar
 
 from filtering import StreamMetadata
-from filtering.retry import Backoff
+from filtering.retry import Backoff, RetryPolicy
 from pushrep.env import Clock
 from pushrep.kafka.answers import AnswerReaction, Code
 from pushrep.kafka.cluster import UNREACHABLE, BrokerError, Cluster, PartitionBounds, right_missing
@@ -398,7 +399,7 @@ class ShippingRecovery:
         await self._pause(1)
 
     async def _pause(self, failures: int) -> None:
-        await asyncio.sleep(backoff_s(self._destination, failures))
+        await asyncio.sleep(backoff_of(self._destination).pause_s(failures))
 
 
 def _unproved(sources: Sequence[ShippedPartition]) -> dict[int, Exception]:
@@ -455,10 +456,10 @@ async def read_partition(
     return max(at, end)
 
 
-def backoff_s(destination: KafkaDestination, failures: int) -> float:
-    """The pause after so many failures in a row."""
+def backoff_of(destination: KafkaDestination) -> Backoff:
+    """The pauses after failures in a row."""
     longest_ms = max(destination.retry_backoff_ms, destination.retry_backoff_max_ms)
-    return Backoff(destination.retry_backoff_ms / 1000, longest_ms / 1000, least=1.0).pause_s(failures)
+    return Backoff(destination.retry_backoff_ms / 1000, longest_ms / 1000, least=1.0)
 
 
 async def in_thread(work: Callable[[], _T]) -> _T:
@@ -487,7 +488,7 @@ async def in_thread(work: Callable[[], _T]) -> _T:
     return await done
 
 
-_FAILURES_MAX = 20
+_ATTEMPTS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -516,7 +517,7 @@ async def read_contents(
     if state.progress.topic_id not in {None, facts.topic_id}:
         state.void()
     cluster = Cluster(destination, facts.topic)
-    patiently = _Patiently(destination, cluster)
+    patiently = _patiently(destination, cluster)
     try:
         await patiently(cluster.refresh)
         used = None
@@ -555,25 +556,28 @@ async def read_contents(
     return TopicContents(progress=progress, held=held, contested=contested, first=first, ends=ends)
 
 
-class _Patiently:
-    """Tries for a while, with growing pauses."""
+def _patiently(destination: KafkaDestination, cluster: Cluster) -> UntilDone:
+    """Tries for a while, with growing pauses, and asks who leads before it tries again."""
+    passing = (*UNREACHABLE, BrokerError, KafkaUnreachable)
+    policy = RetryPolicy(
+        passes=lambda error: isinstance(error, passing), backoff=backoff_of(destination), attempts=_ATTEMPTS
+    )
 
-    def __init__(self, destination: KafkaDestination, cluster: Cluster) -> None:
-        self._destination, self._cluster = destination, cluster
+    async def until_done(what: Callable[[], Awaitable[_T]], /) -> _T:
+        calls = count()
 
-    async def __call__(self, what: Callable[[], Awaitable[_T]], /) -> _T:
-        for failures in range(1, _FAILURES_MAX):
-            try:
-                if failures > 1:
-                    await self._cluster.refresh()
-                return await what()
-            except (*UNREACHABLE, BrokerError, KafkaUnreachable):
-                await asyncio.sleep(backoff_s(self._destination, failures))
-        return await what()
+        async def attempt() -> _T:
+            if next(calls):
+                await cluster.refresh()
+            return await what()
+
+        return await policy.call_async(attempt)
+
+    return until_done
 
 
 async def places_of_records(
-    cluster: Cluster, origin: RecordOrigin, partitions: int, until_done: "_Patiently | None" = None
+    cluster: Cluster, origin: RecordOrigin, partitions: int, until_done: UntilDone | None = None
 ) -> set[tuple[int, int]]:
     """(log partition, partition of the topic) of every record there that has a PID of the outbox.
 
@@ -605,9 +609,9 @@ def used_partitions(topic: str, partitions: int, places: Collection[tuple[int, i
     """
     if not places:
         return None
-    for count in range(partitions, 0, -1):
-        if all(at == log % count for log, at in places):
-            return count
+    for used in range(partitions, 0, -1):
+        if all(at == log % used for log, at in places):
+            return used
     raise DestinationRefused(
         topic,
         "partitions",

@@ -47,7 +47,7 @@ from pushrep.kafka.progress import (
     read_progress,
     write_progress,
 )
-from pushrep.kafka.recovery import backoff_s, in_thread, places_of_records, used_partitions
+from pushrep.kafka.recovery import backoff_of, in_thread, places_of_records, used_partitions
 from pushrep.kafka.resume import RecordOrigin
 from pushrep.kafka.sink_session import SinkSession
 from pushrep.kafka.sink_state import DestinationLag, ShippingCounts, SinkState
@@ -265,7 +265,7 @@ class KafkaSink:
             self._started.set()  # the topic is known; the members come in their own time
         self._state.set_trouble(str(error) or repr(error))
         self._failures += 1
-        return backoff_s(self._destination, self._failures)
+        return backoff_of(self._destination).pause_s(self._failures)
 
     def _began(self) -> None:
         self._failures = 0

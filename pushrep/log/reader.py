@@ -47,10 +47,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
-from typing import Literal, NamedTuple, Protocol, Self, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
+from filtering.closing import ClosedAtExit
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, File, Filesystem
 from pushrep.errors import BadArgument, ForkedProcess
 from pushrep.log.directory_files import (
@@ -707,7 +707,7 @@ class LogOffsets(NamedTuple):
     high_watermark: int
 
 
-class LogReader:
+class LogReader(ClosedAtExit):
     """Reads a log of any process. Thread-safe; a context manager. Made by `SegmentLog.open_reader`.
 
     The offsets are asked of the writer's published state each time. After `close` everything raises LogClosed, in a
@@ -834,14 +834,6 @@ class LogReader:
                 self._published.let_go()
             finally:
                 self._published_lock.release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"LogReader({str(self.path)!r}, isolation={self._isolation!r})"

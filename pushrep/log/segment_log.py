@@ -28,10 +28,10 @@ from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, Self
 from uuid import UUID, uuid4
 
+from filtering.closing import ClosedAtExit
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.errors import BadArgument, ForkedProcess, PushrepError
 from pushrep.log.batching import Appendable, refuse_columns, to_batches
@@ -264,7 +264,7 @@ def _settle_epochs(around: Surroundings, recovered: Recovered) -> LeaderEpochs:
     return epochs
 
 
-class SegmentLog:
+class SegmentLog(ClosedAtExit):
     """A crash-safe log of one topic partition in Kafka's own file format. Thread-safe; a context manager.
 
     Made by `SegmentLog.open`; beside its writer, every process may use `SegmentLog.open_reader`. After `close`
@@ -733,14 +733,6 @@ class SegmentLog:
                 rebuild_suspect_indexes(around.filesystem, self.path, suspects, around.config)
             except OSError as error:  # they are hints: readers do without
                 _LOG.warning("%s: its indexes are not made anew: %s", self.path, error)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"SegmentLog({str(self.path)!r})"

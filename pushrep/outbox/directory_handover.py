@@ -34,10 +34,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 from uuid import UUID
 
+from filtering.closing import ClosedAtExit
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Filesystem
 from pushrep.errors import BadArgument, PushrepError
 from pushrep.log.directory import LogDirectory
@@ -65,7 +65,7 @@ _WITH_AGE = "urn:uuid:"
 NEVER = -1
 
 
-class HandoverSocket:
+class HandoverSocket(ClosedAtExit):
     """Lets go of outboxes while somebody asks for them. A context manager around a running node. Raises OSError."""
 
     def __init__(self, node: ReplicaNode) -> None:
@@ -85,14 +85,6 @@ class HandoverSocket:
                 sock.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._listener.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _accept(self) -> None:
         while not self._is_closed:

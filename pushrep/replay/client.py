@@ -13,10 +13,10 @@ there  | batch | batch | batch | ...          by the same offsets: equal, or the
 from collections.abc import Iterable
 from itertools import zip_longest
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
+from filtering.closing import ClosedAtExit
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.errors import BadArgument
 from pushrep.log import SegmentLog
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pushrep.startpoints import LogConsumer, StartpointStore
 
 
-class ReplayClient:
+class ReplayClient(ClosedAtExit):
     """Replays of local logs, or of a node's. Thread-safe; a context manager, which ends what it started.
 
     where: a directory of logs, or `host:port`. For a directory: `logs`, those that this process has open for writing:
@@ -167,14 +167,6 @@ class ReplayClient:
         from pushrep.startpoints import STORE_NAME, StartpointStore  # noqa: PLC0415 - who only replays needs none
 
         return StartpointStore.open(Path(self.where) / STORE_NAME, filesystem=self._disk, clock=self._clock)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _node(self) -> RemoteReplays:
         if isinstance(self._replays, LocalReplays):

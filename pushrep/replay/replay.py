@@ -16,9 +16,9 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from itertools import chain, repeat
-from types import TracebackType
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol
 
+from filtering.closing import ClosedAtExit
 from pushrep.records import Record, RecordBatch, RecordCursor
 from pushrep.replay import events as e
 from pushrep.replay.errors import ReplayBusy, ReplayFailed, ReplayRefused, ReplayTruncated
@@ -116,7 +116,7 @@ class ReplayedBatch(NamedTuple):
         return RecordCursor(first, self.batch.rows().between(self.start, self.end))
 
 
-class Replay:
+class Replay(ClosedAtExit):
     """A running replay. Made by ReplayClient; a context manager, which stops it.
 
     Iterating raises ReplayFailed once, ReplayTruncated if the log was cut below `position`; then it is over.
@@ -210,14 +210,6 @@ class Replay:
         """`stop`, and let go of the log."""
         self.stop()
         self._feed.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     # ---- inside
 

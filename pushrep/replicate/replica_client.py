@@ -4,10 +4,10 @@ import socket
 import ssl
 from collections.abc import Mapping
 from contextlib import suppress
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
+from filtering.closing import ClosedAtExit
 from pushrep.replicate.connecting import OpenConnection, call, connect
 from pushrep.replicate.errors import ReplicaUnreachable
 from pushrep.replicate.settings import PushSettings
@@ -22,7 +22,7 @@ _NAMES_DIRECTORIES, _CARRIES_HOLDS = 2, 3
 """From these versions of a grant on."""
 
 
-class ReplicaClient:
+class ReplicaClient(ClosedAtExit):
     """A connection that waits for each answer. Not thread-safe; a context manager. Raises ReplicaUnreachable."""
 
     def __init__(self, address: Address, settings: PushSettings | None = None) -> None:
@@ -98,11 +98,3 @@ class ReplicaClient:
         if (opened := self._opened) is not None:
             with suppress(OSError):
                 opened.sock.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()

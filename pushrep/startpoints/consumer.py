@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
+from filtering.closing import ClosedAtExit
 from pushrep.log import LogReader, NotALog, OffsetOutOfRange, SegmentLog
 from pushrep.log.published import read_published
 from pushrep.log.slots import log_at, readable_logs
@@ -119,7 +119,7 @@ class _AssignedPartition:
     is_consumed: bool = True  # False: started from a startpoint and committed nothing behind it yet
 
 
-class LogConsumer:
+class LogConsumer(ClosedAtExit):
     """Reads the partitions of one topic from their start offsets on. For one thread. Made by `open`."""
 
     def __init__(
@@ -234,14 +234,6 @@ class LogConsumer:
         self._closed = True
         for partition in list(self._assigned):
             self._drop(partition)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     # ---- inside
 

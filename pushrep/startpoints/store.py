@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Concatenate, ParamSpec, Protocol, Self, TypeVar
 
+from filtering.closing import ClosedAtExit
 from filtering.retry import Backoff, RetryPolicy
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.errors import BadArgument, checked_path
@@ -110,7 +110,7 @@ TTL_S = 12 * 3600
 """How long a startpoint may wait to be applied, if its writer says nothing else."""
 
 
-class StartpointStore:
+class StartpointStore(ClosedAtExit):
     """Startpoints and checkpoints in a directory. Thread-safe, for any number of processes. Made by `open`.
 
     After `close` everything raises StoreClosed. Every change raises StoreBusy, StoreUnavailable, CorruptStore and
@@ -426,14 +426,6 @@ class StartpointStore:
         if not self._closed:
             self._closed = True
             self._journal.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.place)!r})"

@@ -21,9 +21,9 @@ from typing import Any, NamedTuple, TypeVar
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 from pyspark.sql.types import StructType
-from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from filtering.errors import shown_partition
+from filtering.retry import Backoff, RetryPolicy
 from filtering.stream_metadata import OFFSET_MAX
 from spark_jobs.batch_marks import ADOPTED, BatchMarks, LogRange
 from spark_jobs.sinks.table import query_of
@@ -32,7 +32,7 @@ from spark_jobs.sql.dialects import BadSqlTable, BatchNotStaged, Dialect, MarksT
 _KEY = ("topic", "partition", "offset")
 _QUERY, _BATCH, _ATTEMPT = "pushrep_query", "pushrep_batch", "pushrep_attempt"
 _WITHIN = '"topic" = ? AND "partition" = ? AND "offset" >= ? AND "offset" < ?'
-_ATTEMPTS = 5
+_ATTEMPTS, _BACKOFF = 5, Backoff(first_s=0.2, longest_s=2.0)
 
 _LOG = logging.getLogger(__name__)
 
@@ -271,17 +271,16 @@ class SqlTable:
 
     def _transaction(self, work: Callable[[Any], T]) -> T:
         """All of it or nothing; tried again after a lost connection or a lost race, since each is safe to repeat."""
-        for attempt in Retrying(
-            retry=retry_if_exception_type(self._dialect.lost()),
-            stop=stop_after_attempt(_ATTEMPTS),
-            wait=wait_random_exponential(multiplier=0.1, max=2.0),
-            reraise=True,
-        ):
-            with attempt, closing(self._dialect.connect()) as connection:
+        lost = self._dialect.lost()
+
+        def attempt() -> T:
+            with closing(self._dialect.connect()) as connection:
                 result = work(connection)
                 connection.commit()
                 return result
-        raise AssertionError("the last attempt raises")
+
+        policy = RetryPolicy(passes=lambda error: isinstance(error, lost), backoff=_BACKOFF, attempts=_ATTEMPTS)
+        return policy.call(attempt)
 
     def _execute(self, connection: Any, statement: str, *values: Any) -> int:
         cursor = connection.cursor()
