@@ -13,8 +13,7 @@ from contextlib import suppress
 from typing import TypeAlias
 
 from pushrep.env import Clock
-from pushrep.log import Lease, LeaseBroken, LogClosed, NotALog, OffsetOutOfRange
-from pushrep.log.errors import CorruptBatch
+from pushrep.log import Lease, LeaseBroken, OffsetOutOfRange
 from pushrep.records import BatchHeader, RecordBatch
 from pushrep.records.model import CorruptRecordBatch
 from pushrep.replay import events as e
@@ -23,10 +22,9 @@ from pushrep.replay.events import ReplayState
 from pushrep.replay.replay import ReplayedBlock
 from pushrep.replay.session import ReplaySession
 from pushrep.replay.sessions import ReplaySessions
-from pushrep.replay.source import LogSource, span_of
+from pushrep.replay.source import READ_ERRORS, LogSource, span_of
 from pushrep.replay.waiting import Listening
 from pushrep.replay.windows import BUFFER_BYTES, BatchWindows, Buffers, Tail, Window, size_of_batch
-from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.replay_messages import ReplayEndReason
 
 _FACTS_MS = 100
@@ -38,8 +36,6 @@ CREDIT_BYTES = 1 << 62
 
 Counters: TypeAlias = Mapping[str, Callable[[], int | None]]
 """Name to a function that gives its value, None once it closed. Called in any thread."""
-
-_READ_ERRORS = (OffsetOutOfRange, CorruptBatch, CorruptRecordBatch, LogClosed, NotALog, OSError)
 
 
 class Around:
@@ -102,16 +98,7 @@ class LocalSession:
 
     def open(self) -> None:
         """Take the lease and look at what stands at the position. Raises ReplayRefused."""
-        position = self.session.position
-        try:
-            self._lease = self.source.lease(position, self._on_lease_broken)
-            event: e.Event = self.source.opened_at(position, self._facts)
-        except LeaseBroken as error:
-            event = e.OpenFailed(ErrorCode.LEASE_BROKEN, str(error))
-        except _READ_ERRORS as error:
-            failure = self.source.failure(error, position, self.source.facts(with_liveness=False))
-            code = failure.code if isinstance(failure, e.ReadFailed) else ErrorCode.UNKNOWN_RECORDING
-            event = e.OpenFailed(code, str(error))
+        self._lease, event = self.source.begin(self.session.position, self._on_lease_broken)
         for effect in self.handle(event):
             if isinstance(effect, e.Refuse):
                 raise ReplayRefused(effect.code, effect.why)
@@ -192,7 +179,7 @@ class LocalSession:
         asks = self.session.wants_liveness and now_ms - self._asked_ms >= _LIVENESS_MS
         try:
             self._facts = self.source.facts(with_liveness=asks)
-        except _READ_ERRORS as error:
+        except READ_ERRORS as error:
             self.handle(self._failure(error))
         self._facts_ms, self._asked_ms = now_ms, now_ms if asks else self._asked_ms
 
@@ -225,7 +212,7 @@ class LocalSession:
             if not self._is_still_there(wanted.position):
                 return self._failure(error)
             return e.BlockRead((), wanted.position)  # cut further up: the next turn knows where the log ends now
-        except _READ_ERRORS as error:
+        except READ_ERRORS as error:
             self._walk = None
             if not self._pending:  # else what came before it is given first, and then it is met again
                 return self._failure(error)
@@ -320,7 +307,7 @@ class LocalSession:
 
     def _failure(self, error: Exception) -> e.Event:
         self._walk, self._pending = None, []
-        with suppress(*_READ_ERRORS):
+        with suppress(*READ_ERRORS):
             self._facts = self.source.facts(with_liveness=False)
         return self.source.failure(error, self.session.position, self._facts)
 

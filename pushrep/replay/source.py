@@ -12,17 +12,19 @@ from typing import TypeAlias
 from uuid import UUID
 
 from pushrep.env import REAL_FILESYSTEM, Filesystem
-from pushrep.log import CorruptBatch, Lease, LogClosed, LogReader, NotALog, OffsetOutOfRange, SegmentLog
+from pushrep.log import CorruptBatch, Lease, LeaseBroken, LogClosed, LogReader, NotALog, OffsetOutOfRange, SegmentLog
 from pushrep.log.directory_files import read_leader_epochs
 from pushrep.log.inspection import lock_holder
 from pushrep.log.retention import Told
-from pushrep.records import RecordBatch
+from pushrep.records import CorruptRecordBatch, RecordBatch
 from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.replay import events as e
 from pushrep.replay.limits import LogSnapshot, Span
 from pushrep.wire.error_codes import ErrorCode
 
 Log: TypeAlias = SegmentLog | LogReader
+READ_ERRORS = (OffsetOutOfRange, CorruptBatch, CorruptRecordBatch, LogClosed, NotALog, OSError)
+"""What reading a log raises; `LogSource.failure` says what it is to the session."""
 
 
 class LogSource:
@@ -84,7 +86,20 @@ class LogSource:
             return None
         return self._log.acquire_lease("replay", offset, told)
 
-    def opened_at(self, position: int, facts: LogSnapshot) -> e.SegmentOpened:
+    def begin(self, position: int, told: Told) -> tuple[Lease | None, e.SegmentOpened | e.OpenFailed]:
+        """Take the lease and look at what stands at `position`: what the session is told of it."""
+        lease = None
+        try:
+            lease = self.lease(position, told)
+            return lease, self._opened_at(position, self.facts(with_liveness=False))
+        except LeaseBroken as error:
+            return lease, e.OpenFailed(ErrorCode.LEASE_BROKEN, str(error))
+        except READ_ERRORS as error:
+            failure = self.failure(error, position, self.facts(with_liveness=False))
+            code = failure.code if isinstance(failure, e.ReadFailed) else ErrorCode.UNKNOWN_RECORDING
+            return lease, e.OpenFailed(code, str(error))
+
+    def _opened_at(self, position: int, facts: LogSnapshot) -> e.SegmentOpened:
         """What stands at `position`, checked as every batch is. Raises as `batches`."""
         at = next(self.batches(position, position + 1), None) if position < facts.written else None
         before = next(self.batches(position - 1, position), None) if position > facts.start else None

@@ -10,13 +10,13 @@ from contextlib import suppress
 from typing import Protocol
 from uuid import UUID
 
-from pushrep.log import CorruptBatch, Lease, LeaseBroken, LogClosed, NotALog, OffsetOutOfRange
-from pushrep.records import CorruptRecordBatch
+from pushrep.log import Lease, LeaseBroken
 from pushrep.replay import events as e
 from pushrep.replay.events import ReplayState
 from pushrep.replay.limits import LogSnapshot
 from pushrep.replay.session import ReplaySession
 from pushrep.replay.slices import FoundBatch, NoBatchThere, OpenSegment, OpenSegments, SliceReader
+from pushrep.replay.source import READ_ERRORS
 from pushrep.replicate.replay_line import Line
 from pushrep.replicate.replay_recordings import NodeSource
 from pushrep.wire import replay_messages as wire
@@ -26,7 +26,6 @@ from pushrep.wire.replay_messages import ReplayEndReason
 from pushrep.wire.server import Call
 from pushrep.wire.values import Struct
 
-READ_ERRORS = (OffsetOutOfRange, CorruptBatch, CorruptRecordBatch, LogClosed, NotALog, OSError)
 _LOOKS_MAX = 50
 """So often, a few ms apart, a batch is looked for that should be there: a cut that is under way takes a moment."""
 _LOOK_AGAIN_MS, _SETTLED_MS = 10, 2_000
@@ -94,17 +93,9 @@ class ServedSession:
 
     def open(self) -> e.Event:
         """Take the lease and look at what stands at the position: what the session is told of it."""
-        position = self.session.position
-        try:
-            self._lease = self.source.lease(position, self._on_lease_broken)
-            opened = self.source.opened_at(position, self.source.facts(with_liveness=False))
-        except LeaseBroken as error:
-            return e.OpenFailed(ErrorCode.LEASE_BROKEN, str(error))
-        except READ_ERRORS as error:
-            failure = self.source.failure(error, position, self.source.facts(with_liveness=False))
-            code = failure.code if isinstance(failure, e.ReadFailed) else ErrorCode.UNKNOWN_RECORDING
-            return e.OpenFailed(code, str(error))
-        self._before = opened.epoch_before
+        self._lease, opened = self.source.begin(self.session.position, self._on_lease_broken)
+        if isinstance(opened, e.SegmentOpened):
+            self._before = opened.epoch_before
         return opened
 
     def _on_lease_broken(self, reason: str) -> None:
