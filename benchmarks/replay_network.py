@@ -17,7 +17,7 @@ from benchmarks.harness import compare, random_values, scratch, spread
 from pushrep.log import LogConfig
 from pushrep.outbox import Outbox
 from pushrep.replay import TO_END, NodeAccess, ReplayClient, ReplayRequest, ReplaySettings
-from pushrep.replay.wire import NodeConnection
+from pushrep.replay.node_connection import NodeConnection
 from pushrep.replicate import NodeSettings, ReplicaNode
 from pushrep.replicate.sockets import Address
 from pushrep.wire import replay_messages as wire

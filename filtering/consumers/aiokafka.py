@@ -28,6 +28,7 @@ from aiokafka.structs import ConsumerRecord
 
 from filtering.consumers.aiokafka_client import AiokafkaMember, failure_of, naming_rights
 from filtering.consumers.assignment import FilterSettings
+from filtering.consumers.commit_metadata import END, METADATA_CHARACTERS_MAX
 from filtering.consumers.errors import CommitFailed, MarksTooLarge, SettingOverwritesMarks
 from filtering.consumers.member import (
     AskCommitted,
@@ -45,7 +46,6 @@ from filtering.consumers.member import (
     run,
     run_async,
 )
-from filtering.consumers.positions import END, METADATA_CHARACTERS_MAX
 from filtering.consumers.startpoints import PartitionFacts, Startpoints
 from filtering.errors import BadFilterSetting
 from filtering.replay_filter import FilterCounts

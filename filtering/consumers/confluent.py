@@ -26,6 +26,7 @@ import numpy.typing as npt
 from confluent_kafka import OFFSET_INVALID, Consumer, KafkaException, Message, TopicPartition
 
 from filtering.consumers.assignment import FilterSettings, Spans
+from filtering.consumers.commit_metadata import METADATA_CHARACTERS_MAX
 from filtering.consumers.confluent_client import (
     REBALANCED,
     ConfluentMarksTopic,
@@ -56,7 +57,6 @@ from filtering.consumers.member import (
     WriteMarks,
     run,
 )
-from filtering.consumers.positions import METADATA_CHARACTERS_MAX
 from filtering.consumers.startpoints import Startpoints
 from filtering.errors import BadFilterSetting, MissingRight
 from filtering.replay_filter import FilterCounts

@@ -34,6 +34,7 @@ from pushrep.env.threads import (
     SystemClock,
     Thread,
     Threads,
+    refuse_in_forks,
     shared_by_process,
 )
 
@@ -65,6 +66,7 @@ __all__ = [
     "Threads",
     "Watch",
     "read_whole",
+    "refuse_in_forks",
     "shared_by_process",
     "write_atomic",
     "write_whole",

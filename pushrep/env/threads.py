@@ -7,6 +7,7 @@ simulation) never meets a locked one.
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Hashable
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
@@ -145,3 +146,27 @@ def shared_by_process(end: Callable[[_T], object]) -> SharedByProcess[_T]:
     shared = SharedByProcess(end)
     os.register_at_fork(after_in_child=shared.forget)
     return shared
+
+
+class Disownable(Protocol):
+    """Something that a fork of its owner must not use."""
+
+    def disown(self) -> None:
+        """From now on, every use raises `ForkedProcess`."""
+        ...
+
+
+_OPEN: "weakref.WeakSet[Disownable]" = weakref.WeakSet()
+
+
+def refuse_in_forks(owned: Disownable) -> None:
+    """In every later fork of this process, `owned.disown()` is called before anything else runs there."""
+    _OPEN.add(owned)
+
+
+def _after_fork_in_child() -> None:
+    for owned in list(_OPEN):
+        owned.disown()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -36,9 +36,8 @@ from queue import SimpleQueue
 from time import monotonic
 from typing import Any, TypeAlias
 
-from pushrep.env import READABLE, REAL_NETWORK, shared_by_process
+from pushrep.env import READABLE, REAL_NETWORK, refuse_in_forks, shared_by_process
 from pushrep.errors import PushrepError
-from pushrep.outbox.partition_appender import refuse_in_forks
 
 
 class ControlError(PushrepError):

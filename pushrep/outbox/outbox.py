@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
 from filtering import StreamMetadata
 from pushrep.election.standby import TAKEOVER_AFTER_MS, TAKEOVER_PAUSE_MS, StandbyState
-from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
+from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem, refuse_in_forks
 from pushrep.errors import BadArgument, ForkedProcess, PushrepError, checked_path, checked_timeout
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.log import Durability, LogClosed, LogConfig, SegmentLog
@@ -51,7 +51,6 @@ from pushrep.outbox.partition_appender import (
     flush_appenders,
     pending_in,
     raise_unseen_failure,
-    refuse_in_forks,
 )
 from pushrep.outbox.partition_replicas import ReplicaLag
 from pushrep.outbox.settings import (

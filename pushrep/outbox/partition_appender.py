@@ -13,13 +13,12 @@ child there are no writers, and any lock may have been held at the moment of the
 
 import os
 import threading
-import weakref
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from time import monotonic, perf_counter
-from typing import NamedTuple, NoReturn, Protocol
+from typing import NamedTuple, NoReturn
 
 from filtering import StreamMetadata
 from pushrep.env import Clock
@@ -472,14 +471,6 @@ class PartitionAppender:
             batch.announce()
 
 
-class Disownable(Protocol):
-    """Something that a fork of its owner must not use."""
-
-    def disown(self) -> None:
-        """From now on, every use raises `ForkedProcess`."""
-        ...
-
-
 class RefusingAppenders(dict[int, PartitionAppender]):
     """Every look-up raises what `refusal()` makes."""
 
@@ -502,22 +493,6 @@ class Refusing:
 
     def __getattr__(self, name: str) -> NoReturn:
         raise self._refusal()
-
-
-_OPEN: "weakref.WeakSet[Disownable]" = weakref.WeakSet()
-
-
-def refuse_in_forks(owned: Disownable) -> None:
-    """In every later fork of this process, `owned.disown()` is called before anything else runs there."""
-    _OPEN.add(owned)
-
-
-def _after_fork_in_child() -> None:
-    for owned in list(_OPEN):
-        owned.disown()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def pending_in(appenders: Iterable[PartitionAppender]) -> list[PendingBatch]:

@@ -20,8 +20,8 @@ from pushrep.replay.errors import (
     UnknownRecording,
 )
 from pushrep.replay.limits import FOLLOW, TO_END, AtTime, Length, RecordingInfo, ReplayRequest, ReplaySettings
+from pushrep.replay.node_connection import NodeAccess
 from pushrep.replay.replay import Replay, ReplayBatches, ReplayedBatch
-from pushrep.replay.wire import NodeAccess
 from pushrep.wire.replay_messages import RecordingState, ReplayEndReason
 
 __all__ = [

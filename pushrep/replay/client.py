@@ -24,9 +24,9 @@ from pushrep.replay.errors import NodeUnreachable, ReplayFailed, ReplayRefused
 from pushrep.replay.limits import LOG_BOUNDS, TO_END, RecordingInfo, ReplayRequest, ReplaySettings
 from pushrep.replay.local import Counters
 from pushrep.replay.local_client import LocalReplays
+from pushrep.replay.node_connection import NodeAccess, parse_address
 from pushrep.replay.remote import Deletion, RemoteReplays
 from pushrep.replay.replay import Replay, replayed_logs
-from pushrep.replay.wire import NodeAccess, parse_address
 from pushrep.wire.error_codes import ErrorCode
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ from pushrep.replay import events as e
 from pushrep.replay.errors import ReplayRefused
 from pushrep.replay.events import ReplayState
 from pushrep.replay.replay import ReplayedBlock
-from pushrep.replay.session import ReplaySession
-from pushrep.replay.sessions import ReplaySessions
+from pushrep.replay.session import ReplaySession, ReplaySessions
 from pushrep.replay.source import READ_ERRORS, LogSource, span_of
 from pushrep.replay.waiting import Listening
 from pushrep.replay.windows import BUFFER_BYTES, BatchWindows, Buffers, Tail, Window, size_of_batch

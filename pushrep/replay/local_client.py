@@ -17,7 +17,7 @@ from pushrep.replay.events import ReplayState
 from pushrep.replay.limits import LOG_BOUNDS, LogSnapshot, RecordingInfo, ReplayRequest, ReplaySettings, tip_of
 from pushrep.replay.local import CREDIT_BYTES, Around, Counters, LocalSession
 from pushrep.replay.plan import needs_liveness
-from pushrep.replay.sessions import ReplaySessions
+from pushrep.replay.session import ReplaySessions
 from pushrep.replay.source import LogSource, open_source
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.error_codes import ErrorCode

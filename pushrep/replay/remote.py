@@ -26,9 +26,9 @@ from pushrep.records.batch_run import checked_run, length_of_first, misjoined
 from pushrep.replay import events as e
 from pushrep.replay.errors import KeepingRefused, NodeUnreachable, ReplayRefused
 from pushrep.replay.limits import TO_END, RecordingInfo, ReplayRequest, Span
+from pushrep.replay.node_connection import NodeAccess, NodeConnection, accepted, request_to_wire, started
 from pushrep.replay.replay import ReplayedBlock
 from pushrep.replay.waiting import ReplayWaiter
-from pushrep.replay.wire import NodeAccess, NodeConnection, accepted, request_to_wire, started
 from pushrep.wire import replay_messages as wire
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.replay_messages import RecordingState, ReplayEndReason

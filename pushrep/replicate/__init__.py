@@ -15,11 +15,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pushrep.push_session_end_reason import PushSessionEndReason
-    from pushrep.replicate.errors import IllegalState, MayStillBeDelivered, PushError, ReplicaUnreachable
+    from pushrep.replicate.errors import (
+        CantListen,
+        CorruptNodeFile,
+        IllegalState,
+        MayStillBeDelivered,
+        NodeError,
+        NodeInUse,
+        PushError,
+        ReplicaUnreachable,
+    )
     from pushrep.replicate.leading import Leading
     from pushrep.replicate.led_partition import PushSession
     from pushrep.replicate.manager import FileRecords, PushManager
-    from pushrep.replicate.node_errors import CantListen, CorruptNodeFile, NodeError, NodeInUse
     from pushrep.replicate.node_settings import NodeSettings
     from pushrep.replicate.node_store import LastContact
     from pushrep.replicate.replica_client import ReplicaClient
@@ -29,15 +37,15 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Address": "pushrep.replicate.sockets",
-    "CantListen": "pushrep.replicate.node_errors",
-    "CorruptNodeFile": "pushrep.replicate.node_errors",
+    "CantListen": "pushrep.replicate.errors",
+    "CorruptNodeFile": "pushrep.replicate.errors",
     "FileRecords": "pushrep.replicate.manager",
     "IllegalState": "pushrep.replicate.errors",
     "LastContact": "pushrep.replicate.node_store",
     "Leading": "pushrep.replicate.leading",
     "MayStillBeDelivered": "pushrep.replicate.errors",
-    "NodeError": "pushrep.replicate.node_errors",
-    "NodeInUse": "pushrep.replicate.node_errors",
+    "NodeError": "pushrep.replicate.errors",
+    "NodeInUse": "pushrep.replicate.errors",
     "NodeSettings": "pushrep.replicate.node_settings",
     "PushError": "pushrep.replicate.errors",
     "PushManager": "pushrep.replicate.manager",

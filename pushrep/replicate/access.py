@@ -24,7 +24,7 @@ from uuid import UUID
 from pushrep.env import Clock, Filesystem
 from pushrep.env.checked_json import BadJsonFile, read_checked_json, write_checked_json
 from pushrep.errors import BadArgument, PushrepError
-from pushrep.replicate.node_errors import CorruptNodeFile
+from pushrep.replicate.errors import CorruptNodeFile
 from pushrep.wire.calls import ApiKey
 from pushrep.wire.values import Struct
 

@@ -39,7 +39,7 @@ from pushrep.log.directory import LogDirectory
 from pushrep.log.directory_files import CheckpointFile, is_log_name
 from pushrep.log.directory_id import read_directory_id
 from pushrep.log.writer import STALE_SUFFIX
-from pushrep.replicate.node_errors import CorruptNodeFile
+from pushrep.replicate.errors import CorruptNodeFile
 
 _LOG = logging.getLogger("pushrep.node")
 PROMISES_NAME = "promises.json"

@@ -4,6 +4,8 @@ ApiVersions is the connection's own; the calls of replay are refused with UNSUPP
 """
 
 import logging
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -365,3 +367,35 @@ def _refusal(request: Struct, code: ErrorCode, why: str = "") -> Struct:
     if why and hasattr(response, "error_message"):  # the default of the field
         return response(error_code=code, error_message=why)  # type: ignore[call-arg]
     return response(error_code=code)  # type: ignore[call-arg]  # every response has one
+
+
+Refused = tuple[str, ErrorCode]
+"""The request's name, and the code."""
+
+
+class CountedAnswers:
+    """`answer` as the one that it was given, counting. Thread-safe."""
+
+    def __init__(self, answer: Callable[[Struct, str], Struct]) -> None:
+        self._answer = answer
+        self._counts: Counter[Refused] = Counter()
+        self._lock = threading.Lock()
+
+    def answer(self, request: Struct, sender: str) -> Struct:
+        """The answer; an error of it, or of a partition in it, is counted."""
+        answer = self._answer(request, sender)
+        if refused := _refused_by(answer):
+            name = type(request).__name__.removesuffix("Request")
+            with self._lock:
+                self._counts.update((name, code) for code in refused)
+        return answer
+
+    def read(self) -> Mapping[Refused, int]:
+        """As it is now."""
+        with self._lock:
+            return dict(self._counts)
+
+
+def _refused_by(answer: Struct) -> list[ErrorCode]:
+    parts = [answer, *getattr(answer, "results", ()), *getattr(answer, "logs", ())]
+    return [code for part in parts if (code := getattr(part, "error_code", ErrorCode.NONE)) is not ErrorCode.NONE]

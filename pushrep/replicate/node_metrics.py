@@ -14,7 +14,7 @@ from pushrep.errors import PushrepError
 from pushrep.log import SegmentLog
 from pushrep.metrics import Families
 from pushrep.replay.events import ReplayState
-from pushrep.replay.sessions import ReplayCounters
+from pushrep.replay.session import ReplayCounters
 from pushrep.replicate.node_status import NodeLog
 from pushrep.replicate.replica_node import ReplicaNode
 

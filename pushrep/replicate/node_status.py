@@ -16,7 +16,7 @@ from pushrep.errors import PushrepError
 from pushrep.log.disk_space import DiskStatus
 from pushrep.log.scrub import ScrubStatus
 from pushrep.problems import Problem, certificate_problems, disk_problems, scrub_problems, worst_first
-from pushrep.replay.sessions import ReplayCounters
+from pushrep.replay.session import ReplayCounters
 from pushrep.replicate.replica import ReplicaLog
 
 _TOLD_BYTES_MAX = 900_000

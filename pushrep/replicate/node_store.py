@@ -37,7 +37,7 @@ from pushrep.replicate.election_state import (
     raise_replica_epoch,
     read_election_state,
 )
-from pushrep.replicate.node_errors import CorruptNodeFile, NodeInUse
+from pushrep.replicate.errors import CorruptNodeFile, NodeInUse
 from pushrep.replicate.node_settings import NodeSettings
 from pushrep.replicate.replica import ReplicaLog
 from pushrep.topic_id_partition import TopicIdPartition

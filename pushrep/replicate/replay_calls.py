@@ -28,15 +28,14 @@ from pushrep.replay.events import ReplayState
 from pushrep.replay.limits import FOLLOW, TO_END, AtTime, Length, LogSnapshot, Position, ReplayRequest, tip_of
 from pushrep.replay.local import Counters
 from pushrep.replay.plan import ReplayPlan
-from pushrep.replay.session import Effects, ReplaySession
-from pushrep.replay.sessions import ReplaySessions
+from pushrep.replay.session import Effects, ReplaySession, ReplaySessions
 from pushrep.replay.slices import OpenSegments
 from pushrep.replay.source import READ_ERRORS
 from pushrep.replicate.access import audit
 from pushrep.replicate.node_store import Refusal
 from pushrep.replicate.replay_line import Line
 from pushrep.replicate.replay_recordings import KeptRecording, NodeSource, Recordings
-from pushrep.replicate.replay_session import ServedSession, Server
+from pushrep.replicate.served_session import ServedSession, Server
 from pushrep.wire import replay_messages as wire
 from pushrep.wire.calls import CALLS, ApiKey
 from pushrep.wire.error_codes import ErrorCode

@@ -30,13 +30,12 @@ from pushrep.replay import events as e
 from pushrep.replay.events import ReplayState
 from pushrep.replay.limits import LOG_BOUNDS, LogSnapshot, ReplaySettings, tip_of
 from pushrep.replay.local import Counters
-from pushrep.replay.session import ReplaySession
-from pushrep.replay.sessions import ReplayCounters, ReplaySessions, Totals
+from pushrep.replay.session import ReplayCounters, ReplaySession, ReplaySessions, Totals
 from pushrep.replay.slices import OpenSegments
 from pushrep.replicate.replay_calls import ReplayCalls
 from pushrep.replicate.replay_line import Handed, Line
 from pushrep.replicate.replay_recordings import KeptRecording, Marker, Recordings
-from pushrep.replicate.replay_session import ServedSession
+from pushrep.replicate.served_session import ServedSession
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.calls import ApiKey
 from pushrep.wire.errors import ProtocolError

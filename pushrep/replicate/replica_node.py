@@ -21,15 +21,14 @@ from pushrep.env import REAL_FILESYSTEM, REAL_NETWORK, SYSTEM_CLOCK, Clock, File
 from pushrep.errors import BadArgument, checked_path
 from pushrep.log.inspection import is_log
 from pushrep.log.slots import OUTBOX_FILE_NAME
-from pushrep.replay.sessions import ReplayCounters
+from pushrep.replay.session import ReplayCounters
 from pushrep.replicate.access import Access, Kept, audit
-from pushrep.replicate.node_calls import NodeCalls
+from pushrep.replicate.errors import CantListen
+from pushrep.replicate.node_calls import CountedAnswers, NodeCalls, Refused
 from pushrep.replicate.node_connections import Connections
-from pushrep.replicate.node_errors import CantListen
 from pushrep.replicate.node_settings import NodeSettings
 from pushrep.replicate.node_status import NodeStatus, open_logs
 from pushrep.replicate.node_store import LastContact, NodeStore
-from pushrep.replicate.refusals import CountedAnswers, Refused
 from pushrep.replicate.reloading import Reloading
 from pushrep.replicate.replay_recordings import Recordings
 from pushrep.replicate.replay_server import ReplayServer

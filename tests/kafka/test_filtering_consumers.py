@@ -12,8 +12,8 @@ import pytest
 
 from filtering import StreamMetadata, sqe_producer_id
 from filtering.consumers import MarksTooLarge
+from filtering.consumers.commit_metadata import decode
 from filtering.consumers.confluent_client import ask_partitions, failure_of_code
-from filtering.consumers.positions import decode
 from filtering.consumers.startpoints import StartTarget
 from filtering.retry import Failure
 from pushrep.kafka import KafkaDestination

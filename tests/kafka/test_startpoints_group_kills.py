@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from filtering import StreamMetadata
+from filtering.consumers.commit_metadata import decode
 from filtering.consumers.confluent_client import ask_partitions
-from filtering.consumers.positions import decode
 from pushrep.startpoints import Applied, Consumed, Startpoint, StartpointStore, Written
 from tests.kafka.group_startpoint_program import STEPS
 from tests.kafka.plain_client import create_topic, plain_producer

@@ -6,8 +6,8 @@ import itertools
 import pytest
 
 from filtering import StreamMetadata
+from filtering.consumers.commit_metadata import decode
 from filtering.consumers.confluent_client import ask_partitions
-from filtering.consumers.positions import decode
 from filtering.consumers.startpoints import PartitionFacts
 from pushrep.startpoints import GroupStartpoints, Startpoint, StartpointFailed, State, StoreUnavailable, store_at
 from tests.kafka.plain_client import create_topic, plain_producer

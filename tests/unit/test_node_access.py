@@ -21,7 +21,7 @@ from pushrep.replicate.access import (
     identity_in,
     parse_rule,
 )
-from pushrep.replicate.node_errors import CorruptNodeFile
+from pushrep.replicate.errors import CorruptNodeFile
 from pushrep.wire.calls import CALLS, ApiKey
 from pushrep.wire.frames import FrameKind
 from pushrep.wire.vocabulary import VOCABULARY

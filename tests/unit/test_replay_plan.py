@@ -10,7 +10,7 @@ from pushrep.replay.errors import ReplayRefused
 from pushrep.replay.events import ReplayState
 from pushrep.replay.limits import FOLLOW, TO_END, AtTime, LogSnapshot, ReplayRequest, ReplaySettings, Span
 from pushrep.replay.plan import Node, needs_liveness, plan_replay
-from pushrep.replay.sessions import ReplaySessions
+from pushrep.replay.session import ReplaySessions
 from pushrep.wire.error_codes import ErrorCode
 
 LIVE = LogSnapshot(start=10, written=100, flushed=80, high_watermark=60)

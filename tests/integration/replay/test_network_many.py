@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pushrep.log import LogConfig
 from pushrep.replay import ReplayEndReason
-from pushrep.replay.wire import NodeConnection
+from pushrep.replay.node_connection import NodeConnection
 from pushrep.wire import replay_messages as wire
 from pushrep.wire.error_codes import ErrorCode
 from tests.integration.replay.conftest import QUICK, until

@@ -16,7 +16,7 @@ from pushrep.replay import (
     ReplayRequest,
     ReplayTruncated,
 )
-from pushrep.replay.wire import NodeConnection
+from pushrep.replay.node_connection import NodeConnection
 from pushrep.wire import replay_messages as wire
 from pushrep.wire.error_codes import ErrorCode
 from tests.integration.replay.conftest import QUICK, until
