@@ -1,20 +1,34 @@
-"""`pushrep log repair`, `truncate`, `restore`, `rebuild-index`, `mark-cleaned`, `new-epoch` and `purge`.
+"""`pushrep log`: the tools around the files of a log. The work is done in pushrep.log; here it is asked for and shown.
 
-Each takes the writer's lock, or is refused; `purge` asks the outbox where one is open.
+ls, describe, dump, verify            read only, beside a running writer
+repair, restore, truncate, rebuild-index, mark-cleaned, new-epoch     take the writer's lock; refused, with its pid,
+                                      while one runs
+purge                                 asked of the open outbox; takes the lock where nobody has it
 """
 
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from pushrep.cli.common import show_json, size
+from pushrep.cli.common import count, show_json, show_table, size
 from pushrep.cli.input_lines import parse_time_ms
-from pushrep.cli.log.verifying import tell_findings
+from pushrep.cli.log_dump import dump
+from pushrep.cli.log_verify import tell_findings, verify
+from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import SegmentLog
-from pushrep.log.directory_files import is_log_name, parse_log_name
-from pushrep.log.errors import BelowHighWatermark
-from pushrep.log.inspection import checked_log, leftovers, logs_at
+from pushrep.log.directory_files import is_log_name, parse_log_name, read_leader_epochs, read_partition_metadata
+from pushrep.log.errors import BelowHighWatermark, CorruptPartitionMetadata
+from pushrep.log.inspection import (
+    LogSummary,
+    checked_log,
+    leftovers,
+    logs_at,
+    read_state,
+    segment_facts,
+    summarize,
+)
 from pushrep.log.repair import Repairer, RepairReport
 from pushrep.log.restoring import restore as restore_file
 from pushrep.log.slots import OUTBOX_FILE_NAME, outboxes_at, shown_below
@@ -22,6 +36,122 @@ from pushrep.outbox import begin_pid_epoch, outbox_of_log
 from pushrep.outbox.control import NobodyAnswers, ask
 from pushrep.outbox.destinations import not_known_to_be_shipped
 from pushrep.outbox.purging import purge_closed
+
+_COLUMNS = ("log", "start", "end", "flushed", "HWM", "epoch", "segments", "size", "writer", "closed clean", "known by")
+
+
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a log.")
+def ls(directory: Path, as_json: bool) -> None:  # noqa: FBT001 - click hands options over by position or name
+    """List the logs in DIRECTORY: offsets, segments, bytes, leader epoch, who writes, and whether it was closed clean.
+    Of a directory of worker slots the logs of every slot.
+
+    "known by" says who told the offsets: the writer that runs, the clean marker, what a stopped writer published last,
+    or the checkpoints of the last flush. HWM is the high watermark.
+    """
+    for_people = []
+    for path in logs_at(directory):
+        summary = replace(summarize(path), name=shown_below(directory, path))
+        if as_json:
+            show_json(asdict(summary))
+        else:
+            for_people.append(_row(summary))
+    if not as_json:
+        show_table(None, _COLUMNS, for_people)
+
+
+def _row(one: LogSummary) -> tuple[str, ...]:
+    return (
+        one.name,
+        count(one.log_start_offset),
+        count(one.log_end_offset),
+        count(one.flushed_offset),
+        count(one.high_watermark),
+        str(one.leader_epoch),
+        count(one.segments),
+        size(one.size_bytes),
+        "-" if one.writer_pid is None else f"pid {one.writer_pid}",
+        "yes" if one.is_clean else "open" if one.writer_pid is not None else "NO",
+        one.known_by,
+    )
+
+
+@click.command()
+@click.argument("log", metavar="LOG|DIRECTORY", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="All of it as one JSON object, one a log.")
+def describe(log: Path, as_json: bool) -> None:  # noqa: FBT001 - as above
+    """Show one LOG: segments and indexes, leader epochs, checkpoints, clean marker, id, its outbox, what lies aside;
+    of a directory, that of its worker slots, too, every log.
+
+    Aside lies what recovery and repair kept: .cut (taken off the end), .corrupt (replaced), .stale and .tmp files.
+    """
+    for number, path in enumerate(logs_at(log)):
+        facts = _facts(path) | {"log": shown_below(log, path)}
+        if as_json:
+            show_json(facts)
+        else:
+            click.echo("" if number else None, nl=bool(number))
+            _describe(facts)
+
+
+def _describe(facts: dict[str, Any]) -> None:
+    for name in ("log", "log_id", "log_start_offset", "log_end_offset", "flushed_offset", "high_watermark"):
+        click.echo(f"{name.replace('_', ' '):20} {'?' if facts[name] is None else facts[name]}")
+    click.echo(f"{'known by':20} {facts['known_by']}")
+    click.echo(f"{'writer':20} {'none' if facts['writer_pid'] is None else 'pid {}'.format(facts['writer_pid'])}")
+    marker = facts["clean_marker"]
+    listed = "not listed" if marker is None else ", ".join(f"{key} {value}" for key, value in marker.items())
+    click.echo(f"{'clean marker':20} {listed}")
+    click.echo("checkpoints")
+    for name, offset in facts["checkpoints"].items():
+        click.echo(f"{'- ' + name.replace('_', ' '):20} {'no checkpoint' if offset is None else offset}")
+    epochs = facts["leader_epochs"]
+    shown = "none kept" if epochs is None else ", ".join(f"{epoch} from {start}" for epoch, start in epochs)
+    click.echo(f"{'leader epochs':20} {shown}")
+    if (outbox := facts["outbox"]) is not None:
+        click.echo(f"{'outbox':20} producer {outbox['producer']}, PID {outbox['pid']}, epoch {outbox['pid_epoch']}")
+        if outbox["given_up_to"]:
+            click.echo(f"{'given up to':20} {outbox['given_up_to']}")
+    rows = [
+        (f"{s['base_offset']:020d}", size(s["size_bytes"]), count(s["index_entries"]), count(s["time_index_entries"]))
+        for s in facts["segments"]
+    ]
+    show_table(None, ("segment", "size", "index entries", "time index entries"), rows)
+    if facts["leftovers"]:
+        aside = [(one["name"], size(one["size_bytes"])) for one in facts["leftovers"]]
+        show_table("aside", ("file", "size"), aside)
+
+
+def _facts(log: Path) -> dict[str, Any]:
+    state, summary = read_state(log, REAL_FILESYSTEM), summarize(log)
+    epochs = read_leader_epochs(log)
+    try:
+        log_id: Any = read_partition_metadata(log)
+        metadata_fault = None
+    except CorruptPartitionMetadata as error:
+        log_id, metadata_fault = None, error.why
+    return {
+        "log": log.name,
+        "log_id": None if log_id is None else str(log_id),
+        "partition_metadata_fault": metadata_fault,
+        "log_start_offset": summary.log_start_offset,
+        "log_end_offset": summary.log_end_offset,
+        "flushed_offset": summary.flushed_offset,
+        "high_watermark": summary.high_watermark,
+        "known_by": summary.known_by,
+        "writer_pid": summary.writer_pid,
+        "clean_marker": None if state.clean is None else asdict(state.clean),
+        "checkpoints": {
+            "recovery_point": state.recovery_point,
+            "log_start_offset": state.log_start_offset,
+            "high_watermark": state.high_watermark,
+        },
+        "outbox": outbox_of_log(log),
+        "leader_epochs": None if epochs is None else [list(entry) for entry in epochs.entries],
+        "segments": [asdict(segment) for segment in segment_facts(log)],
+        "leftovers": [{"name": name, "size_bytes": size_bytes} for name, size_bytes in leftovers(log)],
+    }
 
 
 @click.command()
@@ -295,3 +425,24 @@ def _time_ms(text: str) -> int:
         raise click.BadParameter(
             f"{text!r} is neither an offset nor an ISO 8601 time", param_hint="--before"
         ) from error
+
+
+@click.group()
+def log() -> None:
+    """Look into the files of logs, check and mend them.
+
+    \b
+      pushrep log ls DIRECTORY               every log in it: offsets, size, who writes, closed clean or not
+      pushrep log describe LOG               its segments, indexes, epochs, checkpoints, and what lies aside
+      pushrep log dump LOG --records         batch by batch, in the words of Kafka's DumpLogSegments
+      pushrep log verify DIRECTORY           is every byte what it was?
+      pushrep log repair LOG --from-copy D   a damaged range from another copy, if it joins
+      pushrep log restore LOG FILE           what was set aside, back where it fits
+      pushrep log purge DIRECTORY --before T whole old segments that nobody needs
+
+    LOG is the directory of one partition, DIRECTORY the one that holds it. Exit code 1 says: damage was found.
+    """  # noqa: D301 - \b is click's word for: keep these lines as they are
+
+
+for command in (ls, describe, dump, verify, repair, restore, truncate, rebuild_index, mark_cleaned, new_epoch, purge):
+    log.add_command(command)
