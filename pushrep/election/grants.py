@@ -34,7 +34,7 @@ from pushrep.election.epochs import NO_EPOCH
 from pushrep.election.errors import BadGrant
 from pushrep.records.leader_epochs import EPOCH_MAX
 from pushrep.wire.error_codes import ErrorCode
-from pushrep.wire.values import Count, Counter, Epoch, EpochOrNone, MemberIndex, Struct, TimeMs
+from pushrep.wire.values import Count, Counter, Epoch, MemberIndex, Struct, TimeMs
 
 BALLOT_STRIDE = 256
 """Member i takes only numbers that are i modulo this: no two members ever take the same."""
@@ -103,7 +103,7 @@ class Hold(Struct):
     Wall clock, ms since 1970. One that was ended has `until_ms` = `since_ms`.
     """
 
-    epoch: EpochOrNone
+    epoch: Epoch
     since_ms: TimeMs
     until_ms: TimeMs
     reason: str
@@ -126,7 +126,7 @@ class Destination(Struct):
 class Takeover(Struct):
     """The last time that a standby took over by itself: its grant's epoch, and when, wall clock, ms since 1970."""
 
-    epoch: EpochOrNone
+    epoch: Epoch
     ms: TimeMs
 
 

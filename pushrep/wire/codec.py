@@ -15,6 +15,7 @@ from enum import IntEnum
 from functools import cache, lru_cache
 from io import BytesIO
 from operator import attrgetter
+from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeAlias, get_args, get_origin
 from uuid import UUID
 
@@ -67,7 +68,7 @@ def _value_of(column: Column, scope: dict[str, Any]) -> str:
     if column.part is None:
         return f"value.{column.field}"
     said = {name: "" if one.hint is str else -1 for name, one in columns_of(column.part).items()}
-    scope[f"no_{column.field}"] = column.part(**said)
+    scope[f"no_{column.field}"] = SimpleNamespace(**said)
     return f"(value.{column.field} or no_{column.field}).{column.inner}"
 
 

@@ -31,7 +31,7 @@ PARTITIONS = st.builds(
 RECORDS = st.lists(st.binary(max_size=200), max_size=3).map(tuple)
 
 
-def values_of(hint):
+def values_of(hint):  # noqa: PLR0911 - a kind of type a line
     """What a field of this type may hold, over all of its range."""
     if get_origin(hint) is Annotated:
         if get_args(hint)[0] is not int:
@@ -42,6 +42,9 @@ def values_of(hint):
         return RECORDS
     if get_origin(hint) is tuple:
         return st.lists(values_of(get_args(hint)[0]), max_size=3).map(tuple)
+    if type(None) in get_args(hint):
+        (kind,) = (kind for kind in get_args(hint) if kind is not type(None))
+        return st.none() | values_of(kind).filter(lambda value: value != UUID(int=0))
     if issubclass(hint, IntEnum):
         return st.sampled_from(hint)
     known = {bool: st.booleans(), str: st.text(max_size=20), UUID: UUIDS, TopicIdPartition: PARTITIONS}
@@ -50,7 +53,8 @@ def values_of(hint):
 
 def messages_of(struct):
     hints = get_type_hints(struct, include_extras=True)
-    return st.builds(struct, **{field.name: values_of(hints[field.name]) for field in dataclasses.fields(struct)})
+    sent = [field.name for field in dataclasses.fields(struct) if field.init]
+    return st.builds(getattr(struct, "of_wire", struct), **{name: values_of(hints[name]) for name in sent})
 
 
 MESSAGES = st.one_of([messages_of(struct) for struct in STRUCTS])
@@ -62,11 +66,11 @@ def joined(value):
         return tuple(joined(item) for item in value)
     if not dataclasses.is_dataclass(value) or isinstance(value, TopicIdPartition):
         return value
-    parts = {field.name: joined(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    parts = {field.name: joined(getattr(value, field.name)) for field in dataclasses.fields(value) if field.init}
     if "records" in parts:
         data = b"".join(bytes(part) for part in value.records)
         parts["records"] = (data,) if data else ()
-    return type(value)(**parts)
+    return getattr(value, "of_wire", type(value))(**parts)
 
 
 def newest(message):
