@@ -254,9 +254,9 @@ def about(value, known, chosen):
         return tuple(about(one, known, chosen) for one in value)
     if not is_dataclass(value):
         return value
-    parts = {one.name: about(getattr(value, one.name), known, chosen) for one in fields(value)}
+    parts = {one.name: about(getattr(value, one.name), known, chosen) for one in fields(value) if one.init}
     named = [name for name in parts if name in known and chosen.random() < 0.7]
-    return replace(value, **parts | {name: known[name] for name in named})
+    return getattr(value, "of_wire", type(value))(**parts | {name: known[name] for name in named})
 
 
 class Caller:
