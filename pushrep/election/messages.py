@@ -55,9 +55,9 @@ class AppendRecordsPartition(Struct):
     cleaned_offset: Offset = 0
     generation: Counter = 0
     records: Records = ()
-    batches: tuple[Batch, ...] = field(init=False, default=(), repr=False)
+    batches: tuple[Batch, ...] = field(init=False, default=(), repr=False, compare=False)
     """Of a request that came in: what `records` holds, once they were `split`."""
-    is_whole: bool = field(init=False, default=True, repr=False)
+    is_whole: bool = field(init=False, default=True, repr=False, compare=False)
     """False if some bytes of `records` were no batch (`batches_of` says so)."""
 
     def split(self) -> Self:
