@@ -65,7 +65,7 @@ def _alone(value: bytes, timestamp_ms: int, config: LogConfig) -> RecordBatch:
 
 
 class _Columns:
-    """The records to be, column by column; any range of them can be encoded."""
+    """The records to encode, column by column; any range of them can be encoded."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class _Columns:
         """
         values = self._values[start:end]
         if end - start == 1 and (value := values[0]) is not None:
-            # Compressed, it may be small enough, but whoever decodes it would have to hold it.
+            # Compressed, it may be small enough, but a reader would have to hold all of it.
             _refuse_above_limit(len(value), config, BATCH_BYTES_LIMIT if config.codec else None)
         batch = encode_batch(
             values,
@@ -167,7 +167,7 @@ def _refuse_above_limit(size: int, config: LogConfig, limit: int | None = None) 
 
 
 def refuse_columns(**columns: object) -> None:
-    """A ready batch has its own: to pass over what was given beside it would lose it without a word."""
+    """A ready batch has its own keys, headers and times: others beside it are refused, not ignored."""
     for name, column in columns.items():
         if column is not None:
             raise BadArgument(name, "a ready RecordBatch has its own; leave it out")

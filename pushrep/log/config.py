@@ -1,4 +1,4 @@
-"""The settings of a log, and the word a caller says about durability. Values refuse nonsense at birth."""
+"""The settings of a log, and the durability that a caller asks for. Values refuse nonsense at birth."""
 
 from dataclasses import dataclass
 from enum import Enum, auto

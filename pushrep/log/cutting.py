@@ -165,7 +165,7 @@ class TailMove:
         self._filesystem, self._file, self._path, self._position = filesystem, file, path, position
         self._final = path.with_name(f"{path.name}.{position}{CUT_SUFFIX}")
         self._moving = moving_path(path, position)
-        # A small one first: who begins to move still has to write down that the log ends there.
+        # A small one first: checkpoints still have to be written, to say that the log ends there.
         self._piece_bytes = _PIECE_BYTES_MIN
         is_new = not filesystem.exists(self._moving)
         try:

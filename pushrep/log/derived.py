@@ -1,17 +1,17 @@
-"""Derived stores: what somebody computes from a log's records, kept in step with the log through every crash and cut.
+"""Derived stores: data computed from a log's records, kept in step with the log through every crash and cut.
 
-    log     0 ─────────────────── flushed ──── end        told in order, whole batches, never above the flushed offset
+    log     0 ─────────────────── flushed ──── end        given in order, whole batches, never above the flushed offset
     store   0 ──────── end_offset ┄┄┄▶                    where it goes on after a restart is its own to say
 
 At open, before anything else looks at the log (the log ends at `end`, begins at `start`):
 
     the store                                                     what is done
-    holds nothing                                                 kept; told from the log's start on
+    holds nothing                                                 kept; given the batches from the log's start on
     holds something, the log has no record, and ends elsewhere    destroyed
     ends above `end`                                              cut to `end`, judged again
     its last record's leader epoch is not the log's there         cut to where that epoch of the log began, judged again
                                                                   - or destroyed, if the log begins no earlier
-    else                                                          kept; told from its own end on
+    else                                                          kept; given the batches from its own end on
 
 Cutting a log cuts the stores first: a crash in between leaves a store that lacks something, never one with too much.
 Model: RocketMQ's consume queue and index, which are dispatched from the commit log and truncated with it.
@@ -82,7 +82,7 @@ Judgement: TypeAlias = Verdict | CutTo
 
 
 def judge(end_offset: int, last: tuple[int, int] | None, log: Bounds, epochs: LeaderEpochs) -> Judgement:
-    """What becomes of a store that says this of itself, beside a log with these bounds; see the file's map."""
+    """What is done with a store in this state, beside a log with these bounds; see the file's map."""
     if end_offset == 0:
         return Verdict.KEPT
     if log.start == log.end != end_offset:
@@ -99,7 +99,7 @@ def judge(end_offset: int, last: tuple[int, int] | None, log: Bounds, epochs: Le
 
 
 class DerivedStores:
-    """The stores of one log. Thread-safe; the lock is for who cuts the log, so that nothing is told meanwhile."""
+    """The stores of one log. Thread-safe; the lock is held while the log is cut: no store is given a batch then."""
 
     def __init__(self, stores: Sequence[DerivedStore]) -> None:
         self._stores = tuple(stores)

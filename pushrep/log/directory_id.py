@@ -4,7 +4,7 @@
                          "is_settled": bool, "witness": {"inode", "generation", "birth_ns"} | null, "crc32c": n}
 
 The file holds the witness of itself: it is written under another name, asked for its witness, filled in, synced, and
-renamed. Whoever copies the directory copies the words and not the file.
+renamed. A copy of the directory has the same bytes, but they are another file.
 
     the file            its witness                          the directory
     is not there                                             has no id yet; its outbox's next opening gives it one
@@ -14,8 +14,8 @@ renamed. Whoever copies the directory copies the words and not the file.
     is damaged                                               is a COPY, of nobody knows which
 
 A copy that is found is noted (`copy_of`, not settled) before anything else is done; `opened_id` says in which order.
-Every opening and close of its outbox writes the file anew: who puts a backup's bytes into the present file has an older
-witness.
+Every opening and close of its outbox writes the file anew: a backup's bytes that are written into the present file
+bring an older witness.
 """
 
 import logging

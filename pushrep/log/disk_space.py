@@ -27,7 +27,7 @@ really full is another thing: the system refuses the write then, whatever stands
         ─▶ give the reserve up ─▶ write again, rename: the old file's blocks are free ─▶ take the reserve back
 
 Without it an operator could not even cut a log off: the checkpoints have to be lowered before anything goes. Appends
-never use it. Where it could not be made, or somebody else took the blocks meanwhile, the refusal says what to do.
+never use it. Where it could not be made, or another program took the blocks meanwhile, the refusal says what to do.
 """
 
 import errno
@@ -216,7 +216,7 @@ class DiskHeadroom:
     def __init__(self, directory: Path, filesystem: Filesystem, logs: int) -> None:
         self._path, self._filesystem = directory / RESERVE_NAME, filesystem
         self._size_bytes = RESERVE_BYTES_MIN + _BYTES_A_LOG * logs
-        self._lock = threading.Lock()  # not held while something is written: who writes holds locks of its own
+        self._lock = threading.Lock()  # not held while something is written: the writer holds locks of its own
         self._users = 0
         self._fill()
 
@@ -262,7 +262,9 @@ class DiskHeadroom:
         return False
 
     def _fill(self) -> None:
-        """As much of it as there is room for; the next opening or use tries again. Raises what no plain file does."""
+        """Take back as much as there is room for; the next opening or use tries again. Raises OSError for a path that
+        can't be a plain file.
+        """
         try:
             file = self._filesystem.open(self._path, create=True)
         except OSError as error:
@@ -270,7 +272,7 @@ class DiskHeadroom:
                 raise
             return
         try:
-            # In steps: somebody may have taken a block meanwhile, and fifteen are worth having.
+            # In steps: another program may have taken a block meanwhile, and fifteen are worth having.
             for part in range(_PARTS, 0, -1):
                 with suppress(OSError):
                     file.allocate(self._size_bytes * part // _PARTS)

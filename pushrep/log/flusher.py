@@ -1,4 +1,4 @@
-"""The background flusher: buffered appends reach the disk soon enough, whoever waits for it or not.
+"""The background flusher: buffered appends reach the disk soon, also where no caller waits for it.
 
     append ─ first unflushed byte ──▶ due in flush_ms   ┐
            ─ flush_bytes unflushed ─▶ due at once       ├─▶ one thread: log.flush_in_background(), log by log

@@ -98,7 +98,7 @@ class GroupCommitLeader:
                 woken = waiter.lock.acquire(timeout=_LOOK_AGAIN_S)
             finally:
                 if not woken:
-                    with self._lock:  # somebody may have put it into a row meanwhile
+                    with self._lock:  # another thread may have put it into a row meanwhile
                         self._waiting.pop(waiter, None)
                 if waiter.next is not None:
                     waiter.next.lock.release()

@@ -6,9 +6,9 @@
                          else                        the recovery point checkpoint        "checkpoint"
                          else                        nobody knows without a scan          "nothing"
 
-Who writes is told by the kernel's list of locks (/proc/locks), since taking the lock, even for a moment, could make a
-writer that opens meanwhile believe that another one is there. Where there is no such list, the pid in the lock file
-counts if a process of that number lives.
+Which process writes is read from the kernel's list of locks (/proc/locks): taking the lock, even for a moment, could
+make a writer that opens meanwhile believe that another one is there. Where there is no such list, the pid in the lock
+file counts if a process of that number lives.
 """
 
 import os

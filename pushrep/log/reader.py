@@ -96,7 +96,7 @@ _whole: dict[tuple[str, int], _Identity] = {}
 def hold_against_seal(
     filesystem: Filesystem, directory: Path, base: int, file: File, cleaned_offset: Callable[[], int]
 ) -> None:
-    """For who is about to read the segment `base` of the log in `directory`, open as `file`. Thread-safe.
+    """Before the segment `base` of the log in `directory`, open as `file`, is read. Thread-safe.
 
     Raises CorruptBatch if it is not the one that was sealed, OSError.
     """
@@ -154,7 +154,7 @@ class _LastRead:
 def _contradiction(
     filesystem: Filesystem, directory: Path, seal: Seal, file: File, what: ScanRange
 ) -> CorruptBatch | None:
-    """By the headers alone: who reads a batch checks its CRC."""
+    """By the headers alone: the CRC of a batch is checked when it is read."""
     headers, last_read = HeadersCrc(), _LastRead(file)
     end, position, epoch = what.base_offset, 0, -1
     for at, first, next_offset, size, leader_epoch, _, _ in scan_headers(last_read, what):
@@ -198,7 +198,7 @@ class Sliceable(Protocol):
 
 
 class SlicedFile:
-    """A segment's file, closed when nobody has it any more: what is on its way does not tell when it has left."""
+    """A segment's file, closed with the last reference to it: nothing reports when sendfile has sent its bytes."""
 
     __slots__ = ("_file",)
 
@@ -372,7 +372,7 @@ class BatchReader:
 
     def __init__(self, filesystem: Filesystem, directory: Path, log: ReadableLog) -> None:
         self._filesystem, self._directory, self._log = filesystem, directory, log
-        # Where the last reads ended: who reads on needs no index.
+        # Where the last reads ended: a reader that goes on from there needs no index.
         self._hints: dict[int, _Place] = {}
         # Of sealed segments whose time index was held against its batches: the newest time, by where they begin and end
         # and by the entry that was believed.
@@ -382,9 +382,9 @@ class BatchReader:
         self.suspect_segments: set[int] = set()
         """Base offsets of the segments whose indexes held them."""
         self.on_suspect: Callable[[int], None] | None = None
-        """Told of each of these once."""
+        """Called with each of these once."""
         self.on_damage: Callable[[int], None] | None = None
-        """Told of a segment, by its base offset, whose batches are not what they should be."""
+        """Called with the base offset of a segment whose batches are not what they should be."""
 
     def read(self, offset: int, max_bytes: int, *, below_start: bool = False) -> bytes:
         """Whole batches from the one that holds `offset` on, in one piece, of one segment.
@@ -433,7 +433,7 @@ class BatchReader:
             return offset
         try:
             step = next(self._scan(self._by_index(bases[at], offset), offset, _PAGE_BYTES), None)
-        except CorruptBatch:  # who reads there is told
+        except CorruptBatch:  # a read there raises it
             return offset
         return min(offset, step.batch.header.base_offset) if isinstance(step, WholeBatch) else offset
 

@@ -7,7 +7,7 @@
 
     listed in the marker  size as listed   -> the scan begins
     no                    -                   abnormal, at the recovery point
-    yes                   no                  abnormal, at the recovery point: somebody wrote since
+    yes                   no                  abnormal, at the recovery point: written to since
     yes                   yes                 normal, at the recovery point in the newest segment, or some segments
                                               earlier where `verify_last_segments` says so
 

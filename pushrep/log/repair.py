@@ -1,7 +1,7 @@
 """Mending a damaged log while nobody writes it: a range from another copy, a cut by name, indexes made anew.
 
     what is damaged                 what mends it
-    batches, joints, the end        the same range of a copy that joins on both sides (repair.py), or a cut
+    batches, boundaries, end        the same range of a copy that joins on both sides (repair.py), or a cut
     leader-epoch-checkpoint         the epochs in the batches' headers
     partition.metadata              the copy's, once its batches have joined ours
     .index .timeindex               the batches
@@ -19,8 +19,9 @@ same command goes on. The log is not listed in the clean marker afterwards: the 
 
 A range is taken only if it joins: the last batch before the hole and the first behind it stand in the copy, too, with
 the same header, to the CRC. Where there is nothing before (the log's start) or behind (its end), one side has to do;
-where nothing of the log is left at all, both must have the same id. Behind damage a batch of ours counts only where
-the copy says that it has to stand; where the damage moved bytes, the copy's batches are taken to the segment's end.
+where nothing of the log is left at all, both must have the same id. Behind damage a batch of this log is
+kept only if the copy has the same batch at that place; where the damage moved bytes, the copy's batches are taken up to
+the segment's end.
 A segment whose file is missing comes from the copy under the copy's names.
 """
 

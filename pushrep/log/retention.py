@@ -1,4 +1,4 @@
-"""Retention: who needs the past of a log, and the passes that remove the rest of it.
+"""Retention: which old records are still needed, and the passes that remove the others.
 
     floor = min( stable offset,                          what is neither flushed nor replicated
                  every holder's lowest needed offset,    a destination, a replica in the in-sync set
@@ -197,7 +197,7 @@ class Leases:
 class RetentionFacts:
     """What a log keeps, at one moment.
 
-    floor: first offset that somebody still needs. log_bytes: the whole log, the active segment too.
+    floor: first offset that is still needed. log_bytes: the whole log, the active segment too.
     """
 
     log_start_offset: int
@@ -324,7 +324,7 @@ class Retention:
             self._holders[name] = needed_from
 
     def drop(self, name: str) -> None:
-        """The holder needs nothing any more, by an operator's word. ValueError if there is none of that name."""
+        """The holder needs nothing any more: an operator says so. ValueError if there is none of that name."""
         with self._lock:
             if self._holders.pop(name, None) is None:
                 raise ValueError(f"nobody of the name {name!r} holds the log; there are {sorted(self._holders)}")
@@ -339,7 +339,7 @@ class Retention:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Nothing is removed, and no derived store told, by anyone else meanwhile: the log is about to be cut."""
+        """While this is held nothing is removed, and no derived store is given batches: the log is about to be cut."""
         with self._lock, self._derived.lock:
             yield
 

@@ -1,4 +1,4 @@
-"""The scrub: sealed segments are read again and again, slowly: rot is found before somebody needs the records.
+"""The scrub: sealed segments are read again and again, slowly, so that rot is found before the records are needed.
 
     every open directory of logs    log by log, at `scrub_bytes_per_s`; then a pause of `scrub_pause_s`
       each batch                    in its place, its CRC                             as recovery and verify scan

@@ -1,4 +1,4 @@
-"""Seals: what a segment was when it was rolled, for what no CRC of a batch covers and for what a whole file may be.
+"""Seals: what a segment held when it was rolled. They witness what no batch's CRC covers, and that no batch is missing.
 
     00000000000000001042.seal     84 bytes, big-endian
       0    magic 8, "pushseal" | version u32, 1 | flags u32, 1: unwitnessed
@@ -10,9 +10,9 @@ The headers' CRC goes over the first 21 bytes of every batch, one after the othe
 magic, CRC. So it finds an epoch or an offset that changed where a cleaner has left holes, a segment of another log, and
 two that were swapped.
 
-Who cuts or replaces a segment removes its seal first, durably: a seal beside other bytes is damage. Only a repair whose
-bytes fulfil it keeps it, as their proof. A seal of another size than its segment's is none: an older version wrote
-there. One that can't be read is none, too.
+A cut or a replacement of a segment first removes its seal, durably: a seal beside other bytes is damage. Only a repair
+whose bytes fulfil it keeps it, as their proof. A seal of another size than its segment's is none: an older version
+wrote there. One that can't be read is none, too.
 """
 
 import errno
@@ -61,7 +61,7 @@ class Seal:
     is_witnessed: bool = True
 
     def fits(self, size_bytes: int) -> bool:
-        """Whether it is of a segment of that size; else somebody wrote there who knew nothing of seals."""
+        """Whether it is of a segment of that size; else an older version, which knows no seals, wrote there."""
         return self.size_bytes == size_bytes
 
     def why_resized(self, size_bytes: int, covered: int, base_offset: int, end_offset: int) -> str | None:
@@ -193,7 +193,7 @@ def checked_seal(filesystem: Filesystem, log: Path, base_offset: int) -> Seal | 
 
 
 def remove_seals(filesystem: Filesystem, log: Path, bases: Iterable[int]) -> None:
-    """For who is about to cut or replace these segments: on disk so when this returns. Raises OSError."""
+    """Before these segments are cut or replaced: the seals are gone from the disk when this returns. Raises OSError."""
     paths = [segment_path(log, base, SEAL_SUFFIX) for base in bases]
     found = [path for path in paths if filesystem.exists(path)]
     for path in found:

@@ -140,7 +140,7 @@ class SegmentRepair:
             self._take_own()
 
     def _range(self) -> ScanRange:
-        """From where we are in our file."""
+        """From the present position in the log's own file on."""
         return ScanRange(
             base_offset=self.base_offset,
             position=self._position,

@@ -11,9 +11,9 @@ Base offset, length, leader epoch and magic lie outside of a batch's CRC, so a b
 the batch before it, the file's name for the first one, or an index entry that names this very batch. Only below the
 cleaner's offset may offsets be missing.
 
-    scan            batch by batch, for who wants the records; it has the last word
+    scan            batch by batch, where the records are wanted; the others leave every doubt to it
     scan_runs       the same in long strides, many batches checked together: recovery, verify, rebuilding of indexes
-    scan_headers    by the headers alone, for who sends bytes whose CRC the receiver checks
+    scan_headers    by the headers alone, for bytes that are sent on, whose CRC the receiver checks
 
 The two others stop at, or leave to `scan`, whatever is not plainly in order: tests/properties holds them to it. What
 lies behind a bad batch is never looked at: unsynced writes reach the disk in any order, and a batch that happens to be
@@ -127,7 +127,7 @@ class ScanRange(NamedTuple):
     leader_epoch: of the batch before; epochs never fall.
     cleaned_offset: Kafka's cleaner may have taken any offset below it; a function is asked where one is missing.
     closed_at: where a clean close left the log; no batch reaches above. None: it was not closed so.
-    epochs: which epoch wrote which offset, if that is known; a scan of headers leaves it to who reads them.
+    epochs: which epoch wrote which offset, if that is known; a scan of headers leaves it to its caller.
     """
 
     base_offset: int
@@ -399,8 +399,8 @@ def count_in_place(headers: Iterable[BatchHeader], expected: int, leader_epoch: 
 def scan_headers(file: ReadableFile, what: ScanRange, first_bytes: int = HEADER_BYTES) -> Iterator[ScannedHeader]:
     """Every batch in its place by the headers alone, up to the first that is not, or is not all in the file.
 
-    `why_not` then says what is the matter. The CRC is the business of who reads the bytes: until then a last offset is
-    a claim, too, so no batch may reach into the next segment. Nothing here needs a recovery point.
+    `why_not` then says what is the matter. The CRC is checked when the bytes are read: until then a last offset is a
+    claim, too, so no batch may reach into the next segment. Nothing here needs a recovery point.
     `first_bytes`: of the first read; more than a header where small batches are expected. Raises OSError.
     """
     read_at, unpack = file.read_at, unpack_walked

@@ -7,7 +7,7 @@
 
 Lock order: leading (group_commit.py), then _lock. The sync itself does not run under _lock: appends go on beside it. A
 segment that is rolled meanwhile keeps its descriptor until the sync has ended.
-What was flushed is published before a `flush` returns, to whomever: other processes see it from then on.
+What was flushed is published before a `flush` returns, whoever called it: other processes see it from then on.
 A failed sync poisons: the kernel may have dropped the pages, and a second sync could succeed over lost data.
 
 Cuts, at both ends, and in which order:
@@ -248,7 +248,7 @@ class LogWriter:
                     leader.notify()
 
     def flush_acknowledged(self, offset: int) -> None:
-        """As `flush`, for who is told that it is on disk: the checkpoint follows within a second."""
+        """As `flush`, before a caller is told that it is on disk: the checkpoint follows within a second."""
         self.flush(offset)
         self._flush_now(self._flush_scheduler.on_acknowledged())
 
@@ -459,7 +459,7 @@ class LogWriter:
                 self._active.close()
                 remove_seals(self._around.filesystem, self._around.view.path, [segment.base_offset])
             self._active, self._bases = segment, bases
-            # By the files: who was interrupted while a segment was made has not noted it yet.
+            # By the files: a thread that was interrupted while it made a segment has not noted it yet.
             filesystem, path = self._around.filesystem, self._around.view.path
             begun = [base for base in list_segments(filesystem, path) if base > bases[-1]]
             move_aside(filesystem, path, begun, keep=False)
@@ -536,7 +536,7 @@ class LogWriter:
             self._unflushed_bytes -= size
             flushed_offset = max(self.flushed_offset, target)
             self._publish(flushed_offset)
-            self.flushed_offset = flushed_offset  # from here on who waits may go
+            self.flushed_offset = flushed_offset  # from here on the threads that wait may go on
             for old in self._retired:
                 if old is not self._active:
                     old.close()
