@@ -40,7 +40,8 @@ class Leads:
 class Machine:
     def __init__(self, index, grant, draw):
         self.index, self.grant, self.draw = index, grant, draw
-        self.suspended_until_ms = self.stood_still_ms = self.wall_offset_ms = self.started_ms = 0
+        self.suspended_until_ms = self.stood_still_ms = self.started_ms = 0
+        self.wall_offset_ms = 1_700_000_000_000
         self.is_node_up, self.contact = True, (-1, 0, False)
         self.start()
 
