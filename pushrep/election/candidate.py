@@ -54,7 +54,7 @@ from pushrep.election.follower import SetAside, StoreGrant, TakeEpoch
 from pushrep.election.grants import Grant, Quorum, Takeover, are_rivals, newest_list_of, newest_of, next_ballot
 
 LEADER_ALIVE_MS = 3_000
-"""A leader beats once a second: one that a member heard so lately may be alive."""
+"""A leader beats once a second: one that was in contact so recently may be alive."""
 
 
 class CandidateState(Enum):

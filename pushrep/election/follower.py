@@ -420,7 +420,7 @@ def _first_refusal(
 def _of_another_generation(kept: int, asked: int) -> ErrorCode:
     if are_rivals(kept, asked):
         return ErrorCode.INCONSISTENT_OUTBOX
-    # Who leads by a higher one has to show its grant first: only with that the log is set aside.
+    # A leader of a higher one has to show its grant first: only with that the log is set aside.
     return ErrorCode.FENCED_LEADER_EPOCH if asked < kept else ErrorCode.STALE_SESSION
 
 

@@ -42,7 +42,7 @@ class AppendTimes:
     __slots__ = ("_marks",)
 
     def __init__(self, log_end_offset: int, now_ms: int) -> None:
-        # What an older leader left counts as appended now: how long it waited before is nobody's fault here.
+        # What an older leader left counts as appended now: how long it waited before is not counted.
         self._marks: deque[tuple[int, int]] = deque([(0, now_ms)] if log_end_offset else [])
 
     def on_append(self, base_offset: int, now_ms: int) -> None:
@@ -304,7 +304,7 @@ class PartitionLeader:
         return [Push(replica, backoff=True)]
 
     def on_tick(self, now_ms: int) -> list[LeaderEffect]:
-        """Time passed: who has not acknowledged a record for too long leaves. An idle replica does not age."""
+        """Time passed: a replica that owes an answer for too long leaves the in-sync set. An idle one does not age."""
         effects: list[LeaderEffect] = []
         for replica in sorted(self.in_sync - {self.grant.leader}):
             held = self._verified(replica)
@@ -335,7 +335,7 @@ class PartitionLeader:
         return self._times.time_of(held) if held < self.log.log_end_offset else None
 
     def on_grant_shown(self, generation: int, epoch: int, leader: int) -> list[LeaderEffect]:
-        """Somebody keeps a grant of this rank: a newer one, or one that was forced beside ours, ends this lead."""
+        """A member keeps a grant of this rank: a newer one, or one that was forced beside ours, ends this lead."""
         rival = generation if are_rivals(generation, self.grant.generation) else None
         if rival is None and (generation, epoch) <= self.grant.rank:
             return []

@@ -73,7 +73,7 @@ class Step(Enum):
 
 
 class Reaction(NamedTuple):
-    """A step, and the reason if it ends the session. `is_alarm`: a person has to hear of it."""
+    """A step, and the reason if it ends the session. `is_alarm`: an operator has to be told."""
 
     step: Step
     reason: PushSessionEndReason | None = None

@@ -43,7 +43,7 @@ class OpeningOutbox:
     """An AsyncOutbox that is being opened in a thread: `await` it, or `async with` it."""
 
     def __init__(self, open_outbox: Callable[[], Outbox], cancel: threading.Event | None = None) -> None:
-        """cancel: set when nobody waits for it any more."""
+        """cancel: set when no task waits for it any more."""
         self._open_outbox, self._cancel = open_outbox, cancel
         self._opened: AsyncOutbox | None = None
 
@@ -61,7 +61,7 @@ class OpeningOutbox:
             raise
 
     def __getattr__(self, name: str) -> Any:
-        """Somebody takes it for the outbox itself."""
+        """Used as if it were the outbox: the error says to await it."""
         raise AttributeError(_NOT_OPEN.format(name), name=name)  # no `obj`: nothing is to be suggested
 
     def __enter__(self) -> NoReturn:
@@ -114,7 +114,7 @@ class AsyncOutbox:
         self._block_ms = outbox.facts.settings.block_ms
         self._room = asyncio.Lock()  # held by the task that waits for memory first; the others stand behind it
         self._waiting = 0
-        self._in_a_row = _APPENDS_IN_A_ROW  # so many more; 0 while somebody waits, who comes first
+        self._in_a_row = _APPENDS_IN_A_ROW  # so many more; 0 while a task waits, which comes first
 
     @property
     def directory(self) -> Path:

@@ -82,7 +82,7 @@ _LOG = logging.getLogger("pushrep.outbox")
 
 
 class Latch:
-    """Opens once. One lock and no Python inside, unlike an Event: Ctrl-C in who waits can't stop who opens."""
+    """Opens once. One lock and no Python inside, unlike an Event: Ctrl-C in a waiter does not stop the opener."""
 
     __slots__ = ("_shut",)
 
@@ -156,7 +156,7 @@ class PendingBatch:
         self.reserved_bytes = 0  # bytes taken from the budget
         self.base_offset = -1
         self.failure: tuple[BaseException, bool] | None = None  # (why, may be delivered)
-        self.seen = False  # somebody was told of the failure
+        self.seen = False  # a caller was told of the failure
         self.waiters: Latch | None = None
         self.calls: list[Callable[[], object]] = []  # who wants to be called once it is decided
 
@@ -308,7 +308,7 @@ class PendingBatch:
             raise ForkedProcess(f"the outbox of {self.appender.name}", owner_pid=owner_pid, pid=os.getpid())
 
     def announce(self) -> None:
-        """It was decided, and nothing is added to it or to `calls` any more: let everybody know who waits."""
+        """It was decided, and nothing is added to it or to `calls` any more: wake all who wait, and make the calls."""
         if self.waiters is not None:
             self.waiters.open()
         for call in self.calls:

@@ -13,7 +13,7 @@ the error UnsupportedVersion. A line above its limit, or one that is no JSON obj
 read.
 
 One thread accepts for all outboxes of the process, and each connection has a thread: a call is carried out there, so
-one that takes its time holds up nobody else. A fork of the process closes its copies of the sockets: else its parent's
+a slow one holds up no other. A fork of the process closes its copies of the sockets: else its parent's
 death would leave one that connects and never answers.
 
 The path of a socket has 107 bytes at most, and an outbox may lie deeper. So on Linux both sides name it from an open
@@ -71,7 +71,7 @@ class BadControlMessage(ControlError):
 VERSION = 1
 QUESTION_BYTES_MAX = 64 << 10
 ANSWER_BYTES_MAX = 16 << 20
-"""Some 50,000 partitions in one status; who wants more asks for a part of them."""
+"""Some 50,000 partitions in one status; for more, ask for a part of them."""
 UNSUPPORTED_VERSION, UNKNOWN_CALL, TOO_LARGE = "UnsupportedVersion", "UnknownCall", "AnswerTooLarge"
 
 
@@ -301,7 +301,7 @@ class ControlServer:
             copy.close()
 
     def _accept(self) -> None:
-        """Somebody connects."""
+        """Accept a connection, and answer it in a thread of its own."""
         try:
             connection, _ = self._listener.accept()
         except BlockingIOError:  # it went
@@ -366,7 +366,7 @@ def _answer(said: Mapping[str, Any], calls: Calls) -> bytes:
 
 
 class _Acceptor:
-    """Waits for whoever connects to any control socket of this process, in one thread."""
+    """Waits for connections to all control sockets of this process, in one thread."""
 
     def __init__(self) -> None:
         self._poller = REAL_NETWORK.poller()
@@ -376,7 +376,7 @@ class _Acceptor:
         self._thread.start()
 
     def add(self, listener: socket.socket, on_connect: Callable[[], None]) -> None:
-        """Call `on_connect()` whenever somebody connects."""
+        """Call `on_connect()` for each connection."""
         self._do(lambda: self._poller.register(listener, READABLE, on_connect))
 
     def remove(self, listener: socket.socket) -> None:

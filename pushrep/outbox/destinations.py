@@ -162,7 +162,7 @@ def drop_destination(
 def locked_outbox(
     directory: Path, filesystem: Filesystem, clock: Clock, *, refuse_copy: bool = False
 ) -> Iterator[tuple[Path, OutboxIdentity]]:
-    """The directory's lock is held, by nobody else in this process either. Raises NoOutbox, LogLocked.
+    """Hold the directory's lock; refused if another object of this process holds it. Raises NoOutbox, LogLocked.
 
     refuse_copy: raise DirectoryIsCopy for a member's directory that is a copy, as `Outbox.open` does.
     """

@@ -43,8 +43,8 @@ LATER_EPOCHS = 16
 def missing_logs(held: LogDirectory, identity: OutboxIdentity, *, accept_loss: bool) -> list[str]:
     """Names of the outbox's logs whose directories are not there. Raises `LogsMissing` if they held records.
 
-    Their names are all that tells of them, and the first directory that is made hides it: so it is noted before, on
-    disk, that readers may have seen whatever they held, for whoever opens after a crash in between.
+    Their names are all that tells of them, and the first directory that is made hides it: so before that it is
+    noted on disk, for an opening after a crash in between, that readers may have seen whatever they held.
     """
     there = set(held.filesystem.list(held.path))
     names = [log_name(identity.topic, n) for n in range(identity.partitions)]

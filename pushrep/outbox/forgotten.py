@@ -72,7 +72,7 @@ def collected(outbox: Closable, close_timeout_s: float) -> None:
 def _close_in_thread(outbox: Closable, done: threading.Event) -> None:
     try:
         outbox.close()
-    except Exception:  # noqa: BLE001 - nobody else hears of it
+    except Exception:  # noqa: BLE001 - there is no caller to raise it to
         _LOG.exception("the outbox in %s was not closed, and what it held", outbox.directory)
     finally:
         done.set()

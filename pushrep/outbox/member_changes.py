@@ -1,13 +1,13 @@
-"""Changing the members of an open outbox, one at a time, step by step: who asks calls again until it is done.
+"""Changing the members of an open outbox, one at a time, step by step: the caller repeats the call until it is done.
 
     add     CATCHING_UP ──it holds all below HWM: joint grant──▶ SETTLING ──may_settle: the new list──▶ DONE
             └─remove: it gets nothing more ──▶ DONE
     remove                                         joint grant──▶ SETTLING ──may_settle: the new list──▶ DONE
     replace_lost                                  forced grant──▶ SETTLING ──may_settle: the new list──▶ DONE
 
-A step takes as long as a round of grants at most. Whoever asks may go away: nothing counts before the joint grant, and
-one that nobody settled is settled by the next step of any change. A new member counts in N once it holds everything
-below the high watermark. Its index is one that no member of the outbox ever had (`Grant.next_index`).
+A step takes as long as a round of grants at most. The caller may stop at any step: nothing counts before the joint
+grant, and one that was not settled is settled by the next step of any change. A new member counts in N once it holds
+everything below the high watermark. Its index is one that no member of the outbox ever had (`Grant.next_index`).
 """
 
 import logging

@@ -237,7 +237,7 @@ class PartitionAppender:
             self._call_writer()
 
     def latch_for(self, batch: PendingBatch) -> Latch | None:
-        """Somebody waits for `batch`: seal it, and give the latch that opens when it is decided; None: it is."""
+        """A caller waits for `batch`: seal it, and give the latch that opens when it is decided; None: it is."""
         with self.lock:
             if batch.decided:
                 return None
@@ -255,7 +255,7 @@ class PartitionAppender:
             return [*waiting, *self._writing, *self._full, *lingering]
 
     def unseen_failure(self) -> PendingBatch | None:
-        """A failed batch that nobody was told of; asking again gives None until another one fails."""
+        """A failed batch of which no caller was told; asking again gives None until another one fails."""
         with self.lock:
             batch, self._first_failed = self._first_failed, None
             return batch if batch is not None and not batch.seen else None
@@ -412,7 +412,7 @@ class PartitionAppender:
     def _ends_above(self, offset: int) -> bool:
         try:
             return self.log.log_end_offset > offset
-        except PushrepError:  # closed under our feet: nobody knows
+        except PushrepError:  # closed meanwhile: what became of it is not known
             return True
 
     def _decide(

@@ -3,7 +3,7 @@
     write round ─▶ refusal()? ─▶ log ─▶ on_append, on_flush ─▶ waiting ─▶ resolved at the high watermark
                                                                   └─▶ failed: delivery_timeout_ms, NotLeader, close
 
-Batches wait only with acks=ALL; with LOCAL they are pushed and nobody looks back.
+Batches wait only with acks=ALL; with LOCAL they are pushed without waiting for an answer.
 
 A replica holds what it has said to this leader: by its acknowledgements, over sessions, and before the first one by the
 description of its log. So a replica that went away lags by what came since, one that was never there by everything.
@@ -52,7 +52,7 @@ class PartitionReplicas:
         self.waiting: deque[Waiting] = deque()
         """In log order; guarded by the appender's lock."""
         self.write_lock = threading.Lock()
-        """Held while a round is written: who takes it knows that nothing is appended, and may change who leads."""
+        """Held while a round is written: who leads is changed under it, while nothing is appended."""
         self.needed, self._name, self._clock = min_insync_replicas, name, clock
 
     def refusal(self) -> Exception | None:

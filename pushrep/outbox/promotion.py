@@ -222,7 +222,7 @@ def election_in(  # noqa: PLR0913 - whose, and what it asks with
     """The election of the member in `directory`, which its node has let go of; its logs are open until the end.
 
     first: of an outbox that has no grant yet. may_be_copy: whose original is lost, and which is one no more once it
-    leads. take_s: for whoever has the directory to end.
+    leads. take_s: how long a process that has the directory may take to end.
     Raises CantPromote, DirectoryIsCopy, CorruptNodeFile, OSError.
     """
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Old segments of an outbox go by an operator's word: asked of the open outbox, or done in a directory that nobody has.
+"""Old segments are removed at an operator's request: by the open outbox, or in a directory that no process has open.
 
 What a destination that was used once, a replica in the in-sync set, a lease or a derived store needs stays, and the
 answer names who needs it.

@@ -58,7 +58,7 @@ _PAUSE_S = 0.005  # between looks at the in-sync sets while `open` waits
 _LOOK_AGAIN_S = 0.5
 _UNASKED_WAIT_S = 2.0  # appends do not stand still for longer by a change that nobody asked for: then they are refused
 _NAME_AGAIN_S = 0.05  # between looks whether a member with a new directory was filled
-_ASK_S = 5.0  # who asks whether this one leads asks again
+_ASK_S = 5.0  # whether this one leads is asked again
 _TICKS_PER_TIMEOUT = 4
 _TICK_MAX_S = 1.0
 _LEAD_LOOK_S = 0.25
@@ -333,7 +333,7 @@ class Replication:
 
     def replace_lost(self, lost: frozenset[int], new: Sequence[str]) -> Granted:
         """Go on under a forced grant: the directories of `lost` are destroyed, and the nodes at `new` come into the
-        list. Another PID begins; who waits goes on waiting, until enough of the new list hold everything.
+        list. Another PID begins; what waits goes on waiting, until enough of the new list hold everything.
 
         Raises CantChangeMembers, CantPromote, TooFewMembers before anything is changed; NotLeader, RivalGenerations,
         OSError. If it stops half-way, it goes on as an open that found too few.
@@ -474,7 +474,7 @@ class Replication:
         return None
 
     def _hand_over(self, run: Callable[[], Grant]) -> Grant:
-        """Lead by the grant that `run` makes; who waits goes on waiting under it."""
+        """Lead by the grant that `run` makes; batches that wait go on waiting under it."""
         led, waiting = self._leading, self._leading.hand_over() if self._leading is not None else {}
         self._leading = self._grant = None
         for appender in self.appenders.values():

@@ -6,8 +6,8 @@
 
 An outbox has one writer, and each worker of gunicorn, uvicorn, celery or multiprocessing is a process. A slot is held
 by its directory's lock, which the system frees when its process ends, however it ends. The PID is the slot's, so
-readers filter what a worker's successor sends again. Whoever dies leaves what is not shipped yet to the next one in its
-slot, or to `pushrep ship`.
+readers filter what a worker's successor sends again. What a worker had not shipped when it ended is
+shipped by the next one in its slot, or by `pushrep ship`.
 """
 
 from collections.abc import Callable, Iterator
