@@ -16,7 +16,7 @@ DOCS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 RUNNER = Path(__file__).with_name("doc_blocks.py")
 TIMEOUT_S = 900
 SMALL = "--conf spark.ui.enabled=false --conf spark.sql.shuffle.partitions=2 pyspark-shell"
-_LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s#]+)(?:#[^)]*)?\)")
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s#]+)(?:#[^)]*)?\)|src(?:set)?=\"([^\"]+)\"")
 
 _spec = importlib.util.spec_from_file_location("doc_blocks", RUNNER)
 doc_blocks = importlib.util.module_from_spec(_spec)
@@ -81,7 +81,7 @@ def test_examples_are_marked_and_links_lead_somewhere(path):
         assert block.skip_reason != "", f"{name(path)}:{block.line}: no-test gives no reason"
         if block.language == "console" and block.skip_reason is None:
             assert doc_blocks.commands_of(block), f"{name(path)}:{block.line}: a console block without a `$ ` line"
-    for target in _LINK.findall(path.read_text(encoding="utf-8")):
+    for target in map("".join, _LINK.findall(path.read_text(encoding="utf-8"))):
         if not target.startswith(("http://", "https://", "mailto:")):
             assert (path.parent / target).exists(), f"{name(path)}: the link to {target} leads nowhere"
 
