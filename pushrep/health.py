@@ -46,7 +46,7 @@ class HealthSettings:
     key: its private key (PEM).
     ca: who signs the certificates of those that may read /metrics (PEM).
     plain: listen off loopback without TLS: anybody who reaches the port reads all of it.
-    kafka_away_limit_s: a Kafka that nothing has reached for so long makes the process not ready.
+    kafka_away_limit_s: a Kafka that nothing has reached for so long makes it not ready, and is a problem in status.
     """
 
     listen: str
