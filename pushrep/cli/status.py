@@ -188,7 +188,7 @@ def _node_at(place: str, tls: SSLContext | None) -> dict[str, Any]:
         for one in answer.logs
     ]  # fmt: skip
     if told is not None:
-        return {"kind": "node", **told, "address": place, "logs": logs}
+        return {**told, "kind": "node", "place": place, "address": place, "logs": logs}
     offline = [log for log in logs if log["failure"] is not None]
     problems = [
         Problem("log_offline", f"{log['outbox_id']}/{log['topic']}-{log['partition']}: {log['failure']}").as_dict()

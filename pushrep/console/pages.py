@@ -47,6 +47,7 @@ ADVICE: Mapping[str, tuple[str, str]] = MappingProxyType(
 )
 """What to do about each problem: words, and a command for a shell, to be copied."""
 assert ADVICE.keys() == BLOCKS.keys(), "every problem says what to do"
+_OF_A_NEWER_VERSION = ("It runs a newer pushrep, whose command says more.", "pushrep status {at}")
 
 
 class Severity(IntEnum):
@@ -169,10 +170,11 @@ def row_of(reading: Reading) -> PlaceRow:
     at = shlex.quote(found["place"])
     findings = tuple(
         Trouble(
-            Severity.BROKEN if one["blocks"] else Severity.WARN, one["problem"], one["why"],
-            ADVICE[one["problem"]][0], ADVICE[one["problem"]][1].format(at=at),
+            Severity.BROKEN if one["blocks"] else Severity.WARN, one["problem"], one["why"], advice,
+            command.format(at=at),
         )
         for one in found["problems"]
+        for advice, command in [ADVICE.get(one["problem"], _OF_A_NEWER_VERSION)]
     )  # fmt: skip
     is_idle = found["state"] in {"closed", "at rest"}
     of_all = [*(one.severity for one in findings), *map(severity_of, found.get("members", ()))]

@@ -110,6 +110,13 @@ def test_what_is_wrong_says_what_status_says_and_what_to_do(tmp_path, capfd):
         assert f"pushrep status {nowhere}" in page
 
 
+def test_a_problem_that_only_a_newer_version_knows_is_shown(tmp_path, monkeypatch):
+    told = {"kind": "node", "state": "running", "problems": [{"problem": "moon", "why": "too full", "blocks": False}]}
+    monkeypatch.setattr(watch, "look_at", lambda place, *_, **__: [{"place": place, **told}])
+    with serve(tmp_path / "node") as server:
+        assert "too full" in get(server, "/")[2]
+
+
 @pytest.mark.parametrize("command", sorted({command for _, command in ADVICE.values()}))
 def test_each_command_that_is_advised_is_one(command, capfd):
     words = [word for word in command.split() if not word.startswith("{")]
