@@ -37,7 +37,7 @@ from rich.text import Text
 
 from pushrep.cli.common import count, say_time, show_json, size, whole_step
 from pushrep.cli.options import client_tls, tls_options
-from pushrep.cli.replica.status import draw, drawn, look, sessions_table, table
+from pushrep.cli.replica_status import draw, drawn, look, sessions_table, table
 from pushrep.errors import BadArgument, PushrepError
 from pushrep.log.directory_files import parse_log_name
 from pushrep.log.inspection import lock_holder, logs_at, summarize

@@ -6,9 +6,8 @@ from typing import NamedTuple
 
 from pushrep.cli.common import parse_duration_s
 from pushrep.cli.startpoint.looking import is_open, line_of, states_of
-from pushrep.cli.startpoint.preview import Row, preview
+from pushrep.cli.startpoint.preview import Row, parse_place, preview, say_place
 from pushrep.cli.startpoint.setting import check_fits
-from pushrep.cli.startpoint.words import parse_place, say_place
 from pushrep.env import SYSTEM_CLOCK
 from pushrep.errors import BadArgument
 from pushrep.startpoints import Startpoint, StartpointStore, Target

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from pushrep.cli import main as cli_main
 from pushrep.cli.common import parse_duration_s
 from pushrep.cli.startpoint import startpoint as command
-from pushrep.cli.startpoint.words import parse_place, say_place
+from pushrep.cli.startpoint.preview import parse_place, say_place
 from pushrep.log import SegmentLog
 from pushrep.startpoints import LogConsumer, Startpoint, StartpointFailed, StartpointStore
 

@@ -19,7 +19,7 @@ from pushrep.cli.startpoint.options import (
     with_json,
     with_place,
 )
-from pushrep.cli.startpoint.words import say_place
+from pushrep.cli.startpoint.preview import say_place
 from pushrep.env import SYSTEM_CLOCK
 from pushrep.startpoints import Startpoint
 from pushrep.startpoints.places import KAFKA, kind_of

@@ -7,7 +7,7 @@ import click
 
 from pushrep.cli.common import count, say_time, show_json, show_table
 from pushrep.cli.startpoint.options import with_json, with_store, written_store_of
-from pushrep.cli.startpoint.words import say_place
+from pushrep.cli.startpoint.preview import say_place
 from pushrep.startpoints import EventLog, NoSuchStartpoint, ReaderState, State, Written
 from pushrep.startpoints.model import OVER, Applied, Cancelled, Expired, Fact, Failed, to_json
 

@@ -9,8 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from pushrep.cli.common import parse_duration_s, why_missing
-from pushrep.cli.startpoint.preview import partitions_of
-from pushrep.cli.startpoint.words import parse_place
+from pushrep.cli.startpoint.preview import parse_place, partitions_of
 from pushrep.kafka.destination import read_properties
 from pushrep.log.errors import InvalidLogName
 from pushrep.log.slots import parse_shown_name

@@ -29,8 +29,7 @@ from pushrep.cli.startpoint.options import (
     with_json,
     with_store,
 )
-from pushrep.cli.startpoint.preview import partitions_of
-from pushrep.cli.startpoint.words import say_place
+from pushrep.cli.startpoint.preview import partitions_of, say_place
 from pushrep.env import SYSTEM_CLOCK
 from pushrep.errors import PushrepError
 from pushrep.log import LogReader, SegmentLog

@@ -17,8 +17,7 @@ from pushrep.cli.startpoint.options import (
     with_store,
     written_store_of,
 )
-from pushrep.cli.startpoint.preview import Row, preview
-from pushrep.cli.startpoint.words import say_place
+from pushrep.cli.startpoint.preview import Row, preview, say_place
 from pushrep.env import SYSTEM_CLOCK
 from pushrep.errors import PushrepError
 from pushrep.log.slots import shown_name

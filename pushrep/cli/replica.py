@@ -1,4 +1,7 @@
-"""`pushrep replica serve`: a node until it is stopped (Ctrl-C, SIGTERM), its health and its metrics."""
+"""`pushrep replica`: a node that keeps copies of other services' logs, and an outbox's members as operators see them.
+
+`serve` is a node until it is stopped (Ctrl-C, SIGTERM), with its health and its metrics.
+"""
 
 import logging
 import signal
@@ -13,7 +16,9 @@ from rich.console import Console
 
 from pushrep.cli.common import log_at_least, show_json
 from pushrep.cli.options import copy_check_option, node_log_options, replay_options
-from pushrep.cli.replica.status import sessions_table
+from pushrep.cli.replica_members import add, adopt_command, moved_command, remove
+from pushrep.cli.replica_members import replace as replace_command
+from pushrep.cli.replica_status import sessions_table, status
 from pushrep.errors import BadArgument
 from pushrep.health import HealthServer, HealthSettings
 from pushrep.log import LogConfig
@@ -216,3 +221,19 @@ def _certificates(cert: Path | None, key: Path | None, ca: Path | None) -> Certi
     except BadArgument as error:
         raise click.UsageError(str(error)) from error
     return files
+
+
+@click.group()
+def replica() -> None:
+    """Keep copies of other services' logs, pushed here as they are written; see how far an outbox's copies are."""
+
+
+replica.add_command(adopt_command)
+replica.add_command(add)
+replica.add_command(moved_command)
+replica.add_command(remove)
+replica.add_command(replace_command)
+replica.add_command(serve)
+replica.add_command(sessions)
+replica.add_command(stop_session)
+replica.add_command(status)
