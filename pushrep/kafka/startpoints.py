@@ -26,7 +26,7 @@ from filtering.retry import Failure, ask
 from pushrep.env import SYSTEM_CLOCK, Clock
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.errors import KafkaUnreachable, TopicMissing, TopicReplaced
-from pushrep.kafka.store_topic import FENCED, OVERTAKEN, QUIET, CommittedRecords, Report, delivered
+from pushrep.kafka.store_topic import FENCED, OVERTAKEN, QUIET, CommittedRecords, send
 from pushrep.kafka.topic import TopicFacts as FoundTopic
 from pushrep.kafka.topic import look_at_topic
 from pushrep.startpoints import Checkpoint, CorruptStore, Fact, Reader, StartpointStore, StoreUnavailable
@@ -219,7 +219,7 @@ class FactsInTopic:
         assert producer is not None, "locked makes it"
         try:
             producer.begin_transaction()
-            if self._sent(producer, records) != list(range(at, end)):
+            if send(producer, self._topic, records, self._left_s()) != list(range(at, end)):
                 ask(producer.abort_transaction, failure_of_transaction, self._left_s())
                 raise Overtaken(self.place)
         except KafkaException as error:
@@ -271,13 +271,6 @@ class FactsInTopic:
                 raise Overtaken(self.place) from error
             raise StoreUnavailable(self.place, error.args[0].str()) from error
         return producer
-
-    def _sent(self, producer: Producer, records: Sequence[tuple[str, bytes]]) -> list[int]:
-        """Their offsets. Raises KafkaException."""
-        reports: list[Report] = []
-        for key, value in records:
-            producer.produce(self._topic, value, key, 0, on_delivery=lambda *report: reports.append(report))
-        return delivered(producer, reports, len(records), self._left_s())
 
     def _is_stored(self, offset: int, key: str) -> bool:
         """Whether a commit whose answer was lost counts: decided as soon as anyone has begun after it."""

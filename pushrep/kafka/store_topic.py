@@ -15,7 +15,7 @@ one state a single one gets its change in, and a mere reader that began does no 
 Compaction removes a tombstone delete.retention.ms after it was written. A reader that was away for longer may have
 missed some, and reads everything again.
 
-CommittedRecords and `delivered` are what it shares with the store of startpoints in a topic (startpoints.py).
+CommittedRecords and `send` are what it shares with the store of startpoints in a topic (startpoints.py).
 An idle reader costs the brokers one question for the end: its consumer has the partition assigned only while it reads.
 A topic that was deleted and made again under its name is another one, whatever its end is.
 """
@@ -182,7 +182,7 @@ OVERTAKEN = {*FENCED, KafkaError.UNKNOWN}
 """Of a change: also what a coordinator answers at times whose transactional id another writer is just taking."""
 _PURGED = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}  # noqa: SLF001 - their only names
 """What a client reports of records whose transaction has failed; the reason is not in it."""
-Report = tuple[KafkaError | None, Message]
+_FULL_QUEUE_S = 0.05
 
 QUIET = logging.getLogger("pushrep.kafka.stores.librdkafka")
 """To be fenced is no news, and the client would tell it as fatal; what matters is raised."""
@@ -190,8 +190,18 @@ QUIET.propagate = False
 QUIET.addHandler(logging.NullHandler())
 
 
-def delivered(producer: Producer, reports: Sequence[Report], count: int, timeout_s: float) -> list[int]:
-    """The offsets of so many records, of which `reports` are told, in order. Raises KafkaException."""
+def send(
+    producer: Producer, topic: str, records: Sequence[tuple[str, bytes | None]], timeout_s: float, **more: Any
+) -> list[int]:
+    """Send (key, value) of each to partition 0; their offsets, in order. Raises KafkaException."""
+    reports: list[tuple[KafkaError | None, Message]] = []
+    for key, value in records:
+        while True:
+            try:
+                producer.produce(topic, value, key, 0, lambda *report: reports.append(report), **more)
+                break
+            except BufferError:  # its queue is full: parts of 1 MB fill it at a hundred thousand
+                producer.poll(_FULL_QUEUE_S)
     flush(producer, timeout_s)
     for error, message in reports:
         if error is not None and error.code() in _PURGED:
@@ -199,7 +209,7 @@ def delivered(producer: Producer, reports: Sequence[Report], count: int, timeout
             raise KafkaException(KafkaError(error.code(), why))
         if error is not None:
             raise KafkaException(error)
-    if len(reports) < count:
+    if len(reports) < len(records):
         raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001 - its only name
     return [int(message.offset() or 0) for _, message in reports]
 
@@ -331,7 +341,6 @@ _AGAIN = OVERTAKEN | {
     KafkaError._PURGE_QUEUE,  # noqa: SLF001
     KafkaError._PURGE_INFLIGHT,  # noqa: SLF001
 }
-_FULL_QUEUE_S = 0.05
 
 
 class KeyedTopic:
@@ -450,7 +459,7 @@ class KeyedTopic:
             records = [(FORMAT, _json(self._format)), *records]
         try:
             producer.begin_transaction()
-            last = self._sent(producer, records, change)
+            last = send(producer, self.topic, records, self._timeout_s, headers=[(CHANGE, change)])[-1]
             producer.commit_transaction(self._timeout_s)
         except KafkaException as error:
             self._producer = None
@@ -464,19 +473,6 @@ class KeyedTopic:
         reading.to_the_end(last + 1)
         if reading.last_offset != last:
             raise ChangedByOther(self.topic)  # by someone who writes here without the right to
-
-    def _sent(self, producer: Producer, records: Sequence[tuple[str, bytes | None]], change: bytes) -> int:
-        """The offset of the last one. Raises KafkaException."""
-        reports: list[Report] = []
-        headers: Any = [(CHANGE, change)]
-        for key, value in records:
-            while True:
-                try:
-                    producer.produce(self.topic, value, key, 0, lambda *report: reports.append(report), headers=headers)
-                    break
-                except BufferError:  # its queue is full: parts of 1 MB fill it at a hundred thousand
-                    producer.poll(_FULL_QUEUE_S)
-        return delivered(producer, reports, len(records), self._timeout_s)[-1]
 
 
 def _missing_topics(error: BaseException) -> Failure:
