@@ -1,6 +1,5 @@
 """`pushrep log dump`: the lines of Kafka's DumpLogSegments, so that the two can be compared with diff."""
 
-import base64
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import click
 
 from pushrep.cli.common import show_json
+from pushrep.cli.record_rows import field
 from pushrep.log.dump import (
     OFFSET_LIMIT,
     BadFile,
@@ -202,16 +202,6 @@ def _batch_json(entry: DumpedBatch, *, records: bool) -> dict[str, Any]:
 
 
 def _record_json(record: Record) -> dict[str, Any]:
-    headers = [_field("value", value) | {"name": name} for name, value in record.headers]
+    headers = [field("value", value) | {"name": name} for name, value in record.headers]
     fields: dict[str, Any] = {"offset": record.offset, "timestamp": record.timestamp_ms}
-    return fields | _field("key", record.key) | _field("value", record.value) | {"headers": headers}
-
-
-def _field(name: str, data: bytes | None) -> dict[str, str | None]:
-    """As `pushrep read` does it: what is no UTF-8 comes in base64, under another name."""
-    if data is None:
-        return {name: None}
-    try:
-        return {name: data.decode()}
-    except UnicodeDecodeError:
-        return {f"{name}_base64": base64.b64encode(data).decode()}
+    return fields | field("key", record.key) | field("value", record.value) | {"headers": headers}

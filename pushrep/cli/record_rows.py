@@ -39,15 +39,16 @@ def as_json(number: int, record: Record, carrier: str) -> dict[str, Any]:
     if metadata is not None:
         row["source"] = {"pid": metadata.pid, "partition": metadata.partition, "offset": metadata.offset}
     if carrier != "key" or metadata is None:
-        row |= _field("key", record.key)
-    row |= _field("value", record.value)
-    headers = [_field("value", value) | {"name": name} for name, value in record.headers if name != METADATA_HEADER]
+        row |= field("key", record.key)
+    row |= field("value", record.value)
+    headers = [field("value", value) | {"name": name} for name, value in record.headers if name != METADATA_HEADER]
     if headers:
         row["headers"] = headers
     return row
 
 
-def _field(name: str, data: bytes | None) -> dict[str, Any]:
+def field(name: str, data: bytes | None) -> dict[str, str | None]:
+    """Bytes in JSON: their text; what is no UTF-8 is in base64, under another name."""
     if data is None:
         return {name: None}
     try:

@@ -48,7 +48,7 @@ from pushrep.wire.frames import FrameKind
 from pushrep.wire.vocabulary import VOCABULARY
 from tests.integration.conftest import WAIT_S
 from tests.integration.outboxes import wait_until
-from tests.properties.test_protocol import messages_of
+from tests.properties.test_wire import messages_of
 
 NAMES = ("owner", "second", "reader", "keeper", "lister", "other", "stranger")
 ALLOW = frozenset(

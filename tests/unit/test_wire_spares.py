@@ -7,7 +7,7 @@ import pytest
 from pushrep.wire.client import ClientConnection, first_request
 from pushrep.wire.frames import SPARE_BYTES, Spares
 from pushrep.wire.server import ServerConnection
-from tests.unit.test_protocol_connections import append_request, joined
+from tests.unit.test_wire_connections import append_request, joined
 
 LARGE = 300_000
 
