@@ -114,19 +114,25 @@ class Sink:
     format: str
     refusals: ClassVar = (SparkJobError,)
 
+    @property
+    def is_database(self) -> bool:
+        """Whether the job's marks lie there, too."""
+        from spark_jobs.jobs.options import is_database  # noqa: PLC0415 - pyspark, for this look alone
+
+        return is_database(self.sink)
+
     def held(self, topic: str, partition: int, start: int) -> "array[int]":
         """The log offsets of its rows from `start` on in a partition, ascending. Starts no Spark.
 
         Raises CantReplace if these rows can't be replaced, or only Spark can look at them; BadSink, BadSqlTable,
         BadJobOption where a database does not answer.
         """
-        from spark_jobs.jobs.checks import named  # noqa: PLC0415 - pyspark, for this look alone
-        from spark_jobs.jobs.options import is_database  # noqa: PLC0415
+        from spark_jobs.jobs.checks import named  # noqa: PLC0415 - as above
         from spark_jobs.sinks.table import offsets_in  # noqa: PLC0415
         from spark_jobs.sql import SqlTable  # noqa: PLC0415
 
         where = LogRange(topic, partition, start, OFFSET_MAX)
-        if is_database(self.sink):
+        if self.is_database:
             table = SqlTable(self.sink, self.table or "")
             with named("--sink", table.location):
                 return table.offsets_in(where)

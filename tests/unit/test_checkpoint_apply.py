@@ -9,6 +9,8 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -435,6 +437,34 @@ def test_rule_9_marks_outside_are_carried_or_reset_in_the_same_run(cp):
 def test_rule_9_so_are_marks_beside_rows_in_a_database(cp, tmp_path):
     url = f"sqlite:{tmp_path / 'shop.db'}"
     carried_and_reset(cp, SqlTable(url, "orders"), "--marks", url, "--table", "orders")
+
+
+def test_a_reset_shows_how_many_rows_of_the_job_s_table_go_and_refuses_one_that_can_not(cp, tmp_path):
+    """The job's marks lie in its database, so that is all that needs to be named."""
+    make(cp, KAFKA)
+    url = f"sqlite:{tmp_path / 'shop.db'}"
+    marks_of(SqlTable(url, "orders"))
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as database:
+        database.execute('CREATE TABLE orders (topic, "partition", "offset", pushrep_query, pushrep_batch)')
+        held = [("orders", partition, offset) for partition, end in ((0, 180), (1, 160)) for offset in range(0, end, 2)]
+        database.executemany("INSERT INTO orders VALUES (?, ?, ?, 'q', 0)", held)
+        database.commit()
+    words = ("--to", 100, "--reset-marks", "--sink", url, "--table", "orders")
+    told = [json.loads(line) for line in run(cp, *words, "--dry-run", "--json").output.splitlines()]
+    assert [(one["partition"], one["rows"]) for one in told[:-1]] == [(0, 40), (1, 30)]
+    for wrong, why in (
+        ("mysql://x/y", "mysql"),
+        ("orders", "only Spark can look"),
+        (f"{tmp_path}/none", "can't be read"),
+    ):
+        answer = run(cp, "--to", 100, "--reset-marks", "--marks", url, "--table", "orders", "--sink", wrong)
+        assert (answer.exit_code, why in answer.output) == (1, True), answer.output
+    assert not (cp / "offsets" / "3").exists()
+    answer = run(cp, *words)
+    assert (answer.exit_code, "partition 1: 30 rows are replaced" in answer.output) == (0, True), answer.output
+    sent_back = SqlTable(url, "orders").read(QUERY, 3).sent_back
+    assert sent_back == (SentBack("orders", 0, 1, 180), SentBack("orders", 1, 1, 175))
+    assert run(cp, "--to", 100, "--sink", url, "--table", "orders").exit_code == 2, "without a reset no row goes"
 
 
 def test_marks_of_an_interrupted_call_are_named_again(cp, tmp_path, monkeypatch):

@@ -49,7 +49,9 @@ STORE_SUFFIX, MARKS_SUFFIX = "-startpoints", "-marks"
     metavar="PLACE",
     help="The replay filter's marks, as for pushrep marks.  [default: CHECKPOINT-marks, if there is one]",
 )
-@click.option("--table", help="Of --marks DATABASE: the table of the rows.")
+@click.option("--table", help="Of --marks or --sink DATABASE: the table of the rows.")
+@click.option("--sink", metavar="WHERE", help="The apply job's: show how many of its rows a reset of marks replaces.")
+@click.option("--format", "sink_format", default="parquet", show_default=True, help="Of --sink PATH.")
 @click.option("--stopped", is_flag=True, help="Say that the query is stopped; nothing is written without it.")
 @click.option(
     "--watch-s",
@@ -65,7 +67,7 @@ def apply_checkpoint(  # noqa: PLR0913, PLR0917 - one parameter an option
     checkpoint: Path, words: str | None, partition: int | None, out_of_range: str, reset_marks: bool,  # noqa: FBT001
     consumer: str | None, store: str | None, logs: Path | None, topic: str | None, source: str | None,
     marks: str | None, table: str | None, stopped: bool, watch_s: float, dry_run: bool, reason: str, author: str | None,  # noqa: FBT001
-    as_json: bool,  # noqa: FBT001
+    as_json: bool, sink: str | None, sink_format: str,  # noqa: FBT001
 ) -> None:  # fmt: skip
     """Move a stopped, stateless Spark query: its CHECKPOINT gets one more batch, empty, that ends where it shall go on.
 
@@ -73,6 +75,7 @@ def apply_checkpoint(  # noqa: PLR0913, PLR0917 - one parameter an option
       pushrep startpoint apply-checkpoint cp --to 1200 --partition 0 --reason "wrong rates" --dry-run
       pushrep startpoint apply-checkpoint cp --to 1200 --partition 0 --reason "wrong rates" --stopped
       pushrep startpoint apply-checkpoint cp --logs out --to 2013-07-04T14:00 --reason "wrong rates" --stopped
+      pushrep startpoint apply-checkpoint cp --to -5000 --reset-marks --sink ./orders-table --reason "bug" --stopped
       pushrep startpoint apply-checkpoint cp --store out/startpoints --consumer billing --stopped --reason "now"
 
     \b
@@ -87,7 +90,12 @@ def apply_checkpoint(  # noqa: PLR0913, PLR0917 - one parameter an option
     if not stopped and not dry_run:
         raise click.UsageError("stop the query, then say --stopped; --dry-run shows what would be done")
     wish = None if words is None else parse_option("--to", words, out_of_range=out_of_range, reset_marks=reset_marks)
+    if sink is not None and wish is not None and not reset_marks:
+        raise click.UsageError("--sink is for --reset-marks: without it no row is replaced")
     tool = checkpoint_tool("apply-checkpoint")
+    looked = None if sink is None else tool.Sink(sink, table, sink_format)
+    if marks is None and looked is not None and looked.is_database:
+        marks = sink
     try:
         place = _place(tool, checkpoint, consumer, marks, table, source=source, topic=topic, logs=logs)
         opened = store_or(store, checkpoint.with_name(checkpoint.name + STORE_SUFFIX), marks)
@@ -106,7 +114,8 @@ def apply_checkpoint(  # noqa: PLR0913, PLR0917 - one parameter an option
             return
         now_ms = SYSTEM_CLOCK.wall_ms()
         moves = tool.preview(place, opened, request=request, now_ms=now_ms)
-        _print_moves(place, wish, moves, as_json=as_json)
+        rows = None if looked is None else _rows_replaced(looked, tool.source_at(place)[2].topic, moves)
+        _print_moves(place, wish, moves, rows, as_json=as_json)
         if dry_run:
             click.echo('{"dry_run": true}' if as_json else "dry run: nothing was written")
             return
@@ -141,7 +150,7 @@ def _place(
         known = str(Path(known).resolve())
     reached = tool.Brokers(*brokers()) if known is not None and kind_of(known) == KAFKA else None
     if known is None and table is not None:
-        raise click.UsageError("--table is of --marks: name the database, too")
+        raise click.UsageError("--table is of --marks or --sink: name the database, too")
     return tool.CheckpointPlace(
         checkpoint=checkpoint,
         consumer=consumer if consumer is not None else tool.query_id_of(checkpoint),
@@ -150,10 +159,22 @@ def _place(
     )
 
 
-def _print_moves(place: Any, wish: Startpoint | None, moves: Sequence[Any], *, as_json: bool) -> None:
+def _rows_replaced(looked: Any, topic: str, moves: Sequence[Any]) -> dict[int, int]:
+    """By partition, how many rows of the sink go. Raises what the sink raises that can't replace them."""
+    return {
+        move.partition: len(looked.held(topic, move.partition, move.after))
+        for move in moves
+        if move.reset_marks and move.after is not None
+    }
+
+
+def _print_moves(
+    place: Any, wish: Startpoint | None, moves: Sequence[Any], rows_replaced: dict[int, int] | None, *, as_json: bool
+) -> None:
     if as_json:
         for move in moves:
-            show_json({name: getattr(move, name) for name in ("partition", "before", "after", "reset_marks", "why")})
+            told = {name: getattr(move, name) for name in ("partition", "before", "after", "reset_marks", "why")}
+            show_json(told if rows_replaced is None else told | {"rows": rows_replaced.get(move.partition, 0)})
         return
     what = say_place(wish) if wish is not None else f"what waits for {place.consumer}"
     columns = ("partition", "stands at", "goes to", "read again", "passed by")
@@ -167,6 +188,8 @@ def _print_moves(place: Any, wish: Startpoint | None, moves: Sequence[Any], *, a
     for move in moves:
         if move.why is not None:
             click.echo(f"partition {move.partition}: {move.why}")
+        if rows_replaced is not None:
+            click.echo(f"partition {move.partition}: {count(rows_replaced.get(move.partition, 0))} rows are replaced")
         if place.marks is not None and not move.reset_marks and move.after is not None and move.after < move.before:
             click.echo(
                 f"partition {move.partition}: the query's replay filter would drop "
