@@ -68,15 +68,17 @@ class LogRange(NamedTuple):
 
 
 class SentBack(NamedTuple):
-    """A partition that was sent back in the checkpoint, for the `number`-th time in its topic's marks, from `stood_at`.
+    """A partition that was sent back from `stood_at` in the checkpoint, with a reset of its marks.
 
-    Its rows say nothing of it, so it counts as their startpoint epoch.
+    Its rows say nothing of it, so `number` counts as their startpoint epoch. Once it was moved without a reset, rows
+    below `replace_from` stay: it stood there, and what comes again below it is dropped.
     """
 
     topic: str
     partition: int
     number: int
     stood_at: int
+    replace_from: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@
 Every store does that keeps them by batch: LocalMarks, FileMarks, SqlTable, TopicMarks; named as the job names them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
@@ -66,13 +66,17 @@ def check_marks(place: MarksPlace | None, query_id: str, batch: int, *, resets: 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarksMove:
-    """Batches [first, first + count) of a query that hold nothing; `resets`: partition -> where it stood, None: all."""
+    """Batches [first, first + count) of a query that hold nothing.
+
+    stood_at: each partition that moved, and from where. resets: those whose marks are reset, None: all there are.
+    """
 
     query_id: str
     topic: str
     first: int
     count: int
-    resets: Mapping[int, int] | None
+    stood_at: Mapping[int, int]
+    resets: Collection[int] | None
 
 
 def move_marks(place: MarksPlace | None, location: str | None, move: MarksMove) -> None:
@@ -99,11 +103,18 @@ def _moved(before: BatchMarks, move: MarksMove) -> BatchMarks:
     """
     if move.resets is None:
         return BatchMarks(before.query_id, before.batch_id)
-    others = [one for one in before.sent_back if one.topic != move.topic or one.partition not in move.resets]
     known = [one.number for one in before.sent_back] + [key.startpoint_epoch for key in before.marks]
     number = max(known, default=0) + 1
-    new = [SentBack(move.topic, partition, number, stood_at) for partition, stood_at in move.resets.items()]
-    return BatchMarks(before.query_id, before.batch_id, marks=before.marks, sent_back=tuple(sorted(others + new)))
+    sent_back = {one[:2]: one for one in before.sent_back}
+    for partition, stood_at in move.stood_at.items():
+        where = move.topic, partition
+        if partition in move.resets:
+            sent_back[where] = SentBack(*where, number, stood_at)
+        elif where in sent_back:
+            old = sent_back[where]
+            sent_back[where] = old._replace(replace_from=max(old.replace_from, stood_at))
+    after = tuple(sorted(sent_back.values()))
+    return BatchMarks(before.query_id, before.batch_id, marks=before.marks, sent_back=after)
 
 
 def _marks_of(marks: MarksStore, query_id: str, batch: int) -> BatchMarks:

@@ -128,9 +128,15 @@ def is_purged(checkpoint: Path, pair: BatchPair) -> bool:
 
 
 def _marks_move(pair: BatchPair) -> MarksMove:
-    reset = {move.partition: move.before for move in pair.moves if move.reset_marks}
-    resets = None if reset and pair.all_marks else reset
-    return MarksMove(query_id=pair.query_id, topic=pair.topic, first=pair.first, count=pair.count, resets=resets)
+    resets = {move.partition for move in pair.moves if move.reset_marks}
+    return MarksMove(
+        query_id=pair.query_id,
+        topic=pair.topic,
+        first=pair.first,
+        count=pair.count,
+        stood_at={move.partition: move.before for move in pair.moves},
+        resets=None if resets and pair.all_marks else resets,
+    )
 
 
 def _is_ours(checkpoint: Path, pair: BatchPair) -> bool:

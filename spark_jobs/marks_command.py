@@ -11,6 +11,7 @@ A store is its query's own: stop the query first. An export is one batch's bytes
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
@@ -194,9 +195,7 @@ def set_(store: str, pair: "PairKey", offset: int, export_to: Path, as_json: boo
             raise click.ClickException(f"say --topic: it is one of {', '.join(sorted({k.topic for k in last.marks}))}")
         (key,) = before or keys
         _write_new(export_to, last)
-        changed = BatchMarks(
-            query_id, last.batch_id, last.ranges, {**last.marks, key: _with(last.marks[key], pair, offset)}
-        )
+        changed = replace(last, marks={**last.marks, key: _with(last.marks[key], pair, offset)})
         found.write(changed, keep=_KEEP_ALL)
     told = {"query": query_id, "batch": last.batch_id, "topic": key.topic, "offset": offset, "exported": str(export_to)}
     what = "forgotten" if offset < 0 else f"set to {offset}"

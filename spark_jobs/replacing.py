@@ -121,7 +121,9 @@ class Replacing:
         sent_back: Iterable[SentBack] = (),
     ) -> "RereadBatch":
         """What it means for the batch of these slices. Raises CantReplace."""
-        in_checkpoint = {(*one[:2], one.number): RowsWanted(stood_at=one.stood_at) for one in sent_back}
+        in_checkpoint = {
+            (*one[:2], one.number): RowsWanted(one.replace_from, stood_at=one.stood_at) for one in sent_back
+        }
         resets = {(s.topic, s.partition): s.marks_epoch for s in slices if s.marks_epoch}
         ranges = {one: resets[one[:2]] for one in ranges_of(s for s in slices if s.marks_epoch)}
         # Asked once: what comes behind it is new, however many batches that takes.

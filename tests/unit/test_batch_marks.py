@@ -57,10 +57,10 @@ def test_ranges_that_were_replaced_are_told_beside_what_releases_before_read():
 
 
 def test_partitions_that_were_sent_back_are_told_in_a_version_that_releases_before_refuse():
-    told = BatchMarks("q", 3, (LogRange("t", 0, 5, 9),), sent_back=(SentBack("t", 0, 2, 60), SentBack("t", 1, 1, 7)))
+    told = BatchMarks("q", 3, (LogRange("t", 0, 5, 9),), sent_back=(SentBack("t", 0, 2, 60), SentBack("t", 1, 1, 7, 5)))
     assert BatchMarks.from_bytes(told.to_bytes()) == told
     assert told.to_bytes()[4:8] == struct.pack(">I", 3)
-    golden = b'{"query":"q","batch":3,"ranges":[["t",0,5,9,0]],"marks":[],"sent_back":[["t",0,2,60],["t",1,1,7]]}'
+    golden = b'{"query":"q","batch":3,"ranges":[["t",0,5,9,0]],"marks":[],"sent_back":[["t",0,2,60,0],["t",1,1,7,5]]}'
     assert told.to_bytes()[12:-4] == golden
 
 

@@ -423,6 +423,10 @@ def carried_and_reset(cp, store, *named):
     assert run(cp, "--to", 20, "--reset-marks", *named).exit_code == 0
     sent_back = store.read(QUERY, 5).sent_back
     assert sent_back == (SentBack("orders", 0, 2, 180), SentBack("orders", 1, 2, 50)), "numbered behind those of before"
+    store.close()
+    for place in (5, 15):
+        assert run(cp, "--to", place, "--partition", 1, *named).exit_code == 0
+    assert store.read(QUERY, 7).sent_back[1] == SentBack("orders", 1, 2, 50, 20), "what it had read stays"
     assert store.owner() == QUERY
     notes = Path(f"{cp}-before-4", "startpoints.json").read_text()
     assert store.location in json.loads(notes)["marks"]

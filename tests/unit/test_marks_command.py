@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from filtering.marks import HighwaterMarks
 from pushrep.log import SegmentLog
-from spark_jobs.batch_marks import BatchMarks, LogRange, MarksKey
+from spark_jobs.batch_marks import BatchMarks, LogRange, MarksKey, SentBack
 from spark_jobs.marks import LocalMarks
 from spark_jobs.marks_command import marks
 from spark_jobs.sql.table import SqlTable
@@ -129,7 +129,10 @@ def test_a_damaged_export_is_refused(local, tmp_path):
 def test_one_pair_is_shown_set_and_forgotten(local, tmp_path):
     held = HighwaterMarks.from_columns([7, 8], [1, 0], [9, 5], [0, 2])
     with LocalMarks(local) as store:
-        store.write(BatchMarks("q", 2, (LogRange("orders", 0, 0, 11),), {MarksKey("orders"): held}), keep=9)
+        replacing = {"replaced": (LogRange("orders", 0, 0, 5),), "sent_back": (SentBack("orders", 0, 1, 60),)}
+        store.write(
+            BatchMarks("q", 2, (LogRange("orders", 0, 0, 11),), {MarksKey("orders"): held}, **replacing), keep=9
+        )
     one = ("--pid", 8, "--partition", 0)
 
     def offsets(*pair):
@@ -145,6 +148,7 @@ def test_one_pair_is_shown_set_and_forgotten(local, tmp_path):
     with LocalMarks(local) as store:
         changed = store.read("q", 2)
     assert changed.ranges == (LogRange("orders", 0, 0, 11),), "the batch is still done"
+    assert (changed.replaced, changed.sent_back) == tuple(replacing.values()), "and so is what it replaced"
     assert changed.marks[MarksKey("orders")].get(8, 0).destination_partition is None, "it goes on wherever it is met"
     run("set", local, *one, "--offset", -1, "--export", tmp_path / "second.marks")
     assert offsets() == {7: 9}

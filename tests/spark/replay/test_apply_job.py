@@ -344,11 +344,11 @@ class Table:
         ]
         assert cli_main.run([*map(str, command), *map(str, (*words, *sink))]) == 0
 
-    def move(self, *words):
+    def move(self, *words, reset=("--reset-marks",)):
         """Send the job back in its checkpoint."""
         marks = [self.options["sink"], "--table", "orders"] if self.kind == "database" else [self.place / "marks"]
         command = ["startpoint", "apply-checkpoint", self.place / "checkpoint-a", "--logs", self.place / "outbox"]
-        command += ["--reset-marks", "--stopped", "--watch-s", 0, "--reason", "rates", "--marks", *marks]
+        command += [*reset, "--stopped", "--watch-s", 0, "--reason", "rates", "--marks", *marks]
         assert cli_main.run([*map(str, command), *words]) == 0
 
     def answer(self):
@@ -467,6 +467,9 @@ def test_a_job_that_is_moved_in_its_checkpoint_replaces_rows_too(run, outbox, ta
     third = table.rows()
     assert values(third) == table.answer()
     assert {place for place in first if third[place] != second[place]} == {place for place in first if place[1] >= 25}
+    table.move("--to", "10", reset=())
+    run(**options)
+    assert table.rows() == third, "what comes again is dropped, so what stands there stays"
 
 
 def test_one_that_replaces_nothing_begins_without_marks(spark, run, outbox, tmp_path):
