@@ -335,6 +335,7 @@ def test_a_refused_request_leaves_nothing_for_the_next_call(cp, monkeypatch):
         patch.setitem(apply.__kwdefaults__, "sleep", a_batch_meanwhile)
         answer = run(cp, "--to", 0)
     assert (answer.exit_code, "files changed" in answer.output) == (1, True), answer.output
+    assert StartpointStore.open(f"{cp}-startpoints").history() == [], "nothing waits"
     (cp / "offsets" / "3").unlink()
     assert run(cp, "--to", 95, "--partition", 1).exit_code == 0
     assert offsets(cp, 3) == '{"orders":{"0":180,"1":95}}', "only what this call asked for"
