@@ -191,7 +191,7 @@ class Lead(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """Not this time. Raise `error`, or with an opening and acks=LOCAL append under a number without a grant."""
+    """Not this time. Raise `error`, or with an opening and acks=LOCAL append under an epoch without a grant."""
 
     error: ReplicationError
 

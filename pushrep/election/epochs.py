@@ -96,7 +96,7 @@ def granted_end(log: LogEnds, unfenced: Unfenced | None) -> EpochEnd:
 
 
 def marked_unfenced(log: LogEnds, unfenced: Unfenced | None) -> Unfenced:
-    """What has to be on disk before a number without a grant begins at the log's end."""
+    """What has to be on disk before an epoch without a grant begins at the log's end."""
     if unfenced is not None and unfenced.start_offset <= log.log_end_offset:
         return unfenced
     return Unfenced(log.log_end_offset, granted_end(log, unfenced))

@@ -1,7 +1,7 @@
 """An outbox's replicas as a whole: who leads, by which grant, what is pushed, how far they are.
 
     open    ─▶ Election: look, take a number, grant, fetch ─▶ PID epoch ─▶ start: Leading, wait for enough in sync
-               └ too few answer: with ALL no record is taken, with LOCAL they go under a number without a grant;
+               └ too few answer: with ALL no record is taken, with LOCAL they go under an epoch without a grant;
                  `watch` looks on in the background until it leads
     while open ─▶ a tick fails what waits for longer than delivery_timeout_ms
                ─▶ change_members: writers stand still, a new grant, a new Leading; who waited goes on waiting
@@ -131,7 +131,7 @@ class Replication:
             self._grant = self._run(self._renewal)
         except TooFewMembers as error:
             self._grant = None
-            taken = "no record is taken" if self.needs_all else "records go under a number without a grant"
+            taken = "no record is taken" if self.needs_all else "records go under an epoch without a grant"
             _LOG.warning("%s: %s; until they do, %s", self._keeper.directory, error, taken)
 
     def start(self, pid_epoch: int) -> None:

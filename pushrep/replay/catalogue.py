@@ -7,7 +7,7 @@
         change       {"id": 3, "stop": 1042}    {"id": 3, "stop": null}: live    {"id": 3, "state": "DELETED"}
                      "removing": true beside DELETED: it was asked for, and the files may not all be gone
 
-A line is on disk before its id is returned. A torn end was returned to nobody; it is cut, and as many ids as it has
+A line is on disk before its id is returned. Of a torn end no id was returned; it is cut, and as many ids as it has
 bytes are skipped, also where an entry at the end was complete and then rotted. A bad line with others behind it is
 refused.
 For the process that holds the lock of the directory; others use `read_catalogue`.
@@ -185,7 +185,7 @@ class Catalogue:
 
 
 def read_catalogue(directory: Path | str, filesystem: Filesystem = REAL_FILESYSTEM) -> list[CatalogueEntry]:
-    """The recordings of a directory by rising id, beside whoever keeps it; empty without a catalogue.
+    """The recordings of a directory by rising id, beside the process that keeps it; empty without a catalogue.
 
     Raises CorruptCatalogue.
     """

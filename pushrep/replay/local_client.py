@@ -24,7 +24,7 @@ from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.replay_messages import RecordingState
 
 _BLOCK_BYTES = 4 << 20
-"""Nobody waits for his turn behind a session of one's own: a turn is worth more than at a node."""
+"""No other session waits for its turn here, so a turn may take longer than at a node."""
 _NO_FACTS = LogSnapshot(start=0, written=0, flushed=0, high_watermark=0)
 
 

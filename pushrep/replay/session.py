@@ -9,7 +9,7 @@ its credit is above zero, so the last one may overdraw it by less than a block; 
 
 ReplaySessions are all sessions of one node or client: how many there may be, ids, what was refused, and counters.
 
-    session id, 64 bits    | serial, rising, 32 | random, 32 |      nobody guesses another's, none comes twice
+    session id, 64 bits    | serial, rising, 32 | random, 32 |      no one can guess another's, none comes twice
 
 The driver says whose turn it is: a local session steps when its reader asks (local.py), those of a node read one block
 each in turn (pushrep/replicate/replay_server.py).
@@ -181,7 +181,7 @@ class ReplaySession:
 
     def _next_block(self, tip: Tip) -> Effects:
         if self._credit <= 0 or self._now_ms < self._send_from_ms:
-            # Paused by its subscriber: it renews no lease, so that nobody holds a disk by doing nothing.
+            # Paused by its subscriber: it renews no lease, so that an idle subscriber does not hold the disk.
             return self._heartbeat_if_due(renew=self._credit > 0)
         limit = tip.bound if self._end is None else min(tip.bound, self._end)
         budget = min(self._settings.block_bytes, self._credit)
@@ -327,7 +327,7 @@ class ReplaySession:
         },
         ReplayState.DONE: {},
     }
-    """Whoever is not here has nothing to do; a cell of the table that may change the state is always here."""
+    """An event without a handler needs no action; every cell that may change the state has one."""
 
 
 assert all(

@@ -4,7 +4,7 @@
 
 Nothing is checked here but that a header follows another, in its segment: the reader of the bytes checks their CRC.
 Offsets and length lie outside of it as far as they say where the next one stands, so a damaged one must not pass for a
-hole. Who sends from a log that others cut meanwhile calls `forget`, and looks again where `read` finds none of what
+hole. If the log was cut meanwhile, call `forget`, and look again where `read` finds none of what
 should be there.
 """
 
@@ -40,7 +40,7 @@ class NoBatchThere(PushrepError):
 
 
 class OpenSegment:
-    """A segment's file, open as long as somebody sends from it."""
+    """A segment's file, open as long as it is sent from."""
 
     def __init__(self, file: File) -> None:
         self.file, self._users, self._is_dropped = file, 0, False
@@ -56,7 +56,7 @@ class OpenSegment:
         self._close_if_last()
 
     def drop(self) -> None:
-        """Nobody will be given it any more."""
+        """No further reader gets it."""
         self._is_dropped = True
         self._close_if_last()
 

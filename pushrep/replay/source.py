@@ -62,7 +62,7 @@ class LogSource:
             return self._facts(with_liveness=with_liveness)
 
     def _facts(self, *, with_liveness: bool) -> LogSnapshot:
-        # Whether somebody writes comes first: what is written before the stop is then in the offsets.
+        # Whether there is a writer is asked first: what it wrote before it stopped is then in the offsets.
         is_live = self._is_live() if with_liveness else True
         log = self._log
         if isinstance(log, LogReader):
@@ -151,7 +151,7 @@ class LogSource:
         return SegmentLog.open_reader(path, isolation="written", filesystem=self.filesystem)
 
     def _now_open(self) -> Log:
-        """In place of a log whose writer has stopped: whoever follows waits beside the next one."""
+        """In place of a log whose writer has stopped: a replay that follows waits beside the next one."""
         return self._reader(self.path)
 
     def _is_live(self) -> bool:

@@ -22,12 +22,12 @@ class ReplayWaiter:
 
     def __init__(self, network: Network) -> None:
         self._network = network
-        self._poller: Poller | None = None  # made by who waits: it costs descriptors
+        self._poller: Poller | None = None  # made by the thread that waits: it costs descriptors
         self._polled: Any = None  # what it watches: told once, not with every wait
         self._async_wake: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
         # Descriptors of a poller that is closed may be somebody else's: neither a wait nor a wake may be in it then.
         self._waits, self._wakes = threading.RLock(), threading.RLock()
-        self._is_woken = False  # by `wake`, for whoever was not waiting yet
+        self._is_woken = False  # by `wake`, for a wait that has not begun yet
         self._is_closed = False
 
     def wait(self, sock: Any, timeout_s: float) -> None:
@@ -74,7 +74,7 @@ class ReplayWaiter:
                 loop.call_soon_threadsafe(event.set)
 
     def close(self) -> None:
-        """Let go; who waits in another thread is woken, and has left when this returns."""
+        """Let go; a wait in another thread is woken, and has ended when this returns."""
         self._is_closed = True
         self.wake()
         with self._waits, self._wakes:

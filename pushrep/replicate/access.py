@@ -71,7 +71,7 @@ ROLES_OF: Mapping[ApiKey, frozenset[Role]] = MappingProxyType(
         ApiKey.DESCRIBE_DAMAGE: _LEADS,
         ApiKey.REPAIR_RECORDS: _LEADS,
         ApiKey.DESCRIBE_NODE: frozenset({Role.LIST}),  # on every outbox: it tells of all of them
-        # Who leads has the records already, by FetchRecords and on its own disk.
+        # A leader has the records already, by FetchRecords and on its own disk.
         ApiKey.START_REPLAY: _READS,
         ApiKey.ATTACH: _READS,
         ApiKey.CREDIT: _READS,
@@ -94,7 +94,7 @@ OWN = frozenset({Role.LEAD, Role.LIST})
 STOP_ALL = _KEEPS
 """To end other peoples' sessions."""
 CREATES = frozenset({ApiKey.DESCRIBE_LOG, ApiKey.GRANT, ApiKey.APPEND_RECORDS, ApiKey.END_OFFSET_FOR_EPOCH})
-"""Calls of who begins an outbox: for one that is not here yet, `create` will do."""
+"""Calls that begin an outbox: for one that is not here yet, the right `create` is enough."""
 CHANGES = frozenset({ApiKey.GRANT, ApiKey.STOP_REPLAY, ApiKey.EXTEND, ApiKey.TRUNCATE, ApiKey.PURGE, ApiKey.DELETE})
 """Operators' calls that change something: they are written to the audit log."""
 
@@ -160,7 +160,7 @@ class Policy:
     def is_first_leader(self, identity: str, call: ApiKey, place: Place) -> bool:
         """Whether this call makes it the owner of an outbox that has none: one from before, or one that begins now.
 
-        Who leads by a rule for everybody needs no owner, and would be one by chance.
+        A leader that a rule for everybody admits needs no owner, and would become one by chance.
         """
         is_free = place.owner is None or (place.owner in UNPROVEN and identity not in UNPROVEN)
         roles = self.roles(identity, place)
@@ -419,7 +419,7 @@ def audit(identity: str, request: Struct, call: ApiKey) -> None:
 
 
 def read_owner(directory: Path, filesystem: Filesystem) -> str | None:
-    """Who created the outbox that is kept there; None if nobody is known. Raises CorruptNodeFile, OSError."""
+    """Who created the outbox that is kept there; None if it is not known. Raises CorruptNodeFile, OSError."""
     path = directory / OWNER_NAME
     try:
         found = read_checked_json(filesystem, path, _FILE_BYTES_MAX, _OWNER_VERSION)

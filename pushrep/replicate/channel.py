@@ -1,6 +1,6 @@
 """Channel: one connection to one replica, as many requests in flight as it bears, many partitions in each.
 
-    push(pusher) ─▶ nobody else waits or sends? its request goes out in the appending thread      (two threads saved)
+    push(pusher) ─▶ no other pusher waits, none sends? its request goes out in the appending thread (two threads saved)
                       └ no ─▶ wake
     wake(pusher) ─▶ ready ─▶ pump: request of many parts ─▶ socket ─▶ in flight ─▶ answer ─▶ each pusher's result
       any thread                └ only pushers that have something to say are ever looked at: idle ones cost nothing
@@ -127,13 +127,13 @@ class Channel:
         beats: Beats | None = None,
         lost: "Counter[int] | None" = None,
     ) -> None:
-        """opened: a connection that nobody else speaks on any more; without one it makes its own.
+        """opened: a connection that no other object uses any more; without one it makes its own.
 
         lost: gets one more of the replica's index for each connection that breaks.
         """
         self._lost = Counter[int]() if lost is None else lost
         self.away: str | None = None
-        """Why the replica can't be reached; None: it can, or nobody knows yet."""
+        """Why the replica can't be reached; None: it can, or that is not known yet."""
         self.replica, self.is_closing = replica, False
         self.pushers: set[Pusher] = set()
         """Those with a session. Each says something over every new connection: the replica may be another process."""
@@ -419,7 +419,7 @@ class Channel:
         self._write()
 
     def _build(self, now_ms: int) -> tuple[list[AppendRecordsPartition], list[Sent]]:
-        """One request: each ready pusher once, in turn, until it is full. Whoever has more stands at the end again."""
+        """One request: each ready pusher once, until it is full. One that has more goes to the end of the row."""
         parts: list[AppendRecordsPartition] = []
         sents: list[Sent] = []
         room, again = self._settings.request_bytes_max, []

@@ -16,7 +16,7 @@ becomes the other. Version 1 had no `member`, `number`, `ungranted` and `unfille
 because an older version reads past what it does not know here, and drops it when it writes.
 
 A grant of a higher generation is kept first, then the logs are set aside, then `log_generation` follows: while it does
-not, whoever opens the directory next has to finish that before anything is read or written here.
+not, the next opening of the directory has to finish that before anything is read or written here.
 crc32c is taken over the other fields as compact JSON with sorted keys. Both files are replaced whole and atomically. A
 file that is there and can't be believed stops the node for that outbox: a promise that is forgotten loses records.
 """
@@ -61,7 +61,7 @@ class ElectionState:
     that it lost; until it ends there again it counts for nothing. is_unfilled: it had no grant when it stored its first
     one, so it may be a member whose disk was lost: until a leader has given it everything it counts for nothing.
     log_generation: of the logs that lie there; below the grant's they are to be set aside. rival: a grant that was
-    forced beside the kept one, and offered: whoever leads by that is told of it, and goes offline.
+    forced beside the kept one, and offered: a leader by that one is told of it, and goes offline.
     """
 
     leader_epoch: int = -1
@@ -123,7 +123,7 @@ class ElectionStateStore:
     def __init__(self, directory: Path, outbox_id: UUID, filesystem: Filesystem) -> None:
         self.directory, self.outbox_id, self.filesystem = directory, outbox_id, filesystem
         self.lock = threading.RLock()
-        """Held by who reads, judges, and keeps."""
+        """Held from reading to keeping: while a grant is judged none other is."""
         self._kept = read_election_state(directory, outbox_id, filesystem)
 
     @property

@@ -18,7 +18,7 @@ class IllegalState(PushError):
 
 
 class ReplicaUnreachable(PushError):
-    """Nobody that speaks our protocol answers at `address`: start the replica, or look at `why`."""
+    """No replica answers at `address`: start it, or look at `why`."""
 
     def __init__(self, address: str, why: str) -> None:
         super().__init__(f"{address}: {why}")

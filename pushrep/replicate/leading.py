@@ -193,13 +193,13 @@ class Leading:
             self.manager.stop_push(led.tp, [index], PushSessionEndReason.REPLICA_REMOVED)
 
     def hand_over(self) -> dict[int, list[tuple[int, OnReplicated]]]:
-        """End it, and give whoever waits to the next: (end offset, callback) by partition."""
+        """End it, and hand what waits to the next lead: (end offset, callback) by partition."""
         waiting = {number: led.hand_over() for number, led in self.partitions.items()}
         self.close()
         return waiting
 
     def close(self) -> None:
-        """End the sessions and the threads, fail whoever waits still. A second call does nothing."""
+        """End the sessions and the threads, fail what still waits. A second call does nothing."""
         if self._stop.is_set():
             return
         self._stop.set()
@@ -228,7 +228,7 @@ class Leading:
                 led.end_session_of(replica, PushSessionEndReason.STALE_REPLICA_EPOCH)
 
     def resign(self, why: NotLeader) -> None:
-        """Lead no more: who waits is told why, members hear that this leader has gone. Another may lead then."""
+        """Lead no more: what waits fails with `why`, members are told that this leader has gone. Another may lead then."""
         for led in self.partitions.values():
             led.resign(why)
 
@@ -315,7 +315,7 @@ class _Driver:
         self.refusal = ""
         """Why one of its sessions could not go on the last time that one ended so."""
         self.damage: str | None = None
-        """What its scrub found damaged and nobody could repair."""
+        """What its scrub found damaged and no member could repair."""
         threads = leading.manager.settings.network.threads
         self._threads = threads
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""A partition while it is led: the rules under a lock, its log, and who waits for its high watermark.
+"""A partition while it is led: the rules under a lock, its log, and the callbacks that wait for its high watermark.
 
     appends, flushes ─┐                         ┌─▶ log.advance_high_watermark, then the waiting callbacks
     answers ──────────┼─▶ PartitionLeader ──────┼─▶ the manager: this replica has something to be sent
@@ -75,7 +75,7 @@ class PushSession:
         """True at the first success; False if the session ended before it."""
         self.ended: PushSessionEndReason | None = None
         self.trouble = ""
-        """Why it can't go on until somebody does something, if that is known here."""
+        """Why it can't go on until an operator acts, if that is known here."""
         self.log_end_offset = self.log_start_offset = -1
         """The replica's, as its last success said; -1 before one."""
         self._told_watermarks = (-1, -1)
@@ -93,7 +93,7 @@ class PushSession:
         return rose
 
     def try_complete_delayed_requests(self) -> None:
-        """Whoever waits for a watermark that has risen is called back."""
+        """Make the callbacks whose offset the watermark has reached."""
         self.partition.complete_waiting()
 
     def on_push_session_ended(self, reason: PushSessionEndReason) -> None:
@@ -123,7 +123,7 @@ class Pushes(Protocol):
 class LedPartition:
     """One partition and its replicas. Thread-safe; its appends come one after another, in the order of the log.
 
-    on_ended(session, reason): a session is over; whoever drives the replicas starts the next one.
+    on_ended(session, reason): a session is over; Leading starts the next one.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class LedPartition:
         self._apply(effects)
 
     def look_at_log_start(self) -> None:
-        """Retention, or whoever has the log, may have removed records without a word to us; the replicas are told."""
+        """Retention, or the log's owner, may have removed records without a call here; the replicas are told."""
         with suppress(LogClosed):  # then nobody is pushed to for much longer
             if (log_start_offset := self.log.log_start_offset) > self.leader.log.log_start_offset:
                 self.on_log_start(log_start_offset)
@@ -261,7 +261,7 @@ class LedPartition:
         self._apply(effects)
 
     def resign(self, why: NotLeader) -> None:
-        """Lead no more, although nobody else was granted it; whoever waits is told `why`. A second call: nothing."""
+        """Lead no more, although no other was granted it; what waits fails with `why`. A second call: nothing."""
         with self.lock:
             if self.leader.has_resigned:
                 return
@@ -280,12 +280,12 @@ class LedPartition:
         self._call_back(callback, None if is_reached else failure)
 
     def close(self) -> None:
-        """Nobody waits any more: what is not replicated may still be."""
+        """Fail all that waits: what is not replicated may still be."""
         self._closed = MayStillBeDelivered("the leader was closed before enough replicas had them")
         self._complete()
 
     def hand_over(self) -> list[tuple[int, OnReplicated]]:
-        """Who waits, for another to call back: (end offset, callback). They are forgotten here."""
+        """What waits, for another to call back: (end offset, callback). It is forgotten here."""
         with self._waiting_lock:
             waiting, self._waiting = self._waiting, []
         return [(end_offset, callback) for end_offset, _, callback in sorted(waiting, key=lambda one: one[:2])]
@@ -296,7 +296,7 @@ class LedPartition:
 
     def _complete(self) -> None:
         failure = self.resigned or self._closed
-        if failure is None and not self._waiting:  # who begins to wait now has seen how far it is
+        if failure is None and not self._waiting:  # a wait that begins now has seen how far it is
             return
         done: list[tuple[OnReplicated, BaseException | None]] = []
         with self._waiting_lock:

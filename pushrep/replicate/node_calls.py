@@ -176,7 +176,7 @@ class NodeCalls:
     def _descriptions(
         self, kept: KeptOutbox, tps: Iterable[TopicIdPartition], *, create: bool
     ) -> tuple[wire.LogDescription, ...]:
-        """Of the first of `tps`, as many as one answer has room for, one at least: who asks asks for the rest again."""
+        """Of the first of `tps`, as many as one answer has room for, one at least: the sender asks for the rest."""
         tps = tuple(tps)
         if create:
             kept.create_missing(tps)
@@ -285,7 +285,7 @@ class NodeCalls:
         return wire.RepairRecordsResponse(wanted_offset=-1 if wanted is None else wanted)
 
     def _described(self, tp: TopicIdPartition, call: ApiKey, rank: tuple[int, int], sender: str) -> ReplicaLog:
-        """A log that was described to who leads by a grant of this rank. Raises Refusal, Unauthorised."""
+        """A log that was described to a leader by a grant of this rank. Raises Refusal, Unauthorised."""
         replica, kept = self._store.described(tp), self._store.owner_of(tp)
         if kept is not None:
             self._access.check(sender, call, kept.outbox_id)

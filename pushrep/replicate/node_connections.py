@@ -1,4 +1,4 @@
-"""The sockets of a node: one thread a connection, so that a slow peer or a slow disk holds up nobody else.
+"""The sockets of a node: one thread a connection, so that a slow peer or a slow disk holds up no other.
 
     accept ─▶ thread: read into the frame's own memory ─▶ calls, in order ─▶ answer each ─▶ read on
                       silent for handshake_timeout_s before it has spoken, or bytes that are no frame: closed, logged
@@ -48,7 +48,7 @@ class Peer:
 
 
 class Connections:
-    """Serves whoever connects to `listener`, until `stop`. `answer(request, sender)` may be called in many threads.
+    """Serves all connections to `listener`, until `stop`. `answer(request, sender)` may be called in many threads.
 
     It keeps nothing of a request's records, whose memory is used again.
     replays: takes over a connection on which something of its is asked.

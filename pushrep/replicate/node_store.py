@@ -45,7 +45,7 @@ from pushrep.wire.error_codes import ErrorCode
 
 _LOG = logging.getLogger("pushrep.node")
 _LOCK_NAME = ".lock"
-_PROPOSED_MAX = 1024  # of outboxes that somebody asked for and has not granted yet
+_PROPOSED_MAX = 1024  # of outboxes that were asked for and not granted yet
 _Answer = TypeVar("_Answer")
 
 
@@ -67,7 +67,7 @@ class LastContact(NamedTuple):
 
 
 class LeaderContact(NamedTuple):
-    """When a leader was heard last, monotonic; is_over: it said that it leads no more."""
+    """When a leader was in contact last, monotonic; is_over: it said that it leads no more."""
 
     leader_epoch: int
     at_ms: int
@@ -87,7 +87,7 @@ class KeptOutbox:
         self._borrowers = 0
         self._filled: set[int] = set()  # the partitions of an unfilled member that have everything
         self._is_known = False  # whose directory it is
-        self._is_unread = False  # what is known of its promises may be out of date: whoever borrowed it wrote them
+        self._is_unread = False  # its promises may have changed: a promotion that had the directory wrote them
         self._last_contact_ms = -1
         self._contact, self._contact_lock = LeaderContact(-1, store.started_ms, is_over=False), threading.Lock()
         self._replicas: dict[tuple[str, int], ReplicaLog] = {}
@@ -492,7 +492,7 @@ class KeptOutbox:
 
 
 class _NotKept(KeptOutbox):
-    """One that nothing was kept of a moment ago: it opens nothing, for the one that is kept may by now."""
+    """An outbox that was not kept a moment ago. It opens no log: another thread may have opened it by now."""
 
     def replica(self, tp: TopicIdPartition, *, create: bool = False) -> ReplicaLog:  # noqa: ARG002 - as the other
         raise Refusal(ErrorCode.UNKNOWN_TOPIC_ID, f"no log {tp} here")

@@ -237,7 +237,7 @@ class Pusher:
             records = _in_memory(found) if found.size_bytes < min(bytes_max, _SLICE_BYTES_MIN) else found
         with partition.lock:
             if not progress.is_live or progress.next_offset != start:
-                return None  # cut off, or its log start moved: whoever did that wakes us again
+                return None  # cut off, or its log start moved: that wakes us again
             sent, part = leader.request(
                 index,
                 records.base_offset,

@@ -4,7 +4,7 @@
     our own         found by our scrub ─ FetchRecords from where the repair asks ─▶ log.repair_segment ─▶ whole
 
 Sessions, watermarks and the in-sync set do not change by it. A replica that does not speak these calls is not asked;
-our own segments are fetched from it all the same. Whoever repairs proves what came (pushrep/log/segment_repair.py).
+our own segments are fetched from it all the same. The repair proves what came (pushrep/log/segment_repair.py).
 """
 
 import logging

@@ -221,7 +221,7 @@ class ReplicaLog:
             return None
 
     def retire(self, may: Callable[[ReplicaSession], bool]) -> bool:
-        """Follow nobody from now on, if its session lets it go: no request is under way that could change that."""
+        """Follow no leader from now on, if its session lets it go: no request is under way that could change that."""
         with self._lock:
             if not may(self._session):
                 return False
@@ -259,7 +259,7 @@ class ReplicaLog:
         return replace(storage_error(state), flushed_offset=0)
 
     def _carry_out_all(self, effects: Sequence[FollowerEffect]) -> None:
-        """One after the other. Who reads what is only written need not wait for the disk: they are told before it."""
+        """One after the other. Readers of what is written need not wait for the disk: they are told before it."""
         is_told = True
         try:
             for effect in effects:

@@ -191,7 +191,7 @@ class ReplicaNode:
         return self._replays.stop_session(session_id)
 
     def last_contact(self, outbox_id: UUID) -> LastContact:
-        """With who leads this outbox, as this node heard of it. Raises CorruptNodeFile, OSError."""
+        """The last contact with this outbox's leader. Raises CorruptNodeFile, OSError."""
         kept = self._store.look_up(outbox_id)
         return LastContact(kept.last_contact_ms, kept.contact_age_ms)
 
@@ -200,7 +200,7 @@ class ReplicaNode:
         self._standbys[outbox_id] = StandbyWord(state, why, self._clock.monotonic_ms())
 
     def standbys(self) -> dict[UUID, StandbyWord]:
-        """Who stands by now, by outbox."""
+        """The standbys of now, by outbox."""
         since_ms = self._clock.monotonic_ms() - _STANDBY_MS
         return {outbox_id: one for outbox_id, one in list(self._standbys.items()) if one.at_ms >= since_ms}
 

@@ -169,7 +169,7 @@ class ServedSession:
                 self._release()
                 self._server.forget(self)
             case _:
-                pass  # Started and Refuse: whoever asked for the session answers
+                pass  # Started and Refuse: answered where the session was asked for
 
     def _read(self, wanted: e.ReadBlock) -> None:
         assert self._facts is not None, "a turn has looked"

@@ -1,4 +1,4 @@
-"""Workers: a few threads that talk to replicas, and sleep while nobody has anything to say.
+"""Workers: a few threads that talk to replicas, and sleep while there is nothing to send.
 
 All PushManagers of a process share them (`workers_for`), so that twenty outboxes have no more threads than one; on a
 network or a clock that is not the system's each has its own, so that a simulated run can be repeated.
@@ -56,7 +56,7 @@ class PushWorker(Waker):
     def _run(self) -> None:
         wake_ms = self._pump()  # what was asked for before the start
         while not self._is_stopping:
-            self._is_asleep = True  # from here on whoever has something to say wakes it
+            self._is_asleep = True  # from here on a push wakes it
             can_send = any(channel.can_send() for channel in self._channels)
             timeout_s = 0.0 if can_send else self._timeout_s(wake_ms)
             ready = self.poller.select(timeout_s)
