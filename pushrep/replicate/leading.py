@@ -228,7 +228,7 @@ class Leading:
                 led.end_session_of(replica, PushSessionEndReason.STALE_REPLICA_EPOCH)
 
     def resign(self, why: NotLeader) -> None:
-        """Lead no more: what waits fails with `why`, members are told that this leader has gone. Another may lead then."""
+        """Lead no more: what waits fails with `why`, and members are told that this leader has gone."""
         for led in self.partitions.values():
             led.resign(why)
 
