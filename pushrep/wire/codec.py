@@ -45,14 +45,13 @@ def writer_of(schema: Schema, struct: type[Any]) -> Writer:
 def _compiled(schema: Schema, hint: Any, named: dict[str, Schema]) -> Writer:
     """The fields written out, as in the methods that dataclasses make: a loop over them takes twice as long."""
     scope: dict[str, Any] = {"varints": VARINTS, "flags": _FLAGS, "string": _string_bytes, "join": b"".join}
-    scope["no_uuid"] = _NO_UUID
+    scope |= {"no_uuid": _NO_UUID, "records_size": _records_size}
     named[schema["name"]] = schema
     known = columns_of(hint)
     columns = []
     for field in schema["fields"]:
         name = field["name"]
         if name == RECORDS_SIZE_FIELD:
-            scope["records_size"] = _records_size
             columns.append(f"records_size(value.{RECORDS_FIELD})")
         elif (column := known.get(name)) is not None:
             columns.append(_expression(field["type"], _value_of(column, scope), column.hint, scope, named))
@@ -189,7 +188,7 @@ def reader_of(struct: type[Any]) -> HeaderReader:
 
 def _part_reader(part: type[Any], names: Mapping[str, str]) -> Callable[[Datum], Any]:
     first = next(iter(names.values()))
-    return lambda datum: None if datum[first] < 0 else part(**{inner: datum[name] for inner, name in names.items()})
+    return lambda datum: None if datum[first] == -1 else part(**{inner: datum[name] for inner, name in names.items()})
 
 
 def _body_bytes_of(name: str, size: Callable[[Any], int]) -> Callable[[Datum], int]:
