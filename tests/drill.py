@@ -43,7 +43,7 @@ from tests.kafka.cluster import KafkaCluster
 from tests.ports import reserve
 
 KAFKA_AWAY_S, STALLED_S = 1, 5
-SETTLED_S = 3  # so long it is looked whether something else fires, too: three turns of the rules
+SETTLED_S = 5  # so long it is looked whether something else fires, too: two scrapes, and the rules behind them
 TARGETS = 6  # three nodes, three services
 PROGRAMS = ("chromium", "prometheus", "openssl", "java")
 
