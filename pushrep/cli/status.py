@@ -11,10 +11,10 @@ PLACE always has
 and by its kind
     outbox      the fields of OutboxStatus; of a closed one without what only its process knows (acks, disk, scrub,
                 in_sync_min, session_ends ...). With --partitions "parts": [PartitionStatus, ...]
-    node        the fields of NodeStatus; of a closed one `logs` alone. At an address the same, for who may list every
-                outbox there; for others, and of a node from before, `address`, `certificate_expires_s` and `logs`. Of
-                what stands in `logs` an address tells outbox_id, topic, partition, offsets but the flushed one,
-                leader_epoch
+    node        the fields of NodeStatus; of a closed one `logs`, and `address` if a grant names it. At an address the
+                same, for who may list every outbox there; for others, and of a node from before, `address`,
+                `certificate_expires_s` and `logs`. Of what stands in `logs` an address tells outbox_id, topic,
+                partition, offsets but the flushed one, leader_epoch
     logs        "logs": [{"topic", "partition", "log_start_offset", ...}, ...]
     unknown     "why"
 Fields are added, never renamed; a field that is not known is missing or null. Numbers of offsets are half-open.
@@ -23,6 +23,7 @@ Fields are added, never renamed; a field that is not known is missing or null. N
 import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
@@ -38,13 +39,14 @@ from rich.text import Text
 from pushrep.cli.common import count, say_time, show_json, size, whole_step
 from pushrep.cli.options import client_tls, tls_options
 from pushrep.cli.replica_status import draw, drawn, look, sessions_table, table
+from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import BadArgument, PushrepError
 from pushrep.log.directory_files import parse_log_name
 from pushrep.log.inspection import lock_holder, logs_at, summarize
 from pushrep.log.slots import OUTBOX_FILE_NAME, outboxes_at
 from pushrep.outbox.control import BadControlMessage, NobodyAnswers, ask
 from pushrep.problems import Problem, certificate_problems
-from pushrep.replicate.election_state import REPLICA_EPOCH_NAME
+from pushrep.replicate.election_state import REPLICA_EPOCH_NAME, find_election_state
 from pushrep.replicate.errors import ReplicaUnreachable
 from pushrep.replicate.replica_client import ReplicaClient
 from pushrep.replicate.settings import PushSettings
@@ -134,18 +136,26 @@ def _directory(path: Path, *, with_partitions: bool) -> dict[str, Any]:
     except (NobodyAnswers, BadControlMessage) as error:  # the latter: a node from before knows no such question
         writer = lock_holder(path)
         problems = [] if writer is None else [Problem("not_answering", f"process {writer} runs it: {error}").as_dict()]
-        kept = [
-            {"outbox_id": one.name, **log} for one in sorted(path.iterdir()) if _is_id(one.name) for log in _logs(one)
-        ]
-        state = "closed" if writer is None else "held by a process that does not answer"
+        copies = [one for one in sorted(path.iterdir()) if _is_id(one.name)]
+        named = next(filter(None, map(_named_address, copies)), None)
         return {
             "kind": "node",
-            "state": state,
+            "state": "closed" if writer is None else "held by a process that does not answer",
+            **({} if named is None else {"address": named}),
             "pid": writer,
             "directory": str(path.resolve()),
-            "logs": kept,
+            "logs": [{"outbox_id": one.name, **log} for one in copies for log in _logs(one)],
             "problems": problems,
         }
+
+
+def _named_address(copy: Path) -> str | None:
+    """Where the node of a copy listens, as the newest grant has it; None: it names none, or can't be read."""
+    with suppress(PushrepError, OSError):
+        kept = find_election_state(copy, REAL_FILESYSTEM)
+        if kept is not None and (grant := kept[1].grant) is not None:
+            return next((one.address for one in grant.members if one.index == kept[1].member and one.address), None)
+    return None
 
 
 def _logs(directory: Path) -> list[dict[str, Any]]:

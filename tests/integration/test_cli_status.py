@@ -169,7 +169,7 @@ def test_what_nobody_has_open_is_told_by_its_files(world, look):
     assert code == 0
     assert (of_outbox["state"], of_outbox["pid"], of_outbox["log_end_offsets"]) == ("closed", None, 3)
     assert (of_outbox["destinations"][0]["name"], of_outbox["destinations"][0]["records"]) == ("kafka:orders", 2)
-    assert (of_node["kind"], of_node["state"]) == ("node", "closed")
+    assert (of_node["kind"], of_node["state"], of_node["address"]) == ("node", "closed", str(node.address))
     assert [(log["outbox_id"], log["log_end_offset"]) for log in of_node["logs"]] == [(outbox.identity.outbox_id, 3)]
     assert (of_copy["kind"], of_copy["logs"][0]["log_end_offset"]) == ("logs", 3)
 

@@ -241,6 +241,19 @@ def test_a_credit_that_a_block_went_beyond_has_its_unit():
     assert (size(-190_877), size(-1), size(190_877)) == ("-186.4 KiB", "-1 B", "186.4 KiB")
 
 
+def test_a_node_that_is_gone_is_still_one_node(world):
+    world.node(1)
+    with open_outbox(world, 1) as outbox:
+        outbox.append(0, b"a").result(WAIT_S)
+        wait_for_all(outbox)
+        world.nodes[1].stop()
+        with serve(world.root) as server:
+            page = get(server, "/")[2]
+            assert "1 outbox, 1 node." in page
+            assert [row[0] for row in cells(page, "node-table")] == [str(world.nodes[1].address)]
+            assert 'href="/node/node-1"' in page
+
+
 VALUES = {"text": b"gr\xc3\xbc\xc3\x9fe <b>", "json": b'{"order": 7}', "avro": b"\x0e", "hex": b"\xff\x00"}
 SHOWN = {"text": "grüße <b>", "json": '{ "order": 7 }', "avro": "7", "hex": "ff 00"}
 
