@@ -297,16 +297,7 @@ class Table:
         sink = ["--sink", self.place / "table"]
         if self.kind == "database":
             sink = ["--sink", self.options["sink"], "--table", "orders"]
-        command = [
-            "startpoint",
-            "repair",
-            self.place / "outbox",
-            "orders",
-            "--consumer",
-            "billing",
-            "--reason",
-            "rates",
-        ]
+        command = ["startpoint", "repair", self.place / "outbox", topic, "--consumer", "billing", "--reason", "rates"]
         assert cli_main.run([*map(str, command), *map(str, (*words, *sink))]) == 0
 
     def move(self, *words, reset=("--reset-marks",)):
