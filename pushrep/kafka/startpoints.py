@@ -107,7 +107,7 @@ class TopicReading:
             if fields != FORMAT:
                 raise ValueError(f"{fields}, this pushrep reads {FORMAT}")
         elif key.startswith(CHECKPOINT):
-            checkpoint = _checkpoint(fields)
+            checkpoint = Checkpoint.of_json(fields)
             self.checkpoints[checkpoint.reader] = checkpoint
         else:
             fact = from_json(fields)
@@ -119,16 +119,6 @@ class TopicReading:
 def reader_words(reader: Reader) -> str:
     """A reader in a key."""
     return f"{reader.consumer}/{reader.topic}/{reader.partition}/{reader.task}"
-
-
-def _checkpoint(fields: Mapping[str, Any]) -> Checkpoint:
-    return Checkpoint(
-        reader=Reader(fields["consumer"], fields["topic"], fields["partition"], fields["task"] or ""),
-        generation=fields["generation"],
-        offset=fields["offset"],
-        sequence=fields["sequence"],
-        log_id=fields["log"],
-    )
 
 
 def open_store(
@@ -302,13 +292,7 @@ class CheckpointsInTopic:
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Stored, and read back, when this returns. Raises NotWritten, Overtaken."""
-        reader = checkpoint.reader
-        fields: dict[str, Any] = {
-            "consumer": reader.consumer, "topic": reader.topic, "partition": reader.partition,
-            "task": reader.task or None, "generation": checkpoint.generation, "offset": checkpoint.offset,
-            "sequence": checkpoint.sequence, "log": checkpoint.log_id,
-        }  # fmt: skip
-        self._facts.save(CHECKPOINT + reader_words(reader), _json(fields))
+        self._facts.save(CHECKPOINT + reader_words(checkpoint.reader), _json(checkpoint.as_json()))
 
     def all(self) -> list[Checkpoint]:
         """Every reader's, sorted."""

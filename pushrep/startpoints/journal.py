@@ -290,18 +290,7 @@ class CheckpointFiles:
 
 def encode(checkpoint: Checkpoint) -> bytes:
     """The file's bytes."""
-    reader = checkpoint.reader
-    fields = {
-        "version": CHECKPOINT_VERSION,
-        "consumer": reader.consumer,
-        "topic": reader.topic,
-        "partition": reader.partition,
-        "task": reader.task or None,
-        "generation": checkpoint.generation,
-        "offset": checkpoint.offset,
-        "sequence": checkpoint.sequence,
-        "log": checkpoint.log_id,
-    }
+    fields = {"version": CHECKPOINT_VERSION, **checkpoint.as_json()}
     return (json.dumps({**fields, "crc32c": _checksum(fields)}, ensure_ascii=False, indent=1) + "\n").encode()
 
 
@@ -319,14 +308,7 @@ def decode(path: Path, data: bytes) -> Checkpoint:
             path, f"version {version!r}, this pushrep reads {CHECKPOINT_VERSION}: use the one that wrote it"
         )
     try:
-        reader = Reader(fields["consumer"], fields["topic"], fields["partition"], fields["task"] or "")
-        return Checkpoint(
-            reader=reader,
-            generation=fields["generation"],
-            offset=fields["offset"],
-            sequence=fields["sequence"],
-            log_id=fields["log"],
-        )
+        return Checkpoint.of_json(fields)
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptStore(path, f"unusable fields ({error})") from error
 

@@ -39,7 +39,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from pushrep.errors import BadArgument
 from pushrep.log.directory_files import is_topic
@@ -359,6 +359,31 @@ class Checkpoint:
     offset: int | None = None
     sequence: int = 0
     log_id: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """Its fields, all of them JSON's own types."""
+        reader = self.reader
+        return {
+            "consumer": reader.consumer,
+            "topic": reader.topic,
+            "partition": reader.partition,
+            "task": reader.task or None,
+            "generation": self.generation,
+            "offset": self.offset,
+            "sequence": self.sequence,
+            "log": self.log_id,
+        }
+
+    @classmethod
+    def of_json(cls, fields: Mapping[str, Any]) -> Self:
+        """The checkpoint; raises KeyError, TypeError or ValueError for what `as_json` does not give."""
+        return cls(
+            reader=Reader(fields["consumer"], fields["topic"], fields["partition"], fields["task"] or ""),
+            generation=fields["generation"],
+            offset=fields["offset"],
+            sequence=fields["sequence"],
+            log_id=fields["log"],
+        )
 
 
 @dataclass(frozen=True, slots=True)
