@@ -231,6 +231,6 @@ def accepted(response: StartReplayResponse) -> StartReplayResponse:
     if response.error_code is not ErrorCode.NONE:
         start = response.log_start_offset if response.log_start_offset >= 0 else None
         end = response.end_offset if response.end_offset >= 0 else None
-        why = response.error_message or response.error_code.meaning
+        why = response.why
         raise ReplayRefused(response.error_code, why, start=start, end=end)
     return response

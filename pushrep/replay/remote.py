@@ -211,7 +211,7 @@ class RemoteSession:
         request = wire.AttachRequest(session_id=session_id, credit_bytes=self._settings.credit_bytes)
         correlation_id, answer = connection.ask(request, wire.AttachResponse)
         if answer.error_code is not ErrorCode.NONE:
-            raise ReplayRefused(answer.error_code, answer.error_message or answer.error_code.meaning)
+            raise ReplayRefused(answer.error_code, answer.why)
         connection.socket.settimeout(0)
         self._expected, self._is_inside = self._received, True
         self._attached = AttachedSession(connection, session_id, correlation_id)

@@ -438,7 +438,7 @@ class _Driver:
             twice = f"{ErrorCode.MEMBER_TWICE.name}: it is member {answer.member}, not {self.replica.index}"
             raise ReplicaUnreachable(str(self.replica.address), twice)
         if answer.error_code is not ErrorCode.NONE:  # its answers to pushes say the same, and decide
-            why = answer.error_message or answer.error_code.meaning
+            why = answer.why
             _LOG.warning("%s refuses our grant: %s", self.replica, why)
             return
         self._leading.notify_kept(self.replica.index)

@@ -107,7 +107,7 @@ class MemberClients:
             request = GrantRequest(grant=grant, sender=self._member, partitions=page, member=index, is_first=is_first)
             first = client.ask(request, GrantResponse)
             if first.error_code is not ErrorCode.NONE and not first.grants:
-                raise ReplicaUnreachable(str(address), first.error_message or first.error_code.meaning)
+                raise ReplicaUnreachable(str(address), first.why)
             return self._whole(index, client, first)
 
     def fetch(
@@ -128,7 +128,7 @@ class MemberClients:
                 )
                 answer = client.ask(request, FetchRecordsResponse)
                 if answer.error_code is not ErrorCode.NONE or not answer.records:
-                    why = answer.error_message or answer.error_code.meaning
+                    why = answer.why
                     raise ReplicaUnreachable(str(address), f"it gave no records of {log.path.name} at {offset}: {why}")
                 found, is_whole = batches_of(bytes(answer.records[0]))  # type: ignore[arg-type]
                 batches = [RecordBatch(batch.data) for batch in found if batch.next_offset <= end_offset]
@@ -173,7 +173,7 @@ class MemberClients:
         )
         answer = client.ask(request, DescribeLogResponse)
         if answer.error_code is not ErrorCode.NONE or not answer.logs:
-            raise ReplicaUnreachable(str(client.address), answer.error_message or answer.error_code.meaning)
+            raise ReplicaUnreachable(str(client.address), answer.why)
         return answer
 
 

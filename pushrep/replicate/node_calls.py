@@ -27,9 +27,8 @@ from pushrep.replicate.replica import ReplicaLog
 from pushrep.replicate.sockets import Address
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire import push_messages as wire
-from pushrep.wire.calls import CALLS, PLACE_OF, ApiKey
+from pushrep.wire.calls import PLACE_OF, ApiKey, refusal
 from pushrep.wire.error_codes import ErrorCode
-from pushrep.wire.frames import FrameKind
 from pushrep.wire.values import OFFSET_MAX, Struct
 
 _LOG = logging.getLogger("pushrep.node")
@@ -59,21 +58,20 @@ class NodeCalls:
 
     def answer(self, request: Struct, sender: str) -> Struct:
         """The answer to `request`; `sender` is the connection's identity (access.py)."""
-        call = self._calls.get(type(request))
+        call, (key, _) = self._calls.get(type(request)), PLACE_OF[type(request)]
         if call is None:
-            return _refusal(request, ErrorCode.UNSUPPORTED)
-        key, _ = PLACE_OF[type(request)]
+            return refusal(key, ErrorCode.UNSUPPORTED)
         try:
             if not self._access.could(sender, key):
                 raise self._access.refused(sender, key)
             return call(request, sender)
         except Unauthorised as error:
-            return _refusal(request, ErrorCode.UNAUTHORISED, str(error))
+            return refusal(key, ErrorCode.UNAUTHORISED, str(error))
         except Refusal as error:
-            return _refusal(request, error.code, str(error))
+            return refusal(key, error.code, str(error))
         except (OSError, PushrepError) as error:
             _LOG.error("%s failed: %s", type(request).__name__, error)
-            return _refusal(request, ErrorCode.KAFKA_STORAGE_ERROR, str(error))
+            return refusal(key, ErrorCode.KAFKA_STORAGE_ERROR, str(error))
 
     def _append_records(self, request: wire.AppendRecordsRequest, sender: str) -> Struct:
         grants = {}
@@ -359,14 +357,6 @@ def _description(replica: ReplicaLog) -> wire.LogDescription:
         ungranted_from=-1 if unfenced is None else unfenced.start_offset,
         damaged_from=-1 if (lacks_from := replica.lacks_from) is None else lacks_from,
     )
-
-
-def _refusal(request: Struct, code: ErrorCode, why: str = "") -> Struct:
-    key, _ = PLACE_OF[type(request)]
-    response: type[Struct] = CALLS[key][FrameKind.RESPONSE]
-    if why and hasattr(response, "error_message"):  # the default of the field
-        return response(error_code=code, error_message=why)  # type: ignore[call-arg]
-    return response(error_code=code)  # type: ignore[call-arg]  # every response has one
 
 
 Refused = tuple[str, ErrorCode]

@@ -37,9 +37,8 @@ from pushrep.replicate.replay_line import Line
 from pushrep.replicate.replay_recordings import KeptRecording, NodeSource, Recordings
 from pushrep.replicate.served_session import ServedSession, Server
 from pushrep.wire import replay_messages as wire
-from pushrep.wire.calls import CALLS, ApiKey
+from pushrep.wire.calls import ApiKey, refusal
 from pushrep.wire.error_codes import ErrorCode
-from pushrep.wire.frames import FrameKind
 from pushrep.wire.server import Call, Told
 from pushrep.wire.values import Struct
 
@@ -248,9 +247,7 @@ class ReplayCalls:
 
     def refuse(self, line: Line, call: Call, code: ErrorCode, why: str) -> None:
         """The same for an answer that says why not."""
-        response: Any = CALLS[call.api_key][FrameKind.RESPONSE]
-        has_message = "error_message" in response.__dataclass_fields__
-        self.answer(line, call, response(error_code=code, **({"error_message": why} if has_message else {})))
+        self.answer(line, call, refusal(call.api_key, code, why))
 
     def on_disk(self, line: Line, call: Call, job: Callable[[], Any], then: Callable[[Any], None]) -> None:
         """`job` in the worker's thread, then `then(its result)` in ours; its errors are answered."""

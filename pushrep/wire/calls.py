@@ -9,8 +9,9 @@ from types import MappingProxyType
 
 from pushrep.wire import push_messages as push
 from pushrep.wire import replay_messages as replay
+from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.frames import FrameKind
-from pushrep.wire.values import Struct
+from pushrep.wire.values import Response, Struct
 
 
 class ApiKey(IntEnum):
@@ -78,6 +79,15 @@ CALLS: Mapping[ApiKey, Mapping[FrameKind, type[Struct]]] = MappingProxyType(
 )
 """Every key and its classes, by kind of frame."""
 assert CALLS.keys() == set(ApiKey), "every key has its classes"
+
+
+def refusal(key: ApiKey, code: ErrorCode, why: str = "") -> Struct:
+    """The answer to a call that is refused; `why` is left out where the answer has no place for it."""
+    response = CALLS[key][FrameKind.RESPONSE]
+    if issubclass(response, Response):
+        return response(error_code=code, error_message=why)
+    return response(error_code=code)  # type: ignore[call-arg]  # every response has one
+
 
 CALL_OF_EVENT: Mapping[ApiKey, ApiKey] = MappingProxyType(
     {

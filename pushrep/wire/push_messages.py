@@ -38,6 +38,7 @@ from pushrep.wire.values import (
     Offset,
     OffsetOrNone,
     Records,
+    Response,
     Struct,
     TimeMs,
 )
@@ -122,7 +123,7 @@ class LogDescription(Struct):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DescribeLogResponse(Struct):
+class DescribeLogResponse(Response):
     """What a member says of itself: its index (-1 without a grant), the newest grant, the highest epoch it has seen.
 
     `error_message` without an error: why the disk took nothing of one of these logs the last time.
@@ -133,8 +134,6 @@ class DescribeLogResponse(Struct):
     clock, no longer than the node runs; -1: it said that it leads no more, it is this very member, or an older node.
     """
 
-    error_code: ErrorCode = ErrorCode.NONE
-    error_message: str = ""
     replica_epoch: Counter = 0
     member: MemberIndexOrNone = -1
     highest_epoch: EpochOrNone = -1
@@ -232,11 +231,9 @@ class GrantRequest(Struct):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GrantResponse(Struct):
+class GrantResponse(Response):
     """As DescribeLogResponse; `grants` holds the newest here, which is the request's own if there is no error."""
 
-    error_code: ErrorCode = ErrorCode.NONE
-    error_message: str = ""
     member: MemberIndexOrNone = -1
     highest_epoch: EpochOrNone = -1
     grants: tuple[Grant, ...] = ()
@@ -258,14 +255,12 @@ class FetchRecordsRequest(Struct):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FetchRecordsResponse(Struct):
+class FetchRecordsResponse(Response):
     """The batches up to the log's end, whatever the watermark is; none at the end.
 
     `cleaned_offset`: as in AppendRecordsPartition.
     """
 
-    error_code: ErrorCode = ErrorCode.NONE
-    error_message: str = ""
     log_end_offset: Offset = 0
     log_start_offset: Offset = 0
     high_watermark: Offset = 0
@@ -297,11 +292,9 @@ class ListedLog(Struct):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ListLogsResponse(Struct):
+class ListLogsResponse(Response):
     """Every log, by outbox, topic and partition."""
 
-    error_code: ErrorCode = ErrorCode.NONE
-    error_message: str = ""
     logs: tuple[ListedLog, ...] = ()
 
 
@@ -317,11 +310,9 @@ class BeatRequest(Struct):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BeatResponse(Struct):
+class BeatResponse(Response):
     """FENCED_LEADER_EPOCH where a newer grant is kept; `grant_epoch`, `grant_leader`: of the newest one, -1: none."""
 
-    error_code: ErrorCode = ErrorCode.NONE
-    error_message: str = ""
     grant_epoch: EpochOrNone = -1
     grant_leader: MemberIndexOrNone = -1
     generation: Counter = 0
@@ -348,11 +339,9 @@ class DamagedSegment(Struct):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DescribeDamageResponse(Struct):
+class DescribeDamageResponse(Response):
     """Every damaged segment that is known, by log and base offset; the first of them, as many as fit into a frame."""
 
-    error_code: ErrorCode = ErrorCode.NONE
-    error_message: str = ""
     segments: tuple[DamagedSegment, ...] = ()
 
 
@@ -371,11 +360,9 @@ class RepairRecordsRequest(Struct):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RepairRecordsResponse(Struct):
+class RepairRecordsResponse(Response):
     """`wanted_offset`: from where batches are needed next; -1: the segment is whole, and stands in its place."""
 
-    error_code: ErrorCode = ErrorCode.NONE
-    error_message: str = ""
     wanted_offset: OffsetOrNone = -1
 
 
@@ -385,11 +372,9 @@ class DescribeNodeRequest(Struct):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DescribeNodeResponse(Struct):
+class DescribeNodeResponse(Response):
     """`status`: the JSON object that the node answers on its control socket, without `logs`: ListLogs tells them. The
     first thousand items of each list, or fewer. Fields are added to it, and never renamed.
     """
 
-    error_code: ErrorCode = ErrorCode.NONE
-    error_message: str = ""
     status: str = ""

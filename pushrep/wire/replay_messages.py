@@ -26,6 +26,7 @@ from pushrep.wire.values import (
     Offset,
     OffsetOrNone,
     Records,
+    Response,
     Struct,
     TimeMs,
 )
@@ -85,11 +86,9 @@ class StartReplayRequest(Struct):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartReplayResponse(Struct):
+class StartReplayResponse(Response):
     """A refusal of a position tells the range: [`log_start_offset`, `end_offset`]. All 64 bits of the id are needed."""
 
-    error_code: ErrorCode = ErrorCode.NONE
-    error_message: str = ""
     session_id: Long = 0
     start_offset: OffsetOrNone = -1
     log_start_offset: OffsetOrNone = -1
@@ -105,11 +104,8 @@ class AttachRequest(Struct):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttachResponse(Struct):
+class AttachResponse(Response):
     """Without an error, ReplayData follows under the same correlation id."""
-
-    error_code: ErrorCode = ErrorCode.NONE
-    error_message: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,11 +189,9 @@ class Recording(Struct):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DescribeRecordingsResponse(Struct):
+class DescribeRecordingsResponse(Response):
     """By rising id. `has_more`: ask again from the last id + 1."""
 
-    error_code: ErrorCode = ErrorCode.NONE
-    error_message: str = ""
     recordings: tuple[Recording, ...] = ()
     has_more: bool = False
 
@@ -211,11 +205,9 @@ class ExtendRequest(Struct):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExtendResponse(Struct):
+class ExtendResponse(Response):
     """Where it goes on."""
 
-    error_code: ErrorCode = ErrorCode.NONE
-    error_message: str = ""
     end_offset: OffsetOrNone = -1
 
 
@@ -228,11 +220,9 @@ class TruncateRequest(Struct):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TruncateResponse(Struct):
+class TruncateResponse(Response):
     """The end after the cut, and how many sessions it ended."""
 
-    error_code: ErrorCode = ErrorCode.NONE
-    error_message: str = ""
     end_offset: OffsetOrNone = -1
     stopped: Counter = 0
 
@@ -246,11 +236,9 @@ class PurgeRequest(Struct):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PurgeResponse(Struct):
+class PurgeResponse(Response):
     """Where the recording begins now."""
 
-    error_code: ErrorCode = ErrorCode.NONE
-    error_message: str = ""
     log_start_offset: OffsetOrNone = -1
 
 
@@ -263,11 +251,8 @@ class DeleteRequest(Struct):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteResponse(Struct):
+class DeleteResponse(Response):
     """Without an error it is marked DELETED, and DeleteDone follows under the same correlation id."""
-
-    error_code: ErrorCode = ErrorCode.NONE
-    error_message: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

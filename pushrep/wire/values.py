@@ -12,6 +12,7 @@ from typing import Annotated, Any, NamedTuple, Protocol, TypeAlias, get_args, ge
 from uuid import UUID
 
 from pushrep.errors import BadArgument
+from pushrep.wire.error_codes import ErrorCode
 
 INT_MAX = 2**31 - 1
 LONG_MAX = 2**63 - 1
@@ -88,6 +89,19 @@ class Struct:
         if not _are_within(struct)(self):
             name, low, high = next(row for row in _ranges_of(struct) if not row[1] <= getattr(self, row[0]) <= row[2])
             raise BadArgument(f"{struct.__name__}.{name}", f"{getattr(self, name)} is not from {low} to {high}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Response(Struct):
+    """The base of answers that say why they refuse: `error_message` is for people, and may be empty."""
+
+    error_code: ErrorCode = ErrorCode.NONE
+    error_message: str = ""
+
+    @property
+    def why(self) -> str:
+        """Its message, or what its code means."""
+        return self.error_message or self.error_code.meaning
 
 
 @cache
