@@ -203,18 +203,17 @@ def test_a_topic_that_is_not_there_is_refused(broker):
 
 KILLED = """
 import os, signal, sys
-from pushrep.kafka import KafkaDestination
-from pushrep.kafka.store_topic import KeyedTopic
+from pushrep.kafka import KafkaDestination, store_topic
 from spark_jobs.batch_marks import BatchMarks
 from spark_jobs.topic_marks import TopicMarks
 
-def killed(self, producer, records, change):
-    sent(self, producer, records, change)
+def killed(*args, **more):
+    send(*args, **more)
     os.kill(os.getpid(), signal.SIGKILL)
 
 store = TopicMarks(KafkaDestination(bootstrap_servers=sys.argv[1], topic=sys.argv[2]))
 assert store.batches("q") == [0]
-sent, KeyedTopic._sent = KeyedTopic._sent, killed
+send, store_topic.send = store_topic.send, killed
 store.write(BatchMarks("q", 1), keep=1)
 """
 

@@ -189,16 +189,15 @@ def test_writers_in_several_processes_lose_nothing(broker, topic):
 
 KILLED = """
 import os, signal, sys
-from pushrep.kafka import KafkaDestination
-from pushrep.kafka.startpoints import FactsInTopic, open_store
+from pushrep.kafka import KafkaDestination, startpoints
 from pushrep.startpoints import Startpoint
 
-def killed(self, producer, records):
-    sent(self, producer, records)
+def killed(*args, **more):
+    send(*args, **more)
     os.kill(os.getpid(), signal.SIGKILL)
 
-store = open_store(KafkaDestination(bootstrap_servers=sys.argv[1], topic=sys.argv[2]))
-sent, FactsInTopic._sent = FactsInTopic._sent, killed
+store = startpoints.open_store(KafkaDestination(bootstrap_servers=sys.argv[1], topic=sys.argv[2]))
+send, startpoints.send = startpoints.send, killed
 store.write("billing", "orders", 0, Startpoint.specific(30), "never told")
 """
 
