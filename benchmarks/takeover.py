@@ -29,6 +29,7 @@ NOTICED_MS = 3_000
 KAFKA_DEFAULT_MS, OUR_DEFAULT_MS = 9_000, 10_000
 _TOPIC = "takeover"
 _WAIT_S, _LOOK_S = 120.0, 0.02
+_ON_THE_WAY_S = 0.5  # what the dead one had answered may come for so long; nobody notices its death sooner
 _WARM_RECORDS = 50
 T = TypeVar("T")
 
@@ -82,7 +83,7 @@ def _standbys(root: Path, takeover_ms: int) -> Iterator[Callable[[], float]]:
 
         def acknowledged_s(since_s: float) -> float | None:
             times = (float(line[3]) for one in machines.services.values() for line in one.said("acked") if line[4:])
-            return min((at_s for at_s in times if at_s > since_s), default=None)
+            return min((at_s for at_s in times if at_s > since_s + _ON_THE_WAY_S), default=None)
 
         def side() -> float:
             leader = machines.leader()
@@ -132,13 +133,16 @@ def _brokers(root: Path, session_ms: int) -> Iterator[Callable[[], float]]:
             partition = admin.list_topics(_TOPIC, timeout=10).topics[_TOPIC].partitions[0]
             return int(partition.leader) if len(partition.isrs) == len(cluster.nodes) else None
 
+        def acknowledged_s(known: int, since_s: float) -> float | None:
+            return next((at_s for at_s in times[known:] if at_s > since_s + _ON_THE_WAY_S), None)
+
         def side() -> float:
             leader = _first(leader_in_sync)
             known = len(times)
             _first(lambda: len(times) > known + _WARM_RECORDS or None)
             killed_s = time.monotonic()
             cluster.kill(leader)
-            gap_s = _first(lambda: next((at_s for at_s in times[known:] if at_s > killed_s), None)) - killed_s
+            gap_s = _first(lambda: acknowledged_s(known, killed_s)) - killed_s
             cluster.start(leader)
             cluster.wait_ready()
             return gap_s

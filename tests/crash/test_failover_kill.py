@@ -81,11 +81,11 @@ with outbox:
 class Proxy:
     """Passes bytes on to a port, until its connections are cut; new ones pass again.
 
-    What goes a way in `held`, "to" the port or "from" it, waits.
+    What goes a held way, "to" the port or "from" it, waits: of everybody, or of one peer, by the address it comes from.
     """
 
     def __init__(self):
-        self.held, self._free = set(), threading.Condition()
+        self._held, self._free = {}, threading.Condition()
         self.port = None
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
@@ -95,7 +95,7 @@ class Proxy:
     def _accept(self):
         with suppress(OSError):
             while True:
-                ours, _ = self._listener.accept()
+                ours, (peer, _) = self._listener.accept()
                 try:
                     theirs = socket.create_connection(("127.0.0.1", self.port), WAIT_S)
                     theirs.settimeout(None)
@@ -104,13 +104,13 @@ class Proxy:
                     continue
                 self._open |= {ours, theirs}
                 for way, source, target in (("to", ours, theirs), ("from", theirs, ours)):
-                    threading.Thread(target=self._pass_on, args=(way, source, target), daemon=True).start()
+                    threading.Thread(target=self._pass_on, args=(peer, way, source, target), daemon=True).start()
 
-    def _pass_on(self, way, source, target):
+    def _pass_on(self, peer, way, source, target):
         with suppress(OSError):
             while data := source.recv(1 << 16):
                 with self._free:
-                    self._free.wait_for(lambda: way not in self.held)
+                    self._free.wait_for(lambda: all(way not in self._held.get(one, ()) for one in (peer, None)))
                 target.sendall(data)
         for one in (source, target):
             with suppress(OSError):
@@ -118,11 +118,18 @@ class Proxy:
         self._open.discard(source)
         source.close()  # each thread its own; the other one wakes up and closes the other
 
-    def hold(self, *ways):
-        """From now on nothing goes these ways; without one everything does."""
+    def hold(self, *ways, peer=None):
+        """From now on nothing goes these ways, of this peer or of everybody."""
         with self._free:
-            self.held = set(ways)
+            self._held[peer] = ways
+
+    def heal(self):
+        """Everything goes all ways; what was held is of connections that nobody waits for, so they are cut."""
+        with self._free:
+            had, self._held = any(self._held.values()), {}
             self._free.notify_all()
+        if had:
+            self.cut()
 
     def cut(self):
         for one in list(self._open):
@@ -133,7 +140,7 @@ class Proxy:
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        self.hold()
+        self.heal()
         self.cut()
 
 

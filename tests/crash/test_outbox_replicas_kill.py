@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 
 import pytest
 
@@ -71,7 +72,7 @@ class Process:
         self.process = subprocess.Popen(
             [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, **pipes
         )
-        self.lines, self.is_over = [], False
+        self.lines, self.counts, self.is_over = [], Counter(), False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
@@ -81,6 +82,7 @@ class Process:
             with self._changed:
                 if line.endswith("\n"):  # a kill may cut the last one short
                     self.lines.append(line.split())
+                    self.counts[self.lines[-1][0]] += 1
                 self._changed.notify_all()
         with self._changed:
             self.is_over = True
@@ -93,13 +95,12 @@ class Process:
     def wait_for(self, word, count=1):
         """Until it has said so `count` times; what it said last."""
         with self._changed:
-            self._changed.wait_for(lambda: sum(line[0] == word for line in self.lines) >= count or self.is_over, WAIT_S)
-            found = [line for line in self.lines if line[0] == word]
-        assert len(found) >= count, f"{word!r} never came: {self.lines[-3:]}"
-        return found[-1]
+            self._changed.wait_for(lambda: self.counts[word] >= count or self.is_over, WAIT_S)
+            assert self.counts[word] >= count, f"{word!r} never came: {self.lines[-3:]}"
+            return next(line for line in reversed(self.lines) if line[0] == word)
 
     def wait_for_more(self, word, count):
-        self.wait_for(word, len(self.said(word)) + count)
+        self.wait_for(word, self.counts[word] + count)
 
     def end(self, *, kill=False):
         """Everything that it said is in `lines` afterwards."""

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pushrep.election.candidate import Candidate, MemberAnswer, Purpose, Refused, SendGrant, Unasked
+from pushrep.election.candidate import Candidate, Lead, MemberAnswer, Purpose, Refused, SendGrant, Unasked
 from pushrep.election.errors import CantStandBy, TakeoverHeld
 from pushrep.election.follower import TakeEpoch
 from pushrep.election.grants import Grant, Hold, Member, Quorum, Takeover
@@ -259,6 +259,24 @@ def test_a_standby_that_is_alone_takes_nothing_where_an_operator_could(unasked, 
     if not leads:
         (refused,) = (effect.error for effect in effects if isinstance(effect, Refused))
         assert (refused.answered, refused.needed) == (1, 2)
+
+
+@pytest.mark.parametrize(("stored", "leads"), [(1, False), (2, True)])
+def test_a_standby_leads_once_so_many_have_stored_its_grant_not_when_they_answered(stored, leads):
+    """Five members, m = 5: one is enough for an operator, three for a standby. All answer the look."""
+    shown = grant(count=5, m=5)
+    answers = [MemberAnswer(index=index, grant=shown, highest_epoch=256) for index in range(5)]
+    candidate = Candidate(1, Purpose.PROMOTE_AND_CATCH_UP, answers[1], unasked=asks_by_itself())
+    effects = candidate.start()
+    for answer in (answers[0], *answers[2:]):
+        effects += candidate.on_answer(answer)
+    (sent,) = (one.grant for one in effects if isinstance(one, SendGrant))
+    for index in (2, 3)[:stored]:
+        told = MemberAnswer(index=index, grant=sent, highest_epoch=sent.epoch, is_unfilled=False)
+        effects += candidate.on_answer(told)
+    assert candidate.is_short is not leads
+    effects += candidate.on_deadline()
+    assert any(isinstance(effect, Lead) for effect in effects) == leads
 
 
 HELD = Hold(256, 0, 60_000, "work")
