@@ -1,6 +1,7 @@
 """Options that commands share.
 
 `--log`, `--replay NAME=VALUE`     every setting of a log (LogConfig), of the replays of a node; `--no-copy-check`
+`--config`                         a Kafka client's properties
 --cert, --key, --ca                how the members of an outbox are reached: all three or none; and their addresses
 """
 
@@ -63,6 +64,12 @@ copy_check_option = click.option(
     default=True,
     show_default=True,
     help="Notice a directory that is a copy of another (a restored backup, a clone), or do not ask.",
+)
+
+client_properties_option = click.option(
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="Properties of the client, as kcat and librdkafka spell them: security.protocol, sasl.username ...",
 )
 
 

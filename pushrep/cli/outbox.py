@@ -25,7 +25,7 @@ import click
 from filtering import StreamMetadata, producer_id
 from pushrep.cli.common import log_at_least, parse_duration_s, say_time, show_json
 from pushrep.cli.input_lines import BadLine, numbered_lines
-from pushrep.cli.options import client_tls, log_options, tls_options
+from pushrep.cli.options import client_properties_option, client_tls, log_options, tls_options
 from pushrep.election.errors import NotLeader
 from pushrep.election.grants import hold_of
 from pushrep.election.standby import TAKEOVER_AFTER_MS, TAKEOVER_PAUSE_MS
@@ -66,12 +66,14 @@ _AGAIN_S = 0.05
     show_default=True,
     help="After another instance took over, this one does no sooner.",
 )
+@click.option("--bootstrap-servers", metavar="HOST:PORT,...", help="Brokers: who leads ships to the topic TOPIC there.")
+@client_properties_option
 @tls_options
 @log_options
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(  # noqa: PLR0913, PLR0917 - one parameter an option
     directory: Path, topic: str, stand_by: bool, partitions: int, producer: str,  # noqa: ARG001, FBT001
-    takeover_after_ms: int, takeover_pause_ms: int,
+    takeover_after_ms: int, takeover_pause_ms: int, bootstrap_servers: str | None, config: Path | None,
     cert: Path | None, key: Path | None, ca: Path | None, log_config: LogConfig, command: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Stand by for an outbox, and run COMMAND while this instance leads: what it prints is appended, line by line.
@@ -84,6 +86,9 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter an option
     many lines of all instances are in the outbox, so COMMAND prints the next one first; PUSHREP_EPOCH which lead it is.
     What was not answered when COMMAND was ended may be in the outbox: the next instance finds it counted.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
+    if config is not None and bootstrap_servers is None:
+        raise click.UsageError("--config is of the Kafka client: give --bootstrap-servers, too")
+    kafka = None if bootstrap_servers is None else destination_by_options(bootstrap_servers, None, config)
     log_at_least(logging.INFO)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -101,7 +106,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter an option
             outbox = Outbox.stand_by(
                 directory, topic, partitions, producer,
                 takeover_after_ms=takeover_after_ms, takeover_pause_ms=takeover_pause_ms,
-                on_state=on_state, cancel=stop,
+                on_state=on_state, cancel=stop, kafka=kafka,
                 push=PushSettings(tls=client_tls(cert, key, ca)), log_config=log_config,
             )  # fmt: skip
             with outbox:
@@ -256,11 +261,7 @@ def repartition_command(directory: Path, topic: str | None, as_json: bool) -> No
 @_DIRECTORY
 @click.option("--bootstrap-servers", required=True, metavar="HOST:PORT,...", help="Brokers to begin with.")
 @click.option("--topic", help="The Kafka topic; the outbox's own name if it is left out.")
-@click.option(
-    "--config",
-    type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="Properties of the client, as kcat and librdkafka spell them: security.protocol, sasl.username ...",
-)
+@client_properties_option
 @click.option("--dry-run", is_flag=True, help="Change nothing, say what would be done.")
 @_JSON
 def rebase_command(  # noqa: PLR0913, PLR0917 - one parameter an option

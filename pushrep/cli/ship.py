@@ -10,7 +10,7 @@ from rich import progress as bars
 from rich.console import Console
 
 from pushrep.cli.common import show_json
-from pushrep.cli.options import copy_check_option
+from pushrep.cli.options import client_properties_option, copy_check_option
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import BadArgument
 from pushrep.kafka import KafkaDestination, ShippingTimeout
@@ -30,11 +30,7 @@ _LOOK_S = 0.25
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
 @click.option("--bootstrap-servers", required=True, metavar="HOST:PORT,...", help="Brokers to begin with.")
 @click.option("--topic", help="The Kafka topic; the outbox's own name if it is left out.")
-@click.option(
-    "--config",
-    type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="Properties of the client, as kcat and librdkafka spell them: security.protocol, sasl.username ...",
-)
+@client_properties_option
 @click.option("--timeout", "timeout_s", type=click.FloatRange(0), help="Seconds; without it, until all is delivered.")
 @click.option(
     "--again",

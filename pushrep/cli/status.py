@@ -256,7 +256,8 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
     yield f"{found['place']}: {found['kind']}{where}{pid}, {found['state']}"
     yield from _machine(found)
     for one in found.get("standbys", ()):
-        yield f"standby of {one['outbox_id']}: {one['state']}{': ' + one['why'] if one['why'] else ''}"
+        of = f" of {one['outbox_id']}" if one["outbox_id"] else ""  # it is not made yet
+        yield f"standby{of}: {one['state']}{': ' + one['why'] if one['why'] else ''}"
     for one in found.get("holds", ()):
         yield f"takeovers of {one['outbox_id']} are held until {say_time(one['until_ms'])}: {one['reason']}"
     if (replays := found.get("replays")) is not None:

@@ -243,6 +243,12 @@ class Candidate:
             return self._first
         return newest
 
+    @property
+    def is_short(self) -> bool:
+        """Whether it waits for more members to answer, or to store its grant."""
+        waits = self.state in {CandidateState.LOOKING, CandidateState.GRANTING}
+        return waits and not self._is_enough(self.grant or self.base)
+
     def start(self) -> list[CandidateEffect]:
         """Ask everybody."""
         for partition, log in self._own_unfit():

@@ -10,7 +10,8 @@ A promotion on the command line gets the directory of a replica from the node th
 
 A line that is a JSON object is a question as an open outbox is asked (control.py): `status` answers what
 `pushrep status` shows of the node, `stop-replay` ends a replay session, `contact` ({"outbox_id", "state", "why"} of a
-service that stands by) says how many ms ago a leader was last heard, null for none.
+service that stands by; the nil id for an outbox that is not made yet) says how many ms ago a leader was last heard,
+null for none.
 
 Both are lines. Who asks by the bare id, as older versions do, is answered without the age; older nodes read either
 form, and tell none. The node keeps away as long as the connection lasts, so a promotion that is killed leaves nothing
@@ -63,6 +64,8 @@ _TIMEOUT_S = 30.0
 _LINE_BYTES = 4096
 _WITH_AGE = "urn:uuid:"
 NEVER = -1
+NOT_MADE = UUID(int=0)
+"""The id of an outbox that a service waits for."""
 
 
 class HandoverSocket(ClosedAtExit):
@@ -138,7 +141,7 @@ class HandoverSocket(ClosedAtExit):
         state, why = arguments.get("state"), arguments.get("why")
         if isinstance(state, str) and isinstance(why, str):
             self._node.note_standby(outbox_id, state, why)
-        return self._node.last_contact(outbox_id).age_ms
+        return None if outbox_id == NOT_MADE else self._node.last_contact(outbox_id).age_ms
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from pushrep.outbox.epoch import missing_logs, settle_epoch, was_cut
 from pushrep.outbox.identity import KeptGrant, OutboxIdentity, settle_identity
 from pushrep.outbox.partition_replicas import PartitionReplicas
 from pushrep.outbox.positions import POSITIONS_NAME, PositionsStore
-from pushrep.outbox.settings import OutboxSettings
+from pushrep.outbox.settings import RETENTION, OutboxSettings
 from pushrep.outbox.shipping import Shipping, ToShip, start_shipping
 
 if TYPE_CHECKING:
@@ -139,10 +139,10 @@ def _certificates_of(settings: OutboxSettings) -> Callable[[], dict[str, int | N
 
 def _with_retention(held: LogDirectory, settings: OutboxSettings, identity: OutboxIdentity) -> LogConfig:
     """What is kept: as asked for, in the arguments first; else by the outbox's own default, with a destination."""
-    given = {"retention_ms": settings.retention_ms, "retention_bytes": settings.retention_bytes}
+    given = {name: getattr(settings, name) for name in RETENTION}
     wanted = {name: None if at == NEVER else at for name, at in given.items() if at is not None}
     config = replace(settings.log_config, **wanted)  # type: ignore[arg-type]  # two numbers, by name
-    is_set = wanted or config.retention_ms is not None or config.retention_bytes is not None
+    is_set = wanted or any(getattr(config, name) is not None for name in RETENTION)
     if is_set or (settings.kafka is None and not read_progress(held.filesystem, held.path)):
         return config
     if identity.retention_default_ms is None:
@@ -208,7 +208,7 @@ def _open_log(  # noqa: PLR0913, PLR0917 - one log, and what it belongs to
 ) -> tuple[SegmentLog, PositionsStore]:
     path = held.path / log_name(identity.topic, partition)
     store = PositionsStore(path / POSITIONS_NAME, identity.carrier, held.filesystem)
-    if was_cut(held, path.name):
+    if was_cut(held, path.name) and not identity.replicas:  # else each opening has an epoch of its own, which tells
         store.destroy()
     log = SegmentLog.open(
         path,

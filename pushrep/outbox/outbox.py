@@ -312,11 +312,13 @@ class Outbox:
         on_state: called with a `StandbyState` and why it is no better one, from any thread; it must not wait.
         cancel: once it is set, it waits no longer and raises `StandbyCancelled`.
         settings: those of `open`, but replicas and min_insync_replicas, which the grant names, and acks, which is ALL.
+            With `kafka`, retention_ms is 7 days if neither retention is given. The same on every member.
 
         Raises `CantStandBy` for fewer than three members, a min_insync_replicas that is no majority, or worker slots
         (`open_slot`), and what `open` raises that waiting does not change.
         """
-        from pushrep.outbox.standby import ToStandBy, WaitingMember, refuse_standby  # noqa: PLC0415 - the wire's half
+        # The wire's half:
+        from pushrep.outbox.standby import ToStandBy, WaitingMember, refuse_standby, with_retention  # noqa: PLC0415
 
         home = checked_path("directory", directory)
         refuse_standby(home, settings)
@@ -334,7 +336,7 @@ class Outbox:
         )
 
         def open_outbox(path: Path, others: Sequence[str]) -> Outbox:
-            return cls.open(path, topic, partitions, producer, replicas=others, **settings)
+            return cls.open(path, topic, partitions, producer, replicas=others, **with_retention(settings))
 
         return WaitingMember(asked, open_outbox).run()
 

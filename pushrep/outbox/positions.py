@@ -20,7 +20,9 @@ the second copies); from there on it rises again.
 
 The file spares the opening of a large outbox the reading of its log. It is a store derived from the log
 (pushrep/log/derived.py): the appender adds what it wrote, and that counts once the log has flushed that far. Only what
-nobody added is read from the log, a whole batch at a time and with no Python object per record.
+nobody added is read from the log, a whole batch at a time and with no Python object per record. A node adds nothing to
+the logs of a replica: a service that stands by beside it does (PositionsFollower), so that it reads little when it
+takes over.
 """
 
 import logging
@@ -38,11 +40,15 @@ from numpy.lib.stride_tricks import as_strided
 
 from filtering import KEY_BYTES, METADATA_HEADER, FilteringError, HighwaterMarks, StreamMetadata, parse_keys
 from filtering.rule import group_pairs
-from pushrep.env import Filesystem, read_whole, write_atomic
+from pushrep.env import Clock, Filesystem, read_whole, write_atomic
 from pushrep.errors import PushrepError
+from pushrep.log import SegmentLog
+from pushrep.log.derived import Verdict, judge
+from pushrep.log.directory_files import read_leader_epochs
 from pushrep.outbox.errors import MetadataGap, MetadataNotRising, RecordRefused
 from pushrep.records import RecordBatch
 from pushrep.records.columns import RecordColumns
+from pushrep.records.leader_epochs import LeaderEpochs
 
 Pair = tuple[int, int]
 _OFFSETS = 1 << 63
@@ -201,6 +207,7 @@ _LOG = logging.getLogger("pushrep.outbox")
 POSITIONS_NAME = "outbox-positions"
 VERSION = 1
 FILE_BYTES_MAX = 1 << 30
+_FOLLOW_S = 2.0
 
 _MAGIC = b"pushpos\0"
 _HEAD = struct.Struct(">8sIIqiI")
@@ -358,3 +365,50 @@ class PositionsStore:
         except (ValueError, FilteringError) as error:
             _LOG.warning("%s counts as absent, it is built from the log: %s", self._path, error)
         return Positions(0, -1, {})
+
+
+class PositionsFollower:
+    """Keeps the positions of a replica's logs, beside the node that has them open, in a thread until `stop`.
+
+    Only records that can't be taken back count. For half of the time at most it reads: a log that it does not know yet
+    may be long.
+    """
+
+    def __init__(self, logs: Sequence[Path], carrier: str, filesystem: Filesystem, clock: Clock) -> None:
+        self._logs, self._carrier, self._filesystem, self._clock = logs, carrier, filesystem, clock
+        self._stores: dict[Path, PositionsStore] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="pushrep-positions", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """What it has read is in the files when this returns; it waits for no more than a batch."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        pause_s = 0.0
+        while not self._stop.wait(pause_s):
+            began_ms = self._clock.monotonic_ms()
+            for path in self._logs:
+                try:
+                    self._catch_up(path)
+                except (OSError, PushrepError) as error:  # the node cuts it, say; the opening looks again
+                    _LOG.debug("%s: its positions are not read now: %s", path, error)
+            pause_s = max(_FOLLOW_S, (self._clock.monotonic_ms() - began_ms) / 1000)
+
+    def _catch_up(self, path: Path) -> None:
+        with SegmentLog.open_reader(path, filesystem=self._filesystem) as log:
+            if path not in self._stores:
+                self._stores[path] = PositionsStore(path / POSITIONS_NAME, self._carrier, self._filesystem)
+            store, bounds = self._stores[path], log.bounds()
+            if store.end_offset >= bounds.end:  # nothing is new; or its node is not there to say how far it is
+                return
+            epochs = read_leader_epochs(path, self._filesystem) or LeaderEpochs()
+            if judge(store.end_offset, store.last, bounds, epochs) is not Verdict.KEPT:
+                store.destroy()
+            for batch in log.batches(max(store.end_offset, bounds.start), bounds.end):
+                if self._stop.is_set() or batch.header.next_offset > bounds.end:
+                    break
+                store.dispatch(batch)
+        store.sync()

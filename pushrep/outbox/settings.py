@@ -97,6 +97,10 @@ class ReplicaSettings:
         return bool(self.replicas) and self.acks is not Acks.LOCAL
 
 
+RETENTION = ("retention_ms", "retention_bytes")
+"""Settings of an outbox and of its `LogConfig`; None: not given."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxSettings:
     """See `Outbox.open`; raises `SettingRefused`, which names the argument."""
@@ -131,7 +135,7 @@ class OutboxSettings:
         for setting in ("batch_bytes", "buffer_bytes"):
             _check_number(setting, getattr(self, setting), 1, int)
         _check_number("close_timeout_s", self.close_timeout_s, 0, int | float, _DURATION_MAX_MS // 1000)
-        for setting in ("retention_ms", "retention_bytes"):
+        for setting in RETENTION:
             if (value := getattr(self, setting)) is not None:
                 _check_number(setting, value, -1, int)
         if self.batch_bytes > self.record_bytes_max:

@@ -26,14 +26,17 @@ from pushrep.election.grants import Grant
 from pushrep.election.standby import Seen, Standby, StandbyState, TakeoverTimes
 from pushrep.env import REAL_FILESYSTEM, Clock, Filesystem
 from pushrep.log import LogConfig
+from pushrep.log.directory_files import log_name
 from pushrep.log.disk_space import DiskLevel, disk_level
 from pushrep.log.errors import DirectoryIsCopy, LogLocked, LogPoisoned
 from pushrep.log.slots import slot_directories
 from pushrep.outbox.control import BadControlMessage, CallRefused, NobodyAnswers, ask
-from pushrep.outbox.directory_handover import handed_over
+from pushrep.outbox.directory_handover import NOT_MADE, handed_over
 from pushrep.outbox.errors import CantPromote, SettingRefused, StandbyCancelled
+from pushrep.outbox.identity import RETENTION_DEFAULT_MS
+from pushrep.outbox.positions import PositionsFollower
 from pushrep.outbox.promotion import election_in
-from pushrep.outbox.settings import Acks
+from pushrep.outbox.settings import RETENTION, Acks
 from pushrep.outbox.status import Facts
 from pushrep.replicate.election_state import NO_MEMBER, REPLICA_EPOCH_NAME, ElectionState, find_election_state
 from pushrep.replicate.errors import ReplicaUnreachable
@@ -44,7 +47,9 @@ _DIGITS = re.compile(r"[0-9.]+")
 _POLL_S = 0.2
 _WHY_CHARACTERS = 500  # of what the node is told: its line is short
 _ASK_NODE_S = 1.0
-_ROUND_S = 2.0  # for each round of an election: two members that look at once refuse each other, and look again
+_ROUND_S = (1.0, 2.0)
+"""For each round of an election, by the member. Who looks has its directory, so its node answers nobody. Of two that
+look at once, and need each other, the one of the shorter time lets go, and the other asks again within its own."""
 _PASSES = (
     ReplicationError, ReplicaUnreachable, CantPromote, DirectoryIsCopy, LogLocked, LogPoisoned, OSError,
 )  # fmt: skip
@@ -96,6 +101,17 @@ def refuse_standby(directory: Path, settings: Mapping[str, Any]) -> None:
         raise CantStandBy("acks=LOCAL acknowledges what no other member holds; ALL is needed")
 
 
+def with_retention(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Those, with the default of a new outbox for what Kafka has, unless they say otherwise: by which version it was
+    made is not known once several members have led it.
+    """
+    config = settings.get("log_config") or LogConfig()
+    given = (*(settings.get(name) for name in RETENTION), *(getattr(config, name) for name in RETENTION))
+    if settings.get("kafka") is None or any(one is not None for one in given):
+        return settings
+    return {**settings, "retention_ms": RETENTION_DEFAULT_MS}
+
+
 class GrantedMember(NamedTuple):
     """The directory of a member, and what it promised."""
 
@@ -123,12 +139,20 @@ class WaitingMember(Generic[_Outbox]):
         self._heard_ms = asked.clock.monotonic_ms()
         """When the leader was heard last, as far as the node said; before it says anything: now."""
         self._told = self._why = ""
+        self._found: GrantedMember | None = None
+        self._follower: PositionsFollower | None = None
 
     def run(self) -> _Outbox:
         """Until it leads. Raises StandbyCancelled, CantStandBy, what an opening raises and time does not mend."""
+        try:
+            return self._run()
+        finally:
+            self._stop_following()
+
+    def _run(self) -> _Outbox:
         self._tell("")
         while not self._asked.cancel.is_set():
-            found = self._find()
+            found = self._found = self._find()
             why_not = self._rules.why_not_look(self._seen(found))
             self._tell(why_not or "")
             if found is not None and why_not is None:
@@ -139,8 +163,21 @@ class WaitingMember(Generic[_Outbox]):
                 except _PASSES as error:
                     self._rules.on_refused(self._asked.clock.monotonic_ms())
                     self._tell(str(error))
+            self._follow(found)
             self._asked.cancel.wait(_POLL_S)
         raise StandbyCancelled(self._asked.directory)
+
+    def _follow(self, found: GrantedMember | None) -> None:
+        """What an opening would have to read of the logs, it reads while it waits."""
+        if self._follower is None and found is not None and found.kept.grant is not None:
+            topic, count, carrier = found.kept.grant.topic, found.kept.grant.partitions, found.kept.grant.carrier
+            logs = [found.directory / log_name(topic, n) for n in range(count)]
+            self._follower = PositionsFollower(logs, carrier, self._asked.filesystem, self._asked.clock)
+
+    def _stop_following(self) -> None:
+        if self._follower is not None:
+            self._follower.stop()
+            self._follower = None
 
     def _find(self) -> GrantedMember | None:
         """The outbox here that was granted, of this topic. Raises CantStandBy for two of them."""
@@ -152,10 +189,9 @@ class WaitingMember(Generic[_Outbox]):
         return granted[0] if granted else None
 
     def _seen(self, found: GrantedMember | None) -> Seen:
-        clock = self._asked.clock
+        clock, contact_age_ms = self._asked.clock, self._contact_age_ms()
         if found is None:
             return Seen(clock.monotonic_ms(), None, NO_MEMBER, None)
-        contact_age_ms = self._contact_age_ms(found)
         return Seen(
             now_ms=clock.monotonic_ms(),
             grant=found.kept.grant,
@@ -165,14 +201,20 @@ class WaitingMember(Generic[_Outbox]):
             wall_ms=clock.wall_ms(),
         )
 
-    def _contact_age_ms(self, found: GrantedMember) -> int | None:
-        """As the node says it; of one that does not answer as it said it last, and so long ago."""
-        now_ms, said = self._asked.clock.monotonic_ms(), (self._rules.state.value, self._why[:_WHY_CHARACTERS])
-        arguments = {"outbox_id": str(found.outbox_id), "state": said[0], "why": said[1]}
+    def _contact_age_ms(self) -> int | None:
+        """As the node says it, which is told the state; of one that does not answer as it said it last, and so long
+        ago.
+        """
+        now_ms, home = self._asked.clock.monotonic_ms(), self._asked.directory
+        if self._found is not None or not self._asked.filesystem.exists(home / REPLICA_EPOCH_NAME):
+            home = (home if self._found is None else self._found.directory).parent
+        outbox_id = NOT_MADE if self._found is None else self._found.outbox_id
+        why = self._why[:_WHY_CHARACTERS]
+        arguments = {"outbox_id": str(outbox_id), "state": self._rules.state.value, "why": why}
         try:
-            age_ms: int | None = ask(found.directory.parent, "contact", arguments, timeout_s=_ASK_NODE_S)
+            age_ms: int | None = ask(home, "contact", arguments, timeout_s=_ASK_NODE_S)
         except (NobodyAnswers, CallRefused, BadControlMessage) as error:
-            _LOG.debug("%s: its node does not say when it heard the leader: %s", found.directory, error)
+            _LOG.debug("%s: its node does not say when it heard the leader: %s", home, error)
         else:
             if age_ms is None:
                 return None
@@ -190,6 +232,7 @@ class WaitingMember(Generic[_Outbox]):
     def _take_over(self, found: GrantedMember) -> _Outbox:
         asked, grant = self._asked, found.kept.grant
         assert grant is not None, "it was looked at before"
+        self._stop_following()
         with handed_over(found.directory, found.outbox_id) as contact:
             with election_in(
                 found.directory,
@@ -204,7 +247,8 @@ class WaitingMember(Generic[_Outbox]):
                 # Its own lead it takes from nobody: another's newer grant is kept then, and followed.
                 purpose = Purpose.OPEN if grant.leader == election.index else Purpose.PROMOTE_AND_CATCH_UP
                 unasked = Unasked(self._why_not_take_over, asked.clock.wall_ms())
-                granted = election.run(purpose, min(_ROUND_S, asked.open_timeout_s), unasked=unasked)
+                patience_s = min(_round_s(grant, election.index), asked.open_timeout_s)
+                granted = election.run(purpose, patience_s, unasked=unasked)
                 self._become(StandbyState.TAKING_OVER)
                 election.begin(granted)
             return self._opened(found.directory, granted)
@@ -248,6 +292,14 @@ class WaitingMember(Generic[_Outbox]):
             self._asked.on_state(state, why)
         except Exception:  # noqa: BLE001 - it is not ours
             _LOG.exception("who is told of the state %s failed", state.value)
+        self._contact_age_ms()  # the node shows it
+
+
+def _round_s(grant: Grant, index: int) -> float:
+    """No two standbys have the same."""
+    standbys = sorted(grant.indexes - {grant.leader})
+    least, most = _ROUND_S
+    return least + (most - least) * standbys.index(index) / max(1, len(standbys) - 1) if index in standbys else most
 
 
 def _is_id(name: str) -> bool:

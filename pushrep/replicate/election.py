@@ -131,7 +131,7 @@ class Election:
 
         first: of an outbox that has none yet. change: instead of a renewal. timeout_s: of each round. may_cut: whether
         what this log has and who is ahead has not may be cut; else NotAhead says so. unasked: of a standby, so a
-        majority has to agree.
+        majority has to agree, and who gives no answer is asked again: it may be looking, too, and let go in time.
         Raises NotLeader, LeaderMayBeAlive, TakeoverHeld, TooFewMembers, NotAhead, LogNotFit, NotAMember,
         ReplicaUnreachable if who is ahead goes away while its records are fetched, LogPoisoned, OSError.
         """
@@ -156,6 +156,7 @@ class Election:
                         _LOG.warning(f"%s: {told}", self.state_store.directory, sorted(nameless))
                     return effect.grant
                 effects.extend(self._carry_out(effect, candidate, timeout_s))
+            self._answers.asks_again = unasked is not None and candidate.is_short
             answer = self._answers.next()
             if answer is None:
                 effects.extend(candidate.on_deadline())
@@ -171,6 +172,7 @@ class Election:
         elif isinstance(effect, StoreGrant):
             self.store(effect.grant)
         elif isinstance(effect, SendGrant):
+            self._answers.asks_again = False
             self._answers = self._round(timeout_s)  # late answers to looks count no more
             self._ask(effect.members, partial(self._clients.offer, effect.grant, is_first=candidate.is_first))
         elif isinstance(effect, Fetch):
@@ -178,6 +180,7 @@ class Election:
             self.fetch(effect, candidate.grant)
             return candidate.on_fetched(effect.partition)
         elif isinstance(effect, Refused):
+            self._answers.asks_again = False
             self._learn_from(effect)
             raise effect.error
         return []

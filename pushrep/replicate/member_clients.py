@@ -43,6 +43,8 @@ from pushrep.wire.push_messages import (
 _LOG = logging.getLogger("pushrep.node")
 _DESCRIBED_AT_ONCE = 500
 _FETCH_BYTES = 4 << 20
+_AGAIN_S = 0.1
+_NOT_COUNTED = "member %s does not count: %s"
 R = TypeVar("R", DescribeLogResponse, GrantResponse)
 
 
@@ -55,6 +57,8 @@ class MemberAnswers:
         self._changed = self._threads.condition()
         self._arrived: deque[MemberAnswer] = deque()
         self._asked = 0
+        self.asks_again = False
+        """While it is set, and there is time, who gave no answer is asked again: it may be there soon."""
 
     def next(self) -> MemberAnswer | None:
         """The next answer; None when everybody who was asked has answered or failed, or the time is over."""
@@ -69,17 +73,28 @@ class MemberAnswers:
         self._threads.thread(partial(self._run, name, question), f"pushrep-ask-{name}").start()
 
     def _run(self, name: str, question: Callable[[], MemberAnswer]) -> None:
-        answer = None
+        answer, told = None, ""
         try:
-            answer = question()
-        except (ReplicaUnreachable, ValueError) as error:  # ValueError: it described what can't be a log or a grant
-            _LOG.warning("member %s does not count: %s", name, error)
+            while answer is None:
+                try:
+                    answer = question()
+                except (ReplicaUnreachable, ValueError) as error:  # ValueError: it told what can't be a log or a grant
+                    _LOG.log(logging.DEBUG if str(error) == told else logging.WARNING, _NOT_COUNTED, name, error)
+                    told = str(error)
+                    if not self._may_ask_again():
+                        break
         finally:
             with self._changed:
                 self._asked -= 1
                 if answer is not None:
                     self._arrived.append(answer)
                 self._changed.notify_all()
+
+    def _may_ask_again(self) -> bool:
+        """After a pause."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self.asks_again, _AGAIN_S)
+            return self.asks_again and self._clock.monotonic_ms() < self._until_ms
 
 
 class MemberClients:

@@ -178,7 +178,7 @@ class ReplicaNode:
                 str(outbox_id): (one.topic, hold_of(one, self._clock.wall_ms()))
                 for outbox_id, one in self.grants().items()
             },
-            standbys={str(outbox_id): (one.state, one.why) for outbox_id, one in self.standbys().items()},
+            standbys={str(one) if one.int else "": (said.state, said.why) for one, said in self.standbys().items()},
         )
 
     def replays(self) -> ReplayCounters:

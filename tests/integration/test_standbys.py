@@ -2,6 +2,7 @@
 operator's hold, or the pause after the last takeover, stands in the way.
 """
 
+import errno
 import json
 import threading
 from contextlib import ExitStack, suppress
@@ -9,15 +10,18 @@ from contextlib import ExitStack, suppress
 import pytest
 from prometheus_client import CollectorRegistry
 
-from pushrep import LogConfig, Outbox, ReplicaNode
+from filtering import StreamMetadata
+from pushrep import KafkaDestination, LogConfig, Outbox, ReplicaNode
 from pushrep.cli.main import run
 from pushrep.election.errors import LeadGivenUp
 from pushrep.env import REAL_FILESYSTEM
-from pushrep.outbox import StandbyCancelled, StandbyState
+from pushrep.env.filesystem import RealFile
+from pushrep.outbox import DeliveryFailed, StandbyCancelled, StandbyState
 from pushrep.outbox.creating import create_outbox
 from pushrep.outbox.directory_handover import HandoverSocket
 from pushrep.outbox.errors import CantCreate
 from pushrep.outbox.metrics import OutboxCollector
+from pushrep.outbox.positions import POSITIONS_NAME, decode_positions
 from pushrep.outbox.promotion import promote
 from pushrep.outbox.status import LeadingState
 from pushrep.replicate.node_metrics import NodeCollector
@@ -46,7 +50,8 @@ class Members:
 class Instance:
     """Of the service: stands by in a thread until it leads."""
 
-    def __init__(self, data, **settings):
+    def __init__(self, data, *, also_tell=lambda _state: None, **settings):
+        self.also_tell = also_tell
         self.told, self.cancel, self.leads, self.deposed = [], threading.Event(), threading.Event(), threading.Event()
         self.outbox, self.changed = None, threading.Condition()
         self.thread = threading.Thread(target=self.run, args=(data,), kwargs=settings)
@@ -66,14 +71,18 @@ class Instance:
             self.changed.notify_all()
         if state is StandbyState.DEPOSED:
             self.deposed.set()
+        self.also_tell(state)
 
-    def wait_for(self, why):
-        """That it stands by, and says so."""
-        waits = StandbyState.STANDING_BY
+    def wait_for(self, why, behind=None):
+        """That it stands by, and says so; after it was in another state first."""
+
+        def is_told():
+            states = [state for state, _ in self.told]
+            told = self.told if behind is None else self.told[states.index(behind) :] if behind in states else []
+            return any(state is StandbyState.STANDING_BY and why in reason for state, reason in told)
+
         with self.changed:
-            assert self.changed.wait_for(
-                lambda: any(state is waits and why in reason for state, reason in self.told), WAIT_S
-            ), self.told
+            assert self.changed.wait_for(is_told, WAIT_S), self.told
 
     def wait_until_it_leads(self):
         assert self.leads.wait(WAIT_S), self.told
@@ -136,6 +145,105 @@ def test_with_a_full_disk_it_resigns_and_one_with_room_takes_over(members, monke
         first.end()
         if second is not None:
             second.end()
+
+
+def test_with_a_log_whose_sync_failed_it_resigns_and_another_takes_over(members, monkeypatch):
+    """What was appended then may be delivered, and the next leader's log says whether it was."""
+    create_outbox(members.data[0], members.addresses, "orders")
+    first, second, sync = Instance(members.data[0]), None, RealFile.sync
+
+    def failing(file):
+        if members.data[0] in file.path.parents:
+            raise OSError(errno.EIO, "the disk is gone")
+        sync(file)
+
+    try:
+        first.wait_until_it_leads()
+        assert first.outbox.append(0, b"first").result(WAIT_S) == 0
+        second = Instance(members.data[1])
+        second.wait_for("was in contact")
+        monkeypatch.setattr(RealFile, "sync", failing)
+        with pytest.raises(DeliveryFailed):
+            first.outbox.append(0, b"second").result(WAIT_S)
+        second.wait_until_it_leads()
+        assert first.deposed.is_set()
+        assert "a sync failed" in next(why for state, why in first.told if state is StandbyState.DEPOSED)
+        assert second.outbox.append(0, b"third").result(WAIT_S) in {1, 2}
+    finally:
+        monkeypatch.undo()
+        first.end()
+        if second is not None:
+            second.end()
+
+
+def test_who_stands_by_knows_the_positions_before_it_takes_over(members):
+    """Else it would read its whole log first, and a long one takes longer than the contract allows."""
+    granted = create_outbox(members.data[0], members.addresses, "orders")
+    first, second = Instance(members.data[0]), None
+    path = members.data[1] / str(granted.outbox_id) / "orders-0" / POSITIONS_NAME
+    try:
+        first.wait_until_it_leads()
+        second = Instance(members.data[1])
+        for number in range(20):
+            first.outbox.append(0, b"value", metadata=StreamMetadata(7, 0, number)).result(WAIT_S)
+        pause = threading.Event()
+        for _ in range(20 * WAIT_S):
+            known = decode_positions(path.read_bytes(), "key") if path.exists() else None
+            if known is not None and known.end_offset == 20:
+                break
+            pause.wait(0.05)
+        assert known.highest == {(7, 0): 19}
+        first.end()
+        second.wait_until_it_leads()
+        assert second.outbox.last_metadata(7, 0) == 19
+    finally:
+        first.end()
+        if second is not None:
+            second.end()
+
+
+def test_with_a_topic_old_records_go_after_a_week_without_a_setting(members):
+    """Also of an outbox that other members led first, whose outbox.json says nothing. The broker is away."""
+    create_outbox(members.data[0], members.addresses, "orders")
+    kafka = KafkaDestination(bootstrap_servers="127.0.0.1:1")
+    instance = Instance(members.data[0], kafka=kafka, open_timeout_s=1)
+    try:
+        instance.wait_until_it_leads()
+        assert instance.outbox.facts.settings.retention_ms == 7 * 86_400_000
+    finally:
+        instance.end()
+
+
+@pytest.mark.parametrize("with_node", [False, True], ids=["its service", "its node, too"])
+def test_of_two_that_look_at_once_one_leads_and_the_other_stands_by_again(members, with_node):
+    """Without the leader's node they need each other, and neither's node answers while both look."""
+    create_outbox(members.data[0], members.addresses, "orders")
+    both_look, looked, instances = threading.Barrier(2, timeout=WAIT_S), set(), [Instance(members.data[0])]
+
+    def look(state):
+        """The first time they wait for each other, when nothing was asked yet."""
+        if state is StandbyState.LOOKING and threading.get_ident() not in looked:
+            looked.add(threading.get_ident())
+            both_look.wait()
+
+    try:
+        instances[0].wait_until_it_leads()
+        instances += [Instance(data, also_tell=look, takeover_pause_ms=0) for data in members.data[1:]]
+        for one in instances[1:]:
+            one.wait_for("was in contact")
+        instances[0].outbox.close()
+        if with_node:
+            members.nodes[0].stop()
+        while not any(one.leads.wait(0.05) for one in instances[1:]):
+            assert all(one.thread.is_alive() for one in instances[1:])
+        leader, other = sorted(instances[1:], key=lambda one: not one.leads.is_set())
+        assert leader.outbox.append(0, b"first").result(WAIT_S) == 0
+        other.wait_for("was in contact", behind=StandbyState.LOOKING)
+        assert not other.leads.is_set()
+        assert leader.outbox.append(0, b"second").result(WAIT_S) == 1
+    finally:
+        for one in instances:
+            one.end()
 
 
 def call(capfd, *arguments):

@@ -1,14 +1,15 @@
 """Shipping goes with the lead (standby.md, identity.md T3): leaders are killed and stopped in turn, a reader judges."""
 
 import signal
+import threading
 from contextlib import ExitStack
 
 import pytest
 
 from tests.crash.test_orders_ha_example import report_of
-from tests.crash.test_standby_kill import Machines
+from tests.crash.test_standby_kill import Machines, kill_a_runner
 from tests.kafka.dump_tool import dump_segments
-from tests.kafka.plain_client import create_topic, delete_topic
+from tests.kafka.plain_client import consume, create_topic, delete_topic
 from tests.kafka.topic_reader import read_filtered
 
 pytestmark = [pytest.mark.java, pytest.mark.slow]
@@ -50,6 +51,22 @@ def test_each_record_is_once_in_the_topic_and_no_two_ship_at_one_time(broker, tm
     assert shippers == sorted(shippers), "an instance wrote behind one that had fenced it"
     assert len(machines.led) > 3
     assert len(set(shippers)) > 1
+
+
+def test_the_lines_of_a_command_are_once_in_the_topic(broker, tmp_path):
+    """`pushrep outbox run --bootstrap-servers`, killed with -9: the next one ships what the first had not."""
+    create_topic(broker.bootstrap_servers, "orders")
+    try:
+        with ExitStack() as stack:
+            options = ("--bootstrap-servers", broker.bootstrap_servers)
+            _, acked = kill_a_runner(Machines(tmp_path, stack), *options)
+            pause, lines = threading.Event(), []
+            while not lines or lines[-1] < max(acked.values()):
+                pause.wait(0.2)
+                lines = [int(seen.value) for seen in consume(broker.bootstrap_servers, "orders", 0)]
+                assert lines == list(range(1, len(lines) + 1))
+    finally:
+        delete_topic(broker.bootstrap_servers, "orders")
 
 
 def test_the_examples_orders_are_once_in_the_topic_and_in_the_table(broker, tmp_path):

@@ -1,5 +1,6 @@
 """The positions kept beside the log: their file, what is read again after a crash, and what is not."""
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from filtering import StreamMetadata
-from pushrep.env import REAL_FILESYSTEM
+from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.log import directory as log_directory
 from pushrep.outbox import Outbox
@@ -15,6 +16,7 @@ from pushrep.outbox import positions as module
 from pushrep.outbox.positions import (
     POSITIONS_NAME,
     Positions,
+    PositionsFollower,
     PositionsStore,
     decode_positions,
     encode_positions,
@@ -206,3 +208,29 @@ def test_a_hole_in_what_was_noted_waits_for_the_log(tmp_path):
     again.cut_to(3)
     assert (again.end_offset, again.last, again.highest) == (0, None, {})
     assert not (tmp_path / POSITIONS_NAME).exists()
+
+
+def wait_for_positions(path, end_offset):
+    pause = threading.Event()
+    for _ in range(1_200):
+        known = decode_positions(path.read_bytes(), "key") if path.exists() else Positions(0, -1, {})
+        if known.end_offset == end_offset:
+            return known.highest
+        pause.wait(0.05)
+    raise AssertionError(known)
+
+
+def test_who_follows_a_log_keeps_its_positions_as_it_grows_and_throws_away_those_of_another(tmp_path, monkeypatch):
+    """Beside who has it open, whose epoch at the file's end is 0."""
+    monkeypatch.setattr(module, "_FOLLOW_S", 0.01)
+    path = tmp_path / "orders-0" / POSITIONS_NAME
+    with Outbox.open(tmp_path, "orders", 1, "billing", linger_ms=0) as outbox:
+        outbox.append_many(0, [b"x"] * 10, metadata=StreamMetadata(7, 0, 0)).result(60)
+        path.write_bytes(encode_positions(Positions(5, 9, {(7, 0): 999}), "key"))
+        follower = PositionsFollower([path.parent, tmp_path / "orders-1"], "key", REAL_FILESYSTEM, SYSTEM_CLOCK)
+        try:
+            assert wait_for_positions(path, 10) == {(7, 0): 9}
+            outbox.append_many(0, [b"x"] * 10, metadata=StreamMetadata(7, 0, 10)).result(60)
+            assert wait_for_positions(path, 20) == {(7, 0): 19}
+        finally:
+            follower.stop()

@@ -7,15 +7,20 @@ from uuid import UUID
 import pytest
 from prometheus_client import CollectorRegistry
 
-from pushrep import Acks, AsyncOutbox, Outbox, ReplicaNode
+from pushrep import Acks, AsyncOutbox, KafkaDestination, LogConfig, Outbox, ReplicaNode
+from pushrep.election.candidate import MemberAnswer
 from pushrep.election.errors import CantStandBy
 from pushrep.election.grants import Grant, Member
-from pushrep.env import REAL_FILESYSTEM
+from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK
 from pushrep.outbox import SettingRefused, StandbyCancelled, StandbyState
 from pushrep.outbox.control import ask
 from pushrep.outbox.directory_handover import HandoverSocket
+from pushrep.outbox.standby import _round_s, with_retention
 from pushrep.replicate.election_state import ElectionState, write_election_state
+from pushrep.replicate.errors import ReplicaUnreachable
+from pushrep.replicate.member_clients import MemberAnswers
 from pushrep.replicate.node_metrics import NodeCollector
+from pushrep.replicate.settings import PushSettings
 
 WAIT_S = 20
 CANCELLED = threading.Event()
@@ -103,6 +108,44 @@ def test_a_node_shows_who_stands_by_and_why(tmp_path, caplog):
     assert "standing_by: member 0 was in contact" in caplog.text
 
 
+def test_a_node_shows_who_waits_for_an_outbox_that_is_not_made(tmp_path):
+    with ReplicaNode(tmp_path / "data") as node, HandoverSocket(node):
+        waiting = Waiting(tmp_path / "data")
+        try:
+            asked, shown = threading.Event(), []
+            while not shown:
+                assert not asked.wait(0.05)
+                shown = ask(tmp_path / "data", "status")["standbys"]
+        finally:
+            waiting.end()
+    (one,) = shown
+    assert (one["outbox_id"], one["state"]) == ("", "waiting")
+
+
+@pytest.mark.parametrize("asks_again", [False, True])
+def test_who_lets_go_in_time_is_asked_again_while_too_few_answered(asks_again):
+    """Two that look at once refuse each other: neither's node has its directory."""
+    told = [MemberAnswer(index=1, grant=None, highest_epoch=-1), ReplicaUnreachable("b:1", "it is let go for now")]
+
+    def question():
+        if isinstance(one := told.pop(), Exception):
+            raise one
+        return one
+
+    answers = MemberAnswers(PushSettings(), SYSTEM_CLOCK, WAIT_S)
+    answers.asks_again = asks_again
+    answers.ask("1", question)
+    assert (answers.next() is None) is not asks_again
+
+
+@pytest.mark.parametrize("count", range(3, 8))
+def test_no_two_standbys_look_for_the_same_time(count):
+    one = grant(members=tuple(map(Member, range(count))), min_insync_replicas=count // 2 + 1)
+    times = [_round_s(one, index) for index in range(1, count)]
+    assert len(set(times)) == count - 1
+    assert max(times) <= _round_s(one, 0) <= 2.0, "who leads on has all the time"
+
+
 def test_a_full_disk_keeps_a_member_from_looking(tmp_path, monkeypatch):
     """Another with room takes over."""
     keep(tmp_path, grant(), member=0)
@@ -147,6 +190,26 @@ def test_two_outboxes_of_a_topic_have_to_be_named(tmp_path):
 def test_settings_that_the_grant_decides_are_refused(tmp_path, settings, error):
     with pytest.raises(error):
         Outbox.stand_by(tmp_path, "orders", 1, "billing", **settings)
+
+
+WEEK_MS = 7 * 86_400_000
+KAFKA = KafkaDestination(bootstrap_servers="localhost:1")
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        ({"kafka": KAFKA}, {"retention_ms": WEEK_MS}),
+        ({"kafka": KAFKA, "log_config": LogConfig(segment_bytes=1 << 20)}, {"retention_ms": WEEK_MS}),
+        ({"kafka": KAFKA, "retention_ms": -1}, {"retention_ms": -1}),
+        ({"kafka": KAFKA, "retention_bytes": 5_000}, {"retention_bytes": 5_000}),
+        ({"kafka": KAFKA, "log_config": LogConfig(retention_ms=5)}, {}),
+        ({}, {}),
+    ],
+)
+def test_what_kafka_has_is_kept_for_a_week_unless_the_service_says_otherwise(settings, kept):
+    found = with_retention(settings)
+    assert {name: found[name] for name in ("retention_ms", "retention_bytes") if name in found} == kept
 
 
 @pytest.mark.parametrize(("place", "settings"), [("", {}), ("slot-0", {}), ("other", {"slots": 4})])
