@@ -97,8 +97,7 @@ class LocalSession:
 
     def open(self) -> None:
         """Take the lease and look at what stands at the position. Raises ReplayRefused."""
-        self._lease, event = self.source.begin(self.session.position, self._on_lease_broken)
-        for effect in self.handle(event):
+        for effect in self.handle(self.source.begin(self.session.position, self._take_lease)):
             if isinstance(effect, e.Refuse):
                 raise ReplayRefused(effect.code, effect.why)
 
@@ -309,6 +308,9 @@ class LocalSession:
         with suppress(*READ_ERRORS):
             self._facts = self.source.facts(with_liveness=False)
         return self.source.failure(error, self.session.position, self._facts)
+
+    def _take_lease(self) -> None:
+        self._lease = self.source.lease(self.session.position, self._on_lease_broken)
 
     def _on_lease_broken(self, reason: str) -> None:
         self._broken = reason

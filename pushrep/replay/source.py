@@ -6,7 +6,7 @@
 Everything is read as "written": how far a session goes is its bound's to say.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeAlias
 from uuid import UUID
@@ -86,18 +86,17 @@ class LogSource:
             return None
         return self._log.acquire_lease("replay", offset, told)
 
-    def begin(self, position: int, told: Told) -> tuple[Lease | None, e.SegmentOpened | e.OpenFailed]:
+    def begin(self, position: int, take_lease: Callable[[], None]) -> e.SegmentOpened | e.OpenFailed:
         """Take the lease and look at what stands at `position`: what the session is told of it."""
-        lease = None
         try:
-            lease = self.lease(position, told)
-            return lease, self._opened_at(position, self.facts(with_liveness=False))
+            take_lease()
+            return self._opened_at(position, self.facts(with_liveness=False))
         except LeaseBroken as error:
-            return lease, e.OpenFailed(ErrorCode.LEASE_BROKEN, str(error))
+            return e.OpenFailed(ErrorCode.LEASE_BROKEN, str(error))
         except READ_ERRORS as error:
             failure = self.failure(error, position, self.facts(with_liveness=False))
             code = failure.code if isinstance(failure, e.ReadFailed) else ErrorCode.UNKNOWN_RECORDING
-            return lease, e.OpenFailed(code, str(error))
+            return e.OpenFailed(code, str(error))
 
     def _opened_at(self, position: int, facts: LogSnapshot) -> e.SegmentOpened:
         """What stands at `position`, checked as every batch is. Raises as `batches`."""

@@ -93,10 +93,13 @@ class ServedSession:
 
     def open(self) -> e.Event:
         """Take the lease and look at what stands at the position: what the session is told of it."""
-        self._lease, opened = self.source.begin(self.session.position, self._on_lease_broken)
+        opened = self.source.begin(self.session.position, self._take_lease)
         if isinstance(opened, e.SegmentOpened):
             self._before = opened.epoch_before
         return opened
+
+    def _take_lease(self) -> None:
+        self._lease = self.source.lease(self.session.position, self._on_lease_broken)
 
     def _on_lease_broken(self, reason: str) -> None:
         self._server.post(lambda: self._lease_gone(reason))
@@ -260,7 +263,7 @@ class ServedSession:
         with suppress(*READ_ERRORS):
             self.source.facts(with_liveness=False)  # it notices by this
             if self.source.reopened != reopened:
-                self._lease = self.source.lease(self.session.position, self._on_lease_broken)
+                self._take_lease()
                 self._server.ready(self)
                 return
         self.handle(e.LeaseLost(reason))
