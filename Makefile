@@ -19,7 +19,7 @@ HAS_MAVEN = command -v mvn >/dev/null || { echo "Maven (mvn) is not installed: i
 JUDGE  := .cache/history_judge/judge
 ARCHIVE := .cache/java
 
-.PHONY: help demo demo-kafka drill test torture newest spark-releases object-stores quick lint format bench jars judge clean
+.PHONY: help demo demo-kafka drill test tests torture newest spark-releases object-stores quick lint style types layers format bench jars judge clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,7 +41,8 @@ $(VENV)/.demo-kafka: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing pushrep, all extras and the tools of the tests into $(VENV) ..."
 	@$(PIP) install 'pip>=25.1'
-	@$(PIP) install -c constraints.txt -e '.[$(EXTRAS)]' --group dev
+	@# Python compiles what the tests import; pip would compile all of 8,800 modules, on one core.
+	@$(PIP) install --no-compile -c constraints.txt -e '.[$(EXTRAS)]' --group dev
 	@touch $@ $(VENV)/.demo $(VENV)/.demo-kafka
 
 $(VENV)/.bench: pyproject.toml constraints.txt | $(BIN)/python
@@ -96,8 +97,12 @@ drill: $(VENV)/.dev jars $(ARCHIVE)/.done  ## Real faults in a real fleet: which
 	$(BIN)/python -m tests.drill drill-out
 
 # What comes before the tests is for one core each; compiled once here, the tests' modules are not compiled by each process.
+# The types take half a minute of one core, beside the tests.
 test:  ## Lint, types, layers and every test; in one process: make test WORKERS=0
-	@$(MAKE) --no-print-directory --jobs=3 lint jars judge .cache/.compiled $(ARCHIVE)/.done
+	@$(MAKE) --no-print-directory --jobs=3 style layers jars judge .cache/.compiled $(ARCHIVE)/.done
+	@$(MAKE) --no-print-directory --jobs=2 types tests
+
+tests:
 	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 
 .cache/.compiled: | $(VENV)/.dev
@@ -167,10 +172,16 @@ object-stores: $(VENV)/.dev $(S3)/.done  ## Tables, marks and checkpoints in S3'
 quick: $(VENV)/.dev  ## The tests without Spark and Java
 	$(BIN)/python -m pytest -m 'not spark and not java and not slow' $(PYTEST_ARGS)
 
-lint: $(VENV)/.dev  ## ruff, mypy --strict, import-linter
+lint: style types layers  ## ruff, mypy --strict, import-linter
+
+style: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev
 	$(BIN)/mypy
+
+layers: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 format: $(VENV)/.dev  ## Rewrite the sources in the house format
