@@ -22,6 +22,7 @@ _PRELOADED = (
     *("pyspark.sql.streaming.stateful_processor_api_client", "spark_jobs.keyed_state", "spark_jobs.sources.datasource"),
     *os.environ.get("PUSHREP_TESTS_PRELOADED", "").split(),
 )
+_SPARKS_ZIPS = "/python/lib/"
 _SIZE = 8
 
 
@@ -41,8 +42,11 @@ def ask(jvm):
     """Have the module run by a fork, and end as that ends. Returns if nobody forks."""
     with open(f"/proc/{jvm}/stat") as stat:  # noqa: PTH123 - importing pathlib takes longer than all the rest
         began = stat.read().rpartition(")")[2].split()[19]
-    # Some of Spark's Pythons have the same places twice in it: the second is never looked at.
-    places = os.pathsep.join(dict.fromkeys(os.environ.get("PYTHONPATH", "").split(os.pathsep)))
+    # Some of Spark's Pythons have the same places twice in it: the second is never looked at. And a zip of Spark's own
+    # is read anew by each fork and compiled by each server: the same modules are installed here.
+    places = dict.fromkeys(os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    places = os.pathsep.join(place for place in places if _SPARKS_ZIPS not in place)
+    os.environ["PYTHONPATH"] = places
     name = f"pushrep-tests-{jvm}-{began}-{zlib.crc32(places.encode())}"
     request = marshal.dumps({"argv": sys.argv[2:], "cwd": os.getcwd(), "environment": dict(os.environ)})  # noqa: PTH109
     with socket.socket(socket.AF_UNIX) as server:
