@@ -69,7 +69,10 @@ settings.load_profile("torture" if _TORTURE.is_long else "ci" if os.environ.get(
 # Several processes share the work by scopes: a file, or the files that share one Spark or three brokers, which take
 # their time to start. One broker starts within seconds: each process that wants one has its own.
 _SCOPES = {
+    "tests/kafka/test_relay_job.py": "a Spark driver",
     "tests/kafka/test_relay_refusals.py": "a Spark driver",
+    "tests/kafka/test_rights.py": "a Spark driver",
+    "tests/kafka/test_spark_checkpoint.py": "a Spark driver",
     "tests/kafka/test_spark_kafka_source.py": "a Spark driver",
     "tests/kafka/test_shipping_kills.py": "three brokers",
     "tests/kafka/test_source_partition_producer.py": "three brokers",

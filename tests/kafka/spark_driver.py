@@ -68,9 +68,12 @@ class SparkDriver:
         self._errors = (directory / "driver.log").open("w+")
         jars = ",".join(map(str, sorted(LIBS.glob("*.jar"))))
         program = Path(__file__).with_name("spark_driver_program.py")
-        own = environment() | {"SPARK_HOME": str(own_spark_home(directory))}
-        if not master.startswith("local["):  # who kills an executor knows it as the grandparent of its Python workers
+        own = environment()
+        if not master.startswith("local["):
+            # Who kills an executor knows it as the grandparent of its Python workers. And only a cluster of its own has
+            # a home of its own: no archive of classes fits another one.
             own |= {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+            own |= {"SPARK_HOME": str(own_spark_home(directory))}
         self._process = subprocess.Popen(
             [sys.executable, str(program), master, jars, str(directory / "scratch")],
             cwd=directory, env=own, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,

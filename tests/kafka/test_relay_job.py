@@ -17,14 +17,13 @@ from filtering import METADATA_HEADER, StreamMetadata, producer_id
 from pushrep import Outbox
 from tests.integration.test_health import get, ready
 from tests.kafka.plain_client import add_partitions, consume, create_topic, plain_producer
+from tests.kafka.spark_process import connector
 from tests.kafka.topic_reader import read_filtered
 from tests.ports import reserve
-from tests.spark_programs import ROOT, SparkPrograms, kill_session, said
+from tests.spark_programs import SparkPrograms, kill_session, said
 
 pytestmark = [pytest.mark.java, pytest.mark.spark, pytest.mark.slow]
 
-LIBS = ROOT / ".cache" / "spark-kafka" / "libs"
-CONNECTOR = ("spark-sql-kafka-0-10", "spark-token-provider-kafka-0-10", "kafka-clients", "commons-pool2")
 RECORDS, SOURCES, PID = 900, 3, 7
 DEADLINE_S = 240
 
@@ -32,10 +31,9 @@ DEADLINE_S = 240
 @pytest.fixture
 def jars(tool_or_skip):
     pytest.importorskip("pyspark")
-    jars = sorted(LIBS.glob("*.jar"))
-    missing = [name for name in CONNECTOR if not any(jar.name.startswith(name) for jar in jars)]
-    tool_or_skip(f"Spark's Kafka connector lacks {', '.join(missing)}: run `make jars`" if missing else None)
-    return ",".join(map(str, jars))
+    jars, why = connector()
+    tool_or_skip(why)
+    return jars
 
 
 @pytest.fixture
@@ -158,7 +156,7 @@ def as_if_killed_a_moment_earlier(place):
                 path.unlink()
 
 
-def test_a_log_is_relayed_with_its_own_offsets_and_keys_stay_beside_the_header(broker, launch, tmp_path):
+def test_a_log_is_relayed_with_its_own_offsets_and_keys_stay_beside_the_header(broker, spark_driver, tmp_path):
     """Contract "Spark", relay: topic or log to topic; the header carrier leaves the key to the business."""
     create_topic(broker.bootstrap_servers, destination := f"relay-log-{uuid.uuid4().hex[:8]}", partitions=2)
     for first in (0, 20):  # the producer came back from a position that lagged
@@ -167,11 +165,15 @@ def test_a_log_is_relayed_with_its_own_offsets_and_keys_stay_beside_the_header(b
                 values = [b"%d" % n for n in range(first, first + 40)]
                 metadata = StreamMetadata(PID, partition, first)
                 box.append_many(partition, values, keys=values, metadata=metadata)
-    job = launch(
-        *("--path", str(tmp_path / "log"), "--topic", "orders", "--carrier", "header"),
-        *("--to-servers", broker.bootstrap_servers, "--to-topic", destination),
+    code, told = spark_driver.job(
+        name="relay",
+        arguments=[
+            *("--path", str(tmp_path / "log"), "--topic", "orders", "--carrier", "header", "--application", "billing"),
+            *("--to-servers", broker.bootstrap_servers, "--to-topic", destination, "--to-option", "log_level=0"),
+            *("--checkpoint", str(tmp_path / "checkpoint")),
+        ],
     )
-    finished(job)
+    assert code == 0, told
     found = read_filtered(broker.bootstrap_servers, destination, 2, carrier="header")
     assert found.copies == 0, "one run sends once"
     assert sorted(partition for _, partition in found.visible) == [0, 1]

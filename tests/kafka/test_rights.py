@@ -6,7 +6,6 @@ RIGHTS is the table of docs/clients.md: with these everything works, and each on
 import asyncio
 import contextlib
 import itertools
-import sys
 from pathlib import Path
 
 import pytest
@@ -30,10 +29,6 @@ from tests.kafka.cluster import KafkaCluster, free_ports, missing
 from tests.kafka.plain_client import consume as read_plainly
 from tests.kafka.plain_client import create_topic, plain_producer
 from tests.kafka.test_filtering_consumers import SESSION_MS, WAIT_S
-from tests.kafka.test_relay_job import jars
-from tests.spark_programs import SparkPrograms, said
-
-__all__ = ["jars"]
 
 pytestmark = [pytest.mark.java, pytest.mark.slow]
 
@@ -297,7 +292,7 @@ def test_the_table_in_the_docs_is_this_one():
 
 
 @pytest.mark.spark
-def test_the_rights_of_the_relay_job_are_enough(guarded, tmp_path, jars):
+def test_the_rights_of_the_relay_job_are_enough(guarded, spark_driver, tmp_path):
     case = Case(guarded)
     case.allow(RIGHTS["relay job"])
     case.fill(20)
@@ -306,23 +301,15 @@ def test_the_rights_of_the_relay_job_are_enough(guarded, tmp_path, jars):
         "kafka.bootstrap.servers": guarded.guarded, "kafka.security.protocol": "SASL_PLAINTEXT",
         "kafka.sasl.mechanism": "PLAIN", "kafka.sasl.jaas.config": login,
     }  # fmt: skip
-    command = [
-        *(sys.executable, "-m", "spark_jobs.jobs.relay", "--application", "billing", "--json", "-"),
-        *("--source", "kafka", "--topic", case.topic, "--to-topic", case.destination),
-        *("--checkpoint", tmp_path / "checkpoint"),
-        *(part for pair in source.items() for part in ("--source-option", "=".join(pair))),
-        *("--to-servers", guarded.guarded),
-        *(
-            part
-            for pair in case.librdkafka.items()
-            if pair[0] != "bootstrap.servers"
-            for part in ("--to-option", "=".join(map(str, pair)))
-        ),
-    ]
-    quiet = ("spark.ui.enabled=false", "spark.sql.shuffle.partitions=1", "spark.driver.host=127.0.0.1")
-    command += [part for setting in (*quiet, f"spark.jars={jars}") for part in ("--conf", setting)]
-    with SparkPrograms(tmp_path) as programs:
-        process = programs.start(command)
-        out, _ = process.communicate(timeout=240)
-        assert process.returncode == 0, f"{out} {said(process)}"
+    sink = {name: value for name, value in case.librdkafka.items() if name != "bootstrap.servers"}
+    code, said = spark_driver.job(
+        name="relay",
+        arguments=[
+            *("--application", "billing", "--source", "kafka", "--topic", case.topic, "--to-topic", case.destination),
+            *("--checkpoint", str(tmp_path / "checkpoint"), "--to-servers", guarded.guarded),
+            *(part for pair in source.items() for part in ("--source-option", "=".join(pair))),
+            *(part for pair in sink.items() for part in ("--to-option", "=".join(map(str, pair)))),
+        ],
+    )
+    assert code == 0, said
     assert len(read_plainly(guarded.bootstrap_servers, case.destination)) == 20

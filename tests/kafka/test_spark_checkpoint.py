@@ -1,33 +1,13 @@
 """apply-checkpoint and Spark's own Kafka source, with a real broker: the query goes on at the named offset."""
 
-import json
-import os
-import subprocess
-import sys
 import uuid
-from pathlib import Path
 
 import pytest
 
 from filtering import StreamMetadata
 from tests.kafka.plain_client import create_topic, plain_producer
-from tests.spark_programs import WORKERS_PYTHON
 
 pytestmark = [pytest.mark.java, pytest.mark.spark, pytest.mark.slow]
-
-ROOT = Path(__file__).parents[2]
-LIBS = ROOT / ".cache" / "spark-kafka" / "libs"
-CONNECTOR = ("spark-sql-kafka-0-10", "spark-token-provider-kafka-0-10", "kafka-clients", "commons-pool2")
-
-
-@pytest.fixture
-def connector():
-    pytest.importorskip("pyspark")
-    jars = sorted(LIBS.glob("*.jar"))
-    missing = [name for name in CONNECTOR if not any(jar.name.startswith(name) for jar in jars)]
-    if missing:
-        pytest.skip(f"Spark's Kafka connector is not whole, {', '.join(missing)} not there: run `make jars`")
-    return ",".join(map(str, jars))
 
 
 @pytest.fixture
@@ -43,19 +23,9 @@ def topic(broker):
     return name
 
 
-def test_a_kafka_source_goes_on_at_the_named_offset(broker, topic, connector, tmp_path):
-    program = ROOT / "tests" / "spark" / "kafka_stream_program.py"
-    own = os.environ | {
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        "PYSPARK_PYTHON": WORKERS_PYTHON,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-        "SPARK_LOCAL_DIRS": str(tmp_path / "scratch"),
-        "PYSPARK_SUBMIT_ARGS": "--driver-memory 1g --conf spark.ui.enabled=false pyspark-shell",
-    }
-    command = [sys.executable, str(program), str(tmp_path), broker.bootstrap_servers, topic, connector]
-    done = subprocess.run(command, env=own, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr[-3000:]
-    first, second, third, last, table = json.loads((tmp_path / "runs.json").read_text())
+def test_a_kafka_source_goes_on_at_the_named_offset(spark_driver, broker, topic, tmp_path):
+    told = spark_driver.sent_back(place=tmp_path, servers=broker.bootstrap_servers, topic=topic)
+    first, second, third, last, table = told
     assert sorted(map(tuple, first)) == [(partition, n) for partition in range(2) for n in range(10)]
     assert sorted(map(tuple, second)) == [(1, n) for n in range(3, 10)]
     assert sorted(map(tuple, third)) == [(0, 8), (0, 9)]

@@ -1,24 +1,14 @@
-"""A query over a Kafka topic that is sent back between its runs, and an apply job; writes what each run read, as JSON.
+"""A query over a Kafka topic and an apply job, sent back between their runs, in a Spark with the connector."""
 
-python kafka_stream_program.py <place> <bootstrap servers> <topic> <jars>
-"""
-
-import json
 import sqlite3
-import sys
 from contextlib import closing
-from pathlib import Path
 
 
-def main():
-    from pyspark.sql import SparkSession
-
+def runs_of(spark, place, servers, topic):
+    """What each of the query's runs read, and the apply job's table."""
     from pushrep.startpoints import Startpoint, StartpointStore
     from spark_jobs.checkpoint_apply import CheckpointPlace, apply
 
-    place, servers, topic, jars = Path(sys.argv[1]), *sys.argv[2:5]
-    spark = SparkSession.builder.master("local[1]").config("spark.jars", jars).getOrCreate()
-    spark.sparkContext.setLogLevel("OFF")
     options = {"kafka.bootstrap.servers": servers, "subscribe": topic, "startingOffsets": "earliest"}
     frame = spark.readStream.format("kafka").options(**options).load()
 
@@ -37,10 +27,7 @@ def main():
         store.write("billing", topic, partition, wish, "again")
         apply(CheckpointPlace(checkpoint=place / "checkpoint", consumer="billing"), store, sleep=lambda _s: None)
         runs.append(run())
-    runs.append(run())
-    runs.append(applied(spark, place, servers, topic, store))
-    spark.stop()
-    (place / "runs.json").write_text(json.dumps(runs))
+    return [*runs, run(), applied(spark, place, servers, topic, store)]
 
 
 def applied(spark, place, servers, topic, store):
@@ -78,7 +65,3 @@ def applied(spark, place, servers, topic, store):
     run()
     with closing(sqlite3.connect(place / "orders.db")) as database:
         return database.execute('SELECT "partition", "offset", value FROM orders ORDER BY 1, 2').fetchall()
-
-
-if __name__ == "__main__":
-    main()
