@@ -12,7 +12,7 @@ from filtering import HighwaterMarks
 from spark_jobs.batch_marks import LogRange, MarksKey
 from spark_jobs.errors import CantReplace
 from spark_jobs.filter_rule import FilterRule
-from spark_jobs.replacing import Replacing, RereadBatch
+from spark_jobs.replacing import Replacing, RereadBatch, RowsWanted
 from spark_jobs.sinks.catalog import idempotent_table
 from spark_jobs.sinks.hadoop import HadoopDirectory
 from spark_jobs.sinks.owners import Owners, TableNotOurs, TableOfAnotherQuery
@@ -166,6 +166,24 @@ def test_a_table_whose_rows_can_t_be_replaced_is_refused_by_name(spark, tmp_path
     with_window = RereadBatch(None, None, None, [again], FilterRule(window=4), 1, {("t", 0): 8})
     with pytest.raises(CantReplace, match="with a window"):
         with_window.marks_before({MarksKey("t"): again.marks})
+
+
+def test_a_place_that_an_earlier_repair_has_not_reached_is_refused(spark, tmp_path, inside_query):
+    """The job stood at 4, on its way through rows up to 10: its marks tell nothing of offset 6."""
+    inside_query("q")
+    path = str(tmp_path / "table")
+    idempotent_table(path)(spark.range(10).selectExpr("'t' as topic", "0 as partition", "id as `offset`"), 0)
+    again = Slice("t", 0, 6, 10, 4, 0, HighwaterMarks.from_columns([7], [0], [3], 0), startpoint_epoch=2, marks_epoch=2)
+
+    def wanted(ranges):
+        assert dict(ranges) == {LogRange("t", 0, 6, 10, 2): 2}
+        return dict.fromkeys(ranges, RowsWanted(end=8, stood_at=4))
+
+    replacing = Replacing(idempotent_table(path), lambda *_: pytest.fail("nothing is read"), wanted)
+    batch = replacing.of_batch(spark, [again], FilterRule(), 1)
+    assert batch.ranges() == (LogRange("t", 0, 6, 8, 2),)
+    with pytest.raises(CantReplace, match=r"stood at 4, below it.*go back to there, or further"):
+        batch.marks_before({MarksKey("t"): again.marks})
 
 
 def test_partition_columns_of_the_user(spark, tmp_path, inside_query):
