@@ -34,6 +34,9 @@ from pushrep.outbox.settings import OnDiverged
 
 if TYPE_CHECKING:
     from pushrep.election.grants import Grant
+    from pushrep.kafka.resume import RecordOrigin
+    from pushrep.kafka.sink import KafkaSink, SinkConfig
+    from pushrep.kafka.sink_state import DestinationLag
     from pushrep.outbox.replication import Replication
 
 _LOG = logging.getLogger("pushrep.outbox")
@@ -84,13 +87,6 @@ class GrantedLeadership:
         except (PushrepError, OSError) as error:
             _LOG.warning("whether this outbox leads by the newest grant can't be found out: %s", error)
             return False
-
-
-if TYPE_CHECKING:
-    from pushrep.kafka.resume import RecordOrigin
-    from pushrep.kafka.sink import KafkaSink, SinkConfig
-    from pushrep.kafka.sink_state import DestinationLag
-    from pushrep.outbox.replication import Replication
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
