@@ -19,7 +19,7 @@ HAS_MAVEN = command -v mvn >/dev/null || { echo "Maven (mvn) is not installed: i
 JUDGE  := .cache/history_judge/judge
 ARCHIVE := .cache/java
 
-.PHONY: help demo demo-kafka drill test tests torture newest spark-releases object-stores quick lint style types layers format bench jars judge clean
+.PHONY: help demo demo-kafka drill test tests torture newest spark-releases matrix object-stores quick lint style types layers format bench jars judge clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -128,10 +128,10 @@ newest: jars  ## The clients' tests with the newest aiokafka, confluent-kafka an
 	$(NEWEST)/bin/python -m pytest tests/unit tests/kafka tests/spark -k 'kafka or confluent or arrow or ship or consumer' $(PYTEST_ARGS)
 
 TABLES := .cache/spark-tables
-# Delta and Iceberg by the release of Spark that their jars are for; of 4.2 there is none.
+# Delta, Iceberg and Kafka's connector by the release of Spark that they are for; of Delta and Iceberg there is none for 4.2.
 $(TABLES)/.done: tests/spark/tables.xml tests/spark/tables.sha256
 	@$(HAS_MAVEN)
-	@echo "fetching Delta and Iceberg into $(TABLES) ..."
+	@echo "fetching Delta, Iceberg and connectors into $(TABLES) ..."
 	@rm -rf $(TABLES)
 	@for release in 3.5 4.0 4.1; do mvn -q -B -P$$release -f tests/spark/tables.xml dependency:copy-dependencies \
 		-DincludeScope=runtime -DoutputDirectory=$(CURDIR)/$(TABLES)/$$release || exit 1; done
@@ -139,15 +139,23 @@ $(TABLES)/.done: tests/spark/tables.xml tests/spark/tables.sha256
 	@touch $@
 
 SPARKS := .venv-sparks
-RELEASES := 3.5.9 4.0.5 4.1.4 4.2.0
+RELEASES := 3.5.9 4.0.5 4.1.4 4.2.0 4.3.0
 # Each in a Python of its own: an environment has but one pyspark. Arrow as old as the oldest of them.
-spark-releases: $(VENV)/.dev $(TABLES)/.done  ## The core of each Spark form, and Delta and Iceberg, under each release of pyspark, in .venv-sparks/
+$(SPARKS)/.done: pyproject.toml Makefile | $(VENV)/.dev
 	@for release in $(RELEASES); do \
 	test -x $(SPARKS)/$$release/bin/python || $(PYTHON) -m venv $(SPARKS)/$$release; \
-	$(SPARKS)/$$release/bin/python -m pip --disable-pip-version-check --quiet install -e '.[spark]' \
+	$(SPARKS)/$$release/bin/python -m pip --disable-pip-version-check --quiet install -e '.[spark,kafka,sql]' \
 		"pyspark==$$release" 'pyarrow<22' || exit 1; done
+	@touch $@
+
+spark-releases: $(SPARKS)/.done $(TABLES)/.done  ## The core of each Spark form, and Delta and Iceberg, under each release of pyspark, in .venv-sparks/
 	PUSHREP_SPARK_PYTHONS=$$(printf '%s:' $(RELEASES:%=$(CURDIR)/$(SPARKS)/%/bin/python)) \
 		$(BIN)/python -m pytest tests/spark/replay/test_releases.py --timeout 1800 $(PYTEST_ARGS)
+
+# All of it takes an hour and more. Some: make matrix RELEASES=4.1.4 MATRIX=pairwise
+MATRIX ?= all
+matrix: $(SPARKS)/.done $(TABLES)/.done jars  ## Each release, form, carrier and sink, killed and run again, as a table in docs/spark.md
+	$(BIN)/python -m tests.spark.replay.matrix $(SPARKS) $(MATRIX) $(RELEASES)
 
 S3 := .cache/spark-s3
 MOTO := .venv-moto

@@ -14,9 +14,11 @@ from filtering.errors import (
     MissingRight,
     NotStreamMetadata,
     PairSplit,
+    PositionOutOfRange,
     UnsupportedKeys,
 )
 from filtering.marks import HighwaterMarks, MarkColumns, MarkEntry
+from filtering.position import PositionBits
 from filtering.producer_id import ProducerNames, producer_id, sqe_producer_id
 from filtering.replay_filter import FilterCounts, ReplayFilter
 from filtering.stream_metadata import KEY_BYTES, METADATA_HEADER, Keys, StreamMetadata, pack_keys, parse_keys
@@ -39,6 +41,8 @@ __all__ = [
     "MissingRight",
     "NotStreamMetadata",
     "PairSplit",
+    "PositionBits",
+    "PositionOutOfRange",
     "ProducerNames",
     "ReplayFilter",
     "StreamMetadata",

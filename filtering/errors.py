@@ -33,6 +33,14 @@ class MetadataOutOfRange(FilteringError, ValueError):
         self.field, self.value, self.allowed = field, value, allowed
 
 
+class PositionOutOfRange(FilteringError, ValueError):
+    """A part of a position does not fit its bits: give it more, or begin a new producer whose numbers begin anew."""
+
+    def __init__(self, value: int, bits: int) -> None:
+        super().__init__(f"{value} as a part of a position is not in [0, 2^{bits})")
+        self.value, self.bits = value, bits
+
+
 class UnsupportedKeys(FilteringError, TypeError):
     """A column of keys came in a form that holds no bytes: cast it, or pass another column."""
 

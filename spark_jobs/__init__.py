@@ -16,11 +16,13 @@ if TYPE_CHECKING:
     from spark_jobs.marks import LocalMarks
     from spark_jobs.replay_filter import ReplayFilteredBatches
     from spark_jobs.sinks.catalog import idempotent_table
+    from spark_jobs.source_position import SourcePosition
     from spark_jobs.sources import register_sources
 
 _HOME = {
     "LocalMarks": "spark_jobs.marks",
     "ReplayFilteredBatches": "spark_jobs.replay_filter",
+    "SourcePosition": "spark_jobs.source_position",
     "SparkJobError": "spark_jobs.errors",
     "carrier_key": "spark_jobs.columns",
     "filter_frame": "spark_jobs.filtered_frame",
@@ -34,6 +36,7 @@ _HOME = {
 __all__ = [
     "LocalMarks",
     "ReplayFilteredBatches",
+    "SourcePosition",
     "SparkJobError",
     "carrier_key",
     "filter_frame",

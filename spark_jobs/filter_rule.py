@@ -3,10 +3,14 @@
 import logging
 from dataclasses import dataclass
 
+from pyspark.sql import Column, DataFrame
+
+from filtering.errors import BadFilterSetting
 from filtering.marks import HighwaterMarks, check_window
 from filtering.replay_filter import FilterCounts, ReplayFilter
-from spark_jobs.columns import CARRIERS, CarrierUnusable
+from spark_jobs.columns import CARRIERS, CarrierUnusable, carrier_key
 from spark_jobs.errors import SparkJobError
+from spark_jobs.source_position import SourcePosition
 
 _NAMED_IN_LOG = 10
 PARTITIONS_LIKELY = 1 << 20
@@ -16,18 +20,21 @@ OFFSETS_LIKELY = 1 << 53
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilterRule:
-    """How to filter. `carrier` key or header; `window` in offsets; `only_pids`: other PIDs pass; `ttl_s`: see the rule.
+    """How to filter. `carrier` key, header or a SourcePosition; `window` in offsets; `only_pids`: other PIDs pass.
 
     Raises CarrierUnusable, BadFilterSetting.
     """
 
-    carrier: str = "key"
+    carrier: str | SourcePosition = "key"
     window: int = 0
     only_pids: frozenset[int] | None = None
     ttl_s: float | None = None
 
     def __post_init__(self) -> None:
-        if self.carrier not in CARRIERS:
+        if isinstance(self.carrier, SourcePosition):
+            if self.window and self.carrier.is_tuple:
+                raise BadFilterSetting("window", self.window, "0 where a position has several parts, and no distances")
+        elif self.carrier not in CARRIERS:
             raise CarrierUnusable(self.carrier, "", f"there is no such carrier; use one of {', '.join(CARRIERS)}")
         check_window(self.window)
         if self.only_pids is not None:
@@ -37,6 +44,20 @@ class FilterRule:
     def new_filter(self, marks: HighwaterMarks) -> ReplayFilter:
         """A filter over these marks."""
         return ReplayFilter(marks, window=self.window, only_pids=self.only_pids, ttl_s=self.ttl_s)
+
+    def key(self, df: DataFrame) -> Column:
+        """The bytes of a row that may be metadata. Raises CarrierUnusable, PositionUnfit."""
+        return self.carrier.key(df) if isinstance(self.carrier, SourcePosition) else carrier_key(self.carrier, df)
+
+    @property
+    def may_be_chance(self) -> bool:
+        """Whether bytes that somebody else wrote are taken for metadata."""
+        return not isinstance(self.carrier, SourcePosition)
+
+    @property
+    def counts_gaps(self) -> bool:
+        """Whether the source offsets between two of a pair are records that did not come."""
+        return not (isinstance(self.carrier, SourcePosition) and self.carrier.is_tuple)
 
 
 class TtlTooShort(SparkJobError):
@@ -113,7 +134,7 @@ def warn_of_silent_pairs(log: logging.Logger, counts: BatchCounts) -> None:
         )
 
 
-def warn_of_no_metadata(log: logging.Logger, counts: BatchCounts, carrier: str) -> None:
+def warn_of_no_metadata(log: logging.Logger, counts: BatchCounts, carrier: str | SourcePosition) -> None:
     """Say that none of a batch's rows has metadata: then the filter does nothing at all."""
     log.warning(
         "batch %d: none of its %d records has stream metadata as carrier=%r: all of them pass, replayed or not",

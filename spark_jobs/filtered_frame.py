@@ -22,6 +22,7 @@ from spark_jobs.runs import Stretch
 from spark_jobs.slice_filter import COUNT_SHIFT, JUMPED, KIND_MASK, LATE, PASSES, decider
 from spark_jobs.slice_scan import KEY, governed, in_log_order, keyed_frame, scan_slices
 from spark_jobs.slices import BatchPlan, BatchVerdict, Slice, plan_batch
+from spark_jobs.source_position import SourcePosition
 from spark_jobs.spark_internals import decisions_by, is_local, is_observed
 
 STRETCHES_MAX = 64
@@ -75,7 +76,7 @@ def filter_frame(  # noqa: PLR0913 - the rule's settings, by name
     df: DataFrame,
     marks: Mapping[MarksKey, HighwaterMarks] | None = None,
     *,
-    carrier: str = "key",
+    carrier: str | SourcePosition = "key",
     window: int = 0,
     only_pids: Iterable[int] | None = None,
     ttl_s: float | None = None,
@@ -83,13 +84,15 @@ def filter_frame(  # noqa: PLR0913 - the rule's settings, by name
     sort: bool = False,
     now_ms: int | None = None,
 ) -> FilteredFrame:
-    """Filter a batch frame with the columns topic, partition and offset, and key or headers: one job now, lazy rows.
+    """Filter a batch frame with the columns topic, partition and offset, and those of its carrier: one job, lazy rows.
 
+    `carrier`: where the metadata is, "key" or "header" (the last one named `stream-metadata` in the column headers), or
+    a `SourcePosition` where there is none.
     `marks` are those before the frame, `{MarksKey(topic): HighwaterMarks}`. `sort=True` brings the rows into log
     order first; without it a frame that a shuffle cut up, files that don't lie in log order, and rows that are part of
     the plan are recognised and sorted. Other rows that lie unordered in one piece may fail with LogOrderBroken.
     `ttl_s` needs `retention_ms`, the topic's retention.ms, as in `filter_replays`.
-    Raises TtlTooShort, FrameUnusable, CarrierUnusable, PairSplit, BadFilterSetting.
+    Raises TtlTooShort, FrameUnusable, CarrierUnusable, PositionUnfit, PairSplit, BadFilterSetting.
     """
     pids = None if only_pids is None else frozenset(only_pids)
     rule = FilterRule(carrier=carrier, window=window, only_pids=pids, ttl_s=ttl_s)

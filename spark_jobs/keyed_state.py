@@ -37,6 +37,7 @@ from spark_jobs.pair_decision import PairMarks, PairName
 from spark_jobs.pair_state import STATE, PairProcessor, decided_frames, deciding_with_state
 from spark_jobs.row_chunks import PACKED, Packing, pack_rows, unpack_rows
 from spark_jobs.slice_scan import KEY, keyed_frame
+from spark_jobs.source_position import SourcePosition
 from spark_jobs.spark_internals import SparkTooOld, release
 
 __all__ = ["StateStoreUnfit", "TtlTooShort", "filter_replays"]
@@ -58,7 +59,7 @@ class StateStoreUnfit(SparkJobError):
 def filter_replays(  # noqa: PLR0913 - the rule's settings, by name
     df: DataFrame,
     *,
-    carrier: str = "key",
+    carrier: str | SourcePosition = "key",
     window: int = 0,
     only_pids: Iterable[int] | None = None,
     ttl_s: float | None = None,
@@ -68,7 +69,8 @@ def filter_replays(  # noqa: PLR0913 - the rule's settings, by name
 ) -> DataFrame:
     """The rows of `df` that are no replays, in no particular order.
 
-    `df` needs the columns topic, partition, offset, and that of its carrier: key or headers.
+    `df` needs the columns topic, partition, offset, and those of its carrier: key or headers, or what a
+    `SourcePosition` names.
 
     A streaming frame keeps its marks in the checkpoint of the query that it becomes part of, a batch frame forgets
     them. `marks`, as `{MarksKey(topic): HighwaterMarks}`, are where to begin: of a stream, for its first batch ever.
@@ -76,7 +78,8 @@ def filter_replays(  # noqa: PLR0913 - the rule's settings, by name
     no state any more. It needs `retention_ms`, the topic's retention.ms (-1: for ever), and must not be shorter; 0
     takes any.
     `metrics` names what the query's progress tells of it (`operator_counts`); two filters in one query need two names.
-    Raises StateStoreUnfit, TtlTooShort, FrameUnusable, CarrierUnusable, BadFilterSetting; PairSplit inside the query.
+    Raises StateStoreUnfit, TtlTooShort, FrameUnusable, CarrierUnusable, PositionUnfit, BadFilterSetting; inside the
+    query PairSplit.
     """
     pids = None if only_pids is None else frozenset(only_pids)
     rule = FilterRule(carrier=carrier, window=window, only_pids=pids, ttl_s=ttl_s)

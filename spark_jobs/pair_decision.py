@@ -10,6 +10,7 @@ pair's rows before it in the log, so nothing else than the log's order counts.
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -90,7 +91,8 @@ def decide_pair(
         _check_once(name, in_order[0].partition, log_offsets[order])
         passes = passes[np.argsort(order)]
     after = PairMarks(epoch.startpoint, filter_.marks(now_ms))
-    return PairAnswer(_kept(in_order, sizes.tolist(), passes), after, filter_.counts)
+    counts = filter_.counts if rule.counts_gaps else replace(filter_.counts, jumped=0)
+    return PairAnswer(_kept(in_order, sizes.tolist(), passes), after, counts)
 
 
 def _check_once(name: PairName, partition: int, log_offsets: npt.NDArray[np.int64]) -> None:

@@ -5,9 +5,9 @@
             marks N-1 from the store ─────┘      rows ─▶ second pass (slice_filter.py) ─▶ handler(rows, N)
                                                                                      then marks N ─▶ store
 
-The frame is read once for each pass; where the batch is of files (micro_batch.py), each time by the columns that are
-asked for, which are those that decide the first time. Where the first tells which stretches are replays, no Python runs
-for a row.
+The frame is read once for each pass; where the batch is of files, each time by the columns that are asked for
+(spark_internals.py), which are those that decide the first time. Where the first tells which stretches are replays, no
+Python runs for a row.
 Promise: every record once, under the prefix condition, for the life of the marks, for a handler whose second call
 with one batch replaces what the first one left. Marks N are stored after the handler returned; killed before that,
 Spark runs N again, which reads marks N-1 again and hands over the same rows.
@@ -42,11 +42,11 @@ from spark_jobs.filter_rule import (
 from spark_jobs.filtered_frame import FilteredFrame, apply_plan, decided_by_runs, filter_frame, plan_frame
 from spark_jobs.keyed_state import filter_replays
 from spark_jobs.marks import MarksStore
-from spark_jobs.micro_batch import RowsRead, column_pruned, input_counter
 from spark_jobs.replacing import Replacing, ReplacingHandler
 from spark_jobs.slice_scan import keyed_frame, scan_slices
 from spark_jobs.slices import Slice, check_unchanged, in_epochs, ranges_of
-from spark_jobs.spark_internals import query_id_of
+from spark_jobs.source_position import SourcePosition
+from spark_jobs.spark_internals import RowsRead, column_pruned, input_counter, query_id_of
 
 __all__ = [
     "BatchCounts",
@@ -101,11 +101,12 @@ class ReplayFilteredBatches:
     that was shuffled before; a shuffled batch is otherwise recognised, or found out and run again sorted.
     `replacing` (replacing.py): rows of records that a startpoint with reset marks gives again replace those in the
     handler's table, and marks go back instead of beginning empty; without it the rows come a second time.
-    The rule: `carrier` "key" or "header", `window`, `only_pids`, `ttl_s` as in filtering.ReplayFilter; `ttl_s` needs
-    `retention_ms`, the topic's retention.ms (-1: for ever), and must not be shorter; 0 takes any.
+    The rule: `carrier` "key" or "header", or a `SourcePosition` for records without metadata; `window`, `only_pids`,
+    `ttl_s` as in filtering.ReplayFilter; `ttl_s` needs `retention_ms`, the topic's retention.ms (-1: for ever), and
+    must not be shorter; 0 takes any.
     Raises TtlTooShort, CarrierUnusable, BadFilterSetting; inside a batch also MarksMissing, MarksOfAnotherQuery,
-    PairSplit, EpochsMixed, LogRowTwice, CantReplace, RolledBackOverReplaced, and FrameChanged where the handler was
-    handed fewer rows, over all that it did, than the first pass found, and they are not there any more.
+    PositionUnfit, PairSplit, EpochsMixed, LogRowTwice, CantReplace, RolledBackOverReplaced, and FrameChanged where the
+    handler was handed fewer rows, over all that it did, than the first pass found, and they are not there any more.
     """
 
     def __init__(  # noqa: PLR0913 - the rule's four settings and the batch's, all but two optional and by name
@@ -113,7 +114,7 @@ class ReplayFilteredBatches:
         handler: Handler,
         marks: MarksStore,
         *,
-        carrier: str = "key",
+        carrier: str | SourcePosition = "key",
         window: int = 0,
         only_pids: Iterable[int] | None = None,
         ttl_s: float | None = None,

@@ -85,7 +85,7 @@ class SliceFilters:
                 decisions[slice(low, high) if rows is None else rows[low:high]] = passes
         if late:
             decisions[0] |= LATE | late << COUNT_SHIFT
-        if jumped:
+        if jumped and self._rule.counts_gaps:
             decisions[min(1, len(decisions) - 1)] |= JUMPED | min(jumped, _COUNT_MAX) << COUNT_SHIFT
         return decisions
 

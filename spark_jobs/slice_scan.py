@@ -20,7 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 
 from filtering.marks import HighwaterMarks
 from filtering.stream_metadata import KEY_BYTES
-from spark_jobs.columns import carrier_key, is_stream_metadata, key_numbers
+from spark_jobs.columns import is_stream_metadata, key_numbers
 from spark_jobs.errors import SparkJobError
 from spark_jobs.filter_rule import FilterRule
 from spark_jobs.mark_epochs import EPOCH_COLUMNS
@@ -56,7 +56,7 @@ class FrameUnusable(SparkJobError):
 
 
 def keyed_frame(df: DataFrame, rule: FilterRule) -> DataFrame:
-    """The frame with the column KEY beside its own. Raises FrameUnusable, CarrierUnusable."""
+    """The frame with the column KEY beside its own. Raises FrameUnusable, CarrierUnusable, PositionUnfit."""
     for column in _COLUMNS:
         if column not in df.columns:
             raise FrameUnusable(column, "the filter decides by topic, partition and offset: keep the source's columns")
@@ -65,7 +65,7 @@ def keyed_frame(df: DataFrame, rule: FilterRule) -> DataFrame:
         why = f"marks are kept by {' and '.join(EPOCH_COLUMNS)}: keep both of the source's columns, or neither"
         raise FrameUnusable(missing[0], why)
     use_driver_python(df.sparkSession)
-    return df.withColumn(KEY, carrier_key(rule.carrier, df))
+    return df.withColumn(KEY, rule.key(df))
 
 
 def scan_slices(keyed: DataFrame, rule: FilterRule, *, runs: bool = True) -> list[Slice]:

@@ -118,10 +118,12 @@ def plan_batch(
         others = {key: kept for key, kept in marks.items() if key.topic != topic}
         marks = others | by_epoch(new, marks, topic, epochs)
         pairs += len(seen)
-        unlikely_pairs += _unlikely(seen)
+        unlikely_pairs += _unlikely(seen) if rule.may_be_chance else 0
         verdict = None if verdict is None else _with_topic(verdict, topic, own, old)
         dropped.extend((topic, pid, partition) for pid, partition in _unchanged(seen, old, new))
         starts.extend(_whole_partitions(own, old) if must_sort else _slice_starts(own, old))
+    if verdict is not None and not rule.counts_gaps:
+        verdict = replace(verdict, jumped=0)
     if rule.ttl_s is not None:
         marks = {key: m.without_expired(now_ms=now_ms, ttl_s=rule.ttl_s) for key, m in marks.items()}
     return BatchPlan(

@@ -1,7 +1,14 @@
 """What depends on the release of Spark: its inner objects, what old releases lack, settings that are changed.
 
-Spark does not promise the names of its inner objects. Where they differ, `asked` gives None, and the caller goes on by
-public means, which cost more and give the same rows.
+Spark does not promise the names of its inner objects, and no other module uses them. Where they differ, `asked` gives
+None, and the caller goes on by public means, which cost more and give the same rows:
+
+    is_local                        rows that are judged one by one are sorted first
+    is_observed                     counts of rows that are judged one by one are None
+    by_prefix                       numbers out of bytes by way of their digits
+    column_pruned, input_counter    each pass reads all columns, from the frame as it was handed over
+    RowsRead                        nobody notices that a handler was handed fewer rows than the first pass found
+    hadoop_of                       none: without it no path is a table; name a catalog table or a database
 
     3.5   no DataFrame.toArrow, no arrow_udf, no transformWithState, no data sources in Python
     4.0   no arrow_udf, no limits for streams of a Python data source (so 4.1)
@@ -23,7 +30,7 @@ import pyspark
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 from pyspark.sql.pandas import types
 
@@ -44,6 +51,18 @@ def asked(question: Callable[[], _Answer]) -> _Answer | None:
     except (Py4JError, PySparkException, AttributeError, ImportError, TypeError) as error:
         _LOG.debug("this Spark names its plans otherwise: %s", error)
         return None
+
+
+def _jvm_of(spark: Any) -> Any:
+    return spark.sparkContext._jvm  # noqa: SLF001 - the door to Spark's own objects
+
+
+def hadoop_of(spark: SparkSession, what: str, instead: str) -> tuple[Any, Any]:
+    """The JVM, whose Hadoop client has no other door, and its settings. Raises NotOverConnect, which says `instead`."""
+    if over_connect(spark):
+        raise NotOverConnect(what, instead)
+    context: Any = spark.sparkContext
+    return _jvm_of(spark), context._jsc.hadoopConfiguration()  # noqa: SLF001
 
 
 def class_name(node: Any) -> str:
@@ -191,3 +210,201 @@ def use_driver_python(spark: SparkSession) -> None:
     context = spark.sparkContext
     if not configured and (context.master or "").startswith("local"):
         context.pythonExec = sys.executable
+
+
+# Spark's promised functions get from bytes to a number by digits only (columns.py), which takes longer than all else
+# that the first pass does with a key. Inside, Spark has `ByteArray.getPrefix`, which sorts compare by. It is used where
+# it exists and gives the right numbers.
+Numbers = Callable[[Column, int], Column]
+"""(binary column, position from 1) → the eight bytes there, big-endian and signed; only for keys that hold them."""
+
+_VECTORS: Final = (0, 1, 0x0102030405060708, 2**63 - 1, -1, -2, -(2**63))
+
+
+def by_prefix(spark: SparkSession) -> Numbers | None:
+    """By a function that Spark has inside; None where it is not, or is not what it was."""
+
+    def look() -> Numbers | None:
+        call = _prefix_of(_jvm_of(spark))
+        eights = [number.to_bytes(8, "big", signed=True) for number in _VECTORS]
+
+        def prefix(key: Column, position: int) -> Column:
+            return call(key if position == 1 else F.substring(key, position, 8))  # it reads the first eight itself
+
+        calls = [prefix(F.lit(b"!" * (at - 1) + eight + b"key"), at) for eight in eights for at in (1, 4)]
+        # One row of literals: the optimizer computes it, no job runs.
+        found = spark.sql("select 1").select(*calls).first()
+        return prefix if found is not None and found[::2] == found[1::2] == _VECTORS else None
+
+    return asked(look)
+
+
+def _prefix_of(jvm: Any) -> Callable[[Any], Column]:
+    """A function from eight bytes to the call of ByteArray.getPrefix. Names are looked up once: each is a call."""
+    from pyspark.sql.classic.column import Column as ClassicColumn  # noqa: PLC0415 - sessions of another kind lack it
+
+    static_invoke = jvm.org.apache.spark.sql.catalyst.expressions.objects.StaticInvoke
+    expressions = jvm.org.apache.spark.sql.classic.ExpressionUtils
+    nothing = getattr(getattr(jvm.scala.collection.immutable, "Nil$"), "MODULE$")
+    none = getattr(getattr(jvm.scala, "None$"), "MODULE$")
+    number = getattr(getattr(jvm.org.apache.spark.sql.types, "LongType$"), "MODULE$")
+    bytes_class = jvm.java.lang.Class.forName("org.apache.spark.unsafe.types.ByteArray")
+
+    def call(eight: Any) -> Column:
+        arguments = nothing.prepended(expressions.expression(eight._jc))  # noqa: SLF001
+        # Null for null, never null for bytes, the same for the same bytes; no scalar function of a catalog behind it.
+        called = static_invoke(bytes_class, number, "getPrefix", arguments, nothing, True, False, True, none)
+        return ClassicColumn(expressions.column(called))
+
+    return call
+
+
+# What the running query tells about a micro batch. foreachBatch hands over an RDD of whole rows: whatever a job asks of
+# it, every column is read and every row put together. The plan that this RDD was made of is part of the running query.
+# It is used only where all of it is known here: files, filters and projections, no state, nothing random, and the same
+# RDD that was handed over. Otherwise the frame stays as it is. Spark counts each operator's rows for its own display:
+# reading that count takes some milliseconds and nothing a row.
+_RELATION: Final = "LogicalRelation"
+_COLUMNAR: Final = frozenset({"ParquetFileFormat", "OrcFileFormat"})
+_LENIENT: Final = "ignoreCorruptFiles"
+_FORGETFUL: Final = "ignoreMissingFiles"
+_STATELESS: Final = frozenset({"Project", "Filter"})
+OUTPUT_ROWS: Final = "numOutputRows"
+"""Spark's count of the rows that an operator has handed out."""
+
+_AS_MANY_ROWS: Final = frozenset(
+    {
+        "WholeStageCodegenExec",
+        "InputAdapter",
+        "ProjectExec",
+        "ArrowEvalPythonExec",
+        "BatchEvalPythonExec",
+        "EventTimeWatermarkExec",
+    }
+)
+"""Operators that hand out as many rows as they take, without a count of their own."""
+
+
+def column_pruned(df: DataFrame) -> DataFrame:
+    """The rows of a foreachBatch frame as a frame that reads only the columns used; `df` itself where that isn't sure.
+
+    Both give the same rows, but maybe in other Spark partitions. Reading the answer does not count as input in the
+    query's progress.
+    """
+    return asked(lambda: _replanned(df)) or df
+
+
+def input_counter(df: DataFrame, pruned: DataFrame) -> Callable[[int], Any] | None:
+    """Call it with a foreachBatch frame's rows where it was `pruned` that was read: its query's progress counts them.
+
+    None where `pruned`, what `column_pruned` made of it, does not serve for the frame itself: where it may have fewer
+    rows when it is read again, as files may be missing, or the frame has not all rows of its files.
+    """
+    return asked(lambda: _leaf_counter(df) if _gives_all(pruned) and _looks_like(pruned, df) else None)
+
+
+def running_query(session: Any) -> Any:
+    """Spark's own object of the query in whose foreachBatch we are; None elsewhere."""
+    query_id = query_id_of(session)
+    if query_id is None:
+        return None
+    jvm = _jvm_of(session)
+    running = session._jsparkSession.sharedState().activeStreamingQueries()  # noqa: SLF001
+    return running.get(jvm.java.util.UUID.fromString(query_id))
+
+
+def _replanned(df: DataFrame) -> DataFrame | None:
+    session: Any = df.sparkSession
+    if df.storageLevel.useMemory or df.storageLevel.useDisk:
+        return None
+    query = running_query(session)
+    if query is None or session.conf.get(f"spark.sql.files.{_LENIENT}") != "false":
+        return None
+    handed, execution = df._jdf.queryExecution().analyzed(), query.lastExecution()  # noqa: SLF001
+    if class_name(handed) != "LogicalRDD" or not handed.rdd().equals(execution.toRdd()):
+        return None
+    jvm = _jvm_of(session)
+    plan = execution.optimizedPlan()
+    batch = _no_stream(plan, jvm) if plan.deterministic() else None
+    if batch is None:
+        return None
+    frame = jvm.org.apache.spark.sql.classic.Dataset.ofRows(session._jsparkSession, batch)  # noqa: SLF001
+    return DataFrame(frame, session)
+
+
+def _gives_all(pruned: DataFrame) -> bool:
+    if pruned.sparkSession.conf.get(f"spark.sql.files.{_FORGETFUL}") != "false":
+        return False
+    plan: Any = pruned._jdf.queryExecution().analyzed()  # noqa: SLF001 - the door to Spark's own objects
+    while class_name(plan) != _RELATION:
+        if class_name(plan) != "Project":
+            return False
+        plan = plan.child()
+    return _FORGETFUL.lower() not in plan.relation().options().mkString(",").lower()
+
+
+def _looks_like(one: DataFrame, other: DataFrame) -> bool:
+    return bool(one._jdf.schema().equals(other._jdf.schema()))  # noqa: SLF001 - one call, not a schema in text
+
+
+def _leaf_counter(df: DataFrame) -> Callable[[int], Any] | None:
+    leaves = running_query(df.sparkSession).lastExecution().executedPlan().collectLeaves()
+    if leaves.size() != 1:
+        return None
+    metric: Any = leaves.head().metrics().apply(OUTPUT_ROWS)
+    return lambda rows: asked(lambda: metric.add(rows))
+
+
+def _no_stream(plan: Any, jvm: Any) -> Any:
+    """This plan over its files as a batch reads them; None for any other plan."""
+    if class_name(plan) == _RELATION:
+        if not _reads_by_column(plan.relation()):
+            return None
+        return plan.copy(plan.relation(), plan.output(), plan.catalogTable(), False, plan.stream())
+    if class_name(plan) not in _STATELESS:
+        return None
+    child = _no_stream(plan.child(), jvm)
+    nothing = getattr(getattr(jvm.scala.collection.immutable, "Nil$"), "MODULE$")
+    return None if child is None else plan.withNewChildren(nothing.prepended(child))
+
+
+def _reads_by_column(relation: Any) -> bool:
+    return (
+        class_name(relation) == "HadoopFsRelation"
+        and class_name(relation.fileFormat()) in _COLUMNAR
+        and _LENIENT.lower() not in relation.options().mkString(",").lower()
+    )
+
+
+class RowsRead:
+    """The rows that were read of a foreachBatch frame so far, by whatever was done with it."""
+
+    def __init__(self, df: DataFrame) -> None:
+        self._metric: Any = None
+        # What lies in memory or on disk is not read of its plan again.
+        if not (df.storageLevel.useMemory or df.storageLevel.useDisk):
+            self._metric = asked(lambda: _counter(df))
+
+    def count(self) -> int | None:
+        """All rows that the batch's plan has handed out, each time it was read; None where nobody knows."""
+        return None if self._metric is None else asked(lambda: int(self._metric.value()))
+
+    def fewer_than(self, rows: int, *, since: int | None) -> bool:
+        """Whether it is known that fewer rows were read since the count was `since`."""
+        now = self.count()
+        if now is None or since is None or now - since >= rows:
+            return False
+        _LOG.info("%d rows of a batch of %d were read", now - since, rows)
+        return True
+
+
+def _counter(df: DataFrame) -> Any:
+    query = running_query(df.sparkSession)
+    if query is None:
+        return None
+    node = query.lastExecution().executedPlan()
+    while not node.metrics().contains(OUTPUT_ROWS):
+        if node.getClass().getSimpleName() not in _AS_MANY_ROWS:
+            return None
+        node = node.children().head()
+    return node.metrics().apply(OUTPUT_ROWS)

@@ -61,9 +61,10 @@ class ReplayFilteredConsumer:
     """A consumer of topics whose records carry stream metadata. Use it in `async with`, in one event loop.
 
     topics: what is read. group_id: positions and marks are kept under it. carrier: where the 20 bytes travel, "key" or
-    "header". window, only_pids, ttl_s: ReplayFilter's. startpoints: where an operator may send this group's partitions,
-    when they come and while they are read; asked in a thread. on_assign, on_revoke: called with this consumer and
-    partitions; in `on_revoke` a commit still counts. settings: AIOKafkaConsumer's; auto-commit is refused by name.
+    "header", or a function that makes them of a record's own position, None for a record without. window, only_pids,
+    ttl_s: ReplayFilter's. startpoints: where an operator may send this group's partitions, when they come and while
+    they are read; asked in a thread. on_assign, on_revoke: called with this consumer and partitions; in `on_revoke` a
+    commit still counts. settings: AIOKafkaConsumer's; auto-commit is refused by name.
     Raises SettingOverwritesMarks, BadFilterSetting; entering it raises the client's KafkaError.
     """
 
@@ -71,7 +72,7 @@ class ReplayFilteredConsumer:
         self,
         *topics: str,
         group_id: str,
-        carrier: Literal["key", "header"] = "key",
+        carrier: Literal["key", "header"] | Callable[[ConsumerRecord], bytes | None] = "key",
         window: int = 0,
         only_pids: Iterable[int] | None = None,
         ttl_s: float | None = None,
@@ -80,18 +81,19 @@ class ReplayFilteredConsumer:
         on_revoke: OnPartitions | None = None,
         **settings: Any,
     ) -> None:
-        if carrier not in {"key", "header"}:
-            raise BadFilterSetting("carrier", carrier, '"key" or "header"')
+        if not callable(carrier) and carrier not in {"key", "header"}:
+            raise BadFilterSetting("carrier", carrier, '"key", "header" or a function')
         if settings.pop("enable_auto_commit", False):
             raise SettingOverwritesMarks("enable_auto_commit", value=True)
         if not group_id:
             raise BadFilterSetting("group_id", group_id, "needed: positions and marks are kept under it")
         self._topics, self._group, self._settings = topics, group_id, settings
-        self._key_of = _key if carrier == "key" else _header
         pids = None if only_pids is None else frozenset(only_pids)
         settings_of_filter = FilterSettings(window=window, only_pids=pids, ttl_s=ttl_s)
         facts = ClientFacts(self._facts_of, failure_of, lambda _: False)
         self._member = GroupMember(group_id, settings_of_filter, startpoints, facts)
+        own = self._member.failing_with(carrier) if callable(carrier) else None
+        self._key_of = own or (_key if carrier == "key" else _header)
         self._on_assign, self._on_revoke = on_assign, on_revoke
         self._moving = asyncio.Lock()
         self._untaken: dict[tuple[str, int], int] = {}  # what the client handed over to a call that was cancelled

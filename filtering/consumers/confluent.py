@@ -82,9 +82,10 @@ class ReplayFilteredConsumer(ClosedAtExit):
     """A consumer of topics whose records carry stream metadata. Not thread-safe; its calls are the client's.
 
     config: librdkafka's settings; `group.id` is needed, auto-commit is refused by name. carrier: where the 20 bytes
-    travel, "key" or "header". window, only_pids, ttl_s: ReplayFilter's. marks_topic: a compacted topic for marks that
-    do not fit beside the offset (about 100 pairs of a partition do). startpoints: where an operator may send this
-    group's partitions, when they come and while they are read.
+    travel, "key" or "header", or a function that makes them of a record's own position, None for a record without.
+    window, only_pids, ttl_s: ReplayFilter's. marks_topic: a compacted topic for marks that do not fit beside the offset
+    (about 100 pairs of a partition do). startpoints: where an operator may send this group's partitions, when they come
+    and while they are read.
     Raises SettingOverwritesMarks, BadFilterSetting, KafkaException.
     """
 
@@ -92,18 +93,17 @@ class ReplayFilteredConsumer(ClosedAtExit):
         self,
         config: Mapping[str, Any],
         *,
-        carrier: Literal["key", "header"] = "key",
+        carrier: Literal["key", "header"] | Callable[[Message], bytes | None] = "key",
         window: int = 0,
         only_pids: Iterable[int] | None = None,
         ttl_s: float | None = None,
         marks_topic: str | None = None,
         startpoints: Startpoints | None = None,
     ) -> None:
-        if carrier not in {"key", "header"}:
-            raise BadFilterSetting("carrier", carrier, '"key" or "header"')
+        if not callable(carrier) and carrier not in {"key", "header"}:
+            raise BadFilterSetting("carrier", carrier, '"key", "header" or a function')
         self._group = _group_of(config)
         self._config = {**config, "enable.auto.commit": False}
-        self._key_of = Message.key if carrier == "key" else carried_in_header
         pids = None if only_pids is None else frozenset(only_pids)
         self._missing: MissingRight | None = None
         self._client = Consumer(self._config)
@@ -111,6 +111,8 @@ class ReplayFilteredConsumer(ClosedAtExit):
         settings = FilterSettings(window=window, only_pids=pids, ttl_s=ttl_s)
         facts = ClientFacts(self._facts.facts_of, failure_of, is_too_early)
         self._member = GroupMember(self._group, settings, startpoints, facts)
+        own = self._member.failing_with(carrier) if callable(carrier) else None
+        self._key_of = _of_records(own) if own else Message.key if carrier == "key" else carried_in_header
         self._commit: _Commit | None = None
         self._in_transaction: Sequence[CommitPosition] = ()
         self._on_assign: OnPartitions | None = None
@@ -544,6 +546,11 @@ def carried_in_header(message: Message) -> bytes | None:
         if name == METADATA_HEADER:
             return value if isinstance(value, bytes) else None
     return None
+
+
+def _of_records(key_of: Callable[[Message], bytes | None]) -> Callable[[Message], bytes | None]:
+    """The same for what the client hands over, of which its events have no key."""
+    return lambda message: None if message.error() else key_of(message)
 
 
 def passing(messages: list[Message], passes: npt.NDArray[np.bool_]) -> list[Message]:

@@ -41,6 +41,7 @@ from filtering.retry import Failure
 _LOG = logging.getLogger(__name__)
 _LOAD_AGAIN_S = 1.0
 _Answer = TypeVar("_Answer")
+_Record = TypeVar("_Record")
 
 
 class Seek(NamedTuple):
@@ -270,6 +271,18 @@ class GroupMember:
     def follow(self, now_s: float) -> Steps[None]:
         """Obey startpoints that are new, if it is time to ask. Raises why a partition was stopped, once for each."""
         yield from self._unless_it_passes(self._followed(now_s))
+
+    def failing_with(self, key_of: Callable[[_Record], bytes | None]) -> Callable[[_Record], bytes | None]:
+        """The same function; what it raises stays as `failure`, as the record that it could not read is not yielded."""
+
+        def key(record: _Record) -> bytes | None:
+            try:
+                return key_of(record)
+            except Exception as error:
+                self.failure = error
+                raise
+
+        return key
 
     def admit(self, partition: TopicPartition, offset: int, key: bytes | None) -> bool:
         """As Assignment's; what is refused stays as `failure`."""

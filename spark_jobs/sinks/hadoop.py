@@ -9,14 +9,14 @@ asked for by name: without, of two writers of one name the second overwrites the
 """
 
 import os
-from typing import Any, Final, cast
+from typing import Any, Final
 from uuid import uuid4
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
 from spark_jobs.errors import SparkJobError
-from spark_jobs.spark_internals import NotOverConnect, over_connect
+from spark_jobs.spark_internals import hadoop_of
 
 _FILE_SYSTEMS: Final = frozenset({"file", "hdfs", "viewfs", "webhdfs", "swebhdfs"})
 _HIERARCHICAL: Final = "fs.capability.etags.preserved.in.rename"
@@ -40,12 +40,8 @@ class HadoopDirectory:
     """One directory; names are relative to it. It need not exist."""
 
     def __init__(self, session: SparkSession, path: str) -> None:
-        if over_connect(session):
-            instead = "name a catalog table or a database, and keep marks on the server's disk, in a topic or there"
-            raise NotOverConnect(f"files at {path}", instead)
-        context = cast("Any", session.sparkContext)
-        self._jvm = context._jvm  # noqa: SLF001 - the Hadoop client has no Python door
-        configuration = context._jsc.hadoopConfiguration()  # noqa: SLF001
+        instead = "name a catalog table or a database, and keep marks on the server's disk, in a topic or there"
+        self._jvm, configuration = hadoop_of(session, f"files at {path}", instead)
         given = self._jvm.org.apache.hadoop.fs.Path(path)
         self._fs = given.getFileSystem(configuration)
         self._root = self._fs.makeQualified(given)

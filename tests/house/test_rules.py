@@ -118,6 +118,12 @@ def test_pure_rooms_import_neither_clock_nor_disk(path):
         assert not found & IMPURE, f"{name(path)}:{node.lineno} imports {sorted(found & IMPURE)}"
 
 
+def test_spark_s_inner_objects_are_asked_in_one_module_only():
+    inner = re.compile(r"(?<!self)\._(?:jvm|jdf|jsparkSession|jc|jo|jsc|gateway|active_spark_context)\b")
+    users = {name(path) for path in modules() if inner.search(path.read_text(encoding="utf-8"))}
+    assert users == {"spark_jobs/spark_internals.py"}
+
+
 def test_every_decision_is_listed():
     folder = ROOT / "docs" / "decisions"
     index = (folder / "README.md").read_text(encoding="utf-8")

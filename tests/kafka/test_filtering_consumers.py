@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 
@@ -103,6 +104,45 @@ def test_replays_are_dropped_also_over_restarts(broker, topic, one_by_one):
     with consumer(broker, topic) as again:
         again.subscribe([topic])
         assert until(again, 20, one_by_one=one_by_one) == {0: list(range(120, 130)), 1: list(range(30, 40))}
+
+
+def own_position(record):
+    """Of records without metadata, whose value is "<source offset>"."""
+    value = record.value() if callable(record.value) else record.value
+    return None if value == b"none" else StreamMetadata(PID, 0, int(value)).pack()
+
+
+def fill_without_metadata(broker, topic, values):
+    producer = plain_producer(broker.bootstrap_servers)
+    for value in values:
+        producer.produce(topic, value=str(value).encode(), partition=0)
+    assert producer.flush(WAIT_S) == 0
+
+
+@pytest.mark.parametrize("one_by_one", [True, False], ids=["poll", "consume"])
+def test_a_function_gives_records_without_metadata_a_position_and_what_it_raises_stops_the_consumer(
+    broker, topic, one_by_one
+):
+    fill_without_metadata(broker, topic, [0, 1, "none", 2, 1, 2, "none", 3])
+    with consumer(broker, topic, carrier=own_position) as reader:
+        reader.subscribe([topic])
+        found = []
+        for _ in turns():
+            found += records_of(filter(None, [reader.poll(0.2)]) if one_by_one else reader.consume(500, 0.2))
+            if len(found) >= 6:
+                break
+        assert [message.value() for message in found] == [b"0", b"1", b"none", b"2", b"none", b"3"]
+        reader.commit()
+        fill_without_metadata(broker, topic, [3, "no number", 4])
+
+        def read_on():
+            for _ in turns():
+                (reader.poll if one_by_one else partial(reader.consume, 500))(0.2)
+
+        for _ in range(2):  # it stays so: what comes behind must not be committed over it
+            with pytest.raises(ValueError, match="no number"):
+                read_on()
+        assert reader.counts[topic].kept == 4
 
 
 def test_what_was_yielded_but_not_committed_is_yielded_again(broker, topic):
@@ -384,6 +424,31 @@ def test_aiokafkas_consumer_yields_each_record_once_over_restarts_seeks_and_reba
         yield TopicPartition(topic, 0)
 
     asyncio.run(story())
+
+
+def test_aiokafkas_consumer_takes_a_function_too_and_stops_at_what_it_raises(broker, topic):
+    from filtering.consumers.aiokafka import ReplayFilteredConsumer
+
+    async def read():
+        settings = {"bootstrap_servers": broker.bootstrap_servers, "auto_offset_reset": "earliest"}
+        async with ReplayFilteredConsumer(topic, group_id=topic, carrier=own_position, **settings) as reader:
+            async with asyncio.timeout(WAIT_S):
+                found = [(await reader.getone()).value for _ in range(4)]
+            assert found == [b"0", b"none", b"1", b"2"]
+            await reader.commit()
+            fill_without_metadata(broker, topic, [2, "no number", 3])
+
+            async def read_on(call):
+                async with asyncio.timeout(WAIT_S):
+                    while True:
+                        await call()
+
+            for call in (reader.getone, partial(reader.getmany, timeout_ms=100)):
+                with pytest.raises(ValueError, match="no number"):
+                    await read_on(call)
+
+    fill_without_metadata(broker, topic, [0, "none", 0, 1, 0, 1, 2])
+    asyncio.run(read())
 
 
 def test_each_client_goes_on_where_the_other_one_stopped(broker, topic):

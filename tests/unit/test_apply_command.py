@@ -53,6 +53,10 @@ WRONG = {
     "a pair without a name": ([*GIVEN, "--conf", "=x"], 2, "'=x' is not NAME=VALUE"),
     "half an adoption": ([*GIVEN, "--adopt", "q"], 2, "'q' is not QUERY:BATCH"),
     "a negative window": ([*GIVEN, "--window", "-1"], 2, "--window"),
+    "a ttl, and nobody says what it must outlive": ([*GIVEN, "--ttl-s", "10"], 1, "--ttl-s=10.0: marks must outlive"),
+    "a ttl shorter than the retention": (
+        [*GIVEN, "--ttl-s", "10", "--retention-ms", "10001"], 1, "--ttl-s=10.0: marks must outlive the records",
+    ),
     "a pid of more than 64 bits": ([*GIVEN, "--only-pid", str(2**63)], 2, "--only-pid"),
     "a schema that is not there": ([*GIVEN, "--value-schema", "{tmp}/none"], 2, "--value-schema"),
     "an interval of words": ([*GIVEN, "--trigger", "often"], 1, "--trigger='often': is neither: give available-now"),

@@ -182,6 +182,18 @@ def test_a_pair_in_two_log_partitions_stops_it(frames, logs):
         filter_frame(frames.split(rows[:1], 1), before)
 
 
+def test_the_ways_past_a_pair_in_two_partitions(frames, logs):
+    """As docs/spark.md has them: without the records of a foreign hand; or the pair goes on wherever it is met."""
+    rows = [logs.Row("t", p, n, StreamMetadata(5, 1, n), None, f"{p}:{n}") for p in (0, 3) for n in range(3)]
+    pair = StreamMetadata(5, 1, 0).pack()[:12].hex().upper()
+    right = frames.split(rows, 1).where(f"not (partition = 3 and hex(substring(key, 1, 12)) = '{pair}')")
+    assert logs.ids(filter_frame(right).rows) == {"0:0", "0:1", "0:2"}
+    anywhere = {MarksKey("t"): HighwaterMarks.from_columns([5], [1], [1], [-1])}
+    moved = filter_frame(frames.split(rows[3:], 1), anywhere)
+    assert logs.ids(moved.rows) == {"3:2"}
+    assert moved.marks[MarksKey("t")].get(5, 1).destination_partition == 3
+
+
 def test_an_empty_frame(frames, logs):
     before = {MarksKey("t"): HighwaterMarks.from_columns([5], [1], [9], [3])}
     for rule in ({}, {"window": 4}):

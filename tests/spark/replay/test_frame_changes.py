@@ -8,8 +8,8 @@ from pyspark.errors import StreamingQueryException
 from filtering.stream_metadata import StreamMetadata
 from spark_jobs import LocalMarks, ReplayFilteredBatches
 from spark_jobs.errors import FrameChanged
-from spark_jobs.micro_batch import RowsRead
 from spark_jobs.slices import Slice, check_unchanged
+from spark_jobs.spark_internals import RowsRead
 
 pytestmark = pytest.mark.spark
 

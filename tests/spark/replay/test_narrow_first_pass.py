@@ -8,10 +8,10 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 
 from filtering.stream_metadata import StreamMetadata
-from spark_jobs import LocalMarks, ReplayFilteredBatches, columns, filtered_frame, replay_filter
+from spark_jobs import LocalMarks, ReplayFilteredBatches, columns, filtered_frame, replay_filter, spark_internals
 from spark_jobs.filter_rule import FilterRule
-from spark_jobs.micro_batch import column_pruned
 from spark_jobs.slice_scan import keyed_frame, scan_slices
+from spark_jobs.spark_internals import column_pruned
 
 pytestmark = pytest.mark.spark
 
@@ -175,9 +175,28 @@ def test_outside_of_a_query_and_with_other_names_inside_of_spark_the_frame_stays
     assert column_pruned(frame) is frame
 
 
+def test_without_spark_s_inner_objects_a_stream_gives_the_same_rows(logs, stream_of, tmp_path, monkeypatch):
+    """Spark doesn't promise their names: switched off, batches come out as the rule says, by runs and row by row."""
+    batches, seen, by_column = [logs.rewound(20, back=5), logs.random_topic(7)], {}, []
+    monkeypatch.setattr(spark_internals, "asked", lambda _: None)
+    monkeypatch.setattr(columns, "_found", {})
+
+    def handle(rows, n):
+        seen[n] = logs.ids(rows)
+        by_column.append(reads_files(rows))
+
+    with LocalMarks(tmp_path / "marks") as marks:
+        once = ReplayFilteredBatches(handle, marks)
+        run(stream_of(batches), once, tmp_path / "c")
+    assert seen == {n: logs.Model().kept(rows) for n, rows in enumerate(batches)}
+    assert by_column == [False, False], "each comes from the frame as it was handed over"
+    assert list(columns._found.values()) == [columns.by_digits]
+    assert once.last_counts.rows == len(batches[1])
+
+
 def test_a_key_is_one_number_by_either_way(spark, frames, logs, monkeypatch):
     """The fast way is there with this version of Spark, and the first pass finds the same slices by either."""
-    assert columns.by_prefix(spark) is not None
+    assert spark_internals.by_prefix(spark) is not None
     topics = [row for seed in range(20) for row in logs.random_topic(seed)]
     edges = [StreamMetadata(pid, 2**31 - 1, offset) for pid in (-(2**63), -1, 2**63 - 1) for offset in (0, 2**63 - 1)]
     topics += [logs.Row("edges", 0, n, metadata, None, f"e{n}") for n, metadata in enumerate(edges)]
@@ -192,5 +211,5 @@ def test_a_key_is_one_number_by_either_way(spark, frames, logs, monkeypatch):
 
 def test_without_the_inner_function_the_digits_are_taken(spark, monkeypatch):
     monkeypatch.setattr(columns, "_found", {})
-    monkeypatch.setattr(columns, "_prefix_of", lambda _: lambda eight: F.lit(7))
+    monkeypatch.setattr(spark_internals, "_prefix_of", lambda _: lambda eight: F.lit(7))
     assert columns.key_numbers(spark) is columns.by_digits, "it gives other numbers than it should"

@@ -7,8 +7,8 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 
 from filtering.stream_metadata import StreamMetadata
 from spark_jobs.filter_rule import FilterRule
-from spark_jobs.micro_batch import column_pruned
 from spark_jobs.slice_scan import keyed_frame, scan_slices
+from spark_jobs.spark_internals import column_pruned
 
 pytestmark = pytest.mark.spark
 

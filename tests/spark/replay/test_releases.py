@@ -26,6 +26,7 @@ SOURCE = {
     "4.0": "a stream of source pushrep needs Spark 4.2",
     "4.1": "a stream of source pushrep needs Spark 4.2",
     "4.2": "ran",
+    "4.3": "ran",
 }
 
 

@@ -1,0 +1,250 @@
+"""The cells of one release in one Spark: their queries run beside each other, are killed by one kill -9, and run again.
+
+python matrix_program.py <place> <settings: JSON>       settings: see matrix.py
+    first    every query stops inside its second batch, with its rows on the way into the sink; a JSON line tells which
+             do so and which failed; then this process waits to be killed
+    again    every query goes on to the end; a JSON line a cell tells which rows its sink holds
+"""
+
+import contextlib
+import json
+import sqlite3
+import sys
+import threading
+import time
+from pathlib import Path
+
+AT = "at struct<producer: string, file: bigint, row: bigint>"
+COLUMNS = (
+    "key binary, value binary, topic string, partition int, offset bigint, "
+    "headers array<struct<key: string, value: binary>>"
+)
+ROWS = ("topic", "partition", "offset")
+GATE_S = 600
+BESIDE = 3
+"""So many queries work at a time; those that wait to be killed work no more."""
+
+
+def main(place, told):
+    from spark_jobs.spark_internals import use_driver_python
+
+    told = json.loads(told)
+    spark = session(place, told)
+    use_driver_python(spark)
+    cells = [Cell(spark, place, told, *cell) for cell in told["cells"]]
+    try:
+        (first if told["mode"] == "first" else again)(cells)
+    finally:
+        spark.stop()
+
+
+def say(**what):
+    print(json.dumps(what), flush=True)  # noqa: T201 - its answer
+
+
+def first(cells):
+    """Until all wait inside their second batch, or have failed; then wait to be killed."""
+    deadline_s, left = time.monotonic() + GATE_S, list(cells)
+    while left and time.monotonic() < deadline_s:
+        for cell in left[:BESIDE]:
+            cell.begin()
+        left = [cell for cell in left if not (cell.waits() or cell.failed())]
+        time.sleep(0.2)
+    failed = {cell.name: cell.failed() for cell in cells if cell.failed()}
+    say(failed=failed, waits=[cell.name for cell in cells if cell.waits()])
+    time.sleep(GATE_S)
+
+
+def again(cells):
+    for number, cell in enumerate(cells):
+        for soon in cells[number : number + BESIDE]:
+            soon.begin()
+        cell.end()
+
+
+def session(place, told):
+    from pyspark.sql import SparkSession
+
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.memory": "2g",
+        # Little data, many short plans: to compile them takes longer than to run them.
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+        "spark.sql.shuffle.partitions": "1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.python.authenticate.socketTimeout": "120s",
+        "spark.sql.streaming.stateStore.providerClass": (
+            "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+        ),
+        "spark.jars": ",".join(told["jars"]),
+        "spark.sql.warehouse.dir": f"{place}/warehouse",
+    }
+    if told["tables"]:
+        settings |= {
+            "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+            "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+            "spark.databricks.delta.snapshotPartitions": "1",
+            "spark.sql.catalog.ice": "org.apache.iceberg.spark.SparkCatalog",
+            "spark.sql.catalog.ice.type": "hadoop",
+            "spark.sql.catalog.ice.warehouse": f"{place}/ice",
+        }
+    # More threads than cores: most of them wait.
+    builder = SparkSession.builder.master("local[16]")
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    return spark
+
+
+class Cell:
+    """One form over one carrier into one sink, from its own checkpoint."""
+
+    def __init__(self, spark, place, told, form, carrier, sink):
+        self.name, self.form, self.carrier, self.sink = f"{form}/{carrier}/{sink}", form, carrier, sink
+        self.stops = told["mode"] == "first"
+        self._spark, self._source, self._postgresql = spark, told["source"], told["postgresql"]
+        self._place = Path(place) / self.name.replace(" ", "-").replace("/", "-")
+        self._place.mkdir(parents=True, exist_ok=True)
+        self._table = self._place.name.replace("-", "_").lower()
+        self._waits, self._error, self._query = threading.Event(), None, None
+
+    def waits(self):
+        return self._waits.is_set() or (self._place / "waits").exists()
+
+    def failed(self):
+        """Why, in a line; None while it runs."""
+        if self._error is None and self._query is not None and not self._query.isActive and not self.waits():
+            self._error = self._query.exception() or "it ended by itself"
+        return None if self._error is None else line_of(self._error)
+
+    def begin(self):
+        """Start it, if it has not been."""
+        if self._query is not None or self._error is not None:
+            return
+        try:
+            self._query = self._start()
+        except Exception as error:  # noqa: BLE001 - what a release refuses by name is its answer
+            self._error = error
+
+    def end(self):
+        if self._error is not None:
+            return say(cell=self.name, error=line_of(self._error))
+        try:
+            self._query.awaitTermination()
+            return say(cell=self.name, rows=sorted(map(list, self._rows())))
+        except Exception as error:  # noqa: BLE001 - one cell's failure is its own
+            return say(cell=self.name, error=line_of(error))
+
+    def _events(self):
+        from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
+
+        reader = self._spark.readStream.format(self._source["format"]).options(**self._source["options"])
+        if self._source["format"] != "kafka":
+            reader = reader.schema(COLUMNS)
+        events = reader.load()
+        if self.carrier == "position":
+            events = events.withColumn("at", F.from_json(F.col("value").cast("string"), AT)["at"])
+        return events
+
+    def _carrier(self):
+        from spark_jobs import SourcePosition
+
+        if self.carrier != "position":
+            return self.carrier
+        return SourcePosition(producer="at.producer", position={"at.file": 20, "at.row": 40})
+
+    def _start(self):
+        from spark_jobs import LocalMarks, ReplayFilteredBatches, filter_replays
+
+        if self.form == "operator":
+            kept = filter_replays(self._events(), carrier=self._carrier()).select(*ROWS)
+            if self.stops:
+                place, cut = str(self._place), self._source["cut"]
+                kept = kept.mapInArrow(lambda batches: stopping(batches, place, cut), kept.schema)
+            writer = kept.writeStream.option("checkpointLocation", f"{self._place}/checkpoint")
+            writer = writer.trigger(availableNow=True)
+            if self.sink == "iceberg":
+                self._spark.sql("CREATE NAMESPACE IF NOT EXISTS ice.db")
+                columns = "topic string, partition int, offset bigint"
+                self._spark.sql(f"CREATE TABLE IF NOT EXISTS ice.db.{self._table} ({columns}) USING iceberg")
+                return writer.format("iceberg").toTable(f"ice.db.{self._table}")
+            return writer.format("delta" if self.sink == "delta" else "parquet").start(f"{self._place}/table")
+        sink = self._sink()
+        marks = sink if self.sink in {"sqlite", "postgresql"} else LocalMarks(self._place / "marks")
+        once = ReplayFilteredBatches(Stopping(sink, self), marks, carrier=self._carrier())
+        writer = self._events().writeStream.foreachBatch(once)
+        return writer.option("checkpointLocation", f"{self._place}/checkpoint").trigger(availableNow=True).start()
+
+    def _sink(self):
+        from spark_jobs import idempotent_table
+        from spark_jobs.sql import SqlTable
+
+        if self.sink == "sqlite":
+            return SqlTable(f"sqlite:{self._place}/table.db", "found")
+        if self.sink == "postgresql":
+            return SqlTable(self._postgresql, self._table)
+        if self.sink == "iceberg":
+            return idempotent_table(f"ice.db.{self._table}", "iceberg")
+        return idempotent_table(f"{self._place}/table", "delta" if self.sink == "delta" else "parquet")
+
+    def stop_here(self):
+        self._waits.set()
+        time.sleep(GATE_S)
+
+    def _rows(self):
+        if self.sink == "sqlite":
+            with contextlib.closing(sqlite3.connect(self._place / "table.db")) as database:
+                return database.execute("select partition, offset from found").fetchall()
+        if self.sink == "postgresql":
+            import psycopg
+
+            with psycopg.connect(self._postgresql) as database:
+                return database.execute(f'select partition, "offset" from {self._table}').fetchall()
+        if self.sink == "iceberg":
+            found = self._spark.table(f"ice.db.{self._table}")
+        else:
+            found = self._spark.read.format("delta" if self.sink == "delta" else "parquet").load(f"{self._place}/table")
+        return [(row["partition"], row["offset"]) for row in found.select("partition", "offset").collect()]
+
+
+class Stopping:
+    """The handler, which stops in its second batch with its rows written and its marks not."""
+
+    def __init__(self, sink, cell):
+        self._sink, self._cell = sink, cell
+        if hasattr(sink, "expect"):
+            self.expect = sink.expect
+
+    def __call__(self, rows, batch_id):
+        self._sink(rows.select(*ROWS), batch_id)
+        if self._cell.stops and batch_id == 1:
+            self._cell.stop_here()
+
+
+def stopping(batches, place, cut):
+    """A task of the sink, which stops where the second batch's rows come."""
+    import pyarrow.compute as pc
+
+    for batch in batches:
+        if batch.num_rows and pc.max(batch.column("offset")).as_py() >= cut:
+            (Path(place) / "waits").touch()
+            time.sleep(GATE_S)
+        yield batch
+
+
+def line_of(error):
+    """The line of a trace that says what it was."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    named = [line for line in lines if "Error" in line or "Exception" in line or "needs Spark" in line]
+    return f"{type(error).__name__}: {(named or lines or [''])[-1][:300]}"
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
