@@ -3,6 +3,8 @@
 import logging
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 from pyspark.sql import Column, DataFrame
 
 from filtering.errors import BadFilterSetting
@@ -16,6 +18,12 @@ _NAMED_IN_LOG = 10
 PARTITIONS_LIKELY = 1 << 20
 OFFSETS_LIKELY = 1 << 53
 """No source has such partitions or offsets; of random keys that parse, all but one in two million have one of them."""
+
+
+def looks_unlikely(marks: HighwaterMarks) -> npt.NDArray[np.bool_]:
+    """Which pairs no source has."""
+    columns = marks.to_columns()
+    return (columns.partitions >= PARTITIONS_LIKELY) | (columns.offsets >= OFFSETS_LIKELY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from pyspark.sql.streaming.listener import (
 )
 
 from filtering.replay_filter import FilterCounts
-from spark_jobs.filter_rule import PARTITIONS_LIKELY, BatchCounts, warn_of_chance_keys, warn_of_silent_pairs
+from spark_jobs.filter_rule import BatchCounts, warn_of_chance_keys, warn_of_silent_pairs
 
 METRICS = "filter_replays"
 NAMED_MAX = 10
@@ -48,8 +48,8 @@ class Reports:
     def __init__(self) -> None:
         self._silent = self._gaps = 0
 
-    def of(self, name: tuple[str, int, int], counts: FilterCounts) -> str:
-        """The report of a pair whose filter saw this batch only."""
+    def of(self, name: tuple[str, int, int], counts: FilterCounts, *, is_unlikely: bool) -> str:
+        """The report of a pair whose filter saw this batch only. `is_unlikely`: no source has such a pair."""
         silent, gap = counts.kept == 0, counts.jumped > 0
         self._silent, self._gaps = self._silent + silent, self._gaps + gap
         report: dict[str, Any] = {
@@ -58,7 +58,7 @@ class Reports:
             "dropped": counts.dropped,
             "late": counts.late,
             "jumped": counts.jumped,
-            "unlikely": int(name[2] >= PARTITIONS_LIKELY),
+            "unlikely": int(is_unlikely),
         }
         if silent and self._silent <= NAMED_MAX:
             report["all_dropped"] = json.dumps(name)

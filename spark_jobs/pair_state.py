@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from filtering.marks import UNKNOWN, HighwaterMarks
-from spark_jobs.filter_rule import FilterRule
+from spark_jobs.filter_rule import FilterRule, looks_unlikely
 from spark_jobs.mark_epochs import Epoch
 from spark_jobs.operator_counts import Reports, handed_on
 from spark_jobs.pair_decision import PairChunk, PairMarks, PairName, decide_pair
@@ -40,7 +40,8 @@ def decided_frames(  # noqa: PLR0913 - a pair, what is known of it, and the rule
     if is_outside(name.source_partition):
         return outside_frames(frames), known
     answer = decide_pair(name, _chunks(frames), known, rule, now_ms=now_ms)
-    return _frames(answer.kept, reports.of(name, answer.counts)), answer.after
+    unlikely = rule.may_be_chance and bool(looks_unlikely(answer.after.marks).any())
+    return _frames(answer.kept, reports.of(name, answer.counts, is_unlikely=unlikely)), answer.after
 
 
 def outside_frames(frames: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from filtering.marks import HighwaterMarks
 from spark_jobs.batch_marks import LogRange, MarksKey, SentBack
 from spark_jobs.errors import FrameChanged
-from spark_jobs.filter_rule import OFFSETS_LIKELY, PARTITIONS_LIKELY, FilterRule
+from spark_jobs.filter_rule import FilterRule, looks_unlikely
 from spark_jobs.mark_epochs import Epoch, EpochsMixed, by_epoch, carried
 from spark_jobs.runs import Runs, Stretch, decide, hold_each_row_once
 
@@ -118,7 +118,7 @@ def plan_batch(
         others = {key: kept for key, kept in marks.items() if key.topic != topic}
         marks = others | by_epoch(new, marks, topic, epochs)
         pairs += len(seen)
-        unlikely_pairs += _unlikely(seen) if rule.may_be_chance else 0
+        unlikely_pairs += int(looks_unlikely(seen).sum()) if rule.may_be_chance else 0
         verdict = None if verdict is None else _with_topic(verdict, topic, own, old)
         dropped.extend((topic, pid, partition) for pid, partition in _unchanged(seen, old, new))
         starts.extend(_whole_partitions(own, old) if must_sort else _slice_starts(own, old))
@@ -150,11 +150,6 @@ def _with_topic(verdict: BatchVerdict, topic: str, own: list[Slice], old: Highwa
     dropped = tuple((topic, stretch) for stretch in found.dropped)
     rows = verdict.dropped_rows + found.dropped_rows
     return BatchVerdict(verdict.dropped + dropped, rows, verdict.jumped + found.jumped)
-
-
-def _unlikely(seen: HighwaterMarks) -> int:
-    columns = seen.to_columns()
-    return int(((columns.partitions >= PARTITIONS_LIKELY) | (columns.offsets >= OFFSETS_LIKELY)).sum())
 
 
 def ranges_of(slices: Iterable[Slice]) -> tuple[LogRange, ...]:

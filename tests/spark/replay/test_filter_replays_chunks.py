@@ -278,13 +278,18 @@ def test_a_pair_s_output_is_handed_on_in_frames_and_tells_once_what_became_of_it
 
 def test_a_task_names_no_more_than_ten_pairs_of_a_kind():
     reports, counts = Reports(), FilterCounts(0, 3, 0, 0, 0, 1, 5)
-    told = [json.loads(reports.of(("t", 5, n), counts)) for n in range(25)]
+    told = [json.loads(reports.of(("t", 5, n), counts, is_unlikely=False)) for n in range(25)]
     assert [n for n, report in enumerate(told) if "all_dropped" in report] == list(range(10))
     assert json.loads(told[9]["gap"]) == ["t", 5, 9, 5]
     assert "gap" not in told[10]
     assert sum(report["dropped"] for report in told) == 75
-    by_chance = json.loads(reports.of(("t", 5, int.from_bytes(b"-000")), counts))
-    assert (told[0]["unlikely"], by_chance["unlikely"]) == (0, 1)
+
+
+@pytest.mark.parametrize(("partition", "offset", "unlikely"), [(0, 7, 0), (1 << 20, 7, 1), (0, 1 << 53, 1)])
+def test_a_pair_that_no_source_has_is_told_as_the_foreachbatch_form_tells_it(logs, partition, offset, unlikely):
+    name, rows = PairName("t", 5, partition), [a_row(logs, 3, source=offset)]
+    frames, _ = decided_frames(name, frames_of([batch_of(rows)]), PairMarks(), FilterRule(), Reports(), now_ms=None)
+    assert json.loads(next(frames)["report"][0])["unlikely"] == unlikely
 
 
 def test_a_pair_s_state_is_constant_in_records_and_below_1_kib(logs):
