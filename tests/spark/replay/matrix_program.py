@@ -8,6 +8,7 @@ python matrix_program.py <place> <settings: JSON>       settings: see matrix.py
 
 import contextlib
 import json
+import re
 import sqlite3
 import sys
 import threading
@@ -240,10 +241,9 @@ def stopping(batches, place, cut):
 
 
 def line_of(error):
-    """The line of a trace that says what it was."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    named = [line for line in lines if "Error" in line or "Exception" in line or "needs Spark" in line]
-    return f"{type(error).__name__}: {(named or lines or [''])[-1][:300]}"
+    """The line of a trace that says what it was, without what differs from run to run."""
+    first = next((line for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {re.sub(r'[0-9a-f]{8}-[-0-9a-f]{27}', '...', first)[:300]}"
 
 
 if __name__ == "__main__":
