@@ -11,7 +11,7 @@ None, and the caller goes on by public means, which cost more and give the same 
     hadoop_of                       none: without it no path is a table; name a catalog table or a database
 
     3.5   no DataFrame.toArrow, no arrow_udf, no transformWithState, no data sources in Python
-    4.0   no arrow_udf, no limits for streams of a Python data source (so 4.1)
+    4.0   no arrow_udf, no repartitionById, no limits for streams of a Python data source (so 4.1)
     4.2   all
 
 Over Spark Connect there are no inner objects at all: the session speaks to a server.
@@ -164,6 +164,13 @@ def arrow_schema(schema: Any) -> Any:
     if release() >= (4, 2):
         return types.to_arrow_schema(schema, timezone="UTC")
     return types.to_arrow_schema(schema)
+
+
+def a_task_a_number(rows: DataFrame, tasks: int, column: str) -> DataFrame:
+    """Rows with one number below `tasks` in one task; before 4.1 a task may have those of several."""
+    if release() < (4, 1):
+        return rows.repartition(tasks, column)
+    return rows.repartitionById(tasks, column)
 
 
 def decisions_by(decide: Callable[[Any], Any]) -> Any:

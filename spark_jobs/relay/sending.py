@@ -17,6 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 
 from filtering import StreamMetadata
 from spark_jobs.errors import SparkJobError
+from spark_jobs.spark_internals import a_task_a_number
 
 
 class RecordNotRelayed(SparkJobError):
@@ -53,7 +54,7 @@ class Sending:
             columns.append("headers")
         # No Python may be needed for the order: the rows come as the source's partitions have them.
         tasks = 1 + max((partition for _, partition in self.pids), default=0)
-        ordered = rows.select(*columns).repartitionById(tasks, "partition")
+        ordered = a_task_a_number(rows.select(*columns), tasks, "partition")
         ordered = ordered.sortWithinPartitions("topic", "partition", "offset")
         [[sent]] = ordered.mapInArrow(self._task, "sent bigint").agg(F.sum("sent")).collect()
         return int(sent or 0)

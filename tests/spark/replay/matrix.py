@@ -1,12 +1,12 @@
 """`make matrix`: each release, form, carrier and sink, killed and run again, judged by SQL; a table in docs/spark.md.
 
-python -m tests.spark.replay.matrix <directory of Pythons> all|pairwise <release> ...
+python -m tests.spark.replay.matrix <directory of Pythons> all|pairwise|relay <release> ...
 
 
 One topic holds records of three producers with many replays, each with its metadata in the key, in a header and as a
 position in the value. Without a connector for a release its cells read files of the same records. A cell is `shown` if
 its sink holds what SQL says after a kill -9 in the second of two batches; else why not stands below the table. A
-release's lines are written when it is done: those of releases that were not asked for stay. Pairwise: of each form and
+release's lines are written when it is done, and what was not run stays as it was. Pairwise: of each form and
 sink one carrier, another one in each release, so that each two of release, form, carrier and sink meet.
 """
 
@@ -36,7 +36,9 @@ PROGRAM = Path(__file__).with_name("matrix_program.py")
 BEGIN, END = "<!-- begin of what make matrix writes -->", "<!-- end of what make matrix writes -->"
 SINKS = ("path", "sqlite", "postgresql", "delta", "iceberg", "topic")
 HEADS = ("a path (Parquet)", "SQLite", "PostgreSQL", "Delta", "Iceberg", "a topic")
-OPERATORS = ("path", "delta", "iceberg")
+FORMS = {"foreachBatch": SINKS[:-1], "operator": ("path", "delta", "iceberg"), "relay": ("topic",)}
+"""And the sinks that a form has."""
+SOURCE = ("source", "", "")
 CARRIERS = ("key", "header", "position")
 BATCH, BATCHES, PARTITIONS = 60, 2, 2
 BOUND_S = 420
@@ -52,8 +54,8 @@ def main(pythons, how, *releases):
         log = Log(broker.bootstrap_servers, Path(home) / "files")
         for release in releases:
             began_s, python = time.monotonic(), Path(pythons).absolute() / release / "bin" / "python"
-            found = Release(python, release, Path(home), log, postgresql).run(pairwise=how == "pairwise")
-            wrong += sum(answer.startswith("WRONG") for answer in found.values())
+            found = Release(python, release, Path(home), log, postgresql).run(how)
+            wrong += list(found.values()).count("WRONG")
             write(release, found)
             print(release, f"{time.monotonic() - began_s:.0f} s", found, flush=True)  # noqa: T201 - its report
     return 1 if wrong else 0
@@ -151,21 +153,21 @@ class Release:
         self._has_connector = any("spark-sql-kafka" in jar for jar in self._jars)
         self._has_tables = any("iceberg" in jar for jar in self._jars)
 
-    def run(self, *, pairwise):
+    def run(self, how):
         """(form, carrier, sink) → shown, or why not."""
         found = {}
-        sinks = [sink for sink in SINKS[:-1] if self._has_tables or sink not in {"delta", "iceberg"}]
+        sinks = [sink for sink in FORMS["foreachBatch"] if self._has_tables or sink not in {"delta", "iceberg"}]
         cells = [("foreachBatch", carrier, sink) for carrier in CARRIERS for sink in sinks]
-        cells += [("operator", carrier, sink) for carrier in CARRIERS for sink in sinks if sink in OPERATORS]
-        if pairwise:
+        cells += [("operator", carrier, sink) for carrier in CARRIERS for sink in sinks if sink in FORMS["operator"]]
+        if how == "pairwise":
             turn = int(self._release.split(".")[1])  # 5, 0, 1, 2, 3
             chosen = {
                 (form, sink): CARRIERS[(n + turn) % 3] for n, (form, sink) in enumerate(sorted({c[::2] for c in cells}))
             }
             cells = [cell for cell in cells if chosen[cell[::2]] == cell[1]]
-        found = self._through(cells)
+        found = {} if how == "relay" else self._through(cells)
         found["relay", "key", "topic"] = self._relayed() if self._has_connector else "no Kafka connector"
-        return {("source", "", ""): "topic" if self._has_connector else "files", **found}
+        return {SOURCE: "topic" if self._has_connector else "files", **found}
 
     def _through(self, cells):
         told = {
@@ -192,7 +194,7 @@ class Release:
         try:
             while (line := next_line(then, BOUND_S)) is not None:
                 right = line.get("rows") == self._log.kept
-                why = line.get("error") or f"WRONG: {len(line['rows'])} rows, SQL says {len(self._log.kept)}"
+                why = line.get("error") or "WRONG"
                 found[tuple(line["cell"].split("/"))] = "shown" if right else why
                 print(self._release, line["cell"], "shown" if right else why, flush=True)  # noqa: T201 - how far it is
         finally:
@@ -250,7 +252,7 @@ class Release:
         numbers = {pair: n for n, pair in enumerate(dict.fromkeys(row[2] for row in rows))}
         kept = kept_by_sql([(*row[:2], numbers[row[2]], row[3]) for row in rows])
         right = sorted(ids[tuple(where)] for where in kept) == self._log.kept
-        return "shown" if right else f"WRONG: {len(kept)} records, SQL says {len(self._log.kept)}"
+        return "shown" if right else "WRONG"
 
 
 def next_line(process, bound_s):
@@ -275,41 +277,42 @@ def last_line(path):
 
 
 def write(release, found):
-    """Put a release's lines into the page, in place of its old ones, and why cells are not shown below the table."""
+    """Put what was seen of a release into the page; what was not run this time stays as it was."""
     head, _, rest = DOCS.read_text(encoding="utf-8").partition(BEGIN)
     old, _, tail = rest.partition(END)
-    kept = defaultdict(list)
+    lines = defaultdict(list)
     for line in old.splitlines():
         if named := re.match(r"(?:\| |- )(\d+\.\d+\.\d+)\b", line):
-            kept[named[1]].append(line)
-    kept[release] = list(lines_of(release, found))
+            lines[named[1]].append(line)
+    lines[release] = list(lines_of(release, found, lines[release]))
     table = [f"| Spark | source | form | carrier | {' | '.join(HEADS)} |", "|---" * (4 + len(SINKS)) + "|"]
-    in_order = sorted(kept, key=lambda one: tuple(map(int, one.split("."))))
-    table += [line for one in in_order for line in kept[one] if line.startswith("|")]
-    why = [line for one in in_order for line in kept[one] if line.startswith("-")]
+    in_order = sorted(lines, key=lambda one: tuple(map(int, one.split("."))))
+    table += [line for one in in_order for line in lines[one] if line.startswith("|")]
+    why = [line for one in in_order for line in lines[one] if line.startswith("-")]
     DOCS.write_text("\n".join([head + BEGIN, "", *table, "", *why, *[""][: len(why)], END + tail]), encoding="utf-8")
 
 
-def lines_of(release, found):
-    source = found.pop(("source", "", ""))
-    reasons = defaultdict(list)
-    for form, carriers in (("foreachBatch", CARRIERS), ("operator", CARRIERS), ("relay", ("key",))):
-        for carrier in carriers:
-            cells = []
-            for sink in SINKS:
-                answer = found.get((form, carrier, sink))
-                if answer is not None and answer != "shown":
-                    reasons[answer].append(f"{form}, {carrier}, {sink}")
-                shown = answer or ("" if sink not in possible(form) else "not shown")
-                cells.append("not shown" if shown not in {"shown", ""} and not shown.startswith("WRONG") else shown[:5])
+def lines_of(release, found, old):
+    """The rows of one release, and a line for each cell that was run and is not shown."""
+    before, source = {}, found[SOURCE]
+    for line in old:
+        if line.startswith("|"):
+            _, _, _, form, carrier, *cells = (cell.strip() for cell in line.split("|"))
+            before |= {(form, carrier, sink): cell for sink, cell in zip(SINKS, cells, strict=False)}
+    for form, possible in FORMS.items():
+        for carrier in ("key",) if form == "relay" else CARRIERS:
+            answers = [found.get((form, carrier, sink), before.get((form, carrier, sink), "")) for sink in SINKS]
+            said = [answer if answer in {"shown", "WRONG"} else "not shown" for answer in answers]
+            cells = [one if sink in possible else "" for sink, one in zip(SINKS, said, strict=True)]
             yield f"| {release} | {source} | {form} | {carrier} | {' | '.join(cells)} |"
-    for reason, cells in reasons.items():
-        yield f"- {release}: {'; '.join(cells)}: `{reason.replace('`', '')}`"
+    yield from (line for line in old if line.startswith("-") and not any(named(cell) in line for cell in found))
+    for cell, answer in found.items():
+        if cell != SOURCE and answer != "shown":
+            yield f"- {release}, {named(cell)} `{answer.replace('`', '')}`"
 
 
-def possible(form):
-    """The sinks that a form has."""
-    return {"foreachBatch": SINKS[:-1], "operator": OPERATORS, "relay": ("topic",)}[form]
+def named(cell):
+    return f"{', '.join(cell)}:"
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from pyspark.sql import functions
 
 from filtering.stream_metadata import StreamMetadata
 from spark_jobs import filter_frame, spark_internals
-from spark_jobs.spark_internals import SparkTooOld
+from spark_jobs.spark_internals import SparkTooOld, a_task_a_number
 
 pytestmark = pytest.mark.spark
 
@@ -71,6 +72,18 @@ def test_without_arrow_udf_to_arrow_and_inner_names_rows_are_judged_the_same(fra
     assert result.plan.must_sort, "where nobody knows whether rows are part of the plan, they are sorted"
     assert logs.ids(result.rows) == logs.Model().kept(rows)
     assert result.counts().kept is None, "nobody knows whether an action has been observed"
+
+
+def test_before_4_1_a_number_s_rows_are_in_one_task_too(spark, monkeypatch):
+    """The relay's order: one producer has all records of a source partition."""
+    rows = spark.range(200).selectExpr("id", "cast(id % 7 as int) number").repartition(5)
+    for version, most in (("4.1.0", 1), ("4.0.5", 7)):
+        monkeypatch.setattr("pyspark.__version__", version)
+        found = (
+            a_task_a_number(rows, 7, "number").selectExpr("number", "spark_partition_id() task").distinct().collect()
+        )
+        assert sorted(row.number for row in found) == list(range(7)), "no number in two tasks"
+        assert max(Counter(row.task for row in found).values()) <= most
 
 
 def test_an_older_spark_is_told_by_name_what_it_lacks(monkeypatch, spark):
