@@ -195,8 +195,10 @@ class Release:
             while (line := next_line(then, BOUND_S)) is not None:
                 right = line.get("rows") == self._log.kept
                 why = line.get("error") or "WRONG"
-                found[tuple(line["cell"].split("/"))] = "shown" if right else why
-                print(self._release, line["cell"], "shown" if right else why, flush=True)  # noqa: T201 - how far it is
+                if right and line["failed"]:
+                    why = f"shown by a second start; the first: {line['failed']}"
+                found[tuple(line["cell"].split("/"))] = "shown" if right and not line["failed"] else why
+                print(self._release, line["cell"], right, why, flush=True)  # noqa: T201 - how far it is
         finally:
             kill_session(then)
         return found
@@ -302,7 +304,7 @@ def lines_of(release, found, old):
     for form, possible in FORMS.items():
         for carrier in ("key",) if form == "relay" else CARRIERS:
             answers = [found.get((form, carrier, sink), before.get((form, carrier, sink), "")) for sink in SINKS]
-            said = [answer if answer in {"shown", "WRONG"} else "not shown" for answer in answers]
+            said = [answer[:5] if answer[:5] in {"shown", "WRONG"} else "not shown" for answer in answers]
             cells = [one if sink in possible else "" for sink, one in zip(SINKS, said, strict=True)]
             yield f"| {release} | {source} | {form} | {carrier} | {' | '.join(cells)} |"
     yield from (line for line in old if line.startswith("-") and not any(named(cell) in line for cell in found))

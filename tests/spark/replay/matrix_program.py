@@ -135,13 +135,18 @@ class Cell:
             self._error = error
 
     def end(self):
-        if self._error is not None:
-            return say(cell=self.name, error=line_of(self._error))
-        try:
-            self._query.awaitTermination()
-            return say(cell=self.name, rows=sorted(map(list, self._rows())))
-        except Exception as error:  # noqa: BLE001 - one cell's failure is its own
-            return say(cell=self.name, error=line_of(error))
+        """To the end; where it fails it is started once more, as whoever runs it would, and that is told."""
+        failed = None
+        for _ in range(2):
+            try:
+                if self._query is not None:
+                    self._query.awaitTermination()
+                    return say(cell=self.name, rows=sorted(map(list, self._rows())), failed=failed)
+            except Exception as error:  # noqa: BLE001 - one cell's failure is its own
+                self._error = error
+            failed, self._query, self._error = line_of(self._error), None, None
+            self.begin()
+        return say(cell=self.name, error=failed)
 
     def _events(self):
         from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
