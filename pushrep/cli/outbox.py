@@ -95,8 +95,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter an option
         signal.signal(number, lambda *_: stop.set())
     lost = threading.Event()
 
-    def on_state(state: StandbyState, why: str) -> None:
-        click.echo(f"{state.value}{': ' + why if why else ''}", err=True)
+    def on_state(state: StandbyState, _why: str) -> None:  # the log says it
         if state is StandbyState.DEPOSED:
             lost.set()
 

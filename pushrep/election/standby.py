@@ -146,7 +146,8 @@ class Standby:
             return ""
         silent_ms = min(seen.contact_age_ms, seen.now_ms - self._known_ms)
         if silent_ms < self.times.takeover_after_ms:
-            return f"member {grant.leader} was in contact {silent_ms} ms ago"
+            address = next((one.address for one in grant.members if one.index == grant.leader), "")
+            return f"member {grant.leader}{f' ({address})' if address else ''} was in contact {silent_ms} ms ago"
         return ""
 
     def why_not_take_over(self, grant: Grant, now_ms: int, wall_ms: int) -> str:

@@ -26,6 +26,7 @@ from pushrep.replicate.election_state import REPLICA_EPOCH_NAME, ElectionState, 
 from pushrep.replicate.replica_client import ReplicaClient
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address
+from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.push_messages import DescribeLogRequest, DescribeLogResponse
 
 
@@ -123,8 +124,12 @@ def _check_address(directory: Path, first: Grant, own_id: UUID | None, push: Pus
     try:
         with ReplicaClient(address, push) as client:
             request = DescribeLogRequest(outbox_id=first.outbox_id, member=0, partitions=())
-            shown = client.directory_in(client.ask(request, DescribeLogResponse))
+            answer = client.ask(request, DescribeLogResponse)
+            shown = client.directory_in(answer)
     except PushrepError as error:
         raise CantCreate(directory.parent, f"its own node does not answer at {address}: {error}") from error
+    if answer.error_code is ErrorCode.UNAUTHORISED:
+        why = f"{answer.error_message or answer.error_code.meaning}: start every node with --allow for who makes it"
+        raise CantCreate(directory.parent, f"its own node refuses it at {address}: {why}")
     if shown != own_id:
         raise CantCreate(directory.parent, f"at {address} is another node: name this one's address first")

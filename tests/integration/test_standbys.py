@@ -101,8 +101,10 @@ def members(tmp_path):
 
 
 def test_without_a_majority_it_resigns_and_says_whom_it_misses(members):
+    """From then on it appends nothing, and ships nothing; the broker is away."""
     create_outbox(members.data[0], members.addresses, "orders")
-    instance = Instance(members.data[0])
+    kafka = KafkaDestination(bootstrap_servers="127.0.0.1:1")
+    instance = Instance(members.data[0], kafka=kafka, open_timeout_s=1)
     try:
         instance.wait_until_it_leads()
         assert instance.outbox.append(0, b"first").result(WAIT_S) == 0
@@ -115,6 +117,7 @@ def test_without_a_majority_it_resigns_and_says_whom_it_misses(members):
             instance.outbox.append(0, b"second")
         status = instance.outbox.status()
         assert status.state is LeadingState.RESIGNED
+        assert instance.outbox.facts.shipping.sink._stopping.wait(WAIT_S)
         assert "not_leading" in {one.problem for one in status.problems()}
     finally:
         instance.end()
@@ -174,6 +177,28 @@ def test_with_a_log_whose_sync_failed_it_resigns_and_another_takes_over(members,
         first.end()
         if second is not None:
             second.end()
+
+
+def test_a_standby_that_is_behind_fetches_what_others_have_before_it_leads(members):
+    """Its node was away when all of it was acknowledged, and its service is the only one that is left."""
+    create_outbox(members.data[0], members.addresses, "orders")
+    first, last = Instance(members.data[0], replica_lag_max_ms=200), None
+    try:
+        first.wait_until_it_leads()
+        members.nodes[2].stop()
+        for number in range(5):
+            assert first.outbox.append(0, b"value").result(WAIT_S) == number
+        first.outbox.close()
+        settings = NodeSettings(address=members.nodes[2].address, allow=frozenset({"any"}))
+        with ReplicaNode(members.data[2], settings) as node, HandoverSocket(node):
+            last = Instance(members.data[2])
+            last.wait_until_it_leads()
+            assert last.outbox.append(0, b"sixth").result(WAIT_S) == 5
+            last.end()
+    finally:
+        first.end()
+        if last is not None:
+            last.end()
 
 
 def test_who_stands_by_knows_the_positions_before_it_takes_over(members):
@@ -378,6 +403,14 @@ def test_after_a_takeover_an_instance_that_was_started_since_waits_for_the_pause
         for one in (first, second, *instances):
             if one is not None:
                 one.end()
+
+
+def test_a_node_that_allows_nobody_says_so_when_an_outbox_is_made(tmp_path):
+    settings = NodeSettings(address=Address("127.0.0.1", 0))
+    with ReplicaNode(tmp_path / "data", settings) as node, HandoverSocket(node):
+        addresses = [str(node.address), "127.0.0.1:1", "127.0.0.1:2"]
+        with pytest.raises(CantCreate, match=r"its own node refuses it at .*: start every node with --allow"):
+            create_outbox(tmp_path / "data", addresses, "orders")
 
 
 def test_an_outbox_is_made_only_where_every_member_answers(members):

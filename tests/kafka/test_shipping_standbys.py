@@ -62,7 +62,7 @@ def test_the_lines_of_a_command_are_once_in_the_topic(broker, tmp_path):
             _, acked = kill_a_runner(Machines(tmp_path, stack), *options)
             pause, lines = threading.Event(), []
             while not lines or lines[-1] < max(acked.values()):
-                pause.wait(0.2)
+                pause.wait(1)
                 lines = [int(seen.value) for seen in consume(broker.bootstrap_servers, "orders", 0)]
                 assert lines == list(range(1, len(lines) + 1))
     finally:
