@@ -45,6 +45,7 @@ from pushrep.errors import PushrepError
 from pushrep.log import SegmentLog
 from pushrep.log.derived import Verdict, judge
 from pushrep.log.directory_files import read_leader_epochs
+from pushrep.log.reader import LogReader
 from pushrep.outbox.errors import MetadataGap, MetadataNotRising, RecordRefused
 from pushrep.records import RecordBatch
 from pushrep.records.columns import RecordColumns
@@ -376,7 +377,7 @@ class PositionsFollower:
 
     def __init__(self, logs: Sequence[Path], carrier: str, filesystem: Filesystem, clock: Clock) -> None:
         self._logs, self._carrier, self._filesystem, self._clock = logs, carrier, filesystem, clock
-        self._stores: dict[Path, PositionsStore] = {}
+        self._followed: dict[Path, tuple[LogReader, PositionsStore]] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pushrep-positions", daemon=True)
         self._thread.start()
@@ -391,24 +392,35 @@ class PositionsFollower:
         while not self._stop.wait(pause_s):
             began_ms = self._clock.monotonic_ms()
             for path in self._logs:
+                if self._stop.is_set():
+                    break
                 try:
                     self._catch_up(path)
-                except (OSError, PushrepError) as error:  # the node cuts it, say; the opening looks again
+                except (OSError, PushrepError) as error:  # the node cuts it, say; it is opened again
                     _LOG.debug("%s: its positions are not read now: %s", path, error)
+                    self._close(path)
             pause_s = max(_FOLLOW_S, (self._clock.monotonic_ms() - began_ms) / 1000)
+        for path in self._logs:
+            self._close(path)
 
     def _catch_up(self, path: Path) -> None:
-        with SegmentLog.open_reader(path, filesystem=self._filesystem) as log:
-            if path not in self._stores:
-                self._stores[path] = PositionsStore(path / POSITIONS_NAME, self._carrier, self._filesystem)
-            store, bounds = self._stores[path], log.bounds()
-            if store.end_offset >= bounds.end:  # nothing is new; or its node is not there to say how far it is
-                return
-            epochs = read_leader_epochs(path, self._filesystem) or LeaderEpochs()
-            if judge(store.end_offset, store.last, bounds, epochs) is not Verdict.KEPT:
-                store.destroy()
-            for batch in log.batches(max(store.end_offset, bounds.start), bounds.end):
-                if self._stop.is_set() or batch.header.next_offset > bounds.end:
-                    break
-                store.dispatch(batch)
+        if path not in self._followed:
+            store = PositionsStore(path / POSITIONS_NAME, self._carrier, self._filesystem)
+            self._followed[path] = SegmentLog.open_reader(path, filesystem=self._filesystem), store
+        log, store = self._followed[path]
+        bounds = log.bounds()
+        if store.end_offset >= bounds.end:  # nothing is new; or its node is not there to say how far it is
+            return
+        epochs = read_leader_epochs(path, self._filesystem) or LeaderEpochs()
+        if judge(store.end_offset, store.last, bounds, epochs) is not Verdict.KEPT:
+            store.destroy()
+        for batch in log.batches(max(store.end_offset, bounds.start), bounds.end):
+            if self._stop.is_set() or batch.header.next_offset > bounds.end:
+                break
+            store.dispatch(batch)
         store.sync()
+
+    def _close(self, path: Path) -> None:
+        log, _ = self._followed.pop(path, (None, None))
+        if log is not None:
+            log.close()

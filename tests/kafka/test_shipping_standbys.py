@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import pytest
 
 from tests.crash.test_orders_ha_example import report_of
-from tests.crash.test_standby_kill import Machines, kill_a_runner
+from tests.crash.test_standby_kill import Machines, kill_a_runner, rounds_of_faults
 from tests.kafka.dump_tool import dump_segments
 from tests.kafka.plain_client import consume, create_topic, delete_topic
 from tests.kafka.topic_reader import read_filtered
@@ -42,19 +42,36 @@ def test_each_record_is_once_in_the_topic_and_no_two_ship_at_one_time(broker, tm
         leader = machines.leader()
         machines.services[leader].wait_for_more("acked", 100)
         machines.finish(leader)
-    found = read_filtered(broker.bootstrap_servers, TOPIC, 1)
+    assert len(machines.led) > 3
+    judge(broker, TOPIC, machines)
+
+
+def judge(broker, topic, machines):
+    """By the topic, read through a filter, and by Kafka's own tool on the broker's files."""
+    found = read_filtered(broker.bootstrap_servers, topic, 1)
     values = [int(seen.value) for seen in found.of(SOURCE, 0)]
     assert values == list(range(len(values)))
     assert set(machines.acked.values()) <= set(values)
-    (dump,) = dump_segments(broker.log_directory() / f"{TOPIC}-0")
+    (dump,) = dump_segments(broker.log_directory() / f"{topic}-0")
     shippers = [(int(batch["producerId"]), int(batch["producerEpoch"])) for batch in dump.batches]
     assert shippers == sorted(shippers), "an instance wrote behind one that had fenced it"
-    assert len(machines.led) > 3
     assert len(set(shippers)) > 1
 
 
-def test_the_lines_of_a_command_are_once_in_the_topic(broker, tmp_path):
+def test_rounds_of_faults_leave_each_record_once_in_the_topic(broker, tmp_path, torture):
+    if not torture.is_long:
+        pytest.skip("the test above is the short form")
+    create_topic(broker.bootstrap_servers, "shipped-in-rounds")
+    with ExitStack() as stack:
+        machines = Machines(tmp_path, stack, ships_to=(broker.bootstrap_servers, "shipped-in-rounds"))
+        print(rounds_of_faults(machines, torture.random("shipped"), 60))  # noqa: T201 - for who ran it
+    judge(broker, "shipped-in-rounds", machines)
+
+
+def test_the_lines_of_a_command_are_once_in_the_topic(broker, tmp_path, torture):
     """`pushrep outbox run --bootstrap-servers`, killed with -9: the next one ships what the first had not."""
+    if not torture.is_long:
+        pytest.skip("tests/crash/test_standby_kill.py kills a runner, and the test above a leader that ships")
     create_topic(broker.bootstrap_servers, "orders")
     try:
         with ExitStack() as stack:

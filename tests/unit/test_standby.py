@@ -1,6 +1,7 @@
 """Waiting to lead: what it refuses, what it says meanwhile, and that it ends when nobody waits for it any more."""
 
 import asyncio
+import signal
 import threading
 from uuid import UUID
 
@@ -8,6 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from pushrep import Acks, AsyncOutbox, KafkaDestination, LogConfig, Outbox, ReplicaNode
+from pushrep.cli.main import run
 from pushrep.election.candidate import MemberAnswer
 from pushrep.election.errors import CantStandBy
 from pushrep.election.grants import Grant, Member
@@ -210,6 +212,25 @@ KAFKA = KafkaDestination(bootstrap_servers="localhost:1")
 def test_what_kafka_has_is_kept_for_a_week_unless_the_service_says_otherwise(settings, kept):
     found = with_retention(settings)
     assert {name: found[name] for name in ("retention_ms", "retention_bytes") if name in found} == kept
+
+
+def test_a_runner_ships_where_it_is_told_to(tmp_path, monkeypatch, capfd):
+    given = []
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its handlers
+    monkeypatch.setattr(Outbox, "stand_by", lambda *_, **settings: stopped(given, settings))
+    properties = tmp_path / "client.properties"
+    properties.write_text("security.protocol=SSL\n")
+    command = ["outbox", "run", str(tmp_path), "orders", "--stand-by", "--config", str(properties)]
+    assert run([*command, "--", "true"]) == 2
+    assert "--bootstrap-servers" in capfd.readouterr().err
+    assert run([*command, "--bootstrap-servers", "a:9092", "--", "true"]) == 0
+    (settings,) = given
+    assert (settings["kafka"].bootstrap_servers, settings["kafka"].security_protocol) == ("a:9092", "SSL")
+
+
+def stopped(given, settings):
+    given.append(settings)
+    raise StandbyCancelled("data")
 
 
 @pytest.mark.parametrize(("place", "settings"), [("", {}), ("slot-0", {}), ("other", {"slots": 4})])
