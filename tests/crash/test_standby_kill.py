@@ -40,7 +40,10 @@ data, takeover_ms, address, *ships_to = sys.argv[1:]
 socket.create_connection = functools.partial(socket.create_connection, source_address=(address, 0))
 
 def say(*words):
-    print(*words, "over", flush=True)  # a line that a kill cut off has no end
+    with speaking:  # states are told by other threads
+        print(*words, "over", flush=True)  # a line that a kill cut off has no end
+
+speaking = threading.Lock()
 
 stop, told = threading.Event(), []
 threading.Thread(target=lambda: (told.append(sys.stdin.read()), stop.set()), daemon=True).start()
