@@ -713,22 +713,25 @@ _REGISTRY = _Registry()
 os.register_at_fork(after_in_child=_REGISTRY.after_fork_in_child)
 
 
-def create_logs(held: LogDirectory, wanted: Mapping[str, UUID]) -> None:
+def create_logs(held: LogDirectory, wanted: Mapping[str, UUID], *, has_replicas: bool = False) -> None:
     """Make these logs, each with its id, where nothing is under their names; on disk when this returns.
 
+    has_replicas: as they will be opened. Then their first epoch writes the list of epochs, and there is none until then.
     Raises OSError: some may be made then, and some in part. LogLocked for one that is open.
     """
     missing = {name: log_id for name, log_id in wanted.items() if held.forget_missing(name)}
     paths = [held.path / name for name in missing]
     held.filesystem.make_directories(paths)
-    calls = [partial(_fill, held.filesystem, held.path / name, log_id) for name, log_id in missing.items()]
+    fill = partial(_fill, held.filesystem, has_epochs=not has_replicas)
+    calls = [partial(fill, held.path / name, log_id) for name, log_id in missing.items()]
     run_beside_each_other(held.filesystem, held.clock, held.path, calls)
     held.note_created(missing)
 
 
-def _fill(filesystem: Filesystem, path: Path, log_id: UUID) -> None:
+def _fill(filesystem: Filesystem, path: Path, log_id: UUID, *, has_epochs: bool) -> None:
     write_whole(filesystem, path / PARTITION_METADATA_NAME, encode_partition_metadata(log_id))
     for suffix in (LOG_SUFFIX, TIME_INDEX_SUFFIX, INDEX_SUFFIX):
         filesystem.open(segment_path(path, 0, suffix), create=True).close()
-    write_first_epochs(path, LeaderEpochs().assigned(0, 0), filesystem)
+    if has_epochs:
+        write_first_epochs(path, LeaderEpochs().assigned(0, 0), filesystem)
     filesystem.sync_directory(path)

@@ -412,9 +412,13 @@ def write_leader_epochs(log_directory: Path, epochs: LeaderEpochs, filesystem: F
     crc = google_crc32c.value(data)
     # A standing file that is bad must stay bad until it is replaced: its CRC is admitted only if it was known.
     standing = _standing_crc(log_directory, filesystem)
-    before = standing if standing in _known_crcs(log_directory, filesystem) else crc
-    write_atomic(filesystem, log_directory / LEADER_EPOCHS_CRC_NAME, [b"%08x %08x\n" % (crc, before)])
-    write_atomic(filesystem, log_directory / LEADER_EPOCHS_NAME, [data])
+    is_known = standing in _known_crcs(log_directory, filesystem)
+    before = standing if is_known else crc
+    write_whole(filesystem, log_directory / LEADER_EPOCHS_CRC_NAME, b"%08x %08x\n" % (crc, before))
+    if is_known:  # else nothing is lost where only one of the two names comes to disk: it counts as absent as before
+        filesystem.sync_directory(log_directory)
+    write_whole(filesystem, log_directory / LEADER_EPOCHS_NAME, data)
+    filesystem.sync_directory(log_directory)
 
 
 def write_first_epochs(log_directory: Path, epochs: LeaderEpochs, filesystem: Filesystem) -> None:

@@ -95,9 +95,10 @@ def open_log(around: Surroundings, attached: Attached) -> OpenedLog:
     """Open the log of `around`, whose directory is locked. Raises as SegmentLog.open."""
     config, view, filesystem = around.config, around.view, around.filesystem
     derived = DerivedStores(attached.derived)
-    recovered, log_id = _load(around, derived, attached)
+    kept_epochs = read_leader_epochs(view.path, filesystem)
+    recovered, log_id = _load(around, derived, attached, kept_epochs)
     try:
-        epochs = _settle_epochs(around, recovered)
+        epochs = _settle_epochs(around, recovered, kept_epochs, has_replicas=attached.has_replicas)
         found = _Found(recovered, view.cleaned_offset)
         if derived:
             derived.settle(found.bounds(), epochs)
@@ -179,7 +180,9 @@ class _Checkpoints:
         self._view.lower_published(offset)
 
 
-def _load(around: Surroundings, derived: DerivedStores, attached: Attached) -> tuple[Recovered, UUID]:
+def _load(
+    around: Surroundings, derived: DerivedStores, attached: Attached, kept_epochs: LeaderEpochs | None
+) -> tuple[Recovered, UUID]:
     """Read the log's own files; the directory of logs is locked by now."""
     filesystem, view = around.filesystem, around.view
     try:
@@ -194,8 +197,8 @@ def _load(around: Surroundings, derived: DerivedStores, attached: Attached) -> t
             checkpoints,
             is_copy=view.is_copy,
             log_id=log_id,
-            epochs=read_leader_epochs(view.path, filesystem),
-            repairable_below=_repairable_below(around, derived, attached),
+            epochs=kept_epochs,
+            repairable_below=_repairable_below(derived, attached, kept_epochs),
         )
         recovered = recovery.run(
             view.known_on_disk,
@@ -215,9 +218,9 @@ def _load(around: Surroundings, derived: DerivedStores, attached: Attached) -> t
     return recovered, log_id
 
 
-def _repairable_below(around: Surroundings, derived: DerivedStores, attached: Attached) -> int:
+def _repairable_below(derived: DerivedStores, attached: Attached, kept_epochs: LeaderEpochs | None) -> int:
     """Up to where a sealed segment may be damaged: its epochs are told without it, and no store has to hear of it."""
-    if not attached.has_replicas or read_leader_epochs(around.view.path, around.filesystem) is None:
+    if not attached.has_replicas or kept_epochs is None:
         return 0
     lowest = derived.lowest_end()
     return OFFSET_MAX if lowest is None else lowest[0]
@@ -241,10 +244,15 @@ def _watermark(view: DirectoryView, report: RecoveryReport) -> int:
     return min(known, report.log_end_offset)
 
 
-def _settle_epochs(around: Surroundings, recovered: Recovered) -> LeaderEpochs:
-    """The list of epochs as the log has them: none above its end, those that the scan met, at least one."""
-    filesystem, path = around.filesystem, around.view.path
-    kept, report = read_leader_epochs(path, filesystem), recovered.report
+def _settle_epochs(
+    around: Surroundings, recovered: Recovered, kept: LeaderEpochs | None, *, has_replicas: bool
+) -> LeaderEpochs:
+    """The list of epochs as the log has them: none above its end, those that the scan met, at least one.
+
+    It is on disk when this returns, but for a log with replicas that never held a record: the epoch that begins before
+    its first one writes it.
+    """
+    filesystem, path, report = around.filesystem, around.view.path, recovered.report
     epochs = LeaderEpochs()
     if kept is not None:
         epochs = kept.cut_from(report.log_end_offset + 1).cut_below(report.log_start_offset)
@@ -259,7 +267,8 @@ def _settle_epochs(around: Surroundings, recovered: Recovered) -> LeaderEpochs:
         epochs = epochs.assigned(*begun[0])
     if not epochs.entries:
         epochs = epochs.assigned(0, report.log_end_offset)
-    if epochs != kept and report.damaged_from is None:
+    is_untouched = has_replicas and kept is None and report.log_end_offset == 0
+    if epochs != kept and report.damaged_from is None and not is_untouched:
         write_leader_epochs(path, epochs, filesystem)
     return epochs
 

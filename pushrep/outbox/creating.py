@@ -110,7 +110,7 @@ def _prepared(directory: Path, first: Grant) -> UUID | None:
     try:
         held.settle_id()
         names = [log_name(first.topic, n) for n in range(first.partitions)]
-        create_logs(held, dict.fromkeys(names, first.topic_id))
+        create_logs(held, dict.fromkeys(names, first.topic_id), has_replicas=True)
         keeper = ElectionStateStore(directory, first.outbox_id, REAL_FILESYSTEM)
         keeper.keep(ElectionState(member=0))
         return keeper.directory_id

@@ -87,7 +87,7 @@ def open_all(  # noqa: PLR0913 - what is opened, and by what
         topic_id = topic_id or uuid4()
         names = [log_name(identity.topic, n) for n in range(identity.partitions)]
         for made in (names[:1], names[1:]):  # the first alone: whoever goes on behind a crash takes the id from it
-            create_logs(held, dict.fromkeys(made, topic_id))
+            create_logs(held, dict.fromkeys(made, topic_id), has_replicas=bool(identity.replicas))
     for n in range(identity.partitions):  # all of one topic, which has one id
         log_id = logs[0][0].log_id if logs else topic_id
         logs.append(_open_log(resources, held, n, identity, config, log_id))

@@ -396,7 +396,7 @@ class KeptOutbox:
             if len(missing) > 1:
                 held = self._acquired()
                 try:
-                    create_logs(held, missing)
+                    create_logs(held, missing, has_replicas=True)
                 finally:
                     held.release()
 

@@ -5,8 +5,9 @@ from pathlib import Path
 from uuid import uuid4
 
 from pushrep.env import RealFilesystem
-from pushrep.log import LogConfig, SegmentLog
+from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.log.directory import LogDirectory, create_logs
+from pushrep.log.directory_files import read_leader_epochs
 from pushrep.log.recovery_plan import Opening
 from pushrep.testing import PowerLost, SimulatedClock, SimulatedDisk
 from tests.unit.gated_disk import MeetingDisk
@@ -24,7 +25,20 @@ def create(disk, clock):
         held.release()
 
 
-def create_until(steps, seed):
+def create_and_begin(disk, clock):
+    """As an outbox with replicas does."""
+    held = LogDirectory.acquire(HOME, disk, clock)
+    try:
+        create_logs(held, dict.fromkeys(NAMES, LOG_ID), has_replicas=True)
+        for name in NAMES:
+            with SegmentLog.open(HOME / name, has_replicas=True, filesystem=disk, clock=clock) as log:
+                log.begin_epoch(256, 0)
+                log.append(b"x", durability=Durability.FLUSHED)
+    finally:
+        held.release()
+
+
+def create_until(steps, seed, create=create):
     """The power goes at that step; False if all were made before."""
     clock = SimulatedClock()
     disk = SimulatedDisk(seed, clock=clock)
@@ -34,6 +48,25 @@ def create_until(steps, seed):
     except PowerLost:
         return disk, clock, False
     return disk, clock, True
+
+
+def test_a_log_with_replicas_has_its_first_epoch_before_its_first_record_after_a_power_cut_at_any_step():
+    done, steps = False, 0
+    while not done:
+        steps += 1
+        disk, clock, done = create_until(steps, steps, create_and_begin)
+        disk.lose_power()
+        for name in NAMES:
+            with SegmentLog.open(HOME / name, log_id=LOG_ID, has_replicas=True, filesystem=disk, clock=clock) as log:
+                assert log.log_id == LOG_ID
+                assert log.recovery.damaged_from is None
+                kept = read_leader_epochs(HOME / name, disk)
+                if log.log_end_offset:
+                    assert (log.leader_epochs.entries, kept.entries) == (((256, 0),),) * 2
+                log.begin_epoch(512, log.log_end_offset)
+                log.append(b"y")
+                assert read_leader_epochs(HOME / name, disk).latest_epoch == 512
+    assert steps > 50, "it was cut in the middle of everything"
 
 
 def test_after_a_power_cut_at_any_step_each_opens_with_its_id_and_takes_records():
@@ -61,11 +94,26 @@ def test_what_was_made_is_there_after_a_power_cut_and_opens_as_closed_clean():
 
 class CountingDisk(RealFilesystem):
     def __init__(self):
-        self.synced = Counter()
+        self.synced, self.files_synced = Counter(), Counter()
+
+    def open(self, path, *, create=False, writable=True):
+        return CountedFile(super().open(path, create=create, writable=writable), path, self.files_synced)
 
     def sync_directory(self, directory):
         self.synced[directory.name] += 1
         super().sync_directory(directory)
+
+
+class CountedFile:
+    def __init__(self, file, path, synced):
+        self.file, self.path, self.synced = file, path, synced
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+    def sync(self):
+        self.synced[self.path.parent.name] += 1
+        self.file.sync()
 
 
 def test_the_directory_above_is_synced_once_for_all(tmp_path):
@@ -76,6 +124,19 @@ def test_the_directory_above_is_synced_once_for_all(tmp_path):
     assert disk.synced == {"logs": 1, **{f"orders-{n}": 1 for n in range(20)}}
     create_logs(held, {f"orders-{n}": LOG_ID for n in range(20)})
     assert disk.synced["logs"] == 1, "they are there"
+    held.release()
+
+
+def test_a_log_with_replicas_that_is_made_and_led_takes_five_syncs(tmp_path):
+    """Of a new outbox a thousand partitions pay them, on each member."""
+    disk = CountingDisk()
+    held = LogDirectory.acquire(tmp_path / "logs", disk)
+    names = [f"orders-{n}" for n in range(5)]
+    create_logs(held, dict.fromkeys(names, LOG_ID), has_replicas=True)
+    for name in names:
+        with SegmentLog.open(tmp_path / "logs" / name, has_replicas=True, filesystem=disk) as log:
+            log.begin_epoch(256, 0)
+            assert disk.files_synced[name] + disk.synced[name] == 5
     held.release()
 
 
