@@ -41,9 +41,11 @@ BALLOT_STRIDE = 256
 EPOCH_LEAP = 1 << 19
 """So far the epoch of a grant that names a new directory lies above all that was seen: the directory before it may have
 led alone by numbers that no other member heard of (2,048 openings), and the new one must take none of them again."""
-EPOCH_JUMP_MAX = 128 * EPOCH_LEAP
-"""Of two epochs that a member hears of one after the other: it may have been away while so many new directories came
-in. More is a broken or a foreign sender; 31 such jumps would use up all numbers."""
+EPOCH_JUMP_MAX = 1 << 20
+"""Of two epochs that a member hears of one after the other, under one list of members: 4,096 openings. More is a broken
+or a foreign sender."""
+LIST_JUMP_MAX = 128 * EPOCH_LEAP
+"""The same where the list is another one: the member may have been away while so many new directories came in."""
 GENERATION_TAG_BITS = 32
 """The lower half of a generation is drawn by chance."""
 
@@ -442,6 +444,16 @@ class OfferedGrant(NamedTuple):
         """Of everything older nothing is stored or appended any more."""
         return max(self.leader_epoch, self.kept.epoch if self.kept else NO_EPOCH)
 
+    @property
+    def jumps(self) -> bool:
+        """Whether its epoch lies further above the newest one than a sender that is well can be ahead. A member
+        without a grant has nothing to measure that by.
+        """
+        if self.kept is None:
+            return False
+        is_same_list = self.offered.members_epoch == self.kept.members_epoch
+        return self.offered.epoch - self.newest_epoch > (EPOCH_JUMP_MAX if is_same_list else LIST_JUMP_MAX)
+
 
 class GrantCheck(NamedTuple):
     """One reason to refuse a grant."""
@@ -483,10 +495,7 @@ GRANT_CHECKS: tuple[GrantCheck, ...] = (
         ErrorCode.IMPOSSIBLE_EPOCH,  # one number, one grant
         lambda case: case.kept is not None and case.offered.epoch == case.kept.epoch and case.offered != case.kept,
     ),
-    GrantCheck(
-        ErrorCode.IMPOSSIBLE_EPOCH,  # a member without a grant has nothing to measure a jump by
-        lambda case: case.kept is not None and case.offered.epoch - case.newest_epoch > EPOCH_JUMP_MAX,
-    ),
+    GrantCheck(ErrorCode.IMPOSSIBLE_EPOCH, lambda case: case.jumps),
 )
 """In this order; a grant that passes all is stored, on disk before the answer."""
 

@@ -630,8 +630,13 @@ def test_a_member_that_was_away_while_many_new_disks_came_in_is_given_everything
         outbox.append(0, b"a").result(WAIT_S)
         wait_for_all(outbox)
     world.nodes[2].stop()
+
+    def leap(state):
+        epoch = state.grant.epoch + 2 * EPOCH_LEAP - 1024
+        return replace(state, number=epoch, grant=replace(state.grant, epoch=epoch, members_epoch=epoch))
+
     for _ in range(2):
-        rewrite(world.root / "outbox", lambda state: replace(state, number=state.number + 2 * EPOCH_LEAP - 1024))
+        rewrite(world.root / "outbox", leap)
         with open_outbox(world, 1, 2) as outbox:
             outbox.append(0, b"b").result(WAIT_S)
     world.node(2)

@@ -11,6 +11,7 @@ from pushrep.election.grants import (
     BALLOT_STRIDE,
     EPOCH_JUMP_MAX,
     EPOCH_LEAP,
+    LIST_JUMP_MAX,
     Grant,
     Member,
     OfferedGrant,
@@ -104,6 +105,8 @@ OFFERS = {
     "the same number, another content": (grant(epoch=512, m=3), ErrorCode.IMPOSSIBLE_EPOCH),
     "a jump": (grant(epoch=512 + EPOCH_JUMP_MAX + 256), ErrorCode.IMPOSSIBLE_EPOCH),
     "just no jump": (grant(epoch=512 + EPOCH_JUMP_MAX), ErrorCode.NONE),
+    "of another list, just no jump": (grant(epoch=512 + LIST_JUMP_MAX, members_epoch=768), ErrorCode.NONE),
+    "of another list, a jump": (grant(epoch=768 + LIST_JUMP_MAX, members_epoch=768), ErrorCode.IMPOSSIBLE_EPOCH),
     "another outbox": (grant(epoch=768, outbox_id=UUID(int=9)), ErrorCode.INCONSISTENT_OUTBOX),
     "other partitions": (grant(epoch=768, partitions=5), ErrorCode.INCONSISTENT_OUTBOX),
     "another carrier": (grant(epoch=768, carrier="header"), ErrorCode.INCONSISTENT_OUTBOX),
@@ -226,7 +229,7 @@ def forced(epoch, generation, kept=KEPT, **changes):
 FIRST, SECOND = next_generation(0, 7), next_generation(next_generation(0, 7), 3)
 OF_GENERATIONS = {
     "a higher one, of a lower epoch": (forced(1, SECOND), ErrorCode.NONE),
-    "a higher one, of an epoch that jumps": (forced(513 + 2 * EPOCH_JUMP_MAX, SECOND), ErrorCode.NONE),
+    "a higher one, of an epoch that jumps": (forced(513 + 2 * LIST_JUMP_MAX, SECOND), ErrorCode.NONE),
     "a higher one, by a member that came in meanwhile": (forced(9, SECOND, members=listed(1, 9)), ErrorCode.NONE),
     "a higher one, of the same number": (forced(512, SECOND), ErrorCode.NONE),
     "a higher one, by somebody else": (replace(forced(513, SECOND), epoch=514, leader=2), ErrorCode.IMPOSSIBLE_EPOCH),
