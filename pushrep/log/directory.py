@@ -716,7 +716,7 @@ os.register_at_fork(after_in_child=_REGISTRY.after_fork_in_child)
 def create_logs(held: LogDirectory, wanted: Mapping[str, UUID], *, has_replicas: bool = False) -> None:
     """Make these logs, each with its id, where nothing is under their names; on disk when this returns.
 
-    has_replicas: as they will be opened. Then their first epoch writes the list of epochs, and there is none until then.
+    has_replicas: as they will be opened. Their first epoch writes the list of epochs then, and there is none before.
     Raises OSError: some may be made then, and some in part. LogLocked for one that is open.
     """
     missing = {name: log_id for name, log_id in wanted.items() if held.forget_missing(name)}

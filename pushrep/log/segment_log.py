@@ -95,8 +95,7 @@ def open_log(around: Surroundings, attached: Attached) -> OpenedLog:
     """Open the log of `around`, whose directory is locked. Raises as SegmentLog.open."""
     config, view, filesystem = around.config, around.view, around.filesystem
     derived = DerivedStores(attached.derived)
-    kept_epochs = read_leader_epochs(view.path, filesystem)
-    recovered, log_id = _load(around, derived, attached, kept_epochs)
+    recovered, log_id, kept_epochs = _load(around, derived, attached)
     try:
         epochs = _settle_epochs(around, recovered, kept_epochs, has_replicas=attached.has_replicas)
         found = _Found(recovered, view.cleaned_offset)
@@ -181,13 +180,14 @@ class _Checkpoints:
 
 
 def _load(
-    around: Surroundings, derived: DerivedStores, attached: Attached, kept_epochs: LeaderEpochs | None
-) -> tuple[Recovered, UUID]:
-    """Read the log's own files; the directory of logs is locked by now."""
+    around: Surroundings, derived: DerivedStores, attached: Attached
+) -> tuple[Recovered, UUID, LeaderEpochs | None]:
+    """Read the log's own files, and the list of epochs that is kept; the directory of logs is locked by now."""
     filesystem, view = around.filesystem, around.view
     try:
         filesystem.make_directory(view.path)
         log_id = _identity(view.path, filesystem, attached)
+        kept_epochs = read_leader_epochs(view.path, filesystem)
         checkpoints = _Checkpoints(view, derived)
         recovery = Recovery(
             filesystem,
@@ -215,7 +215,7 @@ def _load(
     if report.damaged_from is None:
         checkpoints.ends_at(report.log_end_offset)
         view.lower_to_end(report.log_end_offset)  # it was cut, now or before
-    return recovered, log_id
+    return recovered, log_id, kept_epochs
 
 
 def _repairable_below(derived: DerivedStores, attached: Attached, kept_epochs: LeaderEpochs | None) -> int:

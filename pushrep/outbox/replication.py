@@ -12,6 +12,7 @@ NotLeader at the open: another has the lead. The directory then keeps that grant
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -675,9 +676,11 @@ class Replication:
 
     def _wait_for_members(self, started_s: float, wait_s: float) -> None:
         """Until enough are in sync to take records with ALL, or another leads, or it took too long."""
+        waiting = deque(self.appenders.values())  # a look at all thousands again and again would hold up who pushes
         while self.needs_all and monotonic() - started_s < wait_s:
-            led = [appender.led for appender in self.appenders.values()]
-            if all(one is not None and (one.takes_all or one.resigned) for one in led) or self._stop.wait(_PAUSE_S):
+            while waiting and (led := waiting[0].led) is not None and (led.takes_all or led.resigned):
+                waiting.popleft()
+            if not waiting or self._stop.wait(_PAUSE_S):
                 return
 
     def _replicas(self) -> list[Replica]:

@@ -334,7 +334,8 @@ def _begin_epochs(logs: Collection[SegmentLog], epoch: int) -> None:
     """What is in them is on disk, and `epoch` begins behind it. Raises LogPoisoned, OSError."""
 
     def begin(log: SegmentLog) -> None:
-        log.flush()
+        if log.flushed_offset < log.log_end_offset:
+            log.flush()
         log.begin_epoch(epoch, log.log_end_offset)
 
     for one in islice(logs, 1):
