@@ -193,6 +193,7 @@ def test_two_that_were_forced_beside_each_other_go_offline_and_name_each_other(l
     first = lost.force().grant
     other = lost.force(lost.old).grant
     assert are_rivals(first.generation, other.generation)
+    assert first.pid_epoch != other.pid_epoch, "both give out the offsets that were not reached, each under its own PID"
     lost.world.node(2)
     with lost.lead() as outbox:
         outbox.append(0, b"in one").result(WAIT_S)

@@ -23,6 +23,7 @@ from pushrep.log.errors import DirectoryIsCopy
 from pushrep.outbox import CantChangeMembers, DeliveryFailed, NotEnoughReplicas
 from pushrep.outbox.directory_handover import HandoverSocket, moved
 from pushrep.outbox.errors import CantPromote
+from pushrep.outbox.identity import identity_in
 from pushrep.outbox.member_changes import Phase, add_member
 from pushrep.outbox.promotion import promote
 from pushrep.outbox.rebase import rebase
@@ -855,6 +856,10 @@ def test_members_are_given_up_under_a_running_leader_only_where_too_few_are_left
         assert outbox.append(0, b"c").result(WAIT_S) == 2
         wait_for_all(outbox)
         assert [one.index for one in outbox.status().members] == [0, 1, 3]
+        shown = [StreamMetadata.unpack(record.key).pid for record in outbox.log(0).records(0)]
+        assert shown == [pid, pid, outbox.pid], "offsets that member 2 gave out are given out again: under another PID"
+        assert outbox.pid != pid
+        assert identity_in(REAL_FILESYSTEM, home).pid == outbox.pid
     for index in (1, 3):
         assert values(kept(world, index).directory) == [b"a", b"b", b"c"]
     with open_outbox(world, 1, 3, partitions=1) as outbox:

@@ -1,5 +1,6 @@
 """An Outbox and nodes on sockets of one process: who has what, what a receipt says, what is refused by name."""
 
+import shutil
 from contextlib import suppress
 
 import pytest
@@ -264,6 +265,18 @@ def test_who_was_overtaken_by_another_leader_takes_nothing_any_more(world):
         assert failed.value.may_be_delivered == (outbox.log(0).log_end_offset > 1)
         with pytest.raises(NotLeader):
             outbox.append(0, b"refused")
+
+
+def test_a_pid_epoch_that_an_opening_begins_is_granted_before_a_record_of_it_is_anywhere(world):
+    world.node(1)
+    with open_outbox(world, 1) as outbox:
+        outbox.append(0, b"a").result(WAIT_S)
+        before = outbox.identity.pid_epoch
+    shutil.rmtree(world.root / "outbox" / "orders-0")
+    with open_outbox(world, 1, accept_loss=True) as outbox:
+        (kept,) = world.nodes[1].grants().values()
+        granted = outbox.facts.replication.grant
+        assert kept.pid_epoch == granted.pid_epoch == outbox.identity.pid_epoch > before
 
 
 def test_behind_a_head_that_was_cut_unread_the_next_opening_leaps_the_pid(world, caplog):
