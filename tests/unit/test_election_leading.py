@@ -47,6 +47,7 @@ from pushrep.election.leader import (
 from pushrep.election.progress import BEGINS_ANEW, MAY_BECOME, REACTIONS, SessionId, SessionState, Step
 from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.records.leader_epochs import LeaderEpochs
+from pushrep.replicate.election import too_few
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.push_messages import AppendRecordsResult
@@ -744,6 +745,13 @@ def test_a_member_of_an_older_generation_counts_for_nothing_and_is_compared_with
     late = promotion.on_answer(of_generation(0, 0, AHEAD, epoch=promotion.grant.epoch + 256))
     assert late == [], "it deposes nobody"
     assert stored(promotion, 2) == [Lead(promotion.grant)]
+
+
+def test_who_keeps_a_grant_of_another_generation_is_not_enough_to_lead_on():
+    own = of_generation(1, FIRST).grant
+    assert too_few(own, 1, {2: of_generation(2, FIRST)}) is None
+    assert too_few(own, 1, {2: replace(of_generation(2, FIRST), grant=None)}) is None
+    assert (too_few(own, 1, {2: of_generation(2, 0)}).answered, too_few(own, 1, {}).needed) == (1, 2)
 
 
 @pytest.mark.parametrize("purpose", Purpose)

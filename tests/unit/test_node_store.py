@@ -10,6 +10,7 @@ from uuid import UUID
 
 import pytest
 
+from pushrep.election.epochs import EpochEnd, Unfenced
 from pushrep.election.grants import Grant, Hold, Member, Takeover, next_generation
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, RealFilesystem
 from pushrep.env.checked_json import write_checked_json
@@ -32,11 +33,11 @@ OUTBOX = UUID(int=7)
 ADDRESSES = ["a:1", "b:1", "c:1"]
 
 
-def grant(epoch):
+def grant(epoch, partitions=1):
     return Grant(
         outbox_id=OUTBOX, epoch=epoch, leader=epoch % 256, members=tuple(map(Member, range(3), ADDRESSES)),
-        min_insync_replicas=2, members_epoch=256, pid_epoch=0, topic_id=UUID(int=8), topic="orders", partitions=1,
-        carrier="key",
+        min_insync_replicas=2, members_epoch=256, pid_epoch=0, topic_id=UUID(int=8), topic="orders",
+        partitions=partitions, carrier="key",
     )  # fmt: skip
 
 
@@ -143,7 +144,7 @@ TPS = [TopicIdPartition(UUID(int=3), "orders", number) for number in range(2)]
 
 def forced(epoch=257, tag=5):
     return replace(
-        grant(epoch), generation=next_generation(0, tag), previous_members=(Member(1, ADDRESSES[1]),),
+        grant(epoch, 2), generation=next_generation(0, tag), previous_members=(Member(1, ADDRESSES[1]),),
         previous_min_insync_replicas=1, members_epoch=epoch,
     )  # fmt: skip
 
@@ -165,11 +166,13 @@ class Stopping(RealFilesystem):
 def filled(store):
     """Two logs with a record each, pushed by the leader of epoch 512."""
     kept = store.outbox(OUTBOX)
-    assert kept.offer_grant(grant(512), 0, ADDRESSES[2], 2) is ErrorCode.NONE
+    assert kept.offer_grant(grant(512, 2), 0, ADDRESSES[2], 2) is ErrorCode.NONE
     for tp in TPS:
         log = store.describe(kept, tp, create=True).log
         log.append_as_is([encode_batch([b"old"], timestamps_ms=1, leader_epoch=512)])
         log.advance_high_watermark(1)
+        kept.note_filled(tp)
+    assert not kept.is_unfilled
     kept.note_unfilled("orders-0", 7)
     return kept
 
@@ -188,6 +191,30 @@ def check_set_aside(kept, old):
     assert (promises.is_unfilled, promises.unfilled) == (True, {})
 
 
+def test_what_held_for_logs_of_an_older_generation_ends_with_it():
+    unfenced = {"orders-0": Unfenced(0, EpochEnd(256, 0))}
+    before = ElectionState(
+        grant=grant(512), leader_epoch=900, unfenced=unfenced, unfilled={"orders-1": 7}, rival=forced(tag=6)
+    )
+    after = before.with_grant(forced())
+    assert (after.unfenced, after.unfilled, after.rival) == ({}, {}, None)
+    assert (after.is_unfilled, after.leader_epoch, after.are_logs_outdated) == (True, 257, True)
+    same = before.with_grant(grant(768))
+    assert same == replace(before, grant=grant(768)), "900 was taken, and fences still"
+
+
+def test_a_generation_is_filled_and_led_by_nothing_of_the_one_before(store):
+    kept = filled(store)
+    kept.note_contact(512, is_last=True)
+    assert kept.contact_age_ms is None
+    assert kept.offer_grant(forced(), 1, ADDRESSES[2], 2) is ErrorCode.NONE
+    assert kept.contact_age_ms is not None, "who said goodbye led another generation"
+    kept.note_filled(TPS[1])
+    assert kept.is_unfilled, "the first partition was filled before, and set aside"
+    kept.note_filled(TPS[0])
+    assert not kept.is_unfilled
+
+
 def test_a_grant_of_a_higher_generation_sets_the_logs_aside_whole(store):
     kept = filled(store)
     old, replica = kept.election_state, kept.open_replica(TPS[0])
@@ -198,7 +225,7 @@ def test_a_grant_of_a_higher_generation_sets_the_logs_aside_whole(store):
     log = store.describe(kept, TPS[0], create=True).log
     assert (log.log_end_offset, log.high_watermark) == (0, 0)
     assert kept.election_state.unfilled == {}, "it lost nothing of this generation"
-    assert kept.offer_grant(grant(1024), 0, ADDRESSES[2], 2) is ErrorCode.FENCED_LEADER_EPOCH
+    assert kept.offer_grant(grant(1024, 2), 0, ADDRESSES[2], 2) is ErrorCode.FENCED_LEADER_EPOCH
     assert kept.offer_grant(forced(tag=6), 1, ADDRESSES[2], 2) is ErrorCode.INCONSISTENT_OUTBOX
 
 
@@ -217,6 +244,9 @@ def test_setting_aside_is_finished_at_the_next_opening(tmp_path, renames):
     if renames > 1:
         with pytest.raises(Refusal, match="not set aside"):
             kept.replica(TPS[0], create=True)
+        later = [TopicIdPartition(UUID(int=3), "orders", number) for number in (2, 3)]
+        kept.create_missing(later)
+        assert not [tp for tp in later if (kept.directory / str(tp)).exists()], "they would be taken for older ones"
     disk.left = None
     first.close()
     again = NodeStore(tmp_path, NodeSettings(address=Address("127.0.0.1", 1)), REAL_FILESYSTEM, SYSTEM_CLOCK)
