@@ -210,6 +210,14 @@ def test_a4_refusals_are_counted_by_call_and_identity_and_logged_once_a_minute(t
     assert "UNAUTHORISED (50 since the last such line)" in caplog.text
 
 
+def test_a4_refusals_of_ever_new_names_take_no_more_memory(tmp_path):
+    made = Access(lambda: ["billing"], lambda _: Kept(tmp_path, frozenset()), REAL_FILESYSTEM, Clock())
+    for number in range(1100):
+        made.refused(f"stranger {number}", ApiKey.GRANT, ID)
+    assert len(made.refusals()) == 1001
+    assert made.refusals()["GRANT", "others"] == 100
+
+
 def test_a4_a_node_that_allows_nobody_says_so(tmp_path, caplog):
     Access(list, lambda _: Kept(tmp_path, frozenset()), REAL_FILESYSTEM, SYSTEM_CLOCK)
     assert "nobody may use this node" in caplog.text
