@@ -97,7 +97,9 @@ def open_log(around: Surroundings, attached: Attached) -> OpenedLog:
     derived = DerivedStores(attached.derived)
     recovered, log_id, kept_epochs = _load(around, derived, attached)
     try:
-        epochs = _settle_epochs(around, recovered, kept_epochs, has_replicas=attached.has_replicas)
+        # The list of a log with replicas is written by its first epoch, so that one that is made pays for it once.
+        is_unlisted = attached.has_replicas and kept_epochs is None and recovered.report.log_end_offset == 0
+        epochs = _settle_epochs(around, recovered, kept_epochs, is_written=not is_unlisted)
         found = _Found(recovered, view.cleaned_offset)
         if derived:
             derived.settle(found.bounds(), epochs)
@@ -108,7 +110,7 @@ def open_log(around: Surroundings, attached: Attached) -> OpenedLog:
     view.open_files.limit = config.open_files_max
     background = BackgroundTasks(view.disk, config.disk_limits, derived, config.retention_check_ms, around.clock)
     watermark = _watermark(view, recovered.report) if attached.has_replicas else None
-    writer = LogWriter(around, recovered, epochs, background, watermark)
+    writer = LogWriter(around, recovered, epochs, background, watermark, is_unlisted=is_unlisted)
     reader = BatchReader(filesystem, view.path, writer)
     retention = Retention(writer, reader, derived, config, view.path, filesystem, around.clock)
     for name, needed_from in (attached.holders or {}).items():
@@ -245,13 +247,9 @@ def _watermark(view: DirectoryView, report: RecoveryReport) -> int:
 
 
 def _settle_epochs(
-    around: Surroundings, recovered: Recovered, kept: LeaderEpochs | None, *, has_replicas: bool
+    around: Surroundings, recovered: Recovered, kept: LeaderEpochs | None, *, is_written: bool
 ) -> LeaderEpochs:
-    """The list of epochs as the log has them: none above its end, those that the scan met, at least one.
-
-    It is on disk when this returns, but for a log with replicas that never held a record: the epoch that begins before
-    its first one writes it.
-    """
+    """The list of epochs as the log has them: none above its end, those that the scan met, at least one."""
     filesystem, path, report = around.filesystem, around.view.path, recovered.report
     epochs = LeaderEpochs()
     if kept is not None:
@@ -267,8 +265,7 @@ def _settle_epochs(
         epochs = epochs.assigned(*begun[0])
     if not epochs.entries:
         epochs = epochs.assigned(0, report.log_end_offset)
-    is_untouched = has_replicas and kept is None and report.log_end_offset == 0
-    if epochs != kept and report.damaged_from is None and not is_untouched:
+    if epochs != kept and report.damaged_from is None and is_written:
         write_leader_epochs(path, epochs, filesystem)
     return epochs
 

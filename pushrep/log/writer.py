@@ -101,17 +101,21 @@ class LogWriter:
     """The one writer of a log's files. Thread-safe; what cuts it (`truncate_to`, `quarantine`, `begin_anew`) is called
     while retention is paused. Every method raises LogClosed once it is closed.
 
-    watermark: where the high watermark was; None for a log without replicas.
+    watermark: where the high watermark was; None for a log without replicas. is_unlisted: its list of epochs is not on
+    disk yet; it is before the first record.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a log goes on from
         self,
         around: Surroundings,
         recovered: Recovered,
         epochs: LeaderEpochs,
         background: BackgroundTasks,
         watermark: int | None = None,
+        *,
+        is_unlisted: bool = False,
     ) -> None:
+        self._is_unlisted = is_unlisted
         self._watermark = watermark  # before the first word to readers
         self._log_id = recovered.log_id
         self._ahead_bytes_max = around.view.ahead_bytes_max
@@ -435,6 +439,8 @@ class LogWriter:
         epoch, offset, mark = self._epochs.latest_epoch, segment.next_offset, segment.mark()
         segment.ahead_bytes_max = self._ahead_bytes_max
         try:
+            if self._is_unlisted:
+                self._write_epochs(self._epochs)
             for batch in batches:
                 batch.stamp(offset, epoch)
                 if not self._active.has_room(batch.header):
@@ -730,8 +736,12 @@ class LogWriter:
     def _keep_epochs(self, epochs: LeaderEpochs) -> None:
         if epochs is not self._epochs:
             self._epochs = epochs if epochs.entries else epochs.assigned(0, self.log_end_offset)
-            around, kept = self._around, self._epochs
-            around.view.reserve.with_room(lambda: write_leader_epochs(around.view.path, kept, around.filesystem))
+            self._write_epochs(self._epochs)
+
+    def _write_epochs(self, epochs: LeaderEpochs) -> None:
+        around = self._around
+        around.view.reserve.with_room(lambda: write_leader_epochs(around.view.path, epochs, around.filesystem))
+        self._is_unlisted = False
 
     # ---- what replication does
 
@@ -786,6 +796,8 @@ class LogWriter:
             self.used = self._changed = True
             segment, mark, bases = self._active, self._active.mark(), self._bases
             try:
+                if self._is_unlisted:
+                    self._write_epochs(self._epochs)
                 self._roll(batches[0].header.base_offset)
                 for batch in batches:
                     header = batch.header
@@ -827,11 +839,11 @@ class LogWriter:
             epochs = self._epochs.assigned(leader_epoch, start_offset)
             if epochs is self._epochs:
                 return
-            around, end = self._around, self.log_end_offset
+            path, end = self._around.view.path, self.log_end_offset
             newest = self._epochs.epoch_of(end - 1)
             if start_offset != end or leader_epoch < newest:
-                raise EpochOutOfPlace(around.view.path, leader_epoch, start_offset, end=end, newest_epoch=newest)
-            around.view.reserve.with_room(lambda: write_leader_epochs(around.view.path, epochs, around.filesystem))
+                raise EpochOutOfPlace(path, leader_epoch, start_offset, end=end, newest_epoch=newest)
+            self._write_epochs(epochs)
             self._epochs = epochs
             self._publish(self.flushed_offset)
 

@@ -415,7 +415,12 @@ def test_a4_operators_calls_are_audited_with_identity_and_arguments(world, tls, 
     caplog.set_level("INFO", "pushrep.node.audit")
     truncate = only(replay.TruncateRequest, requests(service.grant, world.outbox_id, 1, tp_in(world)))
     ask(member.address, shown(tls, "stranger"), truncate)
+    elsewhere = replace(truncate, recording_id=77)  # of nothing that this one may keep
+    assert ask(member.address, shown(tls, "keeper"), elsewhere).error_code is ErrorCode.UNAUTHORISED
     assert "audit:" not in caplog.text
+    told = only(push.GrantRequest, requests(service.grant, world.outbox_id, 1, tp_in(world)))
+    ask(member.address, shown(tls, "owner"), told)
+    assert "audit: 'owner' calls GRANT: grant=" in caplog.text
     ask(member.address, shown(tls, "keeper"), replace(truncate, offset=20))
     assert "audit: 'keeper' calls TRUNCATE: recording_id='1', offset='20'" in caplog.text
 
@@ -517,6 +522,36 @@ def test_a5_a_file_that_changes_is_noticed_by_itself(tmp_path):
         assert not noticed.wait(0.1)
         path.write_text("owner\nother\n")
         assert noticed.wait(WAIT_S)
+    finally:
+        reloading.stop()
+
+
+def test_a5_who_asks_for_it_has_all_read_again_though_no_file_looks_changed(tmp_path):
+    path, read = tmp_path / "allow", threading.Event()
+    path.write_text("owner\n")
+    reloading = Reloading([path], read.set, lambda: None, lambda: 0.0, look_every_s=3600)
+    reloading.start()
+    try:
+        reloading.soon()
+        assert read.wait(WAIT_S)
+    finally:
+        reloading.stop()
+
+
+def test_a5_expiry_is_warned_of_once_a_day_from_two_weeks_before(caplog):
+    now_s, looks = [0.0], []
+
+    def expires_s():
+        looks.append(now_s[0])
+        return 20 * 24 * 3600
+
+    reloading = Reloading([], lambda: None, expires_s, lambda: now_s[0], look_every_s=0.001)
+    reloading.start()
+    try:
+        for days, warned in ((0, 0), (5.9, 0), (6, 1), (6.9, 1), (7, 2)):
+            now_s[0] = days * 24 * 3600
+            wait_until(lambda: looks[-2:] == [now_s[0]] * 2, "it looked, and began to look again")
+            assert caplog.text.count("expires in") == warned
     finally:
         reloading.stop()
 

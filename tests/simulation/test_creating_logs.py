@@ -9,6 +9,7 @@ from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.log.directory import LogDirectory, create_logs
 from pushrep.log.directory_files import read_leader_epochs
 from pushrep.log.recovery_plan import Opening
+from pushrep.records import encode_batch
 from pushrep.testing import PowerLost, SimulatedClock, SimulatedDisk
 from tests.unit.gated_disk import MeetingDisk
 
@@ -138,6 +139,14 @@ def test_a_log_with_replicas_that_is_made_and_led_takes_five_syncs(tmp_path):
             log.begin_epoch(256, 0)
             assert disk.files_synced[name] + disk.synced[name] == 5
     held.release()
+
+
+def test_the_first_record_of_a_log_with_replicas_that_comes_without_an_epoch_brings_the_list_along(tmp_path):
+    """As what was appended before an outbox had replicas comes to one: of epoch 0."""
+    with SegmentLog.open(tmp_path / "orders-0", has_replicas=True) as log:
+        assert read_leader_epochs(log.path) is None
+        log.append_as_is([encode_batch([b"x"], timestamps_ms=1, leader_epoch=0)])
+        assert read_leader_epochs(log.path).entries == ((0, 0),)
 
 
 def test_their_files_are_synced_beside_each_other(tmp_path):
