@@ -280,6 +280,8 @@ def _told(outbox, word):
     if word == "troubles":
         return [str(one) for one in outbox.status().members]
     grant = outbox.facts.replication.grant
+    if grant is None:  # it is about to lead by another one, which names a directory
+        return [[], []]
     return [[one.index for one in members] for members in (grant.members, grant.previous_members)]
 
 
@@ -387,6 +389,15 @@ class World:
             self.revive(names)
             pause.wait(0.01)
         raise AssertionError(f"never caught up: {self.leader.ask('lag')}, {self.leader.ask('troubles')}")
+
+    def wait_for_members(self, indexes):
+        """Until they are these, and no change is under way."""
+        pause = threading.Event()
+        for _ in range(WAIT_S * 100):
+            if (found := self.leader.ask("members")) == [indexes, []]:
+                return
+            pause.wait(0.01)
+        raise AssertionError(f"the members are {found}, not {indexes}")
 
     def append(self):
         """A record that all members acknowledge; on a slow disk not the first one in time."""

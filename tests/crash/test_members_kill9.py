@@ -120,7 +120,7 @@ def ask_until_done(world, change, victim, *call):
 def check(world, change, victim):
     """The members are those that were asked for and hold what was acknowledged, and nobody else is counted."""
     world.leader.ask("rest")
-    assert world.leader.ask("members") == [change.members, []]
+    world.wait_for_members(change.members)
     world.wait_for_all([victim])  # its step may come as late as this
     for node in change.after:
         world.nodes[node].end()
@@ -176,7 +176,7 @@ class Chaos:
         self.world.append()
         self.world.wait_for_all([])
         acked = self.world.acked()
-        assert self.world.leader.ask("members") == [[0, *sorted(self.indexes.values())], []]
+        self.world.wait_for_members([0, *sorted(self.indexes.values())])
         for name in ("outbox", *self.indexes):
             held = self.world.held(name)
             assert {offset: held.get(offset) for offset in acked} == acked, (name, self.met)

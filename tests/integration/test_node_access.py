@@ -29,6 +29,7 @@ from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import BadArgument
 from pushrep.outbox.promotion import promote
 from pushrep.replay import FOLLOW, NodeAccess, ReplayClient, ReplayRequest
+from pushrep.replay.limits import ReplaySettings
 from pushrep.replicate import NodeSettings
 from pushrep.replicate.certificates import expires_s, mutual_tls
 from pushrep.replicate.election_state import find_election_state
@@ -429,7 +430,8 @@ def test_a5_certificates_and_allow_list_are_read_again_without_ending_who_is_sti
     directory, allow = tmp_path / "tls", tmp_path / "allow"
     make_certificates(directory, ("127.0.0.1",), NAMES)
     allow.write_text("# who may\nowner\nreader=orders:read\n")
-    member = world.node(1, certificates=server_files(directory), allow=frozenset(), allow_file=allow)
+    patient = ReplaySettings(connect_timeout_ms=3_600_000)  # nobody attaches
+    member = world.node(1, certificates=server_files(directory), allow=frozenset(), allow_file=allow, replay=patient)
     node = world.nodes[1]
     service = world.service([member], settings=shown(directory, "owner")).start()
     service.append(b"before")
@@ -450,10 +452,7 @@ def test_a5_certificates_and_allow_list_are_read_again_without_ending_who_is_sti
     assert (directory / "ca.pem").read_bytes() != first
     answer = ask(member.address, shown(directory, "reader"), start)  # by the new authority's certificate
     assert answer.error_code is ErrorCode.UNAUTHORISED
-    for _ in range(600):
-        if node.replays().sessions_active == 0:
-            break
-        service.wait_for(lambda _: True)
+    wait_until(lambda: node.replays().sessions_active == 0, "who may not read any more is told so")
     allow.write_text("nonsense=\n")
     with pytest.raises(BadArgument, match="nonsense"):
         node.reload()
