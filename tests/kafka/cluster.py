@@ -138,6 +138,8 @@ class KafkaCluster:
                 # A member learns at its next heartbeat that partitions move.
                 "group.consumer.heartbeat.interval.ms": "300",
                 "group.consumer.min.heartbeat.interval.ms": "300",
+                # Else a broker that nobody uses writes to its metadata twice a second, for as long as the tests run.
+                "metadata.max.idle.interval.ms": "10000",
             }
             | self._settings
         )
