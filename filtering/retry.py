@@ -2,14 +2,14 @@
 
     RetryPolicy   which errors pass, for how long or how often it is tried, and the Backoff between
     Backoff       pauses that double up to the longest, at random: many that lost one broker must not all come at once
-    ask           the policy for a question to a broker:
+    ask           asks a broker by such a policy:
         a passing failure (no coordinator yet, it moved, no connection ...)   asked again until the time is over
         a topic that is not there                                             3 s: not every broker knows a new one yet
         anything else                                                         raised at once
 
 It stands here because every package may import filtering. It waits by the process's own monotonic clock, since no
-simulation drives a broker, a lock or a database. Simulations do drive replicas and replays: these wait by the clock of
-`pushrep.env` and take only the length of a pause from here.
+simulation drives a broker, a lock or a database. Who has to be woken while it waits gives `call` a `sleep` of its own;
+who waits by the clock of `pushrep.env`, as simulated replicas and replays do, takes only the length of a pause.
 """
 
 import random

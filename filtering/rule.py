@@ -1,4 +1,4 @@
-"""The rule, in its two forms side by side; everything else in this package carries state to it and back.
+"""The rule: `judge` for one record, `judge_rows` for arrays. The rest of this package carries state to it and back.
 
     mark M, window W          offset > M           keep, and M = offset          NEW
                      M - W <= offset < M, unseen   keep, and remember its bit    FILLS
@@ -7,6 +7,9 @@
 
 Hence, for rows of one pair in log order: row r is NEW iff offset(r) > max(mark, offsets of the rows before it), and
 that running maximum is what the array form computes for all pairs at once. A pair without a mark has mark -1.
+
+Two shortcuts give the same answers and are held against it by tests: `ReplayFilter.admit` for a single record, and
+`spark_jobs/runs.py` for stretches of rows.
 """
 
 from dataclasses import dataclass

@@ -5,8 +5,9 @@
                       i32: the source partition, the source offset
 
 Exactly 20 bytes, no magic, no version: byte-compatible with JW Player's SQE, whose consumers read the same keys.
-Partition and offset are never negative: compared as bytes -1 stands above every offset, and one such key would
-close its pair for ever. So bytes 8 and 12 are below 0x80, which is what column expressions test too.
+Partition and offset are never negative: compared as bytes -1 stands above every offset, so after
+one such key every record of its (PID, partition) would count as a replay. So bytes 8 and 12 are below 0x80; Spark's
+column expressions (spark_jobs/columns.py) test the same.
 Format: docs/formats/stream-metadata-key.md.
 
 Arrow binary columns are read through their buffers, so that this package needs no Arrow library:

@@ -2,9 +2,10 @@
 
 Names follow Prometheus' guide: `pushrep_`, base units at the end (`_bytes`, `_seconds`, `_timestamp_seconds` since
 1970), counters end in `_total`. FAMILIES is the whole of it; docs/metrics.md is made from it.
-Needs the extra `metrics` (prometheus-client); nothing else in pushrep imports it.
+Values are set by the collectors of pushrep/outbox/metrics.py and pushrep/replicate/node_metrics.py.
+All of them need the extra `metrics` (prometheus-client), and are imported only where metrics are asked for.
 
-    REGISTRY.register(FilterCollector(consumer, name="billing"))             filtering.consumers, Spark's CountsListener
+    REGISTRY.register(FilterCollector(consumer, name="billing"))             a filtering consumer, or a CountsListener
     REGISTRY.register(StartpointCollector(store))
 """
 

@@ -1,13 +1,14 @@
-"""What a filtering consumer does as partitions come, move and go, and what it commits. Pure: shells do what it asks.
+"""What a filtering consumer does as partitions come, move and go, and what it commits. Pure.
 
     come      load: each from its committed position with its marks, or where its startpoint says, or stopped
     reads     load_again: what could not be loaded      follow: startpoints that are new, between two reads
-              admit: replays are dropped; a refused record is kept as `failure`, which the next read raises
+              admit: replays are dropped; a record the filter refuses is kept as `failure`, which the next read raises
     commit    positions: offsets with their marks, beside them or stored before      committed: they are stored
     go        forget
 
 What needs the client is a generator: it yields calls (Seek, Pause ...) and is sent their answers. So one order of steps
-serves a client that blocks (`run`) and one that is awaited (`run_async`). A call that fails raises at its yield.
+serves a client that blocks (confluent.py, by `run`) and one that is awaited (aiokafka.py, by `run_async`). A call that
+fails raises at its yield.
 
 A client takes an assignment whatever its callback raises, and would hand over records that nobody has marks for. So a
 partition whose loading failed stays assigned and paused, and every read loads it again or raises why it cannot.

@@ -5,16 +5,17 @@
     acknowledged   m of N hold it        N - m + 1 stored the grant     lead
                    |== m ==========|
                          |======= N - m + 1 ====|        any two such sets meet in a member, which holds the record and
-                                                         answers nothing older: the leader finds it there
+                                                         refuses older leaders: the new one finds it there
 
-A grant that changes the list or m names the one before it, too, and both have their say (a joint grant) until
-`may_settle`; the next grant then names the new list alone. Where the list before is one member, as a forced change
-makes it, that one leads alone until then: the others are empty at first, so they can have no say. Everything that is
-acknowledged meanwhile is on that member, too.
+A grant that changes the list or m names the one before it, too, and needs enough members of both lists (a joint grant)
+until `may_settle`; the next grant then names the new list alone. Where the list before is one member, as a
+forced grant (below) makes it, that one leads alone until then: the others are empty at first and don't count.
+Everything that is acknowledged meanwhile is on that member, too.
 
 A member is a directory: the grant names its id, and who answers with another counts for nothing. A member whose disk
 is new is filled first; a joint grant then names the new directory beside the old one (`entering`), and acknowledgements
-don't count it before so many stored that grant that nobody can lead by the old directory any more.
+don't count it before so many stored that grant that nobody can lead by the old directory any more (`may_enter`).
+`judge_grant` is a member's answer to a grant: stored, or why not.
 
 A forced grant follows a loss that was accepted: nobody else agrees to it. It begins a generation, which is compared
 before everything else, and its leader leads alone as above. What other members hold of an older generation is another

@@ -36,7 +36,7 @@ import numpy as np
 
 from pushrep.env import Clock, File, Filesystem
 from pushrep.log.config import LogConfig
-from pushrep.log.cutting import TailMove, end_moves, move_aside, quarantine_tail, remove_segments
+from pushrep.log.cut_files import TailMove, end_moves, move_aside, quarantine_tail, remove_segments
 from pushrep.log.directory_files import CheckpointFile, CleanLog, parse_log_name
 from pushrep.log.errors import CorruptLog, LogPoisoned
 from pushrep.log.recovery_plan import Opening, RecoveryFacts, RecoveryPlan, recovery_plan

@@ -36,7 +36,7 @@ from uuid import UUID
 
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, File, Filesystem, LockHeld
 from pushrep.log.config import LogConfig
-from pushrep.log.cutting import TailMove, keep_range, move_aside, quarantine_tail
+from pushrep.log.cut_files import TailMove, keep_range, move_aside, quarantine_tail
 from pushrep.log.directory import DirectoryView, LogDirectory
 from pushrep.log.directory_files import (
     LEADER_EPOCHS_NAME,

@@ -65,7 +65,7 @@ def half_made_in(names: Iterable[str]) -> list[str]:
 
 
 def moved_from(names: Iterable[str]) -> dict[str, tuple[str, int]]:
-    """{name of a file that takes a tail: (segment, byte that the tail begins with)}; see cutting.py."""
+    """{name of a file that takes a tail: (segment, byte that the tail begins with)}; see cut_files.py."""
     return {name: (match[1], int(match[2])) for name in names if (match := _MOVING.fullmatch(name))}
 
 

@@ -23,7 +23,7 @@ from typing import Protocol
 from uuid import UUID
 
 from pushrep.env import File, Filesystem
-from pushrep.log.cutting import keep_range
+from pushrep.log.cut_files import keep_range
 from pushrep.log.directory_files import parse_log_name
 from pushrep.log.errors import RepairRefused
 from pushrep.log.seals import HeadersCrc, Seal, read_seal, remove_seals, write_seal

@@ -45,7 +45,7 @@ from uuid import UUID
 from pushrep.env import Clock, Filesystem
 from pushrep.errors import PushrepError
 from pushrep.log.config import POSITION_MAX, AppendResult, LogConfig
-from pushrep.log.cutting import TailMove, keep_range, move_aside, quarantine_tail, remove_segments
+from pushrep.log.cut_files import TailMove, keep_range, move_aside, quarantine_tail, remove_segments
 from pushrep.log.directory import DirectoryView
 from pushrep.log.directory_files import CleanLog, parse_log_name, write_leader_epochs
 from pushrep.log.disk_space import RESERVE_BYTES_MIN
@@ -645,7 +645,7 @@ class LogWriter:
         """Set everything from the damage on aside as `.corrupt`; the names of those files. The log takes appends then.
 
         Order: a copy of the damaged one's tail, checkpoints, later segments newest first, the tail, epochs. Nothing is
-        thrown away. On a disk without room for the copy the tail is moved, into `.cut` (cutting.py). Raises
+        thrown away. On a disk without room for the copy the tail is moved, into `.cut` (cut_files.py). Raises
         NoRoomToCut if there is no room even for its first piece; nothing was changed then.
         """
         return self._around.view.reserve.with_room(self._quarantine)

@@ -1,11 +1,13 @@
 """ReplaySession: what one replay does next. Events in, effects out; it has met neither file, socket nor clock.
 
     Opened + Attached ──▶ REPLAY:  Turn ──▶ ReadBlock ──▶ BlockRead ──▶ SendBlock ──▶ Sent ──▶ the next Turn
-                                     ├──▶ Heartbeat       at the tip, at a bound, without credit, below the rate
+                                     ├──▶ Heartbeat       at the log's end, at a bound (a counter that it must
+                                     │                   not pass), without credit, or ahead of its rate
                                      └──▶ SendEnd         limit reached, or stalled
 
 One block is under way at a time: a slow subscriber costs its one block and no more. A subscriber is owed a block while
-its credit is above zero, so the last one may overdraw it by less than a block; a batch is never split.
+its credit is above zero (bytes; the reader gives it, in remote.py), so the last one may overdraw it by less than a
+block; a batch is never split.
 
 ReplaySessions are all sessions of one node or client: how many there may be, ids, what was refused, and counters.
 

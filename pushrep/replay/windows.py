@@ -1,4 +1,4 @@
-"""The same walk over a log's batches in long strides: a window of the file at a time, into memory that is used again.
+"""The walk over a log's batches (pushrep/log/walk.py) in long strides: a window of the file into memory used again.
 
     file    | batch | batch | bat|ch | ...        the window, and what is missing of its last batch
             ────── 768 KiB ──────▶ ──▶            small batches are checked together (records/batch_run.py)

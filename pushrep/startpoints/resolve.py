@@ -2,16 +2,17 @@
 
     fits the log                -> Resolved(offset)
     does not, policy error      -> Unresolved(why): the partition does not start
-    does not, earliest, latest  -> Resolved(that end, by_policy = why it did not fit)
+    does not, earliest, latest  -> Resolved(the log's start or end, by_policy = why it did not fit)
 
-The log is what its readers may see, [start, end). Time without a match: no record in it is that late.
+The log is what its readers may see, [start, end). A time without a match does not fit: no
+record in the log is that late.
 
 A start is the first of these:
 
 startpoint applied    its resolved offset
-reset asked for       the default, whatever the checkpoint says
+reset asked for       the job's default, whatever the checkpoint says
 checkpoint            its offset, if it is for this very log and not below the log start
-neither               the default, resolved as a startpoint is
+neither               the job's default, resolved as a startpoint is
 """
 
 from collections.abc import Callable, Mapping

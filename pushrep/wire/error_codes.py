@@ -1,6 +1,7 @@
 """The error codes of every answer, in one table: number, name, whether the same request may be sent again, meaning.
 
 Numbers below 1000 are Kafka's, with Kafka's names; from 1000 on they are ours. None is ever given a second meaning.
+A new one is a member of ErrorCode and a row of ERROR_TABLE.
 "Again" means that the same bytes may succeed later, on the same session; it is ours and not always Kafka's: to Kafka a
 storage error is retriable, because another broker may lead by then.
 """

@@ -13,7 +13,7 @@ import pytest
 
 from pushrep.env import write_atomic, write_whole
 from pushrep.errors import PushrepError
-from pushrep.log.cutting import move_aside
+from pushrep.log.cut_files import move_aside
 from pushrep.log.recovery import Recovery
 from pushrep.log.segment import Segment
 from pushrep.log.segment_log import SegmentLog

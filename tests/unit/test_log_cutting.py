@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pushrep.env import REAL_FILESYSTEM, read_whole
-from pushrep.log.cutting import keep_range, move_aside
+from pushrep.log.cut_files import keep_range, move_aside
 from pushrep.log.errors import NoRoomToCut
 from pushrep.log.segment_files import half_made_in
 from pushrep.testing import SimulatedDisk

@@ -11,7 +11,7 @@ import pytest
 from pushrep.env import REAL_FILESYSTEM, RealFilesystem
 from pushrep.env.filesystem import RealFile
 from pushrep.log import CorruptBatch, Durability, LogConfig, SegmentLog
-from pushrep.log.cutting import remove_segments
+from pushrep.log.cut_files import remove_segments
 from pushrep.log.directory_files import CheckpointFile, write_checkpoint
 from pushrep.log.errors import RepairRefused
 from pushrep.log.segment_files import SEAL_SUFFIX, segment_path

@@ -1,10 +1,10 @@
-"""Cutting a log's end off: cut means cut, by ftruncate and fsync of the file and of the directory.
+"""Where the bytes go that are cut off a log's end: into files beside it, before they leave the log.
 
     1000.log | ..... | bad ......     2000.log     3000.log
                      ^ position
     1. the bytes from `position` on are copied to 1000.log.<position>.cut.part, synced, and renamed to .cut
     2. 3000.log, then 2000.log are renamed to .log.cut, newest first: a crash in between leaves contiguous names
-    3. 1000.log is truncated and synced, the directory is synced
+    3. the caller truncates and syncs 1000.log (`Segment.cut`), and syncs the directory
 
 Nothing is thrown away but indexes (they can be rebuilt). The copy comes first: a disk without room for it refuses the
 cut before anything has changed. It is exact to the byte; zeros at its end, mostly space that was allocated ahead, are a
