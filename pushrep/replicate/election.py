@@ -334,7 +334,7 @@ def _begin_epochs(logs: Collection[SegmentLog], epoch: int) -> None:
     """What is in them is on disk, and `epoch` begins behind it. Raises LogPoisoned, OSError."""
 
     def begin(log: SegmentLog) -> None:
-        if log.flushed_offset < log.log_end_offset:
+        if log.log_end_offset:  # of thousands that are new each would have its checkpoint written within a second
             log.flush()
         log.begin_epoch(epoch, log.log_end_offset)
 
