@@ -16,9 +16,9 @@ from pushrep.cli.main import run
 from pushrep.election.errors import LeadGivenUp
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.env.filesystem import RealFile
-from pushrep.outbox import DeliveryFailed, StandbyCancelled, StandbyState
+from pushrep.outbox import DeliveryFailed, StandbyCancelled, StandbyState, standby
 from pushrep.outbox.creating import create_outbox
-from pushrep.outbox.directory_handover import HandoverSocket
+from pushrep.outbox.directory_handover import HandoverSocket, handed_over
 from pushrep.outbox.errors import CantCreate
 from pushrep.outbox.metrics import OutboxCollector
 from pushrep.outbox.positions import POSITIONS_NAME, decode_positions
@@ -267,6 +267,28 @@ def test_of_two_that_look_at_once_one_leads_and_the_other_stands_by_again(member
     finally:
         for one in instances:
             one.end()
+
+
+def test_one_look_is_enough_where_a_member_that_is_needed_is_let_go_meanwhile(members, monkeypatch, caplog):
+    """The leader's node is gone, and the third member's directory is in use, as by another one that looks."""
+    monkeypatch.setattr(standby, "_ROUND_S", (WAIT_S, WAIT_S))
+    granted = create_outbox(members.data[0], members.addresses, "orders")
+    first, second = Instance(members.data[0]), None
+    try:
+        first.wait_until_it_leads()
+        second = Instance(members.data[1], open_timeout_s=WAIT_S)
+        second.wait_for("was in contact")
+        with handed_over(members.data[2] / str(granted.outbox_id), granted.outbox_id):
+            members.nodes[0].stop()
+            first.outbox.close()
+            while "is let go for now" not in caplog.text:
+                assert not second.leads.wait(0.05)
+        second.wait_until_it_leads()
+        assert [state for state, _ in second.told].count(StandbyState.LOOKING) == 1
+    finally:
+        first.end()
+        if second is not None:
+            second.end()
 
 
 def call(capfd, *arguments):
