@@ -395,7 +395,7 @@ def test_a_repair_is_gone_on_with_from_wherever_the_job_was_killed(run, outbox, 
         table.repair("--from", start, "--to", end)
         with SparkPrograms(tmp_path, f"--master local[1] --driver-memory 1g {QUIET} {FAST}") as programs:
             killed = programs.start([sys.executable, PROGRAM, json.dumps(options), step])
-            killed.communicate(timeout=240)
+            killed.communicate(timeout=600)
             assert killed.returncode == -signal.SIGKILL, f"{step}: {said(killed)}"
             kill_session(killed)
         if table.kind == "database":
