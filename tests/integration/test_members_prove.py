@@ -616,6 +616,7 @@ def test_a_full_replica_says_so_in_its_leaders_status_and_goes_on_when_there_is_
         disk.is_full = False
         wait_for_all(outbox)
         assert outbox.status().members[1].trouble is None
+        assert [replica.refused for _, replica in world.nodes[1].replicas()] == [None], "nothing of it is told any more"
 
 
 def rewrite(directory, change):

@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from pushrep.cli.main import cli
-from pushrep.election.grants import Grant, Member
+from pushrep.election.grants import Grant, Member, next_generation
 from pushrep.env.filesystem import RealFilesystem
 from pushrep.errors import BadArgument
 from pushrep.log import SegmentLog
@@ -35,6 +35,8 @@ from pushrep.wire.push_messages import (
     AppendRecordsPartition,
     AppendRecordsRequest,
     AppendRecordsResponse,
+    BeatRequest,
+    BeatResponse,
     DescribeLogRequest,
     DescribeLogResponse,
     EndOffsetForEpochRequest,
@@ -110,6 +112,23 @@ def grant_of(epoch, leader=None, **more):
 def offer(client, grant, sender=None):
     sender = grant.leader if sender is None else sender
     return client.ask(GrantRequest(grant=grant, sender=sender, partitions=(TP,)), GrantResponse)
+
+
+def test_m6_a_beat_fences_an_older_generation_and_shows_a_rival_that_was_offered(start):
+    """Who leads and has nothing to push hears of both by nothing else."""
+    own, rival = next_generation(0, 7), next_generation(0, 8)
+
+    def beat(generation, epoch):
+        request = BeatRequest(outbox_id=OUTBOX, leader=0, leader_epoch=epoch, generation=generation)
+        answer = client.ask(request, BeatResponse)
+        return answer.error_code, answer.generation
+
+    with ReplicaClient(start().address) as client:
+        assert offer(client, grant_of(256, generation=own)).error_code is ErrorCode.NONE
+        assert beat(own, 256) == (ErrorCode.NONE, own)
+        assert beat(0, 1 << 20) == (ErrorCode.FENCED_LEADER_EPOCH, own)
+        assert offer(client, grant_of(257, generation=rival)).error_code is ErrorCode.INCONSISTENT_OUTBOX
+        assert beat(own, 256) == (ErrorCode.NONE, rival)
 
 
 def test_what_is_pushed_is_there_after_a_restart_under_a_higher_replica_epoch(start):
