@@ -25,8 +25,7 @@ from pathlib import Path
 
 from filtering import METADATA_HEADER, StreamMetadata
 from tests.kafka.cluster import KafkaCluster
-from tests.kafka.plain_client import consume as read_topic
-from tests.kafka.plain_client import create_topic, plain_producer
+from tests.kafka.plain_client import consume_all, create_topic, plain_producer
 from tests.postgresql import running_server
 from tests.spark_programs import kill_session
 
@@ -220,6 +219,11 @@ class Release:
                 start_new_session=True,
             )
 
+    def _records(self, topic):
+        """(partition, record) of all in a topic."""
+        found = consume_all(self._log.servers, topic, range(PARTITIONS))
+        return [(partition, record) for partition, records in found.items() for record in records]
+
     def _relayed(self):
         """The relay job into a topic of its own, killed once some records are there; read through the rule again."""
         servers, topic = self._log.servers, f"relayed-{self._release}"
@@ -233,7 +237,7 @@ class Release:
         command += ["--source-option", "startingOffsets=earliest"]
         job = self._process(command, "relay")
         until_s = time.monotonic() + BOUND_S
-        while not (there := read_topic(servers, topic)) and job.poll() is None and time.monotonic() < until_s:
+        while not (there := self._records(topic)) and job.poll() is None and time.monotonic() < until_s:
             time.sleep(0.1)
         kill_session(job)
         if not there or len(there) >= len(self._log.kept):
@@ -247,10 +251,10 @@ class Release:
         finally:
             kill_session(job)
         rows, ids = [], {}
-        for message in read_topic(servers, topic):
-            key = StreamMetadata.unpack(message.key())
-            rows.append((message.partition(), message.offset(), (key.pid, key.partition), key.offset))
-            ids[message.partition(), message.offset()] = json.loads(message.value())["id"]
+        for partition, record in self._records(topic):
+            key = StreamMetadata.unpack(record.key)
+            rows.append((partition, record.offset, (key.pid, key.partition), key.offset))
+            ids[partition, record.offset] = json.loads(record.value)["id"]
         numbers = {pair: n for n, pair in enumerate(dict.fromkeys(row[2] for row in rows))}
         kept = kept_by_sql([(*row[:2], numbers[row[2]], row[3]) for row in rows])
         right = sorted(ids[tuple(where)] for where in kept) == self._log.kept
