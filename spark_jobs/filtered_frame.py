@@ -17,7 +17,7 @@ from filtering.replay_filter import PAIR_BYTES
 from filtering.stream_metadata import pack_keys
 from pushrep.env import SYSTEM_CLOCK
 from spark_jobs.batch_marks import LogRange, MarksKey
-from spark_jobs.filter_rule import BatchCounts, FilterRule, check_ttl, warn_of_chance_keys
+from spark_jobs.filter_settings import BatchCounts, FilterRule, check_ttl, warn_of_chance_keys
 from spark_jobs.runs import Stretch
 from spark_jobs.slice_filter import COUNT_SHIFT, JUMPED, KIND_MASK, LATE, PASSES, decider
 from spark_jobs.slice_scan import KEY, governed, in_log_order, keyed_frame, scan_slices

@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame, GroupedData
 from filtering.marks import HighwaterMarks
 from spark_jobs.batch_marks import MarksKey
 from spark_jobs.errors import SparkJobError
-from spark_jobs.filter_rule import FilterRule, TtlTooShort, check_ttl
+from spark_jobs.filter_settings import FilterRule, TtlTooShort, check_ttl
 from spark_jobs.operator_counts import (
     DECIDED,
     DECIDED_ARROW,

@@ -26,7 +26,7 @@ from pyspark.sql.streaming.listener import (
 )
 
 from filtering.replay_filter import FilterCounts
-from spark_jobs.filter_rule import BatchCounts, warn_of_chance_keys, warn_of_silent_pairs
+from spark_jobs.filter_settings import BatchCounts, warn_of_chance_keys, warn_of_silent_pairs
 
 METRICS = "filter_replays"
 NAMED_MAX = 10

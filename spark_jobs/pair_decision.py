@@ -21,7 +21,7 @@ from filtering.marks import HighwaterMarks
 from filtering.replay_filter import FilterCounts
 from filtering.stream_metadata import Keys
 from spark_jobs.errors import LogRowTwice
-from spark_jobs.filter_rule import FilterRule
+from spark_jobs.filter_settings import FilterRule
 from spark_jobs.mark_epochs import Epoch, EpochsMixed
 from spark_jobs.row_chunks import closed, opened, places_of
 

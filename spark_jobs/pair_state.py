@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from filtering.marks import UNKNOWN, HighwaterMarks
-from spark_jobs.filter_rule import FilterRule, looks_unlikely
+from spark_jobs.filter_settings import FilterRule, looks_unlikely
 from spark_jobs.mark_epochs import Epoch
 from spark_jobs.operator_counts import Reports, handed_on
 from spark_jobs.pair_decision import PairChunk, PairMarks, PairName, decide_pair

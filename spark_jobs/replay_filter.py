@@ -31,7 +31,7 @@ from spark_jobs.errors import (
     NotInForeachBatch,
     RolledBackOverReplaced,
 )
-from spark_jobs.filter_rule import (
+from spark_jobs.filter_settings import (
     BatchCounts,
     FilterRule,
     check_ttl,

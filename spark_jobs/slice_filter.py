@@ -26,7 +26,7 @@ import pyarrow as pa
 from filtering.marks import HighwaterMarks
 from filtering.replay_filter import ReplayFilter
 from spark_jobs.errors import FrameChanged, LogOrderBroken, LogRowTwice, SparkJobError
-from spark_jobs.filter_rule import FilterRule
+from spark_jobs.filter_settings import FilterRule
 from spark_jobs.mark_epochs import Epoch, EpochsMixed
 from spark_jobs.slices import SliceStart
 

@@ -22,7 +22,7 @@ from filtering.marks import HighwaterMarks
 from filtering.stream_metadata import KEY_BYTES
 from spark_jobs.columns import is_stream_metadata, key_numbers
 from spark_jobs.errors import SparkJobError
-from spark_jobs.filter_rule import FilterRule
+from spark_jobs.filter_settings import FilterRule
 from spark_jobs.mark_epochs import EPOCH_COLUMNS
 from spark_jobs.runs import Runs
 from spark_jobs.slice_filter import log_partitions, scan_batches

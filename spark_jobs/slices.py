@@ -22,7 +22,7 @@ import numpy.typing as npt
 from filtering.marks import HighwaterMarks
 from spark_jobs.batch_marks import LogRange, MarksKey, SentBack
 from spark_jobs.errors import FrameChanged
-from spark_jobs.filter_rule import FilterRule, looks_unlikely
+from spark_jobs.filter_settings import FilterRule, looks_unlikely
 from spark_jobs.mark_epochs import Epoch, EpochsMixed, by_epoch, carried
 from spark_jobs.runs import Runs, Stretch, decide, hold_each_row_once
 

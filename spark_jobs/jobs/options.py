@@ -22,7 +22,7 @@ from pushrep.startpoints.places import BOOTSTRAP_SERVERS, kind_of
 from pushrep.startpoints.places import KAFKA as KAFKA_KIND
 from spark_jobs.errors import SparkJobError
 from spark_jobs.file_marks import FileMarks
-from spark_jobs.filter_rule import TtlTooShort, check_ttl
+from spark_jobs.filter_settings import TtlTooShort, check_ttl
 from spark_jobs.marks import LocalMarks
 from spark_jobs.marks_stores import KAFKA, Brokers, topic_marks
 from spark_jobs.sinks.catalog import idempotent_table

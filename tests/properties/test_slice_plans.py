@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from filtering import HighwaterMarks, ReplayFilter, StreamMetadata
 from spark_jobs.batch_marks import MarksKey
 from spark_jobs.errors import LogRowTwice
-from spark_jobs.filter_rule import FilterRule
+from spark_jobs.filter_settings import FilterRule
 from spark_jobs.runs import Runs, decide
 from spark_jobs.slice_filter import COUNT_SHIFT, JUMPED, KIND_MASK, LATE, SliceFilters, scan_batches
 from spark_jobs.slices import Slice, plan_batch

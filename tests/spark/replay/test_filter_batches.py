@@ -8,7 +8,7 @@ import pytest
 from filtering import StreamMetadata
 from spark_jobs import LocalMarks, ReplayFilteredBatches, filter_frame, slice_scan
 from spark_jobs.batch_marks import BatchMarks
-from spark_jobs.filter_rule import TtlTooShort
+from spark_jobs.filter_settings import TtlTooShort
 from spark_jobs.replay_filter import (
     CheckpointWentBack,
     MarksMissing,

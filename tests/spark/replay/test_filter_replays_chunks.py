@@ -16,7 +16,7 @@ from filtering import HighwaterMarks, PairSplit, StreamMetadata
 from filtering.replay_filter import FilterCounts
 from spark_jobs import pair_state, row_chunks
 from spark_jobs.errors import SparkJobError
-from spark_jobs.filter_rule import BatchCounts, FilterRule
+from spark_jobs.filter_settings import BatchCounts, FilterRule
 from spark_jobs.mark_epochs import Epoch, EpochsMixed
 from spark_jobs.operator_counts import CountsListener, Reports, operator_counts, operator_gaps
 from spark_jobs.pair_decision import PairChunk, PairMarks, PairName, decide_pair

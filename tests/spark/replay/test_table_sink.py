@@ -11,7 +11,7 @@ import pytest
 from filtering import HighwaterMarks
 from spark_jobs.batch_marks import LogRange, MarksKey
 from spark_jobs.errors import CantReplace
-from spark_jobs.filter_rule import FilterRule
+from spark_jobs.filter_settings import FilterRule
 from spark_jobs.replacing import Replacing, RereadBatch, RowsWanted
 from spark_jobs.sinks.catalog import idempotent_table
 from spark_jobs.sinks.hadoop import HadoopDirectory

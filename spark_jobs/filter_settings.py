@@ -1,4 +1,4 @@
-"""How to filter, what became of a batch's rows, and the warnings about them."""
+"""A filter's settings in Spark, what became of a batch's rows, and the warnings; the rule itself: filtering/rule.py."""
 
 import logging
 from dataclasses import dataclass
