@@ -9,6 +9,7 @@ from uuid import UUID
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
+from pushrep.election.grants import Destination
 from pushrep.kafka import DestinationRefused, KafkaDestination
 from pushrep.log import LogConfig
 from pushrep.outbox import Acks, Outbox
@@ -65,7 +66,7 @@ def test_a_member_that_lost_the_file_uses_as_many_partitions_as_before(broker, n
         outbox.wait_shipped(WAIT_S)
         [(topic_id, n)] = kept_by(node)
         assert (topic_id, n) == (outbox.facts.shipping.sink._state.progress.topic_id, 2)
-        assert outbox.facts.replication.grant.destinations == ((topic_id, 2),)
+        assert outbox.facts.replication.grant.destinations == (Destination(topic_id, 2),)
     (tmp_path / "outbox" / "destinations.json").unlink()
     add_partitions(broker.bootstrap_servers, opened.topic, 4)
     with opened() as outbox:
