@@ -21,11 +21,9 @@ from tests.class_archives import SPARK, java_options
 # Of its own Spark waits 15 s for a Python process to connect, and Python as long for Spark: a busy machine takes more.
 # A property of the JVM, not a file in SPARK_CONF_DIR: that stands on the class path, and no archive would fit.
 _SPARK_WAITS = "-Dspark.python.authenticate.socketTimeout=120s"
-# Hadoop runs a program for each file of a batch, Java one more to start that: 2 % of a stream's processor time.
-_FORKS = "-Djdk.lang.Process.launchMechanism=VFORK"
 _archive = Path(__file__).parents[1] / ".cache" / "java" / SPARK
 os.environ["PUSHREP_TESTS_PYTHON"] = sys.executable  # for tests/worker_python
-os.environ.setdefault("JDK_JAVA_OPTIONS", f"{java_options(_archive)} {_SPARK_WAITS} {_FORKS}")
+os.environ.setdefault("JDK_JAVA_OPTIONS", f"{java_options(_archive)} {_SPARK_WAITS}")
 
 # A shell without job control starts what it runs in the background with Ctrl-C ignored, and programs inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
