@@ -417,7 +417,8 @@ def test_live_updates_leave_nothing_behind_in_the_browser(orders, tab, torture):
 
         def memory_after(number):
             page.wait_for_timeout(1)  # lets the events in that are counted
-            wait_until(lambda: page.wait_for_timeout(20) or len(asked) >= number, f"{number} looks")
+            for some in (*range(len(asked), number, 100), number):
+                wait_until(lambda some=some: page.wait_for_timeout(20) or len(asked) >= some, f"{some} looks")
             session.send("HeapProfiler.collectGarbage")
             return session.send("Memory.getDOMCounters")["nodes"], session.send("Runtime.getHeapUsage")["usedSize"]
 

@@ -193,11 +193,11 @@ class Release:
         try:
             while (line := next_line(then, BOUND_S)) is not None:
                 right = line.get("rows") == self._log.kept
-                why = line.get("error") or "WRONG"
+                said = "shown" if right else line.get("error") or "WRONG"
                 if right and line["failed"]:
-                    why = f"shown by a second start; the first: {line['failed']}"
-                found[tuple(line["cell"].split("/"))] = "shown" if right and not line["failed"] else why
-                print(self._release, line["cell"], right, why, flush=True)  # noqa: T201 - how far it is
+                    said = f"shown by a second start; the first: {line['failed']}"
+                found[tuple(line["cell"].split("/"))] = said
+                print(self._release, line["cell"], said, flush=True)  # noqa: T201 - how far it is
         finally:
             kill_session(then)
         return found

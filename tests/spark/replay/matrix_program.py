@@ -113,7 +113,8 @@ class Cell:
         self._spark, self._source, self._postgresql = spark, told["source"], told["postgresql"]
         self._place = Path(place) / self.name.replace(" ", "-").replace("/", "-")
         self._place.mkdir(parents=True, exist_ok=True)
-        self._table = self._place.name.replace("-", "_").lower()
+        release = spark.version.replace(".", "_")  # one database holds the tables of all releases
+        self._table = f"{self._place.name.replace('-', '_').lower()}_{release}"
         self._waits, self._error, self._query = threading.Event(), None, None
 
     def waits(self):
