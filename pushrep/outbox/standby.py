@@ -296,7 +296,7 @@ class WaitingMember(Generic[_Outbox]):
 
 
 def _round_s(grant: Grant, index: int) -> float:
-    """No two standbys have the same."""
+    """No two standbys have the same. Who leads by the grant, and looks again, has as long as the last of them."""
     standbys = sorted(grant.indexes - {grant.leader})
     least, most = _ROUND_S
     return least + (most - least) * standbys.index(index) / max(1, len(standbys) - 1) if index in standbys else most

@@ -66,7 +66,7 @@ class LoweredMark(NamedTuple):
     mark: int
 
 
-class Part(NamedTuple):
+class PartitionRepair(NamedTuple):
     """What a repair does in one partition: rows at log offsets [start, end) go, [start, stood_at) is read again.
 
     `end` None: all rows from there on. `rows`, `marks`: None where the sink was not looked at.
@@ -176,7 +176,7 @@ class _Look(NamedTuple):
     def words(self) -> str:
         return f"from {say_place(self.start)}" + ("" if self.end is None else f" to {say_place(self.end)}")
 
-    def part(self, partition: int) -> Part | None:
+    def part(self, partition: int) -> PartitionRepair | None:
         """None where nothing is to be done. Raises CantRepair."""
         reader, where = Reader(self.consumer, self.topic, partition), shown_name(self.topic, partition)
         checkpoint = self.store.checkpoint(reader).offset
@@ -199,7 +199,7 @@ class _Look(NamedTuple):
             if stood_at <= start.offset:
                 return None
             self._refuse_others(reader, checkpoint or 0, start.offset, end)
-            return Part(
+            return PartitionRepair(
                 partition=partition,
                 log_start=facts.start,
                 log_end=facts.end,
@@ -256,7 +256,7 @@ class _Look(NamedTuple):
         return [LoweredMark(*pair, offset - 1) for pair, offset in sorted(lowest.items())]
 
 
-def _show(title: str, topic: str, parts: Sequence[Part], *, as_json: bool) -> None:
+def _show(title: str, topic: str, parts: Sequence[PartitionRepair], *, as_json: bool) -> None:
     if as_json:
         for part in parts:
             show_json(part.as_dict())
@@ -284,7 +284,7 @@ def _show(title: str, topic: str, parts: Sequence[Part], *, as_json: bool) -> No
         click.echo(f"and {count(len(lines) - _PAIRS_SHOWN)} more marks: --json shows all")
 
 
-def _mark_lines(topic: str, parts: Sequence[Part]) -> Iterator[str]:
+def _mark_lines(topic: str, parts: Sequence[PartitionRepair]) -> Iterator[str]:
     for part in parts:
         for pid, partition, mark in part.marks or ():
             to = f"goes back to {count(mark)}" if mark >= 0 else "goes"
