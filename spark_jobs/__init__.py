@@ -9,20 +9,19 @@ from typing import TYPE_CHECKING, Any
 from filtering.extras import needed_by
 
 if TYPE_CHECKING:
-    from spark_jobs.columns import carrier_key, stream_metadata_columns, with_stream_metadata
+    from spark_jobs.columns import SourcePosition, carrier_key, stream_metadata_columns, with_stream_metadata
     from spark_jobs.errors import SparkJobError
     from spark_jobs.filtered_frame import filter_frame
     from spark_jobs.keyed_state import filter_replays
     from spark_jobs.marks import LocalMarks
     from spark_jobs.replay_filter import ReplayFilteredBatches
     from spark_jobs.sinks.catalog import idempotent_table
-    from spark_jobs.source_position import SourcePosition
     from spark_jobs.sources import register_sources
 
 _HOME = {
     "LocalMarks": "spark_jobs.marks",
     "ReplayFilteredBatches": "spark_jobs.replay_filter",
-    "SourcePosition": "spark_jobs.source_position",
+    "SourcePosition": "spark_jobs.columns",
     "SparkJobError": "spark_jobs.errors",
     "carrier_key": "spark_jobs.columns",
     "filter_frame": "spark_jobs.filtered_frame",

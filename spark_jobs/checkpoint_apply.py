@@ -21,10 +21,27 @@ from typing import ClassVar
 from filtering.stream_metadata import OFFSET_MAX
 from pushrep.startpoints import Reader, Resolved, Startpoint, StartpointStore, State, resolve
 from spark_jobs.batch_marks import LogRange
-from spark_jobs.checkpoint_files import QueryCheckpoint, QueryRunning, query_id_of, read_checkpoint, snapshot
-from spark_jobs.checkpoint_marks import MarksPlace, check_marks
-from spark_jobs.checkpoint_pair import BatchPair, Move, append, free_backup, is_purged, newest_pair, save_pair
-from spark_jobs.checkpoint_sources import MovableSource, SourceNotMovable, movable_source
+from spark_jobs.checkpoint_files import (
+    MovableSource,
+    QueryCheckpoint,
+    QueryRunning,
+    SourceNotMovable,
+    movable_source,
+    query_id_of,
+    read_checkpoint,
+    snapshot,
+)
+from spark_jobs.checkpoint_pair import (
+    BatchPair,
+    MarksPlace,
+    Move,
+    append,
+    check_marks,
+    free_backup,
+    is_purged,
+    newest_pair,
+    save_pair,
+)
 from spark_jobs.errors import CantReplace, SparkJobError
 from spark_jobs.marks_stores import Brokers
 

@@ -10,9 +10,8 @@ from pyspark.sql import Column, DataFrame
 from filtering.errors import BadFilterSetting
 from filtering.marks import HighwaterMarks, check_window
 from filtering.replay_filter import FilterCounts, ReplayFilter
-from spark_jobs.columns import CARRIERS, CarrierUnusable, carrier_key
+from spark_jobs.columns import CARRIERS, CarrierUnusable, SourcePosition, carrier_key
 from spark_jobs.errors import SparkJobError
-from spark_jobs.source_position import SourcePosition
 
 _NAMED_IN_LOG = 10
 PARTITIONS_LIKELY = 1 << 20

@@ -1,29 +1,259 @@
-"""A frame filtered: the second pass over the rows, lazy, with what the first pass found beside it.
+"""A batch frame filtered in two passes: the first finds the slices, the second keeps or drops rows, lazily.
 
-keyed frame + plan ─┬─ the runs decide: built-in columns, none if every row is new ─┬─▶ rows
-                    └─ a decision a row, by Python workers (slice_filter.py), ──────┤
-                       observed for the counts                                      └─▶ dropped
+    frame ─▶ keyed_frame ─▶ scan_slices: one Spark job ─▶ plan (slices.py)
+                   │                                        │
+                   └────────────────────────────────────────┴─ apply_plan ─▶ rows, dropped
+
+First pass. Without a window a slice's state is one maximum a pair, which is a plain aggregate in the JVM. It groups
+rows by run (slices.py): one distance between source and log offset, as producers' batches come, and one distance
+between log offset and row number in the Spark partition. Row numbers differ, so no record stands in a run twice.
+Most batches are decided by their runs alone, and then no Python runs for a row. A log in which pairs alternate row
+by row, or that has holes everywhere, has about as many runs as rows. The number of groups shows that, and the batch is
+aggregated by pair instead.
+
+Second pass. If the runs decide, it is built-in columns only, and none if every row is new. Otherwise Python workers
+decide each row (slice_filter.py), and an Observation counts.
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
 
-from pyspark.sql import DataFrame, Observation
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 
 from filtering.marks import HighwaterMarks
 from filtering.replay_filter import PAIR_BYTES
-from filtering.stream_metadata import pack_keys
+from filtering.stream_metadata import KEY_BYTES, pack_keys
 from pushrep.env import SYSTEM_CLOCK
 from spark_jobs.batch_marks import LogRange, MarksKey
+from spark_jobs.columns import SourcePosition, is_stream_metadata, key_numbers
+from spark_jobs.errors import SparkJobError
 from spark_jobs.filter_settings import BatchCounts, FilterRule, check_ttl, warn_of_chance_keys
-from spark_jobs.runs import Stretch
-from spark_jobs.slice_filter import COUNT_SHIFT, JUMPED, KIND_MASK, LATE, PASSES, decider
-from spark_jobs.slice_scan import KEY, governed, in_log_order, keyed_frame, scan_slices
-from spark_jobs.slices import BatchPlan, BatchVerdict, Slice, plan_batch
-from spark_jobs.source_position import SourcePosition
-from spark_jobs.spark_internals import decisions_by, is_local, is_observed
+from spark_jobs.mark_epochs import EPOCH_COLUMNS
+from spark_jobs.slice_filter import COUNT_SHIFT, JUMPED, KIND_MASK, LATE, PASSES, decider, log_partitions, scan_batches
+from spark_jobs.slices import BatchPlan, BatchVerdict, Runs, Slice, Stretch, plan_batch
+from spark_jobs.spark_internals import (
+    decisions_by,
+    is_local,
+    is_observed,
+    over_connect,
+    setting,
+    to_arrow,
+    use_driver_python,
+)
+
+KEY = "_pushrep_key"
+"""The bytes that may be metadata, whatever carrier they came in, while a frame is inside the filter."""
+
+RUNS_MAX = 250_000
+"""With more runs than this a batch is aggregated by pair: some 20 MB for the driver, and no worth beyond."""
+
+_CORES_LIKELY = 8
+"""Of a Spark Connect server, which doesn't tell how many it has."""
+
+_SHUFFLE = "spark.sql.shuffle.partitions"
+_COLUMNS = ("topic", "partition", "offset")
+_IN_ORDER = ("slice", "topic", "partition", *EPOCH_COLUMNS)
+_SCANNED = (
+    "topic string, partition int, startpoint_epoch bigint, marks_epoch bigint, start bigint, end bigint, rows bigint, "
+    "unkeyed bigint, ascends boolean, marks binary"
+)
+
+
+class FrameUnusable(SparkJobError):
+    """The frame can't be filtered: it lacks a column the filter decides by, or has nulls in one."""
+
+    def __init__(self, column: str, why: str) -> None:
+        super().__init__(f"column {column!r}: {why}")
+        self.column, self.why = column, why
+
+
+def keyed_frame(df: DataFrame, rule: FilterRule) -> DataFrame:
+    """The frame with the column KEY beside its own. Raises FrameUnusable, CarrierUnusable, PositionUnfit."""
+    for column in _COLUMNS:
+        if column not in df.columns:
+            raise FrameUnusable(column, "the filter decides by topic, partition and offset: keep the source's columns")
+    missing = [column for column in EPOCH_COLUMNS if column not in df.columns]
+    if len(missing) == 1:
+        why = f"marks are kept by {' and '.join(EPOCH_COLUMNS)}: keep both of the source's columns, or neither"
+        raise FrameUnusable(missing[0], why)
+    use_driver_python(df.sparkSession)
+    return df.withColumn(KEY, rule.key(df))
+
+
+def scan_slices(keyed: DataFrame, rule: FilterRule, *, runs: bool = True) -> list[Slice]:
+    """Run the first pass over a keyed frame. Raises FrameUnusable for null topics, partitions or offsets.
+
+    `runs=False` skips looking for runs, where they are known to be too many.
+    """
+    if rule.window:
+        return _scan_windows(keyed, rule)
+    found = _aggregated(keyed, rule, runs=runs)
+    if runs and found.num_rows > RUNS_MAX:
+        runs, found = False, _aggregated(keyed, rule, runs=False)
+    _refuse_nulls(found)
+    in_order = [(name, "ascending") for name in _IN_ORDER if name in found.column_names]
+    return list(_slices_of(found.sort_by(in_order), runs=runs))
+
+
+def in_log_order(keyed: DataFrame) -> bool:
+    """Whether the rows of each log partition ascend inside each Spark partition: one more job, over the places only."""
+
+    def look(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        last: dict[tuple[str | None, int], int] = {}
+        for batch in batches:
+            topic, partition, offset = batch.columns
+            offsets = np.asarray(offset).astype(np.int64)
+            for where, rows in log_partitions(topic, np.asarray(partition).astype(np.int64)):
+                own = offsets if rows is None else offsets[rows]
+                if own[0] < last.get(where, -1) or (own[1:] < own[:-1]).any():
+                    yield pa.RecordBatch.from_pylist([{"unordered": True}])
+                    return
+                last[where] = int(own[-1])
+
+    return not keyed.select(*_COLUMNS).mapInArrow(look, "unordered boolean").take(1)
+
+
+def governed(key: Column, rule: FilterRule) -> Column:
+    """Whether the rule is for this key: metadata, and of one of `only_pids` if there are any."""
+    ours = is_stream_metadata(key)
+    if rule.only_pids is not None:
+        pids = [pid.to_bytes(8, "big", signed=True) for pid in sorted(rule.only_pids)]
+        ours &= F.substring(key, 1, 8).isin(pids) if pids else F.lit(False)
+    return ours
+
+
+def epoch_columns(keyed: DataFrame) -> list[Column]:
+    """The frame's epochs; none where no startpoints are followed."""
+    names = [name for name in EPOCH_COLUMNS if name in keyed.columns]
+    return [F.coalesce(F.col(name).cast("bigint"), F.lit(0)).alias(name) for name in names]
+
+
+def _aggregated(keyed: DataFrame, rule: FilterRule, *, runs: bool) -> Any:
+    """An Arrow table of (slice, topic, partition[, epochs], pair[, run, place]) with bounds; cut behind RUNS_MAX + 1.
+
+    Groups are numbers but for the topic, and so are their bounds: Spark has a quick table for such groups, and sorts to
+    aggregate binary values.
+    """
+    epochs = epoch_columns(keyed)
+    names = [*_COLUMNS, *(EPOCH_COLUMNS if epochs else ())]
+    number, key = key_numbers(keyed.sparkSession), F.col(KEY)
+    # As text: an expression made by functions costs a call into the JVM for each of its parts, some milliseconds.
+    whole = keyed.select(*_COLUMNS, *epochs, F.expr(f"if(octet_length({KEY}) = {KEY_BYTES}, {KEY}, null) as {KEY}"))
+    numbers = whole.select(
+        F.expr("spark_partition_id() as slice"),
+        *([F.expr("`offset` - monotonically_increasing_id() as place")] if runs else []),
+        *names,
+        number(key, 1).alias("pid"),
+        number(key, 9).alias("middle"),  # the source partition, and the offset's upper half
+        number(key, 13).alias("source_offset"),
+    )
+    ours = F.expr("middle >= 0 and source_offset >= 0")  # false or null for what is not metadata, see columns.py
+    if rule.only_pids is not None:
+        ours &= F.col("pid").isin(sorted(rule.only_pids)) if rule.only_pids else F.lit(False)
+    of_slice = ["slice", *(name for name in names if name != "offset")]
+    asked = numbers.select("*", ours.alias("ours")).selectExpr(
+        *(f"`{name}`" for name in (*of_slice, "offset", *(["place"] if runs else []))),
+        "if(ours, pid, null) as pid",
+        "if(ours, shiftright(middle, 32), null) as source_partition",
+        "if(ours, source_offset - `offset`, null) as run" if runs else "if(ours, source_offset, null) as mark",
+    )
+    # In quotes, as a session may keep SQL's own words to itself.
+    bounds = ["min(`offset`) `start`", "max(`offset`) `last`", "count(1) `rows`"]
+    summary = asked.groupBy(*of_slice, "pid", "source_partition", *(["run", "place"] if runs else [])).agg(
+        *(F.expr(bound) for bound in ([] if runs else ["max(mark) as mark", "count(`offset`) as offsets"]) + bounds)
+    )
+    # The groups lie in one Spark partition already, but Spark shuffles them: 200 tasks for some kilobytes by default,
+    # since adaptive execution, which would join them, is off in a stream.
+    spark = keyed.sparkSession
+    cores = _CORES_LIKELY if over_connect(spark) else spark.sparkContext.defaultParallelism
+    few = min(cores, int(spark.conf.get(_SHUFFLE) or 200))
+    with setting(spark, _SHUFFLE, few):
+        return to_arrow(summary.limit(RUNS_MAX + 1) if runs else summary)
+
+
+def _slices_of(found: Any, *, runs: bool) -> Iterator[Slice]:
+    """Rows of (slice, topic, partition[, epochs], pair[, run]), sorted → a Slice for all of one pair in front."""
+    if not found.num_rows:
+        return
+    columns = {name: found[name].to_numpy() for name in ("slice", "partition", "start", "last", "rows")}
+    is_keyed = found["pid"].is_valid().to_numpy()
+    pids, partitions = (_numbers(found[name]) for name in ("pid", "source_partition"))
+    all_runs = _all_runs(columns, pids, partitions, _numbers(found["run"])) if runs else None
+    marks = _numbers(found["mark"]) if all_runs is None else all_runs.highs
+    topics = found["topic"].to_pylist()
+    no_epochs = [0] * found.num_rows
+    epochs = [found[name].to_pylist() if name in found.column_names else no_epochs for name in EPOCH_COLUMNS]
+    owners = list(zip(columns["slice"].tolist(), topics, columns["partition"].tolist(), *epochs, strict=True))
+    firsts = [0, *(i + 1 for i, (one, other) in enumerate(pairwise(owners)) if one != other), len(owners)]
+    places = _numbers(found["place"]) if runs else None
+    for low, high in pairwise(firsts):
+        _, topic, partition, startpoint_epoch, marks_epoch = owners[low]
+        keyed = low + np.flatnonzero(is_keyed[low:high])
+        unkeyed = low + np.flatnonzero(~is_keyed[low:high])
+        yield Slice(
+            topic,
+            partition,
+            int(columns["start"][low:high].min()),
+            int(columns["last"][low:high].max()) + 1,
+            int(columns["rows"][low:high].sum()),
+            int(columns["rows"][unkeyed].sum()),
+            HighwaterMarks.from_columns(pids[keyed], partitions[keyed], marks[keyed], partition),
+            ascends=places is None or _ascend(columns["start"][low:high], columns["last"][low:high], places[low:high]),
+            runs=all_runs and all_runs.some(keyed),
+            unkeyed_runs=all_runs and all_runs.some(unkeyed)._replace(partitions=np.full(len(unkeyed), partition)),
+            startpoint_epoch=startpoint_epoch,
+            marks_epoch=marks_epoch,
+        )
+
+
+def _ascend(starts: Any, lasts: Any, places: Any) -> bool:
+    """Whether first and last rows of a slice's groups, put as they lie in the Spark partition, ascend in the log too.
+
+    A task that reads one file behind another that it should follow shows here; rows amidst a group are not looked at.
+    """
+    offsets, where = np.concatenate([starts, lasts]), np.concatenate([starts - places, lasts - places])
+    return bool((np.diff(offsets[np.argsort(where, kind="stable")]) >= 0).all())
+
+
+def _all_runs(columns: dict[str, Any], pids: Any, partitions: Any, distances: Any) -> Runs:
+    starts, lasts = columns["start"], columns["last"]
+    return Runs(pids, partitions, starts, lasts, starts + distances, lasts + distances, columns["rows"])
+
+
+def _numbers(column: Any) -> Any:
+    """A column as int64, 0 where it has none."""
+    return column.fill_null(0).to_numpy()
+
+
+def _refuse_nulls(found: pa.Table) -> None:
+    for column in ("topic", "partition"):
+        if found[column].null_count:
+            raise FrameUnusable(column, "a row has none; the filter needs to know where each record lies")
+    by_run = "place" in found.column_names  # of a row without an offset there is none either
+    if found["place"].null_count if by_run else pc.sum(found["rows"]) != pc.sum(found["offsets"]):
+        raise FrameUnusable("offset", "a row has none; the filter needs to know where each record lies")
+
+
+def _scan_windows(keyed: DataFrame, rule: FilterRule) -> list[Slice]:
+    """With a window a slice's state is maximum and bits, which only Python can merge."""
+
+    def scan(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return scan_batches(batches, rule)
+
+    columns = keyed.select(KEY, *_COLUMNS, *epoch_columns(keyed))
+    found = to_arrow(columns.mapInArrow(scan, _SCANNED))
+    return [
+        Slice(**(row | {"marks": HighwaterMarks.from_bytes(row["marks"])}))  # the columns are its fields
+        for row in found.to_pylist()
+    ]
+
 
 STRETCHES_MAX = 64
 """With more stretches than this the rows are decided one by one: each is a comparison for every row."""

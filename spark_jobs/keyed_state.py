@@ -3,42 +3,182 @@
     rows ─▶ pack ─▶ observed ─▶ chunks by (topic, pid, source partition) ─▶ state ─▶ observed ─▶ unpack ─▶ rows
             mapInArrow                    shuffle               transformWithState              mapInArrow
 
-Rows travel as chunks (row_chunks.py), so that every column keeps its type and its value whatever it is, and no row is
-taken apart on the way: Spark's door into the operator converts cell by cell. The operator decides a pair's chunks of
-one batch by the same ReplayFilter as everyone (pair_decision.py) and remembers the pair's marks as their own versioned
-bytes, with the startpoint epoch that they are of (mark_epochs.py). Rows without metadata go around the rule in chunks
-of their own, of which the operator hands on every one and remembers nothing; so the source is read once.
+Rows travel as chunks (row_chunks.py), so that every column keeps its type and value: given rows, Spark's operator
+would convert cell by cell. The operator decides a pair's chunks of one batch by the same ReplayFilter as everyone
+(pair_decision.py). The state of a pair is its marks as their own versioned bytes, with the startpoint epoch that they
+are of (mark_epochs.py). Rows without metadata travel in chunks of their own; the operator passes them on and stores
+nothing for them, so the source is read once.
 
-Of Spark's two doors this is the one of pandas frames: a frame handed back becomes a record batch of its own, where the
-door of rows makes one of all that a pair gives, which must stay below 2 GiB.
+Of Spark's two interfaces (rows, pandas frames) this uses pandas frames: each frame handed back becomes a record batch
+of its own, where the interface of rows makes one of all that a pair gives, which must stay below 2 GiB. Frames hold
+about _FRAME_BYTES. Spark 3.5 lacks transformWithState; there it is groups with a state.
 All of a pair's rows of one batch must fit into a worker's memory: give the source a limit per trigger.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import pandas as pd
 import pyarrow as pa
 from pyspark.sql import DataFrame, GroupedData
 
-from filtering.marks import HighwaterMarks
+from filtering.marks import UNKNOWN, HighwaterMarks
 from spark_jobs.batch_marks import MarksKey
+from spark_jobs.columns import SourcePosition
 from spark_jobs.errors import SparkJobError
-from spark_jobs.filter_settings import FilterRule, TtlTooShort, check_ttl
+from spark_jobs.filter_settings import FilterRule, TtlTooShort, check_ttl, looks_unlikely
+from spark_jobs.filtered_frame import KEY, keyed_frame
+from spark_jobs.mark_epochs import Epoch
 from spark_jobs.operator_counts import (
     DECIDED,
     DECIDED_ARROW,
     METRICS,
     Reports,
+    handed_on,
     observed_after,
     observed_before,
 )
-from spark_jobs.pair_decision import PairMarks, PairName
-from spark_jobs.pair_state import STATE, PairProcessor, decided_frames, deciding_with_state
-from spark_jobs.row_chunks import PACKED, Packing, pack_rows, unpack_rows
-from spark_jobs.slice_scan import KEY, keyed_frame
-from spark_jobs.source_position import SourcePosition
+from spark_jobs.pair_decision import PairChunk, PairMarks, PairName, decide_pair
+from spark_jobs.row_chunks import CHUNK_BYTES, PACKED, Packing, is_outside, pack_rows, unpack_rows
+from spark_jobs.slice_filter import quiet_filter
 from spark_jobs.spark_internals import SparkTooOld, release
+
+try:
+    from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+except ModuleNotFoundError:  # Spark 3.5
+    StatefulProcessor = object  # type: ignore[assignment, misc]
+    StatefulProcessorHandle = Any  # type: ignore[assignment, misc]
+
+STATE = "epoch bigint, marks binary"
+_FRAME_BYTES = 16 * CHUNK_BYTES
+
+
+def decided_frames(  # noqa: PLR0913 - a pair, what is known of it, and the rule
+    name: PairName,
+    frames: Iterable[pd.DataFrame],
+    known: PairMarks,
+    rule: FilterRule,
+    reports: Reports,
+    *,
+    now_ms: int | None,
+) -> tuple[Iterator[pd.DataFrame], PairMarks]:
+    """One group's chunks (PACKED) → what it hands on (DECIDED), and the pair's marks after it."""
+    if is_outside(name.source_partition):
+        return outside_frames(frames), known
+    answer = decide_pair(name, _chunks(frames), known, rule, now_ms=now_ms)
+    unlikely = rule.may_be_chance and bool(looks_unlikely(answer.after.marks).any())
+    return _frames(answer.kept, reports.of(name, answer.counts, is_unlikely=unlikely)), answer.after
+
+
+def outside_frames(frames: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+    """Chunks of rows that the rule is not for → all of their data."""
+    return (handed_on(frame["data"].tolist()) for frame in frames)
+
+
+def _chunks(frames: Iterable[pd.DataFrame]) -> Iterator[PairChunk]:
+    for frame in frames:
+        columns = (frame[name] for name in ("partition", "startpoint_epoch", "marks_epoch", "first_offset"))
+        for partition, startpoint, marks, first, places, data in zip(
+            *columns, frame["places"], frame["data"], strict=True
+        ):
+            yield PairChunk(int(partition), Epoch(int(startpoint), int(marks)), int(first), places, data)
+
+
+def _frames(kept: Iterator[bytes], report: str) -> Iterator[pd.DataFrame]:
+    """Data in frames of about _FRAME_BYTES; the report rides on the first, which is there even if nothing passed."""
+    waiting: list[bytes | None] = []
+    waiting_bytes, told = 0, False
+    for data in kept:
+        waiting.append(data)
+        waiting_bytes += len(data)
+        if waiting_bytes >= _FRAME_BYTES:
+            yield handed_on(waiting, None if told else report)
+            waiting, waiting_bytes, told = [], 0, True
+    if waiting or not told:
+        yield handed_on(waiting or [None], None if told else report)
+
+
+class PairProcessor(StatefulProcessor):
+    """Spark's state of one (topic, pid, source partition): the bytes of marks that hold this pair alone."""
+
+    def __init__(self, rule: FilterRule) -> None:
+        self._rule = rule
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._handle, self._marks = handle, handle.getValueState("marks", STATE)
+        self._reports = Reports()
+        quiet_filter()
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[pd.DataFrame]:  # noqa: N802, N803 - Spark's names
+        name = PairName(key[0], int(key[1]), int(key[2]))
+        if is_outside(name.source_partition):
+            yield from outside_frames(rows)
+            return
+        now_ms = None if self._rule.ttl_s is None else int(timerValues.getCurrentProcessingTimeInMs())
+        state = self._marks.get()
+        known = PairMarks() if state is None else PairMarks(state[0], HighwaterMarks.from_bytes(bytes(state[1])))
+        frames, after = decided_frames(name, rows, known, self._rule, self._reports, now_ms=now_ms)
+        self._marks.update((after.epoch, after.marks.to_bytes()))
+        if state is None and now_ms is not None:
+            self._look_again(after.marks, now_ms)
+        yield from frames
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[pd.DataFrame]:  # noqa: ARG002, N802, N803 - Spark's names
+        """At the end of a batch: a pair that has expired is no state any more."""
+        state = self._marks.get()
+        if state is not None and self._rule.ttl_s is not None:
+            now_ms = int(timerValues.getCurrentProcessingTimeInMs())
+            marks = HighwaterMarks.from_bytes(bytes(state[1])).without_expired(now_ms=now_ms, ttl_s=self._rule.ttl_s)
+            if len(marks):
+                self._look_again(marks, now_ms)
+            else:
+                self._marks.clear()
+        yield from ()
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:  # noqa: ARG002, N802, N803 - Spark's names
+        packed = bytes(initialState["marks"].iloc[0])
+        self._marks.update((int(initialState["epoch"].iloc[0]), packed))
+        if self._rule.ttl_s is not None:
+            self._look_again(HighwaterMarks.from_bytes(packed), int(timerValues.getCurrentProcessingTimeInMs()))
+
+    def _look_again(self, marks: HighwaterMarks, now_ms: int) -> None:
+        """Set this pair's timer, of which it has one: when its marks expire, unless they rise till then."""
+        assert self._rule.ttl_s is not None, "without it nothing expires, and Spark has no time for us"
+        advanced_ms = int(marks.to_columns().advanced_ms.max(initial=UNKNOWN))
+        since_ms = now_ms if advanced_ms == UNKNOWN else advanced_ms
+        self._handle.registerTimer(max(now_ms, since_ms + int(self._rule.ttl_s * 1000)) + 1)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def deciding_with_state(rule: FilterRule) -> Callable[[Any, Iterable[pd.DataFrame], Any], Iterator[pd.DataFrame]]:
+    """The same for `applyInPandasWithState`, which Spark 3.5 has already."""
+
+    def decide(key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
+        quiet_filter()
+        now_ms = None if rule.ttl_s is None else int(state.getCurrentProcessingTimeMs())
+        known = PairMarks(state.get[0], HighwaterMarks.from_bytes(bytes(state.get[1]))) if state.exists else PairMarks()
+        if state.hasTimedOut:
+            assert rule.ttl_s is not None, "without it nothing has a timeout"
+            after = known._replace(marks=known.marks.without_expired(now_ms=now_ms or 0, ttl_s=rule.ttl_s))
+            if not len(after.marks):
+                state.remove()
+                return
+        else:
+            name = PairName(key[0], int(key[1]), int(key[2]))
+            decided, after = decided_frames(name, frames, known, rule, Reports(), now_ms=now_ms)
+            yield from decided
+            if is_outside(name.source_partition):
+                return
+        state.update((after.epoch, after.marks.to_bytes()))
+        if rule.ttl_s is not None:
+            advanced_ms = int(after.marks.to_columns().advanced_ms.max(initial=UNKNOWN))
+            since_ms = now_ms if advanced_ms == UNKNOWN else advanced_ms
+            state.setTimeoutDuration(max(0, (since_ms or 0) + int(rule.ttl_s * 1000) - (now_ms or 0)) + 1)
+
+    return decide
+
 
 __all__ = ["StateStoreUnfit", "TtlTooShort", "filter_replays"]
 

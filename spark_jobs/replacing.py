@@ -37,8 +37,8 @@ from spark_jobs.batch_marks import LogRange, MarksKey, SentBack
 from spark_jobs.columns import stream_metadata_columns
 from spark_jobs.errors import CantReplace
 from spark_jobs.filter_settings import FilterRule
+from spark_jobs.filtered_frame import KEY, governed, keyed_frame
 from spark_jobs.mark_epochs import LowestHeld, begun_anew, lowered, moved
-from spark_jobs.slice_scan import KEY, governed, keyed_frame
 from spark_jobs.slices import Slice, epochs_of, merged_marks, ranges_of
 from spark_jobs.spark_internals import to_arrow
 

@@ -1,9 +1,9 @@
 """Replay filtering in Spark: the foreachBatch form, and the same for a batch frame. The operator form: keyed_state.py.
 
-    batch N ─▶ first pass (slice_scan.py) ─▶ plan (slices.py): starting marks of each slice, marks N
-                                          │
-            marks N-1 from the store ─────┘      rows ─▶ second pass (slice_filter.py) ─▶ handler(rows, N)
-                                                                                     then marks N ─▶ store
+    batch N ─▶ first pass (filtered_frame.py) ─▶ plan (slices.py): starting marks of each slice, marks N
+                                               │
+            marks N-1 from the store ──────────┘      rows ─▶ second pass (slice_filter.py) ─▶ handler(rows, N)
+                                                                                          then marks N ─▶ store
 
 The frame is read once for each pass; where the batch is of files, each time by the columns that are asked for
 (spark_internals.py), which are those that decide the first time. Where the first tells which stretches are replays, no
@@ -23,6 +23,7 @@ from pyspark.sql import DataFrame
 from filtering.marks import HighwaterMarks
 from pushrep.env import SYSTEM_CLOCK, Clock
 from spark_jobs.batch_marks import ADOPTED, BatchMarks, LogRange, MarksKey
+from spark_jobs.columns import SourcePosition
 from spark_jobs.errors import (
     CheckpointWentBack,
     LogOrderBroken,
@@ -39,13 +40,19 @@ from spark_jobs.filter_settings import (
     warn_of_no_metadata,
     warn_of_silent_pairs,
 )
-from spark_jobs.filtered_frame import FilteredFrame, apply_plan, decided_by_runs, filter_frame, plan_frame
+from spark_jobs.filtered_frame import (
+    FilteredFrame,
+    apply_plan,
+    decided_by_runs,
+    filter_frame,
+    keyed_frame,
+    plan_frame,
+    scan_slices,
+)
 from spark_jobs.keyed_state import filter_replays
 from spark_jobs.marks import MarksStore
 from spark_jobs.replacing import Replacing, ReplacingHandler
-from spark_jobs.slice_scan import keyed_frame, scan_slices
 from spark_jobs.slices import Slice, check_unchanged, in_epochs, ranges_of
-from spark_jobs.source_position import SourcePosition
 from spark_jobs.spark_internals import RowsRead, column_pruned, input_counter, query_id_of
 
 __all__ = [

@@ -5,7 +5,7 @@
     inside batch 7          the first is there and the second isn't
 
 Files appear by rename, so a name means a whole file. Format: Spark's offset log, a version line, a line of metadata,
-then one line of JSON per source: the source's own, that of `spark_jobs.sources.progress` or, for Kafka's, {topic:
+then one line of JSON per source: the source's own, that of `spark_jobs.sources.planning` or, for Kafka's, {topic:
 {partition: offset}}.
 """
 

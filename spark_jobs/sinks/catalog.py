@@ -5,9 +5,9 @@
     with transactions                   overwritten where batch_id = N         DELETE FROM ... WHERE batch_id >= N
     (Delta, Iceberg and their like)
 
-Which query wrote which batches stands in the table property `pushrep.queries` (owners.py). In Delta and Iceberg a batch
-may replace rows of others (../replacing.py): the batches that hold them are overwritten with it, without these rows, in
-the same commit. Each commit says whose it is, beside the rows:
+Which query wrote which batches stands in the table property `pushrep.queries` (`Owners` of table.py). In Delta and
+Iceberg a batch may replace rows of others (../replacing.py): the batches that hold them are overwritten with it,
+without these rows, in the same commit. Each commit says whose it is, beside the rows:
 
     Delta      userMetadata = <record>, txnAppId = pushrep-<query>-<run>, txnVersion = batch
     Iceberg    snapshot property pushrep = <record>
@@ -31,7 +31,6 @@ from spark_jobs.batch_marks import LogRange
 from spark_jobs.errors import CantReplace, RolledBackOverReplaced
 from spark_jobs.replacing import within_any
 from spark_jobs.sinks.hadoop import HadoopDirectory
-from spark_jobs.sinks.owners import Owners, TableNotOurs
 from spark_jobs.sinks.table import (
     BATCH_COLUMN,
     FILE_FORMATS,
@@ -40,6 +39,8 @@ from spark_jobs.sinks.table import (
     BadSink,
     DirectoryTable,
     IdempotentSink,
+    Owners,
+    TableNotOurs,
     held_in,
     held_until_in,
     query_of,

@@ -1,25 +1,34 @@
 """A table that a batch may be written to any number of times: the same rows stand in it once.
 
     <path>/batch_id=17/part-*.parquet       one directory a batch: batch_id is a partition column for any reader
-    <path>/_pushrep/owners-2.json           which queries wrote which batches (owners.py); the highest number counts
+    <path>/_pushrep/owners-2.json           which queries wrote which batches; the highest number counts
     <path>/_pushrep/writing/batch_id=18/    the batch being written; readers of files pass over names that begin with _
     <path>/_pushrep/replacing/batch_id=17/  whole batches on their way into place, together
 
 A batch is written aside and then renamed into place, so a reader sees all of it or nothing, also after kill -9 at
 any moment: what is left aside is removed by the next write. A batch that is run again replaces its directory; between
 the removal of the old one and the rename readers miss it for a moment. A batch that replaces rows of others
-(../replacing.py) is written aside with these batches as they are without them; the rename to `replacing` decides, and
-who is killed behind it is followed by one that goes on.
+(../replacing.py) is written aside with these batches as they are without them; the rename to `replacing` decides:
+after a kill behind it, the next write completes the replacement.
 
 An object store shows objects one by one. There a batch is one object, written by one task: that is renamed into place
 by itself, which the store does as one. So it takes no partition columns, and no batch replaces rows of others there.
 For these, and for table formats with transactions of their own, name a catalog table (catalog.py).
+
+Batch numbers begin at 0 with every checkpoint, so a table's own `batch_id` is the query's number plus where the query
+began. `Owners` (pure) keeps that, so that one query never overwrites another's batches; catalog.py keeps the same text
+in the table's properties:
+
+    query A: batches 0 ..          table's batch_id   0 .. 17
+    query B, which adopted (A, 17)                   18 ..          first_batch_id of B is 18
 """
 
+import json
 import logging
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Protocol, cast
+from dataclasses import dataclass
+from typing import Protocol, Self, cast
 
 import numpy as np
 from pyspark.sql import DataFrame, SparkSession
@@ -31,8 +40,70 @@ from spark_jobs.batch_marks import LogRange
 from spark_jobs.errors import CantReplace, SparkJobError
 from spark_jobs.replacing import within, within_any
 from spark_jobs.sinks.hadoop import HadoopDirectory
-from spark_jobs.sinks.owners import Owners, TableNotOurs, TableOfAnotherQuery
 from spark_jobs.spark_internals import query_id_of, setting
+
+VERSION = 1
+
+
+class TableOfAnotherQuery(SparkJobError):
+    """Another query writes this table: adopt it, or write elsewhere."""
+
+    def __init__(self, table: str, owner: str, query_id: str) -> None:
+        super().__init__(
+            f"table {table} is written by query {owner}, this is query {query_id}: a fresh checkpoint would write "
+            f"every record again. To go on where that query ended pass adopt=({owner!r}, its last batch), here and "
+            f"to the filter (--adopt {owner}:BATCH); otherwise write another table"
+        )
+        self.table, self.owner, self.query_id = table, owner, query_id
+
+
+class TableNotOurs(SparkJobError):
+    """There is data in the table that this sink did not write; batches could not be told apart from it."""
+
+    def __init__(self, table: str, why: str) -> None:
+        super().__init__(f"table {table}: {why}: write another table, or move what is there")
+        self.table, self.why = table, why
+
+
+@dataclass(frozen=True, slots=True)
+class Owners:
+    """The queries that wrote a table, oldest first, each with the table's batch_id of its batch 0."""
+
+    queries: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def owner(self) -> str | None:
+        """The query that writes now."""
+        return self.queries[-1][0] if self.queries else None
+
+    def first_batch_id(self, query_id: str) -> int:
+        """The table's batch_id of this query's batch 0."""
+        return dict(self.queries)[query_id]
+
+    def with_first(self, query_id: str) -> Self:
+        """The first query of an empty table."""
+        return type(self)(((query_id, 0),))
+
+    def with_successor(self, query_id: str, adopt: tuple[str, int]) -> Self:
+        """The query that goes on after batch `adopt[1]` of the owner `adopt[0]`."""
+        first = self.first_batch_id(adopt[0]) + adopt[1] + 1
+        return type(self)((*self.queries, (query_id, first)))
+
+    def to_text(self) -> str:
+        """One line of JSON."""
+        return json.dumps({"version": VERSION, "queries": [list(query) for query in self.queries]})
+
+    @classmethod
+    def from_text(cls, text: str, table: str) -> Self:
+        """Read what `to_text` wrote; raises TableNotOurs."""
+        try:
+            content = json.loads(text)
+            if content["version"] != VERSION:
+                raise TableNotOurs(table, f"its record of queries has version {content['version']}, not {VERSION}")
+            return cls(tuple((str(query), int(first)) for query, first in content["queries"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise TableNotOurs(table, f"its record of queries is damaged ({error!r})") from error
+
 
 _LOG = logging.getLogger(__name__)
 

@@ -43,8 +43,7 @@ from spark_jobs.batch_marks import LogRange
 from spark_jobs.replacing import AskRowsWanted, RowsWanted
 from spark_jobs.sources.logs import TopicLogs
 from spark_jobs.sources.options import BadOption, SourceOptions
-from spark_jobs.sources.planning import Extent
-from spark_jobs.sources.progress import StreamOffset, StreamOffsetUnusable, StreamPosition, StreamStep
+from spark_jobs.sources.planning import Extent, StreamOffset, StreamOffsetUnusable, StreamPosition, StreamStep
 
 FOLLOW_MS = 60_000
 """How far the store's checkpoint may lag behind Spark's, where no startpoint waits to be consumed."""

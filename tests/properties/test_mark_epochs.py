@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from filtering import HighwaterMarks, PairSplit, ReplayFilter, StreamMetadata
 from spark_jobs.batch_marks import BatchMarks, LogRange, MarksKey
 from spark_jobs.filter_settings import FilterRule
+from spark_jobs.filtered_frame import KEY
 from spark_jobs.mark_epochs import Epoch, EpochsMixed
 from spark_jobs.pair_decision import PairChunk, PairMarks, PairName, decide_pair
 from spark_jobs.row_chunks import Packing, pack_rows, unpack_rows
 from spark_jobs.slice_filter import SliceFilters, scan_batches
-from spark_jobs.slice_scan import KEY
 from spark_jobs.slices import Slice, plan_batch
 
 PARTITIONS = 2

@@ -12,9 +12,8 @@ from filtering import HighwaterMarks, ReplayFilter, StreamMetadata
 from spark_jobs.batch_marks import MarksKey
 from spark_jobs.errors import LogRowTwice
 from spark_jobs.filter_settings import FilterRule
-from spark_jobs.runs import Runs, decide
 from spark_jobs.slice_filter import COUNT_SHIFT, JUMPED, KIND_MASK, LATE, SliceFilters, scan_batches
-from spark_jobs.slices import Slice, plan_batch
+from spark_jobs.slices import Runs, Slice, decide, plan_batch
 
 TOPICS = ("a", "b")
 
@@ -76,7 +75,7 @@ def scanned(tasks, rule):
 
 
 def runs_of(rows, *, keyed=True):
-    """As slice_scan.py groups them: by pair, by the distance of both offsets, by the distance to the row's place."""
+    """As the first pass groups them: by pair, by the distance of both offsets, by the distance to the row's place."""
     groups = {}
     for place, (_, partition, offset, key) in rows:
         metadata = StreamMetadata.try_unpack(key)

@@ -438,8 +438,8 @@ def shipped(opened, start):
 def spark_source(log, _directory):
     """What a task of the source reads on an executor."""
     from spark_jobs.sources.arrow import source_schema
+    from spark_jobs.sources.datasource import TaskRange, read_range
     from spark_jobs.sources.options import SourceOptions
-    from spark_jobs.sources.tasks import TaskRange, read_range
 
     options = SourceOptions.parse({"path": str(log.path.parent), "topic": TOPIC, "includeHeaders": "true"})
     schema = source_schema(include_headers=True)
@@ -510,7 +510,7 @@ WAYS = (
         "Spark's source",
         spark_source,
         (
-            "spark_jobs.sources.tasks.read_range", "spark_jobs.sources.datasource.PushrepReader.read",
+            "spark_jobs.sources.datasource.read_range", "spark_jobs.sources.datasource.PushrepReader.read",
             "spark_jobs.sources.datasource.PushrepStreamReader.read",
         ),
     ),

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pushrep.log import LogConfig, SegmentLog
-from spark_jobs.sources.datasource import PushrepDataSource, PushrepStreamReader
-from spark_jobs.sources.tasks import TaskRange
+from spark_jobs.sources.datasource import PushrepDataSource, PushrepStreamReader, TaskRange
 
 Rows = list[tuple[int, int, bytes]]
 

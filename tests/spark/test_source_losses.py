@@ -8,8 +8,8 @@ import pytest
 
 from pushrep.log import LogConfig, SegmentLog
 from spark_jobs.sources import arrow
+from spark_jobs.sources.datasource import TaskRange, read_range
 from spark_jobs.sources.planning import DataLoss
-from spark_jobs.sources.tasks import TaskRange, read_range
 from tests.spark.source_engine import Engine, Rows, append, fill, records
 
 

@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spark_jobs.sources.logs import BatchSpan, ByteRuler
 from spark_jobs.sources.options import AtOffsets, AtTimestamp, BadOption, Edge
-from spark_jobs.sources.planning import DataLoss, Extent, resolve, share
-from spark_jobs.sources.progress import (
+from spark_jobs.sources.planning import (
+    DataLoss,
+    Extent,
     StreamOffset,
     StreamOffsetUnusable,
     StreamPosition,
@@ -18,8 +20,9 @@ from spark_jobs.sources.progress import (
     initial_words,
     next_step,
     ranges_between,
+    resolve,
+    share,
 )
-from spark_jobs.sources.ruler import BatchSpan, ByteRuler
 
 EXTENTS = {0: Extent(5, 20, "a"), 1: Extent(0, 0, "b")}
 

@@ -22,7 +22,7 @@ from pushrep.testing import SimulatedClock
 from spark_jobs.sources import startpoints
 from spark_jobs.sources.datasource import PushrepDataSource
 from spark_jobs.sources.options import BadOption
-from spark_jobs.sources.progress import StreamOffsetUnusable
+from spark_jobs.sources.planning import StreamOffsetUnusable
 
 COUNT = 40
 

@@ -21,7 +21,7 @@ from spark_jobs.errors import CantReplace, MarksOfAnotherQuery, SparkJobError
 from spark_jobs.jobs.options import ApplyOptions, BadJobOption
 from spark_jobs.jobs.pipeline import apply_in
 from spark_jobs.jobs.reporting import Reporter, one_line
-from spark_jobs.sinks.owners import TableOfAnotherQuery
+from spark_jobs.sinks.table import TableOfAnotherQuery
 from tests.spark.replay.repair_program import STEPS
 from tests.spark_programs import QUIET, SparkPrograms, kill_session, said
 

@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from filtering import StreamMetadata
-from spark_jobs import LocalMarks, ReplayFilteredBatches, filter_frame, slice_scan
+from spark_jobs import LocalMarks, ReplayFilteredBatches, filter_frame, filtered_frame
 from spark_jobs.batch_marks import BatchMarks
 from spark_jobs.filter_settings import TtlTooShort
 from spark_jobs.replay_filter import (
@@ -274,7 +274,7 @@ def test_a_handler_without_an_action_leaves_the_counts_open(frames, logs, store,
 def test_rows_without_order_in_one_task_are_found_out_and_run_again_sorted(
     frames, logs, store, table, inside_query, caplog, monkeypatch
 ):
-    monkeypatch.setattr(slice_scan, "RUNS_MAX", 1)  # counted by pair, the first pass does not see how rows lie
+    monkeypatch.setattr(filtered_frame, "RUNS_MAX", 1)  # counted by pair, the first pass does not see how rows lie
     inside_query("q")
     rows = [*logs.random_topic(9, rows=150), *logs.out_of_order()]
     once = ReplayFilteredBatches(table, store)

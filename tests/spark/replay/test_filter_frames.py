@@ -4,10 +4,10 @@ import pytest
 from pyspark.sql.functions import udf
 
 from filtering import HighwaterMarks, PairSplit, StreamMetadata
-from spark_jobs import filter_frame, filter_replays, slice_scan
+from spark_jobs import filter_frame, filter_replays, filtered_frame
 from spark_jobs.batch_marks import MarksKey
 from spark_jobs.columns import CarrierUnusable
-from spark_jobs.slice_scan import FrameUnusable
+from spark_jobs.filtered_frame import FrameUnusable
 from spark_jobs.spark_internals import setting
 
 pytestmark = pytest.mark.spark
@@ -108,7 +108,7 @@ def test_rows_that_are_part_of_the_plan_are_filtered_as_any_others(spark, logs):
 def test_files_that_spark_packs_out_of_log_order_are_sorted(spark, logs, tmp_path, monkeypatch, counted):
     """Tasks take files by size, the largest first: a log's later file may come before an earlier one."""
     if counted == "by pair":
-        monkeypatch.setattr(slice_scan, "RUNS_MAX", 10)
+        monkeypatch.setattr(filtered_frame, "RUNS_MAX", 10)
     # Every second one is a replay of its neighbour: more stretches than are told one by one.
     rows = [logs.Row("t", 0, n, StreamMetadata(1, 0, n // 2), None, f"v{n}") for n in range(300)]
     for n, part in enumerate((rows[:40], rows[40:])):
@@ -129,7 +129,7 @@ def test_unordered_rows_in_one_piece_are_sorted_or_refused(frames, logs, monkeyp
     found_out = filter_frame(frames.unordered(rows))
     assert found_out.plan.must_sort
     assert logs.ids(found_out.rows) == logs.Model().kept(rows)
-    monkeypatch.setattr(slice_scan, "RUNS_MAX", 1)  # counted by pair, nobody sees how rows lie
+    monkeypatch.setattr(filtered_frame, "RUNS_MAX", 1)  # counted by pair, nobody sees how rows lie
     with pytest.raises(Exception, match=r"LogOrderBroken: log offset 0 comes after 1 .*sort=True"):
         filter_frame(frames.in_one_piece(logs.out_of_order())).rows.collect()
     assert logs.ids(filter_frame(frames.unordered(rows), sort=True).rows) == logs.Model().kept(rows)

@@ -14,13 +14,13 @@ from pyspark.sql.streaming.listener import QueryProgressEvent
 
 from filtering import HighwaterMarks, PairSplit, StreamMetadata
 from filtering.replay_filter import FilterCounts
-from spark_jobs import pair_state, row_chunks
+from spark_jobs import keyed_state, row_chunks
 from spark_jobs.errors import SparkJobError
 from spark_jobs.filter_settings import BatchCounts, FilterRule
+from spark_jobs.keyed_state import decided_frames
 from spark_jobs.mark_epochs import Epoch, EpochsMixed
 from spark_jobs.operator_counts import CountsListener, Reports, operator_counts, operator_gaps
 from spark_jobs.pair_decision import PairChunk, PairMarks, PairName, decide_pair
-from spark_jobs.pair_state import decided_frames
 from spark_jobs.row_chunks import CHUNK_BYTES, Packing, is_outside, opened, pack_rows, places_of, unpack_rows
 
 SCHEMA = pa.schema(
@@ -227,7 +227,7 @@ class At(int):
 
 def test_a_pair_has_one_timer_which_looks_again_while_its_marks_rise_and_then_ends_its_state(logs):
     state, pair = State(), ("t", 5, 0)
-    processor = pair_state.PairProcessor(FilterRule(ttl_s=10))
+    processor = keyed_state.PairProcessor(FilterRule(ttl_s=10))
     processor.init(state)
 
     def rows(offset, at_ms):
@@ -259,7 +259,7 @@ def test_a_pair_s_output_is_handed_on_in_frames_and_tells_once_what_became_of_it
     """A group's whole output is never one record batch: each frame becomes one of its own."""
     name = PairName("t", 5, 0)
     rows = [a_row(logs, n, value=f"{n}:" + "x" * 900_000) for n in range(7)]
-    with mock.patch.object(pair_state, "_FRAME_BYTES", 2 << 20):
+    with mock.patch.object(keyed_state, "_FRAME_BYTES", 2 << 20):
         frames, after = decided_frames(
             name, frames_of([batch_of(rows)]), PairMarks(), FilterRule(), Reports(), now_ms=None
         )

@@ -10,7 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 from filtering.stream_metadata import StreamMetadata
 from spark_jobs import LocalMarks, ReplayFilteredBatches, columns, filtered_frame, replay_filter, spark_internals
 from spark_jobs.filter_settings import FilterRule
-from spark_jobs.slice_scan import keyed_frame, scan_slices
+from spark_jobs.filtered_frame import keyed_frame, scan_slices
 from spark_jobs.spark_internals import column_pruned
 
 pytestmark = pytest.mark.spark

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from spark_jobs.relay.pin import PinStore, RelayPin, RelayPinDamaged, RelayPinned, check_same
+from spark_jobs.jobs.relaying import PinStore, RelayPin, RelayPinDamaged, RelayPinned, check_same
 from spark_jobs.sinks.hadoop import HadoopDirectory
 
 pytestmark = pytest.mark.spark

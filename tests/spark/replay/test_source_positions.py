@@ -20,7 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 from filtering import BadFilterSetting, PositionBits, StreamMetadata
 from spark_jobs import LocalMarks, ReplayFilteredBatches, SourcePosition, filter_frame, filter_replays
 from spark_jobs.batch_marks import MarksKey
-from spark_jobs.source_position import PositionUnfit
+from spark_jobs.columns import PositionUnfit
 
 pytestmark = pytest.mark.spark
 

@@ -15,8 +15,7 @@ from spark_jobs.filter_settings import FilterRule
 from spark_jobs.replacing import Replacing, RereadBatch, RowsWanted
 from spark_jobs.sinks.catalog import idempotent_table
 from spark_jobs.sinks.hadoop import HadoopDirectory
-from spark_jobs.sinks.owners import Owners, TableNotOurs, TableOfAnotherQuery
-from spark_jobs.sinks.table import BadSink
+from spark_jobs.sinks.table import BadSink, Owners, TableNotOurs, TableOfAnotherQuery
 from spark_jobs.slices import Slice
 
 pytestmark = pytest.mark.spark
