@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 
 from spark_jobs.columns import stream_metadata_columns
-from spark_jobs.demo.findings import Findings
+from spark_jobs.demo.history import Findings
 from spark_jobs.sinks.table import BATCH_COLUMN
 from spark_jobs.sources import register_sources
 

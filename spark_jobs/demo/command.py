@@ -9,12 +9,19 @@ from typing import Any
 import click
 from rich.console import Console
 
-from spark_jobs.demo.live import Live
 from spark_jobs.demo.output import Output, data_set
 from spark_jobs.demo.plan import ChaosPlan
-from spark_jobs.demo.preflight import require_packages
 from spark_jobs.demo.programs import DemoSurroundings, Pace, Programs
-from spark_jobs.demo.shell import SharedOptions, begun, claimed, shared_options, show_run, written
+from spark_jobs.demo.shell import (
+    Live,
+    SharedOptions,
+    begun,
+    claimed,
+    require_packages,
+    shared_options,
+    show_run,
+    written,
+)
 from spark_jobs.demo.summary import Summary
 from spark_jobs.java import require_java
 

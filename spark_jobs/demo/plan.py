@@ -1,7 +1,10 @@
-"""When whom to kill: everything random about the demo, drawn from one seed and fixed before it begins.
+"""Which process to kill when: everything random about a demo, drawn from one seed and fixed before it begins.
 
     flights      0 ─────x───────────x─────────────x──── all     the producer dies three times, as its progress passes x
     stream     batch 0 · 1 · 2 · 3 · ✗4 · 4 · 5 · 6 ...         the JVM dies inside one batch, which then runs again
+
+    through Kafka: the producer likewise; relay and apply job each die once inside a batch; the demo's own broker dies
+    work of all three        0 ──────b──────────b────── all
 
 Moments are counted in records and batches, not seconds, so that a slow machine meets the same plan. How far a killed
 process really was is up to the machine; what it left behind is measured, not planned.
@@ -81,3 +84,34 @@ def save_every(flights: int) -> int:
 def new_seed() -> int:
     """A seed for a run that was given none; short, so that it can be typed again."""
     return random.SystemRandom().randrange(1_000_000)
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaPlan:
+    """The draws of one seed: the producer's as ProducerPlan tells them.
+
+    `broker_kills`: a third of what is shipped, read by the relay and read by the apply job, when the broker is killed:
+    whoever is slow, each of them has something to do at some of the kills.
+    """
+
+    seed: int
+    producer_kills: tuple[int, ...]
+    producer_delays_s: tuple[float, ...]
+    broker_kills: tuple[int, ...]
+    relay_kill: InsideBatch
+    apply_kill: InsideBatch
+
+    @classmethod
+    def draw(cls, seed: int, flights: int, kills: int) -> Self:
+        """The plan of this seed for that many flights; producer and broker die `kills` times each."""
+        rng = random.Random(seed)  # noqa: S311 - a repeatable draw, no secret
+        producer_kills = apart(rng, flights, kills)
+        delays_s = tuple(rng.random() * 0.15 for _ in producer_kills)
+        return cls(
+            seed,
+            producer_kills,
+            delays_s,
+            broker_kills=apart(rng, flights, kills),
+            relay_kill=InsideBatch.draw(rng),
+            apply_kill=InsideBatch.draw(rng),
+        )

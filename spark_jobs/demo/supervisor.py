@@ -12,15 +12,13 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
-from spark_jobs.demo.appending import Appending
-from spark_jobs.demo.applying import AppliedBatch, Applying, count_dropped
-from spark_jobs.demo.children import TICK_S, ChildProcesses, Watchdog
-from spark_jobs.demo.findings import Findings
-from spark_jobs.demo.history import History, Sample
-from spark_jobs.demo.live import Bar, Live, behind
+from spark_jobs.demo.driving import Appending, AppliedBatch, Applying, count_dropped
+from spark_jobs.demo.history import Findings, History, Sample
 from spark_jobs.demo.plan import ChaosPlan
+from spark_jobs.demo.processes import TICK_S, ChildProcesses, Watchdog
 from spark_jobs.demo.programs import Programs
 from spark_jobs.demo.report import moments
+from spark_jobs.demo.shell import Bar, Live, behind
 
 SAMPLE_EVERY_S: Final = 0.25
 

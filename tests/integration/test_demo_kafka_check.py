@@ -15,7 +15,7 @@ import psycopg
 from pushrep.demo.flights import COLUMNS
 from pushrep.demo.kafka_check import find, load_original, load_topic, view_applied
 from spark_jobs.demo.kafka.database import start
-from spark_jobs.demo.kafka.findings import KafkaFindings
+from spark_jobs.demo.kafka.summary import KafkaFindings
 
 LINES = [
     "2013,1,1,517,515,2,830,819,11,UA,1545,N14228,EWR,IAH,227,1400,5,15,2013-01-01T10:00:00Z",

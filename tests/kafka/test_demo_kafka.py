@@ -19,8 +19,8 @@ pytest.importorskip("pyspark")
 from confluent_kafka import KafkaException
 
 from pushrep.demo.topics import Ends, TopicsNotMade, make_topics
-from spark_jobs.demo.kafka.preflight import require_tools
-from spark_jobs.demo.preflight import DemoUnavailable
+from spark_jobs.demo.kafka.command import require_tools
+from spark_jobs.demo.shell import DemoUnavailable
 from tests.programs import mentioning
 from tests.spark_programs import QUICK_DEMO
 

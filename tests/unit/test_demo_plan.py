@@ -12,10 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from filtering.extras import install_command
-from spark_jobs.demo.applying import AppliedBatch, count_dropped
-from spark_jobs.demo.checkpoint import batch_inside, committed_batch, end_offsets
-from spark_jobs.demo.findings import Findings
-from spark_jobs.demo.history import PRODUCER, STREAM, History, Kill, Sample
+from spark_jobs.demo.driving import AppliedBatch, batch_inside, committed_batch, count_dropped, end_offsets
+from spark_jobs.demo.history import PRODUCER, STREAM, Findings, History, Kill, Sample
 from spark_jobs.demo.output import MARKER, Output, OutputRefused, claim
 from spark_jobs.demo.plan import BATCHES_MIN, ChaosPlan, records_per_trigger, save_every
 from spark_jobs.demo.processes import parse_stat
@@ -137,8 +135,8 @@ def test_a_missing_extra_is_named_without_a_traceback(tmp_path):
 import sys
 for name in ("pyspark", "plotly", "pyarrow", "pandas"):
     sys.modules[name] = None
-from spark_jobs.demo import preflight
-preflight.find_spec = lambda name: None if name in ("pyspark", "plotly") else object()
+from spark_jobs.demo import shell
+shell.find_spec = lambda name: None if name in ("pyspark", "plotly") else object()
 from spark_jobs.demo.command import demo
 demo(["--out", sys.argv[1]])
 """

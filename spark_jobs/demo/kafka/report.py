@@ -3,10 +3,10 @@
 from typing import Any, Final, NamedTuple
 
 from spark_jobs.demo.history import APPLY, BROKER, PRODUCER, RELAY, History, Kill
-from spark_jobs.demo.kafka.findings import KafkaFindings
-from spark_jobs.demo.kafka.summary import KafkaSummary
-from spark_jobs.demo.picture import (
+from spark_jobs.demo.kafka.summary import KafkaFindings, KafkaSummary
+from spark_jobs.demo.report import (
     BROKER_KILL,
+    FOOTER,
     INK,
     KEPT,
     KILL,
@@ -17,9 +17,9 @@ from spark_jobs.demo.picture import (
     Page,
     PictureLine,
     draw,
-    render,
+    kill_row,
+    render_page,
 )
-from spark_jobs.demo.report import FOOTER, kill_row
 from spark_jobs.demo.report import outcome as outcome_of_program
 
 _LOOKS: Final = {
@@ -89,4 +89,4 @@ def render_run(history: History, samples: list[KafkaSample], found: KafkaFinding
         footer=FOOTER,
         seed=summary.seed,
     )
-    return render(page, draw(found.days, columns["at_s"], lines, marks))
+    return render_page(page, draw(found.days, columns["at_s"], lines, marks))

@@ -12,20 +12,14 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from spark_jobs.demo.appending import Appending
-from spark_jobs.demo.applying import Applying, count_dropped
-from spark_jobs.demo.checkpoint import batches, end_offsets
-from spark_jobs.demo.children import TICK_S, ChildProcesses, Watchdog
+from spark_jobs.demo.driving import Appending, Applying, batches, count_dropped, end_offsets
 from spark_jobs.demo.history import APPLY, RELAY, History
-from spark_jobs.demo.kafka.broker import Brokering, Watching
-from spark_jobs.demo.kafka.findings import KafkaFindings
-from spark_jobs.demo.kafka.plan import KafkaPlan
-from spark_jobs.demo.kafka.programs import KafkaPrograms, Road, Servers
+from spark_jobs.demo.kafka.programs import Brokering, Home, KafkaPrograms, Road, Servers, Watching
 from spark_jobs.demo.kafka.report import KafkaSample, moments
-from spark_jobs.demo.kafka.servers import Home
-from spark_jobs.demo.kafka.summary import Counted
-from spark_jobs.demo.live import Bar, Live, behind
-from spark_jobs.demo.processes import Child, reap_orphans
+from spark_jobs.demo.kafka.summary import Counted, KafkaFindings
+from spark_jobs.demo.plan import KafkaPlan
+from spark_jobs.demo.processes import TICK_S, Child, ChildProcesses, Watchdog, reap_orphans
+from spark_jobs.demo.shell import Bar, Live, behind
 from spark_jobs.demo.supervisor import SAMPLE_EVERY_S
 
 LABELS: Final = ("append", "ship", "relay", "apply")
