@@ -15,6 +15,7 @@ from filtering.errors import (
     NotStreamMetadata,
     PairSplit,
     PositionOutOfRange,
+    TtlTooShort,
     UnsupportedKeys,
 )
 from filtering.marks import HighwaterMarks, MarkColumns, MarkEntry
@@ -46,6 +47,7 @@ __all__ = [
     "ProducerNames",
     "ReplayFilter",
     "StreamMetadata",
+    "TtlTooShort",
     "UnsupportedKeys",
     "pack_keys",
     "parse_keys",

@@ -115,6 +115,19 @@ class BadFilterSetting(FilteringError, ValueError):
         self.setting, self.value, self.allowed = setting, value, allowed
 
 
+class TtlTooShort(FilteringError, ValueError):
+    """Marks would be forgotten while the topic still holds records of theirs: raise `ttl_s`, or force it."""
+
+    def __init__(self, ttl_s: float, retention_ms: int | None) -> None:
+        kept = "for nobody said how long" if retention_ms is None else f"for retention.ms={retention_ms}"
+        super().__init__(
+            f"ttl_s={ttl_s} forgets marks whose records the topic keeps {kept}: what is read again after that passes "
+            "twice. Give retention_ms=, the topic's retention.ms (-1: for ever), and a ttl_s that is not below it; "
+            "retention_ms=0 takes any ttl_s"
+        )
+        self.ttl_s, self.retention_ms = ttl_s, retention_ms
+
+
 class CorruptMarks(FilteringError):
     """The bytes of marks are damaged. Take the marks of an older batch; never go on with empty ones."""
 

@@ -31,7 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from filtering import window_bits
-from filtering.errors import BadFilterSetting, PairSplit
+from filtering.errors import BadFilterSetting, PairSplit, TtlTooShort
 from filtering.marks import UNKNOWN, HighwaterMarks, check_window, select_rows
 from filtering.rule import NO_MARK, PairGroups, RuleVerdict, Verdicts, group_pairs, judge, judge_rows
 from filtering.stream_metadata import Keys, StreamMetadata, parse_keys
@@ -223,6 +223,14 @@ _PARTITION_MAX = 2**31 - 1
 
 _PAIR_AND_OFFSET = struct.Struct(">12sq").unpack
 _NO_MARKS = HighwaterMarks()
+
+
+def check_ttl(ttl_s: float | None, retention_ms: int | None) -> None:
+    """Raises TtlTooShort unless the marks outlive the records of a topic; `retention_ms` 0 takes any `ttl_s`."""
+    if ttl_s is None:
+        return
+    if retention_ms is None or retention_ms < 0 or ttl_s * 1000 < retention_ms:
+        raise TtlTooShort(ttl_s, retention_ms)
 
 
 @dataclass(frozen=True, slots=True)

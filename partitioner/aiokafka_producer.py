@@ -20,7 +20,6 @@ with needed_by("partitioner.aiokafka_producer"):
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import (
     ClusterAuthorizationFailedError,
     InvalidTopicError,
@@ -30,12 +29,11 @@ from aiokafka.errors import (
     RecordListTooLargeError,
     TopicAuthorizationFailedError,
     UnknownTopicOrPartitionError,
-    for_code,
 )
 
 from filtering import METADATA_HEADER, StreamMetadata
-from filtering.consumers.aiokafka_client import failure_of, missing_right, naming_rights
-from filtering.retry import Backoff, RetryPolicy, ask_async
+from filtering.consumers.aiokafka_client import missing_right, naming_rights, topic_settings
+from filtering.retry import Backoff, RetryPolicy
 from partitioner.errors import (
     BadPartitionerSetting,
     BreaksPrefixCondition,
@@ -330,24 +328,13 @@ class SourcePartitionProducer:
         admin = AIOKafkaAdminClient(**shared)
         await admin.start()
         try:
-            with naming_rights("", self.topic, "DESCRIBE_CONFIGS"):
-                policy = await ask_async(lambda: _cleanup_policy(admin, self.topic), failure_of)
+            policy = (await topic_settings(admin, self.topic))["cleanup.policy"]
         except UnknownTopicOrPartitionError:
             raise NoSuchTopic(self.topic) from None
         finally:
             await admin.close()
         if "compact" in policy:
             raise TopicCompacted(self.topic, policy)
-
-
-async def _cleanup_policy(admin: AIOKafkaAdminClient, topic: str) -> str:
-    resource = ConfigResource(ConfigResourceType.TOPIC, topic, configs={"cleanup.policy": None})
-    [answer] = await admin.describe_configs([resource])
-    [[code, why, _, _, entries]] = answer.resources
-    if code:
-        raise for_code(code)(why)
-    policy: str = next(entry[1] for entry in entries if entry[0] == "cleanup.policy")
-    return policy
 
 
 async def _hang_up(producer: AIOKafkaProducer) -> None:

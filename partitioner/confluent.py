@@ -33,7 +33,13 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer, Topic
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
 
 from filtering import METADATA_HEADER, StreamMetadata
-from filtering.consumers.confluent_client import ask_brokers, fatal_errors, missing_right, naming_rights
+from filtering.consumers.confluent_client import (
+    ask_brokers,
+    fatal_errors,
+    missing_right,
+    naming_rights,
+    topic_settings,
+)
 from filtering.retry import Backoff
 from partitioner.errors import (
     BadPartitionerSetting,
@@ -441,14 +447,9 @@ def _serve(client: Producer, timeout_s: float) -> None:
 
 def refuse_compaction(config: Mapping[str, Any], topic: str) -> None:
     """Ask the broker for the topic's cleanup.policy. Raises TopicCompacted, MissingRight, KafkaException."""
-    names = {name: value for name, value in config.items() if name not in HELD}
-    resource = ConfigResource(ResourceType.TOPIC, topic)
-    admin = AdminClient(names)  # held until it has answered
-    with naming_rights("", topic, "DESCRIBE_CONFIGS"):
-        described = ask_brokers(
-            lambda left_s: admin.describe_configs([resource], request_timeout=left_s)[resource].result(left_s)
-        )
-    policy = described["cleanup.policy"].value
+    policy = topic_settings({name: value for name, value in config.items() if name not in HELD}, topic)[
+        "cleanup.policy"
+    ]
     if "compact" in policy:
         raise TopicCompacted(topic, policy)
 

@@ -11,7 +11,6 @@ from filtering.errors import BadFilterSetting
 from filtering.marks import HighwaterMarks, check_window
 from filtering.replay_filter import FilterCounts, ReplayFilter
 from spark_jobs.columns import CARRIERS, CarrierUnusable, SourcePosition, carrier_key
-from spark_jobs.errors import SparkJobError
 
 _NAMED_IN_LOG = 10
 PARTITIONS_LIKELY = 1 << 20
@@ -65,27 +64,6 @@ class FilterRule:
     def counts_gaps(self) -> bool:
         """Whether the source offsets between two of a pair are records that did not come."""
         return not (isinstance(self.carrier, SourcePosition) and self.carrier.is_tuple)
-
-
-class TtlTooShort(SparkJobError):
-    """Marks would be forgotten while the topic still holds records of theirs: raise `ttl_s`, or force it."""
-
-    def __init__(self, ttl_s: float, retention_ms: int | None) -> None:
-        kept = "for nobody said how long" if retention_ms is None else f"for retention.ms={retention_ms}"
-        super().__init__(
-            f"ttl_s={ttl_s} forgets marks whose records the topic keeps {kept}: what is read again after that passes "
-            "twice. Give retention_ms=, the topic's retention.ms (-1: for ever), and a ttl_s that is not below it; "
-            "retention_ms=0 takes any ttl_s"
-        )
-        self.ttl_s, self.retention_ms = ttl_s, retention_ms
-
-
-def check_ttl(ttl_s: float | None, retention_ms: int | None) -> None:
-    """Raises TtlTooShort unless the marks outlive the records; `retention_ms` 0 takes any `ttl_s`."""
-    if ttl_s is None:
-        return
-    if retention_ms is None or retention_ms < 0 or ttl_s * 1000 < retention_ms:
-        raise TtlTooShort(ttl_s, retention_ms)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,13 +28,13 @@ from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 
 from filtering.marks import HighwaterMarks
-from filtering.replay_filter import PAIR_BYTES
+from filtering.replay_filter import PAIR_BYTES, check_ttl
 from filtering.stream_metadata import KEY_BYTES, pack_keys
 from pushrep.env import SYSTEM_CLOCK
 from spark_jobs.batch_marks import LogRange, MarksKey
 from spark_jobs.columns import SourcePosition, is_stream_metadata, key_numbers
 from spark_jobs.errors import SparkJobError
-from spark_jobs.filter_settings import BatchCounts, FilterRule, check_ttl, warn_of_chance_keys
+from spark_jobs.filter_settings import BatchCounts, FilterRule, warn_of_chance_keys
 from spark_jobs.mark_epochs import EPOCH_COLUMNS
 from spark_jobs.slice_filter import COUNT_SHIFT, JUMPED, KIND_MASK, LATE, PASSES, decider, log_partitions, scan_batches
 from spark_jobs.slices import BatchPlan, BatchVerdict, Runs, Slice, Stretch, plan_batch

@@ -23,10 +23,11 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, GroupedData
 
 from filtering.marks import UNKNOWN, HighwaterMarks
+from filtering.replay_filter import check_ttl
 from spark_jobs.batch_marks import MarksKey
 from spark_jobs.columns import SourcePosition
 from spark_jobs.errors import SparkJobError
-from spark_jobs.filter_settings import FilterRule, TtlTooShort, check_ttl, looks_unlikely
+from spark_jobs.filter_settings import FilterRule, looks_unlikely
 from spark_jobs.filtered_frame import KEY, keyed_frame
 from spark_jobs.mark_epochs import Epoch
 from spark_jobs.operator_counts import (
@@ -180,7 +181,7 @@ def deciding_with_state(rule: FilterRule) -> Callable[[Any, Iterable[pd.DataFram
     return decide
 
 
-__all__ = ["StateStoreUnfit", "TtlTooShort", "filter_replays"]
+__all__ = ["StateStoreUnfit", "filter_replays"]
 
 _PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"

@@ -21,6 +21,7 @@ from typing import Any, Self, cast
 from pyspark.sql import DataFrame
 
 from filtering.marks import HighwaterMarks
+from filtering.replay_filter import check_ttl
 from pushrep.env import SYSTEM_CLOCK, Clock
 from spark_jobs.batch_marks import ADOPTED, BatchMarks, LogRange, MarksKey
 from spark_jobs.columns import SourcePosition
@@ -35,7 +36,6 @@ from spark_jobs.errors import (
 from spark_jobs.filter_settings import (
     BatchCounts,
     FilterRule,
-    check_ttl,
     warn_of_chance_keys,
     warn_of_no_metadata,
     warn_of_silent_pairs,

@@ -32,6 +32,7 @@ from filtering.consumers.commit_metadata import END, METADATA_CHARACTERS_MAX
 from filtering.consumers.errors import CommitFailed, MarksTooLarge, SettingOverwritesMarks
 from filtering.consumers.member import (
     AskCommitted,
+    AskRetention,
     AskStartpoints,
     ClientCall,
     ClientFacts,
@@ -62,10 +63,12 @@ class ReplayFilteredConsumer:
 
     topics: what is read. group_id: positions and marks are kept under it. carrier: where the 20 bytes travel, "key" or
     "header", or a function that makes them of a record's own position, None for a record without. window, only_pids,
-    ttl_s: ReplayFilter's. startpoints: where an operator may send this group's partitions, when they come and while
-    they are read; asked in a thread. on_assign, on_revoke: called with this consumer and partitions; in `on_revoke` a
-    commit still counts. settings: AIOKafkaConsumer's; auto-commit is refused by name.
-    Raises SettingOverwritesMarks, BadFilterSetting; entering it raises the client's KafkaError.
+    ttl_s: ReplayFilter's. retention_ms: what ttl_s may not be below, 0 takes any; by default each topic's own is asked
+    for, and the read of a topic that keeps records longer raises TtlTooShort. startpoints: where an operator may send
+    this group's partitions, when they come and while they are read; asked in a thread. on_assign, on_revoke: called
+    with this consumer and partitions; in `on_revoke` a commit still counts. settings: AIOKafkaConsumer's; auto-commit
+    is refused by name.
+    Raises SettingOverwritesMarks, BadFilterSetting, TtlTooShort; entering it raises the client's KafkaError.
     """
 
     def __init__(  # noqa: PLR0913 - what is read, and how
@@ -76,6 +79,7 @@ class ReplayFilteredConsumer:
         window: int = 0,
         only_pids: Iterable[int] | None = None,
         ttl_s: float | None = None,
+        retention_ms: int | None = None,
         startpoints: Startpoints | None = None,
         on_assign: OnPartitions | None = None,
         on_revoke: OnPartitions | None = None,
@@ -89,7 +93,7 @@ class ReplayFilteredConsumer:
             raise BadFilterSetting("group_id", group_id, "needed: positions and marks are kept under it")
         self._topics, self._group, self._settings = topics, group_id, settings
         pids = None if only_pids is None else frozenset(only_pids)
-        settings_of_filter = FilterSettings(window=window, only_pids=pids, ttl_s=ttl_s)
+        settings_of_filter = FilterSettings(window=window, only_pids=pids, ttl_s=ttl_s, retention_ms=retention_ms)
         facts = ClientFacts(self._facts_of, failure_of, lambda _: False)
         self._member = GroupMember(group_id, settings_of_filter, startpoints, facts)
         own = self._member.failing_with(carrier) if callable(carrier) else None
@@ -257,6 +261,8 @@ class ReplayFilteredConsumer:
                     (one.topic, one.partition): CommittedOffset(at.offset if at.offset >= 0 else None, at.metadata)
                     for one, at in found.items()
                 }
+            case AskRetention(topic):
+                return await self._joined().retention_ms(topic)
             case AskStartpoints(question):
                 return await asyncio.to_thread(question)
             case _:

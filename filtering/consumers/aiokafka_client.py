@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.coordinator.protocol import ConsumerProtocol
 from aiokafka.errors import (
     ClusterAuthorizationFailedError,
@@ -21,9 +22,11 @@ from aiokafka.errors import (
     NoError,
     TopicAuthorizationFailedError,
     UnknownTopicOrPartitionError,
+    for_code,
 )
 from aiokafka.structs import OffsetAndMetadata
 
+from filtering.consumers.member import kept_ms
 from filtering.consumers.startpoints import ASK_WITHIN_S, Held, OwnershipCheck, PartitionFacts
 from filtering.errors import MissingRight
 from filtering.retry import TIMEOUT_S, Failure, ask_async
@@ -89,6 +92,20 @@ async def ask_committed(
         return await ask_async(question, failure_of, timeout_s)
 
 
+async def topic_settings(admin: AIOKafkaAdminClient, topic: str) -> dict[str, str]:
+    """What a topic is set to, asked for 30 s. Raises MissingRight, the client's KafkaError."""
+
+    async def question() -> dict[str, str]:
+        [answer] = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)])
+        [(code, why, _, _, entries)] = answer.resources
+        if code:
+            raise for_code(code)(why)
+        return {name: value for name, value, *_ in entries}
+
+    with naming_rights("", topic, "DESCRIBE_CONFIGS"):
+        return await ask_async(question, failure_of)
+
+
 async def ask_held(admin: AIOKafkaAdminClient, group: str, member: str) -> Held:
     """What the group's coordinator says that this member has now; nothing where nobody answers within 5 s."""
     try:
@@ -118,6 +135,10 @@ class AiokafkaMember:
     async def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, OffsetAndMetadata]:
         """What the group committed, offset -1 for nothing; asks for 30 s. Raises MissingRight, KafkaError."""
         return await ask_committed(self._admin, self._group, partitions)
+
+    async def retention_ms(self, topic: str) -> int:
+        """How long the topic keeps records, -1: for ever; asks for 30 s. Raises MissingRight, KafkaError."""
+        return kept_ms(await topic_settings(self._admin, topic))
 
     async def seek(self, partition: TopicPartition, offset: int | None) -> None:
         """To an offset; None: where the client's reset policy says."""

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from filtering.consumers.errors import PositionUnknown
 from filtering.marks import HighwaterMarks
-from filtering.replay_filter import FilterCounts, ReplayFilter
+from filtering.replay_filter import FilterCounts, ReplayFilter, check_ttl
 
 TopicPartition = tuple[str, int]
 NO_MARKS = HighwaterMarks()
@@ -35,11 +35,19 @@ Spans = Mapping[int, tuple[int, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilterSettings:
-    """As ReplayFilter takes them."""
+    """As ReplayFilter takes them. `retention_ms`: what `ttl_s` may not be below; None: that of each topic is asked.
+
+    Raises TtlTooShort.
+    """
 
     window: int = 0
     only_pids: frozenset[int] | None = None
     ttl_s: float | None = None
+    retention_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.retention_ms is not None:
+            check_ttl(self.ttl_s, self.retention_ms)
 
 
 class PendingCommit(NamedTuple):

@@ -42,6 +42,7 @@ from filtering.consumers.confluent_client import (
 from filtering.consumers.errors import CommitFailed, MarksTooLarge, SettingOverwritesMarks
 from filtering.consumers.member import (
     AskCommitted,
+    AskRetention,
     AskStartpoints,
     ClientCall,
     ClientFacts,
@@ -83,10 +84,11 @@ class ReplayFilteredConsumer(ClosedAtExit):
 
     config: librdkafka's settings; `group.id` is needed, auto-commit is refused by name. carrier: where the 20 bytes
     travel, "key" or "header", or a function that makes them of a record's own position, None for a record without.
-    window, only_pids, ttl_s: ReplayFilter's. marks_topic: a compacted topic for marks that do not fit beside the offset
-    (about 100 pairs of a partition do). startpoints: where an operator may send this group's partitions, when they come
-    and while they are read.
-    Raises SettingOverwritesMarks, BadFilterSetting, KafkaException.
+    window, only_pids, ttl_s: ReplayFilter's. retention_ms: what ttl_s may not be below, 0 takes any; by default each
+    topic's own is asked for, and the read of a topic that keeps records longer raises TtlTooShort. marks_topic: a
+    compacted topic for marks that do not fit beside the offset (about 100 pairs of a partition do). startpoints: where
+    an operator may send this group's partitions, when they come and while they are read.
+    Raises SettingOverwritesMarks, BadFilterSetting, TtlTooShort, KafkaException.
     """
 
     def __init__(  # noqa: PLR0913 - what is read, and how
@@ -97,6 +99,7 @@ class ReplayFilteredConsumer(ClosedAtExit):
         window: int = 0,
         only_pids: Iterable[int] | None = None,
         ttl_s: float | None = None,
+        retention_ms: int | None = None,
         marks_topic: str | None = None,
         startpoints: Startpoints | None = None,
     ) -> None:
@@ -108,7 +111,7 @@ class ReplayFilteredConsumer(ClosedAtExit):
         self._missing: MissingRight | None = None
         self._client = Consumer(self._config)
         self._facts = ConfluentMember(self._client, config, self._group)
-        settings = FilterSettings(window=window, only_pids=pids, ttl_s=ttl_s)
+        settings = FilterSettings(window=window, only_pids=pids, ttl_s=ttl_s, retention_ms=retention_ms)
         facts = ClientFacts(self._facts.facts_of, failure_of, is_too_early)
         self._member = GroupMember(self._group, settings, startpoints, facts)
         own = self._member.failing_with(carrier) if callable(carrier) else None
@@ -334,6 +337,8 @@ class ReplayFilteredConsumer(ClosedAtExit):
             case AskCommitted(partitions):
                 found = self._facts.committed([TopicPartition(*one) for one in partitions])
                 return {(one.topic, one.partition): committed_offset(one) for one in found}
+            case AskRetention(topic):
+                return self._facts.retention_ms(topic)
             case AskStartpoints(question):
                 return question()
             case _:

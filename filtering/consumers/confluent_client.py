@@ -21,7 +21,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # t
 
 from filtering.consumers.commit_metadata import Stored, pack_marks, unpack_marks
 from filtering.consumers.errors import MarksLost
-from filtering.consumers.member import CommittedOffset
+from filtering.consumers.member import CommittedOffset, kept_ms
 from filtering.consumers.startpoints import ASK_WITHIN_S, Held, OwnershipCheck, PartitionFacts
 from filtering.errors import BadFilterSetting, MissingRight
 from filtering.marks import HighwaterMarks
@@ -183,6 +183,17 @@ def ask_partitions(
     return ask_brokers(answered, timeout_s)
 
 
+def topic_settings(config: Mapping[str, Any], topic: str) -> dict[str, str]:
+    """What a topic is set to, asked for 30 s. Raises MissingRight, KafkaException, TimeoutError."""
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+    admin = AdminClient(dict(config))  # held until it has answered
+    with naming_rights("", topic, "DESCRIBE_CONFIGS"):
+        described: Mapping[str, Any] = ask_brokers(
+            lambda left_s: admin.describe_configs([resource], request_timeout=left_s)[resource].result(left_s)
+        )
+    return {name: str(entry.value) for name, entry in described.items()}
+
+
 def ask_bounds(client: Consumer, topic: str, partition: int, timeout_s: float = TIMEOUT_S) -> tuple[int, int]:
     """Where a partition begins and ends. Raises as `ask_brokers`."""
 
@@ -283,13 +294,7 @@ class ConfluentMarksTopic:
 
 
 def _refuse_uncompacted(config: Mapping[str, Any], topic: str) -> None:
-    resource = ConfigResource(ResourceType.TOPIC, topic)
-    admin = AdminClient(dict(config))  # held until it has answered
-    with naming_rights("", topic, "DESCRIBE_CONFIGS"):
-        described = ask_brokers(
-            lambda left_s: admin.describe_configs([resource], request_timeout=left_s)[resource].result(left_s)
-        )
-    if (policy := described["cleanup.policy"].value) != "compact":
+    if (policy := topic_settings(config, topic)["cleanup.policy"]) != "compact":
         raise BadFilterSetting("marks_topic", topic, f"a topic with cleanup.policy=compact, this has {policy}")
 
 
@@ -313,6 +318,10 @@ class ConfluentMember:
         plain = [TopicPartition(one.topic, one.partition) for one in partitions]
         with naming_rights(self.group, plain[0].topic if plain else ""):
             return ask_partitions(lambda left_s: self.client.committed(plain, left_s))
+
+    def retention_ms(self, topic: str) -> int:
+        """How long the topic keeps records, -1: for ever; asks for 30 s. Raises MissingRight, KafkaException."""
+        return kept_ms(topic_settings(self._connection, topic))
 
     def is_held(self, topic: str, partition: int) -> bool:
         """Whether the coordinator says that this member has the partition now.

@@ -37,6 +37,7 @@ from filtering.consumers.commit_metadata import METADATA_CHARACTERS_MAX, Committ
 from filtering.consumers.errors import PositionUnknown
 from filtering.consumers.startpoints import Answer, PartitionFacts, Startpoints, StartpointWatcher, StartTarget
 from filtering.marks import HighwaterMarks
+from filtering.replay_filter import check_ttl
 from filtering.retry import Failure
 
 _LOG = logging.getLogger(__name__)
@@ -90,14 +91,27 @@ class DeleteMarks(NamedTuple):
     stored: Stored
 
 
+class AskRetention(NamedTuple):
+    """How long the topic keeps records → ms, -1: for ever."""
+
+    topic: str
+
+
 class AskStartpoints(NamedTuple):
     """A question to their store, which may block → what it returns."""
 
     question: Callable[[], Any]
 
 
-ClientCall: TypeAlias = Seek | Pause | Resume | AskCommitted | ReadMarks | WriteMarks | DeleteMarks | AskStartpoints
+ClientCall: TypeAlias = (
+    Seek | Pause | Resume | AskCommitted | ReadMarks | WriteMarks | DeleteMarks | AskRetention | AskStartpoints
+)
 Steps: TypeAlias = Generator[ClientCall, Any, _Answer]
+
+
+def kept_ms(settings: Mapping[str, str]) -> int:
+    """How long a topic of these settings keeps a record that nobody replaced; -1: for ever."""
+    return int(settings["retention.ms"]) if "delete" in settings["cleanup.policy"] else -1
 
 
 class CommittedOffset(NamedTuple):
@@ -166,7 +180,7 @@ class GroupMember:
     def __init__(
         self, group: str, settings: FilterSettings, startpoints: Startpoints | None, client: ClientFacts
     ) -> None:
-        self._group, self._startpoints, self._client = group, startpoints, client
+        self._group, self._settings, self._startpoints, self._client = group, settings, startpoints, client
         self.assignment = Assignment(settings)
         self.watcher = StartpointWatcher(self.assignment, None if startpoints is None else startpoints.look_every_s)
         self.failure: Exception | None = None
@@ -174,13 +188,15 @@ class GroupMember:
         self._moved: dict[TopicPartition, int] = {}
         self._pauses = Pauses()
         self._stored: dict[TopicPartition, Stored] = {}
+        self._outlived: set[str] = set()  # topics whose records the marks outlive
 
     # ---- partitions come and go
 
     def load(self, partitions: Iterable[TopicPartition]) -> Steps[dict[TopicPartition, LoadedStart]]:
         """Where the client is to begin in each of them, or it raises. Those that are stopped are not paused yet."""
-        found = []
-        for partition, (offset, metadata) in (yield from self.committed_of(partitions)).items():
+        asked, found = list(partitions), []
+        yield from self._check_ttl({topic for topic, _ in asked})
+        for partition, (offset, metadata) in (yield from self.committed_of(asked)).items():
             position = decode(metadata if offset is not None else None)
             marks: HighwaterMarks | None = position.marks
             if position.stored is not None:
@@ -370,6 +386,14 @@ class GroupMember:
                 yield AskStartpoints(partial(self._startpoints.consumed, *named))
 
     # ---- inside
+
+    def _check_ttl(self, topics: Iterable[str]) -> Steps[None]:
+        """Raise TtlTooShort for one that keeps records longer than their marks."""
+        if self._settings.ttl_s is None or self._settings.retention_ms is not None:
+            return
+        for topic in sorted(set(topics) - self._outlived):
+            check_ttl(self._settings.ttl_s, (yield AskRetention(topic)))
+            self._outlived.add(topic)
 
     def _load_held(self) -> Steps[list[TopicPartition]]:
         held = sorted(self._pauses.of(PauseReason.UNLOADED))

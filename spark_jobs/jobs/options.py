@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import SparkSession
 
+from filtering.errors import TtlTooShort
 from filtering.extras import install_command
+from filtering.replay_filter import check_ttl
 from pushrep.errors import BadArgument
 from pushrep.health import HealthSettings
 from pushrep.kafka.destination import read_properties
@@ -22,7 +24,6 @@ from pushrep.startpoints.places import BOOTSTRAP_SERVERS, kind_of
 from pushrep.startpoints.places import KAFKA as KAFKA_KIND
 from spark_jobs.errors import SparkJobError
 from spark_jobs.file_marks import FileMarks
-from spark_jobs.filter_settings import TtlTooShort, check_ttl
 from spark_jobs.marks import LocalMarks
 from spark_jobs.marks_stores import KAFKA, Brokers, topic_marks
 from spark_jobs.sinks.catalog import idempotent_table

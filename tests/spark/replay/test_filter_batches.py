@@ -5,10 +5,9 @@ import logging
 
 import pytest
 
-from filtering import StreamMetadata
+from filtering import StreamMetadata, TtlTooShort
 from spark_jobs import LocalMarks, ReplayFilteredBatches, filter_frame, filtered_frame
 from spark_jobs.batch_marks import BatchMarks
-from spark_jobs.filter_settings import TtlTooShort
 from spark_jobs.replay_filter import (
     CheckpointWentBack,
     MarksMissing,

@@ -7,10 +7,10 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from filtering import HighwaterMarks, StreamMetadata
+from filtering import HighwaterMarks, StreamMetadata, TtlTooShort
 from spark_jobs import LocalMarks, filter_frame, filter_replays
 from spark_jobs.batch_marks import BatchMarks, MarksKey
-from spark_jobs.keyed_state import StateStoreUnfit, TtlTooShort
+from spark_jobs.keyed_state import StateStoreUnfit
 from spark_jobs.marks_command import marks as marks_command
 from spark_jobs.operator_counts import operator_counts, operator_gaps
 
