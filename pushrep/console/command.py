@@ -10,7 +10,7 @@ import click
 from filtering.extras import needed_by
 from pushrep.cli.options import PEM, client_tls, tls_options
 from pushrep.cli.replica import address_option
-from pushrep.cli.startpoint.options import store_or, with_place
+from pushrep.cli.startpoint_options import store_or, with_place
 from pushrep.replicate.sockets import Address
 
 with needed_by("pushrep console"):

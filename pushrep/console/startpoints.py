@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pushrep.cli.common import parse_duration_s
-from pushrep.cli.startpoint.looking import is_open, line_of, states_of
-from pushrep.cli.startpoint.preview import Row, parse_place, preview, say_place
-from pushrep.cli.startpoint.setting import check_fits
+from pushrep.cli.startpoint import check_fits, is_open, line_of, states_of
+from pushrep.cli.startpoint_options import Row, parse_place, preview, say_place
 from pushrep.env import SYSTEM_CLOCK
 from pushrep.errors import BadArgument
 from pushrep.startpoints import Startpoint, StartpointStore, Target

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from pushrep.cli import main as cli_main
 from pushrep.cli.common import parse_duration_s
 from pushrep.cli.startpoint import startpoint as command
-from pushrep.cli.startpoint.preview import parse_place, say_place
+from pushrep.cli.startpoint_options import parse_place, say_place
 from pushrep.log import SegmentLog
 from pushrep.startpoints import LogConsumer, Startpoint, StartpointFailed, StartpointStore
 
@@ -178,7 +178,7 @@ def test_a_reason_is_asked_for(run, out):
 
 def test_a_terminal_is_asked_for_the_reason(out, store, monkeypatch):
     runner = CliRunner()
-    monkeypatch.setattr("pushrep.cli.startpoint.options._is_terminal", lambda: True)
+    monkeypatch.setattr("pushrep.cli.startpoint_options._is_terminal", lambda: True)
     done = runner.invoke(command, ["set", str(out), "orders", "--consumer", "billing", "--to", "1"], input="because\n")
     assert done.exit_code == 0, done.output
     assert store.history()[0].reason == "because"

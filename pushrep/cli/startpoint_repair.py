@@ -19,17 +19,18 @@ import click
 from filtering.errors import shown_partition
 from pushrep.cli.common import count, show_json, show_table
 from pushrep.cli.record_rows import carrier_of, metadata_of
-from pushrep.cli.startpoint.options import (
+from pushrep.cli.startpoint_options import (
     checkpoint_tool,
     parse_option,
     parse_ttl_s,
+    partitions_of,
+    say_place,
     store_of,
     topic_and_partition,
     with_author,
     with_json,
     with_store,
 )
-from pushrep.cli.startpoint.preview import partitions_of, say_place
 from pushrep.env import SYSTEM_CLOCK
 from pushrep.errors import PushrepError
 from pushrep.log import LogReader, SegmentLog

@@ -12,8 +12,7 @@ from pathlib import Path
 import click
 
 from pushrep.cli.common import show_json
-from pushrep.cli.startpoint.options import store_of, with_store
-from pushrep.cli.startpoint.preview import partitions_of
+from pushrep.cli.startpoint_options import partitions_of, store_of, with_store
 from pushrep.errors import PushrepError
 from pushrep.log import SegmentLog
 from pushrep.log.slots import log_at, shown_name

@@ -10,16 +10,16 @@ from typing import Any
 import click
 
 from pushrep.cli.common import count, show_json, show_table
-from pushrep.cli.startpoint.options import (
+from pushrep.cli.startpoint_options import (
     brokers,
     checkpoint_tool,
     parse_option,
+    say_place,
     store_or,
     with_author,
     with_json,
     with_place,
 )
-from pushrep.cli.startpoint.preview import say_place
 from pushrep.env import SYSTEM_CLOCK
 from pushrep.startpoints import Startpoint
 from pushrep.startpoints.places import KAFKA, kind_of

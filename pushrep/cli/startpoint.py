@@ -1,0 +1,374 @@
+"""`pushrep startpoint`: where consumers start next. pushrep.startpoints does the work; here it is asked and shown.
+
+set, cancel             write, with a reason that is kept; what would happen is said before anything is written
+list, show, history     read only; no lock is taken
+repair                  as set, with a look at the table whose rows are replaced: startpoint_repair.py
+export                  as Spark's startingOffsets: startpoint_export.py
+apply-checkpoint        into the checkpoint of a stopped query: startpoint_apply.py
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from filtering.errors import shown_partition
+from pushrep.cli.common import count, say_time, show_json, show_table
+from pushrep.cli.startpoint_apply import apply_checkpoint
+from pushrep.cli.startpoint_export import export
+from pushrep.cli.startpoint_options import (
+    Row,
+    parse_option,
+    parse_ttl_s,
+    preview,
+    say_place,
+    store_of,
+    topic_and_partition,
+    with_author,
+    with_json,
+    with_store,
+    written_store_of,
+)
+from pushrep.cli.startpoint_repair import repair
+from pushrep.env import SYSTEM_CLOCK
+from pushrep.errors import PushrepError
+from pushrep.log.slots import shown_name
+from pushrep.startpoints import EventLog, NoSuchStartpoint, ReaderState, Startpoint, State, Target, Written
+from pushrep.startpoints.model import OVER, Applied, Cancelled, Expired, Fact, Failed, to_json
+
+
+@click.command("list")
+@with_store
+@click.option("--consumer", help="Only those that this consumer may meet.")
+@click.option("--topic", help="Only those of this topic.")
+@click.option("--all", "all_", is_flag=True, help="Those that are over, too.")
+@with_json
+def list_(  # noqa: PLR0913, PLR0917 - one parameter an option
+    directory: Path, store: str | None, consumer: str | None, topic: str | None, all_: bool, as_json: bool  # noqa: FBT001
+) -> None:  # fmt: skip
+    """Show the startpoints that wait, run or stop somebody, the newest first. What is overdue is marked expired."""
+    opened = written_store_of(directory, store)
+    opened.sweep()
+    event_log = opened.event_log()
+    chosen = [
+        written
+        for written in reversed(list(event_log.all_written()))
+        if (topic in (None, written.target.topic) and (consumer is None or written.target.consumer in (None, consumer)))
+        and (all_ or is_open(event_log, written.sequence))
+    ]
+    if as_json:
+        for written in chosen:
+            show_json(_as_dict(event_log, written))
+        return
+    if not chosen:
+        click.echo(
+            "no startpoints" if all_ else "no startpoints that wait, run or stop somebody; --all shows the others"
+        )
+        return
+    rows = [
+        (
+            str(written.sequence),
+            str(written.target),
+            say_place(written.startpoint),
+            states_of(event_log, written.sequence),
+            say_time(written.created_ms),
+            _expires(written),
+            written.author,
+            written.reason,
+        )
+        for written in chosen
+    ]
+    show_table(None, ("number", "for", "start at", "state", "written", "expires", "by", "reason"), rows)
+
+
+@click.command()
+@with_store
+@click.argument("sequence", metavar="NUMBER", type=click.IntRange(1))
+@with_json
+def show(directory: Path, store: str | None, sequence: int, as_json: bool) -> None:  # noqa: FBT001 - click's
+    """Show one startpoint and how it stands for each consumer that met it."""
+    event_log = written_store_of(directory, store).event_log()
+    written = event_log.written(sequence)
+    if written is None:
+        raise NoSuchStartpoint(sequence)
+    if as_json:
+        show_json(_as_dict(event_log, written))
+        return
+    marks = ", the replay filter forgets" if written.startpoint.reset_marks else ""
+    click.echo(f"startpoint {sequence}: {written.target}: {say_place(written.startpoint)}{marks}")
+    click.echo(f"written {say_time(written.created_ms)} by {written.author}: {written.reason}")
+    click.echo(f"expires {_expires(written)}; if it does not fit: {written.startpoint.out_of_range}")
+    for reader, state in event_log.readers(sequence).items():
+        click.echo(f"{reader}: {_state_text(state)}")
+    click.echo(f"{'it stands' if not event_log.readers(sequence) else 'all in all'}: {states_of(event_log, sequence)}")
+
+
+@click.command()
+@with_store
+@click.option("--consumer", help="Only what concerns this consumer.")
+@click.option("--topic", help="Only what concerns this topic.")
+@with_json
+def history(directory: Path, store: str | None, consumer: str | None, topic: str | None, as_json: bool) -> None:  # noqa: FBT001
+    """Show all that was ever written, applied, consumed, failed, expired or cancelled, in order."""
+    written: dict[int, Written] = {}
+    for fact in written_store_of(directory, store).history():
+        if isinstance(fact, Written):
+            written[fact.sequence] = fact
+        if topic not in (None, written[fact.sequence].target.topic) or not _concerns(fact, written, consumer):
+            continue
+        if as_json:
+            show_json(to_json(fact))
+        else:
+            click.echo(line_of(fact))
+
+
+def _concerns(fact: Fact, written: dict[int, Written], consumer: str | None) -> bool:
+    if consumer is None:
+        return True
+    if isinstance(fact, Written | Expired | Cancelled):
+        return written[fact.sequence].target.consumer in (None, consumer)
+    return fact.reader.consumer == consumer
+
+
+def line_of(fact: Fact) -> str:
+    """What happened, as people read it."""
+    match fact:
+        case Written():
+            text = f"{fact.target}: {say_place(fact.startpoint)}, by {fact.author}: {fact.reason}"
+            return f"{say_time(fact.created_ms)}  {fact.sequence} written    {text}"
+        case Applied():
+            text = f"{fact.reader}: offset {fact.offset} of [{fact.start}, {fact.end})"
+            policy = f"; {fact.by_policy}" if fact.by_policy is not None else ""
+            return f"{say_time(fact.at_ms)}  {fact.sequence} applied    {text}{policy}"
+        case Failed():
+            return f"{say_time(fact.at_ms)}  {fact.sequence} failed     {fact.reader}: {fact.why}"
+        case Cancelled():
+            return f"{say_time(fact.at_ms)}  {fact.sequence} cancelled  by {fact.author}: {fact.reason}"
+        case Expired():
+            return f"{say_time(fact.at_ms)}  {fact.sequence} expired"
+        case _:
+            return f"{say_time(fact.at_ms)}  {fact.sequence} consumed   {fact.reader}"
+
+
+def is_open(event_log: EventLog, sequence: int) -> bool:
+    """Whether it waits, runs or stops somebody."""
+    states = {state.state for state in event_log.readers(sequence).values()}
+    return bool((states | {event_log.state(sequence)}) - OVER) and event_log.superseded_by(sequence) is None
+
+
+def states_of(event_log: EventLog, sequence: int) -> str:
+    """One word, or how many readers stand where, and how it stands for the others."""
+    states = [str(state.state) for state in event_log.readers(sequence).values()]
+    rest = str(event_log.state(sequence))
+    newer = event_log.superseded_by(sequence)
+    if rest == State.PENDING and newer is not None:
+        rest = f"superseded by {newer}"
+    if set(states) <= {rest}:
+        return rest
+    counted = [f"{count(states.count(state))} {state}" for state in map(str, State) if state in states]
+    return f"{', '.join(counted)}; others {rest}"
+
+
+def _state_text(state: ReaderState) -> str:
+    text = str(state.state)
+    if state.applied is not None:
+        at = state.applied
+        text += f", at offset {at.offset} of [{at.start}, {at.end}), {say_time(at.at_ms)}"
+        text += f"; {at.by_policy}" if at.by_policy is not None else ""
+    return f"{text}: {state.failure}" if state.failure is not None else text
+
+
+def _expires(written: Written) -> str:
+    return "never" if written.ttl_s is None else say_time(written.created_ms + written.ttl_s * 1000)
+
+
+def _as_dict(event_log: EventLog, written: Written) -> dict[str, Any]:
+    readers = [
+        {
+            "consumer": reader.consumer,
+            "partition": reader.partition,
+            "task": reader.task or None,
+            "state": str(state.state),
+            "offset": state.applied.offset if state.applied is not None else None,
+            "failure": state.failure,
+        }
+        for reader, state in event_log.readers(written.sequence).items()
+    ]
+    fields = to_json(written)
+    del fields["event"]
+    state = {
+        "state": str(event_log.state(written.sequence)),
+        "superseded_by": event_log.superseded_by(written.sequence),
+    }
+    return {**fields, **state, "readers": readers}
+
+
+class WouldFail(PushrepError):
+    """The startpoint does not fit a log as it is now; give another place, --out-of-range, or --unchecked."""
+
+
+@click.command("set")
+@with_store
+@click.argument("topic", metavar="TOPIC[-N]")
+@click.option("--consumer", help="For this consumer.")
+@click.option("--every-consumer", is_flag=True, help="For every consumer; each applies it for itself.")
+@click.option("--task", help="For this task of the consumer only.")
+@click.option("--to", "place", required=True, metavar="WHERE", help="See below.")
+@click.option(
+    "--out-of-range",
+    type=click.Choice(["error", "earliest", "latest"]),
+    default="error",
+    show_default=True,
+    help="What to do where WHERE does not fit the log when it is applied. error: the partition does not start.",
+)
+@click.option("--reset-marks", is_flag=True, help="The replay filter behind the consumer forgets what it has seen.")
+@click.option(
+    "--ttl", default="12h", show_default=True, help="Expires if not applied by then: 90s, 30m, 12h, 2d, never."
+)
+@click.option("--unchecked", is_flag=True, help="Write it though no log here tells that it fits (a topic in Kafka).")
+@click.option("--dry-run", is_flag=True, is_eager=True, help="Show what it would resolve to; write nothing.")
+@with_author
+@with_json
+def set_(  # noqa: PLR0913, PLR0917 - one parameter an option
+    directory: Path, store: str | None, topic: str, consumer: str | None, every_consumer: bool, task: str | None,  # noqa: FBT001
+    place: str, out_of_range: str, reset_marks: bool, ttl: str, unchecked: bool, dry_run: bool, reason: str,  # noqa: FBT001
+    author: str | None, as_json: bool,  # noqa: FBT001
+) -> None:  # fmt: skip
+    """Say where TOPIC (partition N) starts next for a consumer. The newest wins; a running one takes it at once.
+
+    \b
+      pushrep startpoint set out orders --consumer billing --to 2013-07-04T14:00 --reason "wrote nonsense since"
+      pushrep startpoint set out orders-2 --consumer billing --to +1 --reason "a record that nobody can read"
+      pushrep startpoint set out orders --every-consumer --to earliest --reset-marks --reason "all of it again"
+
+    \b
+    WHERE   earliest, latest, bootstrap     bootstrap: the others wait until it has caught up
+            1234                            an offset
+            2013-07-04T14:00, @1372946400000   the first record since then; UTC if it names no zone
+            -1h, -30m, -90s, -2d            so long before now
+            -1000, +1                       so many records from where the consumer stands
+    """  # noqa: D301 - \b is click's word for: keep these lines as they are
+    if (consumer is None) == (not every_consumer):
+        raise click.UsageError("give --consumer NAME or --every-consumer")
+    startpoint = parse_option("--to", place, out_of_range=out_of_range, reset_marks=reset_marks)
+    ttl_s = parse_ttl_s(ttl)
+    opened = store_of(directory, store)
+    target = Target(consumer, *topic_and_partition(directory, topic), task)
+    rows = preview(directory, opened, target, startpoint, now_ms=SYSTEM_CLOCK.wall_ms())
+    if not unchecked:
+        check_fits(directory, target, rows, tell=dry_run)
+    # Before the write: whoever reads on and sees what would be dropped can still say no.
+    if as_json:
+        for row in rows:
+            show_json(row.as_dict())
+    else:
+        _print_preview(target, startpoint, rows)
+    written = None
+    if not dry_run:
+        written = opened.write(
+            target.consumer, target.topic, target.partition, startpoint, reason, task=task, author=author, ttl_s=ttl_s
+        )
+    if as_json:
+        show_json({"sequence": written, "dry_run": dry_run})
+    else:
+        click.echo(
+            f"startpoint {written} is written: {target}" if written is not None else "dry run: nothing was written"
+        )
+
+
+@click.command()
+@with_store
+@click.argument("sequences", metavar="[NUMBER]...", nargs=-1, type=click.IntRange(1))
+@click.option("--all", "all_", is_flag=True, help="All that still can be.")
+@with_author
+@with_json
+def cancel(  # noqa: PLR0913, PLR0917 - one parameter an option
+    directory: Path, store: str | None, sequences: tuple[int, ...], all_: bool, reason: str, author: str | None,  # noqa: FBT001
+    as_json: bool,  # noqa: FBT001
+) -> None:  # fmt: skip
+    """Take startpoints back, for all who have not consumed them. Who runs from one goes on; a restart does not.
+
+    \b
+      pushrep startpoint cancel out 3 --reason "wrong day"
+      pushrep startpoint cancel out --all --reason "the incident is over"
+    """  # noqa: D301 - \b is click's word for: keep these lines as they are
+    if all_ == bool(sequences):
+        raise click.UsageError("give the numbers of startpoints, or --all")
+    opened = written_store_of(directory, store)
+    cancelled = opened.delete_all(reason, author=author) if all_ else list(sequences)
+    for sequence in sequences:
+        opened.cancel(sequence, reason, author=author)
+    if as_json:
+        show_json({"cancelled": cancelled})
+    else:
+        click.echo(f"cancelled: {', '.join(map(str, cancelled)) or 'none'}")
+
+
+def check_fits(directory: Path, target: Target, rows: Sequence[Row], *, tell: bool = False) -> None:
+    """Raise WouldFail for what is known to fail; a dry run shows that instead."""
+    if not rows:
+        name = target.topic if target.partition is None else shown_name(target.topic, target.partition)
+        raise WouldFail(f"{directory} holds no log of {name}; if that is no typo, write it with --unchecked")
+    failing = [row for row in rows if row.offset is None]
+    if failing and not tell:
+        places = "; ".join(f"{shown_name(target.topic, row.partition)}: {row.why}" for row in failing)
+        raise WouldFail(f"{places}. Nothing was written: give another --to, --out-of-range, or --unchecked")
+
+
+def _print_preview(target: Target, startpoint: Startpoint, rows: Sequence[Row]) -> None:
+    columns = ("consumer", "partition", "log holds", "checkpoint", "would start at", "read again", "passed by")
+    show_table(
+        f"{target}: {say_place(startpoint)}",
+        columns,
+        [
+            (
+                row.consumer or "any" if not row.task else f"{row.consumer} (task {row.task})",
+                shown_partition(row.partition),
+                f"[{count(row.log_start)}, {count(row.log_end)})",
+                count(row.checkpoint) if row.checkpoint is not None else "none",
+                count(row.offset) if row.offset is not None else "FAILS",
+                count(row.read_again),
+                count(row.passed_by),
+            )
+            for row in rows
+        ],
+    )
+    for row in rows:
+        if row.why is not None:
+            click.echo(f"{shown_name(target.topic, row.partition)}: {row.why}")
+    if not rows and not startpoint.reset_marks:
+        click.echo(
+            f"no log here tells how far {target} is: a replay filter behind it drops what it has seen, if this goes "
+            "back; --reset-marks lets it through"
+        )
+    again = [row for row in rows if row.read_again]
+    if again and not startpoint.reset_marks:
+        click.echo(
+            f"{count(sum(row.read_again for row in again))} offsets would be read again: a replay filter behind this "
+            "consumer drops what it has seen; --reset-marks lets it through"
+        )
+        for row in again:
+            end = count((row.offset or 0) + row.read_again)
+            click.echo(f"would be dropped: {shown_name(target.topic, row.partition)} [{count(row.offset or 0)}, {end})")
+
+
+@click.group()
+def startpoint() -> None:
+    """Say where a consumer's partition starts next: applied once, by whoever runs or starts next, and kept as history.
+
+    \b
+      pushrep startpoint set out orders --consumer billing --to 2013-07-04T14:00 --reason "wrote nonsense" --dry-run
+      pushrep startpoint repair out orders --consumer billing --from 2013-07-04T14:00 --sink ./orders-table --dry-run
+      pushrep startpoint list out            what waits, runs or stops somebody
+      pushrep startpoint cancel out 3 --reason "wrong day"
+      pushrep startpoint history out         who asked for what, and what became of it
+
+    A Spark query that follows no startpoints is moved while it is stopped: pushrep startpoint apply-checkpoint --help
+
+    DIRECTORY is that of the logs; startpoints lie in DIRECTORY/startpoints, or where --store says.
+    """  # noqa: D301 - \b is click's word for: keep these lines as they are
+
+
+for command in (set_, repair, list_, show, cancel, history, export, apply_checkpoint):
+    startpoint.add_command(command)
