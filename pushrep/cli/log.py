@@ -13,9 +13,9 @@ from typing import Any
 import click
 
 from pushrep.cli.common import count, show_json, show_table, size
-from pushrep.cli.input_lines import parse_time_ms
 from pushrep.cli.log_dump import dump
 from pushrep.cli.log_verify import tell_findings, verify
+from pushrep.cli.options import time_ms_of
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import SegmentLog
 from pushrep.log.directory_files import is_log_name, parse_log_name, read_leader_epochs, read_partition_metadata
@@ -391,7 +391,7 @@ def purge(path: Path, before: str, dry_run: bool, as_json: bool) -> None:  # noq
     offset = int(before) if before.isdecimal() else None
     if offset is not None and partition is None:
         raise click.BadParameter("an offset is one of one LOG: DIRECTORY/<topic>-<n>", param_hint="--before")
-    time_ms = _time_ms(before) if offset is None else None
+    time_ms = time_ms_of("--before", before) if offset is None else None
     if partition is None:
         logs_at(path)  # raises NotALog where there is none
     wanted = {"before_offset": offset, "before_ms": time_ms, "partition": partition, "dry_run": dry_run}
@@ -416,15 +416,6 @@ def _sentence(one: dict[str, Any], *, is_dry_run: bool) -> str:
     if one["kept_by"] is not None:
         text += f"; the rest that is as old is needed from offset {one['needed_from']:,} on by {one['kept_by']}"
     return text
-
-
-def _time_ms(text: str) -> int:
-    try:
-        return parse_time_ms(text)
-    except ValueError as error:
-        raise click.BadParameter(
-            f"{text!r} is neither an offset nor an ISO 8601 time", param_hint="--before"
-        ) from error
 
 
 @click.group()

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import click
 
+from pushrep.cli.input_lines import parse_time_ms
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import BadArgument
 from pushrep.log import LogConfig
@@ -105,6 +106,15 @@ def _value(name: str, text: str, option: str) -> object:
         return int(text)
     except ValueError:
         raise click.BadParameter(f"{name} takes a whole number, not {text!r}", param_hint=option) from None
+
+
+def time_ms_of(option: str, text: str, others: str = "an offset") -> int:
+    """The time that an option says, ms since 1970. `others`: what it takes besides. Raises click.BadParameter."""
+    try:
+        return parse_time_ms(text)
+    except ValueError as error:
+        why = f"{text!r} is neither {others} nor an ISO 8601 time"
+        raise click.BadParameter(why, param_hint=option) from error
 
 
 F = TypeVar("F", bound=Callable[..., Any])

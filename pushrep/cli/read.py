@@ -14,7 +14,7 @@ from rich.table import Table
 
 from filtering import METADATA_HEADER
 from filtering.errors import shown_partition
-from pushrep.cli.input_lines import parse_time_ms
+from pushrep.cli.options import time_ms_of
 from pushrep.cli.record_rows import as_json, carrier_of, cell, metadata_of, time_text
 from pushrep.errors import PushrepError
 from pushrep.log import Isolation, LogReader, SegmentLog
@@ -154,18 +154,9 @@ def range_of(reader: LogReader, topic: str, number: int, from_: str, limit: int 
         if not first <= start <= end:
             raise BadStart(f"--from {from_}: {shown_name(topic, number)} holds the offsets [{first}, {end})")
     else:
-        found = reader.offset_for_timestamp(_time_ms(from_))
+        found = reader.offset_for_timestamp(time_ms_of("--from", from_, others="earliest, latest, an offset"))
         start = end if found is None else found
     return RecordRange(number, reader, start, end)
-
-
-def _time_ms(text: str) -> int:
-    try:
-        return parse_time_ms(text)
-    except ValueError as error:
-        raise click.BadParameter(
-            f"{text!r} is neither earliest, latest, an offset nor an ISO 8601 time", param_hint="--from"
-        ) from error
 
 
 def _write_lines(rows: Iterable[tuple[int, Record]], carrier: str, *, raw: bool) -> None:

@@ -22,8 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from pushrep.cli.common import whole_step
-from pushrep.cli.input_lines import parse_time_ms
-from pushrep.cli.options import client_tls
+from pushrep.cli.options import client_tls, time_ms_of
 from pushrep.cli.record_rows import as_json, carrier_of, cell, metadata_of, time_text
 from pushrep.log.slots import is_named, log_at, parse_shown_name, readable_logs, shown_name, slot_directories
 from pushrep.records import Record
@@ -381,7 +380,7 @@ def _position(text: str | None, client: ReplayClient, name: int | str, bound: st
         return client.tip_of(name, bound)
     if _is_offset(text):
         return int(text)
-    return AtTime(_time_ms(text, "--from"))
+    return AtTime(time_ms_of("--from", text))
 
 
 def _until(text: str | None, from_: str | None) -> Until:
@@ -391,15 +390,8 @@ def _until(text: str | None, from_: str | None) -> Until:
         if from_ is not None and _is_offset(from_) and int(text) < int(from_):
             raise click.BadParameter(f"{text} lies before --from {from_}", param_hint="--until")
         return Until(offset=int(text))
-    return Until(timestamp_ms=_time_ms(text, "--until"))
+    return Until(timestamp_ms=time_ms_of("--until", text))
 
 
 def _is_offset(text: str | None) -> bool:
     return text is not None and text.isascii() and text.isdigit()
-
-
-def _time_ms(text: str, option: str) -> int:
-    try:
-        return parse_time_ms(text)
-    except ValueError as error:
-        raise click.BadParameter(f"{text!r} is neither an offset nor an ISO 8601 time", param_hint=option) from error
