@@ -20,7 +20,7 @@ from pushrep.log import SegmentLog
 from pushrep.outbox import Outbox
 
 VALUE_BYTES = 100
-CALLS = 100  # a round: short ones, so that what else the disk does meets all sides alike
+CALLS = 100  # a round: short ones, so that what else the disk does meets all sides equally
 CALLERS, CALLS_EACH = 256, 64  # a thread's start costs half a call: it must not be what is measured
 
 Append = Callable[[bytes], object]

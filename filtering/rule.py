@@ -148,7 +148,7 @@ class Verdicts(NamedTuple):
     late: int
     kept: Numbers  # from here on by pair: rows kept
     marks: Numbers
-    jumped: Numbers  # offsets that the mark passed over; a first sight passes over none
+    jumped: Numbers  # offsets that the mark passed over; the first record of a pair passes over none
     bitmaps: npt.NDArray[np.uint8]
 
 

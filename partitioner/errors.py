@@ -68,12 +68,12 @@ class OffsetNotAbove(PartitionerError, ValueError):
 
 
 class PartitionStopped(PartitionerError):
-    """A record can't be delivered, and nothing goes past it: mend what it failed of, then call `retry`."""
+    """A record can't be delivered, and nothing goes past it: remove the cause, then call `retry`."""
 
     def __init__(self, partition: int, metadata: StreamMetadata, cause: Exception) -> None:
         super().__init__(
-            f"partition {partition} stands at source offset {metadata.offset} of source partition "
-            f"{metadata.partition} (PID {metadata.pid}): {cause}; mend that, then call retry({partition})"
+            f"partition {partition} stopped at source offset {metadata.offset} of source partition "
+            f"{metadata.partition} (PID {metadata.pid}): {cause}; remove the cause, then call retry({partition})"
         )
         self.partition, self.metadata, self.cause = partition, metadata, cause
 

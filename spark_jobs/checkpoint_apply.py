@@ -314,12 +314,14 @@ def _resolved_pair(place: CheckpointPlace, store: StartpointStore, sequences: Ma
         reader_state = store.read(place.consumer, source.topic, number)
         if reader_state is None or reader_state.sequence != sequences.get(number):
             continue
-        wish = reader_state.written.startpoint
-        facts = source.facts(number, wish)
+        startpoint = reader_state.written.startpoint
+        facts = source.facts(number, startpoint)
         claim = store.claim(place.consumer, source.topic, number)
         applied = store.apply(claim, facts, position=before)
         if applied is not None:
-            moves.append(Move(number, before, applied.offset, applied.sequence, wish.reset_marks, applied.by_policy))
+            moves.append(
+                Move(number, before, applied.offset, applied.sequence, startpoint.reset_marks, applied.by_policy)
+            )
     if not moves:
         raise NothingPending(place.consumer, source.topic)
     offset = source.moved({move.partition: move.after for move in moves if move.after is not None})
@@ -360,8 +362,8 @@ def _record(store: StartpointStore, pair: BatchPair) -> None:
         store.consume(claim, move.sequence, committed=move.sequence)
 
 
-def _resolved(source: MovableSource, wish: Startpoint, sequence: int, move: Move, created_ms: int) -> Move:
-    facts = source.facts(move.partition, wish)
-    answer = resolve(wish, facts, created_ms=created_ms, position=move.before)
+def _resolved(source: MovableSource, startpoint: Startpoint, sequence: int, move: Move, created_ms: int) -> Move:
+    facts = source.facts(move.partition, startpoint)
+    answer = resolve(startpoint, facts, created_ms=created_ms, position=move.before)
     after, why = (answer.offset, answer.by_policy) if isinstance(answer, Resolved) else (None, answer.why)
-    return Move(move.partition, move.before, after, sequence, wish.reset_marks, why)
+    return Move(move.partition, move.before, after, sequence, startpoint.reset_marks, why)

@@ -248,8 +248,8 @@ class MovableSource(Protocol):
     is_v1: bool
     """Spark's older sources are asked for the last committed range once more at a restart."""
 
-    def facts(self, partition: int, wish: Startpoint) -> LogFacts:
-        """What is there to resolve `wish` by. Raises SourceNotMovable."""
+    def facts(self, partition: int, startpoint: Startpoint) -> LogFacts:
+        """What is there to resolve `startpoint` by. Raises SourceNotMovable."""
         ...
 
     def moved(self, offsets: Mapping[int, int]) -> str:
@@ -284,7 +284,7 @@ class _Pushrep:
         self._name, self._logs, self._offset = name, logs, found
         self.positions = {partition: position.offset for partition, position in found.positions.items()}
 
-    def facts(self, partition: int, wish: Startpoint) -> LogFacts:  # noqa: ARG002 - any wish can be resolved
+    def facts(self, partition: int, startpoint: Startpoint) -> LogFacts:  # noqa: ARG002 - any can be resolved
         try:
             with SegmentLog.open_reader(log_at(self._logs, self.topic, partition)) as reader:
                 facts = facts_of(reader)
@@ -320,16 +320,16 @@ class _Kafka:
         self.topic = topic if topic is not None else next(iter(logged))
         self.positions = {int(partition): int(offset) for partition, offset in logged[self.topic].items()}
 
-    def facts(self, partition: int, wish: Startpoint) -> LogFacts:
-        if wish.kind not in _BY_NUMBER:
+    def facts(self, partition: int, startpoint: Startpoint) -> LogFacts:
+        if startpoint.kind not in _BY_NUMBER:
             why = (
-                f"{wish} needs the broker, which is not asked here: give offsets, by partition (kafka-get-offsets "
-                "tells those of a time), or a number of records back"
+                f"{startpoint} needs the broker, which is not asked here: give offsets, by partition (kafka-get-offsets"
+                " tells those of a time), or a number of records back"
             )
             raise SourceNotMovable(self._name, why)
         # The broker alone knows the range; where the offset is not in it Spark says so at its start.
-        forward = wish.value or 0
-        if wish.kind is Kind.RELATIVE_RECORDS:
+        forward = startpoint.value or 0
+        if startpoint.kind is Kind.RELATIVE_RECORDS:
             forward += self.positions[partition]
         return LogFacts(start=0, end=max(self.positions[partition], forward), first_at=lambda _ms: None)
 
@@ -348,7 +348,7 @@ class _Files:
         if not self._files:
             raise SourceNotMovable(name, f"sources/{name} of the checkpoint names no file that was read")
 
-    def facts(self, partition: int, wish: Startpoint) -> LogFacts:  # noqa: ARG002 - all is in the source's own log
+    def facts(self, partition: int, startpoint: Startpoint) -> LogFacts:  # noqa: ARG002 - all is in the source's own log
         return LogFacts(start=self._files[0][0], end=self._files[-1][0] + 1, first_at=self._first_at)
 
     def moved(self, offsets: Mapping[int, int]) -> str:

@@ -348,7 +348,7 @@ def plan_frame(  # noqa: PLR0913 - a frame, what is known of it, and the rule
     plan = plan_batch(slices, before, rule=rule, now_ms=now_ms, sort=sort)
     if decided_by_runs(plan) or plan.must_sort:
         return plan
-    if any(s.borrowed for s in slices):
+    if any(s.of_pruned_frame for s in slices):
         slices = scan_slices(keyed, rule, runs=False)
     sort = not _is_in_order(keyed, slices, rule)
     return plan_batch(slices, before, rule=rule, now_ms=now_ms, sort=sort)

@@ -110,7 +110,7 @@ class Replacing:
 
     def __init__(self, table: object, records: Records, wanted: AskRowsWanted | None = None) -> None:
         self._table, self._records, self._wanted = table, records, wanted
-        self._known: dict[tuple[str, int, int], _Standing] = {}
+        self._known: dict[tuple[str, int, int], _RowsThere] = {}
 
     def of_batch(
         self,
@@ -135,15 +135,15 @@ class Replacing:
                 why = "this table exchanges whole batches only; a path of parquet or orc can, and a database"
                 raise CantReplace(*one[:3], why)
             until = self._table.held_until(session, one, batch_id)
-            self._known[*one[:2], one.startpoint_epoch] = _Standing(
+            self._known[*one[:2], one.startpoint_epoch] = _RowsThere(
                 until, in_checkpoint.get((*one[:2], reset)) or wanted.get(one, RowsWanted())
             )
-        standing = {one[:2]: self._known[*one[:2], one.startpoint_epoch] for one in ranges}
+        rows_there = {one[:2]: self._known[*one[:2], one.startpoint_epoch] for one in ranges}
         table = cast("ReplaceableTable", self._table)
-        return RereadBatch(table, self._records, session, slices, rule, batch_id, standing)
+        return RereadBatch(table, self._records, session, slices, rule, batch_id, rows_there)
 
 
-class _Standing(NamedTuple):
+class _RowsThere(NamedTuple):
     """The rows that stand in a partition, [0, until), and which of them are to be replaced."""
 
     until: int = 0
@@ -160,17 +160,17 @@ class RereadBatch:
     slices: list[Slice]
     rule: FilterRule
     batch_id: int
-    standing: Mapping[tuple[str, int], _Standing]
+    rows_there: Mapping[tuple[str, int], _RowsThere]
 
     def ranges(self) -> tuple[LogRange, ...]:
         """The batch's log ranges in which rows of other batches may stand and are replaced."""
-        return self._ranges(lambda standing: (standing.wanted.start, min(standing.until, standing.wanted.end)))
+        return self._ranges(lambda there: (there.wanted.start, min(there.until, there.wanted.end)))
 
     def handler(self, handler: ReplacingHandler) -> Callable[[DataFrame, int], Any]:
         """What takes the batch's rows: with the others in its ranges replaced, and without those whose place stays."""
         ranges = self.ranges()
         replacing = partial(handler.replace, ranges=ranges) if ranges else handler
-        stay = self._ranges(lambda standing: (standing.wanted.end, standing.until))
+        stay = self._ranges(lambda there: (there.wanted.end, there.until))
         return (lambda rows, batch_id: replacing(rows.where(~within_any(stay)), batch_id)) if stay else replacing
 
     def marks_before(self, before: Mapping[MarksKey, HighwaterMarks]) -> Mapping[MarksKey, HighwaterMarks]:
@@ -179,7 +179,7 @@ class RereadBatch:
         Once the table has changed they can't be told from it. Raises CantReplace.
         """
         changed = before
-        for topic in dict.fromkeys(topic for topic, _ in self.standing):
+        for topic in dict.fromkeys(topic for topic, _ in self.rows_there):
             own = [s for s in self.slices if s.topic == topic]
             epochs = epochs_of(own)
             old = begun_anew(before, topic, epochs, merged_marks(s.marks for s in own))
@@ -193,7 +193,7 @@ class RereadBatch:
         """A partition's marks as they were before the range's first record."""
         if self.rule.window or marks.window:
             raise CantReplace(*one[:3], "with a window the marks don't tell what they were there")
-        until, wanted = self._standing(one)
+        until, wanted = self._rows_there(one)
         if wanted.stood_at < one.start < until:
             why = f"the job stood at {wanted.stood_at}, below it, where an earlier startpoint gives records again: its "
             raise CantReplace(*one[:3], why + "marks tell nothing of that place; go back to there, or further")
@@ -216,13 +216,13 @@ class RereadBatch:
         rows = marks.find(seen.pids, seen.partitions)
         return len(rows) > 0 and bool((rows >= 0).all() and (marks.to_columns().offsets[rows] >= seen.offsets).all())
 
-    def _ranges(self, of: Callable[[_Standing], tuple[int, int]]) -> tuple[LogRange, ...]:
+    def _ranges(self, of: Callable[[_RowsThere], tuple[int, int]]) -> tuple[LogRange, ...]:
         """Of the batch's log ranges the parts inside the offsets [start, end) that `of` tells."""
         found = []
         for one in ranges_of(self.slices):
-            start, end = of(self._standing(one))
+            start, end = of(self._rows_there(one))
             found.append(one._replace(start=max(one.start, start), end=min(one.end, end)))
         return tuple(one for one in found if one.start < one.end)
 
-    def _standing(self, one: LogRange) -> _Standing:
-        return self.standing.get((one.topic, one.partition), _Standing())
+    def _rows_there(self, one: LogRange) -> _RowsThere:
+        return self.rows_there.get((one.topic, one.partition), _RowsThere())

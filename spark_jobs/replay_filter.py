@@ -184,7 +184,7 @@ class ReplayFilteredBatches:
             return scan_slices(frames.keyed, self._rule, runs=False)
         slices = scan_slices(frames.lean, self._rule)
         self._without_runs = any(s.runs is None for s in slices) * _WITHOUT_RUNS
-        return slices if frames.lean is frames.keyed else [replace(s, borrowed=True) for s in slices]
+        return slices if frames.lean is frames.keyed else [replace(s, of_pruned_frame=True) for s in slices]
 
     def filter_frame(self, df: DataFrame, marks: Mapping[MarksKey, HighwaterMarks] | None = None) -> FilteredFrame:
         """A batch frame by this rule, for backfills: no store, no handler; see the function `filter_frame`."""

@@ -172,10 +172,10 @@ def _marks_of(pids: Numbers, partitions: Numbers, marks: HighwaterMarks) -> Numb
 class Slice:
     """Rows of one log partition in one Spark partition; `marks` are what a filter knows that saw only them.
 
-    `ascends`: False if they were seen out of log order. `runs`: the keyed ones, None where nobody counted them;
-    `unkeyed_runs`: all others as those of one pair. The epochs are those of mark_epochs.py. `borrowed`: found in
-    another frame of the same rows, which may lie in other Spark partitions there: good for runs, ranges and marks, not
-    to begin a second pass with.
+    `ascends`: False if they were seen out of log order. `runs`: those of rows with metadata, None where they were not
+    looked for; `unkeyed_runs`: those of all other rows, as if these were one pair. The epochs are those of
+    mark_epochs.py. `of_pruned_frame`: found in another frame of the same rows, where they may lie in other Spark
+    partitions: its runs, ranges and marks hold, but a second pass can't begin with it.
     """
 
     topic: str
@@ -190,7 +190,7 @@ class Slice:
     unkeyed_runs: Runs | None = field(default=None, compare=False)
     startpoint_epoch: int = 0
     marks_epoch: int = 0
-    borrowed: bool = False
+    of_pruned_frame: bool = False
 
 
 @dataclass(frozen=True, slots=True)

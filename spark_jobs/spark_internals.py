@@ -54,11 +54,11 @@ def asked(question: Callable[[], _Answer]) -> _Answer | None:
 
 
 def _jvm_of(spark: Any) -> Any:
-    return spark.sparkContext._jvm  # noqa: SLF001 - the door to Spark's own objects
+    return spark.sparkContext._jvm  # noqa: SLF001 - Spark's own objects have no public access
 
 
 def hadoop_of(spark: SparkSession, what: str, instead: str) -> tuple[Any, Any]:
-    """The JVM, whose Hadoop client has no other door, and its settings. Raises NotOverConnect, which says `instead`."""
+    """The JVM, for its Hadoop client, and its Hadoop settings. Raises NotOverConnect, which says `instead`."""
     if over_connect(spark):
         raise NotOverConnect(what, instead)
     context: Any = spark.sparkContext
@@ -342,7 +342,7 @@ def _replanned(df: DataFrame) -> DataFrame | None:
 def _gives_all(pruned: DataFrame) -> bool:
     if pruned.sparkSession.conf.get(f"spark.sql.files.{_FORGETFUL}") != "false":
         return False
-    plan: Any = pruned._jdf.queryExecution().analyzed()  # noqa: SLF001 - the door to Spark's own objects
+    plan: Any = pruned._jdf.queryExecution().analyzed()  # noqa: SLF001 - Spark's own objects have no public access
     while class_name(plan) != _RELATION:
         if class_name(plan) != "Project":
             return False

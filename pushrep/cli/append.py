@@ -92,13 +92,15 @@ class Appender:
     def stopped(self, bad: BadLine) -> InputStopped:
         """The error that ends the run at a bad line."""
         again = "and run the command again" if self.source is not None else "and append the rest"
-        return InputStopped(f"{bad}; the lines before it are in the log: mend it {again}, or pass --on-bad-line skip")
+        return InputStopped(
+            f"{bad}; the lines before it are in the log: correct it {again}, or pass --on-bad-line skip"
+        )
 
     def _append(self, number: int, entry: Entry, metadata: StreamMetadata | None) -> None:
         try:
             self._outbox.append(entry.partition, entry.value, timestamp_ms=entry.timestamp_ms, metadata=metadata)
         except MetadataGap:
-            self._outbox.flush()  # raises why the line before failed, which is what has to be mended
+            self._outbox.flush()  # raises why the line before failed, which is what has to be corrected
             raise
         except RecordRefused as refused:
             if refused.argument == "value":
@@ -223,8 +225,8 @@ def append(  # noqa: PLR0913, PLR0917 - one parameter an option
 
     \b
     A line that is no record (a CSV line with too few fields, say) is named by its number. With --on-bad-line
-    stop the lines before it are in the log; mend the line and run the command again. With skip the others are
-    appended, and a line that you mend later needs a file of its own.
+    stop the lines before it are in the log; correct the line and run the command again. With skip the others are
+    appended, and a line that you correct later needs a file of its own.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     _check_usage(format_, partition, partition_by, timestamp_column, delimiter)
     if source is not None and not source.strip():

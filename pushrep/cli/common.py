@@ -46,7 +46,7 @@ def log_to_stderr(format_: str, level: str) -> None:
 
 
 def log_at_least(level: int) -> None:
-    """A command's own wish; `--log-level` may have asked for more."""
+    """The level that the command itself wants; `--log-level` may have asked for more."""
     root = logging.getLogger()
     root.setLevel(min(root.level, level))
 

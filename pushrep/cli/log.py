@@ -420,7 +420,7 @@ def _sentence(one: dict[str, Any], *, is_dry_run: bool) -> str:
 
 @click.group()
 def log() -> None:
-    """Look into the files of logs, check and mend them.
+    """Look into the files of logs, check and repair them.
 
     \b
       pushrep log ls DIRECTORY               every log in it: offsets, size, who writes, closed clean or not

@@ -34,7 +34,7 @@ _SUMMARIES = {
     "console": "Web pages that show outboxes, nodes, records, startpoints, and what is wrong.",
     "demo": "Watch real records go through crashes and replays and come out once each.",
     "demo-kafka": "The same through Kafka, two Spark jobs and PostgreSQL, with each of them killed.",
-    "log": "Look into the files of logs, check and mend them.",
+    "log": "Look into the files of logs, check and repair them.",
     "marks": "What a Spark query remembers for its replay filter: show, export, import, reset.",
     "promote": "Make a replica the leader of its outbox: when the leader is lost.",
     "outbox": "Change where an outbox's records go: skip one, use more partitions, drop a topic.",

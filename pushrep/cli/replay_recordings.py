@@ -1,4 +1,4 @@
-"""`pushrep recording`: what a node keeps, and keeping house there: extend, truncate, purge, delete."""
+"""`pushrep recording`: what a node keeps, and how to extend, truncate, purge or delete it."""
 
 import json
 

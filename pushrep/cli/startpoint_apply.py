@@ -89,8 +89,10 @@ def apply_checkpoint(  # noqa: PLR0913, PLR0917 - one parameter an option
         raise click.UsageError(f"{checkpoint} is on another file system: this knows local directories only")
     if not stopped and not dry_run:
         raise click.UsageError("stop the query, then say --stopped; --dry-run shows what would be done")
-    wish = None if words is None else parse_option("--to", words, out_of_range=out_of_range, reset_marks=reset_marks)
-    if sink is not None and wish is not None and not reset_marks:
+    startpoint = (
+        None if words is None else parse_option("--to", words, out_of_range=out_of_range, reset_marks=reset_marks)
+    )
+    if sink is not None and startpoint is not None and not reset_marks:
         raise click.UsageError("--sink is for --reset-marks: without it no row is replaced")
     tool = checkpoint_tool("apply-checkpoint")
     looked = None if sink is None else tool.Sink(sink, table, sink_format)
@@ -99,7 +101,7 @@ def apply_checkpoint(  # noqa: PLR0913, PLR0917 - one parameter an option
     try:
         place = _place(tool, checkpoint, consumer, marks, table, source=source, topic=topic, logs=logs)
         opened = store_or(store, checkpoint.with_name(checkpoint.name + STORE_SUFFIX), marks)
-        request = None if wish is None else tool.Request(wish, partition, reason, author)
+        request = None if startpoint is None else tool.Request(startpoint, partition, reason, author)
         if not dry_run and tool.is_interrupted(place, opened):
             _say_watching(checkpoint, watch_s, as_json=as_json)
             finished = tool.finish(place, opened, watch_s=watch_s)
@@ -115,7 +117,7 @@ def apply_checkpoint(  # noqa: PLR0913, PLR0917 - one parameter an option
         now_ms = SYSTEM_CLOCK.wall_ms()
         moves = tool.preview(place, opened, request=request, now_ms=now_ms)
         rows = None if looked is None else _rows_replaced(looked, tool.source_at(place)[2].topic, moves)
-        _print_moves(place, wish, moves, rows, as_json=as_json)
+        _print_moves(place, startpoint, moves, rows, as_json=as_json)
         if dry_run:
             click.echo('{"dry_run": true}' if as_json else "dry run: nothing was written")
             return
@@ -169,14 +171,19 @@ def _rows_replaced(looked: Any, topic: str, moves: Sequence[Any]) -> dict[int, i
 
 
 def _print_moves(
-    place: Any, wish: Startpoint | None, moves: Sequence[Any], rows_replaced: dict[int, int] | None, *, as_json: bool
+    place: Any,
+    startpoint: Startpoint | None,
+    moves: Sequence[Any],
+    rows_replaced: dict[int, int] | None,
+    *,
+    as_json: bool,
 ) -> None:
     if as_json:
         for move in moves:
             told = {name: getattr(move, name) for name in ("partition", "before", "after", "reset_marks", "why")}
             show_json(told if rows_replaced is None else told | {"rows": rows_replaced.get(move.partition, 0)})
         return
-    what = say_place(wish) if wish is not None else f"what waits for {place.consumer}"
+    what = say_place(startpoint) if startpoint is not None else f"what waits for {place.consumer}"
     columns = ("partition", "stands at", "goes to", "read again", "passed by")
     rows = []
     for move in moves:

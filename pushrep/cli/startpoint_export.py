@@ -113,12 +113,12 @@ def kafka_words(
 
 
 def _time_ms(found: ReaderState) -> int | None:
-    wish = found.written.startpoint
-    if found.applied is not None or wish.value is None:
+    startpoint = found.written.startpoint
+    if found.applied is not None or startpoint.value is None:
         return None
-    if wish.kind is Kind.RELATIVE_MS:
-        return max(0, found.written.created_ms + wish.value)
-    return wish.value if wish.kind is Kind.TIMESTAMP else None
+    if startpoint.kind is Kind.RELATIVE_MS:
+        return max(0, found.written.created_ms + startpoint.value)
+    return startpoint.value if startpoint.kind is Kind.TIMESTAMP else None
 
 
 def _kafka_offset(topic: str, n: int, found: ReaderState | None, checkpoint: int | None, default: str) -> int:
@@ -126,17 +126,17 @@ def _kafka_offset(topic: str, n: int, found: ReaderState | None, checkpoint: int
         return checkpoint if checkpoint is not None else _EARLIEST if default == "earliest" else _LATEST
     if found.applied is not None:
         return found.applied.offset
-    wish = found.written.startpoint
-    if wish.kind in _ENDS:
-        return _ENDS[wish.kind]
-    if wish.kind is Kind.RELATIVE_RECORDS and checkpoint is not None and wish.value is not None:
-        return max(0, checkpoint + wish.value)
-    if wish.value is None or wish.kind is not Kind.SPECIFIC_OFFSET:
+    startpoint = found.written.startpoint
+    if startpoint.kind in _ENDS:
+        return _ENDS[startpoint.kind]
+    if startpoint.kind is Kind.RELATIVE_RECORDS and checkpoint is not None and startpoint.value is not None:
+        return max(0, checkpoint + startpoint.value)
+    if startpoint.value is None or startpoint.kind is not Kind.SPECIFIC_OFFSET:
         raise NotExportable(
-            f"{shown_name(topic, n)}: startpoint {found.sequence}, {wish}, needs a checkpoint of the consumer, and "
-            "there is none"
+            f"{shown_name(topic, n)}: startpoint {found.sequence}, {startpoint}, needs a checkpoint of the consumer, "
+            "and there is none"
         )
-    return wish.value
+    return startpoint.value
 
 
 def _resolved(  # noqa: PLR0913, PLR0917 - one partition's all
@@ -147,12 +147,12 @@ def _resolved(  # noqa: PLR0913, PLR0917 - one partition's all
         return found.applied.offset
     if found is None and checkpoint is not None:
         return checkpoint
-    wish = found.written.startpoint if found is not None else None
-    if wish is None:
-        wish = Startpoint.earliest() if default == "earliest" else Startpoint.latest()
+    startpoint = found.written.startpoint if found is not None else None
+    if startpoint is None:
+        startpoint = Startpoint.earliest() if default == "earliest" else Startpoint.latest()
     created_ms = found.written.created_ms if found is not None else 0
     with SegmentLog.open_reader(log_at(directory, topic, n)) as reader:
-        answer = resolve(wish, facts_of(reader), created_ms=created_ms, position=checkpoint)
+        answer = resolve(startpoint, facts_of(reader), created_ms=created_ms, position=checkpoint)
     if isinstance(answer, Unresolved):
         raise NotExportable(f"{shown_name(topic, n)}: {answer.why}")
     return answer.offset

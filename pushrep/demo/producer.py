@@ -133,7 +133,7 @@ def paced(steps: Iterator[list[Chunk]], rate: float) -> Iterator[list[Chunk]]:
 
 @contextmanager
 def terminating() -> Iterator[None]:
-    """SIGTERM leaves by the front door: the outbox is flushed and closed cleanly."""
+    """At SIGTERM the outbox is flushed and closed cleanly."""
 
     def leave(_signal: int, _frame: object) -> None:
         raise SystemExit(143)

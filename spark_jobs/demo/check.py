@@ -72,11 +72,11 @@ def compare_carriers(spark: SparkSession) -> list[tuple[str, int | None, int | N
 def count_days(spark: SparkSession) -> list[tuple[str, int, int, int]]:
     """(day of departure in UTC, records in the log, of these replayed, rows of the table), ascending by day."""
     rows = spark.sql(f"""
-        WITH first_sights AS (
+        WITH source_records AS (
             SELECT pid, source_partition, source_offset, to_date(min(timestamp)) AS day, count(*) AS times
             FROM logged GROUP BY pid, source_partition, source_offset
         ), log_days AS (
-            SELECT day, sum(times) AS appended, sum(times - 1) AS replayed FROM first_sights GROUP BY day
+            SELECT day, sum(times) AS appended, sum(times - 1) AS replayed FROM source_records GROUP BY day
         ), table_days AS (
             SELECT {_DAY} AS day, count(*) AS kept FROM applied GROUP BY 1
         )

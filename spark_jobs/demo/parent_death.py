@@ -15,11 +15,11 @@ _PR_SET_PDEATHSIG = 1  # include/uapi/linux/prctl.h
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Tie and become the program; returns only if it can't be run."""
+    """Ask the kernel, and become the program; returns only if it can't be run."""
     parent, program = int(arguments[0]), list(arguments[1:])
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before the rope was tied
+    if os.getppid() != parent:  # it died before the kernel was asked
         sys.exit(1)
     os.execvp(program[0], program)  # noqa: S606 - the demo's own programs, no shell
 

@@ -194,7 +194,7 @@ def shared_options(out: str, cores: str) -> Callable[[Command], Command]:
 def show_run(options: SharedOptions, run: Callable[[Console], Shown]) -> None:
     """One run, from the look at the machine to the exit code.
 
-    Raises ClickException for what can be mended, Exit for a table that is wrong and for Ctrl-C.
+    Raises ClickException for what the user can fix, Exit for a table that is wrong and for Ctrl-C.
     """
     console = Console(stderr=options.as_json, highlight=False, quiet=options.as_json)
     try:

@@ -226,7 +226,7 @@ def _run(query: StreamingQuery, between: OneBatchAtATime, stop: threading.Event)
         while not query.awaitTermination(cast("int", _POLL_S)):
             if stop.is_set():
                 between.close()
-                with contextlib.suppress(Exception):  # a batch that was just about to begin found the door closed
+                with contextlib.suppress(Exception):  # a batch that was about to begin is refused
                     query.stop()
                 return
     except Exception as error:

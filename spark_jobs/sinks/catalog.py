@@ -262,15 +262,15 @@ class CatalogTable:
             found = (_Record.parse(text) for (text,) in texts)
             yield from (record for record in found if record is not None)
             return
-        standing: int | None = None
+        restored_to: int | None = None
         for commit in session.sql(f"DESCRIBE HISTORY {self._name} LIMIT {_RECORDS_READ}").collect():
-            if standing is not None and commit["version"] > standing:
+            if restored_to is not None and commit["version"] > restored_to:
                 continue  # a RESTORE took it back
             if commit["operation"] == "RESTORE":
                 to = (commit["operationParameters"] or {}).get("version")
                 if to is None or not str(to).isdigit():
                     return
-                standing = int(to)
+                restored_to = int(to)
             elif (record := _Record.parse(commit["userMetadata"])) is not None:
                 yield record
 

@@ -30,7 +30,7 @@ class StoreUnfit(SparkJobError):
     def __init__(self, location: str) -> None:
         super().__init__(
             f"{location}: of two drivers that make one new file there the second overwrites the first, so nobody would "
-            "notice two drivers at once. S3 needs Hadoop 3.4.2 or newer (Spark 4.1) and a server that heeds "
+            "notice two drivers at once. S3 needs Hadoop 3.4.2 or newer (Spark 4.1) and a server that obeys "
             "If-None-Match; otherwise keep marks in a topic (kafka:TOPIC) or with the rows in a database"
         )
         self.location = location

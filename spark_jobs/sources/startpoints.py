@@ -164,12 +164,12 @@ class StreamStartpoints:
 
     def held(self, before: StreamOffset | None, step: StreamStep) -> StreamStep:
         """The step while a partition bootstraps: those that don't read nothing. `begun` has asked all that it needs."""
-        gate = BootstrapGate()
+        bootstrap = BootstrapGate()
         positions = before.positions if before is not None else {}
         for partition, (start, _) in step.ranges.items():
             line = step.begun.get(partition, positions.get(partition))
-            gate.start(partition, start, self._bootstraps[partition, line.epoch if line is not None else 0])
-        ranges = {p: (start, end if gate.may_read(p) else start) for p, (start, end) in step.ranges.items()}
+            bootstrap.start(partition, start, self._bootstraps[partition, line.epoch if line is not None else 0])
+        ranges = {p: (start, end if bootstrap.may_read(p) else start) for p, (start, end) in step.ranges.items()}
         return replace(step, ranges=ranges)
 
     def _met(self, partition: int, position: StreamPosition | None) -> Claim:

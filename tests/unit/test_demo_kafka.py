@@ -1,4 +1,4 @@
-"""The road through Kafka without its servers: a seed's kills, the broker's states, the verdict, what is missing."""
+"""The route through Kafka without its servers: a seed's kills, the broker's states, the verdict, what is missing."""
 
 import json
 import socket

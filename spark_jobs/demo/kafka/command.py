@@ -167,7 +167,7 @@ def run(output: KafkaOutput, console: Console, options: KafkaDemoOptions, connec
     with Live(console, flights, LABELS) as live:
         home = Home(servers, wanted, live.say)
         with closing(KafkaSupervisor(home, servers, plan, live)) as supervisor:
-            found = supervisor.run(lambda road: KafkaPrograms(output, surroundings, pace, road))
+            found = supervisor.run(lambda route: KafkaPrograms(output, surroundings, pace, route))
     summary = KafkaSummary.of(seed, supervisor.history, found, supervisor.counted)
     written(output, summary, render_run(supervisor.history, supervisor.samples, found, summary))
     return summary

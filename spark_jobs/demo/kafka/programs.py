@@ -199,7 +199,7 @@ PARTITIONS: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Road:
+class Route:
     """Where the records go: brokers, both topics, database and table; `connector`: jars of Spark's Kafka connector."""
 
     servers: str
@@ -212,7 +212,7 @@ class Road:
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """Starts what the road needs before there is one."""
+    """Starts what the route needs before there is one."""
 
     output: KafkaOutput
     surroundings: DemoSurroundings
@@ -245,30 +245,30 @@ class KafkaPrograms:
     output: KafkaOutput
     surroundings: DemoSurroundings
     pace: Pace
-    road: Road
+    route: Route
 
     def producer(self) -> Child:
         """Append from the saved position on, and ship."""
-        return self.surroundings.producer(self.pace, self.road.first, "--kafka", self.road.servers)
+        return self.surroundings.producer(self.pace, self.route.first, "--kafka", self.route.servers)
 
     def relay(self) -> Child:
         """The first topic into the second, from the checkpoint on, until it is told to stop."""
         return self._job(
             RELAY,
-            self.road.first,
+            self.route.first,
             self.output.relay,
-            *("--application", "pushrep-demo", "--to-topic", self.road.second, "--to-option", "log_level=0"),
+            *("--application", "pushrep-demo", "--to-topic", self.route.second, "--to-option", "log_level=0"),
         )
 
     def apply(self) -> Child:
         """The second topic into the table, from the checkpoint on, until it is told to stop."""
         return self._job(
             APPLY,
-            self.road.second,
+            self.route.second,
             self.output.apply,
             *("--value-format", "avro", "--value-schema", str(self.output.schema)),
             *("--keep", "topic,partition,offset,timestamp"),
-            *("--sink", self.road.database, "--table", self.road.table),
+            *("--sink", self.route.database, "--table", self.route.table),
         )
 
     def check(self, asked: str) -> Child:
@@ -276,9 +276,9 @@ class KafkaPrograms:
         return self.surroundings.start(
             "check",
             "pushrep.demo.kafka_check",
-            *("--original", str(self.output.original), "--servers", self.road.servers),
-            *("--first", self.road.first, "--second", self.road.second),
-            *("--database", self.road.database, "--table", self.road.table, "--asked", asked),
+            *("--original", str(self.output.original), "--servers", self.route.servers),
+            *("--first", self.route.first, "--second", self.route.second),
+            *("--database", self.route.database, "--table", self.route.table, "--asked", asked),
         )
 
     def _job(self, name: str, topic: str, checkpoint: Path, *more: str) -> Child:
@@ -286,8 +286,8 @@ class KafkaPrograms:
             name,
             f"spark_jobs.jobs.{name}",
             *("--source", "kafka", "--topic", topic),
-            *("--source-option", f"kafka.bootstrap.servers={self.road.servers}"),
-            *("--conf", f"spark.jars={','.join(map(str, self.road.connector))}"),
+            *("--source-option", f"kafka.bootstrap.servers={self.route.servers}"),
+            *("--conf", f"spark.jars={','.join(map(str, self.route.connector))}"),
             *("--checkpoint", str(checkpoint), "--trigger", "1s", "--json", "-"),
             *("--max-records-per-trigger", str(records_per_trigger(self.pace.flights))),
             *more,
@@ -349,7 +349,7 @@ class Home:
             self.home = BrokerHome(self._servers.output.broker, KafkaJars(self._wanted.jars))
             self._stack.callback(self.home.close)
 
-    def road(self, database: Child | None) -> Road:
+    def route(self, database: Child | None) -> Route:
         """Wait for the database and make the topics, which waits for the brokers. Raises ProgramFailed, NotReady."""
         wanted = self._wanted
         first, second = wanted.topic, f"{wanted.topic}-relayed"
@@ -360,7 +360,7 @@ class Home:
         self._stack.callback(making.close)
         _wait_end(making)
         self._say(f"topics {first} and {second} are there, at {servers}")
-        return Road(
+        return Route(
             servers=servers,
             first=first,
             second=second,

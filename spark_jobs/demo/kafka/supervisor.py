@@ -1,4 +1,4 @@
-"""Runs the road through Kafka from the first append to the last check, in one thread, and leaves no process behind.
+"""Runs the route through Kafka from the first append to the last check, in one thread, and leaves no process behind.
 
     producer ─▶ log ─▶ first topic ─▶ relay ─▶ second topic ─▶ apply ─▶ PostgreSQL        each followed by a state
                        └── broker ──────────────┘                                         machine of its own
@@ -14,7 +14,7 @@ from typing import Final
 
 from spark_jobs.demo.driving import Appending, Applying, batches, count_dropped, end_offsets
 from spark_jobs.demo.history import APPLY, RELAY, History
-from spark_jobs.demo.kafka.programs import Brokering, Home, KafkaPrograms, Road, Servers, Watching
+from spark_jobs.demo.kafka.programs import Brokering, Home, KafkaPrograms, Route, Servers, Watching
 from spark_jobs.demo.kafka.report import KafkaSample, moments
 from spark_jobs.demo.kafka.summary import Counted, KafkaFindings
 from spark_jobs.demo.plan import KafkaPlan
@@ -35,13 +35,13 @@ class KafkaSupervisor:
         self.samples: list[KafkaSample] = []
         self.counted = Counted(logged=0, relay_dropped=0, apply_dropped=0, relay_s=0.0)
 
-    def run(self, programs: Callable[[Road], KafkaPrograms]) -> KafkaFindings:
+    def run(self, programs: Callable[[Route], KafkaPrograms]) -> KafkaFindings:
         """Start, append, relay, apply, kill, check. Raises ProgramFailed, Stalled, NotReady."""
-        brokering, road = self._start_servers()
-        run = _Run(programs(road), self._plan, self.history, self._live.say, self._children.tracked)
+        brokering, route = self._start_servers()
+        run = _Run(programs(route), self._plan, self.history, self._live.say, self._children.tracked)
         watching = Watching(
-            self._children.tracked(lambda: self._servers.watch(road.servers, road.first, road.second)),
-            (road.first, road.second),
+            self._children.tracked(lambda: self._servers.watch(route.servers, route.first, route.second)),
+            (route.first, route.second),
             self._children.at_s,
         )
         self._live.say("producer, relay and apply job have started")
@@ -50,10 +50,10 @@ class KafkaSupervisor:
             now_s = self._children.now_s()
             watching.step()
             if brokering is not None:
-                done = watching.records(road.first) + run.relaying.records + run.applying.records
+                done = watching.records(route.first) + run.relaying.records + run.applying.records
                 brokering.step(done // 3, watching.answered_at_s)
             run.step(self._children.now_s, watching)
-            self._sample(run, watching, road)
+            self._sample(run, watching, route)
             watchdog.look(now_s, (sum(self.samples[-1][1:]), len(self.history.kills)))
             time.sleep(TICK_S)
         return self._judge(run)
@@ -62,14 +62,14 @@ class KafkaSupervisor:
         """Kill what still runs, with all it started; a second Ctrl-C doesn't keep it from that."""
         self._children.close(self._home.close, reap_orphans)
 
-    def _start_servers(self) -> tuple[Brokering | None, Road]:
+    def _start_servers(self) -> tuple[Brokering | None, Route]:
         database = self._home.database()
         self._home.prepare_broker()
         brokering = None
         if self._home.home is not None:
             start = self._children.tracked(self._home.start_broker)
             brokering = Brokering(start, self._plan.broker_kills, self.history, self._live.say, self._children.now_s)
-        return brokering, self._home.road(database)
+        return brokering, self._home.route(database)
 
     def _judge(self, run: "_Run") -> KafkaFindings:
         began = self._children.now_s()
@@ -87,15 +87,15 @@ class KafkaSupervisor:
         )
         return found
 
-    def _sample(self, run: "_Run", watching: Watching, road: Road) -> None:
+    def _sample(self, run: "_Run", watching: Watching, route: Route) -> None:
         """Remember and show how far it is; the picture needs no more than four points a second."""
         now_s, samples = self._children.now_s(), self.samples
         if samples and not run.done and now_s - samples[-1].at_s < SAMPLE_EVERY_S:
             return
         appending, relaying, applying = run.appending, run.relaying, run.applying
         # A checkpoint may know of records before the watch asked again, and the watch before the producer tells.
-        second = max(watching.records(road.second), applying.records)
-        first = max(watching.records(road.first), relaying.records)
+        second = max(watching.records(route.second), applying.records)
+        first = max(watching.records(route.first), relaying.records)
         logged = max(appending.records, first)
         samples.append(KafkaSample(now_s, logged, appending.flights, first, relaying.records, second, applying.records))
         flights = run.programs.pace.flights
@@ -140,15 +140,15 @@ class _Run:
         if self.appending.done and not self.shipped_at_s:
             self.shipped_at_s = clock()
             self._say(f"producer is done: {self.appending.records:,} records, shipped")
-        road = self.programs.road
+        route = self.programs.route
         # An answer that was asked for later holds everything that was acknowledged before.
         shipped = self.shipped_at_s and watching.answered_at_s > self.shipped_at_s
-        self.relaying.step(clock(), watching.ends[road.first] if shipped else None)
+        self.relaying.step(clock(), watching.ends[route.first] if shipped else None)
         if self.relaying.done and not self.relayed_at_s:
             self.relayed_at_s = clock()
             self._say(f"relay is done: {self.relaying.records:,} records read")
         relayed = self.relayed_at_s and watching.answered_at_s > self.relayed_at_s
-        self.applying.step(clock(), watching.ends[road.second] if relayed else None)
+        self.applying.step(clock(), watching.ends[route.second] if relayed else None)
         if self.applying.done and not self.applied_at_s:
             self.applied_at_s = clock()
             self._say(f"apply job is done: {self.applying.records:,} records read")

@@ -1,4 +1,4 @@
-"""Keeping house over the network: extend, truncate, purge, delete; who is refused, what is left, what comes later."""
+"""Recordings over the network: extend, truncate, purge, delete; who is refused, what is left, what comes later."""
 
 import shutil
 import threading
