@@ -14,6 +14,8 @@ from fastavro import parse_schema, schemaless_reader, schemaless_writer
 
 from benchmarks.harness import compare, random_values
 from pushrep.topic_id_partition import TopicIdPartition
+from pushrep.wire.calls import VOCABULARY
+from pushrep.wire.codec import read_schemas, released_schemas
 from pushrep.wire.frames import PREFIX_BYTES, FrameLimits, FrameReader
 from pushrep.wire.push_messages import (
     AppendRecordsPartition,
@@ -21,9 +23,7 @@ from pushrep.wire.push_messages import (
     AppendRecordsResponse,
     AppendRecordsResult,
 )
-from pushrep.wire.schema_files import read_schemas, released_schemas
 from pushrep.wire.values import Struct
-from pushrep.wire.vocabulary import VOCABULARY
 
 (BATCH,) = random_values(1, 64 << 10)
 TIMES = 2_000

@@ -7,8 +7,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pushrep.moved import let_moved_modules_import
-from pushrep.shadowed import refuse_hidden
+from pushrep.importing import let_moved_modules_import, refuse_hidden
 
 if TYPE_CHECKING:
     from pushrep.errors import ForkedProcess, PushrepError

@@ -29,7 +29,7 @@ from prometheus_client.registry import Collector
 from filtering.replay_filter import FilterCounts
 from pushrep.log import SegmentLog
 from pushrep.log.disk_space import DiskWatch, Durations
-from pushrep.log.recovery_plan import Opening
+from pushrep.log.recovery import Opening
 from pushrep.log.scrub import ScrubStatus
 from pushrep.problems import BLOCKS, Problem
 from pushrep.startpoints.model import State

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pushrep.log import NotALog, SegmentLog
-from pushrep.log.slots import log_at, shown_name
+from pushrep.log.directory_files import log_at, shown_name
 from pushrep.startpoints import Kind, LogFacts, Startpoint, facts_of
 from spark_jobs.errors import SparkJobError
 from spark_jobs.sources.planning import StreamOffset

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from filtering.extras import EXTRA_OF, MissingExtra, install_command
-from pushrep.shadowed import PACKAGES, why_hidden
+from pushrep.importing import PACKAGES, why_hidden
 
 TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 

@@ -18,7 +18,15 @@ from pushrep.cli.log_verify import tell_findings, verify
 from pushrep.cli.options import time_ms_of
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import SegmentLog
-from pushrep.log.directory_files import is_log_name, parse_log_name, read_leader_epochs, read_partition_metadata
+from pushrep.log.directory_files import (
+    OUTBOX_FILE_NAME,
+    is_log_name,
+    outboxes_at,
+    parse_log_name,
+    read_leader_epochs,
+    read_partition_metadata,
+    shown_below,
+)
 from pushrep.log.errors import BelowHighWatermark, CorruptPartitionMetadata
 from pushrep.log.inspection import (
     LogSummary,
@@ -30,8 +38,7 @@ from pushrep.log.inspection import (
     summarize,
 )
 from pushrep.log.repair import Repairer, RepairReport
-from pushrep.log.restoring import restore as restore_file
-from pushrep.log.slots import OUTBOX_FILE_NAME, outboxes_at, shown_below
+from pushrep.log.repair import restore as restore_file
 from pushrep.outbox import begin_pid_epoch, outbox_of_log
 from pushrep.outbox.control import NobodyAnswers, ask
 from pushrep.outbox.destinations import not_known_to_be_shipped

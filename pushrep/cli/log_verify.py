@@ -12,10 +12,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from pushrep.cli.common import show_json, size
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import BadArgument
-from pushrep.log.directory_files import read_partition_metadata
+from pushrep.log.directory_files import list_segments, read_partition_metadata, shown_below, slot_directories
 from pushrep.log.inspection import logs_at
-from pushrep.log.segment_files import list_segments
-from pushrep.log.slots import shown_below, slot_directories
 from pushrep.log.verify import BATCH_KINDS, Finding, FindingKind, VerifyReport, bytes_to_verify, verify_log
 from pushrep.replay import ReplayClient
 from pushrep.replay.client import compare_copies, why_not_held

@@ -21,7 +21,7 @@ import click
 from filtering import FilteringError
 from pushrep.cli.common import log_format_option, log_level_option, log_to_stderr, why_missing
 from pushrep.errors import PushrepError
-from pushrep.shadowed import why_hidden
+from pushrep.importing import why_hidden
 
 GROUP = "pushrep.commands"
 PREFIX = "PUSHREP"

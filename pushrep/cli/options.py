@@ -21,7 +21,7 @@ from pushrep.errors import BadArgument
 from pushrep.log import LogConfig
 from pushrep.outbox import OutboxIdentity
 from pushrep.records import Codec
-from pushrep.replay.limits import ReplaySettings
+from pushrep.replay.plan import ReplaySettings
 from pushrep.replicate.certificates import mutual_tls
 from pushrep.replicate.election_state import find_election_state
 from pushrep.replicate.node_settings import BATCH_BYTES_MAX as NODE_BATCH_BYTES_MAX

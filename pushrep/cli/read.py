@@ -18,8 +18,8 @@ from pushrep.cli.options import time_ms_of
 from pushrep.cli.record_rows import as_json, carrier_of, cell, metadata_of, time_text
 from pushrep.errors import PushrepError
 from pushrep.log import Isolation, LogReader, SegmentLog
+from pushrep.log.directory_files import in_its_slot, is_named, log_at, readable_logs, shown_name
 from pushrep.log.inspection import is_log
-from pushrep.log.slots import in_its_slot, is_named, log_at, readable_logs, shown_name
 from pushrep.records import Record
 
 _TABLE_ROWS = 20

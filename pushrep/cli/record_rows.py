@@ -31,7 +31,7 @@ def metadata_of(record: Record, carrier: str) -> StreamMetadata | None:
 
 
 def as_json(number: int, record: Record, carrier: str) -> dict[str, Any]:
-    """One record of the log of this number (pushrep.log.slots); a key or value that is no UTF-8 comes in base64."""
+    """One record of the log of this number (log/directory_files.py); a key or value that is no UTF-8 is in base64."""
     metadata = metadata_of(record, carrier)
     slot, _, partition = shown_partition(number).rpartition("/")
     row: dict[str, Any] = {"slot": slot} if slot else {}

@@ -24,7 +24,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from pushrep.cli.common import whole_step
 from pushrep.cli.options import client_tls, time_ms_of
 from pushrep.cli.record_rows import as_json, carrier_of, cell, metadata_of, time_text
-from pushrep.log.slots import is_named, log_at, parse_shown_name, readable_logs, shown_name, slot_directories
+from pushrep.log.directory_files import is_named, log_at, parse_shown_name, readable_logs, shown_name, slot_directories
 from pushrep.records import Record
 from pushrep.replay import (
     FOLLOW,

@@ -24,7 +24,7 @@ from pushrep.health import HealthServer, HealthSettings
 from pushrep.log import LogConfig
 from pushrep.outbox.control import ask
 from pushrep.outbox.directory_handover import HandoverSocket
-from pushrep.replay.limits import ReplaySettings
+from pushrep.replay.plan import ReplaySettings
 from pushrep.replicate import NodeSettings, ReplicaNode
 from pushrep.replicate.access import AUDIT
 from pushrep.replicate.reloading import CertificateFiles

@@ -15,8 +15,8 @@ from rich.text import Text
 from pushrep.cli.common import count, say_time, show_json, size, whole_step
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.kafka.progress import read_progress
+from pushrep.log.directory_files import outboxes_at
 from pushrep.log.inspection import LogSummary, lock_holder, logs_at, summarize
-from pushrep.log.slots import outboxes_at
 from pushrep.outbox import NoOutbox
 from pushrep.outbox.control import NobodyAnswers, ask
 from pushrep.outbox.identity import identity_in

@@ -18,7 +18,7 @@ from pushrep.kafka.destination import destination_of
 from pushrep.kafka.progress import ShippingProgress, read_progress
 from pushrep.kafka.sink_state import DestinationLag
 from pushrep.log import LogLocked
-from pushrep.log.slots import outboxes_at
+from pushrep.log.directory_files import outboxes_at
 from pushrep.outbox import Acks, Outbox
 from pushrep.outbox.destinations import ship_again
 from pushrep.outbox.identity import identity_in

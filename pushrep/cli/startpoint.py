@@ -33,7 +33,7 @@ from pushrep.cli.startpoint_options import (
 from pushrep.cli.startpoint_repair import repair
 from pushrep.env import SYSTEM_CLOCK
 from pushrep.errors import PushrepError
-from pushrep.log.slots import shown_name
+from pushrep.log.directory_files import shown_name
 from pushrep.startpoints import EventLog, NoSuchStartpoint, ReaderState, Startpoint, State, Target, Written
 from pushrep.startpoints.model import OVER, Applied, Cancelled, Expired, Fact, Failed, to_json
 

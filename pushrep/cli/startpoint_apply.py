@@ -22,7 +22,7 @@ from pushrep.cli.startpoint_options import (
 )
 from pushrep.env import SYSTEM_CLOCK
 from pushrep.startpoints import Startpoint
-from pushrep.startpoints.places import KAFKA, kind_of
+from pushrep.startpoints.store import KAFKA, kind_of
 
 STORE_SUFFIX, MARKS_SUFFIX = "-startpoints", "-marks"
 

@@ -15,7 +15,7 @@ from pushrep.cli.common import show_json
 from pushrep.cli.startpoint_options import partitions_of, store_of, with_store
 from pushrep.errors import PushrepError
 from pushrep.log import SegmentLog
-from pushrep.log.slots import log_at, shown_name
+from pushrep.log.directory_files import log_at, shown_name
 from pushrep.startpoints import Kind, OutOfRange, Reader, ReaderState, Startpoint, State, Unresolved, facts_of, resolve
 
 _EARLIEST, _LATEST = -2, -1

@@ -22,7 +22,7 @@ from pushrep.cli.input_lines import parse_time_ms
 from pushrep.kafka.destination import read_properties
 from pushrep.log import NotALogDirectory, SegmentLog
 from pushrep.log.errors import InvalidLogName
-from pushrep.log.slots import log_at, parse_shown_name, readable_logs
+from pushrep.log.directory_files import log_at, parse_shown_name, readable_logs
 from pushrep.startpoints import (
     STORE_NAME,
     Kind,
@@ -32,11 +32,11 @@ from pushrep.startpoints import (
     StartpointStore,
     Target,
     facts_of,
-    places,
     resolve,
     store_at,
 )
-from pushrep.startpoints.places import KAFKA, kind_of
+from pushrep.startpoints.store import BOOTSTRAP_SERVERS as CLIENT_SERVERS
+from pushrep.startpoints.store import KAFKA, kind_of
 
 
 class Row(NamedTuple):
@@ -226,7 +226,7 @@ def store_or(store: str | None, default: Path, *others: str | None) -> Startpoin
     elif servers is None:
         raise click.UsageError(f"--store {place}: say where, {BOOTSTRAP_SERVERS} HOST:PORT")
     else:
-        opened = store_at(place, read_properties(config) | {places.BOOTSTRAP_SERVERS: servers})
+        opened = store_at(place, read_properties(config) | {CLIENT_SERVERS: servers})
     click.get_current_context().call_on_close(opened.close)
     return opened
 

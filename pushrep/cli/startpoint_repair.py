@@ -34,7 +34,7 @@ from pushrep.cli.startpoint_options import (
 from pushrep.env import SYSTEM_CLOCK
 from pushrep.errors import PushrepError
 from pushrep.log import LogReader, SegmentLog
-from pushrep.log.slots import log_at, shown_name
+from pushrep.log.directory_files import log_at, shown_name
 from pushrep.startpoints import (
     EventLog,
     Kind,

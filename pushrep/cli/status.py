@@ -41,9 +41,8 @@ from pushrep.cli.options import client_tls, tls_options
 from pushrep.cli.replica_status import draw, drawn, look, sessions_table, table
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import BadArgument, PushrepError
-from pushrep.log.directory_files import parse_log_name
+from pushrep.log.directory_files import OUTBOX_FILE_NAME, outboxes_at, parse_log_name
 from pushrep.log.inspection import lock_holder, logs_at, summarize
-from pushrep.log.slots import OUTBOX_FILE_NAME, outboxes_at
 from pushrep.outbox.control import BadControlMessage, NobodyAnswers, ask
 from pushrep.problems import Problem, certificate_problems
 from pushrep.replicate.election_state import REPLICA_EPOCH_NAME, find_election_state

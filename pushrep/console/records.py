@@ -17,7 +17,7 @@ from pushrep.cli.read import range_of
 from pushrep.cli.record_rows import carrier_of, metadata_of
 from pushrep.errors import BadArgument, PushrepError
 from pushrep.log import SegmentLog
-from pushrep.log.slots import log_at
+from pushrep.log.directory_files import log_at
 from pushrep.records import Record
 
 Schema: TypeAlias = str | list[Any] | dict[Any, Any]

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from pushrep.cli.status import look_at
 from pushrep.env import SYSTEM_CLOCK
-from pushrep.log.slots import OUTBOX_FILE_NAME, outboxes_at, slot_directories
+from pushrep.log.directory_files import OUTBOX_FILE_NAME, outboxes_at, slot_directories
 from pushrep.replicate.election_state import REPLICA_EPOCH_NAME
 
 _LOG = logging.getLogger("pushrep.console")

@@ -8,7 +8,7 @@ from typing import NamedTuple, Self
 
 from pushrep.push_session_end_reason import NOT_ENDED
 from pushrep.records import BatchHeader, CorruptRecordBatch, RecordBatch
-from pushrep.records.batch_run import checked_run, length_of_first, misjoined
+from pushrep.records.header import checked_run, length_of_first, misjoined
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.values import Counter, CountOrNone, Epoch, EpochOrNone, Offset, Records, Struct
 

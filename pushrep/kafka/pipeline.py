@@ -9,14 +9,23 @@ Until the first batch under an id is acknowledged it goes alone, because a broke
 first sequence number: of several, a later one could land first. The same after a long silence, when it has forgotten;
 after a failure and over another connection, since who leads now may have read its log without remembering; and always
 for batches that are old: brokers measure by a batch's newest timestamp, not by its arrival, how long an id was silent.
+
+A sealed batch above the topic's limit is cut at record borders (`pieces_of`): the one case in which records are encoded
+again.
+
+    batch [100, 180), 900 KB, limit 500 KB  ─▶  [100, 140) [140, 180)       each below the limit as it is sent
+    a record that alone is above it: RecordAboveLimit, with its offset
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from pushrep.kafka.answers import AnswerReaction, BrokerAnswer, Code, reaction_to
-from pushrep.records import RecordBatch
+from pushrep.kafka.errors import RecordAboveLimit
+from pushrep.kafka.progress import OffsetRanges
+from pushrep.records import Record, RecordBatch, encode_batch
 from pushrep.records import header as layout
 from pushrep.records.header import crc32c
 from pushrep.records.model import Buffer
@@ -183,3 +192,52 @@ def _patched(batch: Buffer, producer_id: int, producer_epoch: int, base_sequence
 def connection_lost(why: str) -> BrokerAnswer:
     """The answer of a broker that gave none: the batch may have been taken or not."""
     return BrokerAnswer(Code.NETWORK_EXCEPTION, -1, why)
+
+
+class BatchPiece(NamedTuple):
+    """Records [start, end) of the log as one batch; None where all of them are given up."""
+
+    start: int
+    end: int
+    batch: RecordBatch | None
+
+
+def pieces_of(batch: RecordBatch, start: int, size_max_bytes: int, skipped: OffsetRanges) -> Iterator[BatchPiece]:
+    """The batch's records from offset `start` on, as it is if it fits; without the `skipped` offsets.
+
+    Raises RecordAboveLimit when it comes to a record that does not fit alone; CorruptRecordBatch.
+    """
+    header = batch.header
+    end = header.next_offset
+    is_whole = start <= header.base_offset and not skipped.meets(start, end)
+    if is_whole and header.size_bytes <= size_max_bytes:
+        yield BatchPiece(header.base_offset, end, batch)
+        return
+    records = [one for one in batch.records() if one.offset >= start and one.offset not in skipped]
+    at, begin = 0, start
+    while at < len(records):
+        count = len(records) - at
+        piece = _encoded(batch, records[at : at + count])
+        while piece.header.size_bytes > size_max_bytes and count > 1:
+            # By size, with a little room: the halves of a batch of unequal records are not of equal size.
+            share = size_max_bytes / piece.header.size_bytes
+            count = max(1, min(count // 2 if share < 0.9 else count - 1, int(count * share * 0.95)))
+            piece = _encoded(batch, records[at : at + count])
+        if piece.header.size_bytes > size_max_bytes:
+            raise RecordAboveLimit(records[at].offset, piece.header.size_bytes, size_max_bytes)
+        at += count
+        piece_end = records[at].offset if at < len(records) else end
+        yield BatchPiece(begin, piece_end, piece)
+        begin = piece_end
+    if begin < end:
+        yield BatchPiece(begin, end, None)
+
+
+def _encoded(batch: RecordBatch, records: Sequence[Record]) -> RecordBatch:
+    return encode_batch(
+        [one.value for one in records],
+        keys=[one.key for one in records],
+        headers=[one.headers for one in records],
+        timestamps_ms=[one.timestamp_ms for one in records],
+        codec=batch.header.codec,
+    )

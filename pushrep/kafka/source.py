@@ -22,9 +22,8 @@ from typing import Protocol
 import numpy as np
 
 from pushrep.kafka.errors import RecordAboveLimit
-from pushrep.kafka.pipeline import SentBatch
+from pushrep.kafka.pipeline import BatchPiece, SentBatch, pieces_of
 from pushrep.kafka.progress import OffsetRanges, ShippedRecord
-from pushrep.kafka.splitting import BatchPiece, pieces_of
 from pushrep.log import CorruptBatch, LogDamaged
 from pushrep.log.reader import LogSlices
 from pushrep.log.recovery import RecoveryReport

@@ -29,9 +29,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from pushrep.env import File, Filesystem
-from pushrep.log.errors import NoRoomToCut
-from pushrep.log.seals import remove_seals
-from pushrep.log.segment_files import (
+from pushrep.log.directory_files import (
     CUT_SUFFIX,
     INDEX_SUFFIX,
     MOVING_SUFFIX,
@@ -43,6 +41,8 @@ from pushrep.log.segment_files import (
     segment_path,
     taken_names,
 )
+from pushrep.log.errors import NoRoomToCut
+from pushrep.log.seals import remove_seals
 from pushrep.log.walk import WINDOW_BYTES
 
 

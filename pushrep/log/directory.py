@@ -71,7 +71,10 @@ from uuid import UUID
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem, write_whole
 from pushrep.errors import ForkedProcess, PushrepError
 from pushrep.log.directory_files import (
+    INDEX_SUFFIX,
+    LOG_SUFFIX,
     PARTITION_METADATA_NAME,
+    TIME_INDEX_SUFFIX,
     BadCheckpoint,
     CheckpointFile,
     CleanLog,
@@ -83,6 +86,7 @@ from pushrep.log.directory_files import (
     read_checkpoint,
     read_clean_marker,
     remove_clean_marker,
+    segment_path,
     take_lock,
     write_checkpoint,
     write_clean_marker,
@@ -104,7 +108,6 @@ from pushrep.log.flusher import process_flusher, process_scrubber
 from pushrep.log.published import PublishedEntry, PublishedFile, PublishedState
 from pushrep.log.scrub import Scrub
 from pushrep.log.segment import PREALLOCATE_BYTES_MIN
-from pushrep.log.segment_files import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, segment_path
 from pushrep.records.header import OFFSET_MAX
 from pushrep.records.leader_epochs import LeaderEpochs
 

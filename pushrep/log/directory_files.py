@@ -1,9 +1,30 @@
-"""The small text files of a directory of logs and of each log, in Kafka's formats, and the names of logs.
+"""The files of a directory of logs: the names of logs and of their files, and the small text files beside them.
 
-The name of a log is the name of its directory, as Kafka lays it out: `<topic>-<partition>`.
+The name of a log is the name of its directory, as Kafka lays it out: `<topic>-<partition>`. The topic's rule stands in
+pushrep/topic_id_partition.py; a partition is a decimal number below 2**31 without leading zeros, so that a name and its
+parts say the same.
 
-The topic's rule stands in pushrep/topic_id_partition.py; a partition is a decimal number below 2**31 without leading
-zeros, so that a name and its parts say the same.
+A directory may hold worker slots, an outbox each, made by Outbox.open_slot. Tools that only read see all slots as one
+directory: each log of a topic has a number of its own among all slots, in 31 bits as a partition.
+
+    <directory>/slot-0/outbox.json, orders-0, ...    log                      its number
+               /slot-7/outbox.json, orders-0, ...    orders-3, without slots  3                      shown as orders-3
+                                                     slot-7/orders-3          1 << 30 | 7 << 20 | 3  as slot-7/orders-3
+
+An outbox has at most 2**20 partitions, a directory at most 1,000 slots.
+
+The files of one log: a few per segment, as Kafka names them, and what recovery put aside.
+
+    00000000000000001042.log             batches; the number is the base offset of the first, 20 digits
+    00000000000000001042.index           .timeindex, both rebuilt from the .log at need
+    00000000000000001042.seal            what the segment was when it was rolled; see seals.py
+    00000000000000001042.log.4096.cut    what was cut off from byte 4096 on; `.log.cut` for a whole file
+                                         .corrupt in place of .cut: what was set aside because it is damaged
+    00000000000000001042.log.4096.cut.part   .log.repair: an unfinished copy; the next opening removes it
+    00000000000000001042.log.4096.cut.moving   an unfinished move of a tail on a full disk; the next opening goes on
+    00000000000000001042.log.swap        a broker's, which was to replace this segment and perhaps the next ones
+
+What else a broker leaves there (.snapshot, .txnindex, .deleted, .cleaned) is neither read nor removed.
 
 Checkpoints of a directory of logs: one number per log, in Kafka's own text format.
 
@@ -67,7 +88,7 @@ import errno
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
@@ -76,6 +97,7 @@ from uuid import UUID
 
 import google_crc32c
 
+from filtering.errors import PARTITION_BITS, SLOT_BIT, shown_partition
 from pushrep.env import REAL_FILESYSTEM, File, Filesystem, LockHeld, read_whole, write_atomic, write_whole
 from pushrep.errors import checked_path
 from pushrep.log.errors import CorruptPartitionMetadata, InvalidLogName, LogLocked, NotALogDirectory
@@ -516,3 +538,160 @@ def take_lock(path: Path, filesystem: Filesystem) -> File:
             raise  # the disk's or the process's trouble, not the path's
         named = f"{error.filename}: " if error.filename == str(path / LOCK_NAME) else ""
         raise NotALogDirectory(path, f"{named}{error.strerror}") from error
+
+
+LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX = ".log", ".index", ".timeindex"
+SEAL_SUFFIX = ".seal"
+CUT_SUFFIX, CORRUPT_SUFFIX = ".cut", ".corrupt"
+PART_SUFFIX, REPAIR_SUFFIX = ".part", ".repair"
+MOVING_SUFFIX = ".moving"
+
+_SEGMENT = re.compile(r"([0-9]{20})\.log")
+_SWAP = re.compile(r"[0-9]{20}\.log\.swap")
+_HALF_MADE = re.compile(r"[0-9]{20}\.(?:(?:log|index|timeindex)\.repair|log\.[0-9]+\.(?:cut|corrupt)\.part)")
+_MOVING = re.compile(r"([0-9]{20}\.log)\.([0-9]+)\.cut\.moving")
+_OF_A_SEGMENT = re.compile(r"([0-9]{20})\.(?:index|timeindex|seal)")
+
+
+@lru_cache(maxsize=4096)  # a Path takes 3 µs to put together, and a read asks for several
+def segment_path(directory: Path, base_offset: int, suffix: str = LOG_SUFFIX) -> Path:
+    """The file of the segment that begins with `base_offset`."""
+    return directory / f"{base_offset:020d}{suffix}"
+
+
+def list_segments(filesystem: Filesystem, directory: Path) -> list[int]:
+    """Base offsets of the segments in the directory, ascending."""
+    return segments_in(filesystem.list(directory))
+
+
+def segments_in(names: Iterable[str]) -> list[int]:
+    """Base offsets of the segments among the names of a directory, which are sorted."""
+    return [int(match[1]) for name in names if (match := _SEGMENT.fullmatch(name))]
+
+
+def orphan_indexes_in(names: Iterable[str]) -> list[str]:
+    """Names of index files and seals whose segment is gone: a crash came between the removal of the two."""
+    bases = set(segments_in(names := list(names)))
+    return [name for name in names if (match := _OF_A_SEGMENT.fullmatch(name)) and int(match[1]) not in bases]
+
+
+def swaps_in(names: Iterable[str]) -> list[str]:
+    """Names of segments that a broker had compacted and was about to put in the place of others when it was stopped."""
+    return [name for name in names if _SWAP.fullmatch(name)]
+
+
+def half_made_in(names: Iterable[str]) -> list[str]:
+    """Names of copies that nobody finished: what they were to hold is still where it was."""
+    return [name for name in names if _HALF_MADE.fullmatch(name)]
+
+
+def moved_from(names: Iterable[str]) -> dict[str, tuple[str, int]]:
+    """{name of a file that takes a tail: (segment, byte that the tail begins with)}; see cut_files.py."""
+    return {name: (match[1], int(match[2])) for name in names if (match := _MOVING.fullmatch(name))}
+
+
+def taken_names(filesystem: Filesystem, path: Path) -> Iterator[Path]:
+    """`path`, `path.1` and so on, as far as they exist."""
+    candidate, number = path, 0
+    while filesystem.exists(candidate):
+        yield candidate
+        number += 1
+        candidate = path.with_name(f"{path.name}.{number}")
+
+
+def free_name(filesystem: Filesystem, path: Path) -> Path:
+    """`path`, or the first of `path.1`, `path.2` ... that is not taken: what is kept aside is never overwritten."""
+    number = sum(1 for _ in taken_names(filesystem, path))
+    return path.with_name(f"{path.name}.{number}") if number else path
+
+
+OUTBOX_FILE_NAME = "outbox.json"
+SLOTS_MAX = 1000
+_SLOT_NAME = re.compile(r"slot-(0|[1-9][0-9]{0,2})")
+assert SLOT_BIT >> PARTITION_BITS >= SLOTS_MAX, "numbers of slots stay below the bit that says that it is one"
+
+
+def slot_path(directory: Path, slot: int) -> Path:
+    """Where the outbox of a slot is."""
+    return directory / f"slot-{slot}"
+
+
+def slot_directories(directory: Path | str, filesystem: Filesystem = REAL_FILESYSTEM) -> list[Path]:
+    """The slots in which an outbox was made, by their number; empty for a directory that has none."""
+    return [slot_path(Path(directory), slot) for slot in _slots(Path(directory), filesystem)]
+
+
+def outboxes_at(directory: Path | str) -> list[Path]:
+    """The slots below a directory, or the directory itself if it has none: what a tool looks at."""
+    return slot_directories(directory) or [Path(directory)]
+
+
+def readable_logs(directory: Path | str, filesystem: Filesystem = REAL_FILESYSTEM) -> list[tuple[str, int]]:
+    """(topic, number) of every log in a directory of logs, or in its slots, sorted. Raises NotALogDirectory."""
+    parent = checked_path("directory", directory)
+    slots = _slots(parent, filesystem)
+    if not slots:
+        return list_logs(parent, filesystem)
+    found = []
+    for slot in slots:
+        try:
+            logs = list_logs(slot_path(parent, slot), filesystem)
+        except NotALogDirectory:
+            continue  # removed meanwhile
+        found += [(topic, SLOT_BIT | slot << PARTITION_BITS | n) for topic, n in logs if not n >> PARTITION_BITS]
+    return sorted(found)
+
+
+def log_at(directory: Path | str, topic: str, number: int) -> Path:
+    """Where the log of this number lies, or would. Raises InvalidLogName."""
+    return Path(directory) / shown_name(topic, number)
+
+
+def shown_name(topic: str, number: int) -> str:
+    """The log's name for people, which is its path below the directory. Raises InvalidLogName."""
+    slot, slash, _ = shown_partition(number).rpartition("/")
+    return f"{slot}{slash}{log_name(topic, in_its_slot(number))}"
+
+
+def in_its_slot(number: int) -> int:
+    """The partition of that number's log in the outbox of its slot, or without slots."""
+    return number % (1 << PARTITION_BITS) if SLOT_BIT <= number < 2 * SLOT_BIT else number
+
+
+def parse_shown_partition(text: str) -> int:
+    """The number of `3`, or `slot-7/3`. Raises InvalidLogName."""
+    slot, slash, partition = text.rpartition("/")
+    return parse_shown_name(f"{slot}{slash}t-{partition}")[1]
+
+
+def parse_shown_name(text: str) -> tuple[str, int]:
+    """(topic, number) of `<topic>-<n>` or `slot-<m>/<topic>-<n>`. Raises InvalidLogName."""
+    slot, slash, name = text.rpartition("/")
+    if not slash:
+        return parse_log_name(text)
+    match = _SLOT_NAME.fullmatch(slot)
+    topic, partition = parse_log_name(name)
+    if match is None or partition >> PARTITION_BITS:
+        raise InvalidLogName(text, "slot-<m>/<topic>-<n> is wanted")
+    return topic, SLOT_BIT | int(match[1]) << PARTITION_BITS | partition
+
+
+def is_named(log: tuple[str, int], text: str) -> bool:
+    """Whether `<topic>-<n>` or `slot-<m>/<topic>-<n>` names the log; without a slot it names that of every slot."""
+    name = shown_name(*log)
+    return text in {name, name.rpartition("/")[2]}
+
+
+def shown_below(directory: Path | str, log: Path) -> str:
+    """The name for people of a log that a look at `directory` has found: with its slot, if that is not `directory`."""
+    is_slot = _SLOT_NAME.fullmatch(log.parent.name) is not None and Path(directory) == log.parent.parent
+    return f"{log.parent.name}/{log.name}" if is_slot else log.name
+
+
+def _slots(directory: Path, filesystem: Filesystem) -> list[int]:
+    try:
+        matches = [match for name in filesystem.list(directory) if (match := _SLOT_NAME.fullmatch(name))]
+    except OSError:
+        return []
+    slots = sorted(int(match[1]) for match in matches)
+    return [slot for slot in slots if filesystem.exists(slot_path(directory, slot) / OUTBOX_FILE_NAME)]

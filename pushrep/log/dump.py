@@ -17,21 +17,25 @@ from pathlib import Path
 from pushrep.env import REAL_FILESYSTEM, Filesystem
 from pushrep.log.directory_files import (
     CLEAN_MARKER_NAME,
+    INDEX_SUFFIX,
     LEADER_EPOCHS_NAME,
+    LOG_SUFFIX,
     PARTITION_METADATA_NAME,
+    TIME_INDEX_SUFFIX,
     BadCheckpoint,
     CheckpointFile,
     decode_checkpoint,
     decode_clean_marker,
     decode_leader_epochs,
     decode_partition_metadata,
+    list_segments,
     read_bounded,
     read_cleaned_offset,
+    segment_path,
 )
 from pushrep.log.errors import NotALog
 from pushrep.log.indexes import parse_index
 from pushrep.log.inspection import checked_log, is_log, read_state
-from pushrep.log.segment_files import INDEX_SUFFIX, LOG_SUFFIX, TIME_INDEX_SUFFIX, list_segments, segment_path
 from pushrep.log.verify import Expected
 from pushrep.log.walk import CleanEnd, ScanEnd, ScanRange, WholeBatch, scan
 from pushrep.records import RecordBatch, UnsupportedCodec

@@ -31,9 +31,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pushrep.env import File, Filesystem
-from pushrep.log.segment_files import INDEX_SUFFIX, TIME_INDEX_SUFFIX
+from pushrep.log.directory_files import INDEX_SUFFIX, TIME_INDEX_SUFFIX
 from pushrep.records import BatchHeader, BatchRun
-from pushrep.records.batch_run import Column
+from pushrep.records.header import Column
 
 PENDING_MAX = 64
 """512 bytes of offset index. With small batches an entry covers 4 KiB: a reader walks 256 KiB too far at most."""

@@ -17,26 +17,25 @@ from pathlib import Path
 
 from pushrep.env import REAL_FILESYSTEM, File, Filesystem
 from pushrep.log.directory_files import (
+    INDEX_SUFFIX,
     LOCK_NAME,
+    LOG_SUFFIX,
+    SEAL_SUFFIX,
+    TIME_INDEX_SUFFIX,
     CheckpointFile,
     CleanLog,
+    list_segments,
+    log_at,
     parse_log_name,
     read_checkpoint,
     read_clean_marker,
     read_leader_epochs,
+    readable_logs,
+    segment_path,
 )
 from pushrep.log.directory_id import CopyVerdict, read_directory_id
 from pushrep.log.errors import InvalidLogName, NotALog, NotALogDirectory
 from pushrep.log.published import PublishedState, read_published
-from pushrep.log.segment_files import (
-    INDEX_SUFFIX,
-    LOG_SUFFIX,
-    SEAL_SUFFIX,
-    TIME_INDEX_SUFFIX,
-    list_segments,
-    segment_path,
-)
-from pushrep.log.slots import log_at, readable_logs
 
 _LOCKS_PATH = Path("/proc/locks")
 _LOCKS_BYTES_MAX = 1 << 20

@@ -54,18 +54,21 @@ from filtering.closing import ClosedAtExit
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, File, Filesystem
 from pushrep.errors import BadArgument, ForkedProcess
 from pushrep.log.directory_files import (
+    SEAL_SUFFIX,
+    TIME_INDEX_SUFFIX,
+    list_segments,
     parse_log_name,
     read_checkpoints,
     read_cleaned_offset,
     read_partition_metadata,
     real_log_path,
+    segment_path,
 )
 from pushrep.log.errors import CorruptBatch, LogClosed, NotALog, OffsetOutOfRange
 from pushrep.log.indexes import IndexFile
 from pushrep.log.published import PublishedReader
 from pushrep.log.seals import HeadersCrc, Seal, read_seal
 from pushrep.log.segment import TIME_ENTRY, SealedSegment, begin_near, newest_timestamp_ms
-from pushrep.log.segment_files import SEAL_SUFFIX, TIME_INDEX_SUFFIX, list_segments, segment_path
 from pushrep.log.walk import (
     WINDOW_BYTES,
     CleanEnd,

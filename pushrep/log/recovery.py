@@ -1,5 +1,23 @@
 """Opening a log: gather facts, take the plan, scan, cut what is torn, rebuild indexes, say what was done.
 
+`recovery_plan` says where the scan begins: a decision over facts, taken without touching a file.
+
+    bases            0          1000        2000        3000 (newest)
+    recovery point                      ^ 1870
+    normal           ........... trusted .............. | end of the newest
+    abnormal         .. trusted .| 1000: from the batch that holds 1870 on ...................|
+
+    listed in the marker  size as listed   -> the scan begins
+    no                    -                   abnormal, at the recovery point
+    yes                   no                  abnormal, at the recovery point: written to since
+    yes                   yes                 normal, at the recovery point in the newest segment, or some segments
+                                              earlier where `verify_last_segments` says so
+
+Abnormal walks back to the first segment whose base is not above the recovery point and whose first batch is whole;
+none: the first segment. Source: RocketMQ's recoverNormally and recoverAbnormally, by offsets instead of clocks.
+
+`Recovery` carries the plan out:
+
     segments before the plan's first     does each end where the next begins? by its headers (`sealed_end`), else a scan
     the first and all behind it          abnormal: synced, dropped from the cache, scanned as the disk holds them; but a
                                          log with nothing above its recovery point has nothing to prove, nor to sync
@@ -19,14 +37,16 @@ Progress (the recovery point) is saved after each segment, so that a recovery th
     .timeindex   ... | time, rel |                     none of them is newer
 
 Opening a log asks this of every segment that it does not scan, so it has to cost as little as opening three files. It
-says nothing about the bytes between the headers: a read or `pushrep log verify` checks those. What a sealed segment's
-indexes have to end with is known: an entry once more than index_interval_bytes lie behind the last one, and the newest
-time. So one that was emptied or cut short gets no answer here, and the walk that follows makes it whole.
+says nothing about the bytes between the headers: a read or `pushrep log verify` checks those. What the indexes of a
+sealed segment end with is known: the newest time, and an offset entry with at most index_interval_bytes (or one batch)
+behind it. An index that ends otherwise was emptied or cut short: `sealed_end` then gives no answer, the segment is
+scanned, and the scan makes its indexes whole.
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from enum import Enum
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -37,21 +57,22 @@ import numpy as np
 from pushrep.env import Clock, File, Filesystem
 from pushrep.log.config import LogConfig
 from pushrep.log.cut_files import TailMove, end_moves, move_aside, quarantine_tail, remove_segments
-from pushrep.log.directory_files import CheckpointFile, CleanLog, parse_log_name
-from pushrep.log.errors import CorruptLog, LogPoisoned
-from pushrep.log.recovery_plan import Opening, RecoveryFacts, RecoveryPlan, recovery_plan
-from pushrep.log.scrub import ScrubFinding
-from pushrep.log.seals import HeadersCrc, read_seal, remove_seals
-from pushrep.log.segment import OFFSET_ENTRY, TIME_ENTRY, Segment
-from pushrep.log.segment_files import (
+from pushrep.log.directory_files import (
     INDEX_SUFFIX,
     TIME_INDEX_SUFFIX,
+    CheckpointFile,
+    CleanLog,
     half_made_in,
     orphan_indexes_in,
+    parse_log_name,
     segment_path,
     segments_in,
     swaps_in,
 )
+from pushrep.log.errors import CorruptLog, LogPoisoned
+from pushrep.log.scrub import ScrubFinding
+from pushrep.log.seals import HeadersCrc, read_seal, remove_seals
+from pushrep.log.segment import OFFSET_ENTRY, TIME_ENTRY, Segment
 from pushrep.log.walk import (
     CleanEnd,
     Damage,
@@ -67,6 +88,81 @@ from pushrep.log.walk import (
 from pushrep.records import BatchRun
 from pushrep.records.header import OFFSET_MAX
 from pushrep.records.leader_epochs import LeaderEpochs
+
+
+class Opening(Enum):
+    """How the log was left."""
+
+    NORMAL = "normal"
+    """Closed clean: the marker lists it, and it is as listed."""
+    ABNORMAL = "abnormal"
+    """Its process or the machine stopped: everything from the recovery point on has to prove itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryFacts:
+    """What is known before any batch is read.
+
+    bases: base offsets of the segments, ascending. newest_bytes: size of the newest segment's file.
+    recovery_point: as checkpointed, None if there is none. clean: the log's line of the marker.
+    """
+
+    bases: Sequence[int]
+    newest_bytes: int
+    recovery_point: int | None
+    clean: CleanLog | None
+    verify_last_segments: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryPlan:
+    """Scan `bases[first:]`; in the first of them from the batch that holds `start_offset` on.
+
+    recovery_point: below it a bad batch is damage, from it on a torn tail.
+    """
+
+    opening: Opening
+    reason: str
+    first: int
+    start_offset: int
+    recovery_point: int
+
+
+def recovery_plan(facts: RecoveryFacts, first_batch_is_whole: Callable[[int], bool]) -> RecoveryPlan:
+    """The plan for a log with at least one segment.
+
+    `first_batch_is_whole(base)` tells whether the segment begins with a whole batch in its range; it is asked of as
+    few segments as possible, newest first.
+    """
+    lowest = facts.bases[0]
+    recovery_point = lowest if facts.recovery_point is None else max(lowest, facts.recovery_point)
+    if facts.clean is not None and facts.clean.last_segment_bytes == facts.newest_bytes:
+        return _normal(facts, facts.clean)
+    changed = facts.clean is not None
+    reason = "it changed after it was closed" if changed else "it was not closed"
+    first = len(facts.bases) - 1
+    while first > 0 and (facts.bases[first] > recovery_point or not first_batch_is_whole(facts.bases[first])):
+        first -= 1
+    return RecoveryPlan(
+        opening=Opening.ABNORMAL,
+        reason=reason,
+        first=first,
+        start_offset=max(facts.bases[first], recovery_point),
+        recovery_point=recovery_point,
+    )
+
+
+def _normal(facts: RecoveryFacts, clean: CleanLog) -> RecoveryPlan:
+    newest = len(facts.bases) - 1
+    first = max(0, newest + 1 - facts.verify_last_segments) if facts.verify_last_segments else newest
+    start_offset = facts.bases[first] if facts.verify_last_segments else max(facts.bases[newest], clean.end_offset)
+    return RecoveryPlan(
+        opening=Opening.NORMAL,
+        reason="closed clean",
+        first=first,
+        start_offset=start_offset,
+        recovery_point=clean.end_offset,  # the marker is written only when all below is on disk
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from uuid import UUID
 import google_crc32c
 
 from pushrep.env import Filesystem, read_whole
-from pushrep.log.segment_files import SEAL_SUFFIX, segment_path
+from pushrep.log.directory_files import SEAL_SUFFIX, segment_path
 from pushrep.records import BatchRun
 from pushrep.records.header import SEALED_BYTES
 

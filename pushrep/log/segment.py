@@ -31,11 +31,10 @@ from uuid import UUID
 
 from pushrep.env import File, Filesystem
 from pushrep.log.config import POSITION_MAX, LogConfig
-from pushrep.log.directory_files import read_cleaned_offset
+from pushrep.log.directory_files import INDEX_SUFFIX, TIME_INDEX_SUFFIX, read_cleaned_offset, segment_path
 from pushrep.log.errors import CorruptBatch, OffsetsExhausted
 from pushrep.log.indexes import IndexFile
 from pushrep.log.seals import HeadersCrc, Seal, remove_seals
-from pushrep.log.segment_files import INDEX_SUFFIX, TIME_INDEX_SUFFIX, segment_path
 from pushrep.log.walk import (
     CleanEnd,
     ReadableFile,

@@ -2,7 +2,7 @@
 
 <directory of logs>/                       lock, clean marker, checkpoints, published state (directory.py)
     orders-0/                              <topic>-<partition>: this log
-        00000000000000000000.log ...       segments and their indexes (segment_files.py)
+        00000000000000000000.log ...       segments and their indexes (directory_files.py)
         leader-epoch-checkpoint            partition.metadata
 
 open ─▶ lock ─▶ marker and checkpoints ─▶ recovery, derived stores (open_log) ─▶ writer (writer.py)
@@ -41,6 +41,7 @@ from pushrep.log.directory import DirectoryView, LogDirectory
 from pushrep.log.directory_files import (
     PARTITION_METADATA_NAME,
     CheckpointFile,
+    list_segments,
     parse_log_name,
     read_leader_epochs,
     read_partition_metadata,
@@ -54,12 +55,10 @@ from pushrep.log.errors import BelowHighWatermark, NotALog, OffsetOutOfRange, Pa
 from pushrep.log.flusher import process_flusher
 from pushrep.log.group_commit import may_be_interrupted
 from pushrep.log.reader import BatchReader, Bounds, Isolation, LogReader, LogSlices
-from pushrep.log.rebuilding import new_indexes, rebuild_suspect_indexes
 from pushrep.log.recovery import Recovered, Recovery, RecoveryReport
 from pushrep.log.retention import BackgroundTasks, Lease, NeededFrom, Purged, Retention, Told
 from pushrep.log.scrub import Scrub, ScrubFinding
-from pushrep.log.segment_files import list_segments
-from pushrep.log.segment_repair import SegmentRepair
+from pushrep.log.segment_repair import SegmentRepair, new_indexes, rebuild_suspect_indexes
 from pushrep.log.writer import LogWriter, Surroundings, WriterState
 from pushrep.records import Record, RecordBatch
 from pushrep.records.encoder import Headers, Keys

@@ -4,30 +4,45 @@
     theirs             | batch | batch  | batch |              from our last whole batch on, which has to be theirs, too
     new file   | batch | batch | batch  | batch | batch |      <segment>.log.repair: written, read again, renamed
 
-Nothing of theirs is believed that can be checked: CRC, place, leader epoch (the list kept with our log), that it joins
-on both sides. A seal that the new bytes fulfil is the proof of all of it, and stays. If they contradict it, every batch
-is taken from the other member, and the seal decides again. Without a seal that fits what goes is kept as `.corrupt`,
-the old seal is removed before the new file takes the name, and one is made.
+The other member's batches are checked: CRC, place, leader epoch (by our log's list), and that they join ours on both
+sides. If the new bytes match the segment's seal, that proves all of it, and the seal stays. If they contradict it, all
+batches are taken from the other member, and the seal decides again. Without a seal that matches, the replaced bytes are
+kept as `.corrupt`, the old seal is removed before the new file takes the name, and a new one is made.
 
 Order: write, sync, read, (remove the seal), rename, sync the directory, (seal). After a crash the old file is there, as
 damaged as before, or the new one; the next opening removes a `.repair`.
+
+Below it, what is rebuilt from the batches of a log alone: its indexes and its list of leader epochs.
 """
 
 import logging
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 from uuid import UUID
 
 from pushrep.env import File, Filesystem
+from pushrep.log.config import LogConfig
 from pushrep.log.cut_files import keep_range
-from pushrep.log.directory_files import parse_log_name
+from pushrep.log.directory_files import (
+    CORRUPT_SUFFIX,
+    INDEX_SUFFIX,
+    REPAIR_SUFFIX,
+    TIME_INDEX_SUFFIX,
+    list_segments,
+    parse_log_name,
+    read_cleaned_offset,
+    segment_path,
+)
 from pushrep.log.errors import RepairRefused
+from pushrep.log.indexes import IndexFile
 from pushrep.log.seals import HeadersCrc, Seal, read_seal, remove_seals, write_seal
-from pushrep.log.segment_files import CORRUPT_SUFFIX, REPAIR_SUFFIX, segment_path
+from pushrep.log.segment import OFFSET_ENTRY, TIME_ENTRY, Segment
+from pushrep.log.verify import segment_name
 from pushrep.log.walk import CleanEnd, ScanRange, WholeBatch, count_in_history, scan, scan_runs
 from pushrep.records import BatchHeader, BatchRun, CorruptRecordBatch, RecordBatch
 from pushrep.records.leader_epochs import LeaderEpochs
@@ -320,3 +335,100 @@ class SegmentRepair:
                     keep_range(self._filesystem, self._path, self._own, replaced.start, end, suffix=CORRUPT_SUFFIX)
                 except OSError as error:  # its sectors can't be read: nothing is there to keep
                     _LOG.warning("%s: bytes from %d on are not kept: %s", self._path, replaced.start, error)
+
+
+def rebuild_indexes(
+    filesystem: Filesystem, log: Path, bases: Sequence[int] | None = None, config: LogConfig | None = None
+) -> list[str]:
+    """Make the indexes of these segments (None: of all) anew; the names of the files, which are on disk then.
+
+    For who holds the log's lock. An index ends where bytes are no batch. Raises OSError.
+    """
+    everything, names = list_segments(filesystem, log), []
+    for base in everything if bases is None else bases:
+        following = next((other for other in everything if other > base), None)
+        segment = Segment(filesystem, log, base, config or LogConfig())
+        try:
+            _fill(segment, following)
+        finally:
+            segment.close()
+        names += [segment_name(base, INDEX_SUFFIX), segment_name(base, TIME_INDEX_SUFFIX)]
+    if names:
+        filesystem.sync_directory(log)
+    return names
+
+
+@contextmanager
+def new_indexes(
+    filesystem: Filesystem, log: Path, base: int, following: int, config: LogConfig
+) -> Iterator[Callable[[], None]]:
+    """The indexes of a sealed segment, made beside the old ones and on disk; call what is given to put them there.
+
+    Raises OSError; what was not put is removed.
+    """
+    pairs = [
+        (path.with_name(path.name + REPAIR_SUFFIX), path)
+        for path in (segment_path(log, base, suffix) for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX))
+    ]
+    segment = Segment(filesystem, log, base, config)
+    try:
+        segment.index = IndexFile(filesystem, pairs[0][0], OFFSET_ENTRY)
+        segment.time_index = IndexFile(filesystem, pairs[1][0], TIME_ENTRY)
+        _fill(segment, following)
+
+        def put() -> None:
+            for made, path in pairs:
+                filesystem.rename(made, path)
+            filesystem.sync_directory(log)
+
+        yield put
+    finally:
+        segment.close()
+        for made, _ in pairs:
+            if filesystem.exists(made):
+                filesystem.remove(made)
+
+
+def _fill(segment: Segment, following: int | None) -> None:
+    segment.index.keep(0)
+    segment.time_index.keep(0)
+    for _ in segment.walk(0, following):
+        pass
+    segment.note_time()
+    segment.sync_indexes()
+
+
+def rebuild_suspect_indexes(filesystem: Filesystem, log: Path, suspects: Collection[int], config: LogConfig) -> None:
+    """Make the indexes of those segments anew whose batches are whole: the others' are no worse than their batches.
+
+    For who holds the log's lock and has nothing open. Raises OSError.
+    """
+    bases = list_segments(filesystem, log)
+    for base, following in pairwise([*bases, None]):
+        if base is None or base not in suspects:
+            continue
+        what = ScanRange(
+            base_offset=base, end_offset=following, cleaned_offset=partial(read_cleaned_offset, log, filesystem)
+        )
+        file = filesystem.open(segment_path(log, base), writable=False)
+        try:
+            *_, end = scan_runs(file, what)
+        finally:
+            file.close()
+        if isinstance(end, CleanEnd):
+            rebuild_indexes(filesystem, log, [base], config)
+
+
+def epochs_of_batches(filesystem: Filesystem, log: Path) -> LeaderEpochs:
+    """The leader epochs as the headers of the whole batches tell them."""
+    epochs = LeaderEpochs()
+    cleaned_offset = read_cleaned_offset(log, filesystem)
+    for base in list_segments(filesystem, log):
+        file = filesystem.open(segment_path(log, base), writable=False)
+        try:
+            for step in scan(file, ScanRange(base_offset=base, cleaned_offset=cleaned_offset)):
+                if isinstance(step, WholeBatch):
+                    epochs = epochs.assigned(max(0, step.batch.header.leader_epoch), step.batch.header.base_offset)
+        finally:
+            file.close()
+    return epochs

@@ -39,21 +39,25 @@ from uuid import UUID
 
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, File, Filesystem
 from pushrep.log.directory_files import (
+    INDEX_SUFFIX,
     LEADER_EPOCHS_CRC_NAME,
     LEADER_EPOCHS_NAME,
     PARTITION_METADATA_NAME,
+    SEAL_SUFFIX,
+    TIME_INDEX_SUFFIX,
     BadCheckpoint,
     decode_leader_epochs,
+    list_segments,
     parse_log_name,
     read_bounded,
     read_leader_epochs,
     read_partition_metadata,
+    segment_path,
 )
 from pushrep.log.errors import CorruptPartitionMetadata
 from pushrep.log.indexes import IndexCheck
 from pushrep.log.inspection import LogState, checked_log, read_state, segment_facts
 from pushrep.log.seals import BadSeal, HeadersCrc, Seal, checked_seal, read_seal
-from pushrep.log.segment_files import INDEX_SUFFIX, SEAL_SUFFIX, TIME_INDEX_SUFFIX, list_segments, segment_path
 from pushrep.log.walk import CleanEnd, Damage, ScanEnd, ScanRange, TornTail, scan_runs
 from pushrep.records import BatchRun
 from pushrep.records.leader_epochs import LeaderEpochs

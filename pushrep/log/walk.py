@@ -32,7 +32,6 @@ from numpy.typing import NDArray
 from pushrep.env import File
 from pushrep.log.config import BATCH_BYTES_LIMIT, POSITION_MAX
 from pushrep.records import HEADER_BYTES, BatchHeader, BatchRun, CorruptRecordBatch, RecordBatch
-from pushrep.records.batch_run import Column, checked_run, length_of_first
 from pushrep.records.header import (
     CODEC_MASK,
     CONTROL_BIT,
@@ -43,6 +42,9 @@ from pushrep.records.header import (
     MAGIC_AT,
     OFFSET_MAX,
     RECORD_BYTES_MIN,
+    Column,
+    checked_run,
+    length_of_first,
     unpack_walked,
 )
 from pushrep.records.leader_epochs import LeaderEpochs

@@ -47,7 +47,7 @@ from pushrep.errors import PushrepError
 from pushrep.log.config import POSITION_MAX, AppendResult, LogConfig
 from pushrep.log.cut_files import TailMove, keep_range, move_aside, quarantine_tail, remove_segments
 from pushrep.log.directory import DirectoryView
-from pushrep.log.directory_files import CleanLog, parse_log_name, write_leader_epochs
+from pushrep.log.directory_files import CORRUPT_SUFFIX, CleanLog, list_segments, parse_log_name, write_leader_epochs
 from pushrep.log.disk_space import RESERVE_BYTES_MIN
 from pushrep.log.errors import (
     AppendFailed,
@@ -66,7 +66,6 @@ from pushrep.log.recovery import Recovered
 from pushrep.log.retention import BackgroundTasks
 from pushrep.log.seals import Seal, remove_seals, write_seal
 from pushrep.log.segment import Segment, SegmentMark, size_of_sealed
-from pushrep.log.segment_files import CORRUPT_SUFFIX, list_segments
 from pushrep.records import CorruptRecordBatch, RecordBatch
 from pushrep.records.leader_epochs import LeaderEpochs
 

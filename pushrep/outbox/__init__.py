@@ -9,7 +9,7 @@ import warnings
 from typing import TYPE_CHECKING
 
 from pushrep.election.standby import StandbyState
-from pushrep.log.slots import slot_directories
+from pushrep.log.directory_files import slot_directories
 from pushrep.outbox.batch import ManyReceipt, Receipt
 from pushrep.outbox.epoch import begin_pid_epoch, outbox_of_log
 from pushrep.outbox.errors import (

@@ -29,9 +29,8 @@ import google_crc32c
 from filtering import producer_id
 from pushrep.election.grants import Grant, default_min_insync
 from pushrep.env import Filesystem, read_whole, write_atomic
-from pushrep.log.directory_files import is_topic
+from pushrep.log.directory_files import OUTBOX_FILE_NAME, is_topic, slot_directories
 from pushrep.log.inspection import is_log
-from pushrep.log.slots import OUTBOX_FILE_NAME, slot_directories
 from pushrep.outbox.errors import CorruptOutboxFile, NoOutbox, OutboxDiffers, SettingRefused
 
 _LOG = logging.getLogger("pushrep.outbox")

@@ -22,9 +22,8 @@ from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import ForkedProcess, PushrepError
 from pushrep.kafka.progress import read_progress
 from pushrep.log import LogClosed
-from pushrep.log.directory_files import log_name
+from pushrep.log.directory_files import log_name, slot_directories
 from pushrep.log.inspection import lock_holder, summarize
-from pushrep.log.slots import slot_directories
 from pushrep.metrics import Families
 from pushrep.outbox.identity import read_identity
 from pushrep.outbox.shipping import holder_name

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from pushrep.errors import checked_path
+from pushrep.log.directory_files import SLOTS_MAX, slot_directories, slot_path
 from pushrep.log.errors import LogLocked
 from pushrep.log.inspection import is_log
-from pushrep.log.slots import SLOTS_MAX, slot_directories, slot_path
 from pushrep.outbox.errors import NoFreeSlot, SettingRefused
 from pushrep.outbox.identity import FILE_NAME
 

@@ -26,10 +26,9 @@ from pushrep.election.grants import Grant
 from pushrep.election.standby import Seen, Standby, StandbyState, TakeoverTimes
 from pushrep.env import REAL_FILESYSTEM, Clock, Filesystem
 from pushrep.log import LogConfig
-from pushrep.log.directory_files import log_name
+from pushrep.log.directory_files import log_name, slot_directories
 from pushrep.log.disk_space import DiskLevel, disk_level
 from pushrep.log.errors import DirectoryIsCopy, LogLocked, LogPoisoned
-from pushrep.log.slots import slot_directories
 from pushrep.outbox.control import BadControlMessage, CallRefused, NobodyAnswers, ask
 from pushrep.outbox.directory_handover import NOT_MADE, handed_over
 from pushrep.outbox.errors import CantPromote, SettingRefused, StandbyCancelled

@@ -7,13 +7,18 @@ batch.records()           -> list[Record]         batch.rows()                  
 """
 
 from pushrep.records.batch import RecordBatch
-from pushrep.records.batch_run import BatchRun
 from pushrep.records.columns import HeaderColumns, RecordColumns
 from pushrep.records.compression import DECOMPRESSED_BYTES_MAX
+from pushrep.records.decoder import RecordCursor, RecordRows
 from pushrep.records.encoder import HeaderColumn, Headers, Keys, encode_batch
-from pushrep.records.header import HEADER_BYTES, HEADER_OVERHEAD_BYTES_MAX, RECORD_OVERHEAD_BYTES_MAX, BatchHeader
+from pushrep.records.header import (
+    HEADER_BYTES,
+    HEADER_OVERHEAD_BYTES_MAX,
+    RECORD_OVERHEAD_BYTES_MAX,
+    BatchHeader,
+    BatchRun,
+)
 from pushrep.records.model import Codec, CorruptRecordBatch, Record, RecordTooLarge, TimestampType, UnsupportedCodec
-from pushrep.records.record_rows import RecordCursor, RecordRows
 
 __all__ = [
     "DECOMPRESSED_BYTES_MAX",

@@ -3,11 +3,9 @@
 from pushrep.records import header as layout
 from pushrep.records.columns import RecordColumns, decode_columns, rows_of_columns
 from pushrep.records.compression import DECOMPRESSED_BYTES_MAX, decompress
-from pushrep.records.decoder import read_small_batch, scan, scanned_rows
+from pushrep.records.decoder import RecordRows, read_small_batch, read_uniform, scan, scanned_rows
 from pushrep.records.header import BatchHeader, crc32c
 from pushrep.records.model import Buffer, CorruptRecordBatch, Record
-from pushrep.records.record_rows import RecordRows
-from pushrep.records.uniform import read_uniform
 
 _COLUMNS_WORTHWHILE = 160  # records; below, the hundred numpy calls cost more than decoding one by one
 

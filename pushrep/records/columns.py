@@ -20,10 +20,9 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from pushrep.records.decoder import Scan, check_count, decoded_name, scan
+from pushrep.records.decoder import Column, RecordRows, Scan, check_count, decoded_name, scan
 from pushrep.records.header import BatchHeader
 from pushrep.records.model import CorruptRecordBatch, Header, TimestampType
-from pushrep.records.record_rows import Column, RecordRows
 from pushrep.records.varint import VARINT_BYTES_MAX, Bytes, Ints, read_varint, read_varints, read_varlongs
 
 Positions: TypeAlias = NDArray[np.int32]

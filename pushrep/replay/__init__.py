@@ -4,7 +4,7 @@
 
     ReplayClient(directory).replay(ReplayRequest("orders-0", position=AtTime(ms), length=TO_END))
 
-The table of states is in events.py, the refusals in plan.py, the arithmetic limits.py; docs/replay.md tells all of it.
+The table of states is in events.py, refusals and limits in plan.py; docs/replay.md tells all of it.
 """
 
 from pushrep.replay.catalogue import Catalogue, CatalogueEntry, FoundLog, read_catalogue
@@ -19,8 +19,8 @@ from pushrep.replay.errors import (
     ReplayTruncated,
     UnknownRecording,
 )
-from pushrep.replay.limits import FOLLOW, TO_END, AtTime, Length, RecordingInfo, ReplayRequest, ReplaySettings
 from pushrep.replay.node_connection import NodeAccess
+from pushrep.replay.plan import FOLLOW, TO_END, AtTime, Length, RecordingInfo, ReplayRequest, ReplaySettings
 from pushrep.replay.replay import Replay, ReplayBatches, ReplayedBatch
 from pushrep.wire.replay_messages import RecordingState, ReplayEndReason
 

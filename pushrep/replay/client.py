@@ -21,10 +21,9 @@ from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.errors import BadArgument
 from pushrep.log import SegmentLog
 from pushrep.replay.errors import NodeUnreachable, ReplayFailed, ReplayRefused
-from pushrep.replay.limits import LOG_BOUNDS, TO_END, RecordingInfo, ReplayRequest, ReplaySettings
-from pushrep.replay.local import Counters
-from pushrep.replay.local_client import LocalReplays
+from pushrep.replay.local import Counters, LocalReplays
 from pushrep.replay.node_connection import NodeAccess, parse_address
+from pushrep.replay.plan import LOG_BOUNDS, TO_END, RecordingInfo, ReplayRequest, ReplaySettings
 from pushrep.replay.remote import Deletion, RemoteReplays
 from pushrep.replay.replay import Replay, replayed_logs
 from pushrep.wire.error_codes import ErrorCode

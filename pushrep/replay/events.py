@@ -31,7 +31,7 @@ from enum import Enum, auto
 from typing import ClassVar, TypeAlias
 
 from pushrep.errors import PushrepError
-from pushrep.replay.limits import LogSnapshot, Span
+from pushrep.replay.plan import LogSnapshot, Span
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.replay_messages import ReplayEndReason
 

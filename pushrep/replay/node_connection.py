@@ -16,9 +16,8 @@ from pushrep.env import REAL_NETWORK, Network
 from pushrep.env.network import HostPort
 from pushrep.errors import BadArgument
 from pushrep.replay.errors import NodeUnreachable, ReplayRefused
-from pushrep.replay.limits import FOLLOW, AtTime, ReplayRequest
-from pushrep.replay.plan import RATE_MAX
-from pushrep.replay.windows import KeptBuffers
+from pushrep.replay.plan import FOLLOW, RATE_MAX, AtTime, ReplayRequest
+from pushrep.replay.slices import KeptBuffers
 from pushrep.wire.calls import ApiKey
 from pushrep.wire.client import CallAnswer, ClientConnection, PeerEvent, first_request
 from pushrep.wire.error_codes import ErrorCode

@@ -1,4 +1,10 @@
-"""A request and a recording in, a plan or a refusal out: the one place where replays are refused. Pure.
+"""A replay request and a log's offsets in, a plan or a refusal out; then which part of which batch may go out. Pure.
+
+    position   None       offset         AtTime(ms)                       where to begin: log start without one
+    length     FOLLOW     TO_END         n records                        how far to go
+    bound      stable     high_watermark flushed    written    a counter  what may be read of what is recorded
+
+`plan_replay` is the one place where replays are refused:
 
     asked in this order                                          code
     not allowed                                                  UNAUTHORISED
@@ -11,17 +17,262 @@
     position = end of a stopped recording, unless FOLLOW         INVALID_POSITION   with the range
     TO_END with nothing to replay                                EMPTY_RECORDING
 
-The tip of a position is what its bound lets out. Under a counter it is the stable offset: the counter may come later;
-for who resumes it is the log end.
+The tip that a position is compared with is how far its bound lets a session read. Under a counter it is the stable
+offset, since the counter may come later; for a session that is resumed it is the log end.
+
+`clip` says how much of the batches that were read may go out now:
+
+    request     [ position ........................................ end )    TO_END, or the nth record
+    bound       ................ stable | high watermark | flushed | written | counter
+    recorded    ......................................... what the log holds of it
+                 limit = min of the three, read again at every turn
+
+A batch that crosses `end` goes out and is cut on delivery. A batch that crosses the bound waits until it has passed.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from enum import Enum
+from typing import Final, NamedTuple, TypeAlias
+from uuid import UUID
 
+from pushrep.errors import BadArgument
+from pushrep.log.directory_files import shown_name
 from pushrep.replay.errors import ReplayRefused
-from pushrep.replay.limits import LOG_BOUNDS, TO_END, AtTime, LogSnapshot, ReplayRequest, tip_of
 from pushrep.wire.error_codes import ErrorCode
+from pushrep.wire.replay_messages import RecordingState
+
+OFFSET_MAX = 2**63 - 2
+
+
+class Length(Enum):
+    """How far a replay goes that counts no records."""
+
+    FOLLOW = "follow"
+    TO_END = "to_end"
+
+
+FOLLOW: Final = Length.FOLLOW
+"""All that is there, then what comes."""
+TO_END: Final = Length.TO_END
+"""Up to what is recorded when the request is handled."""
+
+
+@dataclass(frozen=True, slots=True)
+class AtTime:
+    """The first record at or after `timestamp_ms`, ms since 1970 UTC, by offset; the end if there is none."""
+
+    timestamp_ms: int
+
+    def __post_init__(self) -> None:
+        if self.timestamp_ms < 0:
+            raise BadArgument("timestamp_ms", f"{self.timestamp_ms} is before 1970")
+
+
+Position: TypeAlias = int | AtTime | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayRequest:
+    """What to replay. `recording`: its id, or `<topic>-<partition>`. Raises BadArgument for what can mean nothing.
+
+    `length` n: at most n records, exactly. `bound`: stable, high_watermark, flushed, written, or a counter's name.
+    `epoch_before`: who resumes names the leader epoch of the record before `position`; another one is TRUNCATED.
+    """
+
+    recording: int | str
+    position: Position = None
+    length: Length | int = FOLLOW
+    bound: str = "stable"
+    max_bytes_per_s: int | None = None
+    epoch_before: int | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.position, bool) or not isinstance(self.position, int | AtTime | None):
+            raise BadArgument("position", f"give an offset, AtTime(ms) or None, not {self.position!r}")
+        if isinstance(self.length, bool) or not isinstance(self.length, int | Length):
+            raise BadArgument("length", f"give FOLLOW, TO_END or a number of records, not {self.length!r}")
+        if isinstance(self.length, int) and self.length < 0:
+            raise BadArgument("length", f"{self.length} records can't be replayed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogSnapshot:
+    """A log at one moment: its offsets, each the next one, and whether a writer has it open."""
+
+    start: int
+    written: int
+    flushed: int
+    high_watermark: int
+    is_live: bool = True
+
+    @property
+    def stable(self) -> int:
+        """min(high watermark, flushed offset): nothing below is ever taken back."""
+        return min(self.flushed, self.high_watermark)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplaySettings:
+    """How sessions are kept. Times in ms; `block_bytes`: what one session reads in its turn. Raises BadArgument."""
+
+    max_sessions: int = 20
+    connect_timeout_ms: int = 5_000
+    liveness_timeout_ms: int = 10_000
+    heartbeat_ms: int = 3_000
+    block_bytes: int = 1 << 20
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if getattr(self, name) < 1:
+                raise BadArgument(name, f"{getattr(self, name)} is below 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordingInfo:
+    """A recording as it is now. `recording_id` None: no catalogue knows it. `is_live`: somebody writes it.
+
+    Offsets [start_offset, end_offset) were written, those below `stable_offset` are never taken back; a log
+    that the catalogue holds for INVALID may not be readable. A node tells of no offset above the stable one while
+    the log is live. `outbox_id`: whose log it is, None if that is not known. `partition`: where a directory has worker
+    slots, a number of its own for each slot's (pushrep.log.directory_files).
+    """
+
+    recording_id: int | None
+    topic: str
+    partition: int
+    log_id: UUID | None
+    start_offset: int
+    stable_offset: int
+    end_offset: int
+    is_live: bool
+    state: RecordingState
+    outbox_id: UUID | None = None
+
+    @property
+    def name(self) -> str:
+        """`<topic>-<partition>`, which a request may name it by; of a worker slot `slot-<m>/<topic>-<n>`."""
+        return shown_name(self.topic, self.partition)
+
+
+LOG_BOUNDS = ("stable", "high_watermark", "flushed", "written")
+
+
+class Tip(NamedTuple):
+    """`recorded`: what there is for this bound; `bound`: how much of it may go out; `is_frozen`: it won't grow."""
+
+    recorded: int
+    bound: int
+    is_frozen: bool = False
+
+
+def tip_of(facts: LogSnapshot, bound: str, counter: int | None, last_counter: int = 0) -> Tip:
+    """The tip under a log's own bound, or under a counter's (`counter` None: closed, it stays at `last_counter`).
+
+    What a counter lets through is below the stable offset, too: it is somebody's progress, not the disk's.
+    """
+    if bound in LOG_BOUNDS:
+        offset = min(facts.written, int(getattr(facts, bound)))
+        return Tip(offset, offset)
+    value = last_counter if counter is None else counter
+    return Tip(facts.stable, min(facts.stable, value), is_frozen=counter is None)
+
+
+class Span(NamedTuple):
+    """One whole batch as the arithmetic sees it: offsets [base_offset, next_offset).
+
+    `records` counts data, none in a control batch. `offsets` are theirs, if compaction left holes and someone counts.
+    """
+
+    base_offset: int
+    next_offset: int
+    size_bytes: int
+    records: int
+    offsets: tuple[int, ...] | None = None
+
+    @property
+    def is_dense(self) -> bool:
+        """Every offset has its record."""
+        return self.records == self.next_offset - self.base_offset
+
+    def count_in(self, start: int, end: int) -> int:
+        """Records with an offset in [start, end). `offsets` has to be there unless the batch is dense or empty."""
+        start, end = max(start, self.base_offset), min(end, self.next_offset)
+        if self.is_dense:
+            return max(0, end - start)
+        if start <= self.base_offset and end >= self.next_offset:
+            return self.records
+        return sum(start <= offset < end for offset in self._known())
+
+    def end_of(self, start: int, nth: int) -> int:
+        """The offset behind the `nth` record (from 1) at or above `start`; there are as many."""
+        if self.is_dense:
+            return max(start, self.base_offset) + nth
+        return [offset for offset in self._known() if offset >= start][nth - 1] + 1
+
+    def _known(self) -> tuple[int, ...]:
+        if self.offsets is None and self.records:
+            raise ValueError(f"the batch at {self.base_offset} has holes: its offsets are needed")
+        return self.offsets or ()
+
+
+@dataclass(slots=True)
+class Clip:
+    """The first `spans` of a block go out, cut to [start, end): `records` of them, `size_bytes` on the way.
+
+    `records` is exact if they are counted; else a batch with holes counts whole, even if it is cut.
+
+    `held_until`: the next batch crosses the bound; there is nothing to do before it reaches this offset.
+    """
+
+    start: int
+    end: int
+    spans: int = 0
+    records: int = 0
+    size_bytes: int = 0
+    held_until: int | None = None
+
+
+def clip(  # noqa: PLR0913 - one number a rule
+    spans: Sequence[Span], *, position: int, end: int | None, left: int | None, bound: int, budget_bytes: int
+) -> Clip:
+    """What of `spans`, which were read from `position` on, goes out now; at least one batch if any may.
+
+    end: the request's, None without one. left: records that may still go, None if they aren't counted.
+    """
+    stop = bound if end is None else min(end, bound)
+    if left is None and spans and position <= spans[0].base_offset and spans[-1].next_offset <= stop:
+        # As a rule: no part of any of them is to be looked at, and as many go as fit, one at least.
+        count, size_bytes = len(spans), sum([span.size_bytes for span in spans])
+        while size_bytes > budget_bytes and count > 1:
+            count -= 1
+            size_bytes -= spans[count].size_bytes
+        records = sum([span.records for span in spans[:count]])
+        return Clip(position, spans[count - 1].next_offset, count, records, size_bytes)
+    taken = Clip(position, position)
+    for span in spans:
+        if span.base_offset >= stop:
+            taken.end = stop  # a hole up to there
+            break
+        if span.next_offset > bound:
+            taken.held_until = span.next_offset
+            break
+        if taken.spans and taken.size_bytes + span.size_bytes > budget_bytes:
+            break
+        until = span.next_offset if end is None else min(span.next_offset, end)
+        count = span.count_in(taken.end, until) if left is not None or span.is_dense else span.records
+        taken.spans += 1
+        taken.size_bytes += span.size_bytes
+        if left is not None and count >= left - taken.records:
+            taken.end = span.end_of(taken.end, left - taken.records)
+            taken.records = left
+            break
+        taken.records += count
+        taken.end = until
+    if not spans:
+        taken.end = max(position, stop)  # the last batches were compacted away
+    return taken
+
 
 RATE_MAX = 2**63 - 1
 

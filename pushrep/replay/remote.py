@@ -22,11 +22,11 @@ from pushrep.env import Clock
 from pushrep.env.network import HostPort
 from pushrep.log.directory_files import is_log_name, parse_log_name
 from pushrep.records import BatchHeader, CorruptRecordBatch, RecordBatch
-from pushrep.records.batch_run import checked_run, length_of_first, misjoined
+from pushrep.records.header import checked_run, length_of_first, misjoined
 from pushrep.replay import events as e
 from pushrep.replay.errors import KeepingRefused, NodeUnreachable, ReplayRefused
-from pushrep.replay.limits import TO_END, RecordingInfo, ReplayRequest, Span
 from pushrep.replay.node_connection import NodeAccess, NodeConnection, accepted, request_to_wire, started
+from pushrep.replay.plan import TO_END, RecordingInfo, ReplayRequest, Span
 from pushrep.replay.replay import ReplayedBlock
 from pushrep.replay.waiting import ReplayWaiter
 from pushrep.wire import replay_messages as wire

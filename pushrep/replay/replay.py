@@ -22,7 +22,7 @@ from filtering.closing import ClosedAtExit
 from pushrep.records import Record, RecordBatch, RecordCursor
 from pushrep.replay import events as e
 from pushrep.replay.errors import ReplayBusy, ReplayFailed, ReplayRefused, ReplayTruncated
-from pushrep.replay.limits import FOLLOW, AtTime, RecordingInfo, ReplayRequest
+from pushrep.replay.plan import FOLLOW, AtTime, RecordingInfo, ReplayRequest
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.replay_messages import ReplayEndReason
 

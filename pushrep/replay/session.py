@@ -24,8 +24,17 @@ from typing import Any, ClassVar, NamedTuple
 from pushrep.replay import events as e
 from pushrep.replay.errors import ReplayRefused
 from pushrep.replay.events import NEXT, EventKind, ImpossibleEvent, ReplayState
-from pushrep.replay.limits import LogSnapshot, ReplayRequest, ReplaySettings, Tip, clip, tip_of
-from pushrep.replay.plan import Node, ReplayPlan, plan_replay
+from pushrep.replay.plan import (
+    LogSnapshot,
+    Node,
+    ReplayPlan,
+    ReplayRequest,
+    ReplaySettings,
+    Tip,
+    clip,
+    plan_replay,
+    tip_of,
+)
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.replay_messages import ReplayEndReason
 

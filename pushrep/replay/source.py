@@ -19,7 +19,7 @@ from pushrep.log.retention import Told
 from pushrep.records import CorruptRecordBatch, RecordBatch
 from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.replay import events as e
-from pushrep.replay.limits import LogSnapshot, Span
+from pushrep.replay.plan import LogSnapshot, Span
 from pushrep.wire.error_codes import ErrorCode
 
 Log: TypeAlias = SegmentLog | LogReader

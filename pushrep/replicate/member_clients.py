@@ -21,7 +21,7 @@ from pushrep.election.messages import batches_of
 from pushrep.env import Clock
 from pushrep.log import SegmentLog
 from pushrep.records import RecordBatch
-from pushrep.records.batch_run import misjoined
+from pushrep.records.header import misjoined
 from pushrep.replicate.access import UNPROVEN, identity_in
 from pushrep.replicate.errors import ReplicaUnreachable
 from pushrep.replicate.replica_client import ReplicaClient

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pushrep.errors import BadArgument
 from pushrep.log import LogConfig
-from pushrep.replay.limits import ReplaySettings
+from pushrep.replay.plan import ReplaySettings
 from pushrep.replicate.access import ANONYMOUS, LOCAL, Policy, read_rules
 from pushrep.replicate.reloading import CertificateFiles
 from pushrep.replicate.sockets import Address

@@ -25,9 +25,8 @@ from pushrep.log import BelowHighWatermark, OffsetOutOfRange, SegmentLog, StillN
 from pushrep.replay import events as e
 from pushrep.replay.errors import KeepingRefused, ReplayRefused
 from pushrep.replay.events import ReplayState
-from pushrep.replay.limits import FOLLOW, TO_END, AtTime, Length, LogSnapshot, Position, ReplayRequest, tip_of
 from pushrep.replay.local import Counters
-from pushrep.replay.plan import ReplayPlan
+from pushrep.replay.plan import FOLLOW, TO_END, AtTime, Length, LogSnapshot, Position, ReplayPlan, ReplayRequest, tip_of
 from pushrep.replay.session import Effects, ReplaySession, ReplaySessions
 from pushrep.replay.slices import OpenSegments
 from pushrep.replay.source import READ_ERRORS

@@ -28,8 +28,8 @@ from pushrep.env import Clock, Network, Poller, Thread, Threads
 from pushrep.errors import PushrepError
 from pushrep.replay import events as e
 from pushrep.replay.events import ReplayState
-from pushrep.replay.limits import LOG_BOUNDS, LogSnapshot, ReplaySettings, tip_of
 from pushrep.replay.local import Counters
+from pushrep.replay.plan import LOG_BOUNDS, LogSnapshot, ReplaySettings, tip_of
 from pushrep.replay.session import ReplayCounters, ReplaySession, ReplaySessions, Totals
 from pushrep.replay.slices import OpenSegments
 from pushrep.replicate.replay_calls import ReplayCalls

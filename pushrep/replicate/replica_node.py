@@ -19,8 +19,8 @@ from uuid import UUID
 from pushrep.election.grants import Grant, hold_of
 from pushrep.env import REAL_FILESYSTEM, REAL_NETWORK, SYSTEM_CLOCK, Clock, Filesystem, Listener, Network
 from pushrep.errors import BadArgument, checked_path
+from pushrep.log.directory_files import OUTBOX_FILE_NAME
 from pushrep.log.inspection import is_log
-from pushrep.log.slots import OUTBOX_FILE_NAME
 from pushrep.replay.session import ReplayCounters
 from pushrep.replicate.access import Access, Kept, audit
 from pushrep.replicate.errors import CantListen

@@ -13,7 +13,7 @@ from uuid import UUID
 from pushrep.log import Lease, LeaseBroken
 from pushrep.replay import events as e
 from pushrep.replay.events import ReplayState
-from pushrep.replay.limits import LogSnapshot
+from pushrep.replay.plan import LogSnapshot
 from pushrep.replay.session import ReplaySession
 from pushrep.replay.slices import FoundBatch, NoBatchThere, OpenSegment, OpenSegments, SliceReader
 from pushrep.replay.source import READ_ERRORS

@@ -42,9 +42,8 @@ from pushrep.startpoints.model import (
     Target,
     Written,
 )
-from pushrep.startpoints.places import StorePlace, store_at
 from pushrep.startpoints.resolve import BootstrapGate, LogFacts, Origin, Resolved, Start, Unresolved, resolve
-from pushrep.startpoints.store import TTL_S, StartpointStore
+from pushrep.startpoints.store import TTL_S, StartpointStore, StorePlace, store_at
 
 __all__ = [
     "STORE_NAME",

@@ -21,14 +21,13 @@ from typing import NamedTuple, Protocol, Self
 
 from filtering.closing import ClosedAtExit
 from pushrep.log import LogReader, NotALog, OffsetOutOfRange, SegmentLog
+from pushrep.log.directory_files import log_at, readable_logs
 from pushrep.log.published import read_published
-from pushrep.log.slots import log_at, readable_logs
 from pushrep.records import Record
 from pushrep.startpoints.errors import PartitionLost, StartpointFailed, StoreClosed
-from pushrep.startpoints.looking import Looking, NotNow
 from pushrep.startpoints.model import Claim, Startpoint
 from pushrep.startpoints.resolve import BootstrapGate, LogFacts, Origin, Start
-from pushrep.startpoints.store import StartpointStore
+from pushrep.startpoints.store import NotNow, StartpointStore, StorePoll
 
 
 class PartitionLog(Protocol):
@@ -127,7 +126,7 @@ class LogConsumer(ClosedAtExit):
     ) -> None:
         """Use `LogConsumer.open`."""
         self._store, self._assigned, self._default, self._reset = store, assigned, default, reset
-        self._gate, self._looking = BootstrapGate(), Looking(store)
+        self._gate, self._poll = BootstrapGate(), StorePoll(store)
         self._seen_bytes = -1  # nothing yet: the partitions are to start
         self._stopped: dict[int, StartpointFailed] = {}
         self._closed = False
@@ -144,8 +143,9 @@ class LogConsumer(ClosedAtExit):
         default: Startpoint | None = None,
         reset: bool = False,
     ) -> Self:
-        """Claim these partitions of `directory` (all that are there, in worker slots, too, see pushrep.log.slots) for
-        `consumer`; who held them has lost them.
+        """Claim these partitions of `directory` for `consumer`: another holder of one loses it.
+
+        Without `partitions` all that are there, those of worker slots (log/directory_files.py) included.
 
         `store` is `<directory>/startpoints` if none is given. `default` (earliest) is for partitions that have neither
         a startpoint nor a checkpoint, with `reset` for all without a startpoint. Raises NotALog.
@@ -242,7 +242,6 @@ class LogConsumer(ClosedAtExit):
             raise StoreClosed(self._store.place)
 
     def _follow_store(self) -> None:
-        looking = self._looking
         if self._seen_bytes < 0:
             size_bytes = self._store.size_bytes()
             for partition, one in list(self._assigned.items()):
@@ -250,11 +249,11 @@ class LogConsumer(ClosedAtExit):
             self._seen_bytes = size_bytes  # as it was before the look: what came meanwhile is looked at next time
             return
         with suppress(NotNow):
-            size_bytes = looking.poll_size()
-            if size_bytes == self._seen_bytes and looking.away is None:
+            size_bytes = self._poll.poll_size()
+            if size_bytes == self._seen_bytes and self._poll.away is None:
                 return
             for partition, one in list(self._assigned.items()):
-                looking.ask(partial(self._take_up, partition, one))
+                self._poll.ask(partial(self._take_up, partition, one))
             self._seen_bytes = size_bytes
 
     def _take_up(self, partition: int, one: _AssignedPartition) -> None:

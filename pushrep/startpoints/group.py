@@ -20,10 +20,9 @@ from filtering.consumers.startpoints import Answer, PartitionFacts, RefusedStart
 from pushrep.env import SYSTEM_CLOCK, Clock
 from pushrep.errors import BadArgument
 from pushrep.startpoints.errors import PartitionLost, StartpointFailed
-from pushrep.startpoints.looking import Looking, NotNow
 from pushrep.startpoints.model import Claim, Kind, Reader, State
 from pushrep.startpoints.resolve import LogFacts
-from pushrep.startpoints.store import StartpointStore
+from pushrep.startpoints.store import NotNow, StartpointStore, StorePoll
 
 _LOG = logging.getLogger(__name__)
 LOOK_EVERY_S = 1.0
@@ -45,7 +44,7 @@ class GroupStartpoints:
         if not look_every_s > 0:
             raise BadArgument("look_every_s", f"give seconds above 0, not {look_every_s!r}")
         self.look_every_s = look_every_s
-        self._store, self._looking = store, Looking(store, clock)
+        self._store, self._poll = store, StorePoll(store, clock)
         self._claims: dict[Reader, Claim] = {}
         self._version, self._size_bytes = 0, -1
         self._is_open = False  # something is to be asked again, though nothing new was written
@@ -54,7 +53,7 @@ class GroupStartpoints:
     def version(self) -> int:
         """A number that changes with every change of the store. One that can't be reached holds no running consumer."""
         with suppress(NotNow):
-            size_bytes = self._looking.poll_size() if self._version else self._store.size_bytes()
+            size_bytes = self._poll.poll_size() if self._version else self._store.size_bytes()
             if self._is_open or size_bytes != self._size_bytes:
                 self._version, self._size_bytes, self._is_open = self._version + 1, size_bytes, False
         return self._version
@@ -75,7 +74,7 @@ class GroupStartpoints:
         if reader not in self._claims:
             return None
         try:
-            return self._looking.ask(lambda: self._followed(reader, facts, running_sequence))
+            return self._poll.ask(lambda: self._followed(reader, facts, running_sequence))
         except NotNow:
             self._is_open = True
         except PartitionLost as lost:
@@ -92,7 +91,7 @@ class GroupStartpoints:
         self._unacknowledged.add((reader, sequence))
         try:
             with suppress(NotNow):
-                self._looking.ask(lambda: self._acknowledge(reader))
+                self._poll.ask(lambda: self._acknowledge(reader))
         except PartitionLost as lost:
             _LOG.info("%s; that startpoint %d is used up is said later", lost, sequence)
         self._is_open |= bool(self._unacknowledged)

@@ -42,8 +42,7 @@ from enum import StrEnum
 from typing import Any, Self, TypeAlias
 
 from pushrep.errors import BadArgument
-from pushrep.log.directory_files import is_topic
-from pushrep.log.slots import shown_name
+from pushrep.log.directory_files import is_topic, shown_name
 from pushrep.topic_id_partition import PARTITION_MAX
 
 OFFSET_END = 1 << 63

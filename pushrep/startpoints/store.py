@@ -12,17 +12,38 @@ append. Writers in any number of processes lose nothing, and a reader killed any
 
 Where others can't be kept out meanwhile (a topic), a change ends as Overtaken instead, nothing of it is written, and it
 is done again from its beginning: so a change decides anew each time, and keeps nothing.
+
+`StorePoll` is how a running reader asks its store. Each question has a time limit, and the pauses between questions
+grow while the store does not answer, so that the reader goes on reading:
+
+    answers    asked as often as the reader likes: a question within 10 s, a look at the store's size within 3 s
+    away       logged once; asked again after 1 s, then after 2, 4 ... 60 s; new startpoints wait
+    back       logged once; the reader looks at all that there is
+
+A partition that starts waits for its store's answer instead: it has to know where.
+
+`store_at` opens a store by its place, as commands, jobs and options name it:
+
+    store_at("out/startpoints")                                                a directory
+    store_at("kafka:startpoints", {"bootstrap.servers": "broker:9092"})        a compacted topic; librdkafka's names
+
+A kind other than a directory is opened by the entry point of its name in the group `pushrep.startpoint_stores`, so that
+no Kafka client is loaded unless it is used.
 """
 
 import functools
+import logging
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 from filtering.closing import ClosedAtExit
+from filtering.extras import MissingExtra, needed_by
 from filtering.retry import Backoff, RetryPolicy
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.errors import BadArgument, checked_path
@@ -31,6 +52,7 @@ from pushrep.startpoints.errors import (
     NotApplied,
     NotCancellable,
     NotCommitted,
+    NotWritten,
     Overtaken,
     PartitionLost,
     StartpointFailed,
@@ -516,3 +538,139 @@ class StartpointStore(ClosedAtExit):
             now_ms = self._clock.wall_ms()
             change.append(*(Cancelled(sequence=n, at_ms=now_ms, author=who, reason=reason) for n in chosen))
         return chosen
+
+
+GROUP = "pushrep.startpoint_stores"
+KAFKA = "kafka"
+BOOTSTRAP_SERVERS = "bootstrap.servers"
+
+
+@dataclass(frozen=True, slots=True)
+class StorePlace:
+    """Where a store lies: `kind` "" is the directory `name`, "kafka" the topic `name`.
+
+    settings: of the client, by librdkafka's names; shown nowhere.
+    """
+
+    kind: str
+    name: str
+    settings: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def parse(cls, text: str | Path, settings: Mapping[str, str] | None = None) -> "StorePlace":
+        """A directory, or kafka:TOPIC with its client's settings; looks nowhere. Raises BadArgument, StoreUnavailable.
+
+        BadArgument names the setting: one that is missing, or that a directory has no use for.
+        """
+        words, given = str(text), dict(settings or {})
+        if not words.strip():
+            raise BadArgument("store", "it is empty: name a directory, or kafka:TOPIC")
+        if kind_of(words) == KAFKA:
+            name = words.removeprefix(f"{KAFKA}:")
+            if not name:
+                raise StoreUnavailable(words, "name the topic: kafka:TOPIC")
+            if not given.get(BOOTSTRAP_SERVERS):
+                raise BadArgument(BOOTSTRAP_SERVERS, f"{words} lies on brokers: say where, HOST:PORT")
+            return cls(KAFKA, name, given)
+        if "://" in words:
+            raise StoreUnavailable(words, "a store lies in a directory of this machine, or in kafka:TOPIC")
+        if given:
+            raise BadArgument(min(given), f"{words} is a directory; settings of a client are for kafka:TOPIC")
+        return cls("", words)
+
+    def open(self) -> StartpointStore:
+        """The store there; close it. Raises StoreUnavailable, BadArgument for settings that can't be."""
+        if not self.kind:
+            return StartpointStore.open(self.name)
+        place = f"{self.kind}:{self.name}"
+        for entry in entry_points(group=GROUP, name=self.kind):
+            try:
+                with needed_by("it"):
+                    make = entry.load()
+            except MissingExtra as error:
+                raise StoreUnavailable(place, str(error)) from error
+            opened: StartpointStore = make(self.name, self.settings)
+            return opened
+        why = f"this installation has no {self.kind!r} in its entry points {GROUP}: install pushrep again"
+        raise StoreUnavailable(place, why)
+
+
+def kind_of(place: str | Path) -> str:
+    """Empty for a directory, "kafka" for a topic."""
+    return KAFKA if str(place).startswith(f"{KAFKA}:") and "://" not in str(place) else ""
+
+
+def store_at(place: str | Path, settings: Mapping[str, str] | None = None) -> StartpointStore:
+    """The store at a directory or at kafka:TOPIC; close it. Raises as `StorePlace.parse` and `StorePlace.open` do."""
+    return StorePlace.parse(place, settings).open()
+
+
+_LOG = logging.getLogger(__name__)
+AWAY = (StoreUnavailable, StoreBusy, NotWritten)
+"""What a store raises that can't be reached now, and may be later."""
+ASK_WITHIN_S = 10.0
+LOOK_WITHIN_S = 3.0
+PAUSE_S, PAUSE_MAX_S = 1.0, 60.0
+
+_Answered = TypeVar("_Answered")
+
+
+class NotNow(Exception):
+    """The store did not answer, or was not asked because it did not a moment ago: go on without the answer."""
+
+
+class StorePoll:
+    """One reader's questions to one store. `poll_size` begins a turn, `ask` belongs to it. For one thread at a time."""
+
+    def __init__(self, store: StartpointStore, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._store, self._clock = store, clock
+        self._pause_s, self._next_s = 0.0, -math.inf
+        self._since_ms, self._asked, self._failed = 0, False, False
+        self.away: Exception | None = None
+        """The last failure, until every question of a turn was answered.
+
+        Not until the next answer: a store that can be read may still refuse changes.
+        """
+
+    def poll_size(self) -> int:
+        """The store's `size_bytes`, within 3 s: a turn begins. Raises NotNow."""
+        if self.away is not None and self._asked and not self._failed:
+            _LOG.info("%s answers again", self._store.place)
+            self.away, self._pause_s = None, 0.0
+        self._asked = self._failed = False
+        return self._answer(self._store.size_bytes, LOOK_WITHIN_S)
+
+    def ask(self, question: Callable[[], _Answered]) -> _Answered:
+        """What it returns, within 10 s. Raises NotNow, and what else the question raises."""
+        answer = self._answer(question, ASK_WITHIN_S)
+        self._asked = True
+        return answer
+
+    def words(self) -> str | None:
+        """For people: since when nobody answers, and why; None while somebody does."""
+        if self.away is None:
+            return None
+        since_s = (self._clock.monotonic_ms() - self._since_ms) / 1000
+        return f"no answer for {since_s:.0f} s, new startpoints wait: {self.away}"
+
+    def _answer(self, question: Callable[[], _Answered], within_s: float) -> _Answered:
+        if self._now_s() < self._next_s:
+            self._failed = True
+            raise NotNow
+        try:
+            with self._store.within(within_s):
+                return question()
+        except AWAY as error:
+            self._on_failure(error)
+            raise NotNow from error
+
+    def _on_failure(self, error: Exception) -> None:
+        if self.away is None:
+            self._since_ms = self._clock.monotonic_ms()
+            _LOG.warning("%s; reading goes on, and new startpoints wait until it answers", error)
+        self.away, self._failed = error, True
+        self._pause_s = min(PAUSE_MAX_S, max(PAUSE_S, 2 * self._pause_s))
+        self._next_s = self._now_s() + self._pause_s
+
+    def _now_s(self) -> float:
+        return self._clock.monotonic_ms() / 1000

@@ -20,6 +20,8 @@
 
 Left out: sectors (a write is torn at any byte, which includes them), order between directories, permissions, links to
 directories, and mappings other than a shared one that dies with the power.
+
+`SimulatedClock` stands until it is advanced.
 """
 
 import errno
@@ -41,7 +43,30 @@ from pushrep.env.filesystem import (
     Buffer,
     mostly_hole,
 )
-from pushrep.testing.simulated_clock import SimulatedClock
+
+
+class SimulatedClock:
+    """Both of `Clock`'s times; `advance` moves them, `set_wall` lets the wall clock jump, as real ones do."""
+
+    def __init__(self, wall_ms: int = 1_700_000_000_000) -> None:
+        self._wall_ms, self._monotonic_ms = wall_ms, 0
+
+    def wall_ms(self) -> int:
+        return self._wall_ms
+
+    def monotonic_ms(self) -> int:
+        return self._monotonic_ms
+
+    def advance(self, ms: int) -> None:
+        """Let `ms` pass on both clocks."""
+        if ms < 0:
+            raise ValueError(f"time does not go back: advance({ms})")
+        self._wall_ms += ms
+        self._monotonic_ms += ms
+
+    def set_wall(self, wall_ms: int) -> None:
+        """Set the wall clock, back too; durations do not see it."""
+        self._wall_ms = wall_ms
 
 
 @dataclass(slots=True)

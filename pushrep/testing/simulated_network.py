@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from pushrep.env import Listener, Network, Poller, Ready, Socket, Threads
 from pushrep.env.network import READABLE, WRITABLE, HostPort
-from pushrep.testing.simulated_clock import SimulatedClock
+from pushrep.testing.simulated_disk import SimulatedClock
 from pushrep.testing.simulated_threads import Scheduler, ThreadGroup
 
 KEEPALIVE_MS = 40_000

@@ -16,8 +16,7 @@ from types import TracebackType
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from pushrep.env import Condition, Event, Thread
-from pushrep.testing.simulated_clock import SimulatedClock
-from pushrep.testing.simulated_disk import PowerLost
+from pushrep.testing.simulated_disk import PowerLost, SimulatedClock
 
 Ready = Callable[[], object]
 _NEVER_MS = math.inf

@@ -1,17 +1,52 @@
-"""Which calls there are: a key, the request and its answer, and the events that belong to it.
+"""Which calls there are, and every message in every version: to the parts of a frame and back.
+
+    CALLS                                                                    key: its request and response, or its event
+    encode(message, version, correlation_id) -> [head, *record batches]      for sendmsg; FileSlices for sendfile
+    open(prefix, header) -> OpenedFrame(body_bytes, finish)                  what FrameReader asks for
+    versions_answer, AgreedVersions                                          which version of each call both sides speak
 
 A key is never given a second meaning. Credit, ReplayData, ReplayEnd and DeleteDone are events, with keys of their own.
+
+A message is written by the schema of the version that is sent. When one is read, fastavro resolves an older version
+into the newest schema, so that callers know one class per message. Record batches are not touched in either direction.
+
+The client asks ApiVersions in its newest version. A server that does not know it answers in version 0 with
+UNSUPPORTED_VERSION and what it speaks; the client asks again in a version that both know (Kafka's KIP-511).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
+from io import BytesIO
 from types import MappingProxyType
+from typing import Any, NamedTuple
+from uuid import UUID
 
+from fastavro import parse_schema, schemaless_reader
+
+from pushrep.errors import BadArgument
 from pushrep.wire import push_messages as push
 from pushrep.wire import replay_messages as replay
+from pushrep.wire.codec import (
+    BodyCursor,
+    HeaderReader,
+    Schema,
+    Versions,
+    Writer,
+    check_schemas,
+    missing_fields,
+    parts_of,
+    read_schemas,
+    reader_of,
+    released_schemas,
+    writer_of,
+)
 from pushrep.wire.error_codes import ErrorCode
-from pushrep.wire.frames import FrameKind
-from pushrep.wire.values import Response, Struct
+from pushrep.wire.errors import MalformedMessage, NoCommonVersion, NotInVersion, SchemaMismatch, UnknownCall
+from pushrep.wire.frames import FrameKind, OpenedFrame, Prefix, frame_head
+from pushrep.wire.push_messages import ApiVersion, ApiVersionsResponse
+from pushrep.wire.values import Part, Response, Struct, size_of
 
 
 class ApiKey(IntEnum):
@@ -118,3 +153,222 @@ PLACE_OF: Mapping[type[Struct], tuple[ApiKey, FrameKind]] = MappingProxyType(
     {struct: (key, kind) for key, call in CALLS.items() for kind, struct in call.items()}
 )
 """Where a class stands in the table."""
+
+
+_BODY_BYTES_MAX = 1 << 30  # with the largest header it is still a size
+
+
+class VersionRange(NamedTuple):
+    """Both ends are in."""
+
+    oldest: int
+    newest: int
+
+
+class Frame(NamedTuple):
+    """A decoded frame: who it belongs to and what it says."""
+
+    api_key: ApiKey
+    version: int
+    kind: FrameKind
+    correlation_id: int
+    message: Struct
+
+
+class Loss(NamedTuple):
+    """A field that an older version has no place for, and the value at which nothing is lost."""
+
+    path: tuple[str, ...]
+    default: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spoken:
+    """One message in one version. `newest`: the schema to read into, None where it is the version's own.
+
+    What is derived of class and schema is made when it is first needed: most messages are never sent by most programs.
+    """
+
+    api_key: ApiKey
+    kind: FrameKind
+    struct: Any
+    schema: Schema
+    newest: Schema | None
+    losses: tuple[Loss, ...]
+
+    @cached_property
+    def write(self) -> Writer:
+        """The header of a message."""
+        return writer_of(self.schema, self.struct)
+
+    @cached_property
+    def parts(self) -> Callable[[Any], Sequence[Part]] | None:
+        """The pieces of its record batches."""
+        return parts_of(self.struct)
+
+    @cached_property
+    def reader(self) -> HeaderReader:
+        """What fastavro read, as a message."""
+        return reader_of(self.struct)
+
+
+class Vocabulary:
+    """Speaks every version of `schemas`, by class name. Raises SchemaMismatch if classes and files disagree."""
+
+    def __init__(self, schemas: Mapping[str, Versions]) -> None:
+        self._spoken: dict[tuple[int, int, int], Spoken] = {}
+        self.versions: Mapping[ApiKey, VersionRange] = {key: self._learn(key, schemas) for key in ApiKey}
+        if unknown := schemas.keys() - {struct.__name__ for struct in PLACE_OF}:
+            raise SchemaMismatch(f"schemas of no message: {sorted(unknown)}")
+        for event, call in CALL_OF_EVENT.items():
+            if self.versions[event] != self.versions[call]:
+                raise SchemaMismatch(f"{event.name} has other versions than {call.name}, whose events it is one of")
+
+    def _learn(self, key: ApiKey, schemas: Mapping[str, Versions]) -> VersionRange:
+        ranges = set()
+        for kind, struct in CALLS[key].items():
+            versions = schemas.get(struct.__name__)
+            if not versions:
+                raise SchemaMismatch(f"no schema of {struct.__name__}")
+            check_schemas(struct, versions)
+            newest = max(versions)
+            newest_schema = parse_schema(versions[newest])
+            for version, schema in versions.items():
+                self._spoken[key, kind, version] = Spoken(
+                    api_key=key,
+                    kind=kind,
+                    struct=struct,
+                    schema=newest_schema if version == newest else parse_schema(schema),
+                    newest=None if version == newest else newest_schema,
+                    losses=tuple(_losses(versions[newest], schema)),
+                )
+            ranges.add(VersionRange(min(versions), newest))
+        if len(ranges) != 1:
+            raise SchemaMismatch(
+                f"{key.name}: request and response have other versions than each other: {sorted(ranges)}"
+            )
+        return ranges.pop()
+
+    def encode(self, message: Struct, version: int, correlation_id: int) -> list[Part]:
+        """A frame in parts, the batches as they were given. Raises NotInVersion; BadArgument for what can't be sent."""
+        place = PLACE_OF[type(message)]
+        spoken = self._spoken.get((*place, version))
+        if spoken is None:
+            raise BadArgument("version", f"{version} of {place[0].name} is not spoken here")
+        if spoken.losses:
+            _refuse_loss(spoken, version, message)
+        try:
+            header = spoken.write(message)
+        except (TypeError, ValueError, AttributeError, IndexError) as error:
+            raise BadArgument(type(message).__name__, f"a value does not fit its schema: {error}") from error
+        parts = spoken.parts(message) if spoken.parts is not None else ()
+        body_bytes = size_of(parts)
+        if body_bytes >= _BODY_BYTES_MAX:
+            raise BadArgument(type(message).__name__, f"{body_bytes} bytes of records exceed a frame")
+        return [frame_head(place, version, correlation_id, header, body_bytes), *parts]
+
+    def open(self, prefix: Prefix, header: bytes) -> OpenedFrame[Frame]:
+        """Decode a header; the batches may come later. Raises UnknownCall, MalformedMessage."""
+        spoken = self._spoken.get((prefix.api_key, prefix.kind, prefix.version))
+        if spoken is None:
+            raise self._unknown(prefix)
+        source = BytesIO(header)
+        try:
+            datum: Any = schemaless_reader(source, spoken.schema, spoken.newest)
+            body_bytes = spoken.reader.body_bytes(datum) if spoken.reader.body_bytes is not None else 0
+        except Exception as error:  # a foreign decoder on hostile bytes: whatever it raises, they are bad
+            raise MalformedMessage(spoken.struct.__name__, f"{type(error).__name__}: {str(error)[:200]}") from error
+        if source.tell() != len(header):
+            raise MalformedMessage(spoken.struct.__name__, f"{len(header) - source.tell()} bytes follow its last field")
+        if body_bytes != prefix.body_bytes:
+            why = f"it speaks of {body_bytes} bytes of records, the frame has {prefix.body_bytes}"
+            raise MalformedMessage(spoken.struct.__name__, why)
+        return OpenedFrame(body_bytes, _finisher(prefix, spoken, datum))
+
+    def _unknown(self, prefix: Prefix) -> UnknownCall:
+        key, version, kind = prefix.api_key, prefix.version, prefix.kind
+        if key not in ApiKey._value2member_map_:
+            return UnknownCall(key, version, kind, "no such call")
+        spoken = self.versions[ApiKey(key)]
+        if (key, kind, spoken.newest) not in self._spoken:
+            return UnknownCall(key, version, kind, f"{ApiKey(key).name} has no frames of that kind")
+        return UnknownCall(key, version, kind, f"versions {spoken.oldest} to {spoken.newest} are spoken")
+
+
+def _finisher(prefix: Prefix, spoken: Spoken, datum: Any) -> Callable[[memoryview], Frame]:
+    def finish(body: memoryview) -> Frame:
+        try:
+            message = spoken.reader.message(datum, BodyCursor(body))
+        except ValueError as error:  # BadArgument, or no member of an enum
+            raise MalformedMessage(spoken.struct.__name__, str(error)) from error
+        return Frame(spoken.api_key, prefix.version, spoken.kind, prefix.correlation_id, message)
+
+    return finish
+
+
+def _losses(newest: Schema, schema: Schema) -> Iterator[Loss]:
+    for path, field in missing_fields(newest, schema):
+        if not field.get("ignorable", False):
+            yield Loss(path, _value_of_default(field["type"], field["default"]))
+
+
+def _value_of_default(schema: Schema, default: Any) -> Any:
+    """A schema's default as a message has it: JSON has no bytes."""
+    if isinstance(default, str) and schema != "string":
+        return UUID(bytes=default.encode("latin-1"))
+    return default
+
+
+def _refuse_loss(spoken: Spoken, version: int, message: Struct) -> None:
+    for path, default in spoken.losses:
+        if any(value not in {default, None} for value in _at(message, path)):
+            raise NotInVersion(spoken.struct.__name__, version, ".".join(path))
+
+
+def _at(value: Any, path: tuple[str, ...]) -> Iterator[Any]:
+    """Every value at a path, through arrays."""
+    if isinstance(value, tuple) and path:
+        for item in value:
+            yield from _at(item, path)
+    elif path:
+        yield from _at(getattr(value, path[0]), path[1:])
+    else:
+        yield value
+
+
+def versions_answer(vocabulary: Vocabulary, error_code: ErrorCode = ErrorCode.NONE) -> ApiVersionsResponse:
+    """What a server that speaks `vocabulary` answers."""
+    spoken = (
+        ApiVersion(api_key=key, min_version=versions.oldest, max_version=versions.newest)
+        for key, versions in vocabulary.versions.items()
+    )
+    return ApiVersionsResponse(error_code=error_code, api_versions=tuple(spoken))
+
+
+class AgreedVersions:
+    """The newest version that both sides speak, call by call."""
+
+    def __init__(self, ours: Mapping[ApiKey, VersionRange], theirs: ApiVersionsResponse) -> None:
+        self._ours = ours
+        self._theirs = {
+            entry.api_key: VersionRange(entry.min_version, entry.max_version) for entry in theirs.api_versions
+        }
+
+    def version_of(self, key: ApiKey) -> int:
+        """Raises NoCommonVersion if there is none: the peer is too old, too new, or does not know the call."""
+        ours, theirs = self._ours[key], self._theirs.get(key)
+        if theirs is None or max(ours.oldest, theirs.oldest) > min(ours.newest, theirs.newest):
+            raise NoCommonVersion(key.name, ours, theirs)
+        return min(ours.newest, theirs.newest)
+
+    def speaks(self, key: ApiKey) -> bool:
+        """Whether there is one."""
+        try:
+            self.version_of(key)
+        except NoCommonVersion:
+            return False
+        return True
+
+
+VOCABULARY = Vocabulary(read_schemas(released_schemas()))
+"""What this version of pushrep speaks: checked when this module is loaded."""

@@ -10,13 +10,23 @@ that they belong to, between its answer and its last event (calls.py).
 from typing import NamedTuple, TypeAlias
 
 from pushrep.errors import BadArgument
-from pushrep.wire.calls import CALL_OF_EVENT, CALLS_WITH_EVENTS, EVENTS_OF_CLIENTS, LAST_EVENTS, PLACE_OF, ApiKey
+from pushrep.wire.calls import (
+    CALL_OF_EVENT,
+    CALLS_WITH_EVENTS,
+    EVENTS_OF_CLIENTS,
+    LAST_EVENTS,
+    PLACE_OF,
+    VOCABULARY,
+    AgreedVersions,
+    ApiKey,
+    Frame,
+    Vocabulary,
+)
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.errors import ProtocolError, TooManyInFlight, UnexpectedAnswer
 from pushrep.wire.frames import FrameKind, FrameLimits, FrameReader, Memory, OpenedFrame, Prefix
 from pushrep.wire.push_messages import ApiVersionsRequest, ApiVersionsResponse
 from pushrep.wire.values import Part, Struct
-from pushrep.wire.vocabulary import VOCABULARY, AgreedVersions, Frame, Vocabulary
 
 _CORRELATION_IDS = 1 << 32
 

@@ -18,14 +18,17 @@ from pushrep.wire.calls import (
     EVENTS_OF_CLIENTS,
     LAST_EVENTS,
     PLACE_OF,
+    VOCABULARY,
     ApiKey,
+    Frame,
+    Vocabulary,
+    versions_answer,
 )
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.errors import MalformedFrame, ProtocolError, UnknownCall
 from pushrep.wire.frames import FrameKind, FrameLimits, FrameReader, OpenedFrame, Prefix, Spares
 from pushrep.wire.push_messages import ApiVersionsRequest
 from pushrep.wire.values import Part, Struct
-from pushrep.wire.vocabulary import VOCABULARY, Frame, Vocabulary, versions_answer
 
 
 class Call(NamedTuple):

@@ -20,8 +20,8 @@ from pushrep.errors import BadArgument
 from pushrep.health import HealthSettings
 from pushrep.kafka.destination import read_properties
 from pushrep.startpoints import StorePlace, StoreUnavailable
-from pushrep.startpoints.places import BOOTSTRAP_SERVERS, kind_of
-from pushrep.startpoints.places import KAFKA as KAFKA_KIND
+from pushrep.startpoints.store import BOOTSTRAP_SERVERS, kind_of
+from pushrep.startpoints.store import KAFKA as KAFKA_KIND
 from spark_jobs.errors import SparkJobError
 from spark_jobs.file_marks import FileMarks
 from spark_jobs.marks import LocalMarks

@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 
 from filtering.errors import shown_partition
 from pushrep.log import LogReader, NotALog, OffsetOutOfRange, SegmentLog
-from pushrep.log.slots import log_at
+from pushrep.log.directory_files import log_at
 from pushrep.records import RecordBatch
 from spark_jobs.errors import SparkJobError
 from spark_jobs.sources.arrow import ArrowWriter, own_schema

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
 from pushrep.log import LogReader, NotALog, NotALogDirectory, OffsetOutOfRange, SegmentLog
+from pushrep.log.directory_files import in_its_slot, log_at, outboxes_at, readable_logs, shown_name
 from pushrep.log.published import read_published
-from pushrep.log.slots import in_its_slot, log_at, outboxes_at, readable_logs, shown_name
 from pushrep.records import BatchHeader
 from spark_jobs.errors import SparkJobError
 from spark_jobs.sources.planning import Extent
@@ -119,7 +119,7 @@ class EndUnknown(SparkJobError):
 class TopicLogs:
     """Readers of `<path>/<topic>-<n>`: of the `chosen` partitions, or of every one that is there.
 
-    In a directory of worker slots, of those of every slot; a partition is the log's number there (pushrep.log.slots).
+    In a directory of worker slots, of those of every slot: a partition is the log's number (log/directory_files.py).
     """
 
     def __init__(self, path: str, topic: str, chosen: tuple[int, ...] | None) -> None:

@@ -31,8 +31,8 @@ from enum import StrEnum
 from typing import Any, TypeAlias
 
 from pushrep.errors import BadArgument
+from pushrep.log.directory_files import parse_shown_partition
 from pushrep.log.errors import InvalidLogName
-from pushrep.log.slots import parse_shown_partition
 from pushrep.startpoints import StorePlace, StoreUnavailable
 from spark_jobs.errors import SparkJobError
 

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from filtering.errors import shown_partition
-from pushrep.log.slots import shown_name
+from pushrep.log.directory_files import shown_name
 from spark_jobs.errors import SparkJobError
 from spark_jobs.sources.options import (
     EARLIEST_OFFSET,

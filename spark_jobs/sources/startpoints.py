@@ -38,7 +38,7 @@ from pushrep.startpoints import (
     State,
     StorePlace,
 )
-from pushrep.startpoints.looking import AWAY, Looking, NotNow
+from pushrep.startpoints.store import AWAY, NotNow, StorePoll
 from spark_jobs.batch_marks import LogRange
 from spark_jobs.replacing import AskRowsWanted, RowsWanted
 from spark_jobs.sources.logs import TopicLogs
@@ -104,7 +104,7 @@ class StreamStartpoints:
         self._opened: StartpointStore | None = None
         self._consumer, self._topic, self._logs, self._clock = consumer, options.topic, logs, clock
         self._claims: dict[int, Claim] = {}
-        self._looking: Looking | None = None  # None: the stream has not begun
+        self._poll: StorePoll | None = None  # None: the stream has not begun
         self._bootstraps: dict[tuple[int, int], int | None] = {}  # by partition and epoch, the end of its bootstrap
         self._seen: tuple[int, frozenset[int]] | None = None
         self._followed_ms: int | None = None
@@ -124,7 +124,7 @@ class StreamStartpoints:
         except AWAY as error:
             why = f"it has to answer when a stream starts: {error}"
             raise BadOption("startpoints", self._place_words, why) from error
-        self._looking = self._looking or Looking(self._store, self._clock)
+        self._poll = self._poll or StorePoll(self._store, self._clock)
         return found
 
     def readable(self, extents: Mapping[int, Extent]) -> dict[int, Extent]:
@@ -139,13 +139,13 @@ class StreamStartpoints:
 
     def away(self) -> str | None:
         """For people: that the store does not answer, and why; None while it does."""
-        return None if self._looking is None else self._looking.words()
+        return None if self._poll is None else self._poll.words()
 
     def _find_startpoints(
         self, before: StreamOffset | None, extents: Mapping[int, Extent], found: dict[int, StreamPosition]
     ) -> None:
         positions = before.positions if before is not None else {}
-        size_bytes = self._store.size_bytes() if self._looking is None else self._looking.poll_size()
+        size_bytes = self._store.size_bytes() if self._poll is None else self._poll.poll_size()
         if self.away() is not None:
             self._seen = None  # so that more than a look is asked
         for partition in sorted(extents.keys() - self._claims.keys()):
@@ -196,7 +196,7 @@ class StreamStartpoints:
 
     def _asked(self, question: Callable[[], _Answer]) -> _Answer:
         """What the store says; at a start for as long as that takes. Raises NotNow in a stream that has begun."""
-        return question() if self._looking is None else self._looking.ask(question)
+        return question() if self._poll is None else self._poll.ask(question)
 
     def _begins(self, partition: int, position: StreamPosition | None, extent: Extent) -> StreamPosition | None:
         """Where a startpoint that is new lets the partition begin anew."""

@@ -12,12 +12,11 @@ from uuid import UUID
 import pytest
 
 from pushrep.topic_id_partition import TopicIdPartition
-from pushrep.wire.calls import PLACE_OF
+from pushrep.wire.calls import PLACE_OF, VOCABULARY
+from pushrep.wire.codec import RECORDS_SIZE_FIELD, read_schemas, released_schemas
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.frames import PREFIX_BYTES, FrameLimits, FrameReader
-from pushrep.wire.schema_files import RECORDS_SIZE_FIELD, read_schemas, released_schemas
 from pushrep.wire.values import Records, Within
-from pushrep.wire.vocabulary import VOCABULARY
 
 GOLDEN = Path(__file__).parent / "golden" / "protocol"
 CORRELATION_ID = 0x01020304

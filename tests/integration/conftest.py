@@ -17,8 +17,8 @@ from pushrep.replicate.node_connections import Connections
 from pushrep.replicate.settings import PushSettings, Replica
 from pushrep.replicate.sockets import Address
 from pushrep.wire import push_messages as wire
+from pushrep.wire.calls import versions_answer
 from pushrep.wire.error_codes import ErrorCode
-from pushrep.wire.vocabulary import versions_answer
 from tests.ports import reserve
 
 WAIT_S = 60

@@ -2,8 +2,7 @@
 
 import copy
 
-from pushrep.wire.calls import ApiKey
-from pushrep.wire.vocabulary import VOCABULARY, VersionRange
+from pushrep.wire.calls import VOCABULARY, ApiKey, VersionRange
 
 
 def without_beats():

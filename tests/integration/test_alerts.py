@@ -16,7 +16,7 @@ from prometheus_client.metrics_core import HistogramMetricFamily
 from pushrep import Acks, KafkaDestination, Outbox, ReplayClient, ReplayRequest
 from pushrep.cli.status import look_at
 from pushrep.health import HealthSettings
-from pushrep.log.segment_files import segment_path
+from pushrep.log.directory_files import segment_path
 from pushrep.outbox.metrics import OutboxCollector
 from pushrep.problems import BLOCKS
 from pushrep.replay import NodeAccess

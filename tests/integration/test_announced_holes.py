@@ -11,9 +11,8 @@ import pytest
 from pushrep.election.grants import Grant, Member
 from pushrep.env import REAL_FILESYSTEM, RealFilesystem
 from pushrep.log import AppendFailed, Durability, SegmentLog
-from pushrep.log.directory_files import CheckpointFile, read_checkpoint, write_checkpoint
+from pushrep.log.directory_files import CheckpointFile, read_checkpoint, segment_path, write_checkpoint
 from pushrep.log.segment import Segment
-from pushrep.log.segment_files import segment_path
 from pushrep.log.verify import verify_log
 from pushrep.log.writer import LogWriter
 from pushrep.push_session_end_reason import PushSessionEndReason
@@ -29,10 +28,9 @@ from pushrep.replicate.settings import PushSettings, Replica
 from pushrep.replicate.sockets import Address
 from pushrep.wire import push_messages as wire
 from pushrep.wire import server
-from pushrep.wire.calls import ApiKey
+from pushrep.wire.calls import VOCABULARY, ApiKey, versions_answer
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.push_messages import ApiVersion, ApiVersionsResponse
-from pushrep.wire.vocabulary import VOCABULARY, versions_answer
 from tests.integration.outboxes import wait_until
 from tests.ports import reserve
 from tests.readers.batch_bytes import parse_batches

@@ -29,7 +29,7 @@ from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import BadArgument
 from pushrep.outbox.promotion import promote
 from pushrep.replay import FOLLOW, NodeAccess, ReplayClient, ReplayRequest
-from pushrep.replay.limits import ReplaySettings
+from pushrep.replay.plan import ReplaySettings
 from pushrep.replicate import NodeSettings
 from pushrep.replicate.certificates import expires_s, mutual_tls
 from pushrep.replicate.election_state import find_election_state
@@ -43,10 +43,9 @@ from pushrep.replicate.sockets import Address, send_all
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire import push_messages as push
 from pushrep.wire import replay_messages as replay
-from pushrep.wire.calls import CALLS, PLACE_OF, ApiKey
+from pushrep.wire.calls import CALLS, PLACE_OF, VOCABULARY, ApiKey
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.frames import FrameKind
-from pushrep.wire.vocabulary import VOCABULARY
 from tests.integration.conftest import WAIT_S
 from tests.integration.outboxes import wait_until
 from tests.properties.test_wire import messages_of

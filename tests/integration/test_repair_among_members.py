@@ -15,8 +15,8 @@ import pytest
 from pushrep.cli import main as cli_main
 from pushrep.election.follower import RequestFinding
 from pushrep.log import CorruptBatch, LogConfig, OffsetOutOfRange, SegmentLog
+from pushrep.log.directory_files import segment_path
 from pushrep.log.errors import RepairRefused
-from pushrep.log.segment_files import segment_path
 from pushrep.records.header import HEADER_BYTES
 from pushrep.replicate.replica_client import ReplicaClient
 from pushrep.replicate.settings import PushSettings

@@ -23,7 +23,7 @@ from pushrep.log import SegmentLog
 from pushrep.records import encode_batch
 from pushrep.replay.client import ReplayClient
 from pushrep.replay.errors import ReplayRefused
-from pushrep.replay.limits import ReplayRequest
+from pushrep.replay.plan import ReplayRequest
 from pushrep.replicate import CantListen, CorruptNodeFile, NodeInUse, NodeSettings, ReplicaNode
 from pushrep.replicate.replica_client import ReplicaClient
 from pushrep.replicate.sockets import Address

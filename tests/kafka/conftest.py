@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from pushrep.startpoints import looking
+from pushrep.startpoints import store
 from tests.kafka.cluster import KafkaCluster, missing
 from tests.kafka.spark_driver import SparkDriver, missing_jars
 
@@ -24,7 +24,7 @@ def tool_or_skip():
 def patient_readers(monkeypatch):
     """A running reader waits for its store as long as a stalled machine may take; else it goes on without, for now."""
     for name in ("LOOK_WITHIN_S", "ASK_WITHIN_S"):
-        monkeypatch.setattr(looking, name, 120.0)
+        monkeypatch.setattr(store, name, 120.0)
 
 
 @pytest.fixture(scope="session")

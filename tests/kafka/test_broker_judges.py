@@ -19,9 +19,8 @@ from tenacity import retry, stop_after_delay, wait_fixed
 from pushrep.cli.main import cli
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import Durability, LogConfig, SegmentLog, list_logs
-from pushrep.log.directory_files import CheckpointFile, read_checkpoint
+from pushrep.log.directory_files import CheckpointFile, list_segments, read_checkpoint, segment_path
 from pushrep.log.directory_id import DIRECTORY_ID_NAME, settled_id, write_directory_id
-from pushrep.log.segment_files import list_segments, segment_path
 from pushrep.records import Codec, TimestampType
 from tests.kafka.cluster import KafkaCluster, missing
 from tests.kafka.dump_tool import dump_segments

@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient
 from filtering.consumers.startpoints import PartitionFacts
 from pushrep import ReplayClient
 from pushrep.log import SegmentLog
-from pushrep.startpoints import Consumed, GroupStartpoints, Startpoint, StorePlace, looking, store_at
+from pushrep.startpoints import Consumed, GroupStartpoints, Startpoint, StorePlace, store_at
 from spark_jobs.sources.options import BadOption
 from tests.integration.replay.conftest import World
 from tests.integration.replay.test_network_leases import Kept, abandoned
@@ -124,8 +124,8 @@ def test_silent_brokers_of_the_store_hold_no_running_reader(place, patient, logs
             seen = group.version()
             assert seen > version
             with silent(), monkeypatch.context() as patched:
-                patched.setattr(looking, "LOOK_WITHIN_S", 0.3)
-                patched.setattr(looking, "ASK_WITHIN_S", 0.6)
+                patched.setattr("pushrep.startpoints.store.LOOK_WITHIN_S", 0.3)
+                patched.setattr("pushrep.startpoints.store.ASK_WITHIN_S", 0.6)
                 with SegmentLog.open(logs / "orders-0") as log:
                     log.append([b"x"])
                 assert engine.drain() == [(0, COUNT, 0)]

@@ -23,8 +23,7 @@ from pushrep.log.walk import (
     scan_runs,
 )
 from pushrep.records import BatchHeader, BatchRun, Codec, CorruptRecordBatch, RecordBatch, encode_batch
-from pushrep.records.batch_run import checked_run
-from pushrep.records.header import CRC_COVERS_FROM, crc32c, write_crc
+from pushrep.records.header import CRC_COVERS_FROM, checked_run, crc32c, write_crc
 from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.testing import SimulatedDisk
 

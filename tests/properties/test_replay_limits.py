@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from pushrep.replay import events as e
 from pushrep.replay.events import ReplayState
-from pushrep.replay.limits import LogSnapshot, ReplaySettings, Span
-from pushrep.replay.plan import ReplayPlan
+from pushrep.replay.plan import LogSnapshot, ReplayPlan, ReplaySettings, Span
 from pushrep.replay.session import ReplaySession
 from pushrep.wire.replay_messages import ReplayEndReason
 

@@ -11,11 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pushrep.topic_id_partition import TopicIdPartition
-from pushrep.wire.calls import PLACE_OF
+from pushrep.wire.calls import PLACE_OF, VOCABULARY
+from pushrep.wire.codec import read_schemas, released_schemas
 from pushrep.wire.frames import PREFIX_BYTES, FrameLimits, FrameReader
-from pushrep.wire.schema_files import read_schemas, released_schemas
 from pushrep.wire.values import Records, Within
-from pushrep.wire.vocabulary import VOCABULARY
 
 LIMITS = FrameLimits()
 SCHEMAS = {

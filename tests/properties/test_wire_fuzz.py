@@ -13,14 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pushrep.topic_id_partition import TopicIdPartition
-from pushrep.wire.calls import CALLS, PLACE_OF
+from pushrep.wire.calls import CALLS, PLACE_OF, VOCABULARY
 from pushrep.wire.client import ClientConnection, first_request
 from pushrep.wire.errors import FrameTooLarge, MalformedFrame, MalformedMessage, ProtocolError, UnknownCall
 from pushrep.wire.frames import PREFIX_BYTES, FrameKind, FrameLimits, FrameReader, frame_head
 from pushrep.wire.push_messages import AppendRecordsPartition, AppendRecordsRequest, ListLogsRequest
 from pushrep.wire.server import ServerConnection
 from pushrep.wire.values import FileSlice
-from pushrep.wire.vocabulary import VOCABULARY
 
 LIMITS = FrameLimits(frame_bytes_max=1 << 17, header_bytes_max=1 << 16)
 APPEND = PLACE_OF[AppendRecordsRequest]

@@ -12,17 +12,17 @@ import pytest
 from pushrep.log import reader, walk
 from pushrep.log.seals import Seal
 from pushrep.log.verify import verify_log
-from pushrep.records import CorruptRecordBatch, batch_run
+from pushrep.records import CorruptRecordBatch, header
 from pushrep.records.batch import RecordBatch
-from pushrep.replay import windows
-from pushrep.replay.windows import Tail
+from pushrep.replay import slices
+from pushrep.replay.slices import Tail
 from pushrep.replicate import pusher
 from tests.readers.small_logs import Flip, make_log
 from tests.readers.test_header_bits import OUTBOX
 from tests.readers.ways import WAYS, Given, fault_of
 from tests.simulation.mutations import Mutation, mutated
 
-_WHY, _SEAL, _RUN = walk.ScanRange.why_misplaced, reader._contradiction, batch_run.checked_run
+_WHY, _SEAL, _RUN = walk.ScanRange.why_misplaced, reader._contradiction, header.checked_run
 _READER = reader.BatchReader
 
 
@@ -71,7 +71,7 @@ CHECKS = {
         walk.count_in_place, " or epoch < leader_epoch", "", "directory replay", "dense", Flip(4, 119)
     ),
     "a window's batches": Removed(
-        windows.BatchWindows.windows,
+        slices.BatchWindows.windows,
         "count_in_place([batch.header for batch in batches], expected, epoch)", "len(batches)",
         "directory replay", "dense", Flip(1, 62),
     ),
@@ -97,7 +97,7 @@ CHECKS = {
         "push", "cleaned", Flip(0, 63),
     ),
     "CRCs one by one": Removed(
-        windows._one_by_one, " or crc32c_in_place(raw[at + CRC_COVERS_FROM : end]) != header.crc", "",
+        slices._one_by_one, " or crc32c_in_place(raw[at + CRC_COVERS_FROM : end]) != header.crc", "",
         "directory replay", "dense", Flip(1, 172),
     ),
     "epochs behind the last": Removed(

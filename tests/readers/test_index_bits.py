@@ -7,9 +7,8 @@ import pytest
 
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import LogConfig, SegmentLog
-from pushrep.log.directory_files import write_partition_metadata
-from pushrep.log.rebuilding import rebuild_indexes
-from pushrep.log.segment_files import segment_path
+from pushrep.log.directory_files import segment_path, write_partition_metadata
+from pushrep.log.segment_repair import rebuild_indexes
 from pushrep.log.verify import verify_log
 from pushrep.records import encode_batch
 from tests.readers.small_logs import CONFIG, make_log

@@ -2,8 +2,8 @@
 
 import pytest
 
+from pushrep.log.directory_files import segment_path
 from pushrep.log.dump import DumpedBatch, OffsetWindow, dump_file
-from pushrep.log.segment_files import segment_path
 from pushrep.log.verify import verify_log
 from tests.readers.small_logs import make_log
 from tests.readers.test_header_bits import is_without_witness

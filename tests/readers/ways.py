@@ -40,11 +40,11 @@ from pushrep.replicate.pusher import MemoryTracker, Pusher
 from pushrep.replicate.settings import PushSettings, Replica
 from pushrep.replicate.sockets import Address
 from pushrep.topic_id_partition import TopicIdPartition
+from pushrep.wire.calls import VOCABULARY
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.frames import FrameLimits, FrameReader
 from pushrep.wire.push_messages import AppendRecordsRequest, DescribeLogRequest
 from pushrep.wire.values import FileSlice
-from pushrep.wire.vocabulary import VOCABULARY
 from tests.ports import reserve
 from tests.readers.batch_bytes import RawRecord, parse_batches
 from tests.readers.small_logs import CONFIG, FIRST_MS, LOG_ID, NAME, TOPIC, SmallLog
@@ -491,7 +491,7 @@ WAYS = (
             "pushrep.replay.client.ReplayClient.attach", "pushrep.replay.replay.Feed.step",
             "pushrep.replay.local.LocalSession.step", "pushrep.replay.source.LogSource.batches",
             "pushrep.replay.replay.ReplayedLog.fetch", "pushrep.replay.replay.Replays.replay",
-            "pushrep.replay.windows.Tail.behind", "pushrep.replay.windows.checked_together",
+            "pushrep.replay.slices.Tail.behind", "pushrep.replay.slices.checked_together",
         ),
     ),
     Way("directory replay by time", directory_replay_by_time, ()),

@@ -8,7 +8,7 @@ from pushrep.env import RealFilesystem
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.log.directory import LogDirectory, create_logs
 from pushrep.log.directory_files import read_leader_epochs
-from pushrep.log.recovery_plan import Opening
+from pushrep.log.recovery import Opening
 from pushrep.records import encode_batch
 from pushrep.testing import PowerLost, SimulatedClock, SimulatedDisk
 from tests.unit.gated_disk import MeetingDisk

@@ -19,7 +19,7 @@ from pushrep.log.segment import Segment
 from pushrep.log.segment_log import SegmentLog
 from pushrep.log.writer import LogWriter
 from pushrep.records import RecordBatch
-from pushrep.records.batch_run import checked_run
+from pushrep.records.header import checked_run
 from tests.simulation.mutations import Mutation, mutated
 from tests.simulation.power_cuts import (
     World,

@@ -8,7 +8,7 @@ import pytest
 
 from pushrep import Outbox
 from pushrep.log import SegmentLog
-from pushrep.log.slots import parse_shown_partition
+from pushrep.log.directory_files import parse_shown_partition
 from pushrep.startpoints import (
     Consumed,
     PartitionLost,
@@ -427,8 +427,8 @@ def brokers(store, monkeypatch):
 def clock(monkeypatch):
     """Of the pauses between questions to a store that does not answer."""
     clock = SimulatedClock()
-    looking = startpoints.Looking
-    monkeypatch.setattr(startpoints, "Looking", lambda store, _clock: looking(store, clock))
+    poll = startpoints.StorePoll
+    monkeypatch.setattr(startpoints, "StorePoll", lambda store, _clock: poll(store, clock))
     return clock
 
 

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pushrep.kafka.errors import RecordAboveLimit
+from pushrep.kafka.pipeline import pieces_of
 from pushrep.kafka.progress import OffsetRanges
-from pushrep.kafka.splitting import pieces_of
 from pushrep.records import Codec, encode_batch
 
 NONE = OffsetRanges()

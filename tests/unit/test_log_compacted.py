@@ -13,12 +13,12 @@ from pushrep.log.directory_files import (
     CheckpointFile,
     decode_checkpoint,
     read_checkpoint,
+    segment_path,
     write_checkpoint,
     write_partition_metadata,
 )
 from pushrep.log.repair import Repairer
 from pushrep.log.seals import read_seal
-from pushrep.log.segment_files import segment_path
 from pushrep.log.verify import verify_log
 from pushrep.records import BatchHeader, RecordBatch, encode_batch
 from pushrep.records.header import MAGIC_AT

@@ -7,8 +7,8 @@ import pytest
 
 from pushrep.env import REAL_FILESYSTEM, read_whole
 from pushrep.log.cut_files import keep_range, move_aside
+from pushrep.log.directory_files import half_made_in
 from pushrep.log.errors import NoRoomToCut
-from pushrep.log.segment_files import half_made_in
 from pushrep.testing import SimulatedDisk
 
 HOME = Path("/logs/orders-0")

@@ -10,13 +10,14 @@ from pushrep.log import CorruptLog, Durability, LogConfig, LogDamaged, LogPoison
 from pushrep.log.directory_files import (
     CheckpointFile,
     CleanLog,
+    list_segments,
     read_clean_marker,
+    segment_path,
     write_checkpoint,
     write_clean_marker,
 )
-from pushrep.log.recovery_plan import Opening
+from pushrep.log.recovery import Opening
 from pushrep.log.segment import OFFSET_ENTRY
-from pushrep.log.segment_files import list_segments, segment_path
 from pushrep.testing import PowerLost, SimulatedDisk
 from tests.unit.test_log_keeping import PATH, Machine
 

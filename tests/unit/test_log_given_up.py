@@ -7,9 +7,8 @@ import pytest
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import LogConfig, LogEndMoved, NoRoomToCut, SegmentLog
 from pushrep.log.directory import LogDirectory
-from pushrep.log.directory_files import CheckpointFile, read_checkpoint, write_checkpoint
+from pushrep.log.directory_files import CheckpointFile, list_segments, read_checkpoint, write_checkpoint
 from pushrep.log.published import SLOTS_AT, PublishedFile
-from pushrep.log.segment_files import list_segments
 from pushrep.records.header import OFFSET_MAX
 
 CONFIG = LogConfig(preallocate_bytes=0)

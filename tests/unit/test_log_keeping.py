@@ -20,10 +20,10 @@ from pushrep.log import (
     StillNeeded,
 )
 from pushrep.log import directory as log_directory
+from pushrep.log.directory_files import TIME_INDEX_SUFFIX, list_segments, segment_path
 from pushrep.log.flusher import Flusher
 from pushrep.log.indexes import IndexFile
 from pushrep.log.segment import TIME_ENTRY
-from pushrep.log.segment_files import TIME_INDEX_SUFFIX, list_segments, segment_path
 from pushrep.testing import PowerLost, SimulatedClock, SimulatedDisk
 
 PATH = Path("/logs/orders-0")

@@ -3,9 +3,15 @@
 import pytest
 
 from pushrep.log import Durability, LogPoisoned
-from pushrep.log.directory_files import CheckpointFile, read_checkpoint, write_checkpoint
+from pushrep.log.directory_files import (
+    INDEX_SUFFIX,
+    TIME_INDEX_SUFFIX,
+    CheckpointFile,
+    read_checkpoint,
+    segment_path,
+    write_checkpoint,
+)
 from pushrep.log.indexes import PENDING_MAX
-from pushrep.log.segment_files import INDEX_SUFFIX, TIME_INDEX_SUFFIX, segment_path
 from tests.unit.test_log_keeping import PATH, Machine
 
 RECORDS = 40

@@ -22,9 +22,9 @@ from pushrep.log import (
     list_logs,
 )
 from pushrep.log import flusher as log_flusher
+from pushrep.log.directory_files import list_segments, segment_path
 from pushrep.log.published import PUBLISHED_NAME
 from pushrep.log.segment import Segment
-from pushrep.log.segment_files import list_segments, segment_path
 from pushrep.records import BatchHeader, RecordBatch, encode_batch
 
 BUFFERED = Durability.BUFFERED

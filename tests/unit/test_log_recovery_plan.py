@@ -3,7 +3,7 @@
 import pytest
 
 from pushrep.log.directory_files import CleanLog
-from pushrep.log.recovery_plan import Opening, RecoveryFacts, recovery_plan
+from pushrep.log.recovery import Opening, RecoveryFacts, recovery_plan
 
 BASES = (0, 1000, 2000, 3000)
 CLEAN = CleanLog(end_offset=3500, last_segment_bytes=777, leader_epoch=0)

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pushrep.env import REAL_FILESYSTEM
+from pushrep.log.directory_files import INDEX_SUFFIX, segment_path
 from pushrep.log.indexes import IndexFile
 from pushrep.log.segment import OFFSET_ENTRY, begin_near
-from pushrep.log.segment_files import INDEX_SUFFIX, segment_path
 from pushrep.log.walk import ScanRange, scan_headers, why_not
 from pushrep.records import Codec, CorruptRecordBatch, encode_batch
 from pushrep.records.header import HEADER_BYTES, BatchHeader

@@ -11,14 +11,12 @@ import pytest
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import CorruptBatch, SegmentLog
 from pushrep.log import reader as log_reader
-from pushrep.log.directory_files import CheckpointFile, write_checkpoint, write_partition_metadata
+from pushrep.log.directory_files import CheckpointFile, segment_path, write_checkpoint, write_partition_metadata
 from pushrep.log.repair import repair_log
 from pushrep.log.seals import read_seal
-from pushrep.log.segment_files import segment_path
 from pushrep.log.verify import FindingKind, verify_log
 from pushrep.records import RecordBatch, encode_batch
-from pushrep.replay.slices import OpenSegments, SliceReader
-from pushrep.replay.windows import Tail
+from pushrep.replay.slices import OpenSegments, SliceReader, Tail
 from pushrep.replicate.repairing import Repairs
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.push_messages import DescribeLogResponse, FetchRecordsResponse

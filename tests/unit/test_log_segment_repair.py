@@ -12,9 +12,8 @@ from pushrep.env import REAL_FILESYSTEM, RealFilesystem
 from pushrep.env.filesystem import RealFile
 from pushrep.log import CorruptBatch, Durability, LogConfig, SegmentLog
 from pushrep.log.cut_files import remove_segments
-from pushrep.log.directory_files import CheckpointFile, write_checkpoint
+from pushrep.log.directory_files import SEAL_SUFFIX, CheckpointFile, segment_path, write_checkpoint
 from pushrep.log.errors import RepairRefused
-from pushrep.log.segment_files import SEAL_SUFFIX, segment_path
 from pushrep.log.verify import verify_log
 from pushrep.records.header import HEADER_BYTES
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import Durability, LogConfig, SegmentLog
+from pushrep.log.directory_files import segment_path
 from pushrep.log.reader import LogSlices
-from pushrep.log.segment_files import segment_path
 from pushrep.records.leader_epochs import LeaderEpochs
 from tests.readers.small_logs import CONFIG, SPARSE, write_logs
 

@@ -8,8 +8,15 @@ from filtering import ReplayFilter, StreamMetadata
 from filtering.errors import shown_partition
 from pushrep import LogConfig, Outbox, ReplayClient, ReplayRequest, SegmentLog
 from pushrep.cli import main as cli_main
+from pushrep.log.directory_files import (
+    in_its_slot,
+    log_at,
+    parse_shown_name,
+    parse_shown_partition,
+    readable_logs,
+    shown_name,
+)
 from pushrep.log.errors import InvalidLogName
-from pushrep.log.slots import in_its_slot, log_at, parse_shown_name, parse_shown_partition, readable_logs, shown_name
 from pushrep.replay import TO_END, ReplayRefused
 from pushrep.startpoints.consumer import LogConsumer
 

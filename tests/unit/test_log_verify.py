@@ -5,9 +5,9 @@ import shutil
 import pytest
 
 from pushrep.log import LogConfig, NotALog, SegmentLog
+from pushrep.log.directory_files import segment_path
 from pushrep.log.dump import DumpedBatch, DumpedEnd, OffsetWindow, dump_file
 from pushrep.log.inspection import lock_holder, logs_at, summarize
-from pushrep.log.segment_files import segment_path
 from pushrep.log.verify import FindingKind, verify_log
 from pushrep.records import encode_batch
 from pushrep.replay import TO_END, ReplayClient, ReplayRequest

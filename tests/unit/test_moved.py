@@ -6,7 +6,7 @@ from importlib import import_module
 
 import pytest
 
-from pushrep.moved import MOVED
+from pushrep.importing import MOVED
 
 
 @pytest.mark.parametrize("old", MOVED)

@@ -22,9 +22,8 @@ from pushrep.replicate.access import (
     parse_rule,
 )
 from pushrep.replicate.errors import CorruptNodeFile
-from pushrep.wire.calls import CALLS, ApiKey
+from pushrep.wire.calls import CALLS, VOCABULARY, ApiKey
 from pushrep.wire.frames import FrameKind
-from pushrep.wire.vocabulary import VOCABULARY
 
 ID, OTHER = UUID(int=7), UUID(int=8)
 NEW = Place(ID, topics=frozenset({"orders"}))

@@ -11,9 +11,9 @@ from pushrep.election.messages import AppendRecordsPartition
 from pushrep.records import encode_batch
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire import push_messages as wire
+from pushrep.wire.calls import VOCABULARY
 from pushrep.wire.errors import NotInVersion
 from pushrep.wire.frames import FrameLimits, FrameReader
-from pushrep.wire.vocabulary import VOCABULARY
 
 
 def over_the_wire(message):

@@ -4,9 +4,7 @@ import pytest
 
 from pushrep.records import Codec, CorruptRecordBatch, RecordBatch, TimestampType, encode_batch
 from pushrep.records.columns import columns_by_arrays, rows_of_columns
-from pushrep.records.decoder import scan
-from pushrep.records.record_rows import RecordCursor
-from pushrep.records.uniform import read_uniform
+from pushrep.records.decoder import RecordCursor, read_uniform, scan
 from pushrep.records.varint import varint
 
 

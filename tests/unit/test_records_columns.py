@@ -13,8 +13,8 @@ from pushrep.records import (
     RecordBatch,
     encode_batch,
 )
+from pushrep.records.encoder import encode_concatenating, general_heads, header_tails
 from pushrep.records.header import CRC_COVERS_FROM, crc32c, write_crc, write_length
-from pushrep.records.record_encoders import encode_concatenating, general_heads, header_tails
 
 
 def values_of(batch):

@@ -6,7 +6,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from pushrep.replay.windows import Buffers, KeptBuffers
+from pushrep.replay.slices import Buffers, KeptBuffers
 from pushrep.wire.frames import SPARE_BYTES, FrameLimits, FrameReader, OpenedFrame, frame_head
 
 

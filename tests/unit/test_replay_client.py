@@ -26,7 +26,7 @@ from pushrep.replay import (
     ReplaySettings,
     ReplayTruncated,
 )
-from pushrep.testing.simulated_clock import SimulatedClock
+from pushrep.testing.simulated_disk import SimulatedClock
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.error_codes import ErrorCode
 

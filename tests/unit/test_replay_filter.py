@@ -15,7 +15,7 @@ from filtering import (
     StreamMetadata,
     pack_keys,
 )
-from pushrep.log.slots import parse_shown_name
+from pushrep.log.directory_files import parse_shown_name
 
 
 def key(offset, pid=1, partition=0):

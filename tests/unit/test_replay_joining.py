@@ -4,7 +4,7 @@ import pytest
 
 from pushrep.env import SYSTEM_CLOCK
 from pushrep.records import encode_batch
-from pushrep.records.batch_run import misjoined
+from pushrep.records.header import misjoined
 from pushrep.replay import TO_END, NodeAccess, ReplayEndReason, ReplayRequest
 from pushrep.replay.remote import RemoteSession
 from pushrep.wire import replay_messages as wire

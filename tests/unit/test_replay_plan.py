@@ -8,8 +8,18 @@ from pushrep.errors import BadArgument
 from pushrep.replay import events as e
 from pushrep.replay.errors import ReplayRefused
 from pushrep.replay.events import ReplayState
-from pushrep.replay.limits import FOLLOW, TO_END, AtTime, LogSnapshot, ReplayRequest, ReplaySettings, Span
-from pushrep.replay.plan import Node, needs_liveness, plan_replay
+from pushrep.replay.plan import (
+    FOLLOW,
+    TO_END,
+    AtTime,
+    LogSnapshot,
+    Node,
+    ReplayRequest,
+    ReplaySettings,
+    Span,
+    needs_liveness,
+    plan_replay,
+)
 from pushrep.replay.session import ReplaySessions
 from pushrep.wire.error_codes import ErrorCode
 

@@ -6,8 +6,7 @@ import pytest
 
 from pushrep.replay import events as e
 from pushrep.replay.events import NEXT, EventKind, ImpossibleEvent, ReplayState
-from pushrep.replay.limits import LogSnapshot, ReplaySettings, Span
-from pushrep.replay.plan import ReplayPlan
+from pushrep.replay.plan import LogSnapshot, ReplayPlan, ReplaySettings, Span
 from pushrep.replay.session import ReplaySession
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.replay_messages import ReplayEndReason

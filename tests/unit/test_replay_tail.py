@@ -6,8 +6,8 @@ import pytest
 
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import Durability, LogConfig, SegmentLog
-from pushrep.log.segment_files import list_segments, segment_path
-from pushrep.replay.windows import Tail
+from pushrep.log.directory_files import list_segments, segment_path
+from pushrep.replay.slices import Tail
 
 SMALL = LogConfig(segment_bytes=100_000, preallocate_bytes=0)
 

@@ -5,11 +5,10 @@ import pytest
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.records import Codec, encode_batch
-from pushrep.replay import TO_END, ReplayClient, ReplayRefused, ReplayRequest, ReplayTruncated, source, windows
-from pushrep.replay.limits import Span
-from pushrep.replay.slices import NoBatchThere, OpenSegments, SliceReader
-from pushrep.replay.windows import BUFFER_BYTES, BatchWindows, Buffers
-from pushrep.testing.simulated_clock import SimulatedClock
+from pushrep.replay import TO_END, ReplayClient, ReplayRefused, ReplayRequest, ReplayTruncated, slices, source
+from pushrep.replay.plan import Span
+from pushrep.replay.slices import BUFFER_BYTES, BatchWindows, Buffers, NoBatchThere, OpenSegments, SliceReader
+from pushrep.testing.simulated_disk import SimulatedClock
 from pushrep.wire.values import size_of
 
 
@@ -36,7 +35,7 @@ def walk(log, start, end):
 
 @pytest.mark.parametrize("window_bytes", [200, 4096, 512 << 10])
 def test_it_gives_the_batches_of_the_logs_own_reader(log, torture, monkeypatch, window_bytes):
-    monkeypatch.setattr(windows, "WINDOW_BYTES", window_bytes)
+    monkeypatch.setattr(slices, "WINDOW_BYTES", window_bytes)
     chosen = torture.random("windows", window_bytes)
     for _ in range(torture.count(15, 300)):
         start, end = sorted(chosen.sample(range(log.log_end_offset + 1), 2))

@@ -14,7 +14,7 @@ from pushrep.startpoints import (
     StoreClosed,
     StoreUnavailable,
 )
-from pushrep.startpoints.looking import Looking
+from pushrep.startpoints.store import StorePoll
 from pushrep.testing import SimulatedClock
 
 RECORDS = 60
@@ -254,7 +254,7 @@ def test_a_store_that_is_away_holds_no_consumer_that_has_begun(logs, directory, 
 
     clock = SimulatedClock()
     fresh, begun = (LogConsumer.open(directory, "orders", name, store=store) for name in ("audit", "billing"))
-    begun._looking = Looking(store, clock)
+    begun._poll = StorePoll(store, clock)
     assert len(drain(begun)[0]) == RECORDS
     first = store.write("billing", "orders", 0, Startpoint.specific(50), "again")
     for lost in ("size_bytes", "read"):

@@ -3,7 +3,7 @@
 import pytest
 
 from pushrep.errors import BadArgument
-from pushrep.startpoints import Startpoint, StorePlace, StoreUnavailable, places, store_at
+from pushrep.startpoints import Startpoint, StorePlace, StoreUnavailable, store_at
 
 SERVERS = {"bootstrap.servers": "broker:9092"}
 
@@ -49,9 +49,9 @@ def test_a_kind_without_its_package_is_told(monkeypatch):
         def load(self):
             raise ModuleNotFoundError("no module", name="confluent_kafka")
 
-    monkeypatch.setattr(places, "entry_points", lambda **_: [Missing()])
+    monkeypatch.setattr("pushrep.startpoints.store.entry_points", lambda **_: [Missing()])
     with pytest.raises(StoreUnavailable, match=r"confluent_kafka.*pip install .*\[kafka\]"):
         store_at("kafka:startpoints", SERVERS)
-    monkeypatch.setattr(places, "entry_points", lambda **_: [])
+    monkeypatch.setattr("pushrep.startpoints.store.entry_points", lambda **_: [])
     with pytest.raises(StoreUnavailable, match="install pushrep again"):
         store_at("kafka:startpoints", SERVERS)

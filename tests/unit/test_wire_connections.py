@@ -6,8 +6,9 @@ import pytest
 
 from pushrep.errors import BadArgument
 from pushrep.topic_id_partition import TopicIdPartition
-from pushrep.wire.calls import ApiKey
+from pushrep.wire.calls import VOCABULARY, AgreedVersions, ApiKey, VersionRange, Vocabulary, versions_answer
 from pushrep.wire.client import CallAnswer, ClientConnection, PeerEvent, first_request
+from pushrep.wire.codec import read_schemas, released_schemas
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.errors import (
     MalformedFrame,
@@ -42,9 +43,7 @@ from pushrep.wire.replay_messages import (
     ReplayEndReason,
     StopReplayRequest,
 )
-from pushrep.wire.schema_files import read_schemas, released_schemas
 from pushrep.wire.server import Call, ServerConnection, Told
-from pushrep.wire.vocabulary import VOCABULARY, AgreedVersions, VersionRange, Vocabulary, versions_answer
 
 TP = TopicIdPartition(UUID(int=1), "orders", 3)
 BATCH = b"batch" * 1000

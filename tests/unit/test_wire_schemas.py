@@ -11,7 +11,8 @@ from fastavro import parse_schema, schemaless_reader, schemaless_writer
 from pushrep.errors import BadArgument
 from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.topic_id_partition import TopicIdPartition
-from pushrep.wire.calls import CALLS, PLACE_OF, ApiKey
+from pushrep.wire.calls import CALLS, PLACE_OF, VOCABULARY, ApiKey, Vocabulary
+from pushrep.wire.codec import missing_fields, read_schemas, released_schemas
 from pushrep.wire.error_codes import ERROR_TABLE, ErrorCode
 from pushrep.wire.errors import MalformedMessage, NotInVersion, SchemaMismatch
 from pushrep.wire.frames import PREFIX_BYTES, FrameKind, FrameLimits, FrameReader, frame_head
@@ -25,9 +26,7 @@ from pushrep.wire.push_messages import (
     LogDescription,
 )
 from pushrep.wire.replay_messages import Credit, StartReplayRequest
-from pushrep.wire.schema_files import missing_fields, read_schemas, released_schemas
 from pushrep.wire.values import FileSlice
-from pushrep.wire.vocabulary import VOCABULARY, Vocabulary
 
 TP = TopicIdPartition(UUID(int=1), "orders", 3)
 

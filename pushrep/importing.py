@@ -1,6 +1,10 @@
-"""Modules that docs or examples showed under another name: the old name still imports, with a DeprecationWarning.
+"""How our packages are found: names of modules that moved, and a package of ours that another one hides.
 
-A finder, not directories: git leaves an old directory with its bytecode behind, which Python takes for a package.
+A module that docs or examples showed under another name still imports by the old one, with a DeprecationWarning. By a
+finder, not by directories: git leaves an old directory with its bytecode behind, which Python takes for a package.
+
+`filtering`, `partitioner` and `spark_jobs` are top-level packages of this distribution. A program that has a directory
+of one of these names would import its own, and ours would fail somewhere inside: `refuse_hidden` says so in one line.
 """
 
 import sys
@@ -9,9 +13,12 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 
 MOVED = {
+    "pushrep.log.recovery_plan": "pushrep.log.recovery",
     "pushrep.node": "pushrep.replicate",
     "pushrep.node.metrics": "pushrep.replicate.node_metrics",
     "pushrep.protocol": "pushrep.wire",
@@ -48,3 +55,31 @@ def let_moved_modules_import() -> None:
     """Once, before anything of pushrep is looked for."""
     if not any(isinstance(finder, _MovedModules) for finder in sys.meta_path):
         sys.meta_path.insert(0, _MovedModules())
+
+
+PACKAGES = ("filtering", "partitioner", "pushrep", "spark_jobs")
+_INSTALLED_IN = Path(__file__).parent.parent
+
+
+def why_hidden(name: str) -> str | None:
+    """One line that names both, None if the package that is imported as `name` is ours, or ours is not beside us."""
+    ours = _INSTALLED_IN / name
+    spec = find_spec(name)
+    if spec is None or not (ours / "__init__.py").is_file():
+        return None
+    places = [spec.origin] if spec.origin is not None else list(spec.submodule_search_locations or ())
+    theirs = Path(places[0]) if places else ours
+    if theirs.name == "__init__.py":
+        theirs = theirs.parent
+    if theirs == ours or (theirs.exists() and theirs.samefile(ours)):
+        return None
+    return (
+        f"{theirs} hides the package {name!r} of pushrep, {ours}: rename yours, or take its directory off the path "
+        "(PYTHONPATH, the directory of the program)"
+    )
+
+
+def refuse_hidden(name: str) -> None:
+    """Raises ImportError with both paths."""
+    if (why := why_hidden(name)) is not None:
+        raise ImportError(why, name=name)
