@@ -5,6 +5,11 @@
 
 A journal's last line may be torn: its write was under way, and nobody was promised anything of it. A bad line that
 whole ones follow is damage. CRCs are CRC-32C.
+
+What a failed append does is each journal's own to say. The catalogue of recordings refuses every append until it is
+opened again: one process keeps it open and answers from memory, and only reading the file again tells what the disk
+has. The journal of startpoints cuts the line off and goes on: no process keeps it open, and each transaction reads and
+syncs the file before it appends.
 """
 
 import json
@@ -24,25 +29,31 @@ class BadJsonFile(ValueError):
 def read_checked_json(filesystem: Filesystem, path: Path, size_max: int, newest_version: int) -> dict[str, Any] | None:
     """The fields, without version and crc32c; None if there is no file. Raises BadJsonFile, OSError."""
     data = read_whole(filesystem, path, size_max)
-    if data is None:
-        return None
+    return None if data is None else parse_checked_json(data, newest_version)
+
+
+def parse_checked_json(data: bytes, newest_version: int, *, ensure_ascii: bool = True) -> dict[str, Any]:
+    """The fields of a file's bytes, without version and crc32c. Raises BadJsonFile.
+
+    ensure_ascii: as `crc_of_fields` was asked when the file was written.
+    """
     try:
         fields = json.loads(data)
         crc = fields.pop("crc32c")
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise BadJsonFile(f"it is no JSON object with a crc32c: {error}") from error
-    if crc != _crc(fields):
-        raise BadJsonFile("its crc32c does not match")
+    if crc != crc_of_fields(fields, ensure_ascii=ensure_ascii):
+        raise BadJsonFile("its checksum, crc32c, does not match")
     version = fields.pop("version", None)
     if version not in range(1, newest_version + 1):
-        raise BadJsonFile(f"its version is {version}, not {newest_version}: it was written by a newer pushrep")
+        raise BadJsonFile(f"its version is {version!r}, this pushrep reads {newest_version}: use the one that wrote it")
     return dict(fields)
 
 
 def checked_json(fields: Mapping[str, Any], version: int) -> bytes:
     """The file's bytes."""
     whole = {"version": version, **fields}
-    whole["crc32c"] = _crc(whole)
+    whole["crc32c"] = crc_of_fields(whole)
     return json.dumps(whole, sort_keys=True, indent=1).encode() + b"\n"
 
 
@@ -51,8 +62,10 @@ def write_checked_json(filesystem: Filesystem, path: Path, fields: Mapping[str, 
     write_atomic(filesystem, path, [checked_json(fields, version)])
 
 
-def _crc(fields: Mapping[str, Any]) -> int:
-    return int(google_crc32c.value(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()))
+def crc_of_fields(fields: Mapping[str, Any], *, ensure_ascii: bool = True) -> int:
+    """CRC-32C of the fields as compact JSON with sorted keys; in UTF-8 without `ensure_ascii`, else in ASCII."""
+    text = json.dumps(fields, ensure_ascii=ensure_ascii, sort_keys=True, separators=(",", ":"))
+    return int(google_crc32c.value(text.encode()))
 
 
 class JournalLine(NamedTuple):

@@ -32,9 +32,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
-import google_crc32c
-
 from pushrep.env import Filesystem, read_whole, write_atomic
+from pushrep.env.checked_json import BadJsonFile, crc_of_fields, parse_checked_json
 from pushrep.kafka.errors import CorruptDestinationsFile, DestinationRefused, KafkaUnreachable
 
 
@@ -248,21 +247,15 @@ def write_progress(filesystem: Filesystem, directory: Path, progress: Mapping[st
 def encode_progress(progress: Mapping[str, ShippingProgress]) -> bytes:
     """The file's bytes."""
     fields = {"version": VERSION, "destinations": {topic: _fields_of(one) for topic, one in progress.items()}}
-    return (json.dumps({**fields, "crc32c": _checksum(fields)}, sort_keys=True) + "\n").encode()
+    return (json.dumps({**fields, "crc32c": crc_of_fields(fields)}, sort_keys=True) + "\n").encode()
 
 
 def decode_progress(path: Path, data: bytes) -> dict[str, ShippingProgress]:
     """What the file's bytes say. Raises CorruptDestinationsFile."""
     try:
-        fields = json.loads(data)
-        checksum = fields.pop("crc32c")
-        version = fields["version"]
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise CorruptDestinationsFile(path, f"not a file of destinations ({error})") from error
-    if version != VERSION:
-        raise CorruptDestinationsFile(path, f"version {version!r}, this pushrep reads {VERSION}")
-    if checksum != _checksum(fields):
-        raise CorruptDestinationsFile(path, "its checksum does not match its fields")
+        fields = parse_checked_json(data, VERSION)
+    except BadJsonFile as error:
+        raise CorruptDestinationsFile(path, str(error)) from error
     try:
         return {topic: _progress_of(one) for topic, one in fields["destinations"].items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -315,10 +308,6 @@ def _progress_of(fields: Mapping[str, Any]) -> ShippingProgress:
 
 def _by_number(fields: Mapping[str, Any]) -> dict[int, Any]:
     return {int(number): value for number, value in fields.items()}
-
-
-def _checksum(fields: Mapping[str, Any]) -> int:
-    return int(google_crc32c.value(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()))
 
 
 class FixedPartitionCounts(Protocol):

@@ -68,7 +68,7 @@ _CLOSE_S = 30.0
 class SinkConfig:
     """Whose logs are shipped: the outbox's directory, its topic, logs and own PIDs.
 
-    batch_bytes: what its batches are sealed at; 0: none are made any more. pins: what its members keep.
+    batch_bytes: what its batches are sealed at; 0: none are made any more. partition_counts: what its members keep.
     is_new: it was made just now, so nobody has seen its PIDs.
     leadership: what they say of who leads. copy_id: as in `transactional_id`.
     """
@@ -317,17 +317,17 @@ class KafkaSink:
         if before.topic_id not in {None, facts.topic_id}:
             _LOG.warning("%s is not the topic that it was (%s): all is shipped again", self.topic, facts.topic_id)
             state.void()
-        pins = self._config.partition_counts
-        known = pins.known(facts.topic_id)
+        fixed = self._config.partition_counts
+        known = fixed.known(facts.topic_id)
         if (used := await self._used_partitions(before, facts, known)) is not None:
             known = (used,)
         partitions = fixed_count(before, self.topic, facts.partitions, known)
         progress = before.with_topic(facts.topic_id, partitions, state.pid_epoch)
-        check_kept(progress, self.topic, pins.known(facts.topic_id))
+        check_kept(progress, self.topic, fixed.known(facts.topic_id))
         state.progress = progress
         self._checkpoint()
         counts = counts_of(state.progress)
-        await self._unless_closed(in_thread(lambda: pins.keep(facts.topic_id, counts)))
+        await self._unless_closed(in_thread(lambda: fixed.keep(facts.topic_id, counts)))
 
     async def _used_partitions(self, before: ShippingProgress, facts: TopicFacts, known: tuple[int, ...]) -> int | None:
         """By what the topic holds, where nothing else says how many of its partitions are used; None: nothing does."""

@@ -15,7 +15,12 @@ one state a single one gets its change in, and a mere reader that began does no 
 Compaction removes a tombstone delete.retention.ms after it was written. A reader that was away for longer may have
 missed some, and reads everything again.
 
-CommittedRecords and `send` are what it shares with the store of startpoints in a topic (startpoints.py).
+CommittedRecords and `send` are shared with the store of startpoints in a topic (startpoints.py). They stay two because
+their records differ, and both formats are released. A startpoint's number is its record's offset: that store says
+before it writes at which offset its records have to come, refuses the change elsewhere, keeps every record, and knows
+by the offset whether a commit whose answer was lost counts. A map's record may come at any offset: this one keeps the
+newest offset of each key, knows tombstones, and finds its change again by a header.
+
 An idle reader costs the brokers one question for the end: its consumer has the partition assigned only while it reads.
 A topic that was deleted and made again under its name is another one, whatever its end is.
 """

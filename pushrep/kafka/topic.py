@@ -83,19 +83,19 @@ class TopicFacts(NamedTuple):
 def look_at_topic(destination: KafkaDestination, topic: str) -> TopicFacts:
     """Ask the brokers; waits for them up to `request_timeout_ms`. Raises TopicMissing, KafkaUnreachable."""
     timeout_s = destination.request_timeout_ms / 1000
-    asking = _Asking(destination)
+    admin = _Admin(destination)
     try:
         doing = "DESCRIBE"
-        description = asking.result_of(asking.admin.describe_topics(TopicCollection([topic]))[topic])
+        description = admin.result_of(admin.client.describe_topics(TopicCollection([topic]))[topic])
         doing = "DESCRIBE_CONFIGS"
-        settings = asking.settings_of(ConfigResource(ResourceType.TOPIC, topic))
-        expirations_ms = _expirations_ms(asking, _leader_of(topic, description.partitions))
+        settings = admin.settings_of(ConfigResource(ResourceType.TOPIC, topic))
+        expirations_ms = _expirations_ms(admin, _leader_of(topic, description.partitions))
     except KafkaException as error:
         if error.args[0].code() in _MISSING:
             raise TopicMissing(topic) from error
-        raise kafka_failure(error.args[0], topic, doing, asking.why) from error
+        raise kafka_failure(error.args[0], topic, doing, admin.why) from error
     except TimeoutError as error:
-        raise KafkaUnreachable(asking.why or f"no answer within {timeout_s} s") from error
+        raise KafkaUnreachable(admin.why or f"no answer within {timeout_s} s") from error
     return TopicFacts(
         topic=topic,
         topic_id=uuid_of(description.topic_id),
@@ -119,7 +119,7 @@ def kafka_failure(error: KafkaError, topic: str, on_topic: str, said: str | None
     return KafkaUnreachable(said or error.str()) if missing is None else KafkaRightMissing(str(missing))
 
 
-class _Asking:
+class _Admin:
     """An admin client. `why`: what it said last about its connections, a refused password say; None: nothing.
 
     Raises KafkaUnreachable.
@@ -130,20 +130,20 @@ class _Asking:
         self._timeout_s = destination.request_timeout_ms / 1000
         settings = {**destination.librdkafka_settings(), "log_level": 0, "error_cb": self._on_error}
         try:
-            self.admin = AdminClient(settings)
+            self.client = AdminClient(settings)
         except KafkaException as error:  # a certificate can't be read: it may be replaced at this moment
             raise KafkaUnreachable(error.args[0].str()) from error
 
     def settings_of(self, resource: Any) -> Mapping[str, Any]:
         """A topic's or broker's. Raises as `result_of`."""
-        found: Mapping[str, Any] = self.result_of(self.admin.describe_configs([resource])[resource])
+        found: Mapping[str, Any] = self.result_of(self.client.describe_configs([resource])[resource])
         return found
 
     def result_of(self, future: "Future[Any]") -> Any:
         """The answer; meanwhile errors are told, and tokens fetched. Raises KafkaException, TimeoutError."""
         deadline_s = monotonic() + self._timeout_s
         while not future.done() and monotonic() < deadline_s:
-            self.admin.poll(_POLL_S)
+            self.client.poll(_POLL_S)
         return future.result(0)
 
     def _on_error(self, error: KafkaError) -> None:
@@ -159,7 +159,7 @@ def _leader_of(topic: str, partitions: Sequence[Any]) -> str:
     raise KafkaUnreachable(f"no partition of topic {topic} has a leader now")
 
 
-def _expirations_ms(asking: _Asking, broker: str) -> tuple[int, int]:
+def _expirations_ms(admin: _Admin, broker: str) -> tuple[int, int]:
     """After which silence the broker forgets a producer id, and a transactional id; its defaults where this user may
     not ask. Raises KafkaException, TimeoutError.
 
@@ -167,7 +167,7 @@ def _expirations_ms(asking: _Asking, broker: str) -> tuple[int, int]:
     a hole.
     """
     try:
-        settings = asking.settings_of(ConfigResource(ResourceType.BROKER, broker))
+        settings = admin.settings_of(ConfigResource(ResourceType.BROKER, broker))
     except (KafkaException, TimeoutError) as error:
         if failure_of(error) is Failure.PASSES:
             raise

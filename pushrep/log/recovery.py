@@ -613,7 +613,7 @@ class Recovery:
             raise CorruptLog(self._directory, names, "no offset is as high as its name, 2^63 - 1 is the highest")
 
     def _settle_sealed(self, segment: Segment, *, proven: bool) -> None:
-        segment.note_time()
+        segment.index_time()
         segment.sync_indexes(retaken=proven)
         if proven:
             self._progress.proven(segment.next_offset)
@@ -645,7 +645,7 @@ class Recovery:
         remove_seals(self._filesystem, self._directory, [segment.base_offset])  # it goes on
         segment.trim()
         end_moves(self._filesystem, self._directory, self._moving)  # what was left of a tail were zeros
-        segment.note_time()  # as a clean close left it
+        segment.index_time()  # as a clean close left it
         rises = cut is not None or segment.next_offset > min(plan.recovery_point, self._checkpointed)
         segment.sync_indexes(retaken=rises)
         if plan.opening is Opening.ABNORMAL:

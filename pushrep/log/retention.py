@@ -71,14 +71,14 @@ from pushrep.log.segment import SealedSegment, newest_timestamp_ms
 
 _LOG = logging.getLogger("pushrep.log")
 
-Told = Callable[[str], None]
+OnLeaseBroken = Callable[[str], None]
 """Called with the reason when a lease is broken; in any thread, and it must not wait for the log."""
 
 
 class Lease:
     """Nothing from `offset` on is removed while it is held. Made by `SegmentLog.acquire_lease`; a context manager."""
 
-    def __init__(self, leases: "Leases", name: str, offset: int, told: Told | None) -> None:
+    def __init__(self, leases: "Leases", name: str, offset: int, told: OnLeaseBroken | None) -> None:
         self.name = name
         self._leases, self._told = leases, told
         self._offset = offset
@@ -149,7 +149,7 @@ class Leases:
         with self._lock:
             return iter(tuple(self._held))
 
-    def acquire(self, name: str, offset: int, told: Told | None = None) -> Lease:
+    def acquire(self, name: str, offset: int, told: OnLeaseBroken | None = None) -> Lease:
         """A lease from `offset` on, which the caller found to be in the log."""
         lease = Lease(self, name, offset, told)
         with self._lock:
@@ -209,29 +209,29 @@ class RetentionFacts:
 
 
 def deletable(
-    sealed: Sequence[SealedSegment], keeping: RetentionFacts, newest_ms: Callable[[SealedSegment], int]
+    sealed: Sequence[SealedSegment], facts: RetentionFacts, newest_ms: Callable[[SealedSegment], int]
 ) -> Iterator[SealedSegment]:
     """Sealed segments, oldest first, that nobody needs and no rule keeps. Decides; deletes nothing.
 
     `newest_ms` tells the newest timestamp of a segment; it is asked only of those that time alone could free.
     """
-    left_bytes = keeping.log_bytes
+    left_bytes = facts.log_bytes
     for segment in sealed:
-        if segment.end_offset > keeping.floor:
+        if segment.end_offset > facts.floor:
             return
         left_bytes -= segment.size_bytes
         if not (
-            segment.end_offset <= keeping.log_start_offset
-            or (keeping.retention_bytes is not None and left_bytes >= keeping.retention_bytes)
-            or (keeping.retention_ms is not None and _is_older(newest_ms(segment), keeping))
+            segment.end_offset <= facts.log_start_offset
+            or (facts.retention_bytes is not None and left_bytes >= facts.retention_bytes)
+            or (facts.retention_ms is not None and _is_older(newest_ms(segment), facts))
         ):
             return
         yield segment
 
 
-def _is_older(newest_ms: int, keeping: RetentionFacts) -> bool:
-    assert keeping.retention_ms is not None
-    return 0 <= newest_ms < keeping.now_ms - keeping.retention_ms
+def _is_older(newest_ms: int, facts: RetentionFacts) -> bool:
+    assert facts.retention_ms is not None
+    return 0 <= newest_ms < facts.now_ms - facts.retention_ms
 
 
 def purgeable(
@@ -276,7 +276,7 @@ class Purged:
 
 
 class KeptLog(Protocol):
-    """The writer of a log, as far as keeping needs it."""
+    """The writer of a log, as far as retention needs it."""
 
     @property
     def stable_offset(self) -> int: ...
@@ -329,7 +329,7 @@ class Retention:
             if self._holders.pop(name, None) is None:
                 raise ValueError(f"nobody of the name {name!r} holds the log; there are {sorted(self._holders)}")
 
-    def acquire_lease(self, name: str, offset: int, told: Told | None) -> Lease:
+    def acquire_lease(self, name: str, offset: int, told: OnLeaseBroken | None) -> Lease:
         """Hold everything from `offset` on. Raises OffsetOutOfRange."""
         with self._lock:
             bounds = self._log.bounds()
@@ -365,7 +365,7 @@ class Retention:
             sealed = self._sealed()
             if not sealed:
                 return ()
-            chosen = list(islice(deletable(sealed, self._keeping(sealed), self._newest), self._config.retention_files))
+            chosen = list(islice(deletable(sealed, self._facts(sealed), self._newest), self._config.retention_files))
             if not chosen:
                 return ()
             _LOG.info("%s: retention removes the segments %s", self._directory, [s.base_offset for s in chosen])
@@ -441,12 +441,12 @@ class Retention:
         pairs = pairwise(self._log.bases(fresh=True))
         return [SealedSegment(base, next_base, self._size(base)) for base, next_base in pairs]
 
-    def _keeping(self, sealed: Sequence[SealedSegment]) -> RetentionFacts:
+    def _facts(self, sealed: Sequence[SealedSegment]) -> RetentionFacts:
         config = self._config
         active = self._log.bases(fresh=True)[-1]
         self._sizes.pop(active, None)  # it grows
         self._bring_derived_up()
-        keeping = RetentionFacts(
+        facts = RetentionFacts(
             log_start_offset=self._log.bounds().start,
             floor=self._floor()[0],
             log_bytes=sum(segment.size_bytes for segment in sealed) + self._size(active),
@@ -455,7 +455,7 @@ class Retention:
             retention_bytes=config.retention_bytes,
         )
         self._sizes.pop(active, None)
-        return keeping
+        return facts
 
     def _floor(self) -> tuple[int, str]:
         """(the lowest offset that is needed, who needs it)."""
@@ -545,7 +545,7 @@ class BackgroundTasks:
             if self._level is DiskLevel.FULL:
                 raise DiskAboveLimit(self._watch.path, self._watch.usage, self._limits)
 
-    def acquire_lease(self, name: str, offset: int, told: Told | None) -> Lease:
+    def acquire_lease(self, name: str, offset: int, told: OnLeaseBroken | None) -> Lease:
         """See Retention. Raises LeaseBroken where the disk is so full that it would be broken at once."""
         if self._watch.level(self._limits) >= DiskLevel.PRESSED:
             raise LeaseBroken(name, self._too_full())

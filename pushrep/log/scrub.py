@@ -28,7 +28,7 @@ from pushrep.errors import PushrepError
 from pushrep.log.directory_files import parse_log_name, segment_path
 from pushrep.log.flusher import Flusher
 from pushrep.log.seals import HeadersCrc, Seal, read_seal
-from pushrep.log.walk import CleanEnd, Damage, ScanEnd, ScanRange, count_in_history, scan_runs
+from pushrep.log.walk import CleanEnd, Damage, ScanEnd, ScanRange, count_in_history, scan_vectorised
 from pushrep.records import BatchRun
 from pushrep.records.leader_epochs import LeaderEpochs
 
@@ -267,7 +267,7 @@ class Scrub:
         file = self._filesystem.open(segment_path(log.path, base), writable=False)
         try:
             file.drop_cache()  # what the disk holds is asked for, not what memory remembers
-            for step in scan_runs(file, what):
+            for step in scan_vectorised(file, what):
                 if not isinstance(step, BatchRun):
                     end = step
                     break

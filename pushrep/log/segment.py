@@ -45,7 +45,7 @@ from pushrep.log.walk import (
     from_index_entry,
     scan,
     scan_headers,
-    scan_runs,
+    scan_vectorised,
 )
 from pushrep.records import HEADER_BYTES, BatchHeader, BatchRun, RecordBatch
 from pushrep.records.header import OFFSET_MAX, SEALED_BYTES
@@ -184,7 +184,7 @@ class Segment:
         unwritten.append(data)
         if pending is not None:
             pending += data[:SEALED_BYTES]
-        self.note(self._tail.size_bytes, header)
+        self.index_batch(self._tail.size_bytes, header)
         if self._tail.next_offset > OFFSET_MAX:
             raise OffsetsExhausted(self.path, header.base_offset, len(batch))
         if len(data) > _TOGETHER_BYTES_MAX or len(unwritten) == _TOGETHER_MAX:
@@ -201,7 +201,7 @@ class Segment:
             self._allocate(file, end)
         file.write_at(data, end - len(data))
 
-    def note(self, position: int, header: BatchHeader) -> None:
+    def index_batch(self, position: int, header: BatchHeader) -> None:
         """Take a batch that stands at `position` into account: its offsets, times and index entries."""
         tail, size_bytes, newest_ms = self._tail, header.size_bytes, header.max_timestamp_ms
         if tail.first_timestamp_ms is None:
@@ -209,7 +209,7 @@ class Segment:
         if newest_ms > tail.max_timestamp_ms:
             tail.max_timestamp_ms, tail.offset_of_max = newest_ms, header.last_offset
         if tail.bytes_since_entry > self._config.index_interval_bytes:
-            self.note_time()
+            self.index_time()
             self.index.append(header.last_offset - self.base_offset, position)
             tail.bytes_since_entry = 0
             if self._headers is not None:
@@ -219,8 +219,8 @@ class Segment:
         tail.next_offset = header.next_offset
         tail.leader_epoch = header.leader_epoch
 
-    def note_run(self, run: BatchRun) -> None:
-        """`note` for every batch of a run, which a scan has found."""
+    def index_run(self, run: BatchRun) -> None:
+        """`index_batch` for every batch of a run, which a scan has found."""
         tail, interval, base = self._tail, self._config.index_interval_bytes, self.base_offset
         if tail.first_timestamp_ms is None:
             tail.first_timestamp_ms = int(run.max_timestamp_ms[0])
@@ -231,14 +231,14 @@ class Segment:
                 newest, offset_of_newest = time, last
             if since > interval:
                 tail.max_timestamp_ms, tail.offset_of_max = newest, offset_of_newest
-                self.note_time()
+                self.index_time()
                 self.index.append(last - base, position)
                 since = 0
             since += size
         tail.bytes_since_entry, tail.max_timestamp_ms, tail.offset_of_max = since, newest, offset_of_newest
         tail.size_bytes, tail.next_offset, tail.leader_epoch = run.end, run.next_offset, int(run.leader_epoch[-1])
 
-    def note_time(self) -> None:
+    def index_time(self) -> None:
         """A time entry for the greatest timestamp so far, unless there is one."""
         tail, last = self._tail, self.time_index.last
         if tail.max_timestamp_ms > (last[0] if last else -1):
@@ -303,9 +303,9 @@ class Segment:
             closed_at=closed_at,
             epochs=epochs,
         )
-        for step in scan_runs(self.file, range_):
+        for step in scan_vectorised(self.file, range_):
             if isinstance(step, BatchRun):
-                self.note_run(step)
+                self.index_run(step)
             yield step
 
     def seal(self, log_id: UUID | None, partition: int) -> Seal | None:
@@ -373,7 +373,7 @@ class Segment:
         Raises OSError: nothing is lost then, it can be done another time.
         """
         self.trim()
-        self.note_time()
+        self.index_time()
         self.write_indexes()
 
     def sync(self) -> None:

@@ -56,7 +56,7 @@ from pushrep.log.flusher import process_flusher
 from pushrep.log.group_commit import may_be_interrupted
 from pushrep.log.reader import BatchReader, Bounds, Isolation, LogReader, LogSlices
 from pushrep.log.recovery import Recovered, Recovery, RecoveryReport
-from pushrep.log.retention import BackgroundTasks, Lease, NeededFrom, Purged, Retention, Told
+from pushrep.log.retention import BackgroundTasks, Lease, NeededFrom, OnLeaseBroken, Purged, Retention
 from pushrep.log.scrub import Scrub, ScrubFinding
 from pushrep.log.segment_repair import SegmentRepair, new_indexes, rebuild_suspect_indexes
 from pushrep.log.writer import LogWriter, Surroundings, WriterState
@@ -694,7 +694,7 @@ class SegmentLog(ClosedAtExit):
         self._checked_writer()
         self._background.retention.drop(name)
 
-    def acquire_lease(self, name: str, offset: int, told: Told | None = None) -> Lease:
+    def acquire_lease(self, name: str, offset: int, told: OnLeaseBroken | None = None) -> Lease:
         """Keep everything from `offset` on for a reader of the past, as long as it renews within `lease_max_s`.
 
         `told(reason)` is called if the lease is broken: not renewed, or the disk is too full; it must not wait.

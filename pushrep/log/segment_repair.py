@@ -43,7 +43,7 @@ from pushrep.log.indexes import IndexFile
 from pushrep.log.seals import HeadersCrc, Seal, read_seal, remove_seals, write_seal
 from pushrep.log.segment import OFFSET_ENTRY, TIME_ENTRY, Segment
 from pushrep.log.verify import segment_name
-from pushrep.log.walk import CleanEnd, ScanRange, WholeBatch, count_in_history, scan, scan_runs
+from pushrep.log.walk import CleanEnd, ScanRange, WholeBatch, count_in_history, scan, scan_vectorised
 from pushrep.records import BatchHeader, BatchRun, CorruptRecordBatch, RecordBatch
 from pushrep.records.leader_epochs import LeaderEpochs
 
@@ -170,7 +170,7 @@ class SegmentRepair:
         """Our batches, as far as they are whole and in place; the end, if that is where they lead."""
         end, last = None, None
         with suppress(OSError):  # what can't be read is damaged
-            for step in scan_runs(self._own, self._range()):
+            for step in scan_vectorised(self._own, self._range()):
                 if not isinstance(step, BatchRun):
                     end = step
                     break
@@ -318,7 +318,7 @@ class SegmentRepair:
             recovery_point=self.end_offset,
             cleaned_offset=self._cleaned_offset,
         )
-        for step in scan_runs(file, what):
+        for step in scan_vectorised(file, what):
             if isinstance(step, BatchRun):
                 headers.add_run(step)
             else:
@@ -394,7 +394,7 @@ def _fill(segment: Segment, following: int | None) -> None:
     segment.time_index.keep(0)
     for _ in segment.walk(0, following):
         pass
-    segment.note_time()
+    segment.index_time()
     segment.sync_indexes()
 
 
@@ -412,7 +412,7 @@ def rebuild_suspect_indexes(filesystem: Filesystem, log: Path, suspects: Collect
         )
         file = filesystem.open(segment_path(log, base), writable=False)
         try:
-            *_, end = scan_runs(file, what)
+            *_, end = scan_vectorised(file, what)
         finally:
             file.close()
         if isinstance(end, CleanEnd):

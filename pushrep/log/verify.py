@@ -58,7 +58,7 @@ from pushrep.log.errors import CorruptPartitionMetadata
 from pushrep.log.indexes import IndexCheck
 from pushrep.log.inspection import LogState, checked_log, read_state, segment_facts
 from pushrep.log.seals import BadSeal, HeadersCrc, Seal, checked_seal, read_seal
-from pushrep.log.walk import CleanEnd, Damage, ScanEnd, ScanRange, TornTail, scan_runs
+from pushrep.log.walk import CleanEnd, Damage, ScanEnd, ScanRange, TornTail, scan_vectorised
 from pushrep.records import BatchRun
 from pushrep.records.leader_epochs import LeaderEpochs
 
@@ -203,7 +203,7 @@ class _Walk:
         )
         if limit is not None and limit <= task.base_offset:
             return
-        for step in scan_runs(file, what):
+        for step in scan_vectorised(file, what):
             if not isinstance(step, BatchRun):
                 self._end = step
                 return

@@ -12,7 +12,7 @@ the batch before it, the file's name for the first one, or an index entry that n
 cleaner's offset may offsets be missing.
 
     scan            batch by batch, where the records are wanted; the others leave every doubt to it
-    scan_runs       the same in long strides, many batches checked together: recovery, verify, rebuilding of indexes
+    scan_vectorised the same in long strides, many batches checked together: recovery, verify, rebuilding of indexes
     scan_headers    by the headers alone, for bytes that are sent on, whose CRC the receiver checks
 
 The two others stop at, or leave to `scan`, whatever is not plainly in order: tests/properties holds them to it. What
@@ -292,7 +292,7 @@ class _Window:
         return position == start, position > start
 
 
-def scan_runs(file: File, what: ScanRange, *, window_bytes: int = _RUN_BYTES_MIN) -> Iterator[RunStep]:
+def scan_vectorised(file: File, what: ScanRange, *, window_bytes: int = _RUN_BYTES_MIN) -> Iterator[RunStep]:
     """Every whole batch in order, in runs, then exactly one CleanEnd, TornTail or Damage: those of `scan`.
 
     window   | batch | batch | batch | bat|      all of its whole batches are checked together       BatchRun

@@ -56,8 +56,8 @@ class RecordBatch:
     def rows(self, *, decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX) -> RecordRows:
         """The same, each record put together only when it is asked for; all are read before. Raises as `records`."""
         header, payload = self.header, self.payload(decompressed_bytes_max=decompressed_bytes_max)
-        if (alike := read_uniform(header, payload)) is not None:
-            return alike
+        if (uniform := read_uniform(header, payload)) is not None:
+            return uniform
         if header.record_count < _COLUMNS_WORTHWHILE:
             data = payload.tobytes()
             few = read_small_batch(header, data)

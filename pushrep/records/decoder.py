@@ -15,7 +15,7 @@ byte are read in place: a call for each would take longer than all the rest.
     payload   |len|a|time|off|klen|key|vlen|value|0||len|a|time|off|klen|key|vlen|value|0| ...
     a run      ═══════════════════     ════       ═   the same in every record but for offsets, which count up, and
               ◀────────── stride ─────────────────▶   times; keys and values are cut out, a stride from one to the next
-                                          └─ seam ──────────────────┘   from a value to the next key, or value
+                                          └─ boundary ──────────────┘   from a value to the next key, or value
 
 The offset's width changes with the 64th and the 8,192nd record, so a batch is a few runs. A run takes a handful of
 numpy operations where columns.py takes a hundred: that decides up to some thousand records.
@@ -319,7 +319,7 @@ def _times(header: BatchHeader, deltas: list[int]) -> Column[int] | None:
 
 Flags: TypeAlias = NDArray[np.bool_]
 
-ALIKE_WORTHWHILE = 16  # records; fewer are decoded one by one before a run was looked at
+UNIFORM_WORTHWHILE = 16  # records; fewer are decoded one by one before a run was looked at
 _RUNS_MAX = 8
 _HEAD_BYTES_MAX = 1 + VARLONG_BYTES_MAX + 4 * VARINT_BYTES_MAX
 _KEPT_RECORDS_MAX = 1 << 13  # what 32 runs should look like is kept: 64 KiB each at most, as a rule
@@ -360,7 +360,7 @@ class _Run(NamedTuple):
 def read_uniform(header: BatchHeader, payload: memoryview) -> RecordRows | None:
     """All records of a batch; None if they do not look alike, or something is wrong with them."""
     count = header.record_count
-    if count < ALIKE_WORTHWHILE or count != header.last_offset_delta + 1:
+    if count < UNIFORM_WORTHWHILE or count != header.last_offset_delta + 1:
         return None
     runs: list[_Run] = []
     position = row = 0
@@ -395,14 +395,14 @@ def _run_at(payload: memoryview, position: int, row: int, count: int) -> _Run | 
     offset_width = layout.key_length_at - layout.offset_at
     behind = min(count, 1 << (7 * offset_width - 1))  # from there on offsets are wider
     records = min(behind - row, (len(payload) - position) // layout.stride)
-    if records < min(ALIKE_WORTHWHILE, count - row) or not _is_followed(payload, position, layout, records):
+    if records < min(UNIFORM_WORTHWHILE, count - row) or not _is_followed(payload, position, layout, records):
         return None
     if _all_uniform(payload, position, records, layout, row):
         return _Run(layout, position, records, has_one_time=True)
     size = records * layout.stride
     matrix = np.frombuffer(payload, np.uint8, size, position).reshape(records, layout.stride)
-    alike, has_one_time = _is_uniform(matrix, layout, row)
-    return _Run(layout, position, alike, has_one_time) if alike >= min(ALIKE_WORTHWHILE, count - row) else None
+    uniform, has_one_time = _is_uniform(matrix, layout, row)
+    return _Run(layout, position, uniform, has_one_time) if uniform >= min(UNIFORM_WORTHWHILE, count - row) else None
 
 
 def _layout(payload: memoryview, position: int, row: int) -> _Layout | None:
@@ -437,8 +437,8 @@ def _is_followed(payload: memoryview, position: int, layout: _Layout, records: i
 def _all_uniform(payload: memoryview, position: int, records: int, layout: _Layout, row: int) -> bool:
     """Whether all of so many records look like the first, their times included."""
     stride = layout.stride
-    seams = _strided(payload, position + stride - 1, 1 + len(layout.head), stride, records - 1).tobytes()
-    if payload[position + records * stride - 1] or seams != _seams(layout, row + 1, records - 1):
+    boundaries = _strided(payload, position + stride - 1, 1 + len(layout.head), stride, records - 1).tobytes()
+    if payload[position + records * stride - 1] or boundaries != _boundaries(layout, row + 1, records - 1):
         return False
     at, size = layout.value_length_at, layout.value_start - layout.value_length_at
     if at < len(layout.head):
@@ -477,18 +477,18 @@ def _heads(layout: _Layout, row: int, records: int) -> Bytes:
     return made
 
 
-def _seams(layout: _Layout, row: int, records: int) -> bytes:
+def _boundaries(layout: _Layout, row: int, records: int) -> bytes:
     """The same heads, each behind the end of a record without headers."""
-    return (_seams_kept if records <= _KEPT_RECORDS_MAX else _seams_made)(layout, row, records)
+    return (_boundaries_kept if records <= _KEPT_RECORDS_MAX else _boundaries_made)(layout, row, records)
 
 
-def _seams_made(layout: _Layout, row: int, records: int) -> bytes:
+def _boundaries_made(layout: _Layout, row: int, records: int) -> bytes:
     made = np.zeros((records, 1 + len(layout.head)), np.uint8)
     made[:, 1:] = _heads(layout, row, records)
     return made.tobytes()
 
 
-_seams_kept = lru_cache(maxsize=32)(_seams_made)
+_boundaries_kept = lru_cache(maxsize=32)(_boundaries_made)
 
 
 def _run_times(header: BatchHeader, payload: memoryview, runs: list[_Run]) -> Column[int] | None:

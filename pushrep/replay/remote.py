@@ -613,7 +613,7 @@ class RemoteReplays:
         with self._lock:
             self._hang_up()
 
-    # ---- keeping house: all of it raises KeepingRefused, ReplayRefused (UNKNOWN_RECORDING for a name)
+    # ---- maintenance of recordings: all of it raises KeepingRefused, ReplayRefused (UNKNOWN_RECORDING for a name)
 
     def extend(self, recording: int | str, leader_epoch: int) -> int:
         """A stopped recording goes on; at which offset."""

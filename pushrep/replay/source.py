@@ -15,7 +15,7 @@ from pushrep.env import REAL_FILESYSTEM, Filesystem
 from pushrep.log import CorruptBatch, Lease, LeaseBroken, LogClosed, LogReader, NotALog, OffsetOutOfRange, SegmentLog
 from pushrep.log.directory_files import read_leader_epochs
 from pushrep.log.inspection import lock_holder
-from pushrep.log.retention import Told
+from pushrep.log.retention import OnLeaseBroken
 from pushrep.records import CorruptRecordBatch, RecordBatch
 from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.replay import events as e
@@ -80,7 +80,7 @@ class LogSource:
         """Every batch that holds an offset in [start, end). Raises as LogReader.batches."""
         return self._log.batches(start, end)
 
-    def lease(self, offset: int, told: Told) -> Lease | None:
+    def lease(self, offset: int, told: OnLeaseBroken) -> Lease | None:
         """Keeps what lies from `offset` on, if this process writes the log. Raises OffsetOutOfRange, LeaseBroken."""
         if isinstance(self._log, LogReader):
             return None

@@ -4,7 +4,7 @@ StartReplay   worker: find the log, its offsets, the time ─▶ judge (plan.py)
 Attach        at once                           StopReplay           at once
 Describe, Extend, Truncate, Purge, Delete       worker (replay_calls.py) ─▶ answer
 
-`RecordingMaintenance`: keeping house among recordings: extend, truncate, purge, delete. In the worker's thread.
+`RecordingMaintenance`: extend, truncate, purge and delete recordings. In the worker's thread.
 
 extend     a stopped log goes on at its end, under a higher epoch           refused for a member's log
 truncate   sessions above the cut end first, then the log is cut            refused for a member's log
@@ -38,7 +38,7 @@ from pushrep.replicate.served_session import ServedSession, Server
 from pushrep.wire import replay_messages as wire
 from pushrep.wire.calls import ApiKey, refusal
 from pushrep.wire.error_codes import ErrorCode
-from pushrep.wire.server import Call, Told
+from pushrep.wire.server import Call, ClientEvent
 from pushrep.wire.values import Struct
 
 _Asked = wire.ExtendRequest | wire.TruncateRequest | wire.PurgeRequest | wire.DeleteRequest
@@ -221,9 +221,9 @@ class ReplayCalls:
             wire.DeleteRequest: self._delete,
         }
 
-    def dispatch(self, line: Line, call: Call | Told) -> None:
+    def dispatch(self, line: Line, call: Call | ClientEvent) -> None:
         """Carry out what a peer asks, or tells."""
-        if isinstance(call, Told):
+        if isinstance(call, ClientEvent):
             self._on_event(line, call)
         elif call.api_key is ApiKey.API_VERSIONS:
             line.send(line.protocol.answer_versions(call))
@@ -388,7 +388,7 @@ class ReplayCalls:
         if line.is_open:
             served.attach(line, call, asked.credit_bytes)
 
-    def _on_event(self, line: Line, told: Told) -> None:
+    def _on_event(self, line: Line, told: ClientEvent) -> None:
         if isinstance(told.message, wire.Credit):
             served = self._server.served.get(told.message.session_id)
             if served is not None and served.line is line:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from pushrep.env import READABLE, WRITABLE
 from pushrep.replicate.sockets import AnySocket, Piece, pieces_of, send_some
-from pushrep.wire.server import Call, ServerConnection, Told
+from pushrep.wire.server import Call, ClientEvent, ServerConnection
 from pushrep.wire.values import Part
 
 _FRAMES_MAX = 256
@@ -27,7 +27,7 @@ class Handed(NamedTuple):
 
     socket: AnySocket
     protocol: ServerConnection
-    calls: Sequence[Call | Told]
+    calls: Sequence[Call | ClientEvent]
     name: str
     sender: str
     closed: Callable[[], None]
@@ -57,9 +57,9 @@ class Line:
         mask = READABLE if len(self._frames) < _FRAMES_MAX else 0
         return mask | WRITABLE if self._frames else mask
 
-    def receive(self) -> list[Call | Told]:
+    def receive(self) -> list[Call | ClientEvent]:
         """What came. Raises ProtocolError; ConnectionError at its end."""
-        calls: list[Call | Told] = []
+        calls: list[Call | ClientEvent] = []
         for _ in range(_READS_MAX):
             try:
                 count = self.socket.recv_into(self.protocol.get_buffer())
@@ -77,9 +77,9 @@ class Line:
     def _buffered(self) -> int:
         return self.socket.pending() if isinstance(self.socket, ssl.SSLSocket) else 0
 
-    def _rest(self) -> list[Call | Told]:
+    def _rest(self) -> list[Call | ClientEvent]:
         """What TLS has decrypted already, of which the poller knows nothing."""
-        calls: list[Call | Told] = []
+        calls: list[Call | ClientEvent] = []
         while self._buffered():
             calls += self.protocol.buffer_updated(self.socket.recv_into(self.protocol.get_buffer()))
         return calls

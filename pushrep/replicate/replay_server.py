@@ -39,7 +39,7 @@ from pushrep.replicate.served_session import ServedSession
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.calls import ApiKey
 from pushrep.wire.errors import ProtocolError
-from pushrep.wire.server import Call, Told
+from pushrep.wire.server import Call, ClientEvent
 
 _LOG = logging.getLogger("pushrep.node")
 
@@ -456,7 +456,7 @@ class ReplayServer:
             self._dispatch(line, calls)
             self._watch_line(line)
 
-    def _dispatch(self, line: Line, calls: list[Call | Told]) -> None:
+    def _dispatch(self, line: Line, calls: list[Call | ClientEvent]) -> None:
         for call in calls:
             try:
                 self._calls.dispatch(line, call)

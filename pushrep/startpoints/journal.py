@@ -28,11 +28,9 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import google_crc32c
-
 from filtering.retry import Backoff, RetryPolicy
 from pushrep.env import File, Filesystem, LockHeld, read_whole, write_atomic
-from pushrep.env.checked_json import journal_line, scan_journal
+from pushrep.env.checked_json import BadJsonFile, crc_of_fields, journal_line, parse_checked_json, scan_journal
 from pushrep.startpoints.errors import CorruptStore, NotWritten, StoreBusy, StoreUnavailable
 from pushrep.startpoints.event_log import TimeBudget, View
 from pushrep.startpoints.model import Checkpoint, Fact, Reader, from_json, to_json
@@ -291,28 +289,15 @@ class CheckpointFiles:
 def encode(checkpoint: Checkpoint) -> bytes:
     """The file's bytes."""
     fields = {"version": CHECKPOINT_VERSION, **checkpoint.as_json()}
-    return (json.dumps({**fields, "crc32c": _checksum(fields)}, ensure_ascii=False, indent=1) + "\n").encode()
+    crc = crc_of_fields(fields, ensure_ascii=False)
+    return (json.dumps({**fields, "crc32c": crc}, ensure_ascii=False, indent=1) + "\n").encode()
 
 
 def decode(path: Path, data: bytes) -> Checkpoint:
     """The checkpoint in the file's bytes. Raises CorruptStore."""
     try:
-        fields = json.loads(data)
-        checksum, version = fields.pop("crc32c"), fields["version"]
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise CorruptStore(path, f"no checkpoint ({error}); restore it, or remove it and set a startpoint") from error
-    if checksum != _checksum(fields):
-        raise CorruptStore(path, "its checksum does not fit; restore it, or remove it and set a startpoint")
-    if version != CHECKPOINT_VERSION:
-        raise CorruptStore(
-            path, f"version {version!r}, this pushrep reads {CHECKPOINT_VERSION}: use the one that wrote it"
-        )
-    try:
-        return Checkpoint.of_json(fields)
+        return Checkpoint.of_json(parse_checked_json(data, CHECKPOINT_VERSION, ensure_ascii=False))
+    except BadJsonFile as error:
+        raise CorruptStore(path, f"no checkpoint: {error}; restore it, or remove it and set a startpoint") from error
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptStore(path, f"unusable fields ({error})") from error
-
-
-def _checksum(fields: dict[str, Any]) -> int:
-    text = json.dumps(fields, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
-    return int(google_crc32c.value(text.encode()))

@@ -199,7 +199,11 @@ class EndOffsetForEpochRequest(Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireEpochEnd(Struct):
-    """The largest epoch at or below the one asked for, and where it ends; -1 and -1 where nothing is known."""
+    """The largest epoch at or below the one asked for, and where it ends; -1 and -1 where nothing is known.
+
+    Not the rules' EpochEnd (election/epochs.py): one question of many may be refused, so an answer has an error, and
+    two ends that are compared must not have one.
+    """
 
     error_code: ErrorCode = ErrorCode.NONE
     epoch: EpochOrNone = -1

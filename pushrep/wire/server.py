@@ -1,6 +1,6 @@
 """The answering side of a connection: takes requests, lets each be answered once, under its number, in its version.
 
-    feed(data)             -> [Call | Told, ...]      requests, and what a subscriber tells
+    feed(data)             -> [Call | ClientEvent, ...]      requests, and what a subscriber tells
     answer(call, response) -> parts                   in any order
     event(call, event)     -> parts                   after the answer: ReplayData, ReplayEnd, DeleteDone
 
@@ -41,7 +41,7 @@ class Call(NamedTuple):
     is_version_known: bool = True
 
 
-class Told(NamedTuple):
+class ClientEvent(NamedTuple):
     """An event from the client, for the call `correlation_id`, which may be over by now."""
 
     correlation_id: int
@@ -65,7 +65,7 @@ class ServerConnection:
         if calls_max < 1:
             raise BadArgument("calls_max", f"{calls_max} is below 1")
         self._vocabulary, self._calls_max = vocabulary, calls_max
-        self._reader: FrameReader[Call | Told] = FrameReader(self._open, limits or FrameLimits(), spares)
+        self._reader: FrameReader[Call | ClientEvent] = FrameReader(self._open, limits or FrameLimits(), spares)
         self._unanswered: set[int] = set()
         self._streams: set[int] = set()
 
@@ -79,7 +79,7 @@ class ServerConnection:
         """What the peer did wrong, if it did."""
         return self._reader.failure
 
-    def feed(self, data: bytes) -> list[Call | Told]:
+    def feed(self, data: bytes) -> list[Call | ClientEvent]:
         """What `data` completes; see FrameReader.feed. Raises ProtocolError."""
         return self._reader.feed(data)
 
@@ -87,7 +87,7 @@ class ServerConnection:
         """Where the network may write next."""
         return self._reader.get_buffer(size_hint)
 
-    def buffer_updated(self, count: int) -> list[Call | Told]:
+    def buffer_updated(self, count: int) -> list[Call | ClientEvent]:
         """What the `count` bytes written there complete. Raises ProtocolError."""
         return self._reader.buffer_updated(count)
 
@@ -129,7 +129,7 @@ class ServerConnection:
         response: type[Struct] = CALLS[call.api_key][FrameKind.RESPONSE]
         return self.answer(call, response(error_code=code))  # type: ignore[call-arg]  # every response has one
 
-    def _open(self, prefix: Prefix, header: bytes) -> OpenedFrame[Call | Told]:
+    def _open(self, prefix: Prefix, header: bytes) -> OpenedFrame[Call | ClientEvent]:
         if prefix.kind == FrameKind.EVENT:
             if prefix.api_key not in EVENTS_OF_CLIENTS:
                 raise UnknownCall(prefix.api_key, prefix.version, prefix.kind, "no event of a client")
@@ -145,9 +145,9 @@ class ServerConnection:
         body_bytes, finish = self._vocabulary.open(prefix, header)
         return OpenedFrame(body_bytes, lambda body: self._on_frame(finish(body)))
 
-    def _on_frame(self, frame: Frame) -> Call | Told:
+    def _on_frame(self, frame: Frame) -> Call | ClientEvent:
         if frame.kind is FrameKind.EVENT:
-            return Told(frame.correlation_id, frame.message)
+            return ClientEvent(frame.correlation_id, frame.message)
         self._unanswered.add(frame.correlation_id)
         return Call(frame.correlation_id, frame.api_key, frame.version, frame.message)
 

@@ -20,7 +20,7 @@ from pushrep.log.walk import (
     from_index_entry,
     scan,
     scan_headers,
-    scan_runs,
+    scan_vectorised,
 )
 from pushrep.records import BatchHeader, BatchRun, Codec, CorruptRecordBatch, RecordBatch, encode_batch
 from pushrep.records.header import CRC_COVERS_FROM, checked_run, crc32c, write_crc
@@ -114,7 +114,7 @@ def file_of(data):
 def test_a_name_that_no_offset_has_is_judged_alike(base_offset):
     file = file_of(batch([b"value"], 0, 0, 0))
     for what in (ScanRange(base_offset=base_offset), ScanRange(base_offset=0, end_offset=base_offset)):
-        found = list(one_by_one(scan_runs(file, what)))
+        found = list(one_by_one(scan_vectorised(file, what)))
         assert found == list(one_by_one(scan(file, what)))
 
 
@@ -150,7 +150,9 @@ histories = st.sampled_from([None, None, LeaderEpochs(((0, BASE),)), LeaderEpoch
 @given(files(), ranges, histories, st.sampled_from([1, 70, 150, 400, 1 << 16]))
 def test_both_scans_see_the_same_batches_and_the_same_end(data, what, epochs, window_bytes):
     file, what = file_of(data), what._replace(epochs=epochs)
-    assert list(one_by_one(scan_runs(file, what, window_bytes=window_bytes))) == list(one_by_one(scan(file, what)))
+    assert list(one_by_one(scan_vectorised(file, what, window_bytes=window_bytes))) == list(
+        one_by_one(scan(file, what))
+    )
 
 
 @given(files(), ranges, st.sampled_from([61, 200, 1 << 16]))
@@ -186,7 +188,7 @@ def test_an_index_entry_leads_to_its_own_batch_or_nowhere(parts, what, off_by, n
     is_true = is_true and header.leader_epoch >= what.leader_epoch
     assert (begun.position, begun.first_offset) == ((at, header.base_offset) if is_true else (0, what.base_offset))
     steps = [scan(file_of(data), what._replace(position=at, last_offset=what.base_offset + entry[0]))]
-    steps.append(scan_runs(file_of(data), what._replace(position=at, last_offset=what.base_offset + entry[0])))
+    steps.append(scan_vectorised(file_of(data), what._replace(position=at, last_offset=what.base_offset + entry[0])))
     first, second = (next(iter(one_by_one(step))) for step in steps)
     assert first == second
     assert (first == (at, header)) is is_true or entry[0] < 0
@@ -237,7 +239,7 @@ def test_both_scans_judge_every_field_alike(names, window_bytes):
             file = file_of(b"".join([*parts[:2], changed, parts[3]]))
             for epochs in (None, LeaderEpochs(((1, BASE),)))[: 1 + ("leader_epoch" in names)]:
                 what = ScanRange(base_offset=BASE, end_offset=end_offset, epochs=epochs)
-                found = list(one_by_one(scan_runs(file, what, window_bytes=window_bytes)))
+                found = list(one_by_one(scan_vectorised(file, what, window_bytes=window_bytes)))
                 assert found == list(one_by_one(scan(file, what))), (names, values, fits, end_offset, epochs)
         taken = [header for _, header in checked_run(changed, 0, 1 << 20).headers()]
         assert taken == [header for _, header in checked_alone(changed)], (names, values)
@@ -265,7 +267,7 @@ def test_the_columns_of_a_run_are_the_fields_of_its_headers(parts, count):
 def test_neighbours_come_in_one_run_and_a_batch_above_the_window_alone(window_bytes):
     small, large = [batch([b"v" * 20], BASE + n, 0, 0) for n in range(6)], batch([b"v" * 200_000], BASE + 6, 0, 0)
     data = b"".join(small) + large + batch([b"v"], BASE + 7, 0, 0)
-    *runs, end = scan_runs(file_of(data), ScanRange(base_offset=BASE), window_bytes=window_bytes)
+    *runs, end = scan_vectorised(file_of(data), ScanRange(base_offset=BASE), window_bytes=window_bytes)
     assert sum(len(run) for run in runs) == 8
     assert len(runs) <= 4, "batches that a window holds are checked together, and the first large one is no end"
     assert end == CleanEnd(len(data), BASE + 8)
@@ -279,7 +281,7 @@ TIMES = (3, 1, 3, 5, 5, 2, 5, 9)
 def test_indexes_are_judged_by_runs_as_batch_by_batch(struct, window_bytes):
     parts = [batch([b"value"] * 2, BASE + 2 * n, 0, time) for n, time in enumerate(TIMES)]
     file = file_of(b"".join(parts))
-    runs = list(scan_runs(file, ScanRange(base_offset=BASE), window_bytes=window_bytes))[:-1]
+    runs = list(scan_vectorised(file, ScanRange(base_offset=BASE), window_bytes=window_bytes))[:-1]
     true = [(header.last_offset - BASE, at) for run in runs for at, header in run.headers()]
     if struct is TIME_ENTRY:
         true = [(time, relative) for time, (relative, _) in zip(TIMES, true, strict=True)]
@@ -307,7 +309,7 @@ def test_a_walk_makes_the_index_entries_that_appends_make(parts, interval, windo
         disk.make_directory(log)
         segments.append(Segment(disk, log, BASE, config))
     appended, walked = segments
-    for step in scan_runs(file_of(b"".join(parts)), ScanRange(base_offset=BASE), window_bytes=window_bytes):
+    for step in scan_vectorised(file_of(b"".join(parts)), ScanRange(base_offset=BASE), window_bytes=window_bytes):
         if isinstance(step, BatchRun):
             walked.note_run(step)
             for position, header in step.headers():

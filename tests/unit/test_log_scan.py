@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pushrep.log.walk import CleanEnd, Damage, ScanRange, TornTail, WholeBatch, scan, scan_runs
+from pushrep.log.walk import CleanEnd, Damage, ScanRange, TornTail, WholeBatch, scan, scan_vectorised
 from pushrep.records import encode_batch
 from pushrep.testing import SimulatedDisk
 
@@ -78,7 +78,7 @@ def test_in_runs_the_same_is_refused(what):
     disk.make_directory(Path("/logs"))
     file = disk.open(Path("/logs/x"), create=True)
     file.write_at(BAD_SECOND[what], 0)
-    first, end = scan_runs(file, ScanRange(base_offset=BASE))
+    first, end = scan_vectorised(file, ScanRange(base_offset=BASE))
     assert (len(first), end) == (1, steps(BAD_SECOND[what])[-1])
 
 
@@ -130,7 +130,7 @@ def test_offsets_are_missing_only_where_a_cleaner_went(base, cleaned_offset, why
     for cleaned in (cleaned_offset, lambda: cleaned_offset):
         given = {"recovery_point": recovery_point, "cleaned_offset": cleaned}
         *_, last, end = steps(batch(100) + batch(base), **given)
-        assert steps(batch(100) + batch(base), 1 << 16, scan_runs, **given)[-1] == end
+        assert steps(batch(100) + batch(base), 1 << 16, scan_vectorised, **given)[-1] == end
         if why is None:
             assert last.batch.header.base_offset == base
         else:

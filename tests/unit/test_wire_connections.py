@@ -43,7 +43,7 @@ from pushrep.wire.replay_messages import (
     ReplayEndReason,
     StopReplayRequest,
 )
-from pushrep.wire.server import Call, ServerConnection, Told
+from pushrep.wire.server import Call, ClientEvent, ServerConnection
 
 TP = TopicIdPartition(UUID(int=1), "orders", 3)
 BATCH = b"batch" * 1000
@@ -203,7 +203,7 @@ def test_credit_goes_to_the_server_and_may_come_too_late(pair):
     credit = Credit(session_id=77, bytes=4096)
     late = joined(client.event_parts(call.correlation_id, credit))
     server.event(call, ReplayEnd(session_id=77, reason=ReplayEndReason.STOPPED, offset=0))
-    assert server.feed(late) == [Told(call.correlation_id, credit)]
+    assert server.feed(late) == [ClientEvent(call.correlation_id, credit)]
 
 
 def test_events_want_their_call(pair):
