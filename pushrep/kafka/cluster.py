@@ -1,7 +1,7 @@
 """The brokers of one Kafka cluster as shipping needs them: who leads which partition, and one connection to each.
 
-Connections, their security and the wire's structures are aiokafka's. Its client keeps metadata by itself, and asks for
-topics in a way that makes a deleted one again; so asking is done here, when something says that it is due.
+Connections, their security and the wire's structures are aiokafka's. Its client refreshes metadata by itself, with a
+request that makes brokers create a deleted topic again; so metadata is asked for here, when an answer calls for it.
 All of it runs in one event loop.
 
 A connection is aiokafka's, except that it gives a large request to the socket in pieces.
@@ -89,7 +89,7 @@ def _joined(parts: list[Buffer]) -> list[Buffer]:
 def _is_granted(size_bytes: int) -> bool:
     """Whether the system lets a socket have so large a send buffer (Linux: net.core.wmem_max).
 
-    Asked of a socket that is not used: one that gets less keeps that, and would have grown further by itself.
+    Tried on a spare socket: a socket that gets less than it asked for does not grow by itself any more.
     """
     with socket.socket() as asked:
         asked.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size_bytes)
@@ -140,7 +140,7 @@ class Cluster:
         self.partitions = 0
 
     async def refresh(self) -> None:
-        """Ask who leads. Raises KafkaUnreachable, TopicMissing."""
+        """Ask the brokers who leads which partition. Raises KafkaUnreachable, TopicMissing."""
         request = MetadataRequest([self._topic], allow_auto_topic_creation=False)
         response = await self._ask_any(request)
         self._addresses = {broker[0]: (broker[1], broker[2]) for broker in response.brokers}
@@ -174,7 +174,7 @@ class Cluster:
         return found if found is not None and found.connected() else None
 
     def drop(self, node: int) -> None:
-        """Close the connection: whoever did not answer in time may answer the wrong question later."""
+        """Close the connection: a late answer would be taken for the answer to a later request."""
         found = self._connections.pop(node, None)
         if found is not None:
             self._left = [one for one in self._left if not one.done()] + [self._leave(found)]
@@ -193,7 +193,7 @@ class Cluster:
         return PartitionBounds(await self._offset(partition, _EARLIEST), await self._offset(partition, _LATEST))
 
     async def ends(self, partitions: Iterable[int]) -> dict[int, int]:
-        """Of many partitions, the first offset that is not given yet; one request a broker. Raises as `bounds`."""
+        """The end offsets of many partitions; one request a broker. Raises as `bounds`."""
 
         async def ask(node: int, of_node: Iterable[int]) -> dict[int, int]:
             asked = [(partition, _LATEST) for partition in of_node]
@@ -213,8 +213,8 @@ class Cluster:
         return (await self.fetch_many({partition: offset}, size_bytes))[partition]
 
     async def fetch_many(self, offsets: Mapping[int, int], size_bytes: int = _FETCH_BYTES) -> dict[int, bytes]:
-        """The same of many partitions, by their offsets; one request a broker. One at least gives something, if there
-        is anything to give. Raises as `bounds`.
+        """The same for many partitions, by their offsets; one request a broker. At least one partition has data if any of
+        them does. Raises as `bounds`.
         """
 
         async def ask(node: int, of_node: Iterable[int]) -> dict[int, bytes]:
@@ -241,7 +241,7 @@ class Cluster:
         return int(response.coordinator_id)
 
     async def has_topic(self, topic: str) -> bool:
-        """Whether the brokers know it; also where nobody says so for want of a right. Raises as `refresh`."""
+        """Whether the brokers know the topic; True, too, where the right to see it is missing. Raises as `refresh`."""
         response = await self._ask_any(MetadataRequest([topic], allow_auto_topic_creation=False))
         return all(one[0] != Code.UNKNOWN_TOPIC_OR_PARTITION for one in response.topics if one[1] == topic)
 

@@ -53,12 +53,12 @@ _SOON_MS, _SOON_TRIES = 20, 50
 _TRANSACTIONS_TOPIC = "__transaction_state"
 _TOO_FEW_BROKERS = "transaction.state.log.replication.factor (Kafka's default: 3) is above their number"
 _TRANSACTIONS_TOPIC_WITHIN_MS = 10_000  # brokers make it when it is first asked for, if they can
-_NOT_DRAINED_MS = 30_000  # other partitions wait no longer for the one that does not drain
+_NOT_DRAINED_MS = 30_000  # the longest that other partitions wait for one that does not drain
 _LATER_MS = 600_000
 
 
 class Leadership(Protocol):
-    """Whether this instance of an outbox may ship."""
+    """Answers whether this instance of an outbox may ship."""
 
     @property
     def has_members(self) -> bool:
@@ -76,12 +76,12 @@ class AloneLeadership:
     has_members = False
 
     def is_newest(self) -> bool:
-        """Nobody can say so."""
+        """False: there is nobody to ask."""
         return False
 
 
 def transactional_id(outbox_id: str, topic_id: UUID, copy_id: str | None = None) -> str:
-    """copy_id: the directory id of a copy whose original may be in use; None: it is the outbox's own directory."""
+    """The fence's transactional id. copy_id: the directory id of a copy whose original may be in use; None: no copy."""
     return f"pushrep-{outbox_id}-{topic_id}" + ("" if copy_id is None else f"-{copy_id}")
 
 
@@ -107,7 +107,7 @@ class Fencing:
 
     @property
     def asks_again(self) -> bool:
-        """Whether somebody may say later that this instance, which was replaced, leads after all."""
+        """Whether members may say later that this instance, which was replaced, leads after all."""
         return self._leadership.has_members
 
     def driver(
@@ -143,10 +143,10 @@ class FenceDriver:
         self._transaction_ms = _TRANSACTION_MS_MAX
         self._coordinator: int | None = None
         self._no_coordinator_since_ms: int | None = None
-        self._unmarked: dict[int, int] = {}  # where each partition is read on for its marker
-        self._ends: dict[int, int] = {}  # where that began, of those in which nothing but markers was met
+        self._unmarked: dict[int, int] = {}  # Kafka partition to the offset at which the search for its marker goes on
+        self._ends: dict[int, int] = {}  # where the search began, for partitions in which it met only markers
         self.markers: dict[int, tuple[int, int]] = {}
-        """Partition to the range of offsets, up to its marker, that nothing but markers lies in; where it is so."""
+        """Kafka partition to the range of offsets, up to its marker, that holds only markers; others are left out."""
         expirations_ms = facts.transactional_id_expiration_ms // 4, facts.producer_id_expiration_ms // 2
         self._renew_every_ms = max(1, min(expirations_ms))
         self._renew_at_ms = 0
@@ -159,11 +159,11 @@ class FenceDriver:
 
     @property
     def _partitions(self) -> int:
-        """All of the topic's, also where the broker that was asked last has not heard of the newest."""
+        """All partitions of the topic, also those that the broker that was asked last does not know yet."""
         return max(self._cluster.partitions, self._facts.partitions)
 
     async def begin(self) -> None:
-        """Shut out everybody else; who is not allowed to goes on without.
+        """Shut out all other instances; go on without a fence if the right for it is missing.
 
         Raises OutboxTakenOver, DestinationRefused, BeginsAnew, TopicMissing.
         """
@@ -176,7 +176,7 @@ class FenceDriver:
         return self._fence.producer if self.is_standing else None
 
     def wants_renewal(self) -> bool:
-        """Whether nothing new is to be sent until it was renewed."""
+        """Whether nothing new may be sent before the fence is renewed."""
         now_ms = self._clock.monotonic_ms()
         has_leaders = len(self._cluster.leaders) == self._partitions  # so that all get their marker
         if not self.is_standing or now_ms < self._renew_at_ms or not has_leaders:
@@ -189,7 +189,7 @@ class FenceDriver:
         return True
 
     async def renew(self) -> None:
-        """Take the next epoch, which `matched` tells. Nothing is under way. Raises as `begin`."""
+        """Get the next epoch, which `matched` then returns. Nothing may be in flight. Raises as `begin`."""
         await self._run(core.RenewalDue())
         if self._fence.state is FenceState.MATCH:
             raise BeginsAnew(f"{self._facts.topic}: another instance may have shipped meanwhile")
@@ -364,7 +364,7 @@ class FenceDriver:
 
 
 def _error_code_of(answer: Any) -> int:
-    """Of an answer about partitions, the error that decides: that of one that was not tried says nothing."""
+    """The error that decides in an answer about partitions: OPERATION_NOT_ATTEMPTED counts only if alone."""
     if not hasattr(answer, "errors"):
         return int(answer.error_code)
     codes = {code for _, partitions in answer.errors for _, code in partitions} - {Code.NONE}

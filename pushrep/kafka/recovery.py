@@ -60,12 +60,12 @@ _T = TypeVar("_T")
 
 STOPPED_RETRY_MS = 5_000
 _LOOKS_AT_END, _LOOK_AT_END_S = 5, 0.3
-_LOOKS_AT_A_TIME = 16  # of a broker that moved, thousands of partitions are due
-_ONE_BATCH = 1  # byte: the batch there comes whole, whatever its size, and nothing behind it
+_LOOKS_AT_A_TIME = 16  # of thousands of partitions, where their broker was replaced
+_ONE_BATCH = 1  # byte: a broker answers with one whole batch, whatever its size
 
 
 class UntilDone(Protocol):
-    """Tries until the brokers let something happen."""
+    """`ShippingRecovery.until_done`, for modules below it."""
 
     async def __call__(self, what: Callable[[], Awaitable[_T]], /) -> _T: ...
 
@@ -102,7 +102,7 @@ class ShippingRecovery:
         self._failures.pop(partition, None)
 
     async def refresh(self) -> None:
-        """Ask who leads, then pause; one for all who want it. Raises TopicMissing."""
+        """Ask who leads, then pause; concurrent callers share one request. Raises TopicMissing."""
         if self._refreshing is None or self._refreshing.done():
             self._refreshing = asyncio.ensure_future(self._refresh())
         await asyncio.shield(self._refreshing)
@@ -112,7 +112,7 @@ class ShippingRecovery:
         return await self._cluster.init_producer_id()
 
     async def until_done(self, what: Callable[[], Awaitable[_T]]) -> _T:
-        """Try until the brokers let it happen. Raises what can't pass by itself."""
+        """Try again until it succeeds. Raises errors that don't pass by themselves."""
         failures = 0
         while True:
             try:
@@ -124,7 +124,7 @@ class ShippingRecovery:
                 await self.refresh()
 
     async def resume(self, partition: int, sources: Sequence[ShippedPartition]) -> None:
-        """Find out how much of the logs a Kafka partition holds already. One that can't be read there is stopped.
+        """Find out how much of the logs a Kafka partition holds already. A log that can't be read there is stopped.
 
         Raises OutboxDiverged, DestinationAhead, TopicLostRecords, TopicReplaced, BeginsAnew.
         """
@@ -132,7 +132,7 @@ class ShippingRecovery:
             await self._match(partition, sources)
 
     async def read_others(self, partition: int) -> None:
-        """Hold what others wrote to a Kafka partition between our own records against the logs.
+        """Compare what others wrote to a Kafka partition between our records with the logs.
 
         Raises OutboxDiverged, DestinationAhead.
         """
@@ -185,7 +185,7 @@ class ShippingRecovery:
         return None
 
     def look_again(self) -> None:
-        """Somebody may have changed the topic's settings; found out in the background."""
+        """Read the topic's settings again in the background: somebody may have changed them."""
         if self._looking is None or self._looking.done():
             self._looking = asyncio.ensure_future(self._look_quietly())
 
@@ -195,7 +195,7 @@ class ShippingRecovery:
         except DestinationRefused as error:
             self._fail(error)
         except (KafkaUnreachable, TopicReplaced, TopicMissing, BrokerError) as error:
-            _LOG.info("%s", error)  # whoever sends next finds it out for sure
+            _LOG.info("%s", error)  # the next batch's answer shows it for sure
 
     async def _resync(self, pipeline: Pipeline, sources: Sequence[ShippedPartition]) -> None:
         _LOG.warning("%s-%d: the broker lost our producer id", self._facts.topic, pipeline.partition)
@@ -213,7 +213,7 @@ class ShippingRecovery:
                 source.rewind()
 
     def _learn_limit(self, refused_bytes: int) -> None:
-        """The broker took no batch of this size, whatever the setting says (segment.bytes is a limit, too)."""
+        """Lower the batch size: the broker refused this one below max.message.bytes (segment.bytes is a limit, too)."""
         self.size_max_bytes = self._facts.max_message_bytes
         if refused_bytes <= self.size_max_bytes:
             self.size_max_bytes = max(1, refused_bytes // 2)
@@ -249,10 +249,10 @@ class ShippingRecovery:
         unreadable = matching.unreadable | unreadable
         whole = [source for source in sources if source.partition not in unreadable]
         if lost:
-            await self.until_done(self._look_at_topic)  # one that was made again has lost nothing
+            await self.until_done(self._look_at_topic)  # raises if the topic was made again, which is no loss
             self._check_lost(whole, matching)
             if len(whole) == len(sources):
-                state.went_back.discard(partition)  # what it ends below were records of others
+                state.went_back.discard(partition)  # its end fell, but only records of others were lost
         for source in whole:
             self._advance(source, matching.next_offsets[source.partition], end)
             source.newest = matching.newest.get(source.partition, source.newest)
@@ -261,7 +261,7 @@ class ShippingRecovery:
             self._stop_unread(source, unreadable.get(source.partition))
 
     def _stop_unread(self, source: ShippedPartition, error: Exception | None) -> None:
-        """Stop a log while it is not known what the topic holds of it; without an error let it go on."""
+        """`error`: stop the log until it is known what the topic holds of it. None: let it go on."""
         if error is None:
             if source.is_matching:
                 source.is_matching, source.stopped = False, None
@@ -272,7 +272,7 @@ class ShippingRecovery:
         source.stop(str(error), self._clock.monotonic_ms() + STOPPED_RETRY_MS)
 
     def _first_offset(self, source: ShippedPartition, *, lost: bool) -> int:
-        """The first offset that is looked for: what was acknowledged is believed, unless the topic lost something."""
+        """The first offset to look for: behind what was acknowledged, or from the start if the topic lost something."""
         if not lost:
             return source.acknowledged
         since = self._state.progress.same_since(source.partition, source.acknowledged)
@@ -284,7 +284,7 @@ class ShippingRecovery:
         for source in sources:
             held = matching.held.get(source.partition)
             below = [min(end, source.acknowledged) for start, end in held or () if start < source.acknowledged]
-            # Behind the last that is there: retention may have taken the first ones, which is no loss.
+            # Counted from the last record that is there: retention may have removed the first ones, which is no loss.
             first = max([matching.next_offsets[source.partition], *below])
             if first < source.acknowledged:
                 lost[source.partition] = (first, source.acknowledged)
@@ -301,10 +301,10 @@ class ShippingRecovery:
             source.destination_offset = max(source.destination_offset, destination_offset)
 
     async def check_topic(self, known_ends: Mapping[int, int]) -> None:
-        """Look whether the topic would still hold what is sent, and holds what it acknowledged: up to these offsets.
+        """Check the topic's settings, and that its partitions still reach up to `known_ends`.
 
-        Nothing is said where brokers don't answer now. Raises DestinationRefused, TopicReplaced, TopicMissing;
-        BrokerError where it ends below: a session that begins anew finds out what is lost.
+        Does nothing where brokers don't answer now. Raises DestinationRefused, TopicReplaced, TopicMissing; BrokerError
+        for a partition that ends below: the session then begins anew and finds out what is lost.
         """
         try:
             self.size_max_bytes = (await self._look_at_topic()).max_message_bytes
@@ -312,7 +312,7 @@ class ShippingRecovery:
         except (*UNREACHABLE, KafkaUnreachable, BrokerError) as error:
             _LOG.info("the topic can't be looked at now: %r", error)
             with suppress(*UNREACHABLE, KafkaUnreachable, BrokerError):
-                await self._cluster.refresh()  # who sends nothing learns only here that another broker leads
+                await self._cluster.refresh()  # without a batch to send, only this shows that another broker leads
             return
         for partition in below:
             raise self.went_back(partition)
@@ -324,14 +324,14 @@ class ShippingRecovery:
         return [one for one in doubtful if await self._confirmed_end(one, known_ends[one]) < known_ends[one]]
 
     async def check_newest(self, partition: int, sources: Sequence[ShippedPartition]) -> None:
-        """Whoever leads the partition now may lack what was acknowledged. Raises BrokerError: as `check_topic`."""
+        """Raise BrokerError, as `check_topic`, if the leader lacks the newest acknowledged record."""
         if not await self._holds_newest(partition, sources):
             raise self.went_back(partition)
 
     async def _holds_newest(self, partition: int, sources: Sequence[ShippedPartition]) -> bool:
         """Whether a Kafka partition still holds our newest record where it was.
 
-        What a topic loses it loses off its end, so with any of ours it loses this one; its end may have grown again.
+        A topic loses records at its end, so our newest one is lost whenever any is, even if the end has grown again.
         """
         known = [
             (source.newest.destination_offset, source.newest.offset, source.log) for source in sources if source.newest
@@ -342,7 +342,7 @@ class ShippingRecovery:
 
         async def look() -> bool:
             data = b""
-            try:  # first: where it stands still, as a rule, that is all there is to ask
+            try:  # first: as a rule the record is there, and this is the only request
                 data = await self._cluster.fetch(partition, at, _ONE_BATCH)
             except BrokerError as error:
                 if error.error_code != Code.OFFSET_OUT_OF_RANGE:
@@ -357,19 +357,19 @@ class ShippingRecovery:
         async with self._few_at_a_time:
             return await self.until_done(look)
 
-    async def note_ends(self, known_ends: Mapping[int, int]) -> None:
-        """Note the partitions that end below what is known of them; `resume` then says what they lost."""
+    async def find_shortened(self, known_ends: Mapping[int, int]) -> None:
+        """Mark the partitions that end below their known end; `resume` then says what they lost."""
         self._state.went_back.update(await self.until_done(lambda: self._below(known_ends)))
 
     def went_back(self, partition: int) -> BrokerError:
-        """The error that lets the session begin anew, and read this partition from its start."""
+        """Mark the partition; the error that ends the session, so that the next one reads it from its start."""
         self._state.went_back.add(partition)
         return BrokerError(
             f"{self._facts.topic}-{partition} ends below what it had acknowledged", Code.OFFSET_OUT_OF_RANGE
         )
 
     async def _confirmed_end(self, partition: int, known: int) -> int:
-        """The end of a Kafka partition; asked several times where it is below `known`: who leads now learns it late."""
+        """The end of a Kafka partition; asked several times where it is below `known`: a new leader learns it late."""
         for left in range(_LOOKS_AT_END, 0, -1):
             try:
                 end = (await self._cluster.bounds(partition)).end
@@ -403,7 +403,10 @@ class ShippingRecovery:
 
 
 def _unproved(sources: Sequence[ShippedPartition]) -> dict[int, Exception]:
-    """Why it can't be told whether some of these logs are what was shipped. Raises BeginsAnew if one is another."""
+    """Log partition to the error for which it is not known whether its log is the shipped one.
+
+    Raises BeginsAnew if one is another log.
+    """
     found: dict[int, Exception] = {}
     for source in sources:
         before = source.acknowledged
@@ -417,7 +420,7 @@ def _unproved(sources: Sequence[ShippedPartition]) -> dict[int, Exception]:
 
 
 def known_offset(sources: Sequence[ShippedPartition], bounds: PartitionBounds) -> int:
-    """Up to where the contents of a Kafka partition are known of all these logs; -1: nothing is."""
+    """The offset of a Kafka partition up to which it is known what it holds of all these logs; -1: none is."""
     if all(source.is_new for source in sources):
         return bounds.end  # nobody can have seen the PID of an outbox that was made just now
     if any(source.destination_offset < 0 for source in sources):
@@ -428,9 +431,9 @@ def known_offset(sources: Sequence[ShippedPartition], bounds: PartitionBounds) -
 async def read_partition(
     cluster: Cluster, until_done: UntilDone, partition: int, at: int, take: Callable[[RecordBatch, int], None]
 ) -> int:
-    """Give `take` what a Kafka partition holds from offset `at` on, up to its end of now, which is returned.
+    """Call `take` with what a Kafka partition holds from offset `at` up to its end at this moment; that end.
 
-    It gets whole batches, and the offset in each from which on it is meant.
+    It gets whole batches, and the offset in each from which on its records count.
     """
     end = (await until_done(lambda: cluster.bounds(partition))).end
 

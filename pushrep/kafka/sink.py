@@ -114,9 +114,9 @@ class KafkaSink:
         self._thread = threading.Thread(target=self._run, name=f"pushrep-kafka-{self.topic}", daemon=True)
 
     def start(self, timeout_s: float, *, goes_on: bool = False) -> None:
-        """Begin, and wait so long until the topic is known. Kafka may be away: what is appended then is sent later.
+        """Begin, and wait at most `timeout_s` until the topic is known. Kafka may be away: records are sent later then.
 
-        goes_on: an outbox that has diverged from its topic is no reason not to begin.
+        goes_on: begin also where the outbox has diverged from its topic.
         Raises DestinationRefused, TopicMissing, OutboxDiverged, DestinationAhead, TopicLostRecords, if it is known by
         then.
         """
@@ -127,11 +127,11 @@ class KafkaSink:
             raise refusal
 
     def when_head_was_cut(self, call: Callable[[str], None]) -> None:
-        """`call` learns why what is appended from now on needs another PID; it returns once that is so."""
+        """`call` gets the reason why records need another PID from now on, and returns when new ones have it."""
         self._state.when_head_was_cut(call)
 
     def when_diverged(self, call: Callable[[ShippingError], None]) -> None:
-        """`call` learns, once or more and from any thread, that the log and the topic are not one: now, or later."""
+        """`call` gets the error when log and topic have diverged: now or later, once or more, from any thread."""
         self._on_diverged = call
         if isinstance(refusal := self._state.refusal, OutboxDiverged | DestinationAhead):
             call(refusal)
@@ -167,7 +167,7 @@ class KafkaSink:
     def wait(self, ends: Mapping[int, int], timeout: float | None, deadline_s: float | None) -> None:
         """Return when the topic holds everything below these ends, by log partition.
 
-        deadline_s: on the monotonic clock; `timeout` is what the caller called it.
+        deadline_s: on the monotonic clock. timeout: in seconds, as the caller gave it, for the error.
         Raises ShippingTimeout, ShippingStopped, DestinationRefused, TopicMissing, OutboxDiverged, DestinationAhead,
         TopicLostRecords, OutboxTakenOver.
         """
@@ -235,23 +235,23 @@ class KafkaSink:
             checkpoints.cancel()
 
     def _is_stopped_by(self, error: ShippingError) -> bool:
-        """Whether nothing more is shipped before the outbox is opened again: somebody has to act on its directory.
+        """Whether nothing more is shipped before the outbox is opened again, since its directory needs an operator.
 
-        Members may say later that this instance leads after all.
+        Not where another instance took over and members can say later that this one leads after all.
         """
-        if isinstance(error, TopicLostRecords):  # on disk before it is said: the topic grows again, which hides it
+        if isinstance(error, TopicLostRecords):  # on disk first: once the topic grows again, nothing shows it
             self._state.lost(error.lost)
             try:
                 self._checkpoint()
             except OSError as failure:
                 _LOG.warning("what the topic has lost could not be written down: %s", failure)
         self._state.counts.taken_over += isinstance(error, OutboxTakenOver)
-        self._notify_diverged(error)  # before those who wait are told: what they append next is refused
+        self._notify_diverged(error)  # before waiting callers get the error: their next append is refused
         self._state.refused(error)
         if isinstance(error, OutboxTakenOver) and self._fencing.asks_again:
             return False
         _LOG.error("shipping to %s stops: %s", self.topic, error)
-        self._notify_diverged(error)  # whoever registered between the two
+        self._notify_diverged(error)  # for a callback that was registered between the two
         self._started.set()
         return True
 
@@ -260,9 +260,9 @@ class KafkaSink:
             self._on_diverged(error)
 
     def _failed(self, error: BaseException) -> float:
-        """The pause behind what passes by itself."""
+        """The pause after a failure that may pass by itself."""
         if isinstance(error, NotPinned):
-            self._started.set()  # the topic is known; the members come in their own time
+            self._started.set()  # the topic is known; members may answer later
         self._state.set_trouble(str(error) or repr(error))
         self._failures += 1
         return backoff_of(self._destination).pause_s(self._failures)
@@ -272,7 +272,7 @@ class KafkaSink:
         self._started.set()
 
     def _missing(self, error: TopicMissing) -> float:
-        """The pause; a topic that was made just now is not known to every broker yet."""
+        """The pause before the next look: brokers may not know a topic yet that was made a moment ago."""
         self._failures += 1
         if self._failures > _MISSING_LOOKS:
             self._state.refused(error)
@@ -287,7 +287,9 @@ class KafkaSink:
         self._check(facts)
         self._state.refused(None)
         await self._fix_topic(facts)
-        if lost := self._state.progress.lost:  # since then the fence has added to the topic's end
+        if (
+            lost := self._state.progress.lost
+        ):  # before the fence: its markers raise the end of the topic, and would hide the loss
             raise TopicLostRecords(self.topic, lost)
         cluster = Cluster(self._destination, self.topic)
         try:

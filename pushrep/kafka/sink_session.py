@@ -34,14 +34,14 @@ _LOG = logging.getLogger("pushrep.kafka")
 _REQUEST_BYTES = 1 << 20  # as Kafka's max.request.size; a batch that is larger goes alone
 _REQUESTS_IN_FLIGHT_MAX = 5
 _LOOK_S_MIN, _LOOK_S_MAX = 0.002, 0.02
-_LOOK_SHARE = 50  # of the time, one part is spent on looking: ten thousand idle partitions take 20 ms at a look
+_LOOK_SHARE = 50  # looks take a 50th of the time at most: one at ten thousand idle partitions takes 20 ms
 _IDLE_MAX_MS = 10_000
 WATCH_S = 30.0
-"""How often the topic's settings and ends are looked at again; identity T2 and T5 say: once a minute at least."""
+"""How often the topic's settings and ends are read again; contract: once a minute at least."""
 
 
 class _Channel:
-    """A broker: how many requests it has not answered, and how long it wants to be left alone."""
+    """One broker: its unanswered requests, and until when it throttles us."""
 
     def __init__(self) -> None:
         self.in_flight = 0
@@ -70,8 +70,8 @@ class SinkSession:
         self._stopping = asyncio.Event()
         self._pipelines: dict[int, Pipeline] = {}
         self._sources: dict[int, list[ShippedPartition]] = {}
-        self._nodes: dict[int, int] = {}  # where a pipeline's batches are in flight
-        self._connections: dict[int, Connection | None] = {}  # over which a partition's newest record was seen
+        self._nodes: dict[int, int] = {}  # Kafka partition to the broker that its unanswered batches went to
+        self._connections: dict[int, Connection | None] = {}  # over which a partition's newest record was found
         self._meeting: set[int] = set()
         self._last_answer_ms: dict[int, int] = {}
         self._idle_ms = min(_IDLE_MAX_MS, facts.producer_id_expiration_ms // 2)
@@ -80,7 +80,7 @@ class SinkSession:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._failure: BaseException | None = None
         self._look_at_s = 0.0
-        self._ends: dict[int, int] = {}  # of Kafka partitions, by what they acknowledged
+        self._ends: dict[int, int] = {}  # Kafka partition to its end, by what it acknowledged
         self._recovery = ShippingRecovery(destination, facts, cluster, state, origin, clock, self._fail)
         has_shipped = any(source.destination_offset >= 0 for source in state.sources.values())
         self._fence = fencing.driver(facts, cluster, self._recovery.until_done, has_shipped=has_shipped)
@@ -121,7 +121,7 @@ class SinkSession:
             await self._end()
 
     async def _begin_or_stop(self) -> None:
-        """Begin; or not, if `stop` is called while brokers are away."""
+        """Begin, until `stop` is called: it ends a wait for brokers that are away."""
         beginning = asyncio.ensure_future(self._begin())
         stopped = asyncio.ensure_future(self._stopping.wait())
         try:
@@ -136,9 +136,11 @@ class SinkSession:
     async def _begin(self) -> None:
         """Shut out other instances, find out what the topic holds, and get a producer id."""
         self._state.set_trouble(None)
-        await self._recovery.note_ends(self._state.known_ends())
+        await self._recovery.find_shortened(self._state.known_ends())
         self._place_all()
-        await self._resume_all(self._state.went_back & self._pipelines.keys())  # the fence's markers would hide it
+        await self._resume_all(
+            self._state.went_back & self._pipelines.keys()
+        )  # before the fence: its markers would hide a loss
         if self._fence is not None:
             await self._fence.begin()
             self._place_all()
@@ -150,7 +152,10 @@ class SinkSession:
         self._state.matched()
 
     async def _producer_id(self) -> tuple[int, int]:
-        """Of what is sent from now on, with sequence numbers from 0. Raises BrokerError, KafkaUnreachable."""
+        """The producer id and epoch for the next batches, whose sequence numbers begin with 0.
+
+        Raises BrokerError, KafkaUnreachable.
+        """
         fenced = None if self._fence is None else self._fence.matched()
         return fenced or await self._recovery.new_producer_id()
 
@@ -159,7 +164,7 @@ class SinkSession:
             pipeline.begin(*producer)
 
     def _renew_if_due(self) -> None:
-        """Everything stands still for it: a renewed epoch is one for all partitions."""
+        """Renew the fence once nothing is in flight: a new epoch holds for all partitions."""
         if self._fence is None or self._renewal is not None:
             return
         self._is_renewing = self._fence.wants_renewal()
@@ -172,14 +177,16 @@ class SinkSession:
         await self._fence.renew()
         for partition, (start, end) in self._fence.markers.items():
             for source in self._sources.get(partition, ()):
-                if source.destination_offset == start:  # else retention that takes markers would seem to take records
+                if (
+                    source.destination_offset == start
+                ):  # else a topic whose retention took markers would seem to have lost records
                     source.destination_offset = end
         self._under(await self._recovery.until_done(self._producer_id))
         self._state.set_trouble(None)
         self._renewal, self._is_renewing = None, False
 
     async def _resume_all(self, partitions: Iterable[int]) -> None:
-        """Raises as `ShippingRecovery.resume`; TopicLostRecords with what every partition lost."""
+        """`ShippingRecovery.resume` for each. Raises as it does; TopicLostRecords names the losses of all of them."""
         lost: dict[int, tuple[int, int]] = {}
         for partition in partitions:
             try:
@@ -196,7 +203,7 @@ class SinkSession:
         }
 
     async def _watch(self) -> None:
-        """What may change while nothing is sent, or unseen by who sends."""
+        """Look for changes of the topic and its leaders that no answer to a batch would show."""
         while True:
             await asyncio.sleep(WATCH_S)
             await self._recovery.check_topic(self._known_ends())
@@ -205,7 +212,7 @@ class SinkSession:
                     self._has_met(partition, connection)
 
     async def _end(self) -> None:
-        """Give answers that are on their way a moment, so that the next start has less to find out."""
+        """Wait a moment for answers that are on their way, so that the next start has less to find out."""
         for task in (self._watching, self._renewal):
             if task is not None:
                 task.cancel()
@@ -219,11 +226,11 @@ class SinkSession:
     def _place_all(self) -> None:
         for source in self._state.sources.values():
             source.in_flight = 0
-            source.rewind()  # first: what was sent and not acknowledged may lie before another partition's records
+            source.rewind()  # first: unacknowledged records may belong to another Kafka partition
             self._place(source)
 
     def _place(self, source: ShippedPartition) -> None:
-        """Put a log partition to the Kafka partition of its next record, by the number that its PID epoch goes by."""
+        """Assign a log partition to the Kafka partition of its next record, by the partition count of its PID epoch."""
         for sources in self._sources.values():
             if source in sources:
                 sources.remove(source)
@@ -236,10 +243,10 @@ class SinkSession:
         self._sources[partition].append(source)
         source.boundary = progress.next_boundary(source.partition, source.next_offset)
 
-    # -- what is there to send -------------------------------------------------------------------------------------
+    # -- what there is to send -------------------------------------------------------------------------------------
 
     def _poll_logs(self) -> None:
-        """Ask the logs how far they are stable, now and then."""
+        """Read the logs' stable offsets, if it is time to."""
         now_s = self._loop.time()
         if now_s < self._look_at_s:
             return
@@ -354,10 +361,10 @@ class SinkSession:
         return found
 
     def _collect(self, partitions: list[int], node: int) -> dict[int, SentBatch]:
-        """A batch of each partition, up to a request's size; who has nothing more leaves `partitions`."""
+        """A batch of each partition, up to a request's size; partitions without another batch leave `partitions`."""
         batches: dict[int, SentBatch] = {}
         size, connection = 0, self._channels[node].connection
-        assert connection is not None, "who is asked for batches is connected"
+        assert connection is not None, "`_by_broker` names connected brokers only"
         for partition in tuple(partitions):
             pipeline = self._pipelines[partition]
             if not self._has_met(partition, connection):
@@ -365,7 +372,7 @@ class SinkSession:
                 self._ready.pop(partition, None)
                 continue
             if pipeline.in_flight and self._nodes.get(partition) != node:
-                partitions.remove(partition)  # the broker that led it has to answer first
+                partitions.remove(partition)  # the broker that led before has to answer first
                 continue
             sent = self._next_of(pipeline)
             if sent is None:
@@ -387,7 +394,7 @@ class SinkSession:
         return batches
 
     def _has_met(self, partition: int, connection: Connection) -> bool:
-        """Whether a Kafka partition was looked at over this connection; if not, that begins."""
+        """Whether this connection's broker was found to hold the partition's newest record; if not, begin to look."""
         if self._connections.get(partition) is connection:
             return True
         if partition not in self._meeting:
@@ -396,7 +403,7 @@ class SinkSession:
         return False
 
     async def _meet(self, partition: int, connection: Connection) -> None:
-        """A leader that lost what was acknowledged takes what comes next, and nobody would see the loss any more."""
+        """Check that the broker holds our newest record before it gets more: later records would hide a loss."""
         try:
             await self._recovery.check_newest(partition, self._sources[partition])
         finally:
@@ -478,7 +485,7 @@ class SinkSession:
         return self._fence is not None and self._fence.is_standing
 
     def _others_wrote(self, partition: int, start: int, end: int) -> None:
-        """Between our own records: without a fence it may be a copy of this outbox, which takes the same positions."""
+        """Read what others wrote to [start, end) between our records: it may be a copy of this outbox."""
         unread = self._state.unread
         is_read_already = partition in unread
         unread[partition] = (unread[partition][0] if is_read_already else start, end)

@@ -24,7 +24,7 @@ from pushrep.kafka.progress import PartitionProgress, ShippingProgress
 from pushrep.kafka.source import UNREADABLE, ReusedMemory, ShippedLog, ShippedPartition
 
 _LOG = logging.getLogger("pushrep.kafka")
-_LOOK_S = 1.0  # how often who waits looks whether there is still something that moves
+_LOOK_S = 1.0  # how often a waiting caller looks for what ended shipping
 
 
 class DestinationLag(NamedTuple):
@@ -75,7 +75,7 @@ class SinkState:
             source.skipped = progress.skipped_of(number)
         self.trouble: str | None = None
         self.trouble_since_ms: int | None = None
-        """Monotonic: since then something has been in the way without a break."""
+        """Monotonic: since when something has been in the way without a break."""
         self._logged: set[str] = set()
         self.refusal: ShippingError | None = None
         """Why nothing is shipped until somebody acts."""
@@ -83,8 +83,8 @@ class SinkState:
         self.went_back: set[int] = set()
         """Kafka partitions whose end was seen below what they had acknowledged."""
         self.unread: dict[int, tuple[int, int]] = {}
-        """By Kafka partition from where to where others wrote between our own records, and nobody has looked yet."""
-        self._cut_head: str | None = None  # not told yet
+        """Kafka partition to the range of its offsets that others wrote between our records, not read yet."""
+        self._cut_head: str | None = None  # not reported yet
         self._on_head_cut: Callable[[str], None] | None = None
         self._is_matched = False
         self._moved = threading.Condition()
@@ -99,7 +99,7 @@ class SinkState:
         self.unread.clear()
 
     def known_ends(self) -> dict[int, int]:
-        """By Kafka partition the highest offset up to which it was known, of those of which anything is."""
+        """Kafka partition to the highest offset up to which its contents were known, for those that have one."""
         ends: dict[int, int] = {}
         for source in self.sources.values():
             if source.destination_offset > 0:
@@ -127,7 +127,7 @@ class SinkState:
             self._notify_head_cut()
 
     def when_head_was_cut(self, call: Callable[[str], None]) -> None:
-        """`call` learns why, from any thread, before anything more is sent: it was so already, or will be."""
+        """`call` gets the reason before anything more is sent, from any thread; at once if it has happened already."""
         with self._moved:
             self._on_head_cut = call
             self._notify_head_cut()
@@ -160,19 +160,19 @@ class SinkState:
                 self._moved.notify_all()
 
     def set_trouble(self, trouble: str | None) -> None:
-        """What is in the way now. Each is logged once until nothing is: while brokers are away, two take turns."""
+        """What is in the way now. Each text is logged once until nothing is: two take turns while brokers are away."""
         if trouble is None:
             self._logged.clear()
         elif trouble not in self._logged:
             self._logged.add(trouble)
             _LOG.warning("nothing is shipped for now: %s", trouble)
-        self._note_trouble(trouble)
+        self._keep_trouble(trouble)
 
     def not_answered_yet(self) -> None:
-        """At the beginning: that is in the way, and no news."""
-        self._note_trouble("the brokers have not answered yet")
+        """The trouble at the beginning, which is not worth a line in the log."""
+        self._keep_trouble("the brokers have not answered yet")
 
-    def _note_trouble(self, trouble: str | None) -> None:
+    def _keep_trouble(self, trouble: str | None) -> None:
         if trouble is None:
             self.trouble_since_ms = None
         elif self.trouble_since_ms is None:
@@ -185,11 +185,11 @@ class SinkState:
         return None if since_ms is None else self._clock.monotonic_ms() - since_ms
 
     def lost(self, ranges: Mapping[int, tuple[int, int]]) -> None:
-        """The topic acknowledged these and has lost them; kept until they are to be sent again."""
+        """Keep the ranges that the topic acknowledged and lost, until they are to be sent again."""
         self.progress = replace(self.progress, lost=ranges)
 
     def refused(self, refusal: ShippingError | None) -> None:
-        """Nothing is shipped until somebody acts; None: that is over."""
+        """`refusal`: nothing is shipped until somebody acts. None: that is over."""
         self.refusal = refusal
         self.set_trouble(None if refusal is None else str(refusal))
         self.moved()
@@ -217,7 +217,7 @@ class SinkState:
 
         Raises ShippingTimeout; ShippingStopped and what refuses the whole topic, as soon as that is known.
         """
-        unread: dict[int, int] | None = None  # what others wrote before all was acknowledged
+        unread: dict[int, int] | None = None  # what others had written when all was acknowledged: to be read, too
         with self._moved:
             self._waiting += 1
             try:
@@ -254,9 +254,9 @@ class SinkState:
 
 
 def oldest_timestamp_ms(source: ShippedPartition, first: int | None = None) -> int | None:
-    """The time of the record at `first` (None: the first not acknowledged), to a batch.
+    """The time of the record at `first` (None: the first not acknowledged), or of one in its batch.
 
-    None if there is none, or it can't be read: its source stops there, and says why.
+    None if there is none, or it can't be read: its source stops there with the reason.
     """
     at = source.acknowledged if first is None else first
     if at < source.log.log_end_offset:  # a damaged log may end below
@@ -289,6 +289,6 @@ def _source_of(
     if at.acknowledged > end and log.damaged_from is None:
         source.forget()
     else:
-        with suppress(*UNREADABLE):  # asked again when shipping begins, which then stops this one alone
+        with suppress(*UNREADABLE):  # proved again when shipping begins, which then stops this partition alone
             source.prove()
     return source
