@@ -213,8 +213,9 @@ class Cluster:
         return (await self.fetch_many({partition: offset}, size_bytes))[partition]
 
     async def fetch_many(self, offsets: Mapping[int, int], size_bytes: int = _FETCH_BYTES) -> dict[int, bytes]:
-        """The same for many partitions, by their offsets; one request a broker. At least one partition has data if any of
-        them does. Raises as `bounds`.
+        """The same for many partitions, by their offsets; one request a broker.
+
+        At least one partition gets data if any of them has some. Raises as `bounds`.
         """
 
         async def ask(node: int, of_node: Iterable[int]) -> dict[int, bytes]:
