@@ -21,8 +21,8 @@ from pushrep.cli.common import DURATION, parse_duration_s, say_time, why_missing
 from pushrep.cli.input_lines import parse_time_ms
 from pushrep.kafka.destination import read_properties
 from pushrep.log import NotALogDirectory, SegmentLog
-from pushrep.log.errors import InvalidLogName
 from pushrep.log.directory_files import log_at, parse_shown_name, readable_logs
+from pushrep.log.errors import InvalidLogName
 from pushrep.startpoints import (
     STORE_NAME,
     Kind,
