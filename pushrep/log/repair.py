@@ -811,13 +811,6 @@ class _Unsealed:
         return True
 
 
-def repair_log(
-    log: Path, *, copy: Path | None = None, cut_at: int | None = None, cut: bool = False, dry_run: bool = False
-) -> RepairReport:
-    """Repair the log at `log`; see Repairer.repair."""
-    return Repairer(log).repair(copy=copy, cut_at=cut_at, cut=cut, dry_run=dry_run)
-
-
 def _first_damage(report: VerifyReport) -> int | None:
     """The lowest offset that can't be read; None if all batches are whole and in their place."""
     offsets = [f.offset for f in report.findings if f.kind in BATCH_KINDS and f.offset is not None]

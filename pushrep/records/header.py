@@ -183,11 +183,6 @@ def stamp(data: bytearray | memoryview, base_offset: int, leader_epoch: int) -> 
     _STAMP_EPOCH.pack_into(data, EPOCH_AT, leader_epoch)
 
 
-def write_length(data: bytearray | memoryview, size_bytes: int) -> None:
-    """Write the length field of a batch of `size_bytes` in all."""
-    LENGTH.pack_into(data, LENGTH_AT, size_bytes - LENGTH_ENDS_AT)
-
-
 def write_producer(data: bytearray | memoryview, producer_id: int, producer_epoch: int, base_sequence: int) -> None:
     """Write the idempotent producer's three fields; the CRC has to be written again after it."""
     _PRODUCER.pack_into(data, PRODUCER_AT, producer_id, producer_epoch, base_sequence)

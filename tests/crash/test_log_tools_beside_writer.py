@@ -11,7 +11,7 @@ import pytest
 from pushrep.log.dump import DumpedBatch, DumpedEnd, OffsetWindow, dump_file, files_to_dump
 from pushrep.log.errors import LogLocked
 from pushrep.log.inspection import summarize
-from pushrep.log.repair import repair_log
+from pushrep.log.repair import Repairer
 from pushrep.log.verify import verify_log
 
 WRITER = """
@@ -62,7 +62,7 @@ def test_what_moves_is_no_damage(tmp_path, torture, mode):
             assert summarize(path).known_by == "writer"
         assert report.verified_to > 0
         with pytest.raises(LogLocked) as refused:
-            repair_log(path)
+            Repairer(path).repair()
         assert refused.value.pid == process.pid
         assert process.poll() is None, "the writer goes on"
         os.kill(process.pid, signal.SIGKILL)

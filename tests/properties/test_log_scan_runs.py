@@ -311,7 +311,7 @@ def test_a_walk_makes_the_index_entries_that_appends_make(parts, interval, windo
     appended, walked = segments
     for step in scan_vectorised(file_of(b"".join(parts)), ScanRange(base_offset=BASE), window_bytes=window_bytes):
         if isinstance(step, BatchRun):
-            walked.note_run(step)
+            walked.index_run(step)
             for position, header in step.headers():
                 appended.note(position, header)
     assert walked.mark() == appended.mark()

@@ -13,7 +13,7 @@ from pushrep.records import Codec, CorruptRecordBatch, HeaderColumn, RecordBatch
 from pushrep.records.columns import columns_by_arrays, columns_of_scan, rows_of_columns
 from pushrep.records.decoder import read_small_batch, scan, scanned_rows
 from pushrep.records.encoder import encode_alone
-from pushrep.records.header import CRC_COVERS_FROM, HEADER_BYTES, crc32c, write_crc, write_length
+from pushrep.records.header import CRC_COVERS_FROM, HEADER_BYTES, LENGTH, LENGTH_AT, LENGTH_ENDS_AT, crc32c, write_crc
 
 # Sizes around every change of a varint's width, and few distinct ones, so that runs of equal records occur.
 SIZES = st.sampled_from(
@@ -152,7 +152,7 @@ def forged(records, count, attributes):
     header = encode_batch([b""], timestamps_ms=0).header
     header = header._replace(record_count=count, last_offset_delta=max(count - 1, 0), attributes=attributes)
     data = bytearray(header.pack() + records)
-    write_length(data, len(data))
+    LENGTH.pack_into(data, LENGTH_AT, len(data) - LENGTH_ENDS_AT)
     write_crc(data, crc32c(data, CRC_COVERS_FROM))
     return data
 
@@ -175,7 +175,7 @@ def test_damaged_records_under_a_valid_checksum(case, seed):
             data[at:at] = chance.choice([b"\xff" * 12, b"\x00", b"\xfe\xff\xff\xff\x0f", data[at : at + 7]])
     if len(data) < HEADER_BYTES:
         return
-    write_length(data, len(data))
+    LENGTH.pack_into(data, LENGTH_AT, len(data) - LENGTH_ENDS_AT)
     write_crc(data, crc32c(data, CRC_COVERS_FROM))
     try:
         batch = RecordBatch.check(data)

@@ -251,7 +251,7 @@ def test_an_interruption_leaves_nothing_of_the_append_or_a_log_to_open_again(tmp
     def interrupt(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(log._writer._active, "note", interrupt)
+    monkeypatch.setattr(log._writer._active, "index_batch", interrupt)
     if where == "take back":
         monkeypatch.setattr(file, "truncate", interrupt)
     with pytest.raises(KeyboardInterrupt):

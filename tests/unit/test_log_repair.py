@@ -8,7 +8,7 @@ from pushrep.log import LogConfig, LogLocked, SegmentLog
 from pushrep.log.directory_files import CLEAN_MARKER_NAME, CheckpointFile, write_checkpoint
 from pushrep.log.errors import RepairRefused
 from pushrep.log.published import PUBLISHED_NAME
-from pushrep.log.repair import Repairer, repair_log
+from pushrep.log.repair import Repairer
 from pushrep.log.verify import verify_log
 
 CONFIG = LogConfig(segment_bytes=400, index_interval_bytes=100)
@@ -83,7 +83,7 @@ DAMAGES = {
 def test_a_copy_gives_back_the_very_bytes(log, copy, damage):
     DAMAGES[damage](log)
     assert not verify_log(log).is_whole
-    report = repair_log(log, copy=copy)
+    report = Repairer(log).repair(copy=copy)
     assert report.is_whole, report.after.findings
     assert verify_log(log).is_whole
     for name in SEGMENTS:
@@ -101,7 +101,7 @@ def test_a_copy_gives_back_the_very_bytes(log, copy, damage):
 def test_a_dry_run_changes_nothing(log, copy, damage):
     DAMAGES[damage](log)
     before = {path: path.read_bytes() for path in log.parent.rglob("*") if path.is_file() and path.name != ".lock"}
-    report = repair_log(log, copy=copy, dry_run=True)
+    report = Repairer(log).repair(copy=copy, dry_run=True)
     assert report.spliced or report.rebuilt
     after = {path: path.read_bytes() for path in log.parent.rglob("*") if path.is_file() and path.name != ".lock"}
     assert after == before
@@ -112,7 +112,7 @@ def test_every_byte_that_is_flipped_is_mended(log, copy):
     whole = path.read_bytes()
     for at in range(0, len(whole), 7):
         flip(path, at)
-        assert repair_log(log, copy=copy).is_whole, at
+        assert Repairer(log).repair(copy=copy).is_whole, at
         assert path.read_bytes() == whole, at
 
 
@@ -121,7 +121,7 @@ def test_what_is_replaced_is_kept(log, copy):
     flip(path, 80)
     size = int.from_bytes(path.read_bytes()[8:12], "big") + 12
     damaged = path.read_bytes()[:size]
-    (kept,) = repair_log(log, copy=copy).kept_as
+    (kept,) = Repairer(log).repair(copy=copy).kept_as
     assert kept == f"{SEGMENTS[0]}.0.corrupt"
     assert (log / kept).read_bytes() == damaged
 
@@ -153,7 +153,7 @@ def test_a_copy_that_does_not_join_is_refused(log, copy, spoil):
     spoil(copy)
     before = {path: path.read_bytes() for path in log.parent.rglob("*") if path.is_file() and path.name != ".lock"}
     with pytest.raises(RepairRefused, match=r"join|holds no batch|up to offset"):
-        repair_log(log, copy=copy)
+        Repairer(log).repair(copy=copy)
     after = {path: path.read_bytes() for path in log.parent.rglob("*") if path.is_file() and path.name != ".lock"}
     assert after == before, "a refused repair changes nothing"
 
@@ -164,22 +164,22 @@ def test_a_whole_log_is_not_taken_from_another_one(log, copy):
     for name in SEGMENTS:
         (log / name).unlink()
     with pytest.raises(RepairRefused, match="nothing of"):
-        repair_log(log, copy=copy)
+        Repairer(log).repair(copy=copy)
 
 
 def test_the_copy_must_be_one_of_this_log(log, tmp_path):
     other = fill(tmp_path / "copy" / "orders-1")
     with pytest.raises(RepairRefused, match="copy of orders-1"):
-        repair_log(log, copy=other)
+        Repairer(log).repair(copy=other)
     with pytest.raises(RepairRefused, match="the log itself"):
-        repair_log(log, copy=log)
+        Repairer(log).repair(copy=log)
 
 
 def test_a_cut_at_the_damage_keeps_all_before_and_aside_all_behind(log):
     whole = {name: (log / name).read_bytes() for name in SEGMENTS}
     flip(log / SEGMENTS[1], 70)
     damaged = (log / SEGMENTS[1]).read_bytes()
-    report = repair_log(log, cut=True)
+    report = Repairer(log).repair(cut=True)
     assert report.is_whole
     assert report.cut.offset == 9
     assert sorted(report.cut.kept_as) == [f"{SEGMENTS[1]}.0.cut", f"{SEGMENTS[2]}.cut"]
@@ -195,7 +195,7 @@ def test_a_cut_at_the_damage_keeps_all_before_and_aside_all_behind(log):
 
 
 def test_a_cut_by_offset_goes_to_the_base_of_its_batch(log):
-    assert repair_log(log, cut_at=4).cut.offset == 3
+    assert Repairer(log).repair(cut_at=4).cut.offset == 3
     assert verify_log(log).is_whole
     with SegmentLog.open_reader(log) as reader:
         assert (reader.log_end_offset, reader.stable_offset) == (3, 3), "readers are told at once"
@@ -204,20 +204,20 @@ def test_a_cut_by_offset_goes_to_the_base_of_its_batch(log):
 def test_a_cut_that_would_leave_damage_is_refused(log):
     flip(log / SEGMENTS[0], 80)
     with pytest.raises(RepairRefused, match="up to offset 0"):
-        repair_log(log, cut_at=4)
+        Repairer(log).repair(cut_at=4)
 
 
 def test_without_a_word_batches_are_not_touched(log):
     flip(log / SEGMENTS[1], 70)
     before = (log / SEGMENTS[1]).read_bytes()
     with pytest.raises(RepairRefused, match="--from-copy"):
-        repair_log(log)
+        Repairer(log).repair()
     assert (log / SEGMENTS[1]).read_bytes() == before
 
 
 def test_a_log_in_use_is_refused(log, copy):
     with SegmentLog.open(log, CONFIG), pytest.raises(LogLocked):
-        repair_log(log, copy=copy)
+        Repairer(log).repair(copy=copy)
     with SegmentLog.open(log, CONFIG), pytest.raises(LogLocked):
         Repairer(log).rebuild_indexes()
 
@@ -244,7 +244,7 @@ def test_a_torn_tail_stays_one_when_something_else_is_repaired(log):
     never_promised_behind(log, 9)
     flip(log / SEGMENTS[1], 70)
     (log / SEGMENTS[0].replace(".log", ".index")).write_bytes(b"nonsense")
-    report = repair_log(log)
+    report = Repairer(log).repair()
     assert report.is_whole
     assert report.after.torn is not None
     with SegmentLog.open(log, CONFIG) as opened:
@@ -255,7 +255,7 @@ def test_a_torn_tail_stays_one_when_something_else_is_repaired(log):
 def test_a_torn_tail_is_what_cut_cuts_where_there_is_no_damage(log):
     never_promised_behind(log, 9)  # as a cut leaves it that was stopped
     flip(log / SEGMENTS[1], 70)
-    report = repair_log(log, cut=True)
+    report = Repairer(log).repair(cut=True)
     assert report.is_whole
     assert report.cut.offset == 9
     assert not (log / SEGMENTS[2]).exists()

@@ -12,7 +12,7 @@ from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import CorruptBatch, SegmentLog
 from pushrep.log import reader as log_reader
 from pushrep.log.directory_files import CheckpointFile, segment_path, write_checkpoint, write_partition_metadata
-from pushrep.log.repair import repair_log
+from pushrep.log.repair import Repairer
 from pushrep.log.seals import read_seal
 from pushrep.log.verify import FindingKind, verify_log
 from pushrep.records import RecordBatch, encode_batch
@@ -190,7 +190,7 @@ def test_repair_removes_a_seal_that_is_damaged_itself(log_path):
     data[60] ^= 1
     seal.write_bytes(data)
     assert firsts_of(log_path) == [2, 6, 12, 23, 30, 40, 43], "it counts as none"
-    report = repair_log(log_path)
+    report = Repairer(log_path).repair()
     assert report.after.is_whole
     assert not seal.exists()
 
@@ -210,7 +210,7 @@ def test_repair_from_a_copy_of_the_same_bytes_removes_a_seal_that_lies(log_path,
     rot(log_path, 0, 1, 6)
     with pytest.raises(CorruptBatch):
         firsts_of(log_path)
-    report = repair_log(log_path, copy=copy)
+    report = Repairer(log_path).repair(copy=copy)
     assert report.after.is_whole
     assert firsts_of(log_path) == [2, 6, 12, 23, 30, 40, 43]
 

@@ -14,7 +14,7 @@ from pushrep.records import (
     encode_batch,
 )
 from pushrep.records.encoder import encode_concatenating, general_heads, header_tails
-from pushrep.records.header import CRC_COVERS_FROM, crc32c, write_crc, write_length
+from pushrep.records.header import CRC_COVERS_FROM, LENGTH, LENGTH_AT, LENGTH_ENDS_AT, crc32c, write_crc
 
 
 def values_of(batch):
@@ -83,7 +83,7 @@ def test_a_slice_of_a_mapped_file(tmp_path):
 def test_a_batch_that_compaction_emptied_has_no_records():
     header = encode_batch([b"v"], timestamps_ms=7).header._replace(record_count=0, last_offset_delta=9)
     data = bytearray(header.pack())
-    write_length(data, len(data))
+    LENGTH.pack_into(data, LENGTH_AT, len(data) - LENGTH_ENDS_AT)
     write_crc(data, crc32c(data, CRC_COVERS_FROM))
     batch = RecordBatch.check(data)
     assert batch.records() == []
