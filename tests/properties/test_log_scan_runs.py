@@ -313,7 +313,7 @@ def test_a_walk_makes_the_index_entries_that_appends_make(parts, interval, windo
         if isinstance(step, BatchRun):
             walked.index_run(step)
             for position, header in step.headers():
-                appended.note(position, header)
+                appended.index_batch(position, header)
     assert walked.mark() == appended.mark()
     for segment in segments:
         segment.write_indexes()
