@@ -37,7 +37,7 @@ _HOME = {
     "Outbox": "pushrep.outbox",
     "PushManager": "pushrep.replicate",
     "PushSession": "pushrep.replicate",
-    "PushSessionEndReason": "pushrep.push_session_end_reason",
+    "PushSessionEndReason": "pushrep.election.messages",
     "PushrepError": "pushrep.errors",
     "Receipt": "pushrep.outbox",
     "Record": "pushrep.records",

@@ -33,8 +33,7 @@ from typing import NamedTuple, TypeAlias
 
 from pushrep.election.epochs import NO_EPOCH, LogEnds, Unfenced, without_unfenced
 from pushrep.election.grants import EPOCH_JUMP_MAX, Grant, are_rivals, owner_of
-from pushrep.election.messages import AppendRecordsPartition, Batch
-from pushrep.push_session_end_reason import NOT_ENDED, PushSessionEndReason
+from pushrep.election.messages import NOT_ENDED, AppendRecordsPartition, Batch, PushSessionEndReason
 from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.push_messages import AppendRecordsResult

@@ -26,7 +26,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from pushrep.election.epochs import EpochEnd, LogEnds, common_end, step_back
-from pushrep.push_session_end_reason import PushSessionEndReason
+from pushrep.election.messages import PushSessionEndReason
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.push_messages import AppendRecordsResult
 

@@ -7,8 +7,8 @@
 Syncs of different files run beside each other: a disk takes several at once, and a journalling file system commits once
 for all who wait. One call each, so a failed sync is known by its file (docs/decisions/0013).
 
-A disk that hangs holds up its own file system's threads only, and never who calls `run_all` for another's files. The
-threads end with the last user.
+A disk that hangs blocks the threads of its own file system only, and no caller of `run_all` for files of another one.
+The threads end with the last user.
 """
 
 import logging
@@ -43,13 +43,13 @@ class DiskThreads:
         self._threads: list[threading.Thread] = []
         self._ended = False
         self.submit = self._calls.put
-        """Carry out this call, which must not raise, in another thread. Waits for nothing."""
+        """Queue this call, which must not raise, for another thread. Never waits."""
         self._grow()
 
     def run_all(self, calls: Sequence[Callable[[], _T]]) -> list[_T]:
-        """What each call answers, in their order; they run beside each other, some of them in this thread.
+        """The results of the calls, in their order. They run concurrently, some of them in this thread.
 
-        Returns when all have ended; raises what the first of them raised.
+        Returns when all have ended; raises the error of the first that failed, in their order.
         """
         if not calls:
             return []
@@ -60,7 +60,7 @@ class DiskThreads:
         return together.results()
 
     def end(self) -> None:
-        """Nothing is submitted any more. Threads that hang in the disk end when it answers."""
+        """End the threads; nothing may be submitted any more. One that hangs in the disk ends when the disk answers."""
         with self._lock:
             self._ended = True
             threads, self._threads = self._threads, []
@@ -77,7 +77,7 @@ class DiskThreads:
                 return
             name = f"pushrep-disk-{len(self._threads)}"
             thread = threading.Thread(target=self._run, name=name, daemon=True)
-            with suppress(RuntimeError):  # the system has no more for us: those that there are go on
+            with suppress(RuntimeError):  # the system has no thread for us: the others go on
                 thread.start()
                 self._threads.append(thread)
 
@@ -87,13 +87,13 @@ class DiskThreads:
                 self._grow()
             try:
                 call()
-            except Exception:  # noqa: BLE001 - a fault of ours: others wait behind it
-                _LOG.exception("a thread of the disk goes on behind a fault")
-            del call  # it may hold what nobody else does
+            except Exception:  # noqa: BLE001 - a bug of ours: other calls wait behind this one
+                _LOG.exception("a call in a disk thread failed; the thread goes on")
+            del call  # it may be the last reference to something large
 
 
 class _Together(Generic[_T]):
-    """Calls that several threads take one after another."""
+    """Calls that several threads carry out together."""
 
     def __init__(self, calls: Sequence[Callable[[], _T]]) -> None:
         self._calls = deque(enumerate(calls))
@@ -110,7 +110,7 @@ class _Together(Generic[_T]):
                 return
             try:
                 self._results[at] = call()
-            except BaseException as error:  # noqa: BLE001 - it is raised where the results are asked for
+            except BaseException as error:  # noqa: BLE001 - `results` raises it
                 self._errors[at] = error
             with self._lock:
                 if len(self._results) + len(self._errors) == self._count:
@@ -127,20 +127,20 @@ _OF_DISKS = shared_by_process(DiskThreads.end)
 
 
 def disk_threads(filesystem: Filesystem, directory: Path, count_max: int = SYNCS_AT_ONCE) -> DiskThreads:
-    """Of the file system that holds `directory`; the same for every caller. Each needs a `release_disk_threads`."""
+    """The threads of the file system that holds `directory`, shared by callers: each calls `release_disk_threads`."""
     key: Hashable = (id(filesystem), _device_of(directory), count_max)
     return _OF_DISKS.acquire(key, lambda: DiskThreads(count_max), keep=filesystem)
 
 
 def release_disk_threads(threads: DiskThreads) -> None:
-    """Give them back; the last one who does ends them."""
+    """Give them back; the last release ends them."""
     _OF_DISKS.release(threads)
 
 
 def run_beside_each_other(
     filesystem: Filesystem, clock: Clock, directory: Path, calls: Sequence[Callable[[], object]]
 ) -> None:
-    """Carry out calls that wait for the disk that holds `directory`; raises what the first of them raised.
+    """Carry out calls that wait for the disk that holds `directory`. Raises as `DiskThreads.run_all`.
 
     With a simulated clock one after the other, so that a run can be repeated.
     """

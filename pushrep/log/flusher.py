@@ -4,8 +4,8 @@
            ─ flush_bytes unflushed ─▶ due at once       ├─▶ one thread: log.flush_in_background(), log by log
                                                         ┘
 One thread per process while any log is attached; it sleeps without a timeout while nothing is due. It reports nothing:
-a failed flush poisons its log, and that log's next append says so. Whatever one log raises, the others are served. It
-runs on the machine's clock.
+a failed flush poisons its log, and the next append there raises LogPoisoned. An error of one log does not keep the
+thread from the others. It runs on the machine's clock.
 
 `FlushScheduler` decides when a log's appends have to be on disk, and which thread flushes them:
 
@@ -72,7 +72,9 @@ class Flusher:
             if log not in self._attached:
                 return True
             if self._due_s.get(log, due_s + 1) > due_s:
-                heappush(self._queue, (due_s, next(self._counter), log))  # first: alone it is passed over
+                heappush(
+                    self._queue, (due_s, next(self._counter), log)
+                )  # first: without its entry in `_due_s` it has no effect
                 self._due_s[log] = due_s
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name=self._name, daemon=True)
@@ -90,7 +92,7 @@ class Flusher:
             self._attached.discard(log)
             self._due_s.pop(log, None)
             self._changed.notify_all()
-            if threading.current_thread() is self._thread:  # by what it calls back
+            if threading.current_thread() is self._thread:  # from a callback
                 return
             self._changed.wait_for(lambda: self._running is not log)
             thread = self._thread if not self._attached else None
@@ -153,12 +155,12 @@ def process_flusher() -> Flusher:
 
 
 def process_scrubber() -> Flusher:
-    """Another thread, for what reads slowly in the background: no log's flush waits for it."""
+    """Another thread, for slow reads in the background, so that no flush waits for them."""
     return _CURRENT.scrubber
 
 
 class Tick:
-    """Calls `call()` every so often, in one thread for all of this process, until `end`. It must not take long."""
+    """Calls `call()` every `every_ms` until `end`, in one thread for all ticks of this process. It must not wait."""
 
     def __init__(self, every_ms: int, call: Callable[[], object]) -> None:
         self._every_ms, self._call = every_ms, call
@@ -174,12 +176,12 @@ class Tick:
             self._ticker.soon(self, self._every_ms)
 
     def end(self) -> None:
-        """It is not under way when this returns, and does not come again. A second call does nothing."""
+        """When this returns, no call runs and none follows. A second `end` does nothing."""
         self._ticker.detach(self)
 
 
 class FlushDue(Enum):
-    """What the thread that appends has to do itself."""
+    """What the appending thread has to do itself."""
 
     NOTHING = auto()
     FLUSH = auto()
@@ -207,7 +209,7 @@ class FlushScheduler:
             self._flusher.attach(log)
 
     def on_change(self, unflushed_bytes: int = 0) -> FlushDue:
-        """Something has changed that is to come to disk, and so many bytes of the log are not there yet."""
+        """Something changed that has to get to disk; `unflushed_bytes` of the log are not there yet."""
         much = unflushed_bytes >= self._config.flush_bytes
         if self._flusher is None:
             return FlushDue.FLUSH_AND_CHECKPOINT if self._is_old() or much else FlushDue.NOTHING
@@ -219,7 +221,7 @@ class FlushScheduler:
         return FlushDue.FLUSH if unflushed_bytes >= 2 * self._config.flush_bytes else FlushDue.NOTHING
 
     def on_acknowledged(self) -> FlushDue:
-        """Something was said to be on disk; the recovery point has to rise over it soon."""
+        """A caller was told that its records are on disk: the recovery point has to rise over them soon."""
         if self._within_ms > ACKNOWLEDGED_MS:
             self._within_ms = ACKNOWLEDGED_MS
             if self._flusher is not None:
@@ -236,11 +238,11 @@ class FlushScheduler:
             self._since_ms = 0 if self._flusher.soon(self._log, self._within_ms) else None
 
     def on_flush(self) -> None:
-        """All that was there until now is about to be brought to disk."""
+        """Everything up to now is about to be flushed."""
         self._since_ms, self._within_ms = None, self._config.flush_ms
 
     def end(self) -> None:
-        """The flusher is not under way for this log when this returns, and does not come again."""
+        """When this returns, the flusher does not run for this log, and will not again."""
         if self._flusher is not None:
             self._flusher.detach(self._log)
 

@@ -44,8 +44,8 @@ from pushrep.errors import PushrepError
 from pushrep.log.config import AppendResult
 from pushrep.records import RecordBatch
 
-_LOOK_AGAIN_S = 1.0  # in case the leader, or the thread that was to wake the next one, was interrupted before it could
-_ROWS = 4  # one would stand still wherever the system is slow to give one of them a processor
+_LOOK_AGAIN_S = 1.0  # in case the leader, or the thread that had to wake the next one, was interrupted first
+_ROWS = 4  # with one row, all behind a thread that gets no processor would wait for it
 
 _Wanted = TypeVar("_Wanted")
 
@@ -64,7 +64,7 @@ class _Waiter:
     def may_go(self) -> bool:
         try:
             return self._settled(self._wanted)
-        except PushrepError:  # it asks again itself, and raises that
+        except PushrepError:  # the waiting thread asks again itself, and raises it
             return True
 
 
@@ -127,7 +127,7 @@ class GroupCommitLeader:
             waiter.lock.release()
 
     def do_unless_held(self, do: Callable[[], None]) -> bool:
-        """`do` while nobody leads nor can begin to; False if somebody leads, and nothing was done."""
+        """Call `do` while no thread leads or can begin to lead. False, without a call, if one leads."""
         with self._lock:
             if self.owner is not None:
                 return False
@@ -151,7 +151,7 @@ def _never(_: int) -> bool:
 
 
 class CommitRequest:
-    """One caller's batches, and where they went or why they did not; neither is known at first."""
+    """One caller's batches, then the result of their append, or its error."""
 
     __slots__ = ("batches", "error", "result")
 
@@ -161,11 +161,11 @@ class CommitRequest:
         self.error: BaseException | None = None
 
     def written(self) -> None:
-        """They stand where they were stamped to."""
+        """They were written at the offsets that are stamped into them."""
         self.result = AppendResult(self.batches[0].header.base_offset, self.batches[-1].header.next_offset - 1)
 
     def answer(self) -> AppendResult:
-        """Where they went. Raises why they did not."""
+        """Where they were appended. Raises the error if they were not."""
         if self.error is not None:
             raise self.error
         if self.result is None:

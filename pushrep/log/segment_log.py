@@ -15,8 +15,8 @@ open ─▶ lock ─▶ marker and checkpoints ─▶ recovery, derived stores (
     | records ... | x damaged, or gone |                 unfilled: the end of what was known to be there
                   ^ the log ends here  ^ high watermark checkpoint; with damage, whatever was told as on disk
 
-The caller notes it (promises.json): until the log ends there again its member counts for nothing. Of what a scan would
-find behind damage nothing is believed that was not known to be on disk.
+The caller writes it to promises.json: until the log ends there again, its member is not counted. Behind damage only
+what was known to be on disk counts, not what a scan would find.
 """
 
 import logging
@@ -142,7 +142,7 @@ class _Found:
 
 
 class _Checkpoints:
-    """What recovery tells the directory of logs; derived stores are cut before it hears of a cut."""
+    """Recovery's checkpoints, in the directory of logs; before a cut, derived stores are cut."""
 
     def __init__(self, view: DirectoryView, derived: DerivedStores) -> None:
         self._view, self._derived = view, derived
@@ -155,7 +155,7 @@ class _Checkpoints:
             self._view.sync_checkpoints(_SHARED_MS if soon else 0)
 
     def ends_at(self, offset: int) -> None:
-        """Whoever saw records above that has to hear of it: the log is about to give their offsets to others."""
+        """Write down that records above `offset` were seen: the log is about to give their offsets to others."""
         if offset < self._seen_to:
             seen, self._seen_to = self._seen_to, 0
             self._view.give_up(seen)
@@ -220,7 +220,7 @@ def _load(
 
 
 def _repairable_below(derived: DerivedStores, attached: Attached, kept_epochs: LeaderEpochs | None) -> int:
-    """Up to where a sealed segment may be damaged: its epochs are told without it, and no store has to hear of it."""
+    """Below it a damaged segment may be repaired later: epochs are known without it, and derived stores have it."""
     if not attached.has_replicas or kept_epochs is None:
         return 0
     lowest = derived.lowest_end()
@@ -239,7 +239,7 @@ def _identity(path: Path, filesystem: Filesystem, attached: Attached) -> UUID:
 
 
 def _watermark(view: DirectoryView, report: RecoveryReport) -> int:
-    """The highest that is known of it: what was published outlives a kill, the checkpoint a power cut."""
+    """The highest known high watermark: the published one outlives a kill, the checkpoint a power cut."""
     published = view.published_before.high_watermark if view.published_before is not None else 0
     known = max(published, view.high_watermark or 0, report.log_start_offset)
     return min(known, report.log_end_offset)
@@ -272,12 +272,13 @@ def _settle_epochs(
 class SegmentLog(ClosedAtExit):
     """A crash-safe log of one topic partition in Kafka's own file format. Thread-safe; a context manager.
 
-    Made by `SegmentLog.open`; beside its writer, every process may use `SegmentLog.open_reader`. After `close`
-    everything raises LogClosed, and in a fork of the process that opened it everything raises ForkedProcess.
+    Made by `SegmentLog.open`; beside its writer, every process may use `SegmentLog.open_reader`. After `close` its
+    offsets and methods raise LogClosed; in a fork of the process that opened it they raise ForkedProcess. What was
+    known when it was opened (`path`, `log_id`, `recovery`) stays, and so does what `disk` and `scrub` tell.
     """
 
     def __new__(cls, *given: object, **_named: object) -> Self:
-        """Raises BadArgument for who calls the class, and not `open`."""
+        """Raises BadArgument if the class is called instead of `open`."""
         if not given or not isinstance(given[0], LogDirectory):
             raise BadArgument("SegmentLog", "is made by SegmentLog.open(directory)")
         return super().__new__(cls)
@@ -417,9 +418,9 @@ class SegmentLog(ClosedAtExit):
 
     @property
     def ignored_index_entries(self) -> int:
-        """So many entries of indexes led this object's reads to no batch that is theirs.
+        """How many index entries were wrong, and ignored by reads of this object.
 
-        The scrub makes a sealed segment's indexes anew at once, `close` the others'.
+        The scrub rebuilds the indexes of a sealed segment at once, `close` those of the newest.
         """
         return self._reader.ignored_entries
 
@@ -448,7 +449,7 @@ class SegmentLog(ClosedAtExit):
         return SegmentRepair(self._around.filesystem, writer, base_offset, found.end_offset, done)
 
     def _seal_cleaned(self) -> None:
-        """What lies behind a hole is shown under a seal: of the newest segment, too, after a kill or a cut."""
+        """Make sure, after a kill or cut, that segments with holes are sealed: a read behind a hole needs the seal."""
         if not self._around.view.cleaned_offset:
             return
         with suppress(OSError):  # without room: what the newest holds is read as it is, until it rolls
@@ -467,7 +468,7 @@ class SegmentLog(ClosedAtExit):
         try:
             with new_indexes(around.filesystem, self.path, base_offset, following, around.config) as put:
                 is_put = writer.replace_sealed(base_offset, following, cuts, put)
-        except (OSError, PushrepError) as error:  # they are hints: readers do without
+        except (OSError, PushrepError) as error:  # readers manage without indexes
             _LOG.warning("%s: the indexes of segment %d are not made anew: %s", self.path, base_offset, error)
             return
         if is_put:
@@ -590,7 +591,7 @@ class SegmentLog(ClosedAtExit):
         return self._reader.read(offset, max_bytes, below_start=True)
 
     def slices(self) -> LogSlices:
-        """For who sends batches as they lie in the files; not to be used while the log is cut, or after `close`."""
+        """The batches as slices of files, to be sent. Don't use it while the log is cut, or after `close`."""
         return LogSlices(self._around.filesystem, self.path, self._checked_writer())
 
     def batches(self, start: int, end: int | None = None) -> Iterator[RecordBatch]:
@@ -736,7 +737,7 @@ class SegmentLog(ClosedAtExit):
         if suspects:
             try:
                 rebuild_suspect_indexes(around.filesystem, self.path, suspects, around.config)
-            except OSError as error:  # they are hints: readers do without
+            except OSError as error:  # readers manage without indexes
                 _LOG.warning("%s: its indexes are not made anew: %s", self.path, error)
 
     def __repr__(self) -> str:

@@ -1,8 +1,8 @@
 """The one writer of a log: appends, rolls and syncs; its cuts; epochs and watermarks of replication.
 
-    append   under _lock: stamp, write, note, then let readers see the new end        [log end offset]
+    append   under _lock: stamp, write, index, publish the new end to readers         [log end offset]
     flush    one thread syncs for all who wait (group_commit.py)                         [flushed offset]
-    both     by the thread that syncs, for all who queued a request (group_commit.py)
+    both     by the thread that syncs, for all that queued a request (group_commit.py)
     flusher  every flush_ms or flush_bytes (flusher.py): flush, checkpoints     [recovery point]
 
 Lock order: leading (group_commit.py), then _lock. The sync itself does not run under _lock: appends go on beside it. A
@@ -16,7 +16,8 @@ Cuts, at both ends, and in which order:
     move_log_start   | gone | kept ..............         log start checkpointed, segments oldest first, epochs
     quarantine       | kept .... | x damaged .....        checkpoints, later segments, the damaged one's tail, epochs
 
-Before either cut of the end is begun, what readers may have seen of it is noted as given up (directory.py).
+Before either cut of the end begins, the end of what readers may have seen is written to given-up-offset-checkpoint
+(directory.py).
 A crash between any two steps leaves a log that opens: checkpoints are never above what is left, names stay contiguous,
 and what lies below the log start is removed by the next opening.
 
@@ -25,9 +26,9 @@ Replication (pushrep/election decides when any of this is done):
     append_as_is     batches that hold their offsets and epochs; a new epoch is on disk before its first batch
                      | 0-8 |  hole that was announced  | 12-14 . 17-19 |    what follows one is sealed in a segment of
                                                                     its own before it is shown
-    begin_epoch      a line in the list of epochs, with or without a record of it
+    begin_epoch      a line in the list of epochs, before or without a record of that epoch
     begin_anew       | all of it ......|  ->  .stale      and an empty segment where the leader's log starts
-    high watermark   follows nobody but `advance_high_watermark`, from the last one known on
+    high watermark   rises by `advance_high_watermark` alone, from the last one known on
 """
 
 import errno
@@ -98,10 +99,10 @@ class WriterState(NamedTuple):
 
 class LogWriter:
     """The one writer of a log's files. Thread-safe; what cuts it (`truncate_to`, `quarantine`, `begin_anew`) is called
-    while retention is paused. Every method raises LogClosed once it is closed.
+    while retention is paused. Once it is closed, every method that changes the log raises LogClosed.
 
-    watermark: where the high watermark was; None for a log without replicas. is_unlisted: its list of epochs is not on
-    disk yet; it is before the first record.
+    watermark: where the high watermark was; None for a log without replicas. is_unlisted: the list of epochs is not on
+    disk yet; the first append writes it before its record.
     """
 
     def __init__(  # noqa: PLR0913 - what a log goes on from
@@ -115,7 +116,7 @@ class LogWriter:
         is_unlisted: bool = False,
     ) -> None:
         self._is_unlisted = is_unlisted
-        self._watermark = watermark  # before the first word to readers
+        self._watermark = watermark  # before anything is published to readers
         self._log_id = recovered.log_id
         self._ahead_bytes_max = around.view.ahead_bytes_max
         self._around, self._config, self._background = around, around.config, background
@@ -134,7 +135,7 @@ class LogWriter:
         self._leader = GroupCommitLeader()
         self._requests: list[CommitRequest] = []
         self.on_unsealed: Callable[[int], None] | None = None
-        """Told of a segment that rolled without a seal, under the lock."""
+        """Called under the lock with the base offset of a segment that rolled without a seal."""
         self.cuts = 0
         """How often the log was cut, or begun anew, since it was opened."""
         self._retired: list[Segment] = []
@@ -143,7 +144,7 @@ class LogWriter:
         self._active.close()  # opened again by the first append
         self._flush_scheduler = FlushScheduler(self, around.config, around.clock)
         if recovered.has_news:
-            self._flush_scheduler.schedule()  # the recovery point that was found is brought to disk soon
+            self._flush_scheduler.schedule()  # the recovery point that was found gets to disk soon
         self._publish(self.flushed_offset)
 
     @property
@@ -198,7 +199,9 @@ class LogWriter:
         """Write all batches, or none. Raises AppendFailed, LogPoisoned, LogDamaged, LogEndMoved (see `expected`)."""
         with self._lock:
             self._check_writable()
-            base_offset = self.log_end_offset = self._active.next_offset  # higher if Ctrl-C came right behind a write
+            base_offset = self.log_end_offset = (
+                self._active.next_offset
+            )  # higher than before if Ctrl-C came between a write and this field
             if expected is not None and expected != base_offset:
                 raise LogEndMoved(self._around.view.path, expected=expected, end=base_offset)
             self._background.check_disk()
@@ -264,7 +267,7 @@ class LogWriter:
             if not self.checkpoint(share_ms):
                 self._flush_scheduler.schedule(
                     share_ms
-                )  # another log has just written the files: ours go with the next
+                )  # another log has just written the files: ours are written with the next
             self._background.after_flush()
         except LogPoisoned:
             _LOG.exception("%s takes no more appends", self._around.view.path)
@@ -464,7 +467,7 @@ class LogWriter:
                 self._active.close()
                 remove_seals(self._around.filesystem, self._around.view.path, [segment.base_offset])
             self._active, self._bases = segment, bases
-            # By the files: a thread that was interrupted while it made a segment has not noted it yet.
+            # From the directory: a thread may be interrupted after it made a segment and before it is in `_bases`.
             filesystem, path = self._around.filesystem, self._around.view.path
             begun = [base for base in list_segments(filesystem, path) if base > bases[-1]]
             move_aside(filesystem, path, begun, keep=False)
@@ -474,7 +477,7 @@ class LogWriter:
             raise
 
     def _poison_by(self, error: BaseException) -> None:
-        """Files were left half changed, by the disk or by an interruption: only an opening can judge them now."""
+        """Files were left half changed, by a failure or an interruption: the log has to be opened again."""
         self._poison = error
         if isinstance(error, OSError):
             raise LogPoisoned(self._around.view.path, error) from error
@@ -498,7 +501,7 @@ class LogWriter:
         new.ahead_bytes_max = old.ahead_bytes_max
         self._active, self._bases = new, (*self._bases, new.base_offset)
         self._background.rolled()
-        # Not to the new base: the append under way may be taken back, and what it has put into the old segment with it.
+        # Not to the new base: the append under way may be taken back, and its batches in the old segment with it.
         end = self.log_end_offset
         view.checkpoint(
             recovery_point=end,
@@ -512,9 +515,9 @@ class LogWriter:
             self.on_unsealed(old.base_offset)
 
     def _seal(self, segment: Segment) -> bool:
-        """Whether there is one: not of a segment that was taken up again. Its name comes to disk with the next one's.
+        """Write the segment's seal; whether there is one. Its name is synced with the next segment's.
 
-        Without it, or without room for it, the scrub makes one.
+        Not for a segment that was reopened with records in it, nor without room: the scrub makes it later.
         """
         around = self._around
         seal = segment.seal(self._log_id, parse_log_name(around.view.name)[1])
@@ -559,7 +562,7 @@ class LogWriter:
         )
 
     def _is_settled(self, wanted: int) -> bool:
-        """Whether nobody has to wait for `wanted` any more: it is flushed, or cut off. Raises if it never will be."""
+        """Whether `wanted` is flushed, or cut off. Raises LogPoisoned, LogClosed if it never will be."""
         if self.flushed_offset >= min(wanted, self.log_end_offset):
             return True
         if self._poison is not None:
@@ -569,7 +572,7 @@ class LogWriter:
         return False
 
     def _is_answered(self, request: CommitRequest) -> bool:
-        """Whether the answer to `request` is known: refused, or on disk. Raises if there never will be one."""
+        """Whether `request` was refused, or is on disk. Raises if it never will be."""
         if request.result is not None:
             return self._is_settled(request.result.last_offset + 1)
         if request.error is None and self._ended:
@@ -592,9 +595,9 @@ class LogWriter:
     # ---- cuts
 
     def truncate_to(self, offset: int, *, keep: bool = False) -> int:
-        """Cut at the base of the batch that holds `offset`; where. The caller checked the range. Raises NoRoomToCut.
+        """Cut at the base of the batch that holds `offset`, and return it. The caller checked the range.
 
-        keep: what goes is in `.cut` files then, of this segment's tail, too.
+        keep: also this segment's tail is in a `.cut` file then, as later segments always are. Raises NoRoomToCut.
         """
         with self._leader.held(), self._lock:
             self._check_writable()
@@ -724,7 +727,7 @@ class LogWriter:
 
     @contextmanager
     def _wanting_room(self) -> Iterator[None]:
-        """NoRoomToCut if even the reserve has none. A number that some file got by then does no harm: it is lower."""
+        """NoRoomToCut on a full disk. A checkpoint that was written by then does no harm: it is lower."""
         try:
             yield
         except OSError as error:
@@ -750,7 +753,9 @@ class LogWriter:
         Raises LogEndMoved if they do not follow, CorruptRecordBatch if their epochs fall, else as `append`.
         """
         expected = self.log_end_offset
-        epoch_before = self._epochs.epoch_of(expected - 1)  # of a record: an epoch without one may give way
+        epoch_before = self._epochs.epoch_of(
+            expected - 1
+        )  # of the last record: an epoch without a record may be replaced
         dense, behind_hole = len(batches), 0
         for number, batch in enumerate(batches):
             header = batch.header
@@ -772,17 +777,17 @@ class LogWriter:
             self._append_with_holes(batches[dense:])
 
     def _admit_holes_below(self, offset: int) -> None:
-        """Durably, before anything behind the hole is written: else an opening would take it for damage."""
+        """Write the cleaned offset to disk before the batches behind the hole: else an opening would find damage."""
         view = self._around.view
         if offset > view.cleaned_offset:
             view.checkpoint(cleaned_offset=offset)
             view.reserve.with_room(view.sync_checkpoints)
 
     def _append_with_holes(self, batches: Sequence[RecordBatch]) -> None:
-        """Batches that offsets are missing before and between: all, or none, in segments of their own.
+        """Append batches with holes before or between them: all or none, in segments of their own.
 
-        These are sealed before anybody is shown what they hold: nothing else witnesses an offset behind a hole inside
-        of a segment. Raises as `append`.
+        The segments are sealed before readers see their records: inside a segment only a seal proves an offset behind a
+        hole. Raises as `append`.
         """
         with self._lock:
             self._check_writable()
@@ -832,7 +837,7 @@ class LogWriter:
         return in_active + size_of_sealed(filesystem, directory, bases[:-1], offset)
 
     def begin_epoch(self, leader_epoch: int, start_offset: int) -> None:
-        """Durably; no news is no write. Raises EpochOutOfPlace, OSError, and nothing has changed then."""
+        """See SegmentLog.begin_epoch; writes nothing if the list has it. After an error nothing has changed."""
         with self._lock:
             self._check_writable()
             epochs = self._epochs.assigned(leader_epoch, start_offset)
@@ -847,7 +852,7 @@ class LogWriter:
             self._publish(self.flushed_offset)
 
     def forget_epochs_above(self, leader_epoch: int) -> None:
-        """Durably take newer epochs out of the list. Raises EpochOutOfPlace if one of them holds a record, OSError."""
+        """See SegmentLog.forget_epochs_above."""
         with self._lock:
             self._check_writable()
             around, end = self._around, self.log_end_offset

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pushrep.push_session_end_reason import PushSessionEndReason
+    from pushrep.election.messages import PushSessionEndReason
     from pushrep.replicate.errors import (
         CantListen,
         CorruptNodeFile,
@@ -50,7 +50,7 @@ _HOME = {
     "PushError": "pushrep.replicate.errors",
     "PushManager": "pushrep.replicate.manager",
     "PushSession": "pushrep.replicate.led_partition",
-    "PushSessionEndReason": "pushrep.push_session_end_reason",
+    "PushSessionEndReason": "pushrep.election.messages",
     "PushSettings": "pushrep.replicate.settings",
     "Replica": "pushrep.replicate.settings",
     "ReplicaClient": "pushrep.replicate.replica_client",

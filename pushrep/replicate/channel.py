@@ -27,12 +27,11 @@ from dataclasses import replace
 from itertools import count
 from typing import NamedTuple
 
-from pushrep.election.messages import AppendRecordsPartition
+from pushrep.election.messages import AppendRecordsPartition, PushSessionEndReason
 from pushrep.env import Clock, Network, Thread
 from pushrep.env.network import READABLE, WRITABLE
 from pushrep.errors import PushrepError
 from pushrep.log import OffsetOutOfRange
-from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.replicate.connecting import OpenConnection, connect, patiently, pause_s
 from pushrep.replicate.pusher import PendingWork, Pusher, Sent
 from pushrep.replicate.settings import PushSettings, Replica

@@ -30,9 +30,9 @@ from pushrep.election.leader import (
     Resigned,
     SessionEnded,
 )
+from pushrep.election.messages import PushSessionEndReason
 from pushrep.election.progress import NEEDS_SOMEBODY, SessionId
 from pushrep.log import LogClosed, SegmentLog
-from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.records import RecordBatch
 from pushrep.replicate.errors import MayStillBeDelivered, PushError
 from pushrep.replicate.settings import Replica

@@ -16,9 +16,9 @@ from enum import Enum, auto
 from functools import partial
 from typing import NamedTuple
 
+from pushrep.election.messages import PushSessionEndReason
 from pushrep.election.progress import BEGINS_ANEW
 from pushrep.env import SYSTEM_CLOCK, Clock
-from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.records import RecordBatch
 from pushrep.replicate.channel import Beats, Channel
 from pushrep.replicate.errors import IllegalState

@@ -25,10 +25,9 @@ from dataclasses import replace
 from enum import Enum, auto
 from typing import NamedTuple
 
-from pushrep.election.messages import AppendRecordsPartition
+from pushrep.election.messages import AppendRecordsPartition, PushSessionEndReason
 from pushrep.election.progress import SessionState
 from pushrep.log.reader import LogSlices
-from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.records import BatchHeader, CorruptRecordBatch
 from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.replicate.led_partition import PushSession

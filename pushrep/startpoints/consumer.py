@@ -127,7 +127,7 @@ class LogConsumer(ClosedAtExit):
         """Use `LogConsumer.open`."""
         self._store, self._assigned, self._default, self._reset = store, assigned, default, reset
         self._gate, self._poll = BootstrapGate(), StorePoll(store)
-        self._seen_bytes = -1  # nothing yet: the partitions are to start
+        self._seen_bytes = -1  # nothing yet: the partitions have to start first
         self._stopped: dict[int, StartpointFailed] = {}
         self._closed = False
 
@@ -202,7 +202,7 @@ class LogConsumer(ClosedAtExit):
         found = []
         left = max_records
         for n, partition in enumerate(readable):
-            share = -(-left // (len(readable) - n))  # rounded up: one record at least, and no more than what is left
+            share = -(-left // (len(readable) - n))  # rounded up to at least one record, and at most what is left
             got = self._fetch(partition, share)
             left -= len(got.records)
             if got.records:
@@ -230,7 +230,7 @@ class LogConsumer(ClosedAtExit):
             raise lost
 
     def close(self) -> None:
-        """Let go of the logs, commit nothing; closing twice is fine. A store that was given stays open."""
+        """Close the logs without a commit; closing twice is fine. A store that was passed in stays open."""
         self._closed = True
         for partition in list(self._assigned):
             self._drop(partition)
@@ -246,7 +246,7 @@ class LogConsumer(ClosedAtExit):
             size_bytes = self._store.size_bytes()
             for partition, one in list(self._assigned.items()):
                 self._take_up(partition, one)
-            self._seen_bytes = size_bytes  # as it was before the look: what came meanwhile is looked at next time
+            self._seen_bytes = size_bytes  # as it was before the look, so that a change meanwhile is found next time
             return
         with suppress(NotNow):
             size_bytes = self._poll.poll_size()
@@ -257,7 +257,7 @@ class LogConsumer(ClosedAtExit):
             self._seen_bytes = size_bytes
 
     def _take_up(self, partition: int, one: _AssignedPartition) -> None:
-        """What is new for one partition."""
+        """Apply the newer startpoint of one partition, if there is one."""
         reader = one.claim.reader
         pending = self._store.read(reader.consumer, reader.topic, reader.partition)
         if one.start is not None and (pending is None or pending.sequence <= one.start.sequence):

@@ -3,9 +3,9 @@
     pending for a reader = the newest startpoint for it, above its floor, that is not consumed, expired or cancelled
     floor                = the highest sequence that it committed or consumed
 
-A failed one is found, too: it stops the start. Facts that come too late (the table in `model` gives no next state)
-change nothing, so the first `applied` in order wins. Whatever the target, state is kept per reader: one that applies a
-topic-wide startpoint takes it from no other.
+A failed one counts as pending, too: it stops the start. Facts that come too late (no next state in the table of
+`model`) change nothing, so the first `applied` in order wins. Whatever the target, state is kept per reader: a reader
+that applies a topic-wide startpoint leaves it pending for the others.
 """
 
 import math
@@ -84,7 +84,7 @@ class _Entry:
 
 
 class EventLog:
-    """Facts in, standings out."""
+    """Facts in; the state of each startpoint for each reader out."""
 
     def __init__(self, facts: Iterable[Fact] = ()) -> None:
         self._entries: dict[int, _Entry] = {}
@@ -121,7 +121,7 @@ class EventLog:
                 entry.for_all(StartpointEvent.CANCEL)
 
     def pending(self, reader: Reader, committed: int = 0) -> ReaderState | None:
-        """What the reader has to start from next, or what stops it; `committed` is its checkpoint's sequence."""
+        """The startpoint that the reader starts from next, or that stops it. `committed`: its checkpoint's sequence."""
         floor = max(committed, self._consumed.get(reader, 0))
         for sequence in reversed(self._entries):  # they were added in order
             if sequence <= floor:
@@ -132,7 +132,7 @@ class EventLog:
         return None
 
     def reader_state(self, sequence: int, reader: Reader) -> ReaderState | None:
-        """How startpoint `sequence` stands for this reader; None if there is none of that number for it."""
+        """The state of startpoint `sequence` for this reader; None if it has none of that number."""
         entry = self._entries.get(sequence)
         return entry.reader_state(reader) if entry is not None and entry.written.target.covers(reader) else None
 
@@ -146,11 +146,11 @@ class EventLog:
             yield entry.written
 
     def readers(self, sequence: int) -> dict[Reader, ReaderState]:
-        """How it stands for those that did something with it."""
+        """Its state for each reader that applied, consumed or failed it."""
         return dict(sorted(self._entries[sequence].readers.items()))
 
     def state(self, sequence: int) -> State:
-        """How it stands in one word: for its reader if it is for just one, else for those that did nothing with it."""
+        """Its state in one word: for its only reader, else for readers that have done nothing with it."""
         entry = self._entries[sequence]
         only = entry.only_reader()
         return entry.reader_state(only).state if only in entry.readers else entry.rest
@@ -167,10 +167,10 @@ class EventLog:
         return None
 
     def can(self, sequence: int, event: StartpointEvent) -> bool:
-        """Whether this event, for all, would change anything."""
+        """Whether this event, for all readers, would change anything."""
         entry = self._entries[sequence]
         states = [reader_state.state for reader_state in entry.readers.values()]
-        # A startpoint for one reader only is settled by that reader: what is left of its target names no other.
+        # A startpoint for one reader alone is over when that reader is done with it.
         if entry.only_reader() not in entry.readers:
             states.append(entry.rest)
         return any(NEXT[state][event] is not None for state in states)
@@ -185,7 +185,7 @@ class EventLog:
 
 
 class TimeBudget:
-    """The time of each thread by itself."""
+    """How long calls of a store may take, set for each thread by itself."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
@@ -193,7 +193,7 @@ class TimeBudget:
 
     @contextmanager
     def within(self, timeout_s: float) -> Iterator[None]:
-        """What this thread asks inside takes so long altogether, or less."""
+        """Everything that this thread asks in the block takes at most so long together."""
         before = self._until_s
         self._own.until_s = min(before, self._now_s() + timeout_s)
         try:
@@ -211,7 +211,7 @@ class TimeBudget:
 
 
 class View(NamedTuple):
-    """Facts up to place `end`: the first `length` of `facts`, a list that grows as long as it is the same story."""
+    """Facts up to place `end`: the first `length` of `facts`, a list that later views extend."""
 
     facts: list[Fact]
     length: int
@@ -273,7 +273,7 @@ class EventLogFollower:
     def current(self) -> EventLog:
         """The event log as of now. Raises CorruptStore."""
         view = self._journal.view()
-        if view.facts is not self._facts:  # read anew: what was known is not how the file begins
+        if view.facts is not self._facts:  # read anew: the file does not begin with what was known
             self._facts, self._count, self._event_log = view.facts, 0, EventLog()
         try:
             for fact in view.facts[self._count : view.length]:

@@ -9,8 +9,8 @@
 Killed in between: before `applied` nothing has happened; after it the stored offset is used again; after the commit the
 next holder sees the sequence in it, says `consumed`, and goes on from the committed position.
 
-A member that was held up inside its start may claim a partition which the group has given to another one meanwhile. Who
-finds its claim gone therefore asks the group's coordinator, and claims again if the partition is its own.
+A member whose start was delayed may claim a partition that the group has given to another member meanwhile. A member
+that lost its claim therefore asks the group's coordinator, and claims again if the partition is its own.
 """
 
 import logging
@@ -33,8 +33,8 @@ class GroupStartpoints:
     """The startpoints of a store, in a directory or a topic, for the groups of one process. The group is the consumer.
 
     look_every_s: how often a running consumer looks whether the store has changed: a look at a file, or one question
-    to a broker. Where nobody answers, a running consumer goes on and it is asked more and more rarely, once a minute
-    at last. A startpoint that can't be applied stops its partition, StartpointFailed says why; cancel it or set
+    to a broker. While the store does not answer, a running consumer goes on, and asks less and less often, once a
+    minute at last. A startpoint that can't be applied stops its partition, StartpointFailed says why; cancel it or set
     another one. BOOTSTRAP is refused by name: a group's other partitions can't be held. Raises BadArgument.
     """
 
@@ -47,11 +47,11 @@ class GroupStartpoints:
         self._store, self._poll = store, StorePoll(store, clock)
         self._claims: dict[Reader, Claim] = {}
         self._version, self._size_bytes = 0, -1
-        self._is_open = False  # something is to be asked again, though nothing new was written
+        self._is_open = False  # a question failed and has to be asked again, though the store did not change
         self._unacknowledged: set[tuple[Reader, int]] = set()  # committed, and `consumed` could not be stored
 
     def version(self) -> int:
-        """A number that changes with every change of the store. One that can't be reached holds no running consumer."""
+        """A number that changes with every change of the store; the last one while the store can't be reached."""
         with suppress(NotNow):
             size_bytes = self._poll.poll_size() if self._version else self._store.size_bytes()
             if self._is_open or size_bytes != self._size_bytes:
@@ -83,9 +83,9 @@ class GroupStartpoints:
         return None
 
     def consumed(self, consumer: str, topic: str, partition: int, sequence: int) -> None:
-        """A commit that carries this sequence is stored.
+        """The group stored a commit that carries this sequence: tell the store.
 
-        What can't be said now is said at a later look, or by the next holder, who finds the sequence in the commit.
+        If the store can't be reached, it is told at a later look, or by the next holder, by the sequence in the commit.
         """
         reader = Reader(consumer, topic, partition)
         self._unacknowledged.add((reader, sequence))
@@ -97,7 +97,7 @@ class GroupStartpoints:
         self._is_open |= bool(self._unacknowledged)
 
     def _acknowledge(self, reader: Reader) -> None:
-        """Say what is committed and not said yet, if anything."""
+        """Tell the store which startpoints are consumed by commits and not marked so yet."""
         for one in sorted(self._unacknowledged_of(reader)):
             self._store.consume(self._claims[reader], one[1], committed=one[1])
             self._unacknowledged.remove(one)
@@ -106,7 +106,7 @@ class GroupStartpoints:
         return {one for one in self._unacknowledged if one[0] == reader}
 
     def _followed(self, reader: Reader, facts: PartitionFacts, sequence: int) -> Answer:
-        """What is new for a partition that runs. Raises PartitionLost if it is another member's."""
+        """The newer startpoint of a running partition. Raises PartitionLost if another member has the partition."""
         try:
             return self._answer(reader, facts, sequence)
         except PartitionLost:

@@ -197,7 +197,7 @@ class Startpoint:
             "out_of_range": str(self.out_of_range),
             "reset_marks": self.reset_marks,
         }
-        # Releases that know nothing of it replace all that is read again: the table is right, too.
+        # Older releases ignore it and replace all rows that are read again: the table is right, too.
         return told if self.replace_until is None else told | {"replace_until": self.replace_until}
 
     @classmethod
@@ -233,7 +233,7 @@ class Reader:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Whom a startpoint is for: None is every consumer, every partition, every task."""
+    """Which readers a startpoint is for; None: every consumer, partition or task."""
 
     consumer: str | None
     topic: str
@@ -294,7 +294,7 @@ def check_partition(partition: object) -> None:
 
 
 class State(StrEnum):
-    """Where a startpoint stands for one reader."""
+    """The state of a startpoint for one reader."""
 
     PENDING = "pending"
     APPLIED = "applied"
@@ -346,12 +346,12 @@ assert NEXT.keys() == set(State)
 assert all(row.keys() == set(StartpointEvent) for row in NEXT.values())
 
 OVER = frozenset({State.CONSUMED, State.EXPIRED, State.CANCELLED})
-"""What a search for the pending one passes by."""
+"""States that a search for the pending startpoint passes over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """Where a reader stands: `offset` None: it has claimed the partition and committed nothing."""
+    """A reader's committed position. `offset` None: it has claimed the partition and committed nothing."""
 
     reader: Reader
     generation: int = 0

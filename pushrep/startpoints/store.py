@@ -89,7 +89,7 @@ _Answer = TypeVar("_Answer")
 
 
 class CheckpointKeeper(Protocol):
-    """Where checkpoints lie. Whoever saves one is alone with the store."""
+    """Where checkpoints lie. `save` is called under the store's lock."""
 
     def load(self, reader: Reader) -> Checkpoint:
         """What stands there now; an empty one (generation 0) if there is none. Raises CorruptStore."""
@@ -107,7 +107,7 @@ class CheckpointKeeper(Protocol):
 def changes(
     method: Callable[Concatenate["_Store", _Parameters], _Answer],
 ) -> Callable[Concatenate["_Store", _Parameters], _Answer]:
-    """A method that changes the store: anew from its beginning when others came in between. Raises StoreBusy."""
+    """Make a method start again when another writer changed the store meanwhile (Overtaken). Raises StoreBusy."""
 
     @functools.wraps(method)
     def changing(self: "_Store", /, *args: _Parameters.args, **more: _Parameters.kwargs) -> _Answer:
@@ -135,8 +135,8 @@ TTL_S = 12 * 3600
 class StartpointStore(ClosedAtExit):
     """Startpoints and checkpoints in a directory. Thread-safe, for any number of processes. Made by `open`.
 
-    After `close` everything raises StoreClosed. Every change raises StoreBusy, StoreUnavailable, CorruptStore and
-    NotWritten, which the methods don't repeat; what a method returned is on disk.
+    After `close` its methods raise StoreClosed. Every change raises StoreBusy, StoreUnavailable, CorruptStore and
+    NotWritten, which the methods don't repeat; it is on disk when the method returns.
     """
 
     def __init__(self, facts: FactLog, checkpoints: CheckpointKeeper, clock: Clock) -> None:
@@ -144,7 +144,7 @@ class StartpointStore(ClosedAtExit):
         self.place = facts.place
         self._clock = clock
         self._journal, self._checkpoints = facts, checkpoints
-        # One is looked at beside changes, by any thread; the other by whoever holds the store's lock.
+        # `_reads` serves calls without the store's lock, by any thread; `_changes` those that hold it.
         self._reads, self._reads_lock = EventLogFollower(facts), threading.Lock()
         self._changes = EventLogFollower(facts)
         self._closed = False
@@ -433,18 +433,18 @@ class StartpointStore(ClosedAtExit):
         return self._checkpoints.load(reader)
 
     def size_bytes(self) -> int:
-        """A number that changes with every change of a startpoint: how a running reader sees that it shall look."""
+        """A number that changes with every change of a startpoint: a running reader looks when it has changed."""
         self._check()
         return self._journal.size_bytes()
 
     def within(self, timeout_s: float) -> AbstractContextManager[None]:
-        """What this thread asks of the store inside takes so long altogether, or raises as if nobody answered."""
+        """Calls of this thread in the block take at most so long together, else StoreUnavailable or StoreBusy."""
         return self._journal.budget.within(timeout_s)
 
     # ---- life
 
     def close(self) -> None:
-        """Let go; closing twice is fine."""
+        """Close files and clients; closing twice is fine."""
         if not self._closed:
             self._closed = True
             self._journal.close()
@@ -607,7 +607,7 @@ def store_at(place: str | Path, settings: Mapping[str, str] | None = None) -> St
 
 _LOG = logging.getLogger(__name__)
 AWAY = (StoreUnavailable, StoreBusy, NotWritten)
-"""What a store raises that can't be reached now, and may be later."""
+"""What a store raises while it can't be reached."""
 ASK_WITHIN_S = 10.0
 LOOK_WITHIN_S = 3.0
 PAUSE_S, PAUSE_MAX_S = 1.0, 60.0

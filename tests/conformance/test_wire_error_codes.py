@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pushrep.push_session_end_reason import PushSessionEndReason
+from pushrep.election.messages import PushSessionEndReason
 from pushrep.wire.calls import CALLS
 from pushrep.wire.error_codes import ERROR_TABLE, ErrorCode
 

@@ -9,13 +9,13 @@ from uuid import UUID
 import pytest
 
 from pushrep.election.grants import Grant, Member
+from pushrep.election.messages import PushSessionEndReason
 from pushrep.env import REAL_FILESYSTEM, RealFilesystem
 from pushrep.log import AppendFailed, Durability, SegmentLog
 from pushrep.log.directory_files import CheckpointFile, read_checkpoint, segment_path, write_checkpoint
 from pushrep.log.segment import Segment
 from pushrep.log.verify import verify_log
 from pushrep.log.writer import LogWriter
-from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.records import encode_batch
 from pushrep.replay import TO_END, NodeAccess, ReplayClient, ReplayFailed, ReplayRequest
 from pushrep.replicate import NodeSettings, ReplicaNode

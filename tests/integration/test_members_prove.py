@@ -17,6 +17,7 @@ from pushrep import Acks, Durability, Outbox, ReplicaNode, SegmentLog
 from pushrep.cli.main import run
 from pushrep.election.errors import LeaderMayBeAlive, MemberTwice, NotAhead, NotLeader, TooFewMembers
 from pushrep.election.grants import EPOCH_LEAP, Member
+from pushrep.election.messages import PushSessionEndReason
 from pushrep.env import REAL_FILESYSTEM, RealFilesystem
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.log.errors import DirectoryIsCopy
@@ -28,7 +29,6 @@ from pushrep.outbox.member_changes import Phase, add_member
 from pushrep.outbox.promotion import promote
 from pushrep.outbox.rebase import rebase
 from pushrep.outbox.replication import Replication
-from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.replicate import NodeSettings
 from pushrep.replicate.election_state import ElectionStateStore, find_election_state
 from pushrep.replicate.sockets import Address

@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 
 from pushrep.election.epochs import LogEnds
-from pushrep.election.messages import batches_of
+from pushrep.election.messages import PushSessionEndReason, batches_of
 from pushrep.env import REAL_NETWORK, SYSTEM_CLOCK
-from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.records.leader_epochs import LeaderEpochs
 from tests.integration.conftest import QUICK, WAIT_S, succeed
 

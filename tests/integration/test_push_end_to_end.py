@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from pushrep.election.errors import NotLeader
+from pushrep.election.messages import PushSessionEndReason
 from pushrep.env import REAL_NETWORK
 from pushrep.log import Durability, LogConfig, SegmentLog
-from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.records import BatchHeader
 from pushrep.replicate.errors import MayStillBeDelivered
 from pushrep.replicate.settings import Replica

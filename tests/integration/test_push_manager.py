@@ -9,8 +9,7 @@ from dataclasses import replace
 import pytest
 
 from pushrep.election.epochs import LogEnds
-from pushrep.election.messages import batches_of
-from pushrep.push_session_end_reason import PushSessionEndReason
+from pushrep.election.messages import PushSessionEndReason, batches_of
 from pushrep.records import RecordBatch, encode_batch
 from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.replicate.errors import IllegalState

@@ -31,8 +31,7 @@ from pushrep.election.follower import (
     storage_error,
 )
 from pushrep.election.grants import EPOCH_JUMP_MAX, Grant, Member, next_generation
-from pushrep.election.messages import AppendRecordsPartition, Batch
-from pushrep.push_session_end_reason import PushSessionEndReason
+from pushrep.election.messages import AppendRecordsPartition, Batch, PushSessionEndReason
 from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.error_codes import ErrorCode

@@ -44,8 +44,8 @@ from pushrep.election.leader import (
     Resigned,
     SessionEnded,
 )
+from pushrep.election.messages import PushSessionEndReason
 from pushrep.election.progress import BEGINS_ANEW, MAY_BECOME, REACTIONS, SessionId, SessionState, Step
-from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.replicate.election import too_few
 from pushrep.topic_id_partition import TopicIdPartition

@@ -8,8 +8,8 @@ from uuid import UUID
 import pytest
 from fastavro import parse_schema, schemaless_reader, schemaless_writer
 
+from pushrep.election.messages import PushSessionEndReason
 from pushrep.errors import BadArgument
-from pushrep.push_session_end_reason import PushSessionEndReason
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.calls import CALLS, PLACE_OF, VOCABULARY, ApiKey, Vocabulary
 from pushrep.wire.codec import missing_fields, read_schemas, released_schemas
