@@ -209,6 +209,8 @@ AHEAD_BYTES_MAX = 1 << 30
 """Files grow ahead of their data by so much at most, over all open logs of a directory: 16 MiB for 64 of them."""
 _SOON_MS = 250
 """So long the numbers of logs that were rolled or closed wait for each other."""
+_AGAIN_MS = 1_000
+"""Until what the disk refused is tried again."""
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -388,17 +390,21 @@ class LogDirectory:
             for checkpoint in CheckpointFile:
                 self._fall_back(checkpoint, name)
 
-    def sync_checkpoints_soon(self) -> None:
-        """Let them be written in the background; by a simulated clock, which has none, with the next ones."""
+    def sync_checkpoints_soon(self, delay_ms: int = _SOON_MS) -> None:
+        """Let them be written in the background; by a simulated clock, which has none, with the next ones.
+
+        In `delay_ms`, or, if the last write took more than a tenth of it, in up to four times that.
+        """
         if self._flusher is not None:
-            self._flusher.soon(self, _SOON_MS)
+            self._flusher.soon(self, min(max(delay_ms, 10 * self._write_took_ms), 4 * delay_ms))
 
     def flush_in_background(self) -> None:
         """The flusher's call: the checkpoints of logs that were rolled or closed."""
         try:
             self.sync_checkpoints()
-        except (OSError, PushrepError) as error:  # the last release writes them
+        except (OSError, PushrepError) as error:
             _LOG.warning("%s: checkpoints put off: %s", self.path, error)
+            self.sync_checkpoints_soon(_AGAIN_MS)
 
     def check_usable(self) -> None:
         """Raise ForkedProcess in a fork of the owner, LogClosed after the last release."""
@@ -674,9 +680,9 @@ class DirectoryView:
         self._check_open()
         return self._directory.sync_checkpoints(max_age_ms)
 
-    def sync_checkpoints_soon(self) -> None:
+    def sync_checkpoints_soon(self, delay_ms: int = _SOON_MS) -> None:
         """The same, soon and in the background."""
-        self._directory.sync_checkpoints_soon()
+        self._directory.sync_checkpoints_soon(delay_ms)
 
     def close_clean(self, clean: CleanLog) -> None:
         """The log is closed and every byte of it is flushed; the directory's last release lists it in the marker."""

@@ -179,6 +179,8 @@ FILE_BYTES_MAX = 64 * 1024 * 1024
 class CheckpointFile(Enum):
     """The files, by what their number is; numbers that change together are written in this order."""
 
+    __hash__ = object.__hash__  # Enum's own is Python: it hashes the name, for every number that is remembered
+
     GIVEN_UP = "given-up-offset-checkpoint"
     """First, because it tells what the others forget when they are lowered."""
     RECOVERY_POINT = "recovery-point-offset-checkpoint"

@@ -76,6 +76,8 @@ class Flusher:
                     self._queue, (due_s, next(self._counter), log)
                 )  # first: without its entry in `_due_s` it has no effect
                 self._due_s[log] = due_s
+                if self._queue[0][0] == due_s:  # else the thread wakes earlier than that anyway
+                    self._changed.notify_all()
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 try:
@@ -83,7 +85,6 @@ class Flusher:
                 except RuntimeError:
                     return False
                 self._thread = thread
-            self._changed.notify_all()
             return True
 
     def detach(self, log: Flushable) -> None:
@@ -228,13 +229,9 @@ class FlushScheduler:
                 self._flusher.soon(self._log, ACKNOWLEDGED_MS)
         return self.on_change()
 
-    def schedule(self, delay_ms: int | None = None) -> None:
-        """Let the flusher come in `delay_ms` (None: flush_ms, unless it is about to)."""
-        if self._flusher is None:
-            return
-        if delay_ms is not None:
-            self._flusher.soon(self._log, delay_ms)
-        elif self._since_ms is None:
+    def schedule(self) -> None:
+        """Let the flusher come in flush_ms, unless it is about to."""
+        if self._flusher is not None and self._since_ms is None:
             self._since_ms = 0 if self._flusher.soon(self._log, self._within_ms) else None
 
     def on_flush(self) -> None:

@@ -264,10 +264,8 @@ class LogWriter:
             self._flush_scheduler.on_flush()
             self.flush()
             share_ms = min(SHARE_MS, self._config.flush_ms // 4)
-            if not self.checkpoint(share_ms):
-                self._flush_scheduler.schedule(
-                    share_ms
-                )  # another log has just written the files: ours are written with the next
+            if not self.checkpoint(share_ms):  # another log has just written the files: ours are written with the next
+                self._around.view.sync_checkpoints_soon(share_ms)
             self._background.after_flush()
         except LogPoisoned:
             _LOG.exception("%s takes no more appends", self._around.view.path)

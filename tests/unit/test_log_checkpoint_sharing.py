@@ -5,8 +5,10 @@ import threading
 import pytest
 
 from pushrep.env import RealFilesystem
+from pushrep.log import Durability, SegmentLog
 from pushrep.log.directory import LogDirectory
 from pushrep.log.directory_files import read_checkpoints
+from pushrep.records import encode_batch
 from pushrep.testing import SimulatedClock
 
 
@@ -64,3 +66,63 @@ def test_beside_a_write_nobody_waits_who_can_come_again(view, disk):
         disk.go_on.set()
         writer.join()
     assert view.sync_checkpoints(250)
+
+
+class Called:
+    """A flusher that comes when the test says so: `asked` is whom it is to call."""
+
+    def __init__(self):
+        self.asked = []
+
+    def attach(self, log):
+        pass
+
+    def detach(self, log):
+        pass
+
+    def soon(self, log, _delay_ms):
+        self.asked.append(log)
+        return True
+
+
+@pytest.fixture
+def flusher(monkeypatch):
+    called = Called()
+    for module in ("directory", "flusher"):
+        monkeypatch.setattr(f"pushrep.log.{module}.process_flusher", lambda: called)
+    return called
+
+
+def test_logs_that_share_a_write_are_not_flushed_again_for_it(tmp_path, flusher):
+    """Of a thousand logs each would come four times a second, and find that another had just written."""
+    names = [f"orders-{n}" for n in range(4)]
+    logs = [SegmentLog.open(tmp_path / name) for name in names]
+    flusher.asked.clear()
+    for log in logs:
+        log.append(encode_batch([b"a"], timestamps_ms=1), durability=Durability.FLUSHED)
+    flushed, flusher.asked = dict.fromkeys(flusher.asked), []
+    for one in flushed:
+        one.flush_in_background()
+    assert not flushed.keys() & {*flusher.asked}
+    for one in flusher.asked:  # the directory, for all of them
+        one.flush_in_background()
+    assert read_checkpoints(tmp_path).recovery_points == dict.fromkeys(names, 1)
+    for log in logs:
+        log.close()
+
+
+def test_checkpoints_that_the_disk_refused_are_written_later(tmp_path, flusher, monkeypatch):
+    directory = LogDirectory.acquire(tmp_path)
+    view = directory.attach("orders-0")
+    view.checkpoint(recovery_point=1)
+
+    def refuse(*_):
+        raise OSError(28, "no space left")
+
+    with monkeypatch.context() as full:
+        full.setattr(RealFilesystem, "rename", refuse)
+        directory.flush_in_background()
+    assert flusher.asked == [directory]
+    directory.flush_in_background()
+    assert read_checkpoints(tmp_path).recovery_points == {"orders-0": 1}
+    directory.release()
