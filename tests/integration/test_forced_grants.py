@@ -3,12 +3,13 @@
 import shutil
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
 from pushrep import Durability, SegmentLog
 from pushrep.cli.main import run
-from pushrep.election.errors import NotAhead, NotLeader, RivalGenerations
+from pushrep.election.errors import NotAhead, NotLeader, OlderGeneration, RivalGenerations
 from pushrep.election.grants import are_rivals
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.outbox import DeliveryFailed, NotEnoughReplicas
@@ -33,15 +34,15 @@ def values(directory):
 
 
 @contextmanager
-def cut_off(patch):
-    """Nobody can be asked."""
+def cut_off(patch, *calls):
+    """Nobody can be asked by these calls; without any: by none at all."""
 
     def ask(self, *_, **__):
         raise ReplicaUnreachable("somebody", "the line is cut")
 
     with patch.context() as cut:
-        cut.setattr(MemberClients, "describe", ask)
-        cut.setattr(MemberClients, "offer", ask)
+        for call in calls or ("describe", "offer"):
+            cut.setattr(MemberClients, call, ask)
         yield
 
 
@@ -219,6 +220,72 @@ def test_two_that_were_forced_beside_each_other_go_offline_and_name_each_other(l
         outbox.append(0, b"on").result(WAIT_S)
         wait_for_all(outbox, lost.world.nodes[2].address)
     lost.check([*KEPT, b"on"], 1, 2)
+
+
+@pytest.mark.parametrize(("forced", "refused"), [(1, RivalGenerations), (2, NotLeader)], ids=["rival", "newer"])
+def test_a_forced_grant_that_meets_another_forced_one_is_refused_by_its_name(lost, forced, refused):
+    """Nobody answered the look; when the grant is offered a member keeps another one that was forced meanwhile."""
+    other = lost.force(lost.old).grant
+    if forced == 2:
+        other = lost.force(lost.old, lost=[1]).grant
+    lost.world.node(2)
+    with lost.lead(None, *other.indexes - {0}) as outbox:
+        wait_until(outbox.facts.replication.leads_by_the_newest_grant, "member 2 keeps it")
+    with cut_off(lost.patch, "describe"), pytest.raises(NotLeader) as met:
+        promote(lost.directory(1), accept_loss=True, depose=True, push=QUICK, timeout_s=WAIT_S)
+    assert type(met.value) is refused
+    assert (met.value.leader, met.value.epoch >= other.epoch) == (0, True), "it names who leads"
+
+
+def test_a_loss_is_not_accepted_where_a_newer_generation_is_led(lost):
+    """By a list without the members that would say so: theirs is the newer history, and would be set aside."""
+    done = lost.force()
+    lost.world.node(1)
+    with pytest.raises(OlderGeneration) as refused:
+        promote(lost.old, accept_loss=True, lost=[2], depose=True, push=QUICK, timeout_s=WAIT_S)
+    assert (refused.value.generation, refused.value.newest) == (0, done.grant.generation)
+    assert lost.promises(lost.old).grant.generation == 0, "nothing was changed"
+
+
+def test_an_accepted_loss_fetches_what_another_holds_more_or_is_refused(world):
+    for index in (1, 2):
+        world.node(index)
+    with open_outbox(world, 1, 2, min_insync_replicas=1) as outbox:  # so all three have to agree to another leader
+        outbox_id = outbox.facts.replication.grant.outbox_id
+        outbox.append(0, KEPT[0]).result(WAIT_S)
+        wait_for_all(outbox)
+        world.nodes[1].stop()
+        for value in NEW:
+            outbox.append(0, value).result(WAIT_S)
+        wait_for_all(outbox, world.nodes[2].address)
+    directory = world.root / "node-1" / str(outbox_id)
+    given = {"accept_loss": True, "depose": True, "push": QUICK, "timeout_s": WAIT_S}
+    with pytest.raises(NotAhead) as refused:
+        promote(directory, **given)
+    assert (refused.value.member, refused.value.theirs.end_offset, refused.value.own.end_offset) == (2, 31, 1)
+    done = promote(directory, **given, catch_up=True)
+    assert done.partitions[0].log_end_offset == 31
+    assert values(directory) == [*KEPT, *NEW]
+
+
+def test_members_are_not_given_up_by_a_leader_that_another_replaced(world, monkeypatch):
+    """It has heard nothing of it: its connections are gone, and it waits long before it makes others."""
+    for index in (1, 2, 3):
+        world.node(index)
+    patient = replace(QUICK, backoff_min_ms=600_000, backoff_max_ms=600_000)
+    with open_outbox(world, 1, 2, push=patient) as outbox:
+        replication = outbox.facts.replication
+        wait_for_all(outbox)
+        world.nodes[1].stop()
+        world.nodes[2].stop()
+        wait_until(lambda: replication.troubles().keys() == {1, 2}, "both are away")
+        with cut_off(monkeypatch):
+            directory = world.root / "node-1" / str(replication.grant.outbox_id)
+            done = promote(directory, accept_loss=True, depose=True, push=QUICK, timeout_s=1)
+        world.node(1)
+        with pytest.raises(NotLeader) as refused:
+            replication.replace_lost(frozenset({2}), [str(world.nodes[3].address)])
+        assert (refused.value.leader, refused.value.epoch) == (1, done.grant.epoch)
 
 
 def test_a_member_that_does_not_speak_of_generations_is_refused_until_it_is_upgraded(lost):
