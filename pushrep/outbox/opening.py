@@ -7,7 +7,7 @@ Everything that was opened stands in `resources`, which frees it backwards: repl
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,9 @@ from pushrep.outbox.partition_replicas import PartitionReplicas
 from pushrep.outbox.positions import POSITIONS_NAME, PositionsStore
 from pushrep.outbox.settings import RETENTION, OutboxSettings
 from pushrep.outbox.shipping import Shipping, ToShip, start_shipping
+from pushrep.replicate.settings import PushSettings
+from pushrep.replicate.sockets import Address
+from pushrep.topic_id_partition import TopicIdPartition
 
 if TYPE_CHECKING:
     from pushrep.outbox.replication import Replication
@@ -37,6 +40,8 @@ _LOG = logging.getLogger("pushrep.outbox")
 NEVER = -1
 """A retention that is off, as Kafka writes it; None is "not said"."""
 OPENING = "the opening of the outbox"
+MADE_BESIDE_MIN = 64
+"""Logs of a new outbox: so many are worth a connection more to each replica."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +91,11 @@ def open_all(  # noqa: PLR0913 - what is opened, and by what
     if is_new:
         topic_id = topic_id or uuid4()
         names = [log_name(identity.topic, n) for n in range(identity.partitions)]
-        for made in (names[:1], names[1:]):  # the first alone: whoever goes on behind a crash takes the id from it
-            create_logs(held, dict.fromkeys(made, topic_id), has_replicas=bool(identity.replicas))
+        create = partial(create_logs, held, has_replicas=bool(identity.replicas))
+        create({names[0]: topic_id})  # alone: whoever goes on behind a crash takes the id from it
+        if identity.replicas and len(names) >= MADE_BESIDE_MIN:
+            _make_at_replicas(identity, topic_id, settings.replicas.push)
+        create(dict.fromkeys(names[1:], topic_id))
     for n in range(identity.partitions):  # all of one topic, which has one id
         log_id = logs[0][0].log_id if logs else topic_id
         logs.append(_open_log(resources, held, n, identity, config, log_id))
@@ -116,6 +124,25 @@ def open_all(  # noqa: PLR0913 - what is opened, and by what
         shipping=shipping,
         certificates=_certificates_of(settings),
     )
+
+
+def _make_at_replicas(identity: OutboxIdentity, topic_id: UUID, push: PushSettings | None) -> None:
+    """Have the nodes make the logs of a new outbox while this member makes its own. What fails is met again, and told,
+    when this member leads.
+    """
+    from pushrep.replicate.errors import ReplicaUnreachable  # noqa: PLC0415 - as above
+    from pushrep.replicate.member_clients import MemberClients  # noqa: PLC0415 - as above
+
+    push = push or PushSettings()
+    tps = [TopicIdPartition(topic_id, identity.topic, n) for n in range(identity.partitions)]
+    clients = MemberClients(UUID(identity.outbox_id), identity.member, tps, push)
+
+    def make(address: str) -> None:
+        with suppress(ReplicaUnreachable):
+            clients.create(Address.parse(address))
+
+    for index, address in identity.replicas:
+        push.network.threads.thread(partial(make, address), f"pushrep-make-{index}").start()
 
 
 def _certificates_of(settings: OutboxSettings) -> Callable[[], dict[str, int | None]]:

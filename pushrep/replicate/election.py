@@ -41,7 +41,7 @@ from pushrep.log.directory_files import read_leader_epochs
 from pushrep.records import RecordBatch
 from pushrep.replicate.election_state import ElectionStateStore
 from pushrep.replicate.errors import ReplicaUnreachable
-from pushrep.replicate.member_clients import MemberAnswers, MemberClients, ends_of
+from pushrep.replicate.member_clients import MemberAnswers, MemberClients, ends_of, tp_of
 from pushrep.replicate.replica import cut_unfenced
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address
@@ -74,7 +74,8 @@ class Election:
     ) -> None:
         self.state_store, self.logs = state_store, logs
         self.index = state_store.kept.member
-        self._clients = MemberClients(state_store.outbox_id, self.index, logs, settings)
+        tps = [tp_of(log) for log in logs.values()]
+        self._clients = MemberClients(state_store.outbox_id, self.index, tps, settings)
         self._settings, self._fetched, self._clock = settings, fetched, clock
         self._addresses = dict(addresses or {})
         self._grants: list[Grant] = []

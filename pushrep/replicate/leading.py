@@ -32,6 +32,7 @@ from pushrep.replicate.connecting import patiently, pause_s
 from pushrep.replicate.errors import PushError, ReplicaUnreachable
 from pushrep.replicate.led_partition import LedPartition, OnReplicated, PushSession
 from pushrep.replicate.manager import PushManager
+from pushrep.replicate.member_clients import CREATED_AT_ONCE
 from pushrep.replicate.repairing import Repairs
 from pushrep.replicate.replica_client import ReplicaClient
 from pushrep.replicate.settings import PushSettings, Replica
@@ -41,7 +42,6 @@ from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.push_messages import DescribeLogRequest, DescribeLogResponse, LogDescription
 
 _LOG = logging.getLogger("pushrep.push")
-_DESCRIBED_AT_ONCE = 200  # each may have to be made and synced
 _TICKS_PER_LAG = 4
 _NOBODY_THERE = frozenset(
     {
@@ -409,7 +409,7 @@ class _Driver:
                     outbox_id=self._leading.outbox_id,
                     member=self._leading.grant.leader,
                     create=True,
-                    partitions=tuple(left[:_DESCRIBED_AT_ONCE]),
+                    partitions=tuple(left[:CREATED_AT_ONCE]),
                     generation=self._leading.grant.generation,
                 )
                 answer = client.ask(request, DescribeLogResponse)

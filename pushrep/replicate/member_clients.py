@@ -8,7 +8,7 @@ id gives no answer: it is missing in the count, and the log says why.
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
 from uuid import UUID
@@ -42,6 +42,8 @@ from pushrep.wire.push_messages import (
 
 _LOG = logging.getLogger("pushrep.node")
 _DESCRIBED_AT_ONCE = 500
+CREATED_AT_ONCE = 200
+"""Each may have to be made and synced before the answer."""
 _FETCH_BYTES = 4 << 20
 _AGAIN_S = 0.1
 _NOT_COUNTED = "member %s does not count: %s"
@@ -98,13 +100,19 @@ class MemberAnswers:
 
 
 class MemberClients:
-    """Questions of member `member` about `logs`, which are its own, by partition. Thread-safe."""
+    """Questions of member `member` about `tps`, the outbox's logs. Thread-safe."""
 
-    def __init__(self, outbox_id: UUID, member: int, logs: Mapping[int, SegmentLog], settings: PushSettings) -> None:
-        self._outbox_id, self._member, self._settings = outbox_id, member, settings
-        self._tps = [tp_of(log) for log in logs.values()]
+    def __init__(self, outbox_id: UUID, member: int, tps: Sequence[TopicIdPartition], settings: PushSettings) -> None:
+        self._outbox_id, self._member, self._tps, self._settings = outbox_id, member, tps, settings
         self.generation = 0
         """Of the newest grant here."""
+
+    def create(self, address: Address) -> None:
+        """Have a node make the logs that it lacks; on its disk when this returns. Raises ReplicaUnreachable."""
+        with ReplicaClient(address, self._settings) as client:
+            made = 0
+            while made < len(self._tps):
+                made += len(self._describe(client, made, create=True).logs)
 
     def describe(self, index: int, address: Address) -> MemberAnswer:
         """What a member holds. Raises ReplicaUnreachable, ValueError."""
@@ -180,11 +188,15 @@ class MemberClients:
             identity=_identity_of(client),
         )
 
-    def _describe(self, client: ReplicaClient, at: int) -> DescribeLogResponse:
+    def _describe(self, client: ReplicaClient, at: int, *, create: bool = False) -> DescribeLogResponse:
         """The logs from the `at`-th on, one at least."""
-        page = tuple(self._tps[at : at + _DESCRIBED_AT_ONCE])
+        page = tuple(self._tps[at : at + (CREATED_AT_ONCE if create else _DESCRIBED_AT_ONCE)])
         request = DescribeLogRequest(
-            outbox_id=self._outbox_id, member=self._member, partitions=page, generation=self.generation
+            outbox_id=self._outbox_id,
+            member=self._member,
+            create=create,
+            partitions=page,
+            generation=self.generation,
         )
         answer = client.ask(request, DescribeLogResponse)
         if answer.error_code is not ErrorCode.NONE or not answer.logs:

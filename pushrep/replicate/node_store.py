@@ -383,6 +383,9 @@ class KeptOutbox:
 
     def create_missing(self, tps: Sequence[TopicIdPartition]) -> None:
         """Make the logs of which nothing is here, at once. What can't be made is told where each is opened."""
+        with suppress(Refusal, OSError, PushrepError):
+            if not self.election_state.is_led_here:
+                self.settle_directory(create=True)  # it has its id before there is a log in it
         with self._lock, suppress(Refusal, OSError, PushrepError):
             self._check_not_handed_over()
             if self.election_state.is_led_here or self.election_state.are_logs_outdated:

@@ -21,7 +21,7 @@ from pushrep.replay import TO_END, NodeAccess, ReplayClient, ReplayFailed, Repla
 from pushrep.replicate import NodeSettings, ReplicaNode
 from pushrep.replicate.errors import ReplicaUnreachable
 from pushrep.replicate.leading import Leading
-from pushrep.replicate.member_clients import MemberClients
+from pushrep.replicate.member_clients import MemberClients, tp_of
 from pushrep.replicate.node_calls import NodeCalls
 from pushrep.replicate.replica_client import ReplicaClient
 from pushrep.replicate.settings import PushSettings, Replica
@@ -320,7 +320,7 @@ def test_identity_o5_who_catches_up_takes_nothing_that_does_not_join(tmp_path, m
         ReplicaNode(tmp_path / "node", settings) as node,
         SegmentLog.open(tmp_path / "own" / NAME, CONFIG, log_id=LOG_ID, has_replicas=True) as own,
     ):
-        asking = MemberClients(OUTBOX, 0, {0: own}, PushSettings())
+        asking = MemberClients(OUTBOX, 0, [tp_of(own)], PushSettings())
         asking.describe(1, node.address)
         with pytest.raises(ReplicaUnreachable, match=why):
             next(asking.fetch(node.address, own, 256, log.end))
@@ -333,7 +333,7 @@ def test_who_catches_up_takes_nothing_above_the_end_that_was_granted(tmp_path):
         ReplicaNode(tmp_path / "node", settings) as node,
         SegmentLog.open(tmp_path / "own" / NAME, CONFIG, log_id=LOG_ID, has_replicas=True) as own,
     ):
-        asking = MemberClients(OUTBOX, 0, {0: own}, PushSettings())
+        asking = MemberClients(OUTBOX, 0, [tp_of(own)], PushSettings())
         asking.describe(1, node.address)
         with pytest.raises(ReplicaUnreachable, match="broken batches"):
             next(asking.fetch(node.address, own, 256, 1))  # inside of a batch

@@ -33,7 +33,7 @@ from pushrep.replay import (
 from pushrep.replicate import ReplicaNode
 from pushrep.replicate.errors import ReplicaUnreachable
 from pushrep.replicate.led_partition import LedPartition
-from pushrep.replicate.member_clients import MemberClients
+from pushrep.replicate.member_clients import MemberClients, tp_of
 from pushrep.replicate.node_calls import NodeCalls
 from pushrep.replicate.node_settings import NodeSettings
 from pushrep.replicate.pusher import MemoryTracker, Pusher
@@ -300,7 +300,7 @@ def fetching(log, directory):
         def read(_starts):
             path, error = directory / f"candidate-{next(numbers)}" / NAME, None
             with SegmentLog.open(path, CONFIG, log_id=LOG_ID, has_replicas=True) as own:
-                asking = MemberClients(UUID(log.path.parent.name), 0, {0: own}, PushSettings())
+                asking = MemberClients(UUID(log.path.parent.name), 0, [tp_of(own)], PushSettings())
                 try:
                     asking.describe(1, node.address)
                     for batches, cleaned_offset in asking.fetch(node.address, own, 256, log.end):
