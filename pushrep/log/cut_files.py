@@ -97,7 +97,7 @@ def keep_range(  # noqa: PLR0913 - a range of a file, and where it goes
     target = free_name(filesystem, path)
     for kept in taken_names(filesystem, path):
         if _holds(filesystem, kept, file, position, end):
-            return kept.name  # by a cut that was stopped before it came to the log itself
+            return kept.name  # by a cut that was stopped before it changed the log
     part = path.with_name(path.name + PART_SUFFIX)
     try:
         _copy(filesystem, part, file, position, end)
@@ -208,10 +208,10 @@ class TailMove:
         return end
 
     def _fitting(self, tail_bytes: int) -> int:
-        """A size of pieces that is sure to fit: half a piece would take the room, and could not be taken back."""
+        """A size of pieces that is sure to fit: half a written piece would use up the room."""
         usage = self._filesystem.usage(self._path)
         free_bytes = usage.total_bytes - usage.used_bytes
-        if free_bytes >= tail_bytes:  # so it was a quota, of which nobody knows what is left
+        if free_bytes >= tail_bytes:  # it was a quota then, and what is left of it is unknown
             return _PIECE_BYTES_UNKNOWN
         return max(_PIECE_BYTES_MIN, min(free_bytes // 4, _PIECE_BYTES_MAX) // _PIECE_BYTES_MIN * _PIECE_BYTES_MIN)
 
@@ -233,10 +233,10 @@ class TailMove:
 def quarantine_tail(
     filesystem: Filesystem, path: Path, file: File, position: int, *, suffix: str = CUT_SUFFIX
 ) -> str | TailMove | None:
-    """Before a bad tail is cut: the name of its copy, None of an empty one; or, where there is no room for a copy, its
-    move, to be finished once it is written down that the log ends there. A move is into `.cut`, whatever the suffix.
+    """Save a bad tail before it is cut: the name of its copy, None for no bytes. Where there is no room for a copy,
+    its move into `.cut`, whatever the suffix: finish it when the checkpoints say that the log ends there.
 
-    One that was begun before goes on. Raises NoRoomToCut, OSError; nothing of the log has changed then.
+    A move that was begun before goes on. Raises NoRoomToCut, OSError; nothing of the log has changed then.
     """
     remove_seals(filesystem, path.parent, [int(path.stem)])
     if not filesystem.exists(moving_path(path, position)):

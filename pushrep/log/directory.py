@@ -11,9 +11,9 @@
     acquire ─ first one ─▶ lock → read → remove the marker ──▶ attach a log ⇄ close it ──▶ last release: checkpoints,
                others share the instance                                                   marker, unlock
 
-The marker's lines and the checkpoints' numbers of logs that nobody opens in this session are carried over unchanged:
-while we hold the lock nobody else writes them, so what was true of them stays true. A log leaves the marker's lines
-when it is attached and comes back only by `close_clean`; if we die, the marker is gone and every log counts as unclean.
+Lines of the marker and numbers of the checkpoints of logs that are not opened are carried over unchanged: no other
+process writes these logs while this one holds the lock. A log leaves the marker's lines when it is attached and comes
+back only by `close_clean`; after a crash there is no marker, and every log counts as unclean.
 Locking, in this order: the registry's, _write_lock (files), _lock (fields; never held over a sync).
 
 `create_logs` makes many logs at once: what each needs is written, then synced together, and the directory above once.
@@ -31,8 +31,8 @@ names, from the front: the opening of such a log makes the rest, one sync after 
     a log opens its file ─▶ | oldest ... newest |       above the limit: the oldest that was not used since it was last
                                                         looked at closes its file (second chance, a cheap kind of LRU)
 
-A file is closed only when all of it is flushed: a write error that the kernel finds later is told to descriptors that
-were open then, and to nobody if there were none. So a log with unflushed bytes is flushed first.
+A file is closed only when all of it is flushed: the kernel reports a later write error only to descriptors that were
+open when it happened. So a log with unflushed bytes is flushed first.
 
 Given-up offsets: a reader may have seen what they named, and the log gives them to other records.
 
@@ -40,12 +40,12 @@ Given-up offsets: a reader may have seen what they named, and the log gives them
       records     | given out once, gone  | never given out
                     given out again by the next appends
 
-A replay filter that knows such an offset drops the second record for ever. So whoever takes records off the end of a
-log first notes, on disk, how far they were seen; an outbox that opens its logs and finds an end below that number goes
-on under another PID (pushrep/outbox/epoch.py) and strikes it out. What "seen" means is decided here and nowhere else:
+A replay filter that knows such an offset drops the second record for ever. So before records are taken off the end of
+a log, the end of what was seen is written to given-up-offset-checkpoint; an outbox that opens its logs and finds an end
+below that number goes on under another PID (pushrep/outbox/epoch.py) and removes it. What "seen" means is decided here:
 
-    records go by                                 the log ended at           noted
-    truncate_to, repair's cut                     its end                    always: who reads `written` saw the end
+    records go by                                 the log ended at           written
+    truncate_to, repair's cut                     its end                    always: readers of `written` saw the end
     quarantine, recovery, repair's splice, a      what was seen of it        if the new end lies below: a torn tail that
       directory restored from an older copy                                  was never flushed is nobody's loss
     a directory that was removed                  what was seen of it        always
@@ -115,7 +115,7 @@ _LOG = logging.getLogger("pushrep.log")
 
 
 def seen_to(published: PublishedState | None, clean: CleanLog | None, recovery_point: int | None) -> int:
-    """The end of what a reader may have seen, by what is noted beside the log; 0 if nothing is."""
+    """The end of what a reader may have seen, by the files beside the log; 0 if they say nothing."""
     stable = 0 if published is None else published.stable_offset
     return max(stable, 0 if clean is None else clean.end_offset, recovery_point or 0)
 
@@ -123,16 +123,16 @@ def seen_to(published: PublishedState | None, clean: CleanLog | None, recovery_p
 def seen_of_removed(
     names: set[str], clean: Mapping[str, CleanLog], recovery_points: Mapping[str, int]
 ) -> dict[str, int]:
-    """{log: the end of what was seen} of logs that files tell of and whose directories are not among `names`."""
+    """{log: the end of what was seen} of logs that the files name and whose directories are not among `names`."""
     removed = (clean.keys() | recovery_points.keys()) - names
     seen = {name: seen_to(None, clean.get(name), recovery_points.get(name)) for name in removed}
     return {name: end for name, end in seen.items() if end}
 
 
 def read_given_up(directory: Path, names: set[str], filesystem: Filesystem) -> dict[str, int]:
-    """{log: the offset below which it gave offsets up}; a bad file may have told of any, so every log has the highest.
+    """{log: the offset below which it gave offsets up}; if the file is damaged, the highest offset for every log.
 
-    Other checkpoints count as absent then. This one may not: what it forgets would be given out a second time.
+    Other damaged checkpoints count as absent. This one can't: offsets would be given out a second time unnoticed.
     """
     path = directory / CheckpointFile.GIVEN_UP.value
     try:
@@ -167,7 +167,7 @@ class OpenFiles:
         return len(self._known)
 
     def opened(self, log: FileOwner) -> None:
-        """`log` has a file open; others may have to close theirs. Raises LogPoisoned for none but `log`."""
+        """`log` has opened its file; others may have to close theirs. Raises LogPoisoned for `log` only."""
         log.used = True
         with self._lock:
             if log in self._known:
@@ -181,11 +181,11 @@ class OpenFiles:
                 self._close_one(log, flush=flush)
 
     def forget(self, log: FileOwner) -> None:
-        """`log` has closed its file by itself."""
+        """`log` has closed its own file."""
         with self._lock:
             if log in self._known:
                 self._known.discard(log)
-                with suppress(ValueError):  # somebody is about to close it
+                with suppress(ValueError):  # another thread is about to close it
                     self._open.remove(log)
 
     def _close_one(self, newcomer: FileOwner, *, flush: bool) -> None:
@@ -208,9 +208,9 @@ _GIVEN_UP = CheckpointFile.GIVEN_UP
 AHEAD_BYTES_MAX = 1 << 30
 """Files grow ahead of their data by so much at most, over all open logs of a directory: 16 MiB for 64 of them."""
 _SOON_MS = 250
-"""So long the numbers of logs that were rolled or closed wait for each other."""
+"""How long the numbers of rolled or closed logs wait, so that one write serves many."""
 _AGAIN_MS = 1_000
-"""Until what the disk refused is tried again."""
+"""After how long a write that the disk refused is tried again."""
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -227,7 +227,7 @@ class LogDirectory:
         self.clock = clock
         self._lock = threading.Lock()
         self._write_lock = threading.Lock()
-        self._written_ms: int | None = None  # the clock's time behind the last write, and how long that took
+        self._written_ms: int | None = None  # when the last write ended, and how long it took
         self._write_took_ms = 0
         self._lock_file = take_lock(path, filesystem)
         try:
@@ -254,7 +254,7 @@ class LogDirectory:
         """The directory at `path`, made if it is missing; the same instance for every caller in this process.
 
         Symbolic links are followed first (`is_real`: they were), so two names share it. Each needs a `release`.
-        copy_check: False: whoever takes it first does not ask whether it is a copy of another.
+        copy_check: False: the first caller does not check whether the directory is a copy.
         Raises LogLocked with the other process's pid, NotALogDirectory for a file or a place that can't be written.
         """
         real = Path(path if is_real else os.path.realpath(path))
@@ -281,7 +281,7 @@ class LogDirectory:
             return DirectoryView(self, name, entry, clean, seen, is_copy=self.is_unsettled_copy)
 
     def forget_missing(self, name: str) -> bool:
-        """Whether no such log is there; nothing holds then that was said of an earlier one of its name. As `attach`."""
+        """Whether no such log is there; numbers of an earlier log of this name are removed then. Raises as `attach`."""
         parse_log_name(name)
         self.check_usable()
         if self.filesystem.exists(self.path / name):
@@ -293,7 +293,7 @@ class LogDirectory:
         return True
 
     def note_created(self, names: Iterable[str]) -> None:
-        """These were made, whole, on disk and empty: they open as logs that were closed so."""
+        """These logs were made, empty and on disk: they open as logs that were closed clean."""
         with self._lock:
             self._clean.update(dict.fromkeys(names, CleanLog(0, 0, 0)))
 
@@ -322,7 +322,7 @@ class LogDirectory:
                 del self._published  # a mapping is a file in use: the disk could not be unmounted
 
     def ahead_bytes_max(self) -> int:
-        """Each open log's share of what they all set aside together: 1 GiB, or a twentieth of a small disk."""
+        """Each open log's share of the space allocated ahead in all: 1 GiB, or a twentieth of a small disk."""
         together = min(AHEAD_BYTES_MAX, self.disk.usage.total_bytes // 20)
         return max(PREALLOCATE_BYTES_MIN, together // max(1, len(self._attached)))
 
@@ -332,12 +332,12 @@ class LogDirectory:
             return self._offsets[checkpoint].get(name)
 
     def seen_to(self, name: str) -> int:
-        """A reader may have seen what a log held below, by what stands beside it or outlived it."""
+        """The end of what readers may have seen of a log, by files beside it, or of a log of this name before."""
         with self._lock:
             return self._seen_or_given_up(name)
 
     def remember(self, name: str, offsets: dict[CheckpointFile, int]) -> None:
-        """Take new numbers of a log; `sync_checkpoints` puts them on disk."""
+        """Take new numbers of a log, which `sync_checkpoints` writes to disk."""
         self.check_usable()
         with self._lock:
             for checkpoint, offset in offsets.items():
@@ -391,7 +391,7 @@ class LogDirectory:
                 self._fall_back(checkpoint, name)
 
     def sync_checkpoints_soon(self, delay_ms: int = _SOON_MS) -> None:
-        """Let them be written in the background; by a simulated clock, which has none, with the next ones.
+        """Have them written in the background; with a simulated clock, which has no thread, by the next write.
 
         In `delay_ms`, or, if the last write took more than a tenth of it, in up to four times that.
         """
@@ -418,7 +418,7 @@ class LogDirectory:
         try:
             self._lock_file.size()
         except OSError:
-            self.references = 0  # whoever still has this instance gets LogClosed
+            self.references = 0  # callers that still have this instance get LogClosed
             self._let_flusher_go()
             return False
         return True
@@ -429,7 +429,7 @@ class LogDirectory:
             self._flusher.detach(self)
 
     def disown(self) -> None:
-        """In a fork: refuse every use, and let go of the lock's descriptor, so that the owner's end frees the lock.
+        """In a fork: refuse every use and close the lock's descriptor, so that the lock is free when the owner ends.
 
         Closing a descriptor that the parent has, too, does not unlock; nothing is written.
         """
@@ -442,7 +442,7 @@ class LogDirectory:
         return self.directory_id is not None and not self.directory_id.is_settled
 
     def refuse_copy(self) -> None:
-        """Raise DirectoryIsCopy where the original may be there still: for a member, which has promised things."""
+        """Raise DirectoryIsCopy where the original may still exist: for a member, whose election state it may share."""
         if self.directory_id is not None and self.directory_id.is_copy:
             raise DirectoryIsCopy(self.path, self.directory_id.copy_of[-1])
 
@@ -455,7 +455,7 @@ class LogDirectory:
         self.check_usable()
         unknown = self.copy_verdict is CopyVerdict.UNKNOWN
         if not self._copy_check and not self.is_unsettled_copy:
-            return  # nobody asked whose file it is: it must not be vouched for
+            return  # with copy_check=False nobody checked the witness: it must not be renewed
         new = settled_id(self.directory_id, new_id)
         try:
             self.copy_verdict = self.reserve.with_room(lambda: write_directory_id(self.path, self.filesystem, new))
@@ -496,7 +496,7 @@ class LogDirectory:
         return read_directory_id(self.path, self.filesystem)[0], CopyVerdict.UNKNOWN
 
     def _load(self) -> None:
-        names = set(self.filesystem.list(self.path))  # what is no longer there has no lines
+        names = set(self.filesystem.list(self.path))  # logs that are gone have no lines
         clean = read_clean_marker(self.path, self.filesystem)
         self._clean = {name: log for name, log in clean.items() if name in names}
         found = {checkpoint: read_checkpoint(self.path, checkpoint, self.filesystem) for checkpoint in CheckpointFile}
@@ -513,11 +513,11 @@ class LogDirectory:
         self._attached: set[str] = set()
         self._published = PublishedFile(self.path, self.owner_pid, self.filesystem)
         self.reserve = DiskHeadroom(self.path, self.filesystem, len(names))
-        # Last of all: if anything above fails, nothing was opened and the marker is still true.
+        # Last: if anything above fails, nothing was opened and the marker is still true.
         remove_clean_marker(self.path, self.filesystem)
 
     def _forget(self, name: str) -> None:
-        """Nothing that was said of another log of this name holds, but for how far that one was seen: on disk so."""
+        """Remove the numbers of an earlier log of this name, but the end of what was seen of it; on disk."""
         with self._lock:
             self._refuse_attached(name)
             seen = self._seen_or_given_up(name)
@@ -545,9 +545,9 @@ class LogDirectory:
             raise LogLocked(self.path / name, self.owner_pid, is_own=True)
 
     def _fall_back(self, checkpoint: CheckpointFile, name: str) -> None:
-        """To the lower of remembered and written: a close after a failed sync must not raise what is believed.
+        """Take the lower of remembered and written numbers: a close after a failed sync must not raise one.
 
-        A log start that rose stays: the segments below it are gone. So does what was about to be given up.
+        A log start that rose stays, as the segments below it are gone. So do offsets that were given up.
         """
         offset, written = self._offsets[checkpoint].get(name), self._on_disk[checkpoint].get(name)
         if offset is None or checkpoint in {CheckpointFile.LOG_START_OFFSET, _GIVEN_UP}:
@@ -575,11 +575,12 @@ class DirectoryView:
         self.clean = clean
         """How the last close left the log; None if it was not closed clean, or was never there."""
         self.published_before: PublishedState | None = entry.state()
-        """What the process before us published since this machine started: newer than the checkpoints after a kill."""
+        """What the last writer published since this machine started: after a kill newer than the checkpoints."""
         self.seen_to = seen_to
-        """A reader may have seen what lay below, by what stands beside the log; see directory.py."""
+        """The end of what readers may have seen; see the file's map."""
         self.is_copy = is_copy
-        """Its files were copied, perhaps while they were written: a checkpoint may be newer than what it speaks of."""
+        """The files were copied, perhaps during writes: a checkpoint may be newer than the segment that it speaks of.
+        """
         self.disk, self.open_files, self.reserve = directory.disk, directory.open_files, directory.reserve
         self._directory, self._entry = directory, entry
         self._closed = False
@@ -617,19 +618,19 @@ class DirectoryView:
         return self._directory.checkpointed(CheckpointFile.CLEANED_OFFSET, self.name) or 0
 
     def ahead_bytes_max(self) -> int:
-        """So far one log's newest file may be grown ahead of its data."""
+        """How many bytes one log's newest file may be allocated ahead of its data."""
         return self._directory.ahead_bytes_max()
 
     def publish(
         self, log_end_offset: int, flushed_offset: int, high_watermark: int, log_start_offset: int, leader_epoch: int
     ) -> None:
-        """Let readers in other processes see this: no system call, about a microsecond."""
+        """Show these numbers to readers in other processes: no system call, about a microsecond."""
         if self._closed or self._directory.forked:
             self._check_open()
         self._entry.publish(log_end_offset, flushed_offset, high_watermark, log_start_offset, leader_epoch)
 
     def lower_published(self, offset: int) -> None:
-        """Nothing that was published lies above `offset` any more: the log is about to be cut there."""
+        """Lower what was published to `offset`: the log is about to be cut there."""
         self._check_open()
         self._entry.lower(offset)
 
@@ -652,16 +653,16 @@ class DirectoryView:
         self._directory.remember(self.name, {at: offset for at, offset in given.items() if offset is not None})
 
     def give_up(self, offset: int) -> None:
-        """Note, on disk when this returns, that what was seen below `offset` is about to go. Raises OSError."""
+        """Write to disk that records below `offset` were seen and are about to go. Raises OSError."""
         self._check_open()
         if offset > (self._directory.checkpointed(_GIVEN_UP, self.name) or 0):
             self._directory.remember(self.name, {_GIVEN_UP: offset})
         self._directory.sync_checkpoints()
 
     def lower_to_end(self, log_end_offset: int) -> None:
-        """The log was cut there: neither its start nor what Kafka's cleaner went over may lie above. On disk so.
+        """Lower the log's start and its cleaned offset to `end`, on disk: the log was cut there.
 
-        Only after the cut: until then the start hides what was given up, and the holes have to be accounted for.
+        Only after the cut: until then the start hides what goes, and the holes have to be accounted for.
         """
         lower = {
             name: log_end_offset
@@ -689,7 +690,7 @@ class DirectoryView:
         self._close(clean)
 
     def close_unclean(self) -> None:
-        """The log is closed poisoned, damaged or not opened at all: it stays out of the marker."""
+        """The log is closed while poisoned or damaged, or its opening failed: it stays out of the marker."""
         self._close(None)
 
     def _close(self, clean: CleanLog | None) -> None:
@@ -712,7 +713,7 @@ class _Registry:
         self.held: dict[tuple[int, str], LogDirectory] = {}
 
     def after_fork_in_child(self) -> None:
-        self.lock = threading.Lock()  # another thread of the parent may have held it
+        self.lock = threading.Lock()  # another thread of the parent may hold it
         for directory in self.held.values():
             directory.disown()
         self.held.clear()

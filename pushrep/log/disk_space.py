@@ -15,11 +15,11 @@ one, which at 90 % may have a terabyte left.
     PRESSED        ROOM          TIGHT    PRESSED    FULL
     FULL           ROOM          TIGHT    FULL       FULL
 
-Only FULL has a memory: a log that took appends again at 89.9 % would refuse them at the next megabyte. A disk that is
-really full is another thing: the system refuses the write then, whatever stands here (AppendFailed).
+Only FULL depends on the level before: a log that took appends again at 89.9 % would refuse them at the next megabyte.
+On a disk that is really full the system refuses the write, whatever the level is (AppendFailed).
 
 `disk_level` is the table, `DiskWatch` asks the system, once a second at most for all logs of a directory.
-`DiskHeadroom` holds a few blocks back, so that what frees space can be done on a full disk:
+`DiskHeadroom` holds a few blocks back, so that operations which free space work on a full disk:
 
     <directory of logs>/.pushrep_reserve     64 KiB and 128 bytes a log, allocated, never read
 
@@ -102,7 +102,7 @@ _WHAT_HAPPENS = {
 
 
 SYNC_BOUNDS_S = (0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-"""A disk with a battery syncs in 0.1 ms, a good one in 1 ms, a spinning one in 10 ms; above 1 s something is ill."""
+"""A disk with a battery syncs in 0.1 ms, a good one in 1 ms, a spinning one in 10 ms; above 1 s something is wrong."""
 
 
 class Durations:
@@ -114,7 +114,7 @@ class Durations:
         self._sum_s = 0.0
 
     def add(self, seconds: float) -> None:
-        """One more."""
+        """Count one more."""
         self._counts[bisect_left(self.bounds_s, seconds)] += 1
         self._sum_s += seconds
 
@@ -154,7 +154,7 @@ class DiskWatch:
                 self.syncs.add(perf_counter() - started_s)
 
     def look(self) -> DiskUsage:
-        """How full it is now; as it was last seen if it does not answer."""
+        """Ask the system how full it is; the last usage if the disk does not answer."""
         with self._lock:
             self._look()
             return self._usage
@@ -169,7 +169,7 @@ class DiskWatch:
 
     @property
     def usage(self) -> DiskUsage:
-        """As it was last seen."""
+        """The usage as of the last look."""
         return self._usage
 
     def level(self, limits: DiskLimits, *, max_age_ms: int = LOOK_MS) -> DiskLevel:
@@ -221,10 +221,10 @@ class DiskHeadroom:
         self._fill()
 
     def with_room(self, write: Callable[[], _Answer]) -> _Answer:
-        """What `write` answers. If the disk has no room for it, it is called again with the reserve's room.
+        """Call `write` and return its result; if the disk is full, free the reserve and call it again.
 
-        So it has to be a thing that can be done twice. Raises what it raises, ENOSPC and EDQUOT (as OSError, or as
-        NoRoomToCut) the second time only.
+        So `write` must be repeatable. Raises what it raises; ENOSPC and EDQUOT (as OSError, or as NoRoomToCut) only
+        from the second call.
         """
         try:
             return write()
@@ -237,7 +237,7 @@ class DiskHeadroom:
             self._end()
 
     def _begin(self) -> bool:
-        """False if there is nothing to give up."""
+        """Free the reserve; False if there is none."""
         with self._lock:
             if not self._users and not self._empty():
                 return False

@@ -15,7 +15,7 @@ Invariant: first numbers ascend strictly. Source: Kafka's AbstractIndex, OffsetI
     .timeindex   an entry (time, rel) is true if the batch that ends with base + rel raised the greatest time to `time`
 
 Every entry has to be true, but none has to be there: a sparse index may lack any. Zeros at a file's end are space that
-Kafka allocates ahead. One fault per file is told, since one `rebuild-index` cures them all. Pure.
+Kafka allocates ahead. One fault per file is reported, as one `rebuild-index` repairs them all. Pure.
 """
 
 import errno
@@ -39,9 +39,9 @@ PENDING_MAX = 64
 """512 bytes of offset index. With small batches an entry covers 4 KiB: a reader walks 256 KiB too far at most."""
 
 _BLOCK = 64
-"""Among so few entries, a search reads all in one call of the system instead of six."""
+"""So few entries are read in one system call, where a binary search needs six."""
 _KEPT_MAX = 64
-"""Dropped entries are remembered up to so many: as many as a clean end has, not as a long scan."""
+"""How many dropped entries are remembered: as many as a clean end has, not a long scan."""
 
 
 class IndexFile:
@@ -77,7 +77,7 @@ class IndexFile:
         except OSError as error:
             if error.errno != errno.EFBIG:
                 raise
-            self._ragged = True  # a few bytes can claim to be terabytes: it holds nothing, and the next write cuts it
+            self._ragged = True  # a sparse file can claim terabytes: it counts as empty, and the next write cuts it
 
     def _look(self) -> None:
         entry = self._entry
@@ -109,11 +109,11 @@ class IndexFile:
 
     @property
     def is_due(self) -> bool:
-        """Whether enough entries wait for a `write` to be worth its while."""
+        """Whether enough entries wait for a `write` to be worth it."""
         return len(self._pending) >= PENDING_MAX
 
     def write(self) -> None:
-        """Bring what waits into the file; it may be called again after a failure."""
+        """Write the waiting entries to the file; it may be called again after a failure."""
         if self._dropped or self._ragged:
             self._cut_file()
         if self._pending or not self._filesystem.exists(self._path):
@@ -126,7 +126,7 @@ class IndexFile:
             self._synced = False
 
     def sync(self, *, retaken: bool = False) -> None:
-        """Bring every entry to the disk; costs nothing if there are no new ones.
+        """Sync every entry; costs nothing if there are no new ones.
 
         `retaken`: entries that were dropped and came again may have been written by a process that did not sync them.
         """
@@ -136,10 +136,10 @@ class IndexFile:
         self.sync_written()
 
     def sync_written(self) -> None:
-        """Bring the entries in the file to the disk; may run beside `append` and `write` in another thread."""
+        """Sync the entries in the file; may run beside `append` and `write` in another thread."""
         if self._synced:
             return
-        self._synced = True  # first, so that a write from now on is seen by the next call
+        self._synced = True  # first, so that the next call syncs a write from now on
         try:
             with self._opened(writable=True) as file:
                 if file is not None:
@@ -165,7 +165,7 @@ class IndexFile:
                 self._last = self._read(file, self._written - 1) if file is not None else None
 
     def floor(self, key: int, column: int = 0) -> tuple[int, int] | None:
-        """The last entry of the file whose number in `column` is at most `key`; None if there is none."""
+        """The last entry in the file whose number in `column` is at most `key`; None if there is none."""
         if not self._written:
             return None
         with self._opened() as file:
@@ -245,7 +245,7 @@ def _dtype(entry_bytes: int) -> np.dtype[np.void]:
     return np.dtype([("f0", f">i{entry_bytes - 4}"), ("f1", ">i4")])
 
 
-_FEW = 32  # batches; below, forty numpy calls cost more than looking at each
+_FEW = 32  # batches; below, forty numpy calls cost more than a check of each
 _OFFSETS = np.dtype([("key", ">i4"), ("value", ">i4")])
 _TIMES = np.dtype([("key", ">i8"), ("value", ">i4")])
 assert (_OFFSETS.itemsize, _TIMES.itemsize) == (8, 12), "Kafka's index entries"

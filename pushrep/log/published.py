@@ -1,4 +1,4 @@
-"""What a writer tells its readers: a small mapped file per directory of logs, no lock and no system call to write it.
+"""What a writer publishes to readers: a small mapped file per directory of logs, written without lock or system call.
 
     .pushrep_published     big-endian, records of 512 bytes; grows by whole records, never shrinks, is never replaced
     record 0    magic 8 | version u32 | record bytes u32 | CRC-32C u32 of the 16 before
@@ -50,7 +50,7 @@ assert SLOTS_AT[0] + _SLOT_BYTES <= SLOTS_AT[1] <= RECORD_BYTES - _SLOT_BYTES
 
 @dataclass(frozen=True, slots=True)
 class PublishedState:
-    """What the writer of a log said last. All offsets are the next one, not the last."""
+    """What the writer of a log published last. All offsets are the next one, not the last."""
 
     sequence: int
     log_end_offset: int
@@ -80,7 +80,7 @@ class PublishedEntry:
     def publish(
         self, log_end_offset: int, flushed_offset: int, high_watermark: int, log_start_offset: int, leader_epoch: int
     ) -> None:
-        """Let readers see this; about a microsecond, no system call."""
+        """Publish; about a microsecond, no system call."""
         self._sequence = sequence = self._sequence + 1
         body = _BODY.pack(
             sequence,
@@ -96,16 +96,16 @@ class PublishedEntry:
         self._map[at : at + _SLOT_BYTES] = body + _CRC.pack(google_crc32c.value(body))
 
     def state(self) -> PublishedState | None:
-        """What stands there, perhaps from a process before us on this machine's same start; None if nothing valid."""
+        """What is published, perhaps by an earlier process since this machine started; None if nothing valid is."""
         return _newest(self._map, self._slots[0] - SLOTS_AT[0], self._boot_id)
 
     def last_words(self) -> PublishedState | None:
-        """What stands there, from whatever start of the machine: a power cut may have spared it. For the writer."""
+        """What is published, also from before a restart of the machine: it may have survived. For the writer."""
         slots = _valid_slots(self._map, self._slots[0] - SLOTS_AT[0])
         return PublishedState(*max(slots)[:-1]) if slots else None
 
     def lower(self, offset: int) -> None:
-        """Nothing of what stands there lies above `offset` any more: the log is about to be cut there."""
+        """Lower what is published to `offset`: the log is about to be cut there."""
         state = self.state()
         if state is not None and max(state.log_end_offset, state.flushed_offset, state.high_watermark) > offset:
             self.publish(
@@ -117,7 +117,7 @@ class PublishedEntry:
             )
 
     def clear(self) -> None:
-        """Forget both slots: they spoke of a log that is gone."""
+        """Clear both slots: they are of a log that is gone."""
         for at in self._slots:
             self._map[at : at + _SLOT_BYTES] = bytes(_SLOT_BYTES)
 
@@ -179,9 +179,9 @@ class PublishedReader:
         self._sequence = 0
 
     def read(self) -> PublishedState | None:
-        """What the writer said last; None if there is no file, no valid slot, or only another start's of this machine.
+        """What the writer published last; None if there is no file, or no valid slot since this machine started.
 
-        Without news since the last call the file is looked up again: it may have been made anew under its name.
+        If nothing changed since the last call, the file is opened again: another may have taken its name.
         """
         state = self._current()
         if state is None or state.sequence == self._sequence:
@@ -196,7 +196,7 @@ class PublishedReader:
         return _newest(self._map, self._position, self._boot_id)
 
     def let_go(self) -> None:
-        """Give the mapping back: while there is one, the disk can't be unmounted. The next `read` makes one again."""
+        """Close the mapping, which keeps the disk from being unmounted. The next `read` opens it again."""
         self._map = self._position = None
 
     def _attach(self) -> None:
@@ -212,7 +212,7 @@ class PublishedReader:
 def read_published(
     directory: Path | str, log_name: str, filesystem: Filesystem = REAL_FILESYSTEM
 ) -> PublishedState | None:
-    """One look at what the writer of `log_name` said last; None where PublishedReader.read answers None."""
+    """What the writer of `log_name` published last; None as PublishedReader.read."""
     return PublishedReader(directory, log_name, filesystem).read()
 
 
@@ -237,7 +237,7 @@ def _newest(mapped: mmap.mmap, position: int, boot_id: bytes) -> PublishedState 
             ours = [fields for fields in slots if fields[-1] == boot_id]
             return PublishedState(*max(ours)[:-1]) if ours else None
         if not any(mapped[position + SLOTS_AT[0] : position + RECORD_BYTES]):
-            return None  # nobody has written there yet
+            return None  # never written
     return None
 
 

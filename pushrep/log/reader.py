@@ -22,10 +22,10 @@ isolation "stable"    min(high watermark, flushed offset): what can never be tak
     offset ─ segment, sparse index ─▶ header ─▶ header ─▶ ...       until the limit, or enough bytes: walk.py
              | batch | batch | batch |                  one slice: whole batches, none of whose records was read
 
-Each has to begin with the offset that follows the one before; the CRC is the receiver's business. Where that does not
-hold there is no slice, and `SegmentLog.read` says what is the matter.
+Each has to begin with the offset that follows the one before; the receiver checks the CRC. Where one does not, there is
+no slice, and `SegmentLog.read` raises the error.
 
-`hold_against_seal`: the first read of a sealed segment holds it against its seal, before any record of it is given.
+`hold_against_seal`: the first read of a sealed segment compares it with its seal, before it gives any record.
 
     cleaner-offset-checkpoint ─ below it? ─▶ .seal of this size? ─▶ header ─▶ header ─▶ ...   end, count, CRC: as sealed
 
@@ -33,10 +33,10 @@ Only segments that begin below the cleaner's offset: offsets may be missing ther
 as another. Elsewhere a batch's offset and epoch have a witness already (the end of the batch before it, the list of
 leader epochs), and to read every header first would halve the speed of a replay.
 
-What was found whole is remembered by the process, for the very file: device, inode, size and time of its last change.
-So who replaces, cuts or repairs a segment makes it forgotten. What a disk changes later by itself is the scrub's to
-find. A segment without a seal is read as it is; so is one of another size than its seal's if no offset of it is
-missing: its batches witness each other.
+The process remembers a segment that was found whole by device, inode, size and time of the last change, so that a
+segment that was replaced, cut or repaired is compared again. Rot that comes later is for the scrub to find. A segment
+without a seal is read as it is; so is one of another size than its seal's if no offset of it is missing: its batches
+witness each other.
 """
 
 import logging
@@ -90,7 +90,7 @@ _LOG = logging.getLogger("pushrep.log")
 
 _FILES_MAX = 4096
 _SETTLED_MS = 2000
-"""A file that changed later than so long ago is not remembered: file systems keep that time in steps of some ms."""
+"""A file that changed more recently is not remembered: file systems keep that time in steps of some ms."""
 
 _Identity: TypeAlias = tuple[int, int, int, int]
 _whole: dict[tuple[str, int], _Identity] = {}
@@ -104,7 +104,7 @@ def hold_against_seal(
     Raises CorruptBatch if it is not the one that was sealed, OSError.
     """
     if not filesystem.exists(segment_path(directory, base, SEAL_SUFFIX)):
-        return  # asked first: the newest segment, which has none, is read most often
+        return  # first: the newest segment, which has no seal, is read most often
     cleaned_to = cleaned_offset()
     if base >= cleaned_to:
         return
@@ -117,9 +117,9 @@ def hold_against_seal(
     found = _contradiction(filesystem, directory, seal, file, ScanRange(base_offset=base, cleaned_offset=cleaned_to))
     if found is not None:
         if read_seal(filesystem, directory, base) != seal:
-            return  # it was cut or replaced meanwhile; who does that removes the seal first
+            return  # it was cut or replaced meanwhile, which removes the seal first
         raise found
-    # Of before the look: what came in between makes it another file.
+    # The identity from before the look: a change in between makes it another file.
     if identity is not None and identity == _identity(file):
         if len(_whole) >= _FILES_MAX:
             _whole.clear()
@@ -127,7 +127,7 @@ def hold_against_seal(
 
 
 def _identity(file: File) -> _Identity | None:
-    """None where a file has no lasting one, or changed just now."""
+    """What tells the file from another; None if nothing does, or if it changed just now."""
     try:
         status = os.fstat(file.fileno())
     except OSError:  # it is in memory
@@ -268,7 +268,7 @@ class LogSlices:
             return None
         file = SlicedFile(opened)
         cleaned_to = self._log.cleaned_offset()
-        if segment < cleaned_to:  # asked here, too: it is in memory, and for a seal's file the system has to look
+        if segment < cleaned_to:  # checked here first: it is in memory, a seal's file would have to be looked for
             try:
                 hold_against_seal(self._filesystem, self._directory, segment, opened, self._log.cleaned_offset)
             except CorruptBatch:
@@ -328,7 +328,7 @@ def _slice(  # noqa: PLR0913, PLR0917 - where to look, and for how much
 
 _PAGE_BYTES = 4096
 _HINTS_MAX = 64
-_LOOKS_MAX = 100  # beside a writer that publishes all the time, what is damaged is to be called so in the end
+_LOOKS_MAX = 100  # a writer that publishes all the time must not keep us from reporting damage
 
 
 class Bounds(NamedTuple):
@@ -355,7 +355,7 @@ class ReadableLog(Protocol):
         ...
 
     def bases(self, *, fresh: bool) -> Sequence[int]:
-        """Base offsets of the segments, ascending; `fresh` if what was told before did not suffice."""
+        """Base offsets of the segments, ascending. `fresh`: look again, the last answer did not suffice."""
         ...
 
     def cleaned_offset(self) -> int:
@@ -363,7 +363,7 @@ class ReadableLog(Protocol):
         ...
 
     def revision(self) -> int:
-        """The same number before and after a look at the files: nothing was cut meanwhile."""
+        """A number; if it is the same before and after a look at the files, nothing was cut meanwhile."""
         ...
 
 
@@ -381,11 +381,11 @@ class BatchReader:
         # and by the entry that was believed.
         self._newest_ms: dict[tuple[int, int, tuple[int, int]], int] = {}
         self.ignored_entries = 0
-        """So many index entries led to no batch that is theirs."""
+        """How many index entries were wrong and ignored."""
         self.suspect_segments: set[int] = set()
-        """Base offsets of the segments whose indexes held them."""
+        """Base offsets of the segments whose indexes held such entries."""
         self.on_suspect: Callable[[int], None] | None = None
-        """Called with each of these once."""
+        """Called with each of these base offsets once."""
         self.on_damage: Callable[[int], None] | None = None
         """Called with the base offset of a segment whose batches are not what they should be."""
 
@@ -429,7 +429,7 @@ class BatchReader:
         return chain.from_iterable(self._decoded(start, bounds.end if end is None else end))
 
     def base_of(self, offset: int) -> int:
-        """Where the batch begins that `offset` would cut in two; `offset` itself if there is none."""
+        """The base offset of the batch that `offset` would cut in two; `offset` itself if there is none."""
         bases = self._log.bases(fresh=False)
         at = bisect_right(bases, offset) - 1
         if at < 0 or bases[at] == offset:
@@ -450,7 +450,7 @@ class BatchReader:
                 return self._first_since(timestamp_ms, bounds)
             except OffsetOutOfRange:
                 if self._log.bounds() == bounds:
-                    raise  # else retention or a cut came in between: the answer lies in what is left
+                    raise  # retention or a cut came in between: look again in what is left
 
     def _first_since(self, timestamp_ms: int, bounds: Bounds) -> int | None:
         start = self._start_for_timestamp(timestamp_ms, bounds)
@@ -465,7 +465,7 @@ class BatchReader:
         return None
 
     def forget(self) -> None:
-        """The log was cut: what was remembered of it may not hold."""
+        """Forget what was remembered: the log was cut."""
         self._hints, self._newest_ms = {}, {}
 
     def _checked(self, start: int, end: int | None, *, below_start: bool = False) -> Bounds:
@@ -529,12 +529,12 @@ class BatchReader:
                 raise self._told(following, place.base)
             else:
                 looks, revision = looks + 1, self._log.revision()
-                # From the batch before, which is the witness of the epoch: it may be another one by now.
+                # From the batch before, whose epoch is compared: it may be another batch by now.
                 before = start - 1 if start > self._log.bounds().start else start
                 place, epoch = self._look_up(before, fresh=True), -1
 
     def _settled(self, looks: int, revision: int) -> bool:
-        """Whether a second look at `revision` was undisturbed, so that what it found is so."""
+        """Whether nothing was published during a second look, so that its finding holds."""
         return looks > 0 and (looks >= _LOOKS_MAX or self._log.revision() == revision)
 
     def _scan(self, place: _Place, start: int, window_bytes: int) -> Iterator[ScanStep]:
@@ -563,7 +563,7 @@ class BatchReader:
             file.close()
 
     def _told(self, error: OffsetOutOfRange | CorruptBatch, base: int) -> OffsetOutOfRange | CorruptBatch:
-        """`error`, of which `on_damage` has heard."""
+        """`error`, after `on_damage` was called."""
         if isinstance(error, CorruptBatch) and self.on_damage is not None:
             self.on_damage(base)
         return error
@@ -670,7 +670,7 @@ class BatchReader:
             try:
                 sealed = SealedSegment(base, next_base, 0)
                 self._newest_ms[key] = newest_timestamp_ms(self._filesystem, self._directory, sealed)
-            except (CorruptBatch, FileNotFoundError):  # the walk that follows says so, or where the log begins now
+            except (CorruptBatch, FileNotFoundError):  # the following scan raises it, or finds where the log begins now
                 return enough_ms
         return self._newest_ms[key]
 
@@ -737,7 +737,7 @@ class LogReader(ClosedAtExit):
         self._published = PublishedReader(self.path.parent, self.path.name, filesystem)
         self._published_lock = threading.Lock()
         self._reader = BatchReader(filesystem, self.path, self)
-        self._whole_end = (0, 0)  # as the checkpoints told it last, and where the batches below it end
+        self._whole_end = (0, 0)  # the end by the last checkpoints, and where the batches below it end
         self._owner_pid = os.getpid()
         self._closed = False
 
@@ -775,7 +775,7 @@ class LogReader(ClosedAtExit):
 
     @property
     def ignored_index_entries(self) -> int:
-        """So many entries of indexes led its reads to no batch that is theirs; the writer makes them anew."""
+        """How many index entries were wrong, and ignored by its reads; the writer rebuilds those indexes."""
         return self._reader.ignored_entries
 
     def offsets(self) -> LogOffsets:
@@ -783,7 +783,7 @@ class LogReader(ClosedAtExit):
         return self._state()
 
     def refresh(self) -> None:
-        """Look again; reading the offsets does so by itself."""
+        """Read the published offsets again; every property does so by itself."""
         self._state()
 
     def read(self, offset: int, max_bytes: int) -> bytes:
@@ -830,9 +830,9 @@ class LogReader(ClosedAtExit):
         return state.sequence if state is not None else 0
 
     def close(self) -> None:
-        """Let go of the log; closing twice is fine."""
+        """Close it; closing twice is fine."""
         self._closed = True
-        if self._published_lock.acquire(blocking=False):  # in a fork nobody might ever give it back
+        if self._published_lock.acquire(blocking=False):  # in a fork its holder may not exist
             try:
                 self._published.let_go()
             finally:

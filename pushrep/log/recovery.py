@@ -482,7 +482,7 @@ class Recovery:
                     segment.close()
                     if self._is_for_others(segment, end, plan, next_base):
                         continue
-                    if end.next_offset < segment.next_offset:  # all of it was walked over
+                    if end.next_offset < segment.next_offset:  # all of it was scanned
                         segment = Segment(self._filesystem, self._directory, base, self._config)
                     return self._recovered(plan, bases[: number + 1], segment, start, damage=end)
                 if isinstance(end, TornTail):
@@ -519,7 +519,7 @@ class Recovery:
         return next_base <= min(plan.recovery_point, self._repairable_below)
 
     def _is_for_others(self, segment: Segment, damage: Damage, plan: RecoveryPlan, next_base: int | None) -> bool:
-        """Whether another member is to repair it, as the disk holds it: it is noted then."""
+        """Whether another member is to repair it, as the disk holds it; then it is in the report."""
         if next_base is None or plan.opening is not Opening.ABNORMAL or not self._is_repairable(plan, next_base):
             return False
         name, where = segment.path.name, (damage.position, damage.next_offset, damage.reason)

@@ -8,7 +8,7 @@
     pass    floor ─ deletable ─▶ a few segments ─▶ derived stores synced ─▶ log start checkpointed
             ─▶ files removed, oldest first ─▶ directory synced
 
-One pass at a time, and no lease is taken meanwhile: what a lease was granted for is not removed behind its back. A
+One pass at a time, and no lease is taken during a pass, so that nothing is removed that a lease was just given for. A
 crash after the checkpoint leaves files below the log start; the next opening removes them.
 
 `deletable`: which old segments may go: a decision over facts, taken without touching a file.
@@ -36,7 +36,7 @@ A lease that is broken holds nothing; its reader may go on, and gets OffsetOutOf
 
 `BackgroundTasks`: what a log does beside reading and writing: the disk, derived stores, retention.
 
-    after a background flush     look at the disk (a look a second serves all logs), tell derived stores
+    after a background flush     look at the disk (a look a second serves all logs), dispatch to derived stores
     after a roll                 with the next flush, a pass of retention: a segment may have come of age
     every retention_check_ms     while there is retention or a lease: run a pass
     before an append             only while the disk is too full: look again, refuse
@@ -111,7 +111,7 @@ class Lease:
         self._offset, self.renewed_ms = max(self._offset, offset), now_ms
 
     def break_for(self, reason: str) -> None:
-        """For Leases; tells the holder, whose errors end here."""
+        """For Leases; calls the holder back, and logs what that raises."""
         self._broken = reason
         _LOG.warning("the lease of %s from offset %d on is broken: %s", self.name, self._offset, reason)
         if self._told is not None:
@@ -213,7 +213,7 @@ def deletable(
 ) -> Iterator[SealedSegment]:
     """Sealed segments, oldest first, that nobody needs and no rule keeps. Decides; deletes nothing.
 
-    `newest_ms` tells the newest timestamp of a segment; it is asked only of those that time alone could free.
+    `newest_ms` gives the newest timestamp of a segment; it is called only where the time decides.
     """
     left_bytes = facts.log_bytes
     for segment in sealed:
@@ -312,7 +312,7 @@ class Retention:
 
     @property
     def has_work(self) -> bool:
-        """Whether it has to look now and then: something may come of age."""
+        """Whether passes have to run: records may become old, or a lease may expire."""
         config = self._config
         return config.retention_ms is not None or config.retention_bytes is not None or len(self._leases) > 0
 
@@ -339,7 +339,7 @@ class Retention:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """While this is held nothing is removed, and no derived store is given batches: the log is about to be cut."""
+        """While this is held, nothing is removed and no derived store gets batches: the log is about to be cut."""
         with self._lock, self._derived.lock:
             yield
 
@@ -348,7 +348,7 @@ class Retention:
         self._leases.break_all(reason)
 
     def forget(self) -> None:
-        """The log is about to be cut: what was remembered of its segments may not hold."""
+        """Forget what was remembered of segments: the log is about to be cut."""
         with self._lock:
             self._sizes.clear()
             self._newest_ms.clear()
@@ -430,7 +430,7 @@ class Retention:
         return self._log.bounds().start
 
     def _move_log_start(self, offset: int) -> tuple[int, ...]:
-        self._derived.sync()  # what they know of the records is about to be all that is left of them
+        self._derived.sync()  # derived stores are about to hold all that is left of these records
         gone = self._log.move_log_start(offset)
         for base in gone:
             self._sizes.pop(base, None)
@@ -495,7 +495,7 @@ class Retention:
 
 
 DERIVED_SYNC_MS = 10_000
-"""Derived stores come to disk so often while they change, and after a roll: what a kill makes them read again."""
+"""How often changed derived stores are synced, beside after a roll: so much a kill makes them read again."""
 
 
 class Attended(Protocol):
@@ -507,9 +507,8 @@ class Attended(Protocol):
 
 
 class BackgroundTasks:
-    """One log's. Thread-safe; only `check_disk`, `acquire_lease` and `about_to_cut` raise: who calls has done its work.
-
-    What a holder or a derived store raises that is neither OSError nor ours gets through; the flusher logs it.
+    """Of one log. Thread-safe. Only `check_disk`, `acquire_lease` and `about_to_cut` raise PushrepError and OSError;
+    the others log them. Any other error of a holder or a derived store passes through, and the flusher logs it.
     """
 
     def __init__(
@@ -554,7 +553,7 @@ class BackgroundTasks:
         return lease
 
     def about_to_cut(self, offset: int) -> None:
-        """The log will end at `offset`: what is derived from it goes first. Raises DerivedStoreFailed, OSError."""
+        """The log will end at `offset`: cut the derived stores first. Raises DerivedStoreFailed, OSError."""
         if self._log is not None:
             self.retention.forget()
         self._derived.cut_to(offset)
@@ -565,7 +564,7 @@ class BackgroundTasks:
         self._synced_ms = -DERIVED_SYNC_MS
 
     def after_flush(self) -> None:
-        """More is on disk: tell it, and see whether there is still room."""
+        """More is on disk: dispatch it to derived stores, and look at the disk."""
         try:
             self._level = self._watch.level(self._limits, max_age_ms=LOOK_MS)
             self._tell()
@@ -590,16 +589,16 @@ class BackgroundTasks:
             self._come_again()
 
     def sync_derived(self) -> None:
-        """The log was closed with all of it flushed: the stores are brought up to its end, and to disk."""
+        """The log was closed with all of it flushed: bring the derived stores up to its end, and sync them."""
         try:
             self._tell()
             self._derived.sync()
-        except (OSError, PushrepError) as error:  # the log is safe; the next opening tells them what they lack
+        except (OSError, PushrepError) as error:  # the log is safe; the next opening dispatches what they lack
             _LOG.warning("%s: a derived store stays behind until the log is opened again: %s", self._watch.path, error)
 
     def _run(self) -> None:
         if self.retention.run() and self._flusher is not None:
-            self._flusher.soon(self, 0)  # there may be more; flushes of other logs come first
+            self._flusher.soon(self, 0)  # there may be more to remove; flushes of other logs come first
 
     def _tell(self) -> None:
         assert self._log is not None

@@ -3,7 +3,7 @@
     every open directory of logs    log by log, at `scrub_bytes_per_s`; then a pause of `scrub_pause_s`
       each batch                    in its place, its CRC                             as recovery and verify scan
                                     its leader epoch                                  as the log's list of them says
-      the whole segment             held against its seal                             seals.py
+      the whole segment             as its seal says                                  seals.py
       no seal                       made, where all of that holds; reported
       a seal of another size        made anew where no offset is missing, an older version wrote there; else damage
       whatever is wrong             reported: logged as an error, kept in `findings` until a later pass finds it whole,
@@ -93,19 +93,19 @@ class Scrub:
         self.bytes_per_s, self.pause_s = 0, 0
         self._filesystem, self._scrubber = filesystem, scrubber
         self._turn = threading.RLock()  # held while a piece is read
-        self._logs: dict[str, Scrubbed] = {}  # by the names of their directories
+        self._logs: dict[str, Scrubbed] = {}  # name of a log's directory to the log
         self._status = ScrubStatus()
         self._walk: Iterator[int] | None = None
         self._walked: Scrubbed | None = None
         self._paused = False
-        self._replaced: set[tuple[Path, int]] = set()  # segments that are another file since their walk began
+        self._replaced: set[tuple[Path, int]] = set()  # segments whose file was replaced since their scan began
         self._urgent: dict[tuple[Scrubbed, int], Callable[[], None]] = {}
         if scrubber is not None:
             scrubber.attach(self)
 
     @property
     def status(self) -> ScrubStatus:
-        """What it has found so far. Findings of segments that were cut or removed since are none any more."""
+        """What it has found so far, without segments that were cut or removed since."""
         status = self._status
         there = tuple(one for one in status.findings if not self._is_gone(one))
         return status if there == status.findings else replace(status, findings=there)
@@ -118,7 +118,7 @@ class Scrub:
         self._come_again(FIRST_MS)
 
     def remove(self, log: Scrubbed) -> None:
-        """`log` is about to be closed, or cut: nothing of it is read when this returns."""
+        """`log` is about to be closed or cut: when this returns, nothing of it is being read."""
         with self._turn:
             if self._is_open(log):
                 del self._logs[log.path.name]
@@ -135,7 +135,7 @@ class Scrub:
         self._come_again(0)
 
     def report(self, log: Scrubbed, found: ScrubFinding) -> None:
-        """This is wrong with `log`: until a later pass finds the segment whole, or it is repaired."""
+        """Keep a finding of `log` until a later pass finds the segment whole, or it is repaired."""
         with self._turn:
             if found not in self._status.findings:
                 self._status = replace(self._status, damaged=self._status.damaged + 1)
@@ -146,7 +146,7 @@ class Scrub:
             self._status = replace(self._status, findings=(*self._status.findings, found))
 
     def repaired(self, log: Scrubbed, base: int) -> None:
-        """This segment was put together anew, and read again."""
+        """The segment was repaired and checked."""
         with self._turn:
             self._replaced.add((log.path, base))
             self._is_whole(log, base)
@@ -161,7 +161,7 @@ class Scrub:
             self._end_walk()
 
     def soon(self, log: Scrubbed, base: int, when_whole: Callable[[], None] = lambda: None) -> None:
-        """Read this segment next: a roll could not seal it, its index leads astray, or a reader met damage there.
+        """Read this segment next: a roll could not seal it, its index is wrong, or a reader met damage there.
 
         From any thread; never waits. when_whole: called in the scrub's thread, if it is. Nothing happens without a
         scrub in the background, or if it is known to be damaged: who tries to read again would delay a pass for ever.
@@ -172,7 +172,7 @@ class Scrub:
             self._come_again(0)
 
     def seal_cleaned(self, log: Scrubbed) -> None:
-        """Read, and so seal, what a cleaner went over and nobody has sealed: it has no other witness from now on."""
+        """Read, and so seal, segments below the cleaner's offset that have no seal: nothing else proves them later."""
         with self._turn:
             for base, following in log.sealed():
                 if base < log.cleaned_offset() and read_seal(self._filesystem, log.path, base) is None:
@@ -237,7 +237,7 @@ class Scrub:
         self._status = replace(self._status, passes=self._status.passes + 1)
 
     def _urgent_ones(self) -> Iterator[int]:
-        """What `soon` was told."""
+        """Segments that `soon` named."""
         while self._urgent:
             (log, base), when_whole = self._urgent.popitem()
             following = dict(log.sealed()).get(base)
@@ -266,7 +266,7 @@ class Scrub:
         )
         file = self._filesystem.open(segment_path(log.path, base), writable=False)
         try:
-            file.drop_cache()  # what the disk holds is asked for, not what memory remembers
+            file.drop_cache()  # read from the disk, not from the page cache
             for step in scan_vectorised(file, what):
                 if not isinstance(step, BatchRun):
                     end = step
@@ -323,7 +323,7 @@ class Scrub:
             headers_crc=headers.value,
             is_witnessed=not is_cleaned,
         )
-        with suppress(OSError):  # no room: another pass makes it
+        with suppress(OSError):  # no room: a later pass makes it
             if log.keep_seal(seal):
                 self._status = replace(self._status, seals_made=self._status.seals_made + 1)
                 _LOG.info(

@@ -1,4 +1,4 @@
-"""Seals: what a segment held when it was rolled. They witness what no batch's CRC covers, and that no batch is missing.
+"""Seals: what a segment held when it was rolled. They prove what no batch's CRC covers, and that no batch is missing.
 
     00000000000000001042.seal     84 bytes, big-endian
       0    magic 8, "pushseal" | version u32, 1 | flags u32, 1: unwitnessed
@@ -10,9 +10,9 @@ The headers' CRC goes over the first 21 bytes of every batch, one after the othe
 magic, CRC. So it finds an epoch or an offset that changed where a cleaner has left holes, a segment of another log, and
 two that were swapped.
 
-A cut or a replacement of a segment first removes its seal, durably: a seal beside other bytes is damage. Only a repair
-whose bytes fulfil it keeps it, as their proof. A seal of another size than its segment's is none: an older version
-wrote there. One that can't be read is none, too.
+A cut or a replacement of a segment first removes its seal from the disk: a seal beside other bytes is damage. Only a
+repair whose bytes match the seal keeps it. A seal of another size than its segment's does not count: an older version
+wrote there. Nor does one that can't be read.
 """
 
 import errno
@@ -49,7 +49,7 @@ class BadSeal(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seal:
-    """What a segment was. is_witnessed: kept when it was rolled; else made later, where offsets may be missing."""
+    """What a segment held. is_witnessed: made when it was rolled; else made later, where offsets may be missing."""
 
     log_id: UUID
     partition: int
@@ -113,13 +113,13 @@ class HeadersCrc:
 
     @property
     def value(self) -> int:
-        """Of all so far."""
+        """The CRC of all so far."""
         self._fold()
         return self._folded
 
     @property
     def batches(self) -> int:
-        """How many there were."""
+        """How many batches there were."""
         return (self._folded_bytes + len(self.pending)) // SEALED_BYTES
 
     def fold_if_due(self) -> None:

@@ -15,7 +15,7 @@ How new is the newest record of a sealed segment? By its time index, as far as t
     .log         ...... | batch | .. |    just that time; what stands behind it is read, so an index that lost its last
                         ^ read from here  entries is made good; else the whole segment is read
 
-A flipped bit in an index must not make records old: retention deletes by this answer.
+A flipped bit in an index must not make records look old: retention deletes by this answer.
 """
 
 import errno
@@ -57,12 +57,12 @@ assert (OFFSET_ENTRY.size, TIME_ENTRY.size) == (8, 12), "Kafka's index entries"
 
 
 PREALLOCATE_BYTES_MIN = 64 << 10
-_TOGETHER_BYTES_MAX, _TOGETHER_MAX = 4096, 64  # a copy costs less than a call of the system up to about that
+_TOGETHER_BYTES_MAX, _TOGETHER_MAX = 4096, 64  # up to about that size, a copy costs less than a system call
 
 
 @dataclass(slots=True)
 class _Tail:
-    """What a segment knows about its end."""
+    """A segment's end, and what its next index entries depend on."""
 
     size_bytes: int
     next_offset: int
@@ -100,8 +100,8 @@ class Segment:
         self.path = segment_path(directory, base_offset)
         self._filesystem, self._config = filesystem, config
         self.ahead_bytes_max: Callable[[], int] = lambda: config.preallocate_bytes
-        """So far the file may be grown ahead of its data: the log's share of what its directory sets aside. Asked when
-        the file grows: at each write it would be a tenth of a small append."""
+        """How many bytes the file may be allocated ahead of its data: the log's share in its directory. Called when the
+        file grows: at each write it would cost a tenth of a small append."""
         self._file: File | None = None
         self._allocated = 0
         self.index = IndexFile(filesystem, segment_path(directory, base_offset, INDEX_SUFFIX), OFFSET_ENTRY)
@@ -111,7 +111,7 @@ class Segment:
         self._all = ScanRange(base_offset=base_offset, cleaned_offset=cleaned_offset)
         self._unwritten: list[bytes | bytearray | memoryview] = []
         self._pending_headers: bytearray | None = None
-        self._headers: HeadersCrc | None = None  # of a segment that was made here, and of which nothing was cut
+        self._headers: HeadersCrc | None = None  # of a segment that was made here and never cut
 
     @classmethod
     def create(cls, filesystem: Filesystem, directory: Path, base_offset: int, config: LogConfig) -> "Segment":
@@ -162,7 +162,7 @@ class Segment:
         return self._file
 
     def has_room(self, header: BatchHeader) -> bool:
-        """Whether a batch still belongs into this segment, by size, by time and by what 32 bits can say."""
+        """Whether a batch still fits into this segment, by size, by time and by the 32 bits of index entries."""
         tail, config = self._tail, self._config
         if tail.size_bytes == 0:
             return True
@@ -175,10 +175,10 @@ class Segment:
         return header.max_timestamp_ms - tail.first_timestamp_ms < config.segment_ms
 
     def append(self, batch: RecordBatch) -> None:
-        """Put a stamped batch behind the last one; it is in the file after `write`, or before.
+        """Put a stamped batch behind the last one; it is in the file after `write` at the latest.
 
-        Small ones go there together. Raises OSError, OffsetsExhausted (the offset behind the last record has to be one,
-        too); the caller then goes back with `rewind`.
+        Small ones are written together. Raises OSError, OffsetsExhausted (the offset behind the last record has to be
+        one, too); the caller then goes back with `rewind`.
         """
         header, data, unwritten, pending = batch.header, batch.data, self._unwritten, self._pending_headers
         unwritten.append(data)
@@ -202,7 +202,7 @@ class Segment:
         file.write_at(data, end - len(data))
 
     def index_batch(self, position: int, header: BatchHeader) -> None:
-        """Take a batch that stands at `position` into account: its offsets, times and index entries."""
+        """Add the batch at `position` to the segment's end, newest time and index entries."""
         tail, size_bytes, newest_ms = self._tail, header.size_bytes, header.max_timestamp_ms
         if tail.first_timestamp_ms is None:
             tail.first_timestamp_ms = newest_ms
@@ -245,7 +245,7 @@ class Segment:
             self.time_index.append(tail.max_timestamp_ms, tail.offset_of_max - self.base_offset)
 
     def write_indexes_if_due(self) -> None:
-        """Bring index entries into their files now and then. A full disk does not matter: they wait for another time.
+        """Write index entries to their files if enough have gathered. On a full disk they wait for the next time.
 
         Times first: an offset entry in the file then means that the times up to it are there, too.
         """
@@ -309,7 +309,7 @@ class Segment:
             yield step
 
     def seal(self, log_id: UUID | None, partition: int) -> Seal | None:
-        """Its seal as it is now; None if not every batch of it was seen as it was written."""
+        """Its seal as it is now; None unless every batch of it was appended by this object."""
         if self._headers is None or log_id is None:
             return None
         return Seal(
@@ -328,10 +328,10 @@ class Segment:
 
     def _begin_walk(self, start_offset: int | None) -> None:
         self._headers = self._pending_headers = None
-        if not self.file.size():  # nothing was written yet: all that comes is seen
+        if not self.file.size():  # empty: every batch is appended by this object
             self._begin_headers()
         self._tail = _Tail(0, self.base_offset)
-        # More entries than batches have room: they are not even read, a few bytes can claim to be terabytes.
+        # More entries than batches fit into the file: they are not read, since a sparse file can claim terabytes.
         entries_max = self.file.size() // HEADER_BYTES
         sane = len(self.index) <= entries_max and self.index.ascends(0, 1)
         sane = sane and len(self.time_index) <= entries_max and self.time_index.ascends(0, 1)
@@ -358,7 +358,7 @@ class Segment:
         self.time_index.keep(0)
 
     def _header(self, what: ScanRange) -> ScannedHeader | None:
-        """What the header says of the batch with which a scan begins, if it is in its place."""
+        """The header of the batch with which a scan begins, if it is in its place."""
         return next(scan_headers(self.file, what), None)
 
     def trim(self) -> None:
@@ -377,7 +377,7 @@ class Segment:
         self.write_indexes()
 
     def sync(self) -> None:
-        """Bring the files to the disk. Raises OSError: then nobody knows what the disk holds."""
+        """Sync the files. Raises OSError: it is unknown then what the disk holds."""
         self.file.sync()
         self.sync_written_indexes()
 
@@ -390,13 +390,15 @@ class Segment:
         self.index.sync(retaken=retaken)
 
     def locate(self, offset: int, *, may_end_before: bool = False) -> tuple[int, int]:
-        """Where to cut so that `offset` goes: (position of the batch that holds it, the offset behind the one before).
+        """Where to cut `offset` off: (position of the batch that holds it, the offset behind the batch before).
 
         The second is that batch's base offset, but in a compacted log there may be a hole before it. There `offset`
         itself may lie in a hole: it is the next batch then, or with `may_end_before` the end of the segment.
         Raises CorruptBatch if a walk does not reach it.
         """
-        entry = self.index.floor(offset - self.base_offset - 1)  # not the batch itself: we want to know what is before
+        entry = self.index.floor(
+            offset - self.base_offset - 1
+        )  # not the batch itself, as the end of the one before is wanted
         before = self.base_offset
         for step in scan(self.file, from_index_entry(self.file, self._all, entry)):
             if not isinstance(step, WholeBatch):
@@ -410,7 +412,7 @@ class Segment:
         raise AssertionError("a scan ends with an answer")
 
     def cut(self, position: int, next_offset: int) -> None:
-        """Cut the file at the beginning of a batch; `next_offset` follows what is before it. It is on disk so.
+        """Cut the file at the beginning of a batch; `next_offset`: behind the batch before it. Synced then.
 
         Raises OSError.
         """
@@ -418,10 +420,10 @@ class Segment:
         self.file.truncate(position)
         self.file.sync()
         self._allocated = position
-        # From a batch on that stays: `locate` has looked at all from there on, and at nothing before.
+        # From a batch on that stays: `locate` has checked what follows it, and nothing before.
         for _ in self.walk(0, None, next_offset - 1):
             pass
-        if (self.size_bytes, self.next_offset) != (position, next_offset):  # appends would go over what is behind
+        if (self.size_bytes, self.next_offset) != (position, next_offset):  # appends would overwrite what follows
             reason = f"whole batches up to byte {self.size_bytes} where there were some up to {position}"
             raise OSError(errno.EIO, reason, str(self.path))
         self.sync_indexes()
@@ -435,7 +437,7 @@ class Segment:
     def _allocate(self, file: File, end: int) -> None:
         """Grow the file ahead of `end`, so that an fdatasync has no new size to write.
 
-        By as much as it holds: ten thousand small logs would fill a disk with what they may never need.
+        By its own size at most: ten thousand small logs would fill a disk with space that they may never need.
         """
         ahead = min(max(end, PREALLOCATE_BYTES_MIN), self._config.preallocate_bytes, self.ahead_bytes_max())
         wanted = min(end + ahead, max(end, self._config.segment_bytes))
@@ -454,9 +456,9 @@ def begin_near(  # noqa: PLR0913, PLR0917 - the files, what is looked for, who h
     offset: int,
     on_ignored: Callable[[int], None] | None = None,
 ) -> ScanRange:
-    """`what` from a batch of the segment's `file` on that holds `offset`, or lies before it: by the sparse index.
+    """`what`, from a batch of the segment's `file` on that holds `offset` or lies before it, by the sparse index.
 
-    on_ignored: is given the segment's base offset if the index led to no such batch. Raises OSError.
+    on_ignored: called with the segment's base offset if the index led to no such batch. Raises OSError.
     """
     index = IndexFile(filesystem, segment_path(directory, what.base_offset, INDEX_SUFFIX), OFFSET_ENTRY)
     entry = index.floor(offset - what.base_offset)
@@ -467,7 +469,7 @@ def begin_near(  # noqa: PLR0913, PLR0917 - the files, what is looked for, who h
 
 
 def size_of_sealed(filesystem: Filesystem, directory: Path, bases: Sequence[int], offset: int) -> int:
-    """Bytes from `offset` on in the segments that begin at `bases` and are not written to any more.
+    """Bytes from `offset` on in the sealed segments that begin at `bases`.
 
     Too many by an entry of the index at most; a segment that is removed meanwhile counts nothing. Raises OSError.
     """
@@ -489,7 +491,7 @@ def size_of_sealed(filesystem: Filesystem, directory: Path, bases: Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class SealedSegment:
-    """A segment that is written to no more: it holds the offsets [base_offset, end_offset)."""
+    """A sealed segment: the offsets [base_offset, end_offset)."""
 
     base_offset: int
     end_offset: int

@@ -1,4 +1,4 @@
-"""Is every byte of a log what it was? A full scan beside a running writer, and whatever hangs on the batches with it.
+"""Is every byte of a log what it was? A full scan beside a running writer, with indexes and the small files.
 
     segments    each from its first byte, by the one scan        .log        damage, end
       joints    ends where the next one begins                   names       joint
@@ -13,8 +13,8 @@ What has to be whole, and where the log has to end (`Expected`):
     nothing is known     all: no line says where unsynced writes began
 
 Beside a writer data moves: segments go by retention, come by rolls, change by truncation. So what looks bad is looked
-at again, by the state of then, and is damage only if three looks in a row find the same and the writer still claims
-these offsets.
+at again, with the log's state of that moment, and is damage only if three looks in a row find the same and the writer
+still claims these offsets.
 
 `look_at_segment`: one segment from its first byte: is it what is expected, do its indexes and its neighbours fit?
 
@@ -26,8 +26,8 @@ these offsets.
                          where the log was closed              END
     every batch          the entries of both indexes           INDEX
 
-Decides; what it is given (a file, expectations) others have fetched. Ends at the first bad batch: what lies behind it
-proves nothing. Torn is what a stopped writer left behind the recovery point: no damage, the next open cuts it off.
+It decides over a file and expectations that its caller fetched, and ends at the first bad batch: what lies behind it
+proves nothing. A torn tail is what a stopped writer left behind the recovery point: no damage, the next open cuts it.
 """
 
 from collections.abc import Callable, Iterator
@@ -66,7 +66,7 @@ _TELL_EVERY_BYTES = 8 << 20
 
 
 class FindingKind(Enum):
-    """What was found, by what helps."""
+    """What was found; each value's text says what helps."""
 
     DAMAGE = "damage"
     """Bytes that are no batch where one was: repair."""
@@ -126,7 +126,7 @@ class Expected:
             below = state.published.log_end_offset
         elif state.clean is not None:
             below, exact_bytes = state.clean.end_offset, state.clean.last_segment_bytes
-        elif state.published is not None and not state.is_copy:  # as the next opening takes it
+        elif state.published is not None and not state.is_copy:  # as the next opening does
             below = max(below or 0, state.published.flushed_offset)
         return cls(below=below, exact_bytes=exact_bytes, is_live=state.is_live, cleaned_offset=state.cleaned_offset)
 
@@ -274,7 +274,7 @@ class _Walk:
             self._findings.append(Finding(FindingKind.SEAL, segment_name(task.base_offset), 0, task.base_offset, why))
 
     def _contradiction(self, run: BatchRun, limit: int | None) -> str | None:
-        """Why its first batch is not the one that was written here: what its CRC does not cover, others know."""
+        """Why its first batch is not the one that was written here, by facts about the fields that no CRC covers."""
         if limit is not None and run.next_offset > limit:
             return f"a batch up to offset {run.next_offset} where the writer's log ended at {limit}"
         epochs = self._task.epochs
@@ -368,9 +368,9 @@ class Verifier:
         on_bytes: Callable[[int], None] | None = None,
         state: LogState | None = None,
     ) -> None:
-        """`on_bytes` is told, every 8 MiB or so, how many bytes were read since.
+        """`on_bytes` is called every 8 MiB or so with the bytes that were read since.
 
-        `state`: what is known of the log, for who holds its lock; None: ask the directory. Raises NotALog.
+        `state`: what is known of the log, from a caller that holds its lock; None: ask the directory. Raises NotALog.
         """
         self._log, self._filesystem, self._clock = checked_log(log, filesystem), filesystem, clock
         self._on_bytes = on_bytes
@@ -420,10 +420,10 @@ class Verifier:
         return published.log_start_offset if published is not None else 0
 
     def _settled_look(self, base: int, epoch: int) -> SegmentLook | None:
-        """A look that can be told of; None if the segment is gone by rights."""
+        """A look whose result is settled; None if the segment was removed by retention or a cut."""
         same, before = 0, None
         while True:
-            # The end that we came with is a batch's end only until the log is cut; the second look takes today's.
+            # The first end stays a batch's end only until the log is cut; the second look takes the present one.
             expected = self._expected_now() if before is None else self._known_now()
             look = self._look(base, epoch, expected)
             if look is None or not look.findings or not expected.is_live:
@@ -436,7 +436,7 @@ class Verifier:
             before = look.findings
 
     def _expected_now(self) -> Expected:
-        """Never more than at the beginning: what came since is not looked at; less, if the writer cut its log."""
+        """At most what was expected at the beginning: newer batches are left out; less if the writer cut its log."""
         now = self._known_now()
         if not now.is_live or now.below is None or self._first.below is None:
             return now
@@ -470,7 +470,7 @@ class Verifier:
         try:
             return read_partition_metadata(self._log, self._filesystem)
         except CorruptPartitionMetadata:
-            return None  # told of itself
+            return None  # the small file's own finding says it
 
     def _index_check(self, base: int, *, is_newest: bool) -> IndexCheck:
         """The newest segment's index files are made late, and while it is written they may end inside an entry."""

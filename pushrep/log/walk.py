@@ -3,7 +3,7 @@
     | batch | batch | batch | ??????          at every position one of four answers:
       WholeBatch  WholeBatch  ...           header and length have room; magic, CRC; in its place (`why_misplaced`)
       CleanEnd                              the file ends there, or only zeros follow (space allocated ahead)
-      TornTail                              bad, at or above the recovery point: a write that was never promised
+      TornTail                              bad, at or above the recovery point: a write that was never acknowledged
       Damage                                bad, below the recovery point: bytes that were on disk are not any more;
                                             or whole, with offsets missing before it, as no write that tore leaves it
 
@@ -11,12 +11,12 @@ Base offset, length, leader epoch and magic lie outside of a batch's CRC, so a b
 the batch before it, the file's name for the first one, or an index entry that names this very batch. Only below the
 cleaner's offset may offsets be missing.
 
-    scan            batch by batch, where the records are wanted; the others leave every doubt to it
+    scan            batch by batch, where the records are wanted, or where one of the others stops
     scan_vectorised the same in long strides, many batches checked together: recovery, verify, rebuilding of indexes
     scan_headers    by the headers alone, for bytes that are sent on, whose CRC the receiver checks
 
-The two others stop at, or leave to `scan`, whatever is not plainly in order: tests/properties holds them to it. What
-lies behind a bad batch is never looked at: unsynced writes reach the disk in any order, and a batch that happens to be
+The two others stop at everything that is not plainly in order, or leave it to `scan`; property tests hold them equal.
+Nothing behind a bad batch is looked at: unsynced writes reach the disk in any order, and a batch that happens to be
 whole there proves nothing. Memory: one window, or one batch if that is larger.
 """
 
@@ -55,11 +55,11 @@ WINDOW_BYTES = 1 << 20
 RUN_BYTES_MAX = 2 << 20
 """A run costs 0.1 ms before its first batch, whatever the batches' size: 2 MiB hide that; the memory of 4 MiB goes back
 to the system after each of them, and every page of it has to be had again."""
-_RUN_BYTES_MIN = 64 << 10  # ten thousand logs with a few records each are opened, too
+_RUN_BYTES_MIN = 64 << 10  # for directories of ten thousand logs with a few records each
 _RUN_GROWTH = 8
 
 _HEADERS_BYTES, _SMALL_BYTES = 64 << 10, 4096
-"""A batch of fewer bytes is one of many as a rule, and what is read next holds more headers than one."""
+"""Batches below this size mostly come in large numbers: the next read then holds more than one header."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class CleanEnd:
 
 @dataclass(frozen=True, slots=True)
 class TornTail:
-    """From `position` on there are bytes that are no batch, where `next_offset` should be; nobody was promised them."""
+    """Bytes from `position` on are no batch, where `next_offset` should be; no write of them was acknowledged."""
 
     position: int
     next_offset: int
@@ -127,7 +127,7 @@ class ScanRange(NamedTuple):
     end_offset: base offset of the next segment; None if this is the newest one.
     recovery_point: everything below was on disk.
     leader_epoch: of the batch before; epochs never fall.
-    cleaned_offset: Kafka's cleaner may have taken any offset below it; a function is asked where one is missing.
+    cleaned_offset: Kafka's cleaner may have taken any offset below it; a function is called where one is missing.
     closed_at: where a clean close left the log; no batch reaches above. None: it was not closed so.
     epochs: which epoch wrote which offset, if that is known; a scan of headers leaves it to its caller.
     """
@@ -145,13 +145,13 @@ class ScanRange(NamedTuple):
 
     @property
     def first_offset(self) -> int | None:
-        """What the first batch has to begin with; None if only the offset that it ends with is known."""
+        """The base offset of the first batch; None if only its last offset is known."""
         if self.last_offset is not None:
             return None
         return self.base_offset if self.next_offset is None else self.next_offset
 
     def with_cleaned_offset(self) -> "ScanRange":
-        """The same, the cleaner's offset asked for."""
+        """The same with the number in place of a function."""
         asked = self.cleaned_offset
         return self if isinstance(asked, int) else self._replace(cleaned_offset=asked())
 
@@ -179,7 +179,7 @@ class ScanRange(NamedTuple):
             reason = f"base offset {base_offset} where {expected} is expected, and {went}"
         elif last_offset - self.base_offset > POSITION_MAX:
             reason = f"base offset {base_offset} is too far from the segment's {self.base_offset}"
-        # In sequence it is no broken number but an overlap of two segments, which is the opener's to refuse by names.
+        # In sequence, such a batch is an overlap of two segments, which the opener refuses by name.
         elif end is not None and next_offset > end and base_offset != expected:
             reason = f"offsets up to {last_offset} reach into the next segment at {end}"
         elif self.closed_at is not None and next_offset > self.closed_at:
@@ -240,7 +240,7 @@ def _end(window: "_Window", what: ScanRange, at: CleanEnd, reason: str) -> ScanE
     nothing, zeros = window.only_zeros_from(at.position)
     reached = at.next_offset >= (what.recovery_point if what.end_offset is None else what.end_offset)
     if nothing or zeros:
-        # A sealed segment that is merely short is a gap between two names, which is the opener's to refuse.
+        # A sealed segment that is only too short leaves a gap between two segments: the opener refuses it.
         if reached or (nothing and what.end_offset is not None):
             return at
         reason = f"{'zeros follow' if zeros else 'the log ends'} where offset {at.next_offset} should be"
@@ -314,9 +314,9 @@ def scan_vectorised(file: File, what: ScanRange, *, window_bytes: int = _RUN_BYT
 
 
 def _advise(file: File) -> None:
-    """From front to back: the system doubles what it reads ahead, at half the cost a byte.
+    """Tell the system that the file is read from front to back: it reads ahead twice as much, at half the cost a byte.
 
-    More is less: asking for 2 to 16 MiB ahead by hand (WILLNEED) halved the speed where the system reads 8 MiB ahead
+    Asking for 2 to 16 MiB ahead by hand (WILLNEED) halved the speed where the system reads 8 MiB ahead
     by itself.
     """
     with suppress(OSError):  # a file in memory has no descriptor
@@ -325,7 +325,7 @@ def _advise(file: File) -> None:
 
 def _next_run(file: File, what: ScanRange, window_bytes: int) -> tuple[ScanRange, BatchRun | None]:
     """What can be taken at once from `what.position` on, None if `scan` has to look; and what is known by then."""
-    if what.base_offset > OFFSET_MAX:  # twenty digits can name what no offset is, and no column holds
+    if what.base_offset > OFFSET_MAX:  # a name of twenty digits can be above what a column holds
         return what, None
     data = file.read_at(window_bytes, what.position)
     size = length_of_first(data)
@@ -345,8 +345,8 @@ def _next_run(file: File, what: ScanRange, window_bytes: int) -> tuple[ScanRange
 
 
 def well_placed(run: BatchRun, what: ScanRange) -> NDArray[np.bool_]:
-    """Which batches may stand where they stand: `ScanRange.why_misplaced` for all at once, but for a cleaner's offset
-    that has to be asked for: there no offset may be missing.
+    """`ScanRange.why_misplaced` for many batches: which are in place. A cleaner's offset that is a function is not
+    called: there no offset may be missing.
 
     The rule stands here a second time because asking `why_misplaced` about each hole took 1.5 times as long for a whole
     scan of a compacted log; tests/properties/test_log_scan_runs.py holds the two equal.
@@ -372,7 +372,7 @@ def well_placed(run: BatchRun, what: ScanRange) -> NDArray[np.bool_]:
 
 
 def count_in_history(run: BatchRun, epochs: LeaderEpochs) -> int:
-    """How many of its batches come before the first whose leader epoch the log's list contradicts."""
+    """How many batches of the run come before the first whose leader epoch the log's list contradicts."""
     good = _in_history(run.base_offset, run.leader_epoch, epochs)
     return len(run) if good.all() else int(good.argmin())
 
