@@ -35,7 +35,7 @@ _NO_OUTBOX = UUID(int=0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogueEntry:
-    """One recording. `stop_offset` None: it is live, as far as anybody has said."""
+    """One recording. `stop_offset` None: no writer has said that it stopped."""
 
     recording_id: int
     tp: TopicIdPartition
@@ -107,7 +107,7 @@ class Catalogue:
         self._change(recording_id, {"stop": None})
 
     def deleted(self, recording_id: int) -> None:
-        """Said before a file goes; the id is never given again."""
+        """Call it before a file is removed; the id is never given again."""
         self._change(recording_id, {"state": RecordingState.DELETED.name, "removing": True})
 
     def removed(self, recording_id: int) -> None:
@@ -115,9 +115,9 @@ class Catalogue:
         self._change(recording_id, {"state": RecordingState.DELETED.name})
 
     def reconcile(self, found: Iterable[FoundLog], created_ms: int) -> list[CatalogueEntry]:
-        """Meet what lies in the directory: new logs get ids, unreadable ones are INVALID, vanished ones DELETED.
+        """Compare with the logs in the directory: new ones get ids, unreadable are INVALID, vanished DELETED.
 
-        A log that was made anew under its name has another topic id and so is another recording. The new entries.
+        A log that was made again under its name has another topic id, so it is another recording. Returns new entries.
         """
         logs = {log.tp: log for log in found}
         for entry in list(self):

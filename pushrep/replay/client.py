@@ -91,7 +91,7 @@ class ReplayClient(ClosedAtExit):
         except ReplayRefused as refused:
             if refused.code is not ErrorCode.UNKNOWN_REPLAY:
                 raise
-        # A machine that stood still between the start and its own subscriber: nobody has had anything of it.
+        # This machine stood still between start and attach, so that the session expired: start another.
         return Replay(self._replays.replay(request))
 
     def subscribe(

@@ -52,11 +52,11 @@ from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.replay_messages import RecordingState, ReplayEndReason
 
 _FACTS_MS = 100
-"""So long the log's offsets are believed while there is something to read; at the tip they are read every time."""
+"""How long the log's offsets are reused while there is something to read; at the tip they are read every time."""
 _LIVENESS_MS = 20
-"""So seldom it is asked whether the log has a writer: the answer stands in the system's list of all locks."""
+"""How often at most the writer's lock is looked up, which reads the system's list of all locks."""
 CREDIT_BYTES = 1 << 62
-"""Nothing is under way between a session and its subscriber in one process: who iterates takes block by block."""
+"""Without limit: in one process nothing is in flight, as the reader takes block by block."""
 
 Counters: TypeAlias = Mapping[str, Callable[[], int | None]]
 """Name to a function that gives its value, None once it closed. Called in any thread."""
@@ -127,7 +127,7 @@ class LocalSession:
                 raise ReplayRefused(effect.code, effect.why)
 
     def handle(self, event: e.Event) -> list[e.Effect]:
-        """Hand an event to the session and do what needs no reading; the effects, for whoever reads."""
+        """Hand an event to the session and carry out the effects that read nothing; all effects, for the caller."""
         with self._around.lock:
             effects = self._many.handle(self.session, event, self._around.clock.monotonic_ms())
             for effect in effects:
@@ -141,7 +141,7 @@ class LocalSession:
         return effects
 
     def rest(self) -> None:
-        """Nothing comes by itself."""
+        """Nothing to receive."""
 
     def wait(self, timeout_s: float) -> None:
         """Until there may be something new."""
@@ -155,7 +155,7 @@ class LocalSession:
 
     @property
     def _needs_write(self) -> bool:
-        """Whether it has all that is written, and asks for nothing else than more."""
+        """Whether only a write can bring it something new."""
         return self.session.position >= self._facts.written and not self.session.wants_liveness
 
     def wake(self) -> None:
@@ -167,7 +167,7 @@ class LocalSession:
         self.handle(e.Stop())
 
     def close(self) -> None:
-        """Let go of the log, unless it is the caller's."""
+        """Close the log, unless it is the caller's."""
         self.source.close()
         self._listening.close()
 
@@ -224,7 +224,7 @@ class LocalSession:
         return ReplayedBlock(batches, send.start, send.end)
 
     def _read(self, wanted: e.ReadBlock) -> e.Event | None:
-        """What reading came to; None if the session knows already."""
+        """Read the block that is wanted; the event for the session, None if it has been given already."""
         read_to = None
         try:
             cut = self._fill(wanted)
@@ -234,10 +234,10 @@ class LocalSession:
         except OffsetOutOfRange as error:
             if not self._is_still_there(wanted.position):
                 return self._failure(error)
-            return e.BlockRead((), wanted.position)  # cut further up: the next turn knows where the log ends now
+            return e.BlockRead((), wanted.position)  # cut above: the next turn reads the new end
         except READ_ERRORS as error:
             self._walk = None
-            if not self._pending:  # else what came before it is given first, and then it is met again
+            if not self._pending:  # else the batches before it are given first; the next read meets it again
                 return self._failure(error)
         try:
             spans = tuple([span_of(batch, want_offsets=wanted.want_offsets) for batch in self._pending])
@@ -246,13 +246,13 @@ class LocalSession:
         return e.BlockRead(spans, read_to)
 
     def _fill(self, wanted: e.ReadBlock) -> e.Truncated | None:
-        """Have `wanted.max_bytes` of batches pending, or all that there are; what was found out about a cut."""
+        """Read until `wanted.max_bytes` of batches are pending, or all there are. An event if the log was cut."""
         now_ms = self._around.clock.monotonic_ms()
         if now_ms - self._walked_ms > _FACTS_MS:
             self._walk, self._pending = None, []
         self._walked_ms = now_ms
         size = sum(map(size_of_batch, self._pending))
-        while size < wanted.max_bytes // 2:  # a window and another would be cut apart, and held longer
+        while size < wanted.max_bytes // 2:  # a second window would be split over two blocks, and held longer
             if self._walk is None:
                 at = self._pending[-1].header.next_offset if self._pending else wanted.position
                 if at >= wanted.limit:
@@ -264,7 +264,7 @@ class LocalSession:
                 self._walk = None
                 if self._walk_end >= wanted.limit:
                     break
-                continue  # it was begun when there was less to read
+                continue  # the walk was begun when there was less to read
             if (cut := self._cut_before(window)) is not None:
                 return cut
             self._pending += window.batches
@@ -291,7 +291,9 @@ class LocalSession:
         return None
 
     def _cut_before(self, window: Window) -> e.Truncated | None:
-        """What became of a log that was cut and grew past here while it was walked: under a higher epoch, as a rule."""
+        """The event for a log that was cut and grew past here during the walk, as a rule under a higher epoch; else
+        None.
+        """
         last = self._pending[-1].header if self._pending else self._last
         if last is None or window.batches[0].header.leader_epoch == last.leader_epoch:
             return None
@@ -313,7 +315,7 @@ class LocalSession:
             yield from self._batches(at, limit)
 
     def _batches(self, at: int, limit: int) -> Iterator[Window]:
-        """In windows, as far as all is plain there, and by the log's own reader from there on."""
+        """In windows up to what is not plainly in order, and from there on by the log's own reader."""
         if limit > at + 1:
             for window in self._windows.windows(at, limit):
                 yield window
@@ -354,7 +356,7 @@ def _read_wanted(effects: list[e.Effect]) -> e.ReadBlock | None:
 
 
 _BLOCK_BYTES = 4 << 20
-"""No other session waits for its turn here, so a turn may take longer than at a node."""
+"""Larger than at a node, since no other session waits for its turn here."""
 _NO_FACTS = LogSnapshot(start=0, written=0, flushed=0, high_watermark=0)
 
 
@@ -481,7 +483,7 @@ class LocalReplays:
     # ---- inside
 
     def _name(self, recording: int | str) -> str | None:
-        """The log that is meant; None if there is none."""
+        """The name of a log that is given by id or name; None if there is none."""
         if isinstance(recording, str):
             try:
                 return shown_name(*parse_shown_name(recording))

@@ -29,17 +29,17 @@ from pushrep.wire.values import Part, Struct
 S = TypeVar("S", bound=Struct)
 _PORT_MAX = 65_535
 _MEMORY = KeptBuffers(SPARE_BYTES)
-"""Of all connections: those of many that wait need none."""
+"""Shared by all connections: those that wait need no buffers."""
 _READS_MAX = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeAccess:
-    """How a node is spoken to. Times in ms.
+    """How to connect to a node. Times in ms.
 
     tls: a context of this process's own certificate, for a node with TLS. reconnect: a replay whose connection breaks
-    goes on from its position, for up to `reconnect_for_ms` without a word. silence_max_ms: a node that says nothing for
-    so long, not even a heartbeat, is taken for gone. credit_bytes: so much may be under way to one replay.
+    goes on from its position, after attempts for up to `reconnect_for_ms`. silence_max_ms: a connection without a
+    message for so long, not even a heartbeat, counts as broken. credit_bytes: how much may be in flight to one replay.
     """
 
     tls: ssl.SSLContext | None = None
@@ -79,7 +79,7 @@ class NodeConnection:
     def __init__(self, address: HostPort, settings: NodeAccess) -> None:
         self.address, self._settings = address, settings
         self.protocol = ClientConnection(memory=_MEMORY)
-        self._early: list[CallAnswer | PeerEvent] = []  # what came together with an answer that was waited for
+        self._early: list[CallAnswer | PeerEvent] = []  # events that came with an answer
         self.socket: Any = None
         try:
             self.socket = settings.network.connect(address, settings.connect_timeout_ms / 1000)
@@ -104,7 +104,7 @@ class NodeConnection:
             raise
 
     def ask(self, request: Struct, answer: type[S]) -> tuple[int, S]:
-        """The correlation id of `request`, and its answer; what comes besides is for `receive`."""
+        """Send `request`; its correlation id and answer. Events that come meanwhile are kept for `receive`."""
         try:
             correlation_id, found = self._exchange(request)
         except (OSError, ProtocolError) as error:
@@ -125,7 +125,7 @@ class NodeConnection:
                 self.socket.settimeout(0)
 
     def receive(self) -> list[CallAnswer | PeerEvent]:
-        """What has come, empty if nothing has. The socket has to be one that does not wait (`settimeout(0)`)."""
+        """The messages that have come, perhaps none. The socket must not block (`settimeout(0)`)."""
         if self._early:
             early, self._early = self._early, []
             return early
@@ -155,7 +155,7 @@ class NodeConnection:
             raise self._gone(error) from error
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         if self.socket is not None:
             with suppress(OSError):
                 self.socket.close()
@@ -194,7 +194,7 @@ def _version() -> str:
 
 
 def request_to_wire(recording_id: int, request: ReplayRequest) -> StartReplayRequest:
-    """What is asked for, as it is sent. Raises BadArgument for numbers that can't be, ReplayRefused for a rate."""
+    """The request as a message. Raises BadArgument for numbers out of range, ReplayRefused for a rate."""
     rate = request.max_bytes_per_s
     if rate is not None and not 1 <= rate <= RATE_MAX:  # 0 is "no limit" to the node
         raise ReplayRefused(ErrorCode.INVALID_REQUEST, f"max_bytes_per_s {rate} is no rate: give 1 or more, or None")
@@ -226,7 +226,7 @@ def started(connection: NodeConnection, asked: StartReplayRequest) -> StartRepla
 
 
 def accepted(response: StartReplayResponse) -> StartReplayResponse:
-    """The answer, if it is no refusal. Raises ReplayRefused."""
+    """The answer. Raises ReplayRefused if it is a refusal."""
     if response.error_code is not ErrorCode.NONE:
         start = response.log_start_offset if response.log_start_offset >= 0 else None
         end = response.end_offset if response.end_offset >= 0 else None

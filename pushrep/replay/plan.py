@@ -77,7 +77,7 @@ class ReplayRequest:
     """What to replay. `recording`: its id, or `<topic>-<partition>`. Raises BadArgument for what can mean nothing.
 
     `length` n: at most n records, exactly. `bound`: stable, high_watermark, flushed, written, or a counter's name.
-    `epoch_before`: who resumes names the leader epoch of the record before `position`; another one is TRUNCATED.
+    `epoch_before`: of a resumed replay, the leader epoch of the record before `position`; another one is TRUNCATED.
     """
 
     recording: int | str
@@ -169,7 +169,7 @@ class Tip(NamedTuple):
 def tip_of(facts: LogSnapshot, bound: str, counter: int | None, last_counter: int = 0) -> Tip:
     """The tip under a log's own bound, or under a counter's (`counter` None: closed, it stays at `last_counter`).
 
-    What a counter lets through is below the stable offset, too: it is somebody's progress, not the disk's.
+    A counter is also limited by the stable offset: it says how far a program is, not what is on disk.
     """
     if bound in LOG_BOUNDS:
         offset = min(facts.written, int(getattr(facts, bound)))
@@ -242,7 +242,7 @@ def clip(  # noqa: PLR0913 - one number a rule
     """
     stop = bound if end is None else min(end, bound)
     if left is None and spans and position <= spans[0].base_offset and spans[-1].next_offset <= stop:
-        # As a rule: no part of any of them is to be looked at, and as many go as fit, one at least.
+        # The common case: all of them may go out whole, so as many go as fit, at least one.
         count, size_bytes = len(spans), sum([span.size_bytes for span in spans])
         while size_bytes > budget_bytes and count > 1:
             count -= 1
@@ -299,7 +299,7 @@ class ReplayPlan:
 
 
 class Node(NamedTuple):
-    """What a request is judged by besides the recording. `counters`: names that may bound a replay."""
+    """The facts for a request beside the recording. `counters`: names that may bound a replay."""
 
     active_sessions: int = 0
     max_sessions: int = 20
@@ -322,7 +322,7 @@ def plan_replay(
         raise ReplayRefused(ErrorCode.MAX_REPLAYS, why)
     end = max(facts.start, tip_of(facts, request.bound, None if request.bound in LOG_BOUNDS else 0).recorded)
     position = _resolved(request, facts.start, end, first_at)
-    # Who resumes has been there: the watermark may be lower after a restart, and is waited for.
+    # A resumed session has been above it: the watermark may be lower after a restart, and will rise.
     last = end if request.epoch_before is None else max(end, facts.written)
     if not facts.start <= position <= last:
         raise _outside(f"position {position} is outside of the recording", facts.start, end)
@@ -339,7 +339,7 @@ def plan_replay(
 
 
 def needs_liveness(request: ReplayRequest, facts: LogSnapshot) -> bool:
-    """Whether it decides anything that somebody writes the log: not for who begins below its end."""
+    """Whether the plan depends on a live writer: not for a position below the log's end."""
     end = max(facts.start, tip_of(facts, request.bound, None if request.bound in LOG_BOUNDS else 0).recorded)
     position = facts.start if request.position is None else request.position
     return isinstance(position, AtTime) or position >= end

@@ -1,11 +1,11 @@
-"""RemoteSession: a session of a node, seen from its subscriber: takes blocks, gives credit, comes again.
+"""RemoteSession: a session of a node, seen from its subscriber: takes blocks, gives credit, reconnects.
 
     connect ─ StartReplay ─ Attach ─▶ ReplayData ... ─▶ queue ─ step ─▶ block      credit as blocks are taken
        ▲                                 └ CRC checked here, of every batch
        └──────── broken, silent, stalled, the node stops: from (position, epoch before it), as long as `reconnect` says
 
-What of the request is done already is known here, so that whoever comes again asks for the rest: the records that are
-left of n, the end that TO_END had when it was asked first.
+It keeps what is left of the request, and asks for that when it reconnects: the remaining records of n, the end that
+TO_END had at first.
 
 RemoteReplays is what ReplayClient does with a node: a connection for questions, and one for each replay.
 """
@@ -36,7 +36,7 @@ from pushrep.wire.values import OFFSET_MAX, Struct
 
 _BATCH_BYTES_MAX = (1 << 31) - 1
 _RUN_MIN = 32
-"""From so many batches of the first one's length on they are looked at together: below, the numpy calls cost more."""
+"""From so many batches of the first one's length on they are checked together: below, numpy calls cost more."""
 
 
 def checked(data: memoryview) -> tuple[list[RecordBatch], bool]:
@@ -117,7 +117,7 @@ def end_of_refused(refused: ReplayRefused, at: int, left: int | None, until: int
 
 
 def is_at_end(refused: ReplayRefused, at: int) -> bool:
-    """Whether it is refused because nothing is left to replay from `at` on."""
+    """Whether it is refused because there is nothing more to replay from `at` on."""
     if refused.code is ErrorCode.EMPTY_RECORDING:
         return True
     start, end = refused.start, refused.end
@@ -127,7 +127,7 @@ def is_at_end(refused: ReplayRefused, at: int) -> bool:
 
 _GOODBYE_S = 1.0
 _COMES_AGAIN = frozenset({ErrorCode.STALLED, ErrorCode.NODE_STOPPING})
-"""Ends that a reader who comes again need not hear of: it was too slow, or the node stops."""
+"""Ends after which the session reconnects without telling its reader: it was too slow, or the node stops."""
 
 
 class AttachedSession(NamedTuple):
@@ -139,7 +139,7 @@ class AttachedSession(NamedTuple):
 
 
 class RemoteSession:
-    """One replay over the network. A Feed. `request` None: of a session that somebody else has asked for."""
+    """One replay over the network, a Feed. `request` None: another client has started the session."""
 
     def __init__(
         self,
@@ -199,7 +199,7 @@ class RemoteSession:
     # ---- beginning
 
     def start(self, connection: NodeConnection, response: wire.StartReplayResponse) -> None:
-        """Become the subscriber of the session that `response` tells of. Raises ReplayRefused, NodeUnreachable."""
+        """Become the subscriber of the session that `response` names. Raises ReplayRefused, NodeUnreachable."""
         self._given = self._received = response.start_offset
         self._tip = max(0, response.end_offset)
         if self._request is not None and self._request.length is TO_END:
@@ -223,11 +223,11 @@ class RemoteSession:
 
     @property
     def step_waits(self) -> bool:
-        """Whether it connects, or says goodbye."""
+        """Whether the next step connects, or ends the session at the node."""
         return self._attached is None or self._is_stopped
 
     def step(self) -> ReplayedBlock | None:
-        """A block, or None. Does not wait, but for a connection that it makes anew."""
+        """A block, or None. It waits only to reconnect."""
         with self._using:
             if self._goodbye_said() or self.end is not None:
                 return None
@@ -244,7 +244,7 @@ class RemoteSession:
             return None
 
     def rest(self) -> None:
-        """Take what was sent already, so that the node does not wait; no credit is given."""
+        """Receive what was sent already, so that the node does not block; no credit is given."""
         with self._using:
             if not self._goodbye_said() and self.end is None:
                 self._read_received()
@@ -280,7 +280,7 @@ class RemoteSession:
             self._on_end(message)
 
     def _begins_at(self, offset: int) -> None:
-        """Where a session begins that is known by its id alone is told with the first that comes of it."""
+        """Take the position of a session that is known by its id alone from its first message."""
         if self._request is None and not self._received:
             self._given = self._received = self._expected = offset
 
@@ -290,7 +290,7 @@ class RemoteSession:
         try:
             batches, is_dense = checked(view)
         except CorruptRecordBatch as error:
-            # A log that was cut while this was on its way: whoever comes again is told. Met twice, it is damage.
+            # The log may have been cut while this was on its way: reconnecting shows it. A second time it is damage.
             if self._bad_at == self._received or self._request is None:
                 self._fail(ErrorCode.CORRUPT_MESSAGE, str(error))
             else:
@@ -309,7 +309,7 @@ class RemoteSession:
         self._blocks.append(ReplayedBlock(batches, data.start_offset, end))
 
     def _why_not_next(self, data: wire.ReplayData, batches: list[RecordBatch], *, is_dense: bool) -> str | None:
-        """Why these can't follow what was received: no CRC covers their offsets, nor the message's."""
+        """Why these batches can't follow those received, None if they can: no CRC covers their offsets."""
         cleaned_offset, expected, last = data.cleaned_offset, self._expected, batches[-1].header
         why_not = None
         if not is_dense or batches[0].header.base_offset != expected:
@@ -346,7 +346,7 @@ class RemoteSession:
         )
 
     def _owe(self, size_bytes: int) -> None:
-        """Credit for what was taken, a quarter of the window at a time."""
+        """Give credit for what was taken, a quarter of the window at a time."""
         self._owed_bytes += size_bytes
         if self._attached is None or self._owed_bytes < self._settings.credit_bytes // 4:
             return
@@ -395,12 +395,12 @@ class RemoteSession:
         except ReplayRefused as refused:
             self._until_what_is_left(connection, refused)
             raise
-        # Of a node that crashed: its watermark is older, and TO_END ends below what it meant when it was asked first.
+        # After a crash of the node its watermark may be older, and TO_END would end below its first end.
         self._is_short = self._until is not None and response.end_offset < self._until
         return response.session_id
 
     def _until_what_is_left(self, connection: NodeConnection, refused: ReplayRefused) -> None:
-        """TO_END of a log that holds less by now ends there: what lay above was cut, and no wait brings it back."""
+        """TO_END of a log that ends lower now ends there: what lay above was cut."""
         if self._until is None or not is_at_end(refused, self._received):
             return
         try:
@@ -410,7 +410,7 @@ class RemoteSession:
                 self._until = min(self._until, max(outside.end, self._received))
 
     def _rest_of_request(self) -> ReplayRequest | None:
-        """What is still to come of it; None, and the end, if that is nothing."""
+        """What is left of the request; None, and the session ends, if nothing is."""
         request = self._request
         assert request is not None, "only a request is made again"
         if self._left == 0 or (self._until is not None and self._received >= self._until):
@@ -465,7 +465,7 @@ class RemoteSession:
     # ---- the end
 
     def stop(self) -> None:
-        """End it; the node has its slot back when this returns, or soon, if another thread is inside."""
+        """End it; the node's slot is free when this returns, or soon after, if another thread is using the session."""
         self._is_stopped = True
         if self._using.acquire(blocking=False):
             try:
@@ -476,14 +476,14 @@ class RemoteSession:
             self.wake()
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         with self._using:
             self._goodbye_said()
             self._hang_up()
             self._waiting.close()
 
     def _goodbye_said(self) -> bool:
-        """Whether it was stopped; then the node is told, once."""
+        """Whether it was stopped; the first call then tells the node."""
         if not self._is_stopped:
             return False
         self._blocks.clear()
@@ -631,7 +631,7 @@ class RemoteReplays:
         return self._kept(asked, wire.PurgeResponse).log_start_offset
 
     def delete(self, recording: int | str, *, force: bool) -> Deletion:
-        """Mark it as deleted; its files go meanwhile."""
+        """Mark it as deleted; its files are removed in the background."""
         recording_id = self._id_of(recording)
         connection = NodeConnection(self._address, self._settings)
         try:
@@ -658,7 +658,7 @@ class RemoteReplays:
         return session
 
     def _id_of(self, recording: int | str) -> int:
-        """The id that is meant. Raises ReplayRefused."""
+        """The id of a recording that is given by id or name. Raises ReplayRefused."""
         if not isinstance(recording, str):
             return recording
         found = []
@@ -695,7 +695,7 @@ class RemoteReplays:
         return response
 
     def _ask(self, request: Struct, answer: type[S]) -> S:
-        """A connection that broke while nothing was asked is made anew, for what may be repeated."""
+        """Ask the node; reconnect once if the idle connection was broken and the request may be repeated."""
         with self._lock:
             may_be_old = self._asking is not None and isinstance(request, _MAY_BE_REPEATED)
             try:

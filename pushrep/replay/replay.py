@@ -6,8 +6,8 @@
 All four go on where any of them stopped. One thread or task at a time iterates; `stop`, `pause` and `resume` may come
 from any.
 
-A Feed is where its blocks come from: a session of this process, or one of a node (remote.py). A ReplayedLog is a
-partition as a LogConsumer of pushrep.startpoints reads it: one following replay, begun anew wherever a startpoint says.
+Its blocks come from a Feed: a session of this process (local.py), or one of a node (remote.py). A ReplayedLog is a
+partition for a LogConsumer of pushrep.startpoints: one following replay, begun again where a startpoint says.
 """
 
 import asyncio
@@ -70,7 +70,7 @@ class Feed(Protocol):
         ...
 
     def rest(self) -> None:
-        """In place of a step, while whoever takes the blocks pauses."""
+        """Called in place of a step while the replay is paused."""
         ...
 
     def wait(self, timeout_s: float) -> None:
@@ -90,11 +90,11 @@ class Feed(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of what it reads from."""
+        """Close what it reads from."""
         ...
 
 
-_WAIT_S = 1.0  # at the tip; the feed hears of what comes, or looks as often as it has to
+_WAIT_S = 1.0  # at the tip; the feed is notified, or looks as often as it has to
 
 
 class ReplayedBatch(NamedTuple):
@@ -109,7 +109,7 @@ class ReplayedBatch(NamedTuple):
         return list(self.cursor().records)
 
     def cursor(self) -> RecordCursor:
-        """The same, each put together when it is taken; all are read before. Raises CorruptRecordBatch."""
+        """The same, each record made when it is taken; all are decoded before. Raises CorruptRecordBatch."""
         first = max(self.start, self.batch.header.base_offset)
         if self.batch.header.is_control:
             return RecordCursor(first)
@@ -192,7 +192,7 @@ class Replay(ClosedAtExit):
         return found
 
     def pause(self) -> None:
-        """Give nothing more until `resume`: who iterates waits. Its lease is not renewed meanwhile."""
+        """Give nothing more until `resume`: iterating waits. The lease is not renewed meanwhile."""
         self._is_paused = True
 
     def resume(self) -> None:
@@ -207,7 +207,7 @@ class Replay(ClosedAtExit):
         self._feed.wake()
 
     def close(self) -> None:
-        """`stop`, and let go of the log."""
+        """`stop`, and close the log."""
         self.stop()
         self._feed.close()
 
@@ -231,7 +231,7 @@ class Replay(ClosedAtExit):
         return batch
 
     def _left(self) -> Iterator[Record]:
-        """What was not taken yet of the batch that is taken record by record."""
+        """The rest of the batch that is being read record by record."""
         return iter(()) if self._cursor is None else self._cursor.records
 
     def _stand_at(self, offset: int) -> None:
@@ -239,7 +239,9 @@ class Replay(ClosedAtExit):
 
     def _next_records(self) -> None:
         batch = self._batches.popleft()
-        self._stand_at(max(batch.start, batch.batch.header.base_offset))  # what can't be read leaves it there
+        self._stand_at(
+            max(batch.start, batch.batch.header.base_offset)
+        )  # an error leaves the position before the batch
         self._cursor = batch.cursor()
 
     def _load(self) -> bool:
@@ -317,7 +319,7 @@ class ReplayBatches:
 
 
 class Replays(Protocol):
-    """What is asked of a ReplayClient."""
+    """What a ReplayedLog needs of a ReplayClient."""
 
     def recordings(self) -> list[RecordingInfo]: ...
 
@@ -345,14 +347,14 @@ class ReplayedLog:
     def first_at(self, ms: int, /) -> int | None:
         """Offset of the first record at or after `ms` since 1970; None if there is none."""
         _, end = self.bounds()
-        # FOLLOW alone may begin at the end, where a time is put that no record has reached.
+        # Only FOLLOW may begin at the end, which is the position of a time later than every record's.
         with self._client.replay(ReplayRequest(self._name, AtTime(ms), length=FOLLOW)) as replay:
             return replay.position if replay.position < end else None
 
     def fetch(self, position: int, count: int) -> tuple[list[Record], int]:
         """At most `count` of the records that have come from `position` on, and the next position. Never waits.
 
-        A replay that was ended, whoever did it, is begun anew. Raises ReplayTruncated as long as the position stays the
+        A replay that has ended for any reason is begun again. Raises ReplayTruncated as long as the position stays the
         one that the log was cut below, ReplayFailed, ReplayRefused.
         """
         replay = self._replay

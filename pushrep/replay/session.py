@@ -88,7 +88,7 @@ class ReplaySession:
 
     @property
     def next_turn_ms(self) -> int:
-        """Until then no turn is needed, unless something happens: an event, or news of the log.
+        """When its next turn is due, unless an event comes or the log changes before.
 
         Heartbeats are late by a twentieth at most, so that those of many sessions fall together and wake a node once.
         """
@@ -106,7 +106,7 @@ class ReplaySession:
                 return self._end_due_ms
 
     def handle(self, event: e.Event, now_ms: int) -> Effects:
-        """Take an event; what is to be done for it, in order. Raises ImpossibleEvent."""
+        """Take an event; the effects that the driver has to carry out, in order. Raises ImpossibleEvent."""
         cell = NEXT[self.state][event.kind]
         if cell is None:
             raise ImpossibleEvent(self.state, event.kind)
@@ -157,7 +157,7 @@ class ReplaySession:
 
     def _credited(self, event: e.Credited) -> Effects:
         if self._credit <= 0 < self._credit + event.credit_bytes:
-            self.last_progress_ms = self._now_ms  # until now it was not owed anything
+            self.last_progress_ms = self._now_ms  # without credit it could not make progress
         self._credit += event.credit_bytes
         return []
 
@@ -167,7 +167,7 @@ class ReplaySession:
         if event.facts.written < self.position:
             return self._cut_at(event.facts.written, -1)
         if self._end is not None and event.facts.written < self._end:
-            self._end, self._held_until = event.facts.written, 0  # the rest of what was there at the request is gone
+            self._end, self._held_until = event.facts.written, 0  # the log was cut below the end of then
         if self._reading is not None or self._is_sending:
             return self._stalled_if_due()
         if self._left == 0 or (self._end is not None and self.position >= self._end):
@@ -196,7 +196,7 @@ class ReplaySession:
             return self._heartbeat_if_due(renew=self._credit > 0)
         limit = tip.bound if self._end is None else min(tip.bound, self._end)
         budget = min(self._settings.block_bytes, self._credit)
-        if self.plan.max_bytes_per_s is not None:  # small steps: the rate is to hold within a tenth of a second
+        if self.plan.max_bytes_per_s is not None:  # small blocks, so that the rate holds within a tenth of a second
             budget = min(budget, max(1, self.plan.max_bytes_per_s // 10))
         self._reading_bound = tip.bound
         self._reading = e.ReadBlock(self.position, limit, budget, self._left is not None)
@@ -234,7 +234,7 @@ class ReplaySession:
         self._held_until = part.held_until or 0
         self.position = part.end
         if not part.spans:
-            return []  # a batch that is held back, or a hole, which needs no message
+            return []  # the batch waits for the bound, or a hole was passed: no message
         self._is_sending, self._under_way_since_ms = True, self._now_ms
         self._credit -= part.size_bytes
         self.bytes_sent += part.size_bytes
@@ -271,7 +271,7 @@ class ReplaySession:
         if event.offset < self.position:
             return self._cut_at(event.offset, event.leader_epoch)
         if self._end is not None:
-            self._end = min(self._end, event.offset)  # what was recorded above it when the request came is gone
+            self._end = min(self._end, event.offset)  # what lay above it at the request is gone
         self._held_until = 0
         return []
 
@@ -399,7 +399,7 @@ class ReplaySessions:
         return session
 
     def handle(self, session: ReplaySession, event: e.Event, now_ms: int) -> Effects:
-        """Give it an event; a session that is over gives its slot back."""
+        """Give it an event; when the session is DONE, its slot is free."""
         effects = session.handle(event, now_ms)
         for effect in effects:
             if isinstance(effect, e.Forget):
@@ -480,7 +480,7 @@ class Totals:
             self._ended[session.end_reason] += 1
 
     def snapshot(self, many: ReplaySessions, now_ms: int) -> ReplayCounters:
-        """Everything, now. In any thread: a session that ends meanwhile may be counted twice for a moment."""
+        """All counters, now. From any thread: a session that ends meanwhile may be counted twice."""
         sessions = tuple(_counted(session, now_ms) for session in many)
         return ReplayCounters(
             sessions=sessions,

@@ -56,7 +56,7 @@ from pushrep.records.header import (
 from pushrep.replay.plan import Span
 from pushrep.wire.values import FileSlice
 
-_FIRST_BYTES = 4096  # the header of a large batch, or some small batches whole: what follows live comes in one read
+_FIRST_BYTES = 4096  # the header of a large batch, or some small batches whole: one read for a follower at the tip
 _FILES_MAX = 64
 
 
@@ -75,7 +75,7 @@ class OpenSegment:
         self.file, self._users, self._is_dropped = file, 0, False
 
     def use(self) -> "OpenSegment":
-        """One user more."""
+        """Count one user more."""
         self._users += 1
         return self
 
@@ -85,7 +85,7 @@ class OpenSegment:
         self._close_if_last()
 
     def drop(self) -> None:
-        """No further reader gets it."""
+        """Give it to no further reader; the last user closes it."""
         self._is_dropped = True
         self._close_if_last()
 
@@ -112,7 +112,7 @@ class OpenSegments:
         return found
 
     def get_again(self, directory: Path, base: int) -> OpenSegment:
-        """Of what was found by `get` just now. Raises OSError."""
+        """As `get`, for a segment that `get` has just checked. Raises OSError."""
         key = (directory, base)
         found = self._open.get(key)
         if found is None:
@@ -123,12 +123,12 @@ class OpenSegments:
         return found
 
     def forget(self, directory: Path) -> None:
-        """The log was cut: a file of that name may be another one now."""
+        """Forget the open files: the log was cut, and a file of the same name may be another one."""
         for key in [key for key in self._open if key[0] == directory]:
             self._open.pop(key).drop()
 
     def close(self) -> None:
-        """Let go of all."""
+        """Drop all files."""
         while self._open:
             self._open.popitem()[1].drop()
 
@@ -165,7 +165,7 @@ class SliceReader:
         self._next: tuple[int, int, int, int] | None = None  # where the last read ended: offset, segment, byte, epoch
         self._bases: list[int] = []
         self.behind_hole = -1
-        """Base offset of the last batch found behind offsets that a cleaner took."""
+        """Base offset of the last batch that was found behind a hole."""
         self._ask_cleaned_offset = partial(read_cleaned_offset, directory, filesystem)
 
     @property
@@ -174,7 +174,7 @@ class SliceReader:
         return self._ask_cleaned_offset()
 
     def forget(self) -> None:
-        """The log was cut, or is another process's now."""
+        """Forget everything known of the files: the log was cut, or another process writes it now."""
         self._next, self._bases = None, []
         self._files.forget(self._directory)
 
@@ -208,7 +208,7 @@ class SliceReader:
             expected = found[-1].span.next_offset if found else position
             following = None if is_all else self._following(what, expected)
             if following is not None and following != expected and not ends_clean(file, what):
-                following = None  # what stands there is no hole but a batch out of its place
+                following = None  # no hole: a batch that is out of its place
             if following is not None and following >= limit:  # a hole up to there
                 is_all, following = True, None
             if following is None:
@@ -219,7 +219,7 @@ class SliceReader:
             what = self._range(following, leader_epoch=what.leader_epoch)
 
     def _collect(self, wanted: _Wanted, found: list[FoundBatch], file: File, what: ScanRange) -> tuple[ScanRange, bool]:
-        """Add what is wanted from where `what` begins in its segment; where to go on, and whether that is all."""
+        """Add batches from where `what` begins in its segment; where to go on, and whether that is all."""
         position, limit, max_bytes, want_offsets, written = wanted
         segment, at, due, last_epoch = what.base_offset, what.position, what.first_offset, what.leader_epoch
         size, expected = sum([one.span.size_bytes for one in found]), found[-1].span.next_offset if found else position
@@ -250,7 +250,7 @@ class SliceReader:
         return self._range(segment, at, due, last_epoch), is_all  # `replace` takes thrice as long
 
     def slices(self, found: list[FoundBatch], held: list[OpenSegment]) -> tuple[FileSlice, ...]:
-        """Their bytes; neighbours in one piece. Files that are used are added to `held`, each to be released.
+        """The bytes of the batches; neighbours in one slice. Files in use are added to `held`, each to be released.
 
         Raises OSError.
         """
@@ -270,7 +270,7 @@ class SliceReader:
         return tuple(pieces)
 
     def rewind(self, found: list[FoundBatch], taken: int) -> None:
-        """Only the first `taken` of what was read went out: the next read begins behind them."""
+        """Only the first `taken` batches that were read were sent: the next read begins behind them."""
         if taken < len(found):
             one, before = found[taken], found[taken - 1]
             self._next = (before.span.next_offset, one.segment, one.position, before.leader_epoch) if taken else None
@@ -328,13 +328,13 @@ def _offsets(file: File, position: int, size_bytes: int) -> tuple[int, ...]:
 
 
 _KEPT_MAX = 6
-"""What a block of a local replay is made of, and one more."""
+"""As many as a block of a local replay takes, and one more."""
 _ALIGNMENT = 64
-"""Bytes of a processor's cache line. The kernel's copy to where none begins takes a third longer."""
+"""Bytes of a processor's cache line. A copy by the kernel to an address between lines takes a third longer."""
 
 
 class Buffers:
-    """Buffers of `size_bytes`. Thread-safe. Who holds a view keeps its buffer, however many others come meanwhile."""
+    """Buffers of `size_bytes`. Thread-safe. A view keeps its buffer from being used again."""
 
     def __init__(self, size_bytes: int) -> None:
         self._size_bytes = size_bytes
@@ -342,18 +342,18 @@ class Buffers:
         self._lock = threading.Lock()
 
     def acquire(self) -> memoryview:
-        """All of one that nobody looks into; what is in it is left from before. Never waits."""
+        """A whole buffer without views; its contents are left from before. Never waits."""
         kept = self.acquire_kept()
         if kept is not None:
             return kept
         buffer, begin = made = self._made()
-        if self._lock.acquire(blocking=False):  # else, a moment later, or in a fork never: one that is not kept
+        if self._lock.acquire(blocking=False):  # else this buffer is not kept: a thread holds it, or held it at a fork
             self._kept = [*self._kept[1:], made]
             self._lock.release()
         return self._view(buffer, begin)
 
     def acquire_kept(self) -> memoryview | None:
-        """The same, but None if somebody looks into each of as many as are kept: for who has another way."""
+        """The same; None if all kept buffers have views and no more are kept, for callers that can do without."""
         if not self._lock.acquire(blocking=False):
             return None
         try:
@@ -380,7 +380,7 @@ class Buffers:
 
 
 class KeptBuffers:
-    """For bodies of frames: who keeps many small ones keeps no whole buffer for each."""
+    """Memory for bodies of frames; many small bodies that are kept take no whole buffer each."""
 
     def __init__(self, size_bytes: int) -> None:
         self._buffers = Buffers(size_bytes)
@@ -390,16 +390,16 @@ class KeptBuffers:
         return self._buffers.acquire_kept()
 
     def give_back(self, _buffer: object, /) -> None:
-        """It came back when its last view was dropped."""
+        """Nothing to do: the buffer is free when its last view is dropped."""
 
 
 WINDOW_BYTES = 768 << 10
-"""With the rest of its last batch it stays in a processor's own cache until it is checked."""
+"""With the rest of its last batch it fits a processor's own cache until it is checked."""
 _BATCH_BYTES_MAX = 2 << 20
-"""A larger batch is the log's own reader's: a buffer keeps its size."""
+"""Larger batches are left to the log's own reader, so that buffers keep one size."""
 BUFFER_BYTES = WINDOW_BYTES + _BATCH_BYTES_MAX
 _TOGETHER_MIN = 24
-"""Fewer batches in a window are checked faster one by one: together costs 0.1 ms before the first."""
+"""Fewer batches in a window are checked one by one: a check together costs 0.1 ms before the first."""
 
 
 class Window(NamedTuple):
@@ -431,7 +431,9 @@ class BatchWindows:
                     if segment == expected or not self._filesystem.exists(following):
                         return
                     segment, position = expected, 0
-                    file = files.get(self._directory, segment).file  # held against its seal once, before its first
+                    file = files.get(
+                        self._directory, segment
+                    ).file  # compared with its seal once, before its first batch
                     continue
                 in_place = count_in_place([batch.header for batch in batches], expected, epoch)
                 given = batches[:in_place]
@@ -508,12 +510,12 @@ class Tail:
         self._directory, self._filesystem = directory, filesystem
         self._place: _Place | None = None
         self.has_more = False
-        """Behind the last one found stands what seems to be another batch, which was above the limit then."""
+        """Whether a batch seems to follow the last one found, above the limit of then."""
 
     def behind(self, last: BatchHeader, limit: int) -> list[RecordBatch] | None:
         """Some of the batches behind `last` that hold offsets below `limit`, their CRCs checked.
 
-        None if it is not known that `last` stands where it did; none of them if who knows more has to look.
+        None if `last` may not stand where it did; no batch if the log's own reader has to look.
         """
         self.has_more = False
         place = self._place
@@ -539,7 +541,7 @@ class Tail:
         return found or None
 
     def _find(self, last: BatchHeader) -> _Place | None:
-        """Where that batch stands, by the index."""
+        """The position of that batch, by the index."""
         files = OpenSegments(self._filesystem)
         with closing(files), suppress(NoBatchThere, CorruptBatch, CorruptRecordBatch, OSError):
             reader = SliceReader(self._directory, self._filesystem, files)

@@ -3,7 +3,7 @@
     SegmentLog of this process    offsets at first hand; retention waits for the lease
     any other log                 a reader beside its writer: no lock, no lease; what retention takes is an error here
 
-Everything is read as "written": how far a session goes is its bound's to say.
+Everything is read as "written": the session's bound limits how far it goes.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ from pushrep.wire.error_codes import ErrorCode
 
 Log: TypeAlias = SegmentLog | LogReader
 READ_ERRORS = (OffsetOutOfRange, CorruptBatch, CorruptRecordBatch, LogClosed, NotALog, OSError)
-"""What reading a log raises; `LogSource.failure` says what it is to the session."""
+"""What reading a log raises; `LogSource.failure` turns it into the session's event."""
 
 
 class LogSource:
@@ -52,7 +52,7 @@ class LogSource:
         return isinstance(self._log, SegmentLog)
 
     def facts(self, *, with_liveness: bool) -> LogSnapshot:
-        """The log now. Without `with_liveness` it counts as live, which costs nothing to say."""
+        """The log now. Without `with_liveness` it counts as live, without a look at its writer's lock."""
         try:
             return self._facts(with_liveness=with_liveness)
         except LogClosed:
@@ -62,7 +62,7 @@ class LogSource:
             return self._facts(with_liveness=with_liveness)
 
     def _facts(self, *, with_liveness: bool) -> LogSnapshot:
-        # Whether there is a writer is asked first: what it wrote before it stopped is then in the offsets.
+        # The writer is looked for first: if it has stopped, all that it wrote is then in the offsets.
         is_live = self._is_live() if with_liveness else True
         log = self._log
         if isinstance(log, LogReader):
@@ -87,7 +87,7 @@ class LogSource:
         return self._log.acquire_lease("replay", offset, told)
 
     def begin(self, position: int, take_lease: Callable[[], None]) -> e.SegmentOpened | e.OpenFailed:
-        """Take the lease and look at what stands at `position`: what the session is told of it."""
+        """Take the lease and read what stands at `position`: the session's event."""
         try:
             take_lease()
             return self._opened_at(position, self.facts(with_liveness=False))
@@ -129,7 +129,7 @@ class LogSource:
         return e.Truncated(min(cut, end) if end >= 0 else cut, epochs.latest_epoch)
 
     def failure(self, error: Exception, position: int, facts: LogSnapshot) -> e.ReadFailed | e.Truncated | e.Deleted:
-        """What an error of a read is to its session."""
+        """The session's event for an error of a read."""
         if not self.filesystem.exists(self.path):
             return e.Deleted()
         if isinstance(error, CorruptBatch):
@@ -142,7 +142,7 @@ class LogSource:
         return e.ReadFailed(ErrorCode.KAFKA_STORAGE_ERROR, str(error))
 
     def close(self) -> None:
-        """Let go of a reader; a log that was given stays open."""
+        """Close a reader; a log that was passed in stays open."""
         if isinstance(self._log, LogReader):
             self._log.close()
 
@@ -168,7 +168,7 @@ def open_source(path: Path, log: SegmentLog | None, filesystem: Filesystem) -> L
 
 
 def span_of(batch: RecordBatch, *, want_offsets: bool) -> Span:
-    """A batch as the arithmetic sees it. Raises CorruptRecordBatch if its offsets are wanted and can't be read."""
+    """The offsets of a batch, for `clip`. Raises CorruptRecordBatch if its offsets are wanted and can't be read."""
     header = batch.header
     base_offset, next_offset = header.base_offset, header.next_offset
     records = 0 if header.is_control else header.record_count

@@ -18,16 +18,16 @@ from pushrep.env import READABLE, REAL_NETWORK, Filesystem, Network, Poller, Wat
 
 
 class ReplayWaiter:
-    """For one thread or task at a time; `wake` may come from any. A socket of None is waited for in vain."""
+    """For one thread or task at a time; `wake` may come from any. With a socket of None only `wake` ends a wait."""
 
     def __init__(self, network: Network) -> None:
         self._network = network
-        self._poller: Poller | None = None  # made by the thread that waits: it costs descriptors
-        self._polled: Any = None  # what it watches: told once, not with every wait
+        self._poller: Poller | None = None  # made by the first wait, since it takes descriptors
+        self._polled: Any = None  # the socket that it watches: registered once, not with every wait
         self._async_wake: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
-        # Descriptors of a poller that is closed may be somebody else's: neither a wait nor a wake may be in it then.
+        # A closed poller's descriptors may belong to others at once: no wait or wake may use it then.
         self._waits, self._wakes = threading.RLock(), threading.RLock()
-        self._is_woken = False  # by `wake`, for a wait that has not begun yet
+        self._is_woken = False  # set by `wake`, for a wait that has not begun yet
         self._is_closed = False
 
     def wait(self, sock: Any, timeout_s: float) -> None:
@@ -74,7 +74,7 @@ class ReplayWaiter:
                 loop.call_soon_threadsafe(event.set)
 
     def close(self) -> None:
-        """Let go; a wait in another thread is woken, and has ended when this returns."""
+        """Close it; a wait in another thread is woken, and has ended when this returns."""
         self._is_closed = True
         self.wake()
         with self._waits, self._wakes:
@@ -98,11 +98,11 @@ def _has_decrypted(sock: Any) -> bool:
 _AT_ONCE_S, _AT_ONCE = 0.000_1, 2
 """Between a write and its publication are some microseconds, unless its writer loses the processor there."""
 _SOON_S, _SOON = 0.001, 16
-"""A flush takes so long, and the way of a watermark."""
+"""About how long a flush takes, or a watermark to arrive."""
 _SELDOM_S, _HARDLY_S = 0.05, 0.5
-"""For what may come without a sound; and to find out that the log itself is gone."""
+"""For changes without an event, and to find out that the log itself is gone."""
 _QUIET: Final = 1_000
-"""So many looks without anything new: soon is over."""
+"""After so many looks without anything new the pauses grow."""
 
 
 class Listening:
@@ -136,7 +136,10 @@ class Listening:
         self._waiting.wake()
 
     def found(self, *, needs_write: bool) -> None:
-        """There was something. Where the next comes with a write, and writes are told, nobody looks for it before."""
+        """Something new was found.
+
+        `needs_write`: the next comes with a write, which has an event: don't look before.
+        """
         self._looks = _QUIET if needs_write and self._watch is not None else 0
 
     def close(self) -> None:
@@ -148,7 +151,7 @@ class Listening:
             watch.close()
 
     def _pause_s(self, *, needs_write: bool) -> float:
-        if not self._is_begun:  # what does not come to a tip needs none
+        if not self._is_begun:  # a replay that never comes to the tip needs no watch
             self._is_begun, self._watch = True, self._filesystem.watch(self._directory)
             return 0  # what was written before it
         self._looks += 1

@@ -49,7 +49,7 @@ class CallAnswer(NamedTuple):
 
 
 class PeerEvent(NamedTuple):
-    """What a peer says without being asked again; `correlation_id` is that of the call it belongs to."""
+    """An event of the peer; `correlation_id` is that of the call that it belongs to."""
 
     correlation_id: int
     message: Struct
@@ -59,7 +59,7 @@ Parts: TypeAlias = list[Part]
 
 
 class ClientConnection:
-    """One connection, seen from who asks. Not thread-safe. After a ProtocolError the connection has to be closed.
+    """The asking side of one connection. Not thread-safe. After a ProtocolError the connection has to be closed.
 
     memory: for large bodies, in views; without it each has its own.
     """
@@ -84,7 +84,7 @@ class ClientConnection:
 
     @property
     def in_flight(self) -> tuple[Asked, ...]:
-        """What waits for an answer, oldest first: of a broken connection, what may or may not have been done."""
+        """Requests without an answer, oldest first; after a break each may have been carried out or not."""
         return tuple(self._asked.values())
 
     @property
@@ -146,7 +146,7 @@ class ClientConnection:
         return correlation_id
 
     def _open(self, prefix: Prefix, header: bytes) -> OpenedFrame[CallAnswer | PeerEvent]:
-        """Is it an answer that is waited for? Said before a byte of its records is kept."""
+        """Refuse a frame that answers no request, before a byte of its records is kept."""
         correlation_id = prefix.correlation_id
         if prefix.kind == FrameKind.REQUEST:
             raise UnexpectedAnswer(correlation_id, "a server does not ask")
@@ -182,5 +182,5 @@ class ClientConnection:
 
 
 def first_request(name: str, version: str) -> ApiVersionsRequest:
-    """What a connection begins with."""
+    """The first request of a connection."""
     return ApiVersionsRequest(client_software_name=name, client_software_version=version)

@@ -5,9 +5,9 @@
       u32      u16       u16       u32              u8     u24            u32
 
 The size counts from byte 4. The CRC-32C covers bytes 0-15 and the header, so that a flipped bit moves no watermark; the
-batches have their own. Everything wrong is said as early as it can be known: a size above the limit before anything is
-kept, the rest once the header is there and before its first record byte. What a peer can make us hold is what it
-has sent, times `_GROWTH`. Kafka's shape (api key, version, correlation id); kind, CRC and header size are ours.
+batches have their own. Errors are raised as early as possible: a size above the limit before anything is kept, the
+rest once the header is there and before its first record byte. A peer can make us hold what it has sent, times
+`_GROWTH`, and no more. Kafka's shape (api key, version, correlation id); kind, CRC and header size are ours.
 """
 
 import struct
@@ -38,12 +38,12 @@ _SCRATCH_BYTES = 64 << 10
 _LENT_MAX = 4
 SPARE_BYTES = 6 << 20  # a request of 4 MiB from a file behind others from memory
 _SPARES_KEPT_MAX = 4
-_HEAD_BYTES = 512  # prefix and header of a request for one partition, and to spare
+_HEAD_BYTES = 512  # more than prefix and header of a request for one partition
 assert _PREFIX.size == PREFIX_BYTES == _BEFORE_CRC.size + _CRC.size, "docs/formats/protocol.md promises 20 bytes"
 
 
 class FrameKind(IntEnum):
-    """Who waits: a request for its response, a response for nobody, an event neither."""
+    """A request has a response; a response and an event have none."""
 
     REQUEST = 0
     RESPONSE = 1
@@ -106,13 +106,13 @@ def read_prefix(data: bytes | bytearray | memoryview, position: int, limits: Fra
 
 
 class Memory(Protocol):
-    """Where memory for large bodies comes from: SPARE_BYTES of it, whatever stands in them.
+    """Where memory for large bodies comes from: buffers of SPARE_BYTES, with old contents.
 
-    A mapping is given back once its reader is `done`; a view says by itself when nobody looks at it any more.
+    A mapping is given back once its reader is `done`; a view's buffer is free when the last view is dropped.
     """
 
     def acquire(self) -> mmap | memoryview | None:
-        """None: there is none now, and whoever wants it makes its own."""
+        """A buffer; None if there is none now: the caller makes its own."""
         ...
 
     def give_back(self, buffer: mmap, /) -> None: ...
@@ -121,7 +121,7 @@ class Memory(Protocol):
 class Spares:
     """Buffers of SPARE_BYTES for the bodies of frames, used again and again. Thread-safe.
 
-    To get new pages costs more than to read into them. The buffer that was given back last is acquired first: its bytes
+    New pages cost more than the reads into them. The buffer that was given back last is acquired first: its bytes
     are still in the processor's cache. Each is a mapping of its own. So it begins at a page, which saves a third of the
     copying's time; and pages that were never written take no memory, so a peer that claims a large body and sends
     little makes us hold little.
@@ -131,14 +131,14 @@ class Spares:
         self._kept: list[mmap] = []
 
     def acquire(self) -> mmap:
-        """One that nobody else has; what is in it is left from before."""
+        """A buffer that nobody else has; its contents are left from before."""
         try:
             return self._kept.pop()
         except IndexError:
             return mmap(-1, SPARE_BYTES, MAP_PRIVATE | MAP_ANONYMOUS)  # a fork has pages of its own
 
     def give_back(self, buffer: mmap) -> None:
-        """Nobody looks into it any more: who acquires it next writes there."""
+        """The buffer has no reader any more: the next `acquire` may return it."""
         if len(self._kept) < _SPARES_KEPT_MAX:
             self._kept.append(buffer)
 
@@ -157,8 +157,8 @@ class FrameReader(Generic[T]):
     BufferedProtocol has them. After the first error the stream is dead: messages before it were delivered, `failure` is
     set, and every further call raises it.
 
-    spares: where memory for large bodies comes from. Who gives mappings says `done` when nobody looks at the records
-    of the messages so far any more.
+    spares: where memory for large bodies comes from. If it gives mappings, call `done` when the records of the messages
+    so far are not used any more.
     """
 
     def __init__(
@@ -204,7 +204,7 @@ class FrameReader(Generic[T]):
         return found
 
     def get_buffer(self, _size_hint: int = -1) -> memoryview:
-        """Where the network may write next; `buffer_updated` tells how much it did. Of a large body, its own memory."""
+        """Where the network may write next, for a large body its own memory; then call `buffer_updated`."""
         if self._opened is not None:
             return memoryview(self._grown())[self._body_filled : self._body_size]
         if self._scratch is None:
@@ -222,7 +222,7 @@ class FrameReader(Generic[T]):
         return found
 
     def done(self) -> None:
-        """Nobody looks at the records of the messages so far any more: their memory may be used again."""
+        """The records of the messages so far are not used any more: their memory may be used again."""
         if self._spares is not None:
             while self._lent:
                 self._spares.give_back(self._lent.pop())
@@ -289,7 +289,7 @@ class FrameReader(Generic[T]):
 
     def _grown(self) -> bytearray | mmap | memoryview:
         if self._body_filled == len(self._body):
-            # A new one: whoever still holds the view of get_buffer would forbid the old one to grow.
+            # A new one: the old one can't grow while a view of it from get_buffer exists.
             grown = bytearray(min(self._body_size, _GROWTH * len(self._body)))
             grown[: self._body_filled] = self._body
             self._body = grown

@@ -1,8 +1,8 @@
 """The answering side of a connection: takes requests, lets each be answered once, under its number, in its version.
 
-    feed(data)             -> [Call | ClientEvent, ...]      requests, and what a subscriber tells
-    answer(call, response) -> parts                   in any order
-    event(call, event)     -> parts                   after the answer: ReplayData, ReplayEnd, DeleteDone
+    feed(data)             -> [Call | ClientEvent, ...]      requests, and a subscriber's events
+    answer(call, response) -> parts                          in any order
+    event(call, event)     -> parts                          after the answer: ReplayData, ReplayEnd, DeleteDone
 
 A server that reads on while many calls are unanswered holds their records: `open_calls` says how many, and the shell
 stops reading at its own limit. `calls_max` is where a peer that sends on regardless is refused.
@@ -52,7 +52,7 @@ Parts: TypeAlias = list[Part]
 
 
 class ServerConnection:
-    """One connection, seen from who answers. Not thread-safe. After a ProtocolError the connection has to be closed."""
+    """The answering side of one connection. Not thread-safe. After a ProtocolError the connection has to be closed."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class ServerConnection:
 
     @property
     def open_calls(self) -> int:
-        """Requests that were not answered yet."""
+        """The number of requests without an answer."""
         return len(self._unanswered)
 
     @property
@@ -92,7 +92,7 @@ class ServerConnection:
         return self._reader.buffer_updated(count)
 
     def done(self) -> None:
-        """Nobody looks at the records of the requests so far any more; see FrameReader."""
+        """The records of the requests so far are not used any more; see FrameReader."""
         self._reader.done()
 
     def answer(self, call: Call, response: Struct) -> Parts:
@@ -125,7 +125,7 @@ class ServerConnection:
         return parts
 
     def refuse(self, call: Call, code: ErrorCode) -> Parts:
-        """An answer that says nothing but `code`."""
+        """An answer with an error code and nothing else."""
         response: type[Struct] = CALLS[call.api_key][FrameKind.RESPONSE]
         return self.answer(call, response(error_code=code))  # type: ignore[call-arg]  # every response has one
 
