@@ -53,11 +53,11 @@ class DiskThreads:
         """
         if not calls:
             return []
-        together = _Together(calls)
+        shared = _SharedCalls(calls)
         for _ in range(min(len(calls), self._count_max) - 1):
-            self.submit(together.work)
-        together.work()
-        return together.results()
+            self.submit(shared.work)
+        shared.work()
+        return shared.results()
 
     def end(self) -> None:
         """End the threads; nothing may be submitted any more. One that hangs in the disk ends when the disk answers."""
@@ -92,7 +92,7 @@ class DiskThreads:
             del call  # it may be the last reference to something large
 
 
-class _Together(Generic[_T]):
+class _SharedCalls(Generic[_T]):
     """Calls that several threads carry out together."""
 
     def __init__(self, calls: Sequence[Callable[[], _T]]) -> None:

@@ -137,7 +137,7 @@ class Flusher:
         return None
 
 
-class _OfThisProcess:
+class _ProcessFlushers:
     def __init__(self) -> None:
         self.after_fork_in_child()
 
@@ -146,7 +146,7 @@ class _OfThisProcess:
         self.flusher, self.scrubber, self.ticker = Flusher(), Flusher("pushrep-scrub"), Flusher("pushrep-ticks")
 
 
-_CURRENT = _OfThisProcess()
+_CURRENT = _ProcessFlushers()
 os.register_at_fork(after_in_child=_CURRENT.after_fork_in_child)
 
 

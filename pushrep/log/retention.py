@@ -498,7 +498,7 @@ DERIVED_SYNC_MS = 10_000
 """How often changed derived stores are synced, beside after a roll: so much a kill makes them read again."""
 
 
-class Attended(Protocol):
+class MaintainedLog(Protocol):
     """The writer, as BackgroundTasks see it."""
 
     @property
@@ -518,10 +518,10 @@ class BackgroundTasks:
         self._clock, self._synced_ms = clock, clock.monotonic_ms()
         self._level = DiskLevel.ROOM
         self._rolled = False
-        self._log: Attended | None = None
+        self._log: MaintainedLog | None = None
         self._flusher: Flusher | None = None
 
-    def begin(self, log: Attended, reader: BatchReader, retention: Retention, flusher: Flusher | None) -> None:
+    def begin(self, log: MaintainedLog, reader: BatchReader, retention: Retention, flusher: Flusher | None) -> None:
         """The log is open. `flusher` is None on a simulated clock."""
         self._log, self._reader, self.retention, self._flusher = log, reader, retention, flusher
         if flusher is not None:

@@ -99,7 +99,7 @@ def open_log(around: Surroundings, attached: Attached) -> OpenedLog:
         # The list of a log with replicas is written by its first epoch, so that one that is made pays for it once.
         is_unlisted = attached.has_replicas and kept_epochs is None and recovered.report.log_end_offset == 0
         epochs = _settle_epochs(around, recovered, kept_epochs, is_written=not is_unlisted)
-        found = _Found(recovered, view.cleaned_offset)
+        found = _RecoveredLog(recovered, view.cleaned_offset)
         if derived:
             derived.settle(found.bounds(), epochs)
             derived.tell(BatchReader(filesystem, view.path, found), found.bounds())
@@ -121,7 +121,7 @@ def open_log(around: Surroundings, attached: Attached) -> OpenedLog:
 _SHARED_MS = 1000
 
 
-class _Found:
+class _RecoveredLog:
     """A log as recovery found it, to be read before it is in use."""
 
     def __init__(self, recovered: Recovered, cleaned_offset: int) -> None:
@@ -254,7 +254,7 @@ def _settle_epochs(
     if kept is not None:
         epochs = kept.cut_from(report.log_end_offset + 1).cut_below(report.log_start_offset)
     if kept is None:
-        reader = BatchReader(filesystem, path, _Found(recovered, around.view.cleaned_offset))
+        reader = BatchReader(filesystem, path, _RecoveredLog(recovered, around.view.cleaned_offset))
         for batch in reader.batches(report.log_start_offset):
             epochs = epochs.assigned(max(0, batch.header.leader_epoch), batch.header.base_offset)
     begun = [entry for entry in epochs.entries if entry[1] == report.log_end_offset]  # no record of it yet

@@ -62,7 +62,7 @@ Counters: TypeAlias = Mapping[str, Callable[[], int | None]]
 """Name to a function that gives its value, None once it closed. Called in any thread."""
 
 
-class Around:
+class LocalReplayContext:
     """What all sessions of a client share; `lock` is held while one of them takes an event."""
 
     def __init__(self, clock: Clock, counters: Counters) -> None:
@@ -79,7 +79,9 @@ class Around:
 class LocalSession:
     """One session of `many` over `source`. `step` is for one thread at a time; the rest may come from any."""
 
-    def __init__(self, many: ReplaySessions, session: ReplaySession, source: LogSource, around: Around) -> None:
+    def __init__(
+        self, many: ReplaySessions, session: ReplaySession, source: LogSource, around: LocalReplayContext
+    ) -> None:
         self.session, self.source = session, source
         self.end: e.SendEnd | None = None
         self._many, self._around = many, around
@@ -375,7 +377,7 @@ class LocalReplays:
     ) -> None:
         self.directory = Path(directory)
         self._logs = {log.path.name: log for log in logs}
-        self._around = Around(clock, counters if counters is not None else {})
+        self._around = LocalReplayContext(clock, counters if counters is not None else {})
         self._filesystem = filesystem
         self._many = ReplaySessions(
             settings if settings is not None else ReplaySettings(block_bytes=_BLOCK_BYTES),

@@ -147,7 +147,7 @@ class FoundBatch(NamedTuple):
         return self.position + self.span.size_bytes
 
 
-class _Wanted(NamedTuple):
+class _SliceRequest(NamedTuple):
     """What `SliceReader.read` is asked for."""
 
     position: int
@@ -194,7 +194,7 @@ class SliceReader:
             what = self._range(segment, at, position, epoch)
         else:
             what = self.place(position)
-        wanted, found = _Wanted(position, limit, max_bytes, want_offsets, written), list[FoundBatch]()
+        wanted, found = _SliceRequest(position, limit, max_bytes, want_offsets, written), list[FoundBatch]()
         while True:
             segment = what.base_offset
             try:
@@ -218,7 +218,9 @@ class SliceReader:
                 return found
             what = self._range(following, leader_epoch=what.leader_epoch)
 
-    def _collect(self, wanted: _Wanted, found: list[FoundBatch], file: File, what: ScanRange) -> tuple[ScanRange, bool]:
+    def _collect(
+        self, wanted: _SliceRequest, found: list[FoundBatch], file: File, what: ScanRange
+    ) -> tuple[ScanRange, bool]:
         """Add batches from where `what` begins in its segment; where to go on, and whether that is all."""
         position, limit, max_bytes, want_offsets, written = wanted
         segment, at, due, last_epoch = what.base_offset, what.position, what.first_offset, what.leader_epoch

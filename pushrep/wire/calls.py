@@ -175,7 +175,7 @@ class Frame(NamedTuple):
     message: Struct
 
 
-class Loss(NamedTuple):
+class LostField(NamedTuple):
     """A field that an older version has no place for, and the value at which nothing is lost."""
 
     path: tuple[str, ...]
@@ -194,7 +194,7 @@ class Spoken:
     struct: Any
     schema: Schema
     newest: Schema | None
-    losses: tuple[Loss, ...]
+    lost_fields: tuple[LostField, ...]
 
     @cached_property
     def write(self) -> Writer:
@@ -240,7 +240,7 @@ class Vocabulary:
                     struct=struct,
                     schema=newest_schema if version == newest else parse_schema(schema),
                     newest=None if version == newest else newest_schema,
-                    losses=tuple(_losses(versions[newest], schema)),
+                    lost_fields=tuple(_lost_fields(versions[newest], schema)),
                 )
             ranges.add(VersionRange(min(versions), newest))
         if len(ranges) != 1:
@@ -255,8 +255,8 @@ class Vocabulary:
         spoken = self._spoken.get((*place, version))
         if spoken is None:
             raise BadArgument("version", f"{version} of {place[0].name} is not spoken here")
-        if spoken.losses:
-            _refuse_loss(spoken, version, message)
+        if spoken.lost_fields:
+            _refuse_lost_fields(spoken, version, message)
         try:
             header = spoken.write(message)
         except (TypeError, ValueError, AttributeError, IndexError) as error:
@@ -306,10 +306,10 @@ def _finisher(prefix: Prefix, spoken: Spoken, datum: Any) -> Callable[[memoryvie
     return finish
 
 
-def _losses(newest: Schema, schema: Schema) -> Iterator[Loss]:
+def _lost_fields(newest: Schema, schema: Schema) -> Iterator[LostField]:
     for path, field in missing_fields(newest, schema):
         if not field.get("ignorable", False):
-            yield Loss(path, _value_of_default(field["type"], field["default"]))
+            yield LostField(path, _value_of_default(field["type"], field["default"]))
 
 
 def _value_of_default(schema: Schema, default: Any) -> Any:
@@ -319,8 +319,8 @@ def _value_of_default(schema: Schema, default: Any) -> Any:
     return default
 
 
-def _refuse_loss(spoken: Spoken, version: int, message: Struct) -> None:
-    for path, default in spoken.losses:
+def _refuse_lost_fields(spoken: Spoken, version: int, message: Struct) -> None:
+    for path, default in spoken.lost_fields:
         if any(value not in {default, None} for value in _at(message, path)):
             raise NotInVersion(spoken.struct.__name__, version, ".".join(path))
 

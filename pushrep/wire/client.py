@@ -31,7 +31,7 @@ from pushrep.wire.values import Part, Struct
 _CORRELATION_IDS = 1 << 32
 
 
-class Asked(NamedTuple):
+class PendingRequest(NamedTuple):
     """A request that waits for its answer."""
 
     correlation_id: int
@@ -76,16 +76,16 @@ class ClientConnection:
             raise BadArgument("in_flight_max", f"{in_flight_max} is below 1")
         self._vocabulary, self._in_flight_max = vocabulary, in_flight_max
         self._reader: FrameReader[CallAnswer | PeerEvent] = FrameReader(self._open, limits or FrameLimits(), memory)
-        self._asked: dict[int, Asked] = {}
-        self._open_calls: dict[int, Asked] = {}
+        self._pending: dict[int, PendingRequest] = {}
+        self._open_calls: dict[int, PendingRequest] = {}
         self._next_id = 0
         self.versions: AgreedVersions | None = None
         """What both sides speak; None before the answer to ApiVersions."""
 
     @property
-    def in_flight(self) -> tuple[Asked, ...]:
+    def in_flight(self) -> tuple[PendingRequest, ...]:
         """Requests without an answer, oldest first; after a break each may have been carried out or not."""
-        return tuple(self._asked.values())
+        return tuple(self._pending.values())
 
     @property
     def failure(self) -> ProtocolError | None:
@@ -101,12 +101,12 @@ class ClientConnection:
         key, kind = PLACE_OF[type(request)]
         if kind is not FrameKind.REQUEST:
             raise BadArgument("request", f"{type(request).__name__} is no request")
-        if len(self._asked) >= self._in_flight_max:
+        if len(self._pending) >= self._in_flight_max:
             raise TooManyInFlight(self._in_flight_max)
         version = self._version_of(key)
         correlation_id = self._free_id()
         parts = self._vocabulary.encode(request, version, correlation_id)
-        self._asked[correlation_id] = Asked(correlation_id, request, key, version)
+        self._pending[correlation_id] = PendingRequest(correlation_id, request, key, version)
         return correlation_id, parts
 
     def event_parts(self, correlation_id: int, event: Struct) -> Parts:
@@ -140,7 +140,7 @@ class ClientConnection:
 
     def _free_id(self) -> int:
         correlation_id = self._next_id
-        while correlation_id in self._asked or correlation_id in self._open_calls:
+        while correlation_id in self._pending or correlation_id in self._open_calls:
             correlation_id = (correlation_id + 1) % _CORRELATION_IDS
         self._next_id = (correlation_id + 1) % _CORRELATION_IDS
         return correlation_id
@@ -157,7 +157,7 @@ class ClientConnection:
                 why = f"no call waits for events of api key {prefix.api_key} version {prefix.version}"
                 raise UnexpectedAnswer(correlation_id, why)
         else:
-            asked = self._asked.get(correlation_id)
+            asked = self._pending.get(correlation_id)
             if asked is None:
                 raise UnexpectedAnswer(correlation_id, "nothing was asked under that number, or it was answered before")
             older_versions_answer = asked.api_key is ApiKey.API_VERSIONS and prefix.version == 0
@@ -173,7 +173,7 @@ class ClientConnection:
             if frame.api_key in LAST_EVENTS:
                 self._open_calls.pop(correlation_id, None)
             return PeerEvent(correlation_id, message)
-        asked = self._asked.pop(correlation_id)
+        asked = self._pending.pop(correlation_id)
         if asked.api_key in CALLS_WITH_EVENTS and getattr(message, "error_code", ErrorCode.NONE) is ErrorCode.NONE:
             self._open_calls[correlation_id] = asked
         if isinstance(message, ApiVersionsResponse):
