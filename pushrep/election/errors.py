@@ -161,10 +161,16 @@ class LeaderMayBeAlive(ReplicationError):
         self.leader, self.epoch, self.contacts, self.silent = leader, epoch, contacts, silent
 
 
-class LogNotFit(ReplicationError):
-    """Partition `partition` of this member is damaged or was cut below its own high watermark: refill it first."""
+FILLED_BY_ANOTHER = (
+    "promote another member, which fills this one again. Where no other is left, pushrep promote DIRECTORY "
+    "--accept-loss goes on without what it lost"
+)
 
-    def __init__(self, partition: int, why: str, remedy: str = "refill it from another member first") -> None:
+
+class LogNotFit(ReplicationError):
+    """Partition `partition` of this member is damaged or was cut below its own high watermark; it says what helps."""
+
+    def __init__(self, partition: int, why: str, remedy: str = FILLED_BY_ANOTHER) -> None:
         super().__init__(f"partition {partition} can't lead: {why}; {remedy}")
         self.partition, self.why = partition, why
 

@@ -130,7 +130,8 @@ def promote(  # noqa: PLR0913 - an operator's choices
     catch_up: fetch first what another member has more, instead of refusing. accept_loss: if fewer than N - m + 1
     members answer, lead all the same, in another generation: what the others hold is set aside when they meet it, and
     they are given everything that lies here; so also to go on here after RivalGenerations, or where all members are
-    copies (a site that was restored), of which this one holds the most. member: its index, where
+    copies (a site that was restored), of which this one holds the most, or where this one is damaged and all that is
+    left: what lies behind the damage is kept as `.corrupt`. member: its index, where
     the node was reached under another address than the one it listens on. lost, with accept_loss: members that are
     destroyed, so that none of them will ever vote: they leave the list at once. new: "host:port" of nodes that come
     into it under new indexes, and are given everything by whoever opens the Outbox here. depose: also from a leader
@@ -175,6 +176,7 @@ def promote(  # noqa: PLR0913 - an operator's choices
             catch_up=catch_up,
             timeout_s=timeout_s,
             repaired=repaired,
+            may_be_damaged=True,
         )
         number = state_store.kept.number
         try:
@@ -188,7 +190,7 @@ def promote(  # noqa: PLR0913 - an operator's choices
             purpose = Purpose.PROMOTE_AND_CATCH_UP if catch_up else Purpose.PROMOTE
             try:
                 done = Granted(election.run(purpose, timeout_s))
-            except (RivalGenerations, TooFewMembers):
+            except (LogNotFit, RivalGenerations, TooFewMembers):
                 if not accept_loss or state_store.kept.number != number:
                     raise
                 done = losing()
@@ -445,18 +447,17 @@ def with_loss(  # noqa: PLR0913 - what is accepted, and what it needs
     repaired: _Repaired,
     change: ListChange = _SAME_LIST,
     heard: Mapping[int, Heard] = MappingProxyType({}),
+    may_be_damaged: bool = False,
 ) -> Granted:
     """Too few answer, and that is accepted: compared with those that do. heard: of others, where this member leads.
 
+    may_be_damaged: nobody appends here, so what this member lost, and none of those that answer holds, may be given up.
     Raises LeaderMayBeAlive if one of them was in contact with it, NotAhead, NotLeader, LogNotFit, TooFewMembers if a
     list is changed that the others could still lead by.
     """
     kept = election.state_store.kept.grant
     assert kept is not None, "it was looked at before"
     found, own = election.describe_members(kept, timeout_s), election.own()
-    for partition, log in own.logs.items():
-        if log.why_unfit is not None:
-            raise LogNotFit(partition, log.why_unfit)
     found, newest_generation = _of_one_generation(kept, found)
     shown = [kept, *(answer.grant for answer in found.values())]
     base, newest = newest_list_of(shown) or kept, newest_of(shown) or kept
@@ -471,6 +472,7 @@ def with_loss(  # noqa: PLR0913 - what is accepted, and what it needs
         raise CantPromote(
             directory, f"it is a copy, and members {sorted(counting)} lead without it: promote one of them"
         )
+    _check_fit(own, counting if base.may_lead(counting) else (), may_be_damaged=may_be_damaged)
     change.check_looked(directory, base, own.index, found)
     epoch = next_ballot(election.index, max(answer.highest_epoch for answer in (own, *found.values())))
     compared = [index for index, one in found.items() if one.counts or original is not None]
@@ -483,6 +485,7 @@ def with_loss(  # noqa: PLR0913 - what is accepted, and what it needs
     heard = {newest.leader: Heard(last_contact_ms), **heard}
     absent = {index: heard.get(index, Heard()) for index in base.indexes - {own.index, *found}}
     accepted = _loss(_ends_of(election), last_contact_ms, absent, found)
+    accepted += "".join(f"; {told}" for told in _damage_told(election.own()))
     accepted += "" if original is None else f"; what directory {original.hex} took after it was copied to here"
     members, least = change.of(base)
     members = tuple(replace(one, directory_id=own.directory_id) if one.index == own.index else one for one in members)
@@ -501,6 +504,7 @@ def with_loss(  # noqa: PLR0913 - what is accepted, and what it needs
         pid_epoch=base.pid_epoch + 1 + secrets.randbelow(_PID_LEAP),
     )
     election.store(grant)
+    election.give_up_lost()  # not sooner: until the grant is stored this member must not count as whole
     answers = election.offer(grant, timeout_s)
     for answer in answers.values():
         shows = answer.grant
@@ -584,6 +588,22 @@ def _loss(
         logs = sorted(answer.logs.items())
         told += _ends_told((number, log.high_watermark, log.log.log_end_offset) for number, log in logs)
     return "; ".join(told)
+
+
+def _check_fit(own: MemberAnswer, leading: Collection[int], *, may_be_damaged: bool) -> None:
+    """leading: the others that lead without this member, if they are enough. Raises LogNotFit."""
+    for partition, log in own.logs.items():
+        if log.why_unfit is not None and leading:
+            raise LogNotFit(partition, log.why_unfit, f"members {sorted(leading)} lead without it: promote one of them")
+        if log.why_unfit is not None and not may_be_damaged:
+            raise LogNotFit(partition, log.why_unfit)
+
+
+def _damage_told(own: MemberAnswer) -> Iterator[str]:
+    for partition, log in sorted(own.logs.items()):
+        if log.why_unfit is not None:
+            end = "" if log.held_to is None else f", of {log.held_to.end_offset}"
+            yield f"partition {partition}: damaged from offset {log.log.log_end_offset} on{end}"
 
 
 def _time_told(wall_ms: int) -> str:

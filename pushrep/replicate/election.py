@@ -273,6 +273,19 @@ class Election:
                 self.state_store.keep(replace(self.state_store.kept, unfilled=unfilled))
         _LOG.warning("%s ended at %d; %d to %d came from member %d", log.path, before, fetch.cut_at, end, fetch.member)
 
+    def give_up_lost(self) -> None:
+        """What logs here lost is lost for good: durably, they count as whole. What lies behind damage is set aside.
+
+        Only once a grant is stored that says so. Raises LogPoisoned, OSError.
+        """
+        for log in self.logs.values():
+            if log.damaged_from is not None:
+                end, kept = log.log_end_offset, log.quarantine()
+                _LOG.error("%s is damaged from %d on, which is given up; it lies in %s", log.path, end, kept)
+        with self.state_store.lock:
+            if self.state_store.kept.unfilled:
+                self.state_store.keep(replace(self.state_store.kept, unfilled={}))
+
     def _set_unfenced_aside(self, log: SegmentLog) -> None:
         mark = self.state_store.kept.unfenced.get(log.path.name)
         if mark is None:

@@ -535,6 +535,60 @@ def test_o8_a_damaged_leader_whom_no_quorum_can_make_whole_is_told_the_way_out(m
         assert values(members.directory(1) / "orders-0") == [b"%d" % number for number in range(31)]
 
 
+class Damaged:
+    """Member 0 led, and is gone; member 1 has lost [15, 30) of what all three held."""
+
+    def __init__(self, members, **settings):
+        self.members = members
+        with members.lead(durability=Durability.FLUSHED, **settings) as outbox:
+            for number in range(30):
+                assert outbox.append(0, b"%d" % number).result(WAIT_S) == number
+            wait_until(lambda: caught_up(outbox, members.address(1), members.address(2)), "both have all")
+            self.pid = outbox.pid
+        members.world.nodes[1].stop()
+        self.directory = members.directory(1)
+        damage(self.directory / "orders-0", offset=15)
+
+    def promote(self, **choices):
+        return promote(self.directory, push=QUICK, timeout_s=1.0, log_config=LOOKING, **choices)
+
+
+def test_m6_the_last_copy_leads_though_it_is_damaged_and_says_what_is_lost(members):
+    damaged = Damaged(members)
+    members.world.nodes[2].stop()
+    with pytest.raises(LogNotFit, match=r"Where no other is left, .* --accept-loss"):
+        damaged.promote()
+    done = damaged.promote(accept_loss=True)
+    assert done.partitions[0].log_end_offset == 15
+    assert "partition 0: damaged from offset 15 on" in done.accepted_loss
+    assert list((damaged.directory / "orders-0").glob("*.corrupt")), "what lay behind the damage is kept"
+    members.world.node(2)
+    with open_outbox(damaged.directory, [members.address(2)]) as promoted:
+        assert promoted.append(0, b"on").result(WAIT_S) == 15
+        assert promoted.pid != damaged.pid, "offsets that were lost are given out again"
+        wait_until(lambda: caught_up(promoted, members.address(2)), "it begins anew")
+    for index in (1, 2):
+        assert values(members.directory(index) / "orders-0") == [*(b"%d" % n for n in range(15)), b"on"]
+
+
+def test_m6_a_damaged_member_gives_nothing_up_that_another_holds(members):
+    damaged = Damaged(members)
+    with pytest.raises(NotAhead) as refused:
+        damaged.promote(accept_loss=True)
+    assert (refused.value.member, refused.value.own.end_offset, refused.value.theirs.end_offset) == (2, 15, 30)
+    assert promised(damaged.directory).grant.generation == 0, "nothing was changed"
+    done = damaged.promote(accept_loss=True, catch_up=True)
+    assert "damaged" not in done.accepted_loss
+    assert values(damaged.directory / "orders-0") == [b"%d" % n for n in range(30)]
+
+
+def test_m6_a_damaged_member_does_not_lead_where_others_do_without_it(members):
+    damaged = Damaged(members, min_insync_replicas=3)  # so any one of them leads
+    with pytest.raises(LogNotFit, match=r"members \[2\] lead without it: promote one of them"):
+        damaged.promote(accept_loss=True)
+    assert members.promote(2, depose=True).partitions[0].log_end_offset == 30
+
+
 def test_a_member_that_ends_below_its_own_watermark_checkpoint_counts_for_nothing_until_refilled(members):
     """Neither as one that leads nor as one that answers: the checkpoint outlives a power cut, and so does the note."""
     with members.lead() as outbox:

@@ -251,6 +251,21 @@ def test_a_new_disk_acknowledges_nothing_before_enough_others_know_of_it(world):
         assert waiting.result(WAIT_S) == 1, "its name is in a grant that enough others stored"
 
 
+def test_a_new_disk_that_comes_in_is_said_to_count_for_nothing_until_that_is_settled(world, monkeypatch):
+    for index in (1, 2):
+        world.node(index)
+    with open_outbox(world, 1, 2, durability=Durability.FLUSHED) as outbox:
+        outbox.append(0, b"a").result(WAIT_S)
+        wait_for_all(outbox)
+        lose(world, 2)
+        with monkeypatch.context() as unsettled:
+            unsettled.setattr(Replication, "may_settle", property(lambda _: False))
+            world.node(2)
+            wait_until(lambda: getattr(outbox.facts.replication.grant, "entering", ()) == {2}, "a grant names it")
+            wait_until(lambda: "counts for nothing" in (outbox.status().members[2].trouble or ""), "and it is told")
+        wait_until(lambda: outbox.status().members[2].trouble is None, "it counts")
+
+
 def test_a_new_disk_comes_in_by_itself_while_a_majority_is_there(world):
     for index in (1, 2):
         world.node(index)
@@ -762,6 +777,21 @@ def test_a_member_that_lives_is_not_given_up(three, pushrep):
     with three.lead() as outbox:
         assert outbox.append(0, b"nothing was changed").result(WAIT_S) == len(three.values)
         wait_for_all(outbox)
+
+
+def test_a_leader_that_another_heard_lately_is_not_given_up(world):
+    """It does not answer who promotes, and is said to be lost; the member that does answer knows better."""
+    for index in (1, 2):
+        world.node(index)
+    with open_outbox(world, 1, 2) as outbox:
+        outbox.append(0, b"a").result(WAIT_S)
+        wait_for_all(outbox)
+        outbox_id = kept(world, 2).outbox_id
+        choices = {"accept_loss": True, "lost": [0], "leader_alive_ms": 600_000, "push": QUICK, "timeout_s": WAIT_S}
+        with world.nodes[2].hand_over(outbox_id) as told, pytest.raises(LeaderMayBeAlive) as refused:
+            promote(world.root / "node-2" / str(outbox_id), last_contact=told, **choices)
+        assert 1 in refused.value.contacts
+        assert outbox.append(0, b"on").result(WAIT_S) == 1, "nobody was fenced"
 
 
 @pytest.mark.parametrize("is_led", [True, False], ids=["its leader runs", "opened afterwards"])

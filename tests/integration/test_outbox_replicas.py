@@ -80,6 +80,16 @@ def test_what_is_appended_is_pushed_and_a_dead_replica_costs_nothing_but_lag(wor
         assert record_bytes(copy_of(world, outbox, 1, n)) == record_bytes(copy_of(world, outbox, 2, n)) == own
 
 
+def test_a_replica_that_goes_away_is_told_until_it_is_back(world):
+    world.node(1)
+    with open_outbox(world, 1) as outbox:
+        wait_for_all(outbox)
+        world.nodes[1].stop()
+        wait_until(lambda: str(world.nodes[1].address) in (outbox.status().members[1].trouble or ""), "it is away")
+        world.node(1)
+        wait_until(lambda: outbox.status().members[1].trouble is None, "it is back")
+
+
 @pytest.mark.parametrize("durability", Durability)
 def test_a_receipt_with_all_says_that_enough_members_hold_the_record(world, durability):
     world.node(1)
