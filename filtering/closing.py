@@ -10,7 +10,7 @@ class ClosedAtExit:
     __slots__ = ()
 
     def close(self) -> None:
-        """Let go of what it holds; again: nothing."""
+        """Release what it holds. A second call does nothing."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:

@@ -18,7 +18,7 @@ def _rebuilt(kind: type[FilteringError], args: tuple[Any, ...], fields: dict[str
 
 
 class NotStreamMetadata(FilteringError):
-    """These bytes name no source record. The filter lets such a record through; whoever asked for strictness stops."""
+    """These bytes name no source record. The filter lets such a record pass; `unpack` raises this."""
 
     def __init__(self, why: str) -> None:
         super().__init__(f"not stream metadata: {why}")
@@ -80,7 +80,7 @@ def shown_partition(number: int) -> str:
 
 
 class PairSplit(FilteringError):
-    """One (PID, source partition) was met in two destination partitions, so no single order of it exists.
+    """One (PID, source partition) was read from two destination partitions, so its records have no single order.
 
     The batch is refused and nothing is remembered of it. Usual causes: the destination topic grew and the producer
     followed it without a new PID epoch, or two partitioners write one topic.

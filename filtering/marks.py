@@ -4,7 +4,7 @@
 
 A million pairs are a few sorted numpy columns, never a million objects.
 
-Columns: one row for each pair, sorted by (pid, partition), and the law by which two rows become one.
+Columns: one row for each pair, sorted by (pid, partition), and how two rows of one pair merge.
 
     offset                  the larger
     destination partition   the one that is known; two different ones are PairSplit
@@ -154,7 +154,7 @@ def same(first: MarkColumns, second: MarkColumns) -> bool:
 
 
 def _merged_repeats(columns: MarkColumns) -> MarkColumns:
-    """Sorted rows in which a pair may come several times → each pair once, by the law above."""
+    """Sorted rows in which a pair may come several times → each pair once, merged as the file's map says."""
     pids, partitions, offsets, destinations, advanced, bits, window = columns
     starts = np.flatnonzero(
         np.concatenate([np.ones(1, np.bool_), (pids[1:] != pids[:-1]) | (partitions[1:] != partitions[:-1])])
@@ -247,7 +247,7 @@ def _columns(view: memoryview, window: int, count: int) -> MarkColumns:
 
 
 def _checked(columns: MarkColumns) -> MarkColumns:
-    """A right checksum over wrong entries: some other writer's mistake, refused like damage."""
+    """Entries that no writer of ours makes, under a right checksum: refused like damage."""
     for name in _FIELDS[1:]:
         least = UNKNOWN if name in ("destination_partitions", "advanced_ms") else 0
         low = np.flatnonzero(getattr(columns, name) < least)
@@ -360,7 +360,7 @@ class HighwaterMarks:
             yield pair, self._entry(row)
 
     def merge(self, other: "HighwaterMarks") -> "HighwaterMarks":
-        """What someone knows who saw what both saw (the law: the file's map), under the wider window.
+        """The marks after everything that either saw (how two rows merge: the file's map), under the wider window.
 
         Raises PairSplit if one pair lies in two destination partitions.
         """

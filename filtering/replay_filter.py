@@ -160,7 +160,7 @@ class PairTable:
     def snapshot(self) -> HighwaterMarks:
         """The base with what was learnt since; an advance that was not stamped has no time."""
         marks = _view(self.marks)
-        # An expired pair may still stand in the base, so the base's word on every pair met here is taken out.
+        # The base may still hold a pair that expired here, so the base's entry of every pair met here is left out.
         pids, partitions = self.pairs()
         rows = self._base.find(pids, partitions)
         rest = self._base.without_rows(rows[rows >= 0])
@@ -181,7 +181,7 @@ class PairTable:
         return np.not_equal(_view(self.marks), _view(self._timed_marks))
 
     def _base_states(self, pairs: list[bytes], slots: Numbers, pids: Numbers, partitions: Numbers) -> PairStates:
-        """What the base says of these pairs."""
+        """The base's entries of these pairs."""
         count = len(pairs)
         marks, destinations, advanced = (np.full(count, nothing) for nothing in (NO_MARK, UNKNOWN, UNKNOWN))
         bits = window_bits.empty(count, self._window)
@@ -213,7 +213,7 @@ class PairTable:
 
 
 def _view(column: "array[int]") -> Numbers:
-    """An array's content as numpy, without a copy. Let it go before the array grows: an exported one cannot."""
+    """An array's content as numpy, without a copy. Drop the result before the array grows: till then it cannot."""
     return np.frombuffer(column, np.int64)
 
 
@@ -279,7 +279,7 @@ class ReplayFilter:
         self._kept = self._dropped = self._unkeyed = self._other_pids = self._late = 0
         self._all_dropped: tuple[tuple[int, int], ...] = ()
         self._warned: set[tuple[int, int]] = set()
-        # What `admit` tries first: with a window there are bits to move, so nothing is found there.
+        # What `admit` looks up first. Empty with a window, whose bits have to move at every record.
         self._quick_slots = {} if self._window else self._table.slots
         self._quick_marks, self._destinations = self._table.marks, self._table.destinations
 
@@ -391,7 +391,7 @@ class ReplayFilter:
 
     @property
     def gaps(self) -> dict[tuple[int, int], int]:
-        """The gap alarm: for each (pid, partition) how many offsets its mark jumped over. Pairs without gaps are out.
+        """Gaps: for each (pid, partition) how many offsets its mark passed over. Pairs without gaps are left out.
 
         With a window some of them may have come in later.
         """
@@ -401,7 +401,7 @@ class ReplayFilter:
 
     @property
     def all_dropped(self) -> tuple[tuple[int, int], ...]:
-        """The pairs of the last `admit_batch` of which not one row passed: so a re-used PID or a reset source looks."""
+        """The pairs of the last `admit_batch` of which no row passed, as with a re-used PID or a reset source."""
         return self._all_dropped
 
     def _judge(self, keys: Keys, destinations: int | Numbers) -> npt.NDArray[np.bool_]:

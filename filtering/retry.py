@@ -8,8 +8,9 @@
         anything else                                                         raised at once
 
 It stands here because every package may import filtering. It waits by the process's own monotonic clock, since no
-simulation drives a broker, a lock or a database. Who has to be woken while it waits gives `call` a `sleep` of its own;
-who waits by the clock of `pushrep.env`, as simulated replicas and replays do, takes only the length of a pause.
+simulation drives a broker, a lock or a database. A caller that must be woken
+earlier gives `call` a `sleep` of its own; a caller that waits by the clock of `pushrep.env`, as simulated replicas and
+replays do, takes only the length of a pause.
 """
 
 import random
@@ -150,7 +151,7 @@ def _asking(judge: Judge, timeout_s: float) -> RetryPolicy:
 
 
 def ask_aside(question: Callable[[], _Answer], name: str) -> "Future[_Answer]":
-    """What `question` returns or raises, in a thread of that name, which holds up no exit."""
+    """What `question` returns or raises, in a daemon thread of that name."""
     answer: Future[_Answer] = Future()
 
     def run() -> None:

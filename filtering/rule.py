@@ -1,4 +1,4 @@
-"""The rule: `judge` for one record, `judge_rows` for arrays. The rest of this package carries state to it and back.
+"""The rule: `judge` for one record, `judge_rows` for arrays. The rest of this package holds the state between calls.
 
     mark M, window W          offset > M           keep, and M = offset          NEW
                      M - W <= offset < M, unseen   keep, and remember its bit    FILLS
@@ -8,7 +8,7 @@
 Hence, for rows of one pair in log order: row r is NEW iff offset(r) > max(mark, offsets of the rows before it), and
 that running maximum is what the array form computes for all pairs at once. A pair without a mark has mark -1.
 
-Two shortcuts give the same answers and are held against it by tests: `ReplayFilter.admit` for a single record, and
+Two shortcuts give the same answers; tests compare them with it: `ReplayFilter.admit` for a single record, and
 `spark_jobs/slices.py` for stretches of rows.
 """
 
@@ -25,7 +25,7 @@ Numbers = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 NO_MARK = -1
-_SAFE_MAX = 2**62  # room below int64's end for one more addition
+_SAFE_MAX = 2**62  # so that one more addition stays below int64's end
 
 
 class RuleVerdict(Enum):
@@ -107,7 +107,7 @@ def group_pairs(pids: Numbers, partitions: Numbers) -> PairGroups:
     first_of_pair = _run_starts(pids[run_starts], partitions[run_starts])
     run_places = np.cumsum(run_sizes) - run_sizes
     starts = run_places[first_of_pair]
-    # Rows of a run keep their distance, so each place is its run's first row plus the steps into the run.
+    # Rows of a run lie together, so each place is its run's first row plus the distance into the run.
     order = np.repeat(run_starts - run_places, run_sizes) + np.arange(count)
     firsts = run_starts[first_of_pair]
     return PairGroups(order, starts, np.diff(starts, append=count), pids[firsts], partitions[firsts])
@@ -167,8 +167,8 @@ def judge_rows(
     ends = starts + groups.sizes - 1
     new_marks = np.maximum(marks, highest[ends])
     new_rows = np.add.reduceat(keep, starts, dtype=np.int64)
-    # Sums telescope: what a mark rose by is the rows that raised it and the offsets it jumped over. From its first
-    # sight on for a pair that had none.
+    # A mark rises by the rows that raised it plus the offsets that it passed over; without a mark, from the pair's
+    # first row on.
     rose_from = np.where(marks == NO_MARK, offsets[starts] - 1, marks)
     jumped = new_marks - rose_from - new_rows
     if not window:
@@ -192,7 +192,7 @@ def _running_maximum(offsets: Numbers, groups: PairGroups) -> Numbers:
     ascends[starts[1:] - 1] = True
     if ascends.all():
         return offsets
-    # One accumulate for all pairs: each pair is lifted above the one before it, then brought down again.
+    # One accumulate for all pairs: each pair's offsets are shifted above those of the pair before it, then back.
     lowest = np.minimum.reduceat(offsets, starts)
     steps = offsets - np.repeat(lowest, sizes)
     lift = int(steps.max()) + 1
@@ -200,7 +200,7 @@ def _running_maximum(offsets: Numbers, groups: PairGroups) -> Numbers:
         floor = np.repeat(np.arange(len(starts)) * lift, sizes)
         lifted: Numbers = np.maximum.accumulate(steps + floor)
         return np.asarray(lifted - floor + np.repeat(lowest, sizes))
-    # Offsets too far apart to lift: their ranks are below the number of rows.
+    # Offsets too far apart to shift: use their ranks, which are below the number of rows.
     values, ranks = np.unique(offsets, return_inverse=True)
     floor = np.repeat(np.arange(len(starts)) * len(values), sizes)
     lifted = np.maximum.accumulate(ranks + floor)

@@ -215,7 +215,7 @@ class SourcePartitionProducer:
             self._news[partition].set()
 
     async def close(self, timeout_s: float = 60) -> None:
-        """Flush, then let go of the client. Raises as `flush`; it is closed in any case. A second call does nothing."""
+        """Flush, then drop the client. Raises as `flush`; it is closed in any case. A second call does nothing."""
         if self._client is None:
             return
         try:
@@ -258,7 +258,7 @@ class SourcePartitionProducer:
                 return await self._send_batch(client, partition)
             except KafkaError:
                 self.failures += 1
-                await self._renew(client)  # what it gave up has left a hole in its sequence numbers
+                await self._renew(client)  # the batch that it gave up left a hole in its sequence numbers
                 raise
 
         sent, offset = await _SENT_AGAIN.call_async(attempt)

@@ -98,11 +98,11 @@ _FINAL = frozenset(
     }
 )
 _NOT_THERE = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC})  # noqa: SLF001
-_MAX_BLOCK_MS = 60_000  # as Kafka's own producer waits for room
+_MAX_BLOCK_MS = 60_000  # as long as Kafka's own producer waits for memory
 _DRAIN_S = 5.0
 _POLL_S = 0.05
 _SERVE_EVERY_S = 0.005
-"""Who produces without a pause serves deliveries so often: a call of the client for each record costs as much as it."""
+"""While records are produced without a pause, deliveries are served this often: a poll costs as much as a record."""
 _BACKOFF = Backoff(first_s=0.05, longest_s=5.0)
 
 
@@ -295,10 +295,10 @@ class SourcePartitionProducer:
         with self._lock:
             if partition in self._in_flight.stopped:
                 self._in_flight.resume(partition)
-                self._renew_at_s = time.monotonic()  # in order with what the client may hold of others: all anew
+                self._renew_at_s = time.monotonic()  # a new client, so that they keep their order with others in flight
 
     def close(self, timeout_s: float = 60) -> None:
-        """Flush, then let go of the client. Raises as `flush`; it is closed in any case. A second call does nothing."""
+        """Flush, then drop the client. Raises as `flush`; it is closed in any case. A second call does nothing."""
         if self._is_closed:
             return
         try:
@@ -331,7 +331,7 @@ class SourcePartitionProducer:
                 raise NotDelivered(len(self), self._max_block_s)
 
     def _try(self, pending: _Pending) -> bool:
-        """False while the client has no room."""
+        """False while the client's queue is full."""
         with self._lock:
             if self._is_closed:
                 raise BadPartitionerSetting("producer", "closed", "open while records are produced")
@@ -390,7 +390,10 @@ class SourcePartitionProducer:
         try:
             for pending in self._in_flight.outgoing():
                 self._send(pending)
-        except (BufferError, KafkaException):  # the rest goes with the next attempt, behind what is in the log by then
+        except (
+            BufferError,
+            KafkaException,
+        ):  # the rest goes out with the next attempt, after what is in the log by then
             self._plan_renewal()
         return done
 
@@ -431,7 +434,7 @@ class SourcePartitionProducer:
 def _notify(
     reports: deque[_Report], client: Producer, pending: _Pending, error: KafkaError | None, message: Message
 ) -> None:
-    """What became of it the second time, or a later one."""
+    """The report of a record that was sent again."""
     reports.append((client, pending, error, message))
 
 

@@ -1,7 +1,7 @@
 """The in-flight queue of a producer that leaves no hole: records that are not acknowledged, partition by partition.
 
     note ─▶ | first not acknowledged | ... | newest |        acknowledge: from the left, in order
-                └ fail: the partition stands, nothing is taken for it until `resume`; `outgoing` then begins here
+                └ fail: the partition takes nothing until `resume`; `outgoing` then begins here
 
 The prefix condition of the replay filter: what each attempt writes for a (PID, source partition) reaches the log in
 order and without holes. A second attempt that begins at the first record that is not acknowledged keeps it: what is
@@ -43,7 +43,7 @@ class InFlightQueue(Generic[Record]):
 
     @property
     def stopped(self) -> dict[int, Exception]:
-        """The partitions that take nothing, each with what its first record failed of."""
+        """The partitions that take nothing, each with the error of its first record."""
         return dict(self._stopped)
 
     def check(self, partition: int, metadata: StreamMetadata) -> None:
@@ -55,7 +55,7 @@ class InFlightQueue(Generic[Record]):
             raise OffsetNotAbove(metadata, highest)
 
     def refusal(self, partition: int) -> PartitionStopped:
-        """What a stopped partition answers."""
+        """The error that a stopped partition raises."""
         return PartitionStopped(partition, self._pending[partition][0].metadata, self._stopped[partition])
 
     def enqueue(self, pending: Record) -> None:
@@ -75,9 +75,9 @@ class InFlightQueue(Generic[Record]):
         return True
 
     def fail(self, pending: Record, error: Exception) -> None:
-        """It will not get through by being sent again: nothing more is taken for its partition until `resume`.
+        """Sending it again would not help: nothing more is taken for its partition until `resume`.
 
-        A failure of one that waits behind another says nothing: it comes again, or does not, once it is the first.
+        A failure of a record that is not the first is ignored: it counts once the record is the first and fails again.
         """
         waiting = self._pending[pending.partition]
         if waiting and waiting[0] is pending:

@@ -160,7 +160,7 @@ class ReplayFilteredConsumer:
     ) -> dict[TopicPartition, list[ConsumerRecord]]:
         """What the client hands over at once, without the replays; the fast path. Raises as `getone`.
 
-        It may be empty although there was something to read: all of it were replays.
+        It may be empty although there was something to read: if all were replays.
         """
         deadline_s = time.monotonic() + timeout_ms / 1000
         while True:
@@ -186,7 +186,8 @@ class ReplayFilteredConsumer:
 
         Other tasks may read on meanwhile, and commits go one after the other: to commit without waiting, make a task of
         it. Raises CommitFailed while partitions move between members: read on and commit again. Raises MarksTooLarge,
-        and the client's KafkaError. After any of them nothing of it counts, what follows the last commit comes again.
+        and the client's KafkaError. After any of them nothing is committed, and records after the last commit
+        are read again.
         """
         async with self._committing:
             positions = await self._run(self._member.positions(time.time_ns() // 1_000_000))
@@ -312,7 +313,7 @@ class ReplayFilteredConsumer:
     def _kept(
         self, found: Mapping[TopicPartition, Sequence[ConsumerRecord]], moves: int
     ) -> dict[TopicPartition, list[ConsumerRecord]]:
-        """What stands before a refused partition is yielded, since a commit would say so; the next call raises."""
+        """Records before a refused partition are yielded, since a commit would cover them; the next call raises."""
         kept: dict[TopicPartition, list[ConsumerRecord]] = {}
         for partition, records in found.items():
             name = (partition.topic, partition.partition)
@@ -334,7 +335,7 @@ class ReplayFilteredConsumer:
 
     async def assigned(self, partitions: set[TopicPartition]) -> None:
         """The client's call: the committed position of each comes with its marks."""
-        self.client.pause(*partitions)  # before it fetches: if loading fails, it goes on without us
+        self.client.pause(*partitions)  # before it fetches: if loading fails, the client ignores the error
         names = _names(partitions)
         async with self._moving:
             self._member.forget([*self._member.partitions, *names])
@@ -354,14 +355,14 @@ class ReplayFilteredConsumer:
         try:
             if self._on_revoke is not None and partitions:
                 await self._on_revoke(self, partitions)
-        finally:  # a commit that fails there must not leave us committing for who reads them next
+        finally:  # a commit that fails there must not make us commit for the next owner
             # Until these are given up the client does not join anew, under which membership a commit on its way, which
             # the client sends again by itself, would count.
             async with self._committing, self._moving:
                 self._member.forget(_names(partitions))
 
     async def _follow(self) -> None:
-        """Between two reads: raise what stands in the way of the next, obey startpoints that are new."""
+        """Between two reads: raise why nothing can be read; apply new startpoints."""
         if self._member.failure is not None:  # its records are gone from the client: going on would lose them
             raise self._member.failure
         if self._member.holds_any:
@@ -374,7 +375,7 @@ class ReplayFilteredConsumer:
     async def _turn(self, handed_over: Mapping[tuple[str, int], int]) -> None:
         """Wait until no partition is moved, and take the lock. handed_over: the first offset of each.
 
-        Whoever gives up waiting, as `asyncio.wait_for` does, must not lose what the client takes for read.
+        A caller that gives up waiting, as `asyncio.wait_for` does, must not lose records that the client has handed over.
         """
         try:
             await self._moving.acquire()

@@ -35,10 +35,10 @@ _Answer = TypeVar("_Answer")
 
 
 def failure_of(error: BaseException) -> Failure:
-    """The judge of aiokafka's KafkaError for `asking.ask_async`."""
+    """How `retry.ask_async` treats aiokafka's KafkaError."""
     if isinstance(error, UnknownTopicOrPartitionError):
         return Failure.NOT_THERE
-    # NoError: how the client raises what a broker says of one partition, beside a whole that is well.
+    # NoError: how the client raises a broker's error about one partition when the answer as a whole is right.
     if isinstance(error, NoError | TimeoutError) or (isinstance(error, KafkaError) and error.retriable):
         return Failure.PASSES
     return Failure.STAYS
@@ -74,8 +74,8 @@ async def ask_committed(
 ) -> Mapping[TopicPartition, OffsetAndMetadata]:
     """The committed position of each, offset -1 where there is none. Raises the client's KafkaError.
 
-    The client takes no notice of an answer that is refused as a whole, by a broker that isn't the group's coordinator
-    any more: it hands over an empty one, which reads as "nothing was ever committed".
+    A broker that is no longer the group's coordinator refuses the whole answer. The client overlooks that and
+    hands over an empty one, which reads as "nothing was ever committed".
     """
     if not partitions:
         return {}

@@ -118,7 +118,7 @@ class Assignment:
         self.assign(partition, offset, marks, startpoint=startpoint, is_new_startpoint=True)
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
-        """Go on elsewhere without marks; the run still descends from its startpoint. Raises PositionUnknown."""
+        """Continue elsewhere without marks; its commits still carry the startpoint's number. Raises PositionUnknown."""
         state = self._of(partition)
         self.assign(partition, offset, startpoint=state.startpoint, is_new_startpoint=state.has_new_startpoint)
 
@@ -181,13 +181,13 @@ class Assignment:
         return self._of(partition).began
 
     def startpoint(self, partition: TopicPartition) -> int:
-        """The sequence of the startpoint that this run descends from; 0 for none. Raises PositionUnknown."""
+        """The number of the startpoint that this run began with; 0 for none. Raises PositionUnknown."""
         return self._of(partition).startpoint
 
     def due(self, now_ms: int) -> list[PendingCommit]:
         """What a commit would say now, of each partition that moved since the last one.
 
-        A start alone uses no startpoint up: it is due once something behind it was read.
+        A start alone consumes no startpoint: a commit is due once a record behind it was read.
         """
         moved = [
             (partition, state, state.offset)
@@ -203,7 +203,7 @@ class Assignment:
         ]  # fmt: skip
 
     def committed(self, done: Iterable[PendingCommit]) -> None:
-        """These are stored; what was sent elsewhere meanwhile has committed nothing there yet."""
+        """These are stored. A partition that was moved meanwhile has nothing committed at its new position yet."""
         for one in done:
             state = self._partitions.get((one.topic, one.partition))
             if state is not None and state.startpoint == one.startpoint:

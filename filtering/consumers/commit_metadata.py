@@ -3,7 +3,7 @@
     {"pushrep": 1, "marks": "<base64 of zlib of the marks' bytes>", "startpoint": 12}
     {"pushrep": 1, "stored": [partition, offset, "<version>"], "startpoint": 12}        too big: in the marks topic
 
-`startpoint` is the sequence of the startpoint that this run descends from; left out for none. Kafka allows 4096
+`startpoint` is the number of the startpoint that this run began with; left out for none. Kafka allows 4096
 characters (`offset.metadata.max.bytes`). Metadata that is not ours counts as none. Format: docs/formats/positions.md.
 
 Each ends in a NUL, which confluent-kafka's client adds by itself: it reads up to one, past the end if there is none.
@@ -22,7 +22,7 @@ from filtering.marks import HighwaterMarks
 METADATA_CHARACTERS_MAX = 4095  # and the NUL
 END = "\0"
 FORMAT_VERSION = 1
-_MARKS_BYTES_MAX = 64 << 20  # of one partition; what a commit of 4096 characters can blow up to is far below
+_MARKS_BYTES_MAX = 64 << 20  # of one partition; what 4096 characters of a commit can inflate to is far below
 
 
 class Stored(NamedTuple):

@@ -156,7 +156,7 @@ class ReplayFilteredConsumer(ClosedAtExit):
             try:
                 if on_revoke is not None:
                     on_revoke(self, partitions)
-            finally:  # a commit that fails there must not leave us committing for who reads them next
+            finally:  # a commit that fails there must not make us commit for the next owner
                 self._end_commit_and_let_go(partitions)
 
         def lost(_: Consumer, partitions: list[TopicPartition]) -> None:
@@ -184,7 +184,7 @@ class ReplayFilteredConsumer(ClosedAtExit):
             left_s = -1 if deadline_s is None else max(0.0, deadline_s - time.monotonic())
             message = self._client.poll(wait_s := self._member.wait_s(left_s))
             if message is None and wait_s != left_s:
-                continue  # there may be a new startpoint, or partitions to load again
+                continue  # time to look for new startpoints, or to load partitions again
             if message is None:
                 return message
             if (event := message.error()) is not None:
@@ -202,7 +202,7 @@ class ReplayFilteredConsumer(ClosedAtExit):
     def consume(self, num_messages: int = 500, timeout_s: float = -1) -> list[Message]:
         """As many records as the client hands over at once, without the replays, and its events; the fast path.
 
-        It may be empty although there was something to read: all of it were replays. Raises as `poll`.
+        It may be empty although there was something to read: if all were replays. Raises as `poll`.
         """
         messages = self._consumed(num_messages, timeout_s)
         if not messages:
@@ -217,8 +217,8 @@ class ReplayFilteredConsumer(ClosedAtExit):
         """Store, for every partition, the position behind what was yielded, with its marks.
 
         Raises CommitFailed while partitions move between members, or a coordinator does not answer for 30 s: read on
-        and commit again. Raises MarksTooLarge, MissingRight, KafkaException for what does not pass. After any of them
-        nothing of it counts, what follows the last commit comes again.
+        and commit again. Raises MarksTooLarge, MissingRight, KafkaException for what does not pass. After any of
+        them nothing is committed, and what follows the last commit is read again.
         """
         self._end_commit()
         if positions := self._positions():
@@ -313,14 +313,14 @@ class ReplayFilteredConsumer(ClosedAtExit):
                 self._marks_topic.close()
 
     def _check(self) -> None:
-        """Raise what stands in the way of the next read; load what could not be loaded, obey new startpoints."""
+        """Raise why nothing can be read; load what could not be loaded; apply new startpoints."""
         self._end_commit(wait=False)
         if self._member.failure is not None:  # its records are gone from the client: going on would lose them
             raise self._member.failure
         self._raise_missing()
         if self._member.holds_any and (loaded := self._run(self._member.load_again())):
             self._began([TopicPartition(*one) for one in loaded])
-        if self._member.follows_startpoints and not self._in_transaction:  # what that commits is of the run before
+        if self._member.follows_startpoints and not self._in_transaction:  # what that commits belongs to the run before
             self._run(self._member.follow(time.monotonic()))
 
     def _run(self, steps: Steps[_Result]) -> _Result:
@@ -376,7 +376,7 @@ class ReplayFilteredConsumer(ClosedAtExit):
     def _one_by_one(self, messages: Sequence[Message]) -> list[Message]:
         """Events, or several topics: rare enough to take the slow path.
 
-        What stands before a refused record is yielded, since a commit would say so; the next call raises.
+        Records before a refused one are yielded, since a commit would cover them; the next call raises.
         """
         kept = []
         for message in messages:
@@ -401,7 +401,7 @@ class ReplayFilteredConsumer(ClosedAtExit):
         return kept
 
     def _raise_missing(self) -> None:
-        """Once: the client says it again."""
+        """Once: the client repeats it."""
         missing, self._missing = self._missing, None
         if missing is not None:
             raise missing
@@ -427,7 +427,7 @@ class ReplayFilteredConsumer(ClosedAtExit):
 
     def _end_commit_and_let_go(self, partitions: list[TopicPartition]) -> None:
         try:
-            # Until these are given up the client does not join anew, under which membership the commit would count.
+            # Until these are revoked the client does not join again, so the commit counts under its present membership.
             self._end_commit()
         finally:
             self._release(partitions)

@@ -123,7 +123,7 @@ def connection_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """The judge of KafkaException for `asking.ask`; an admin client's future that is late counts as late brokers."""
+    """How `retry.ask` treats a KafkaException; a late future of an admin client counts as brokers that are late."""
     if isinstance(error, TimeoutError):
         return Failure.PASSES
     if not isinstance(error, KafkaException):
@@ -154,7 +154,7 @@ def flush(producer: Producer, timeout_s: float) -> None:
 
 @contextmanager
 def fatal_errors() -> Iterator[None]:
-    """A fatal error that the client raises into a delivery callback comes out as SystemError: here as itself."""
+    """The client turns a fatal error in a delivery callback into SystemError: raise the fatal error itself."""
     try:
         yield
     except SystemError as raised:
@@ -269,7 +269,7 @@ class ConfluentMarksTopic:
         """Marks were confirmed when they were sent; a deletion that fails leaves a version that no commit names."""
         try:
             self._producer.flush(_TIMEOUT_S)
-        except KafkaException as error:  # raised, it would hide what ended the caller's block
+        except KafkaException as error:  # raised here, it would hide the error that ended the caller's block
             _LOG.warning("marks topic %s: not all old versions were deleted: %s", self._topic, error)
         finally:
             self._reader.close()
@@ -279,7 +279,7 @@ class ConfluentMarksTopic:
         try:
             try:
                 self._producer.produce(self._topic, value, key, on_delivery=lambda *report: reports.append(report))
-            except KafkaException:  # at times it says only that a fatal error came before: flush raises that one
+            except KafkaException:  # at times it only reports that a fatal error came before: flush raises that one
                 flush(self._producer, _TIMEOUT_S)
                 raise
             flush(self._producer, _TIMEOUT_S)
@@ -332,7 +332,7 @@ class ConfluentMember:
         return self._ownership.is_held(self.client.memberid() or "", topic, partition)
 
     def _ask(self, member: str) -> "Future[Held]":
-        """In a thread that nobody waits for: a client is made in it, which first has to have its `oauth_cb`'s token."""
+        """In a background thread: it makes a client, which first needs the token of its `oauth_cb`."""
         return ask_aside(
             lambda: held_by(self._connection, self.group, member), f"pushrep who holds what in {self.group}"
         )
@@ -361,7 +361,7 @@ def held_by(connection: Mapping[str, Any], group: str, member: str) -> Held:
 def committed_offset(committed: TopicPartition) -> CommittedOffset:
     """What the group committed of a partition, and what stands beside it.
 
-    Without a NUL at its end, as others may write it, the client reads on in its memory: what is no text then is theirs.
+    Others may write it without a NUL at its end. The client then reads on in its memory; what is no text is not ours.
     """
     try:
         metadata: str | None = committed.metadata

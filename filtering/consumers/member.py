@@ -10,7 +10,7 @@ What needs the client is a generator: it yields calls (Seek, Pause ...) and is s
 serves a client that blocks (confluent.py, by `run`) and one that is awaited (aiokafka.py, by `run_async`). A call that
 fails raises at its yield.
 
-A client takes an assignment whatever its callback raises, and would hand over records that nobody has marks for. So a
+A client keeps an assignment whatever its callback raises, and would hand over records without their marks. So a
 partition whose loading failed stays assigned and paused, and every read loads it again or raises why it cannot.
 A partition that was stopped begins anew as soon as its startpoint is cancelled or a newer one is there.
 """
@@ -145,7 +145,7 @@ class ClientFacts(NamedTuple):
 
 
 async def run_async(steps: Steps[_Answer], do: Callable[[ClientCall], Awaitable[Any]]) -> _Answer:
-    """Run the steps to their end; `do` makes each call. Returns what they return, raises what they raise."""
+    """Run the steps to the end; `do` makes each call. Returns and raises what the steps do."""
     resume: Callable[[Any], ClientCall] = steps.send
     given: Any = None
     while True:
@@ -250,7 +250,7 @@ class GroupMember:
         self.watcher.forget(gone)
         for partition in gone:
             self._stored.pop(partition, None)
-        if not list(self.assignment):  # of a refused batch nothing is read any more: what comes, begins anew
+        if not list(self.assignment):  # nothing more of the refused batch is read: partitions that come now begin anew
             self.failure = None
         return self._pauses.forget(gone)
 
@@ -260,7 +260,7 @@ class GroupMember:
         return {*self.assignment, *self.watcher.stopped, *self._pauses.of(PauseReason.UNLOADED)}
 
     def check_assigned(self, partitions: Iterable[TopicPartition]) -> None:
-        """Raise PositionUnknown for one that is not."""
+        """Raise PositionUnknown for one that is not assigned."""
         known = self.partitions
         for partition in partitions:
             if partition not in known:
@@ -320,7 +320,7 @@ class GroupMember:
             raise
 
     def has_moved(self, partition: TopicPartition, since: int) -> bool:
-        """Whether it was moved to another position since its count of moves was `since`: then what was read is void."""
+        """Whether it was moved since its count of moves was `since`: then what was read does not count."""
         return self._moved.get(partition, 0) > since
 
     def seek(self, partition: TopicPartition, offset: int) -> Steps[None]:
@@ -352,7 +352,7 @@ class GroupMember:
         began = {partition: self.assignment.began(partition) for partition in sorted(self.assignment)}
         for partition, start in (yield from self.load(began)).items():
             place = began[partition] if start.offset is None else start.offset
-            # None: nothing came of it, and it stands where its reset policy put it.
+            # None: no record of it came, so its position is where the reset policy put it.
             if place is not None and partition in self.assignment:
                 yield from self._seek(partition, place)
         yield from self.pause_stopped()
@@ -401,7 +401,7 @@ class GroupMember:
             return []
         loaded: list[TopicPartition] = []
         for partition, start in (yield from self.load(held)).items():
-            if start.offset is not None:  # else nothing is committed, and it stands where its reset policy put it
+            if start.offset is not None:  # else nothing is committed, and its position is where the reset policy put it
                 try:
                     yield from self._seek(partition, start.offset)
                 except Exception as error:
@@ -453,7 +453,7 @@ class GroupMember:
         running = self.assignment.startpoint(partition)
         answer: Answer = yield AskStartpoints(partial(startpoints.moved, self._group, facts, running))
         if isinstance(answer, StartTarget):
-            # First: if the client can't, all is as it was, and the next look gets the same answer again.
+            # The client first: if it can't, nothing has changed, and the next look gives the same answer again.
             yield from self._seek(partition, answer.offset)
             _LOG.info("%s-%d goes on at %d, by startpoint %d", *partition, answer.offset, answer.sequence)
         self.watcher.move(partition, answer)

@@ -148,7 +148,7 @@ class StartpointWatcher:
         return version != self._seen
 
     def looked(self, version: int, now_s: float) -> None:
-        """All that there was at `version` is obeyed."""
+        """Every startpoint that there was at `version` has been applied or refused."""
         assert self._look_every_s is not None, "only followers look"
         self._seen, self._next_look_s = version, now_s + self._look_every_s
 
@@ -174,12 +174,12 @@ class StartpointWatcher:
 Held: TypeAlias = frozenset[tuple[str, int]]
 """Topics and numbers of partitions."""
 ASK_WITHIN_S = 5.0
-"""For a question, which nobody waits for."""
+"""For a question in the background."""
 _WAIT_S = 0.5
 _SHARED_S = 1.0
 _COUNTS_S = 60.0
-"""The rarest looks of a reader are as far apart. What was true so long ago may be so no more: who then claims what is
-another's learns it from its next poll, and the other one claims it again."""
+"""The rarest looks of a reader are as far apart. An older answer may be wrong: a member that
+claims another's partition by it learns so from its next poll, and the other one claims it again."""
 
 
 class OwnershipCheck:
@@ -224,7 +224,7 @@ class _Question:
         return self._arrived_s is not None and now_s > self._arrived_s + _COUNTS_S
 
     def is_told(self) -> None:
-        """The first who is given the answer begins the time in which others are given the same."""
+        """The answer counts from its first use on."""
         if self._told_s is None:
             self._told_s = self._now_s()
 
