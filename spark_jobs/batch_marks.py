@@ -23,7 +23,7 @@ from spark_jobs.errors import SparkJobError
 VERSIONS = (1, 2, 3)
 """Version 2 has ranges that were read in a startpoint epoch; without any of them version 1 is written."""
 ADOPTED = -1
-"""The batch number under which a query keeps what it took over from another before its batch 0."""
+"""The batch number of the marks that a query adopted from another before its batch 0."""
 
 _MAGIC = b"PBMK"
 _HEADER = struct.Struct(">4sII")
@@ -70,8 +70,9 @@ class LogRange(NamedTuple):
 class SentBack(NamedTuple):
     """A partition that was sent back from `stood_at` in the checkpoint, with a reset of its marks.
 
-    Its rows say nothing of it, so `number` counts as their startpoint epoch. Once it was moved without a reset, rows
-    below `replace_from` stay: it stood there, and what comes again below it is dropped.
+    The rows themselves do not show this, so `number` is taken as their startpoint epoch. After a later move without a
+    reset, rows below `replace_from` stay: the partition had been read up to there, and what is read again below it is
+    dropped.
     """
 
     topic: str
@@ -85,7 +86,7 @@ class SentBack(NamedTuple):
 class BatchMarks:
     """The marks after one batch of one query, and the log ranges which that batch held; ranges ascend.
 
-    `replaced`: those of them in which its rows took the place of others' in the table. `sent_back` is told on from
+    `replaced`: those of them in which its rows took the place of others' in the table. `sent_back` is carried from
     batch to batch, ascending.
     """
 
@@ -110,9 +111,9 @@ class BatchMarks:
             "ranges": [list(r if version > 1 else r[:4]) for r in self.ranges],
             "marks": [[key.topic, key.startpoint_epoch, len(blob)] for key, blob in blobs],
         }
-        if self.replaced:  # releases that know nothing of it pass over it
+        if self.replaced:  # older releases ignore it
             head["replaced"] = [list(r) for r in self.replaced]
-        if self.sent_back:  # releases that know nothing of it would drop what comes again
+        if self.sent_back:  # older releases would drop what is read again
             head["sent_back"] = [list(one) for one in self.sent_back]
         text = json.dumps(head, separators=(",", ":")).encode()
         body = b"".join([_HEADER.pack(_MAGIC, version, len(text)), text, *(blob for _, blob in blobs)])

@@ -46,7 +46,7 @@ class FileMarks:
         self.location = path
         self._session, self._check = session, check
         self._directory: HadoopDirectory | None = None
-        self._last: _File | None = None  # the newest that this store has seen or written
+        self._last: _File | None = None  # the newest write that this store has seen or made
 
     def owner(self) -> str | None:
         """The query that wrote last; None while the store is empty."""

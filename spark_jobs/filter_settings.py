@@ -15,7 +15,7 @@ from spark_jobs.columns import CARRIERS, CarrierUnusable, SourcePosition, carrie
 _NAMED_IN_LOG = 10
 PARTITIONS_LIKELY = 1 << 20
 OFFSETS_LIKELY = 1 << 53
-"""No source has such partitions or offsets; of random keys that parse, all but one in two million have one of them."""
+"""No source has partitions or offsets as high as these; of random keys that parse, all but one in two million have."""
 
 
 def looks_unlikely(marks: HighwaterMarks) -> npt.NDArray[np.bool_]:
@@ -57,12 +57,12 @@ class FilterRule:
 
     @property
     def may_be_chance(self) -> bool:
-        """Whether bytes that somebody else wrote are taken for metadata."""
+        """Whether bytes that a producer wrote for another purpose may be taken for metadata."""
         return not isinstance(self.carrier, SourcePosition)
 
     @property
     def counts_gaps(self) -> bool:
-        """Whether the source offsets between two of a pair are records that did not come."""
+        """Whether missing source offsets of a pair are missing records."""
         return not (isinstance(self.carrier, SourcePosition) and self.carrier.is_tuple)
 
 
@@ -107,7 +107,7 @@ class BatchCounts:
 
 
 def warn_of_silent_pairs(log: logging.Logger, counts: BatchCounts) -> None:
-    """Name the pairs of which every row was dropped, loudly."""
+    """Warn of the pairs of which every row was dropped."""
     if counts.all_dropped:
         log.warning(
             "batch %d: every row of %d (topic, pid, source partition) was dropped: %s%s; a replayed stretch looks "

@@ -52,7 +52,7 @@ KEY = "_pushrep_key"
 """The bytes that may be metadata, whatever carrier they came in, while a frame is inside the filter."""
 
 RUNS_MAX = 250_000
-"""With more runs than this a batch is aggregated by pair: some 20 MB for the driver, and no worth beyond."""
+"""With more runs than this a batch is aggregated by pair: the driver would get over 20 MB, and little is gained."""
 
 _CORES_LIKELY = 8
 """Of a Spark Connect server, which doesn't tell how many it has."""
@@ -103,7 +103,7 @@ def scan_slices(keyed: DataFrame, rule: FilterRule, *, runs: bool = True) -> lis
 
 
 def in_log_order(keyed: DataFrame) -> bool:
-    """Whether the rows of each log partition ascend inside each Spark partition: one more job, over the places only."""
+    """Whether the rows of each log partition ascend inside each Spark partition. One more job, over three columns."""
 
     def look(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         last: dict[tuple[str | None, int], int] = {}
@@ -138,8 +138,7 @@ def epoch_columns(keyed: DataFrame) -> list[Column]:
 def _aggregated(keyed: DataFrame, rule: FilterRule, *, runs: bool) -> Any:
     """An Arrow table of (slice, topic, partition[, epochs], pair[, run, place]) with bounds; cut behind RUNS_MAX + 1.
 
-    Groups are numbers but for the topic, and so are their bounds: Spark has a quick table for such groups, and sorts to
-    aggregate binary values.
+    Groups and bounds are numbers, except the topic: Spark aggregates these by hashing, and binary values by sorting.
     """
     epochs = epoch_columns(keyed)
     names = [*_COLUMNS, *(EPOCH_COLUMNS if epochs else ())]
@@ -214,9 +213,9 @@ def _slices_of(found: Any, *, runs: bool) -> Iterator[Slice]:
 
 
 def _ascend(starts: Any, lasts: Any, places: Any) -> bool:
-    """Whether first and last rows of a slice's groups, put as they lie in the Spark partition, ascend in the log too.
+    """Whether the first and last rows of a slice's groups, in the order of the Spark partition, ascend in the log too.
 
-    A task that reads one file behind another that it should follow shows here; rows amidst a group are not looked at.
+    This notices a task that reads files in the wrong order. Rows inside a group are not compared.
     """
     offsets, where = np.concatenate([starts, lasts]), np.concatenate([starts - places, lasts - places])
     return bool((np.diff(offsets[np.argsort(where, kind="stable")]) >= 0).all())
@@ -256,7 +255,7 @@ def _scan_windows(keyed: DataFrame, rule: FilterRule) -> list[Slice]:
 
 
 STRETCHES_MAX = 64
-"""With more stretches than this the rows are decided one by one: each is a comparison for every row."""
+"""With more stretches than this the rows are decided one by one, since each stretch costs every row a comparison."""
 
 _LOG = logging.getLogger(__name__)
 _DECISION = "_pushrep_decision"
@@ -266,9 +265,9 @@ _DECISION = "_pushrep_decision"
 class FilteredFrame:
     """A batch frame's answer: `rows` pass, `dropped` do not; `marks` and `ranges` belong to all of its rows.
 
-    Reading `rows` or `dropped` reads the frame again. Where rows are judged one by one, it fails with FrameChanged, as
-    text in Spark's exception, if it does not give the same rows again; where whole runs pass or drop, nobody looks,
-    but ReplayFilteredBatches does.
+    Reading `rows` or `dropped` reads the frame again. If rows are decided one by one and the frame gives other rows,
+    that fails with FrameChanged, as text in Spark's exception. If runs decide, other rows are not noticed here;
+    ReplayFilteredBatches notices them.
     """
 
     rows: DataFrame
@@ -279,7 +278,7 @@ class FilteredFrame:
     observation: Observation
 
     def counts(self, batch_id: int = 0) -> BatchCounts:
-        """Counts as the runs have decided; where rows are judged one by one, as the first action on `rows` saw them."""
+        """The counts: known at once if runs decide, else as the first action on `rows` saw them."""
         plan = self.plan
         known = BatchCounts(
             batch_id,
@@ -319,8 +318,8 @@ def filter_frame(  # noqa: PLR0913 - the rule's settings, by name
     `carrier`: where the metadata is, "key" or "header" (the last one named `stream-metadata` in the column headers), or
     a `SourcePosition` where there is none.
     `marks` are those before the frame, `{MarksKey(topic): HighwaterMarks}`. `sort=True` brings the rows into log
-    order first; without it a frame that a shuffle cut up, files that don't lie in log order, and rows that are part of
-    the plan are recognised and sorted. Other rows that lie unordered in one piece may fail with LogOrderBroken.
+    order first; without it a shuffled frame, files that are not in log order, and rows that are part of the plan are
+    recognised and sorted. Other rows out of order inside one Spark partition may fail with LogOrderBroken.
     `ttl_s` needs `retention_ms`, the topic's retention.ms, as in `filter_replays`.
     Raises TtlTooShort, FrameUnusable, CarrierUnusable, PositionUnfit, PairSplit, BadFilterSetting.
     """
@@ -344,7 +343,7 @@ def plan_frame(  # noqa: PLR0913 - a frame, what is known of it, and the rule
     now_ms: int,
     sort: bool,
 ) -> BatchPlan:
-    """The plan of a scanned frame: where rows are judged one by one and don't lie as that needs, it sorts."""
+    """The plan of a scanned frame; it sorts if rows are decided one by one and not in the order that this needs."""
     plan = plan_batch(slices, before, rule=rule, now_ms=now_ms, sort=sort)
     if decided_by_runs(plan) or plan.must_sort:
         return plan
@@ -355,10 +354,10 @@ def plan_frame(  # noqa: PLR0913 - a frame, what is known of it, and the rule
 
 
 def _is_in_order(keyed: DataFrame, slices: list[Slice], rule: FilterRule) -> bool:
-    """Whether rows lie in the Spark partitions that the first pass saw, and as far as is known in log order.
+    """Whether rows lie in the Spark partitions that the first pass saw and, as far as is known, in log order.
 
-    Rows that are part of the plan (values, a small Arrow table) don't: a first pass over them runs without tasks. And
-    Spark packs files into tasks by their size, which only groups of runs tell, and a window's first pass.
+    Not so for rows that are part of the plan (values, a small Arrow table): a first pass over them runs without tasks.
+    Spark packs files into tasks by size; whether these are in log order is known only from runs, or with a window.
     """
     if is_local(keyed) is not False:
         return False
@@ -388,7 +387,7 @@ def apply_plan(keyed: DataFrame, plan: BatchPlan, rule: FilterRule) -> FilteredF
     passes = decision.bitwiseAND(F.lit(PASSES)) != 0
     count = F.shiftright(decision, COUNT_SHIFT)
     kind = decision.bitwiseAND(F.lit(KIND_MASK))
-    # Inside foreachBatch it reaches no progress of the query, only who asks for it.
+    # Inside foreachBatch it does not appear in the query's progress.
     observed = decided.observe(
         observation,
         F.count(F.lit(1)).alias("rows"),
@@ -397,7 +396,7 @@ def apply_plan(keyed: DataFrame, plan: BatchPlan, rule: FilterRule) -> FilteredF
         F.sum(F.when(kind == JUMPED, count)).alias("jumped"),
     )
     rows = observed.where(passes).drop(_DECISION)
-    # An Observation is filled by the first action: who asks whether there are rows at all must not be that.
+    # An Observation is filled by the first action, which must not be a mere isEmpty.
     rows.isEmpty = decided.where(passes).isEmpty  # type: ignore[method-assign]
     return FilteredFrame(
         rows,
@@ -412,13 +411,13 @@ def apply_plan(keyed: DataFrame, plan: BatchPlan, rule: FilterRule) -> FilteredF
 def _by_stretches(keyed: DataFrame, verdict: BatchVerdict, rule: FilterRule) -> tuple[DataFrame, DataFrame]:
     """Rows and dropped rows by built-in columns: no Python runs for a row.
 
-    Nor are they watched: their counts are known, and an Observation costs a tenth of reading them.
+    Nor are they observed: their counts are known, and an Observation adds a tenth to the time of reading them.
     """
     if not verdict.dropped:
         return keyed.drop(KEY), keyed.drop(KEY).where("false")
     # As text: made by functions, 64 stretches are a thousand calls into the JVM.
     inside = " or ".join(_inside(topic, stretch) for topic, stretch in verdict.dropped)
-    # Places first: of most rows nothing else is looked at. Null, for a row without a key, meets a false.
+    # Log offsets first: they exclude most rows. Null, for a row without a key, is joined with a false.
     replayed = F.expr(inside) & governed(F.col(KEY), rule)
     decided = keyed.withColumn(_DECISION, replayed).drop(KEY)
     return decided.where(~F.col(_DECISION)).drop(_DECISION), decided.where(_DECISION).drop(_DECISION)

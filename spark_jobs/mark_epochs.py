@@ -1,4 +1,4 @@
-"""Marks and startpoints: with which marks a partition goes on once a startpoint has moved it. Pure.
+"""Marks and startpoints: which marks a partition has after a startpoint moved it. Pure.
 
     marks after batch 7    (orders, 0): pairs of partitions 0 and 1
     batch 8                partition 1 comes in epoch 5: startpoint 5 moved it
@@ -7,7 +7,7 @@
       a table is replaced  (orders, 0): those of partition 0    (orders, 5): those of partition 1, as they were where it
                                                                              reads again (replacing.py)
 
-A pair lives in one partition of the destination, so a partition's marks move as a whole, and no pair stands under two
+A pair lives in one partition of the destination, so a partition's marks move as a whole, and no pair is under two
 epochs. The column startpoint_epoch names the startpoint that a row's run started from. Of the startpoints before it,
 marks_epoch names the newest that reset marks: so a reset is not missed if no row came between two startpoints.
 """
@@ -43,7 +43,7 @@ class EpochsMixed(SparkJobError):
 
 
 class Epoch(NamedTuple):
-    """The startpoint that a partition's run started from, and the newest of its line that reset marks; 0: none."""
+    """The startpoint that a partition's run began with, and the newest one up to it that reset marks; 0: none."""
 
     startpoint: int = 0
     marks: int = 0
@@ -52,7 +52,7 @@ class Epoch(NamedTuple):
 def carried(
     before: Mapping[MarksKey, HighwaterMarks], topic: str, epochs: Mapping[int, Epoch], seen: HighwaterMarks
 ) -> HighwaterMarks:
-    """What a topic's partitions go on with, under whatever epoch it stood; `seen`: the pairs of the batch.
+    """The marks with which a topic's partitions continue, from all epochs; `seen`: the pairs of the batch.
 
     Raises PairSplit.
     """
@@ -67,7 +67,7 @@ def carried(
 
 
 class LowestHeld(NamedTuple):
-    """Of pairs, the lowest source offset among the rows that a table holds of records to be read again; columns."""
+    """Columns: pairs, and the lowest source offset of each among the table's rows that are to be read again."""
 
     pids: Numbers
     partitions: Numbers
@@ -90,8 +90,8 @@ def begun_anew(
 def lowered(marks: HighwaterMarks, held: LowestHeld) -> HighwaterMarks:
     """The marks as they were before the rows that are held were kept. Without a window.
 
-    What the filter kept of a pair ascends, so below the lowest of these lay the mark, and a pair without any stood
-    where it stands.
+    The rows that the filter kept of a pair ascend, so before them the mark was below the lowest. The mark of a pair
+    without such rows does not change.
     """
     columns = marks.with_window(0).to_columns()
     rows = marks.find(held.pids, held.partitions)
@@ -150,7 +150,7 @@ def by_epoch(
 
 
 def _destinations(marks: HighwaterMarks, seen: HighwaterMarks) -> Numbers:
-    """Each pair's partition of the destination; of pairs that came without one, where the batch has them."""
+    """Each pair's destination partition; if its mark has none, the one in which the batch has the pair."""
     columns, told = marks.to_columns(), seen.to_columns().destination_partitions
     rows = seen.find(columns.pids, columns.partitions)
     here = np.where(rows >= 0, told[rows], UNKNOWN) if len(told) else np.full(len(rows), UNKNOWN, np.int64)

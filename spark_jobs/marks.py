@@ -5,9 +5,9 @@ LocalMarks writes into a segment log of its own, `<path>/marks-<generation>`, fl
     record key    | part u32 | parts u32 |    big-endian; a value above PART_BYTES travels as several records
     record value  a batch's marks (batch_marks.py), or {"drop_from": [query, batch]} as JSON
 
-The last word on a (query, batch) counts. What is no longer wanted stays in the log until it outweighs the rest; then
-what is wanted is copied into the next generation, which counts from its last record {"complete": true} on, and only
-then the older one is removed: killed anywhere in between, one of the two is whole.
+The newest entry of a (query, batch) counts. Entries that are no longer needed stay in the log until they outweigh the
+others. Then the others are copied into the next generation, which is valid once its last record {"complete": true} is
+written; only then the older one is removed. Killed anywhere in between, one of the two is complete.
 """
 
 import json
@@ -149,9 +149,9 @@ class LocalMarks(ClosedAtExit):
         return self._log
 
     def _open_newest(self) -> SegmentLog:
-        """The newest generation that is whole; those it replaced are removed.
+        """The newest complete generation; older ones are removed.
 
-        A half-written one stays until a rewrite passes it: a number is never used for two logs.
+        An incomplete one stays until a rewrite takes a higher number: a number is never used for two logs.
         """
         while True:
             seen = self._generations()
@@ -160,7 +160,7 @@ class LocalMarks(ClosedAtExit):
                 if generation == min(seen, default=0) or self._is_complete(log):
                     break
                 log.close()
-            # Another process may have rewritten the store between our look and our lock.
+            # Another process may have rewritten the store between listing it and locking it.
             if self._generations() == (seen or [generation]):
                 for old in seen[: seen.index(generation)] if seen else []:
                     self._remove(old)
@@ -174,7 +174,7 @@ class LocalMarks(ClosedAtExit):
         return [partition for topic, partition in list_logs(self._path) if topic == TOPIC]
 
     def _open(self, generation: int) -> SegmentLog:
-        # A write a micro-batch is too rare for room made ahead to be worth its bytes.
+        # Preallocation is not worth its bytes at one write a micro-batch.
         config = LogConfig(batch_bytes_max=2 * PART_BYTES, segment_bytes=1 << 30, preallocate_bytes=0)
         log = SegmentLog.open(self._path / f"{TOPIC}-{generation}", config=config)
         if log.recovery.damaged_from is not None:
@@ -190,7 +190,7 @@ class LocalMarks(ClosedAtExit):
         shutil.rmtree(self._path / f"{TOPIC}-{generation}")
 
     def _load(self, log: SegmentLog) -> None:
-        """Walk the log once: where the last word on each batch stands, and whose the store is."""
+        """Read the log once: where the newest entry of each batch is, and which query wrote last."""
         try:
             for value, place in entries(log):
                 self._replay(value, place)
@@ -259,7 +259,7 @@ class LocalMarks(ClosedAtExit):
 
 
 class _Place:
-    """Where an entry stands: its records are [start, end)."""
+    """Where an entry is: its records are [start, end)."""
 
     __slots__ = ("end", "size", "start")
 
@@ -279,7 +279,7 @@ def _append(log: SegmentLog, value: bytes) -> _Place:
 
 
 def entries(log: SegmentLog | LogReader) -> Iterator[tuple[bytes, _Place]]:
-    """Every whole entry; parts that a kill left without their rest are passed over."""
+    """Every complete entry. Parts of an entry that a kill left incomplete are skipped."""
     pieces: list[bytes] = []
     start = log.log_start_offset
     for record in log.records(log.log_start_offset):

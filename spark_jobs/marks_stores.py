@@ -1,4 +1,4 @@
-"""A marks store by what a person types: a directory, a URL of one, a database's URL with a table, or kafka:TOPIC."""
+"""A marks store by name: a directory, a URL of one, a database's URL with a table, or kafka:TOPIC."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

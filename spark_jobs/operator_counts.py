@@ -1,4 +1,4 @@
-"""What filter_replays tells of itself: numbers observed before and after the operator, in each batch's progress.
+"""The counts of filter_replays: numbers observed before and after the operator, in each batch's progress.
 
     <metrics>.before   rows, unkeyed (passed untouched: no metadata, or a PID outside of only_pids)
     <metrics>.after    pairs, kept, dropped, late, jumped, all_dropped; by name up to NAMED_MAX a task: the pairs of
@@ -118,14 +118,14 @@ def operator_counts(progress: Mapping[str, Any], metrics: str = METRICS) -> Batc
 
 
 def operator_gaps(progress: Mapping[str, Any], metrics: str = METRICS) -> dict[tuple[str, int, int], int]:
-    """The gap alarm of one batch: (topic, pid, source partition) → offsets its mark jumped over; NAMED_MAX a task."""
+    """The gaps of one batch: (topic, pid, source partition) → offsets that its mark passed over; NAMED_MAX a task."""
     after = _observed(progress, f"{metrics}.after")
     found = [] if after is None else map(json.loads, after["gaps"])
     return {(topic, pid, partition): jumped for topic, pid, partition, jumped in found}
 
 
 def _observed(progress: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
-    """What was observed under a name; over Spark Connect it comes as lists of values and of their names."""
+    """What was observed under a name; over Spark Connect it is a list of values and a list of names."""
     row = progress["observedMetrics"].get(name)
     if row is None or "schema" not in row:
         return row if row is None or isinstance(row, Mapping) else row.asDict()
@@ -137,7 +137,7 @@ def _sum(name: str) -> Any:
 
 
 class CountsListener(StreamingQueryListener):
-    """Hears every batch of every query of a session: `spark.streams.addListener(CountsListener(on_counts))`.
+    """Is called for every batch of every query of a session: `spark.streams.addListener(CountsListener(on_counts))`.
 
     Calls `on_counts(query id, counts)` for those with a filter of this name, and logs by name the pairs of which
     every row was dropped. It runs in the driver, some time after the batch.
@@ -153,7 +153,7 @@ class CountsListener(StreamingQueryListener):
         return self._counts
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
-        """Nothing to tell yet."""
+        """Nothing to report yet."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802 - Spark's name
         counts = operator_counts(json.loads(event.progress.json), self._metrics)
@@ -168,7 +168,7 @@ class CountsListener(StreamingQueryListener):
             self._on_counts(str(event.progress.id), counts)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802 - Spark's name
-        """Nothing came."""
+        """No batch, no counts."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802 - Spark's name
-        """The last batch told all."""
+        """The last batch reported all."""

@@ -74,7 +74,7 @@ def decide_pair(
     log_offsets, source_offsets = (np.concatenate(column) for column in zip(*places, strict=True))
     sizes = np.array([len(own) for own, _ in places])
     partitions = np.repeat(np.array([chunk.partition for chunk in in_order]), sizes)
-    # Of several partitions the order does not matter: the filter refuses them.
+    # In several partitions the order does not matter: the filter refuses the pair.
     order = None if (log_offsets[1:] > log_offsets[:-1]).all() else np.lexsort((log_offsets, partitions))
     count = len(source_offsets)
     filter_ = rule.new_filter(marks)
@@ -96,14 +96,14 @@ def decide_pair(
 
 
 def _check_once(name: PairName, partition: int, log_offsets: npt.NDArray[np.int64]) -> None:
-    """Of the rows of one log partition, in log order, none may be there twice."""
+    """Raise LogRowTwice if a row of a log partition, in log order, comes twice."""
     twice = np.flatnonzero(log_offsets[1:] == log_offsets[:-1])
     if len(twice):
         raise LogRowTwice(name.topic, partition, int(log_offsets[twice[0]]))
 
 
 def _epoch_of(name: PairName, chunks: list[PairChunk]) -> Epoch:
-    """The epoch of the first log partition; another one makes the pair split, which is told first."""
+    """The epoch of the first log partition. A pair in a second one is refused before this matters."""
     partition, epoch = chunks[0].partition, chunks[0].epoch
     epochs = {chunk.epoch for chunk in chunks if chunk.partition == partition}
     if len(epochs) > 1:

@@ -1,21 +1,21 @@
-"""A startpoint that resets marks: what is read again replaces what stands in the table, and the table is right.
+"""A startpoint that resets marks: rows of records that are read again replace the old ones in the table.
 
     rows of batches before      ... 118 119 │ 120 121 122 ... 179       a startpoint sends the partition back to 120
     batch N, in a new epoch                 │ 120 ... 139               its rows replace those, in one step
-    marks before batch N        as they were at 120: of each pair, what lay below the lowest row that stands from there
+    marks before batch N        as they were at 120: of each pair, below its lowest row in the table from 120 on
 
-Marks that began empty would let through what is replayed above 120 of records below it: their rows stand already.
-So the table tells what the filter had kept from 120 on, by (topic, partition, offset), and the log tells whose records
-those are. A batch replaces only what its own log range covers. Rows that somebody removed by hand tell nothing: leave
-them there.
+Empty marks would let replays pass that lie above 120 in the log, of records whose rows below 120 stay in the table.
+So the marks are computed: the table has the (topic, partition, offset) of each row that the filter kept from 120 on,
+and the log has the pairs of those records. A batch replaces only rows inside its own log range. Do not delete rows by
+hand before: without them the old marks can't be computed.
 
 Where the startpoint says replace_until, say 150, rows from there on stay as they are (RowsWanted.end):
 
     batch N + 1                             │     140 ... 149          replaces those
                                             │         150 ... 159      only raises the marks: read, and not written
 
-So the marks behind the last row that stands, 179, are those of before, and what comes there is new. A later
-startpoint without a reset that goes back from 140 to 130 finds marks that drop what comes again, so rows below 140 stay
+So after 179, the last old row, the marks are what they were before, and records from there on are new. If a later
+startpoint without a reset goes back from 140 to 130, the marks drop what is read again, so rows below 140 stay
 (RowsWanted.start).
 """
 
@@ -49,7 +49,7 @@ Records = Callable[[SparkSession, LogRange], DataFrame]
 
 
 class RowsWanted(NamedTuple):
-    """Which rows a run is to replace: those of log offsets [start, end), read again by who stood at `stood_at`."""
+    """Which rows a run replaces: those of log offsets [start, end). `stood_at`: the partition's position before it."""
 
     start: int = 0
     end: int = OFFSET_MAX
@@ -126,7 +126,7 @@ class Replacing:
         }
         resets = {(s.topic, s.partition): s.marks_epoch for s in slices if s.marks_epoch}
         ranges = {one: resets[one[:2]] for one in ranges_of(s for s in slices if s.marks_epoch)}
-        # Asked once: what comes behind it is new, however many batches that takes.
+        # Asked once for each startpoint, for all its batches: rows above are new.
         new = {one: reset for one, reset in ranges.items() if (*one[:2], one.startpoint_epoch) not in self._known}
         asked = {one: reset for one, reset in new.items() if (*one[:2], reset) not in in_checkpoint}
         wanted = self._wanted(asked) if asked and self._wanted is not None else {}
@@ -144,7 +144,7 @@ class Replacing:
 
 
 class _RowsThere(NamedTuple):
-    """The rows that stand in a partition, [0, until), and which of them are to be replaced."""
+    """The rows of a partition that are in the table, [0, until), and which of them are to be replaced."""
 
     until: int = 0
     wanted: RowsWanted = RowsWanted()
@@ -152,7 +152,7 @@ class _RowsThere(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RereadBatch:
-    """A batch of which some partitions are read again, and what stands of them in the table."""
+    """A batch of which some partitions are read again, and which of their rows are in the table."""
 
     table: ReplaceableTable
     records: Records
@@ -163,20 +163,20 @@ class RereadBatch:
     rows_there: Mapping[tuple[str, int], _RowsThere]
 
     def ranges(self) -> tuple[LogRange, ...]:
-        """The batch's log ranges in which rows of other batches may stand and are replaced."""
+        """The batch's log ranges in which rows of other batches are replaced."""
         return self._ranges(lambda there: (there.wanted.start, min(there.until, there.wanted.end)))
 
     def handler(self, handler: ReplacingHandler) -> Callable[[DataFrame, int], Any]:
-        """What takes the batch's rows: with the others in its ranges replaced, and without those whose place stays."""
+        """A handler that replaces other batches' rows in those ranges and leaves out rows whose old ones stay."""
         ranges = self.ranges()
         replacing = partial(handler.replace, ranges=ranges) if ranges else handler
         stay = self._ranges(lambda there: (there.wanted.end, there.until))
         return (lambda rows, batch_id: replacing(rows.where(~within_any(stay)), batch_id)) if stay else replacing
 
     def marks_before(self, before: Mapping[MarksKey, HighwaterMarks]) -> Mapping[MarksKey, HighwaterMarks]:
-        """The marks before the batch, of partitions that begin anew as they were there; `before` itself if none does.
+        """The marks before the batch; those of partitions that are read again as they were at that position.
 
-        Once the table has changed they can't be told from it. Raises CantReplace.
+        `before` itself if no partition is. Compute it before the table changes. Raises CantReplace.
         """
         changed = before
         for topic in dict.fromkeys(topic for topic, _ in self.rows_there):
@@ -192,7 +192,7 @@ class RereadBatch:
     def _as_of(self, one: LogRange, marks: HighwaterMarks) -> HighwaterMarks:
         """A partition's marks as they were before the range's first record."""
         if self.rule.window or marks.window:
-            raise CantReplace(*one[:3], "with a window the marks don't tell what they were there")
+            raise CantReplace(*one[:3], "with a window the earlier marks can't be computed")
         until, wanted = self._rows_there(one)
         if wanted.stood_at < one.start < until:
             why = f"the job stood at {wanted.stood_at}, below it, where an earlier startpoint gives records again: its "
@@ -204,7 +204,9 @@ class RereadBatch:
         lowest = to_arrow(kept.groupBy("pid", "source_partition").agg(F.min("source_offset").alias("lowest")))
         found = LowestHeld(*(np.asarray(column).astype(np.int64) for column in lowest.columns))
         if not len(found.pids) and self._drops_all(one, marks) and held.isEmpty():
-            raise CantReplace(*one[:3], "none of them stands there, so nothing tells which the filter had kept")
+            raise CantReplace(
+                *one[:3], "no row of them is in the table, so which records the filter had kept is not known"
+            )
         where = one.topic, shown_partition(one.partition), one.start, min(until, wanted.end)
         _LOG.warning("%s-%s is read again from offset %d on: rows below offset %d are replaced", *where)
         return lowered(marks, found)

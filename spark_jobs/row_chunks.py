@@ -5,7 +5,7 @@
            places: the log offset of each row, then the source offset of each, int64 in this machine's order
            data:   an Arrow IPC stream of the rows themselves, every column with its type and value as it came
 
-Who decides reads `places` and opens `data` only where some rows of a chunk pass and some do not. Rows that the rule is
+The decision reads `places`, and opens `data` only if some rows of the chunk pass and some do not. Rows that the rule is
 not for (no metadata, another PID) make chunks too, without places, under a source partition that no pair can have.
 """
 
@@ -23,12 +23,13 @@ from spark_jobs.mark_epochs import EPOCH_COLUMNS, Epoch
 from spark_jobs.slice_filter import check_places, log_partitions, only_epoch
 
 CHUNK_BYTES = 1 << 20
-"""At most so much `data`, unless one row alone is more. A sixteenth of it is left for the stream's own head."""
+"""The most bytes of a chunk's `data`, unless one row alone has more. A sixteenth is left for the stream's header."""
 
 GATHER_BYTES, GATHER_BYTES_MAX = 8 << 20, 64 << 20
-"""So many rows are brought together before they are cut: Spark hands over 10,000 at a time, and a chunk of a few rows
-costs as much as one of a thousand. More falls out of the processor's cache (a million rows of 16 pairs 0.25 s, at
-32 MiB 0.57), so it is doubled only while chunks have less than SMALL_BYTES on average: thousands of pairs.
+"""This many bytes of rows are gathered before they are cut into chunks: Spark hands over 10,000 rows at a time, and a
+chunk of a few rows costs as much as one of a thousand. More does not fit into the processor's cache (a million rows of
+16 pairs take 0.25 s, with 32 MiB 0.57 s), so it is doubled only while chunks are smaller than SMALL_BYTES on average,
+as with thousands of pairs.
 """
 SMALL_BYTES = 64 << 10
 
@@ -77,7 +78,7 @@ def pack_rows(batches: Iterable[pa.RecordBatch], packing: Packing) -> Iterator[p
     """
     gatherer = _Gatherer()
     for rows in gatherer.joined(batches):
-        # All chunks' data are written behind each other, and so are the column `data` without a further copy.
+        # The data of all chunks are written one after the other, so they are the column `data` without another copy.
         sink, ends = pa.BufferOutputStream(), [0]
         chunks: list[tuple[Any, ...]] = []
         for *head, own in _chunks(rows, packing):
@@ -136,7 +137,7 @@ def places_of(places: bytes) -> tuple[Numbers, Numbers]:
 
 
 class _Gatherer:
-    """Brings batches together, the more the smaller the chunks become."""
+    """Gathers batches; the smaller the chunks become, the more."""
 
     def __init__(self) -> None:
         self._wanted_bytes = GATHER_BYTES
@@ -156,7 +157,7 @@ class _Gatherer:
             yield _joined(waiting)
 
     def learn(self, data_bytes: int, chunks: int) -> None:
-        """So large were the last rows' chunks."""
+        """Reports how large the chunks of the last rows were."""
         if data_bytes < chunks * SMALL_BYTES:
             self._wanted_bytes = min(2 * self._wanted_bytes, GATHER_BYTES_MAX)
 
@@ -229,7 +230,7 @@ def _cuts(rows: pa.RecordBatch) -> Iterator[tuple[int, int]]:
         if size <= most or high - low == 1:
             yield low, high
             continue
-        # Equal pieces by the average; one that is still too large, as its rows are the long ones, is cut again.
+        # Equal numbers of rows by the average size; a piece that is still too large is cut again.
         pieces = min(high - low, -(-size // most))
         edges = [low + (high - low) * n // pieces for n in range(pieces + 1)]
         waiting.extend(zip(edges[-2::-1], edges[:0:-1], strict=True))

@@ -47,7 +47,7 @@ def decider(starts: Iterable[SliceStart], rule: FilterRule, *, by_topic: bool) -
         slices = SliceFilters(plan, rule)
         for key, partition, offset, *topic in batches:
             yield pa.array(slices.decide(key, topic[0] if by_topic else None, partition, offset), pa.int64())
-        # A consumer that stopped early never comes here: what it took is right, only not all.
+        # Not reached if the consumer stopped early: then the rows that it read are right.
         slices.check_whole()
 
     return decide
@@ -90,7 +90,7 @@ class SliceFilters:
         return decisions
 
     def check_whole(self) -> None:
-        """Every slice that began must have come whole. Raises FrameChanged."""
+        """Every slice of which rows came must be complete. Raises FrameChanged."""
         for opened in self._opened.values():
             start = opened.start
             if opened.rows != start.rows:
@@ -195,7 +195,7 @@ def _widen(bounds: list[int], offsets: Numbers) -> None:
 
 
 def log_partitions(topic: Any, partitions: Numbers) -> Iterator[tuple[tuple[str | None, int], Numbers | None]]:
-    """(topic, partition) → its rows in their order; None for all rows, where there is but one log partition.
+    """(topic, partition) → its rows in order; None means all rows: there is only one log partition.
 
     `topic` is an Arrow string column, or None where all rows are of one topic.
     """
@@ -254,7 +254,7 @@ def _refuse_step(name: tuple[str | None, int], before: int, after: int) -> NoRet
 
 
 def quiet_filter() -> None:
-    """In a worker a slice whose pairs are all dropped is nothing to shout about: the driver names those of a batch."""
+    """Workers log no pairs that were dropped whole: the driver names those of the batch."""
     logging.getLogger("filtering.replay_filter").setLevel(logging.ERROR)
 
 

@@ -45,7 +45,7 @@ Numbers = npt.NDArray[np.int64]
 
 
 class Runs(NamedTuple):
-    """n runs as columns: the pair, first and last log offset, first and last source offset, number of rows."""
+    """n runs as columns: pair, first and last log offset, first and last source offset, number of rows."""
 
     pids: Numbers
     partitions: Numbers
@@ -57,12 +57,12 @@ class Runs(NamedTuple):
 
     @classmethod
     def concatenated(cls, parts: Sequence[Self]) -> Self:
-        """All of several."""
+        """The runs of all parts."""
         none = cls(*[np.empty(0, np.int64)] * len(cls._fields))
         return cls(*(np.concatenate(columns) for columns in zip(none, *parts, strict=True)))
 
     def some(self, rows: Numbers) -> Self:
-        """The runs of these numbers."""
+        """The runs at these indexes."""
         return self._replace(**{name: column[rows] for name, column in zip(self._fields, self, strict=True)})
 
 
@@ -96,7 +96,7 @@ def decide(runs: Runs, marks: HighwaterMarks) -> RunsVerdict | None:
     spans = in_order.lasts - in_order.starts + 1
     known = _marks_of(in_order.pids[first], in_order.partitions[first], marks)
     before = _highest_before(in_order.highs, first, known)
-    # The first so many offsets of the run; in this order no sum leaves 64 bits.
+    # How many offsets from the run's start are replays. Computed in this order, no sum exceeds 64 bits.
     replayed = np.where(before < in_order.lows, 0, np.minimum(before - in_order.lows, spans - 1) + 1)
     kept = np.where(replayed == spans, 0, in_order.rows - replayed)
     if ((replayed > 0) & (replayed < spans) & (in_order.rows < spans)).any():
@@ -110,7 +110,7 @@ def decide(runs: Runs, marks: HighwaterMarks) -> RunsVerdict | None:
 
 
 def hold_each_row_once(runs: Runs) -> bool:
-    """Whether no row stands in two of the runs: those of each pair lie one behind another."""
+    """Whether no row is in two of the runs: the runs of each pair do not overlap."""
     return _one_behind_another(*_by_pair(runs))
 
 
@@ -126,14 +126,15 @@ def _by_pair(runs: Runs) -> tuple[Runs, npt.NDArray[np.bool_]]:
 def _one_behind_another(in_order: Runs, first: npt.NDArray[np.bool_]) -> bool:
     behind = first.copy()
     behind[1:] |= in_order.starts[1:] > in_order.lasts[:-1]
-    # More rows than offsets are no runs.
+    # A run can't have more rows than offsets.
     return bool(behind.all() and (in_order.rows <= in_order.lasts - in_order.starts + 1).all())
 
 
 def _highest_before(highs: Numbers, first: npt.NDArray[np.bool_], known: Numbers) -> Numbers:
     """Before each run, the highest source offset of its pair: the mark, and the runs in front of it.
 
-    A running maximum that begins anew at each pair: over ranks, since offsets themselves leave no bits to add to.
+    A running maximum that restarts at each pair. It is taken over ranks: adding a pair's number to the offsets
+    themselves could exceed 64 bits.
     """
     pair = np.cumsum(first) - 1
     candidates = np.empty(len(highs), np.int64)
@@ -146,9 +147,9 @@ def _highest_before(highs: Numbers, first: npt.NDArray[np.bool_], known: Numbers
 
 
 def _stretches(runs: Runs, first: npt.NDArray[np.bool_], replayed: Numbers, spans: Numbers) -> list[Stretch]:
-    """What drops; neighbours of one pair are one, for between them lies no other row of it."""
+    """What drops. Neighbouring stretches of one pair become one, since no other row of the pair lies between."""
     stretches: list[Stretch] = []
-    whole_before = -2  # the last run that dropped whole
+    whole_before = -2  # index of the last run of which all rows dropped
     for i in np.flatnonzero(replayed).tolist():
         pid, partition, start = int(runs.pids[i]), int(runs.partitions[i]), int(runs.starts[i])
         end = start + int(replayed[i])
@@ -207,7 +208,7 @@ class SliceStart:
 
 @dataclass(frozen=True, slots=True)
 class BatchVerdict:
-    """Which rows drop: by topic, stretches of the log; all others pass. Counts as BatchCounts has them."""
+    """Which rows drop: stretches of the log (Stretch), by topic; all others pass. Counts: see BatchCounts."""
 
     dropped: tuple[tuple[str, Stretch], ...] = ()
     dropped_rows: int = 0
@@ -219,9 +220,8 @@ class BatchPlan:
     """What the first pass found: how to filter each slice, and the marks after the batch.
 
     `must_sort`: the slices tell nothing about order, `starts` are those of whole log partitions, sorted.
-    `all_dropped`: (topic, pid, source partition) of the pairs of which no row will pass. `unlikely_pairs`: those that
-    look like keys that are metadata by chance. `verdict`: not None where
-    the runs decide it all.
+    `all_dropped`: (topic, pid, source partition) of the pairs of which no row will pass. `unlikely_pairs`: how many
+    pairs look like business keys that are metadata by chance. `verdict`: not None if the runs decide every row.
     """
 
     starts: tuple[SliceStart, ...]
@@ -329,7 +329,7 @@ def _whole_partitions(own: list[Slice], old: HighwaterMarks) -> Iterator[SliceSt
 
 
 def merged_marks(parts: Iterable[HighwaterMarks]) -> HighwaterMarks:
-    """All of them as one."""
+    """All marks merged."""
     merged = HighwaterMarks()
     for part in _pairwise_merged(list(parts)):
         merged = merged.merge(part)
@@ -367,7 +367,7 @@ def _advanced_at(seen: HighwaterMarks, now_ms: int) -> HighwaterMarks:
 
 
 def _unchanged(seen: HighwaterMarks, old: HighwaterMarks, new: HighwaterMarks) -> Iterator[tuple[int, int]]:
-    """The pairs that came and whose mark and bits stayed: not one of their rows was new."""
+    """The pairs of the batch whose mark and bits did not change: none of their rows was new."""
     columns, before, after = seen.to_columns(), old.to_columns(), new.to_columns()
     rows_old, rows_new = (m.find(columns.pids, columns.partitions) for m in (old, new))
     known = np.flatnonzero(rows_old >= 0)

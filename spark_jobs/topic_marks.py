@@ -38,7 +38,7 @@ class MarksTopicUnfit(SparkJobError):
 
 
 class _Batch(NamedTuple):
-    """Where a batch stands: the offset of its seal, and the keys of its parts."""
+    """Where a batch is: the offset of its seal, and the keys of its parts."""
 
     seal: int
     parts: tuple[str, ...]
@@ -55,7 +55,7 @@ class TopicMarks(ClosedAtExit):
         self.location = f"kafka:{destination.topic}"
         self._destination = destination
         self._topic: KeyedTopic | None = None
-        self._known: dict[tuple[str, int], _Batch] = {}  # as of the last look, which found this last record:
+        self._known: dict[tuple[str, int], _Batch] = {}  # as of the last read of the topic, up to this record:
         self._last_offset: int | None = None
         self._latest: tuple[int, BatchMarks] | None = None  # with the offset of its seal
 
@@ -99,10 +99,10 @@ class TopicMarks(ClosedAtExit):
         before = known.get((marks.query_id, marks.batch_id), _Batch(-1, ()))
         unused = [part for part in before.parts if part not in parts]
         records = [*parts.items(), *((part, None) for part in unused), *self._tombstones(gone)]
-        # The seal comes last: of the records of a store it is the one that says who wrote last.
+        # The seal comes last: the last record of the topic then says which query wrote last.
         offset = self._change([*records, (key, json.dumps(seal).encode())], marks.query_id, marks.batch_id)
         found = self._read_batches().get((marks.query_id, marks.batch_id))
-        if found is None or found.seal != offset:  # dropped, or written anew, in this very moment
+        if found is None or found.seal != offset:  # dropped, or written again, while it was read
             raise MarksFenced(self.location, marks.query_id, marks.batch_id)
         self._latest = offset, marks
 
@@ -117,7 +117,7 @@ class TopicMarks(ClosedAtExit):
         self._opened()
 
     def close(self) -> None:
-        """Let the clients go; the next use opens them again."""
+        """Close the clients; the next use opens them again."""
         if self._topic is not None:
             topic, self._topic = self._topic, None
             self._known, self._last_offset, self._latest = {}, None, None
@@ -146,7 +146,7 @@ class TopicMarks(ClosedAtExit):
         return self._known
 
     def _seen(self) -> dict[tuple[str, int], _Batch]:
-        """What was there when it was last asked for: a change must not build on anything newer."""
+        """The batches as last read. A change must be based on these, not on anything newer."""
         return self._read_batches() if self._last_offset is None else self._known
 
     def _batches_of(self, offsets: Mapping[str, int]) -> dict[tuple[str, int], _Batch]:

@@ -375,7 +375,7 @@ class ReplayFilteredConsumer:
     async def _turn(self, handed_over: Mapping[tuple[str, int], int]) -> None:
         """Wait until no partition is moved, and take the lock. handed_over: the first offset of each.
 
-        A caller that gives up waiting, as `asyncio.wait_for` does, must not lose records that the client has handed over.
+        A caller that gives up waiting, as `asyncio.wait_for` does, must not lose records that were handed over.
         """
         try:
             await self._moving.acquire()

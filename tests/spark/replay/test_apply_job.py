@@ -469,7 +469,7 @@ def test_rows_that_were_removed_by_hand_are_not_taken_for_replays(run, outbox, t
         database.execute('DELETE FROM orders WHERE "offset" >= 20')
         database.commit()
     send_back(tmp_path, 20)
-    with pytest.raises(CantReplace, match="none of them stands there"):
+    with pytest.raises(CantReplace, match="no row of them is in the table"):
         run(**options)
     run(**options | {"append_only": True})
     with closing(sqlite3.connect(tmp_path / "orders.db")) as database:
