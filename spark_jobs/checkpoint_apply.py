@@ -1,12 +1,12 @@
-"""Startpoints for queries that do not follow any: one more pair of offsets and commit in a checkpoint that rests.
+"""Startpoints for queries that do not follow any: one more pair of offsets and commit in a stopped query's checkpoint.
 
-    look     stateless? last batch committed? a source that can be moved?      watch   does nothing change for so long?
+    look     stateless? last batch committed? a source that can be moved?      watch   does the checkpoint not change?
     resolve  by the store, once; the same answer again after a crash
-    append   a copy of the checkpoint, then the pair (checkpoint_pair.py); the query goes on behind it at that offset
+    append   a copy of the checkpoint, then the pair (checkpoint_pair.py); the query continues after it at that offset
     record   the startpoint is consumed
 
-Killed anywhere, the same call finishes it: a pair that is noted is completed, one that is whole is only recorded. A
-request of the call itself is written behind the watch, so what is refused leaves nothing pending.
+Killed anywhere, the same call finishes it: a pair that is noted is completed, a complete one is only recorded. A
+request of the call itself is written after the watch, so a refused call leaves nothing pending.
 """
 
 import sys
@@ -297,7 +297,7 @@ def _watch(checkpoint: Path, watch_s: float, sleep: Callable[[float], None]) -> 
 
 
 def _identity(move: Move) -> tuple[int, int, int, bool]:
-    """What has to be as it was shown. Where a time leads to may move on with the log."""
+    """What must not differ from the preview. The offset of a time may: the log may have grown."""
     return (move.partition, move.before, move.sequence, move.after is None)
 
 
@@ -341,7 +341,7 @@ def _resolved_pair(place: CheckpointPlace, store: StartpointStore, sequences: Ma
 
 
 def _unfinished(place: CheckpointPlace, store: StartpointStore) -> BatchPair | None:
-    """The pair that was noted last, while the store does not say that it is used (else the copy was put back)."""
+    """The newest noted pair, unless the store says that it is consumed (then the copy was put back)."""
     noted = newest_pair(place.checkpoint)
     return noted if noted is not None and _waiting(store, noted) else None
 
@@ -356,7 +356,7 @@ def _waiting(store: StartpointStore, pair: BatchPair) -> list[Move]:
 
 
 def _record(store: StartpointStore, pair: BatchPair) -> None:
-    """Say that the pair's are used: those, whatever was written since."""
+    """Record that the pair's startpoints are consumed, whatever was written since."""
     for move in _waiting(store, pair):
         claim = store.claim(pair.consumer, pair.topic, move.partition)
         store.consume(claim, move.sequence, committed=move.sequence)

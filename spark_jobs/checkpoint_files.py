@@ -115,7 +115,7 @@ class LoggedOffsets:
 
 @dataclass(frozen=True, slots=True)
 class QueryCheckpoint:
-    """What a checkpoint that rests says: the query, its last batch, where that ended, and its commit's text."""
+    """A stopped query's checkpoint: the query, its last batch, where that ended, and its commit's text."""
 
     path: Path
     query_id: str
@@ -141,7 +141,7 @@ def read_checkpoint(path: Path) -> QueryCheckpoint:
 
 
 def snapshot(path: Path) -> dict[str, tuple[int, int]]:
-    """Every file with its size and time of change: two that differ tell of a running query."""
+    """Every file with its size and time of change: if two snapshots differ, the query runs."""
     found = {}
     for file in _files(path):
         status = file.stat()
@@ -240,7 +240,7 @@ class SourceNotMovable(SparkJobError):
 
 
 class MovableSource(Protocol):
-    """A source of a checkpoint: where it stands, what is there, and its offset elsewhere."""
+    """A source of a checkpoint: its positions, what its log holds, and its offset with other positions."""
 
     topic: str
     positions: dict[int, int]
@@ -249,11 +249,11 @@ class MovableSource(Protocol):
     """Spark's older sources are asked for the last committed range once more at a restart."""
 
     def facts(self, partition: int, startpoint: Startpoint) -> LogFacts:
-        """What is there to resolve `startpoint` by. Raises SourceNotMovable."""
+        """The facts of the log by which `startpoint` is resolved. Raises SourceNotMovable."""
         ...
 
     def moved(self, offsets: Mapping[int, int]) -> str:
-        """The logged offset with these partitions elsewhere."""
+        """The logged offset with these partitions at other positions."""
         ...
 
 
@@ -277,7 +277,7 @@ class _Pushrep:
         found = StreamOffset.from_json(logged, self.topic)
         assert found is not None, "an offset with partitions"
         if any(position.epoch for position in found.positions.values()):
-            why = "it follows startpoints by itself: pushrep startpoint set is enough, it takes them up when it starts"
+            why = "it follows startpoints by itself: pushrep startpoint set is enough, it applies them when it starts"
             raise SourceNotMovable(name, why)
         if logs is None:
             raise SourceNotMovable(name, "it reads logs of pushrep: say where they lie, --logs")
@@ -327,7 +327,7 @@ class _Kafka:
                 " tells those of a time), or a number of records back"
             )
             raise SourceNotMovable(self._name, why)
-        # The broker alone knows the range; where the offset is not in it Spark says so at its start.
+        # Only the broker knows the range; an offset outside of it fails when Spark starts.
         forward = startpoint.value or 0
         if startpoint.kind is Kind.RELATIVE_RECORDS:
             forward += self.positions[partition]

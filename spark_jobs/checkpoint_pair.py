@@ -39,7 +39,7 @@ class MarksUnreachable(SparkJobError):
 
 @runtime_checkable
 class WithRows(Protocol):
-    """A store that commits marks and rows as one, and wants to be told that there are none."""
+    """A store that commits marks with rows, and needs to know that a batch has none."""
 
     def stage_nothing(self, query_id: str, batch_id: int) -> None: ...
 
@@ -108,8 +108,8 @@ def move_marks(place: MarksPlace | None, location: str | None, move: MarksMove) 
 
 
 def _moved(before: BatchMarks, move: MarksMove) -> BatchMarks:
-    """The marks of a batch that holds nothing. Those of a partition that was sent back stay, for whoever replaces rows:
-    its filter needs them to tell what they were there (replacing.py); any other begins without.
+    """The marks of a batch that holds no record. A partition that was sent back keeps its marks, since a filter that
+    replaces rows computes the earlier ones from them (replacing.py); any other filter resets them.
     """
     if move.resets is None:
         return BatchMarks(before.query_id, before.batch_id)
@@ -204,7 +204,7 @@ def newest_pair(checkpoint: Path) -> BatchPair | None:
 
 
 def free_backup(checkpoint: Path, first: int) -> Path:
-    """Where the copy goes. Raises CheckpointUnreadable if there is one of before that batch already."""
+    """The place of the copy. Raises CheckpointUnreadable if a copy from before that batch is there already."""
     backup = checkpoint.with_name(f"{checkpoint.name}-before-{first}")
     if backup.exists():
         why = "a copy of before this batch is there already, of a pair that is not in the checkpoint: move it away"
@@ -234,13 +234,13 @@ def append(checkpoint: Path, pair: BatchPair, marks: MarksPlace | None) -> None:
             try:
                 create(file, text, pair.backup_of(checkpoint))
             except FileExistsError:
-                # A commit is the query's own where it was started on our offsets alone: they hold nothing.
+                # The query may have started on our offsets and written the commit itself: the batch is empty.
                 if kind == "offsets" and file.read_text(encoding="utf-8") != text:
                     raise QueryRunning(checkpoint, f"{kind}/{batch} was written") from None
 
 
 def is_purged(checkpoint: Path, pair: BatchPair) -> bool:
-    """Whether the query has gone on so far behind a pair of `newest_pair` that Spark has let its batches go."""
+    """Whether the query has run so far past a pair of `newest_pair` that Spark has removed its batches."""
     planned = _planned(checkpoint)
     return bool(planned) and min(planned) > pair.first
 
@@ -258,7 +258,7 @@ def _marks_move(pair: BatchPair) -> MarksMove:
 
 
 def _is_ours(checkpoint: Path, pair: BatchPair) -> bool:
-    """False if the query planned this batch by itself; what Spark has purged since was ours."""
+    """False if the query planned this batch by itself. If Spark has purged the file since, it was ours."""
     file = checkpoint / "offsets" / str(pair.first)
     if file.exists():
         return file.read_text(encoding="utf-8") == pair.offsets

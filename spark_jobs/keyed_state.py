@@ -86,7 +86,7 @@ def _chunks(frames: Iterable[pd.DataFrame]) -> Iterator[PairChunk]:
 
 
 def _frames(kept: Iterator[bytes], report: str) -> Iterator[pd.DataFrame]:
-    """Data in frames of about _FRAME_BYTES; the report rides on the first, which is there even if nothing passed."""
+    """Data in frames of about _FRAME_BYTES; the first carries the report, and is there even if nothing passed."""
     waiting: list[bytes | None] = []
     waiting_bytes, told = 0, False
     for data in kept:
@@ -260,7 +260,7 @@ def _in_stream(
             (topic, *pair, known.epoch, known.marks.to_bytes()) for (topic, *pair), known in _by_pair(marks).items()
         ]
         initial = df.sparkSession.createDataFrame(rows, _MARKED).groupBy(*_PAIR)
-    # Processing time only where it is asked for: with it Spark runs a batch for every trigger, rows or not.
+    # Processing time only if needed: with it Spark runs a batch at every trigger, even without rows.
     time_mode = "None" if rule.ttl_s is None else "ProcessingTime"
     return packed.transformWithStateInPandas(
         PairProcessor(rule), DECIDED, outputMode="Append", timeMode=time_mode, initialState=initial

@@ -1,4 +1,4 @@
-"""`pushrep marks`: what a foreachBatch query remembers, looked at, taken out, put in and forgotten.
+"""`pushrep marks`: the marks of a foreachBatch query, shown, exported, imported, set and reset.
 
     a directory                 LocalMarks   (holds marks-<generation>)
     another, or a URL of one    FileMarks    (holds *.marks; starts Spark for its file systems)
@@ -180,8 +180,8 @@ def import_(store: str, file: Path, as_json: bool) -> None:  # noqa: FBT001
 def set_(store: str, pair: "PairKey", offset: int, export_to: Path, as_json: bool) -> None:  # noqa: FBT001
     """Set the mark of one pair, or forget it, in the last batch of a directory or topic; the others stay.
 
-    The pair goes on in whatever partition of the topic it is met next: so a pair that has moved for good (PairSplit)
-    keeps what it has seen, when it is set to its own mark.
+    The pair may then come in any partition of the topic. So a pair that has moved for good (PairSplit) keeps its mark
+    if it is set to that same mark.
 
     \b
     pushrep marks set orders-checkpoint-marks --pid 4711 --partition 0 --offset 16999 --export before.marks

@@ -1,10 +1,10 @@
-"""What a query's marks say while it runs: the log of its LocalMarks, read beside it without its lock.
+"""A query's marks while it runs: the log of its LocalMarks, read without its lock.
 
     look("orders-checkpoint-marks") ─▶ {"place", "query", "batches": [{"batch", "read"}, ...], "marks": [...]}
 
 `batches`: the newest, ascending; `read`: log records of the ranges that it held, holes included. `marks`: of the last
-batch, a pair each, with what the store knows of it. Rows that were kept and dropped are not in a store of marks: a job
-writes them into its own file of events (jobs/reporting.py), of which a batch is given what the last one of it said.
+batch, a pair each, with what the store knows of it. A store of marks does not hold how many rows were kept and dropped:
+these come from a job's file of events (jobs/reporting.py), the newest event of each batch.
 """
 
 import json
@@ -46,7 +46,7 @@ def _look(path: Path) -> dict[str, Any]:
                 note = json_of(value)
                 if note is None:
                     head = BatchMarks.from_bytes(value)
-                    kept.pop((head.query_id, head.batch_id), None)  # the last word on it is the newest entry
+                    kept.pop((head.query_id, head.batch_id), None)  # the newest entry of a batch counts
                     kept[head.query_id, head.batch_id] = value
                 elif "drop_from" in note:
                     query, first = note["drop_from"]

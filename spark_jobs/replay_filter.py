@@ -5,9 +5,8 @@
             marks N-1 from the store ──────────┘      rows ─▶ second pass (slice_filter.py) ─▶ handler(rows, N)
                                                                                           then marks N ─▶ store
 
-The frame is read once for each pass; where the batch is of files, each time by the columns that are asked for
-(spark_internals.py), which are those that decide the first time. Where the first tells which stretches are replays, no
-Python runs for a row.
+The frame is read once for each pass. If the batch is of files, each pass reads only the columns that it needs
+(spark_internals.py). If the first pass finds which stretches of the log are replays, no Python runs for a row.
 Promise: every record once, under the prefix condition, for the life of the marks, for a handler whose second call
 with one batch replaces what the first one left. Marks N are stored after the handler returned; killed before that,
 Spark runs N again, which reads marks N-1 again and hands over the same rows.
@@ -71,16 +70,16 @@ __all__ = [
 
 _LOG = logging.getLogger(__name__)
 _WITHOUT_RUNS = 16
-"""After a batch whose pairs alternate too often for runs to help, so many are taken without looking for them."""
+"""After a batch with too many runs to be of use, this many batches are filtered without looking for runs."""
 
 Handler = Callable[[DataFrame, int], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class _Frames:
-    """A batch as it was handed over; that with its keys; and the same read by columns, where its plan lets it.
+    """A batch as Spark gave it; the same with keys; and the same with keys, pruned to the columns used if possible.
 
-    `count_input`: None where the handler may not have its rows from there.
+    `count_input`: None if the handler's rows can't come from the pruned frame.
     """
 
     df: DataFrame
@@ -112,8 +111,8 @@ class ReplayFilteredBatches:
     `ttl_s` as in filtering.ReplayFilter; `ttl_s` needs `retention_ms`, the topic's retention.ms (-1: for ever), and
     must not be shorter; 0 takes any.
     Raises TtlTooShort, CarrierUnusable, BadFilterSetting; inside a batch also MarksMissing, MarksOfAnotherQuery,
-    PositionUnfit, PairSplit, EpochsMixed, LogRowTwice, CantReplace, RolledBackOverReplaced, and FrameChanged where the
-    handler was handed fewer rows, over all that it did, than the first pass found, and they are not there any more.
+    PositionUnfit, PairSplit, EpochsMixed, LogRowTwice, CantReplace, RolledBackOverReplaced, and FrameChanged if the
+    handler read fewer rows than the first pass found, because they are gone.
     """
 
     def __init__(  # noqa: PLR0913 - the rule's four settings and the batch's, all but two optional and by name
@@ -139,7 +138,7 @@ class ReplayFilteredBatches:
         self._handler, self._store, self._adopt = handler, marks, adopt
         self._on_dropped, self._on_counts = on_dropped, on_counts
         self._sort, self._replacing, self._clock = sort, replacing, clock
-        self._without_runs = 0  # batches still to come for which nobody looks for runs
+        self._without_runs = 0  # batches still to come without looking for runs
         self._unkeyed_told = False
         self.last_counts: BatchCounts | None = None
 
@@ -178,7 +177,7 @@ class ReplayFilteredBatches:
         self._report(filtered.counts(batch_id))
 
     def _scanned(self, frames: _Frames) -> list[Slice]:
-        """The first pass. Runs don't depend on how rows lie in tasks, so they are looked for where reading is cheap."""
+        """The first pass. Runs don't depend on how rows lie in tasks, so they are found in the pruned frame."""
         if self._without_runs or self._rule.window:
             self._without_runs = max(0, self._without_runs - 1)
             return scan_slices(frames.keyed, self._rule, runs=False)
@@ -219,7 +218,7 @@ class ReplayFilteredBatches:
             try:
                 handler(filtered.rows, batch_id)
             except Exception as error:
-                # From a worker it comes as text. A handler stands being called again: Spark itself would do it.
+                # A worker's error is text in Spark's. The handler may be called again, as Spark itself would do.
                 if plan.must_sort or LogOrderBroken.__name__ not in str(error):
                     raise
                 _LOG.warning("batch %d is not in log order: from now on rows are sorted first", batch_id)
@@ -228,7 +227,7 @@ class ReplayFilteredBatches:
                 if count_input is not None:
                     count_input(plan.rows)
                 elif rows_read.fewer_than(plan.rows, since=read_before):
-                    # The marks are those of all rows, so they have to be there still.
+                    # The marks cover all rows, so all rows must still be there.
                     check_unchanged(slices, scan_slices(frames.lean, self._rule, runs=False))
                 return filtered
 
@@ -257,7 +256,7 @@ class ReplayFilteredBatches:
         store.write(BatchMarks(query_id, ADOPTED, adopted.ranges, adopted.marks), keep=1)
 
     def _is_stored(self, query_id: str, batch_id: int, ranges: tuple[LogRange, ...]) -> bool:
-        """Whether this very batch is done. If one of this number is, with other records, everything from it on goes."""
+        """Whether this batch is stored with these ranges. Stored with others, it and all later ones are dropped."""
         store = self._store
         stored = store.read(query_id, batch_id)
         if stored is not None and stored.ranges == ranges:
@@ -271,7 +270,7 @@ class ReplayFilteredBatches:
                 if (over := store.read(query_id, kept)) is not None and over.replaced:
                     raise RolledBackOverReplaced(batch_id, kept, over.replaced)
             _LOG.warning("the checkpoint was rolled back: batches from %d on are dropped and run anew", batch_id)
-            # The sink first: killed in between, the marks still say that there is something to drop.
+            # The sink first: killed in between, the marks still show that there is something to drop.
             if handler is not store:  # which drops rows and marks as one
                 drop_from(batch_id)
             store.drop_from(query_id, batch_id)

@@ -7,7 +7,7 @@ None, and the caller goes on by public means, which cost more and give the same 
     is_observed                     counts of rows that are judged one by one are None
     by_prefix                       numbers out of bytes by way of their digits
     column_pruned, input_counter    each pass reads all columns, from the frame as it was handed over
-    RowsRead                        nobody notices that a handler was handed fewer rows than the first pass found
+    RowsRead                        a handler that got fewer rows than the first pass found is not noticed
     hadoop_of                       none: without it no path is a table; name a catalog table or a database
 
     3.5   no DataFrame.toArrow, no arrow_udf, no transformWithState, no data sources in Python
@@ -73,8 +73,7 @@ def class_name(node: Any) -> str:
 def is_local(df: DataFrame) -> bool | None:
     """Whether all rows come from lists inside the plan (values, a small Arrow table); None where nobody knows.
 
-    What is projected from such a list the optimizer may compute itself, partition ids too: without tasks, as if there
-    were one.
+    The optimizer may compute projections of such a list itself, without tasks, partition ids too: as if there were one.
     """
 
     def look() -> bool:
@@ -93,7 +92,7 @@ def is_observed(observation: Observation) -> bool:
 
     def look() -> bool:
         future = inner._jo.future()  # noqa: SLF001 - there is no public question
-        if release() < (4, 0):  # where it is told by a queue of events, some time after the action
+        if release() < (4, 0):  # it is filled by an event, some time after the action
             context: Any = SparkContext._active_spark_context  # noqa: SLF001
             scala = context._jvm.scala.concurrent  # noqa: SLF001
             scala.Await.ready(future, scala.duration.Duration.apply("2s"))
@@ -118,14 +117,14 @@ def over_connect(spark: SparkSession) -> bool:
 def query_id_of(spark: SparkSession) -> str | None:
     """The id of the query in whose foreachBatch we are, None elsewhere; it lives as long as its checkpoint.
 
-    Over Spark Connect the handler is told no more than its session: the only query that runs there.
+    Over Spark Connect a handler knows only its session: it is the only query that runs there.
     Raises NotOverConnect for several.
     """
     if not over_connect(spark):
         return spark.sparkContext.getLocalProperty("sql.streaming.queryId")
     running = [str(query.id) for query in spark.streams.active]
     if len(running) > 1:
-        raise NotOverConnect("several queries in one session", "nobody tells whose batch it is: one session for each")
+        raise NotOverConnect("several queries in one session", "the batch's query is not known: use a session for each")
     return running[0] if running else None
 
 
@@ -229,7 +228,7 @@ _VECTORS: Final = (0, 1, 0x0102030405060708, 2**63 - 1, -1, -2, -(2**63))
 
 
 def by_prefix(spark: SparkSession) -> Numbers | None:
-    """By a function that Spark has inside; None where it is not, or is not what it was."""
+    """By an inner function of Spark; None if this release lacks it, or it gives other numbers."""
 
     def look() -> Numbers | None:
         call = _prefix_of(_jvm_of(spark))
@@ -388,7 +387,7 @@ class RowsRead:
 
     def __init__(self, df: DataFrame) -> None:
         self._metric: Any = None
-        # What lies in memory or on disk is not read of its plan again.
+        # A persisted frame is not read through its plan again.
         if not (df.storageLevel.useMemory or df.storageLevel.useDisk):
             self._metric = asked(lambda: _counter(df))
 

@@ -7,7 +7,7 @@
 
 Avro becomes columns so: null in a union makes nullable, a union with one other type is that type; enum is string,
 fixed is binary; date, timestamp-*, decimal as Spark has them. Wider unions are refused: no column holds them.
-A value that can't be decoded fails the query and names its record: one that vanished would never be missed.
+A value that can't be decoded fails the query, which names the record; it is never skipped.
 """
 
 import io

@@ -1,11 +1,11 @@
-"""What a job can refuse before it reads a record: everything that a first batch would stumble over.
+"""What a job can refuse before it reads a record: everything at which its first batch would fail.
 
     before_spark   in milliseconds: places on this machine's disk, logs and topic, columns, Java
     with_spark     what only Spark tells: checkpoint and table wherever they lie, whose they are, where the source
                    begins; of a job without a table, `progress_with_spark`
 
-Both only look; a refusal leaves nothing behind, and names the option. What changes between the look and the batch is
-refused by the batch.
+Both only read; a refusal leaves nothing behind, and names the option. What changes after these checks is refused by
+the batch.
 """
 
 import json
@@ -94,7 +94,7 @@ def progress_with_spark(spark: SparkSession, options: JobOptions, marks: MarksSt
 
 
 def _check_topics(options: JobOptions, checkpoint: HadoopDirectory, name: str) -> None:
-    """Spark would plan a batch of the new topics, write it down, and then miss the old ones. Raises BadJobOption."""
+    """Raise BadJobOption here: Spark would log a batch of the new topics, and then fail without the old ones."""
     logged = LoggedOffsets.parse(checkpoint.path_of(name), checkpoint.read(name))
     offsets = [json.loads(offset) for _, offset in logged.sources if offset is not None]
     read = {topic for offset in offsets if isinstance(offset, dict) for topic in offset}
@@ -104,7 +104,7 @@ def _check_topics(options: JobOptions, checkpoint: HadoopDirectory, name: str) -
 
 
 def _check_places(options: JobOptions) -> None:
-    """Files where directories should be, and directories that would be in each other's way."""
+    """Refuse files where directories should be, and directories inside each other."""
     table = options.table_path()
     for option, text in (("--checkpoint", options.checkpoint), ("--marks", options.marks_path()), ("--sink", table)):
         place = None if text is None else local_path(text)
@@ -146,7 +146,7 @@ def _check_marks(options: JobOptions) -> None:
 
 
 def _check_owner(marks: MarksStore, query_id: str | None, adopt: tuple[str, int] | None) -> None:
-    """Whose the marks are, before the checkpoint holds a batch that could not have begun. Makes no store."""
+    """Whose the marks are, checked before the checkpoint gets a batch that can't run. Makes no store."""
     if isinstance(marks, LocalMarks) and not Path(marks.location).exists():
         if query_id is None and adopt is not None:
             raise MarksMissing(marks.location, *adopt, [])

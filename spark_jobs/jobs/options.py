@@ -1,4 +1,4 @@
-"""What a job is told, checked as far as the words alone tell. Pure but for the outbox's own file.
+"""A job's options, checked as far as possible without Spark. Pure, except that it reads the outbox's file.
 
 command line ─▶ JobOptions of each job (here) ─▶ before_spark, with_spark (checks.py) ─▶ the query (pipeline.py)
 """
@@ -223,7 +223,7 @@ class JobOptions:
         by_name = {name.lower(): (name, text) for name, text in self.source_options.items()}
         if self.source == "kafka" and by_name.get("failondataloss", ("", ""))[1].lower() == "false":
             raise BadJobOption(
-                "--source-option failOnDataLoss", "false", "a gap that nobody sees would be marked as read"
+                "--source-option failOnDataLoss", "false", "a gap would be marked as read without notice"
             )
         for name, ours in _OWN_NAMES.get(self.source, {}).items():
             if name in by_name:
@@ -344,7 +344,7 @@ def outbox_carrier(directory: str, topic: str) -> str | None:
     try:
         told = json.loads((Path(directory) / "outbox.json").read_text(encoding="utf-8"))
         return str(told["carrier"]) if told["topic"] == topic else None
-    except (OSError, ValueError, TypeError, KeyError):  # a log without an outbox; who opens the outbox judges its file
+    except (OSError, ValueError, TypeError, KeyError):  # a log without an outbox; the outbox itself checks its file
         return None
 
 

@@ -51,7 +51,7 @@ class Prepare(Protocol):
     """The last look before the query starts, and the handler; `record` are the source's columns."""
 
     def __call__(self, spark: SparkSession, record: StructType, marks: MarksStore) -> Handler:
-        """Raises SparkJobError for what the first batch would stumble over."""
+        """Raises SparkJobError for what the first batch would fail at."""
         ...
 
 
@@ -111,8 +111,8 @@ def stream(  # noqa: PLR0913 - a query's parts
 ) -> None:
     """Source ─▶ filter ─▶ the handler that `prepare` gives, until the end or a signal.
 
-    `store`: of the marks, which takes them with the rows; None: the one that the options name. `replacing`: for what a
-    startpoint gives again; None: it comes a second time.
+    `store`: of the marks, which takes them with the rows; None: the one that the options name. `replacing`: for records
+    that a startpoint gives again; None: their rows come a second time.
     """
     if options.source == "pushrep":
         register_sources(spark)
@@ -192,7 +192,7 @@ class StagedBatches:
 
 
 class OneBatchAtATime:
-    """Lets the main thread wait for the end of the running batch and keep out the next; remembers what failed."""
+    """Lets the main thread wait for the end of the running batch and refuse the next; remembers what failed."""
 
     def __init__(self, batches: ReplayFilteredBatches) -> None:
         self._batches = batches
@@ -240,7 +240,7 @@ def session_of(job: str, options: JobOptions, *, debug: bool) -> Iterator[SparkS
     """The active session, left running; else one of the job's own, stopped at the end."""
     ours = SparkSession.getActiveSession() is None
     builder = SparkSession.builder.appName(f"pushrep-{job}-{options.topic}")
-    # A plan for every batch is a web page for nobody; --conf may say otherwise.
+    # A job needs no web pages of its plans; --conf may say otherwise.
     for name, value in {"spark.ui.showConsoleProgress": "false", **options.conf}.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()

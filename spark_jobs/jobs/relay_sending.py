@@ -3,7 +3,7 @@
     rows ─▶ one task per source partition, in log order ─▶ SourcePartitionProducer of that task ─▶ topic
 
 A task owns its client and ends when all its records are acknowledged. Killed anywhere, the batch runs again and sends
-again, from its first record on: what is in the topic twice so is a replay, which readers behind a filter drop.
+again, from its first record on: records that are then in the topic twice are replays, which readers with a filter drop.
 """
 
 import time
@@ -21,7 +21,7 @@ from spark_jobs.spark_internals import a_task_a_number
 
 
 class RecordNotRelayed(SparkJobError):
-    """A record can't go to the destination as it is; nothing behind it of its partition is sent."""
+    """A record can't go to the destination as it is; no later record of its partition is sent."""
 
     def __init__(self, topic: str, partition: int, offset: int, why: str) -> None:
         super().__init__(f"record {offset} of {topic}-{partition} can't be relayed: {why}")
@@ -30,7 +30,7 @@ class RecordNotRelayed(SparkJobError):
 
 @dataclass(frozen=True, kw_only=True)
 class Sending:
-    """What every task of one batch is told. pids: by source topic and partition. Travels to the workers."""
+    """What every task of one batch needs. pids: by source topic and partition. Pickled to the workers."""
 
     client: Mapping[str, Any]
     topic: str

@@ -75,7 +75,7 @@ class PinStore:
         self._directory, self._checkpoint = directory, checkpoint
 
     def agree(self, wanted: RelayPin, partition_count: int | None) -> RelayPin:
-        """What counts from now on; `wanted` has the destination's present number of partitions.
+        """The pin from now on; `wanted` has the destination's present number of partitions.
 
         `partition_count` is what was asked for by name, None for what is pinned. The first use, and a raised epoch,
         pin. Raises RelayPinned, RelayPinDamaged.
@@ -127,7 +127,7 @@ class PinStore:
         return pin
 
     def _check_settled(self, epoch: int, pinned: int) -> None:
-        """Part of an unfinished batch may be in the topic under the old PID; under the new one it would be new."""
+        """Part of an unfinished batch may be in the topic under the old PID: under the new one it is no replay."""
         last = [
             max(map(int, filter(str.isdigit, self._checkpoint.names(log))), default=-1)
             for log in ("offsets", "commits")
@@ -138,7 +138,7 @@ class PinStore:
 
 
 def check_same(now: RelayPin, pinned: RelayPin) -> None:
-    """Topics and logs are still those that they were. Raises RelayPinned for one that was made anew."""
+    """Topics and logs are still the same. Raises RelayPinned for one that was made anew."""
     if now.destination != pinned.destination:
         remedy = f"topic {now.topic!r} was made anew and lacks what was sent before; begin with a fresh checkpoint"
         raise RelayPinned("--to-topic", now.destination, pinned.destination, remedy)
@@ -168,11 +168,11 @@ class RelayOptions(JobOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.source not in {"pushrep", "kafka"}:
-            why = "its incarnation can't be told, which is part of the new metadata: relay from pushrep or kafka"
+            why = "its incarnation, which is part of the new metadata, is not known: relay from pushrep or kafka"
             raise BadJobOption("--source", self.source, why)
         lossy = {name: text for name, text in self.source_options.items() if name.lower() == "failondataloss"}
         if "false" in map(str.lower, lossy.values()):
-            why = "records that nobody sends would be a hole that no later record may pass"
+            why = "records that were not sent would be a hole, after which no later record may be sent"
             raise BadJobOption("--source-option failOnDataLoss", "false", why)
         if self.partition_count is not None and self.partition_count < 1:
             raise BadJobOption("--partition-count", self.partition_count, "give 1 or more")
@@ -258,7 +258,7 @@ class RelayedBatches:
         check_same(now, self._pin)
         if facts.partitions < self._pin.partition_count:
             raise TopicShrunk(self._pin.partition_count, facts.partitions)
-        # A log that was not there at the pin is known from its first batch on.
+        # A log that was not there when the relay was pinned is known from its first batch on.
         self._pin = replace(self._pin, sources={**now.sources, **self._pin.sources})
         Sending(
             client=options.client(),

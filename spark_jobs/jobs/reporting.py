@@ -106,7 +106,7 @@ class Reporter:
 
 
 def one_line(error: BaseException) -> str:
-    """What went wrong, without the stacks of Spark, Java and its Python workers."""
+    """The error's message, without the stacks of Spark, Java and Python workers."""
     text = str(error).strip() or type(error).__name__
     named = _WORKER_ERROR.findall(text)
     ours = [f"{message}" for name, message in named if not name.startswith(("Py4J", "Spark", "Python"))]

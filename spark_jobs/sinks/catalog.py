@@ -5,7 +5,7 @@
     with transactions                   overwritten where batch_id = N         DELETE FROM ... WHERE batch_id >= N
     (Delta, Iceberg and their like)
 
-Which query wrote which batches stands in the table property `pushrep.queries` (`Owners` of table.py). In Delta and
+Which query wrote which batches is in the table property `pushrep.queries` (`Owners` of table.py). In Delta and
 Iceberg a batch may replace rows of others (../replacing.py): the batches that hold them are overwritten with it,
 without these rows, in the same commit. Each commit says whose it is, beside the rows:
 
@@ -13,8 +13,8 @@ without these rows, in the same commit. Each commit says whose it is, beside the
     Iceberg    snapshot property pushrep = <record>
     <record>   {"query": id, "run": text, "batch": n, "ranges": [log ranges], "replaced": [log ranges]}, JSON
 
-so a batch that is in is not written again, and a driver that was taken for dead can't put an old batch back (Delta). A
-`run` ends where batches are taken back: Delta passes over what it has a higher txnVersion of.
+so a batch that the table has is not written again, and a driver that was believed dead can't overwrite with an old
+batch (Delta). A `run` ends when batches are taken back, since Delta ignores a txnVersion below one that it has.
 """
 
 import json
@@ -60,7 +60,7 @@ _RECORDS_READ = 100
 
 
 class _Record(NamedTuple):
-    """What a commit says of the batch that it holds."""
+    """The record in a commit: the batch that it holds."""
 
     query: str
     run: str
@@ -70,7 +70,7 @@ class _Record(NamedTuple):
 
     @classmethod
     def parse(cls, text: str | None) -> "_Record | None":
-        """What a commit's text says; None for a commit of somebody else."""
+        """The record in a commit's text; None for a commit of another program."""
         try:
             told: dict[str, Any] = json.loads(text or "")
             ranges, replaced = ([LogRange(*one) for one in told[name]] for name in ("ranges", "replaced"))
@@ -202,7 +202,7 @@ class CatalogTable:
             self._drop(session, [number])
             # insertInto goes by position, and partition columns stand last in a table of files.
             columns = session.table(self._name).columns
-            # As an option of the writer it is not heard by insertInto, which would then empty the whole table.
+            # As a writer's option insertInto would ignore it, and empty the whole table.
             with setting(session, "spark.sql.sources.partitionOverwriteMode", "dynamic"):
                 numbered.select(*columns).write.insertInto(self._name, overwrite=True)
             return
@@ -226,7 +226,7 @@ class CatalogTable:
         self._last = record
 
     def _record(self, session: SparkSession, committing: str, replaced: Sequence[LogRange]) -> _Record:
-        """What the next commit says; the table's own last record if the batch is in. Raises RolledBackOverReplaced."""
+        """The next commit's record; the table's last record if it has the batch. Raises RolledBackOverReplaced."""
         assert self._expected is not None
         query_id, (batch_id, ranges) = query_of(session), self._expected
         run = uuid.uuid4().hex[:12]
@@ -249,7 +249,7 @@ class CatalogTable:
         return _Record(query_id, run, batch_id, ranges, tuple(replaced))
 
     def _records(self, session: SparkSession, committing: str) -> Iterator[_Record]:
-        """What the newest commits of which the table is made say, the newest first."""
+        """The records of the newest commits that the table consists of, the newest first."""
         if committing == _ICEBERG:
             name = self._name
             if "." not in name:

@@ -20,7 +20,7 @@ from spark_jobs.spark_internals import hadoop_of
 
 _FILE_SYSTEMS: Final = frozenset({"file", "hdfs", "viewfs", "webhdfs", "swebhdfs"})
 _HIERARCHICAL: Final = "fs.capability.etags.preserved.in.rename"
-"""What Azure's client answers yes to where an account has a hierarchical namespace, and no object store does."""
+"""A capability that Azure's client has for an account with a hierarchical namespace, and no object store has."""
 _IF_NONE_MATCH: Final = "fs.option.create.conditional.overwrite"
 
 
@@ -29,8 +29,8 @@ class StoreUnfit(SparkJobError):
 
     def __init__(self, location: str) -> None:
         super().__init__(
-            f"{location}: of two drivers that make one new file there the second overwrites the first, so nobody would "
-            "notice two drivers at once. S3 needs Hadoop 3.4.2 or newer (Spark 4.1) and a server that obeys "
+            f"{location}: of two drivers that make one new file there the second overwrites the first, so two "
+            "drivers at once would not be noticed. S3 needs Hadoop 3.4.2 or newer (Spark 4.1) and a server that obeys "
             "If-None-Match; otherwise keep marks in a topic (kafka:TOPIC) or with the rows in a database"
         )
         self.location = location
@@ -54,11 +54,11 @@ class HadoopDirectory:
         return str(self._path(name).toString())
 
     def is_file(self) -> bool:
-        """Whether a file stands where the directory should."""
+        """Whether there is a file in the place of the directory."""
         return bool(self._fs.exists(self._root) and not self._fs.getFileStatus(self._root).isDirectory())
 
     def why_unusable(self) -> str | None:
-        """What keeps it from being written, as far as that shows without writing; None if nothing does."""
+        """Why it can't be written, as far as that is known without writing; None if it can."""
         place = self._root
         while not self._fs.exists(place):
             place = place.getParent()
@@ -104,14 +104,14 @@ class HadoopDirectory:
     def create_bytes(self, name: str, data: bytes) -> bool:
         """Whole or not at all; False where `name` is there already, in an object store also if another was faster.
 
-        On a file system a file that replaces another may meet the other's checksum.
+        On a file system a file that replaces another may be read with the other's checksum.
         """
         if not self.renames_directories:
             return self._put_new(name, data)
-        stream = self._fs.create(self._path(name + ".writing"), True)  # over what a kill left aside
+        stream = self._fs.create(self._path(name + ".writing"), True)  # overwrites what a kill left
         try:
             stream.write(bytearray(data))
-            stream.hsync()  # on the disks: what a store says is written must survive the machine
+            stream.hsync()  # on the disks: what a store confirms must survive the machine
         finally:
             stream.close()
         return not self._fs.exists(self._path(name)) and self.rename(name + ".writing", name)
@@ -149,7 +149,7 @@ class HadoopDirectory:
             stream.write(bytearray(data))
             stream.close()
         except Py4JJavaError:
-            # A lost answer is asked again by the client, and then refused: the object itself tells whose it is.
+            # If an answer is lost, the client asks again and is refused: the object itself shows who wrote it.
             if not self._fs.exists(self._path(name)):
                 raise
             return self.read_bytes(name) == data

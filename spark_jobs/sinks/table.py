@@ -11,8 +11,8 @@ the removal of the old one and the rename readers miss it for a moment. A batch 
 (../replacing.py) is written aside with these batches as they are without them; the rename to `replacing` decides:
 after a kill behind it, the next write completes the replacement.
 
-An object store shows objects one by one. There a batch is one object, written by one task: that is renamed into place
-by itself, which the store does as one. So it takes no partition columns, and no batch replaces rows of others there.
+In an object store objects become visible one by one. There a batch is one object, written by one task and renamed into
+place, which the store does in one step. So it takes no partition columns, and no batch replaces rows of others there.
 For these, and for table formats with transactions of their own, name a catalog table (catalog.py).
 
 Batch numbers begin at 0 with every checkpoint, so a table's own `batch_id` is the query's number plus where the query
@@ -85,7 +85,7 @@ class Owners:
         return type(self)(((query_id, 0),))
 
     def with_successor(self, query_id: str, adopt: tuple[str, int]) -> Self:
-        """The query that goes on after batch `adopt[1]` of the owner `adopt[0]`."""
+        """The query that continues after batch `adopt[1]` of the owner `adopt[0]`."""
         first = self.first_batch_id(adopt[0]) + adopt[1] + 1
         return type(self)((*self.queries, (query_id, first)))
 
@@ -191,7 +191,7 @@ class DirectoryTable:
                 kept = session.read.format(self._format).options(**self._options).load(path).where(~gone)
                 self._write_aside(directory, number, kept)
         self._write_aside(directory, first + batch_id, rows)
-        self._place = None  # the next call goes on with what this one may leave behind
+        self._place = None  # if this is interrupted, the next call completes it
         if not directory.rename(_WRITING, _REPLACING):
             raise BadSink("target", self._path, f"the file system refused to rename {_WRITING} to {_REPLACING}")
         self._finish_replacing(directory)
@@ -276,7 +276,7 @@ class DirectoryTable:
             settled = settle(owners, query_id, self._adopt, self._path)
             if settled is not owners:
                 first = settled.first_batch_id(query_id)
-                # What the adopted query wrote after the adopted batch comes again; before the new owner is named,
+                # What the adopted query wrote after the adopted batch is removed: before the new owner is named,
                 # so that a kill in between leaves the old one and this runs again.
                 self._drop(directory, first)
                 if not directory.create(f"{_OWNERS}{len(settled.queries)}.json", settled.to_text()):
@@ -309,7 +309,7 @@ class DirectoryTable:
 
 
 def _seen(names: Sequence[str]) -> list[str]:
-    """Without those that readers of files pass over."""
+    """Without names that readers of files ignore."""
     return [name for name in names if not name.startswith(("_", "."))]
 
 

@@ -113,7 +113,7 @@ def read_range(options: SourceOptions, schema: StructType, task: TaskRange) -> I
 
 
 class _Walk:
-    """A task's batches; stops where the log lost them meanwhile, by retention or a cut, and tells where and by what."""
+    """A task's batches, up to where retention or a cut removed records meanwhile: `position`, and why, `lost`."""
 
     def __init__(self, reader: LogReader, task: TaskRange) -> None:
         self._reader, self._task = reader, task
@@ -132,7 +132,7 @@ class _Walk:
 def held_part(task: TaskRange, reader: LogReader | None, options: SourceOptions) -> TaskRange:
     """The part of a task's range that the log still holds; what it does not hold is reported as DataLoss.
 
-    `reader` None: there is no log. Raises EndUnknown if nobody can tell now.
+    `reader` None: there is no log. Raises EndUnknown if that is not known now.
     """
     log_id = None if reader is None else reader.log_id
     if reader is None or log_id is None:
@@ -228,7 +228,7 @@ class PushrepReader(DataSourceReader):
             tasks = plan_tasks(logs, ranges, {partition: extents[partition].log_id for partition in extents}, options)
         finally:
             logs.close()
-        # Spark makes a task of its own where there is none, and this is what that task is handed then.
+        # For no partitions Spark makes a task of its own and hands it this.
         return list[InputPartition](tasks) or [InputPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -282,7 +282,7 @@ class PushrepStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         else:
             check_present(before, set(self._logs.present()), fail_on_data_loss=options.fail_on_data_loss)
             step = next_step(
-                # What a startpoint passes by is not lost.
+                # Records that a startpoint skips are not lost.
                 replace(before, positions={**before.positions, **begun}),
                 extents,
                 written_end=self._logs.written_end,
@@ -298,7 +298,7 @@ class PushrepStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return start
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        # An end that did not move still carries the starts of its own batch: nothing of it is to be read again.
+        # An unchanged end still carries the starts of its own batch, of which nothing may be read again.
         if start == end:
             return []
         before = StreamOffset.from_json(start, self._options.topic)
@@ -331,7 +331,7 @@ class PushrepStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._target is None:
             return now
         left = until(self._target, now)
-        # The end of a log that was made anew is fixed when it is first met, or the run might never end.
+        # The end of a log that was made anew is fixed when it is first seen, or the run might never end.
         anew = {p: extent for p, extent in left.items() if extent.log_id != self._target[p].log_id}
         self._target = {**self._target, **anew}
         return left

@@ -3,7 +3,7 @@
 Readers are opened when first asked and kept: the driver asks the same logs at every trigger.
 
 A range of offsets is cut into tasks by bytes. Walking every batch header of a large log would read half of it, so
-`ByteRuler` (pure) looks the density (bytes per record) up at a few record batches and takes it to hold around them:
+`ByteRuler` (pure) measures the density (bytes per record) at a few record batches and assumes it around them:
 
     start ----p0----|----p1----|----p2----|----p3---- end      sections of equal record counts, a probe in each one
 
@@ -44,9 +44,9 @@ Probe: TypeAlias = Callable[[int], BatchSpan]
 
 
 class ByteRuler:
-    """Measures [start, end) of one partition in log bytes; `probe` is asked at most SECTIONS + 1 times at birth.
+    """Measures [start, end) of one partition in log bytes; the constructor calls `probe` at most SECTIONS + 1 times.
 
-    A range that the first batch's density makes much smaller than `enough_bytes` is not looked at any closer.
+    If by the first batch's density the range is much smaller than `enough_bytes`, no other batch is read.
     """
 
     def __init__(self, start: int, end: int, probe: Probe, enough_bytes: int) -> None:
@@ -91,7 +91,7 @@ class ByteRuler:
 
 
 # Plans end at a log's stable offset. What was planned is read as "written": to ask for the stable offset again would
-# refuse a batch that is run again while the writer is down and only its last checkpoint speaks for the log.
+# refuse a batch that is run again while the writer is down and only its last checkpoint knows the end.
 PLANNED: Literal["written"] = "written"
 
 
@@ -199,7 +199,7 @@ class TopicLogs:
         def probe(offset: int) -> BatchSpan:
             try:
                 batch = reader.read(offset, 1)
-            except OffsetOutOfRange:  # retention came in between: who reads the range says so
+            except OffsetOutOfRange:  # retention came in between: the reader of the range reports it
                 batch = b""
             if not batch:  # a compacted log may end in a hole
                 return BatchSpan(offset, end, 1)
@@ -209,7 +209,7 @@ class TopicLogs:
         return ByteRuler(start, end, probe, enough_bytes)
 
     def _follow_directory(self) -> None:
-        # A directory that was replaced keeps its old files alive for those who have them mapped.
+        # A replaced directory's old files stay alive while they are mapped.
         inodes = [path.stat().st_ino if path.exists() else None for path in outboxes_at(self._directory)]
         if inodes != self._inodes:
             self.close()
@@ -217,8 +217,8 @@ class TopicLogs:
 
 
 def written_end(reader: LogReader) -> int | None:
-    """The log's end, stable or not. None if no writer has spoken since the machine started: only checkpoints do then.
+    """The log's end, stable or not. None if no writer ran since the machine started: only checkpoints know it then.
 
-    They lag by up to a second of appends; a lower end that they tell is no loss.
+    Checkpoints lag by up to a second of appends, so a lower end in them is no loss.
     """
     return None if read_published(reader.path.parent, reader.path.name) is None else reader.log_end_offset

@@ -14,7 +14,7 @@
     startingStartpoint    -          streams only: the consumer whose startpoints are followed while the stream runs
     startpoints           <path>/startpoints   the store that holds them: a directory, or kafka:TOPIC
     startpoints.NAME      -          of kafka:TOPIC: settings of its client, as startpoints.bootstrap.servers
-    failOnDataLoss        true       false: go on behind what is gone, with a warning
+    failOnDataLoss        true       false: continue after lost records, with a warning
     includeHeaders        false      adds the column headers
     splitBytes            64m        a partition's range is read by several tasks, each about so many log bytes
     minPartitions         -          at least about so many tasks, by smaller splits
@@ -131,7 +131,7 @@ class SourceOptions:
             if option in self.given:
                 raise BadOption(option, self.given[option], "a batch read has no triggers; only readStream takes it")
         if self.startpoint_consumer is not None:
-            why = "a batch read commits nothing that could use a startpoint up; only readStream takes it"
+            why = "a batch read commits nothing, so it can't consume a startpoint; only readStream takes it"
             raise BadOption("startingStartpoint", self.startpoint_consumer, why)
         if self.start is Edge.LATEST:
             raise BadOption("startingOffsets", "latest", "a batch read from the end reads nothing; name another start")

@@ -100,7 +100,7 @@ def resolve(
 def share(available: Mapping[int, int], limit: int) -> dict[int, int]:
     """Share `limit` (records, or bytes) among partitions by what each has: one each, the rest in proportion.
 
-    Proportion keeps partitions abreast in time; the one each keeps a small partition moving beside a large one.
+    In proportion, partitions stay at about the same time; one each keeps a small partition moving beside a large one.
     Never more than `limit` in total.
     """
     total = sum(available.values())
@@ -120,7 +120,7 @@ def share(available: Mapping[int, int], limit: int) -> dict[int, int]:
 
 
 def _at(offset: int | None, extent: Extent) -> int:
-    # A record above the stable offset is not there for readers yet: the stream will meet it.
+    # A record above the stable offset is not visible to readers yet: the stream will read it later.
     return extent.end if offset is None else max(extent.start, min(offset, extent.end))
 
 
@@ -208,7 +208,7 @@ def _entry(position: StreamPosition) -> dict[str, Any]:
 
 
 def initial_words(topic: str, given: Mapping[str, str]) -> dict[str, Any]:
-    """What a stream without a batch stands at: the option's words, not what they mean today."""
+    """The offset of a stream without a batch: the option's words, not what they mean today."""
     option = "startingTimestamp" if "startingTimestamp" in given else "startingOffsets"
     return {"version": VERSION, "topic": topic, option: given.get(option, "earliest")}
 
@@ -222,7 +222,7 @@ WrittenEnd: TypeAlias = Callable[[int], int | None]
 class StreamStep:
     """The ranges that the next batch may read, before any limit; `starts` are those that its end offset carries.
 
-    `begun`: where startpoints let partitions begin anew in this batch, and in which epochs.
+    `begun`: partitions that startpoints move in this batch: to where, and their epochs.
     """
 
     ranges: Mapping[int, Range]
@@ -267,7 +267,7 @@ def next_step(
 
 
 def with_begun(step: StreamStep, begun: Mapping[int, StreamPosition]) -> StreamStep:
-    """The step in which these partitions begin anew, each in the epoch of its startpoint."""
+    """The step with these partitions moved, each in the epoch of its startpoint."""
     ranges, starts = dict(step.ranges), dict(step.starts)
     for partition, position in begun.items():
         end = ranges[partition][1] if partition in ranges else position.offset
@@ -326,7 +326,7 @@ def ranges_between(before: StreamOffset | None, after: StreamOffset) -> dict[int
 
 
 def report(loss: DataLoss, *, fail_on_data_loss: bool) -> None:
-    """Raise the loss, or only warn of it."""
+    """Raise the loss, or only log a warning."""
     if fail_on_data_loss:
         raise loss
     logger.warning("%s; failOnDataLoss is false: going on", loss)
@@ -342,7 +342,7 @@ def _lost(
         return DataLoss(topic, partition, offset, offset, why), extent.start
     if offset < extent.start:
         return DataLoss(topic, partition, offset, extent.start, f"the log starts at {extent.start}"), extent.start
-    # Above the stable end is not lost yet: after a restart of the machine only a checkpoint speaks for the end, until
+    # Above the stable end is not lost yet: after a restart of the machine only a checkpoint knows the end, until
     # the writer is back.
     if offset > extent.end and (end := written_end(partition)) is not None and offset > end:
         return DataLoss(topic, partition, end, offset, f"the log ends at {end}"), extent.end

@@ -1,19 +1,19 @@
-"""Startpoints of a running stream: option `startingStartpoint=<consumer>`, applied between two batches, live.
+"""Startpoints of a running stream: option `startingStartpoint=<consumer>`, applied between two batches.
 
-    each trigger    the store's size is looked at; only if it changed, what is pending
+    each trigger    the store's size is read; only if it changed, pending startpoints are read
     pending         resolved once (the store keeps the answer); the next batch begins there, in a new epoch: the
                     startpoint's number. Epoch and start stand in the offset that Spark logs, so a batch that is run
                     again is the same batch
-    committed       Spark's own checkpoint says so: the batch before the one that is planned. Progress past the start
-                    consumes the startpoint
+    committed       Spark's checkpoint has committed the batch before the one that is planned. Once it has read past the
+                    start, the startpoint is consumed
 
-The store's checkpoint of the consumer follows Spark's about once a minute, and at the end of a run that ends by itself,
-for people who look; Spark's is the truth.
-A failed startpoint stops the query with its reason. Bootstrapping partitions hold the others still.
+The store's checkpoint of the consumer is only for display: it follows Spark's about once a minute, and at the end of a
+run that ends by itself. Spark's decides.
+A failed startpoint stops the query with its reason. While a partition bootstraps, the others are not read.
 
-A store that does not answer when a stream starts stops it. Later the stream goes on without new startpoints, says so in
-its log and its progress, and takes them up when the store answers again; a partition that is new, or comes back,
-waits for that. `begun` alone asks, all that a turn needs: a store that is lost after it is away from the next turn on.
+If the store does not answer when a stream starts, the stream fails. Later it continues without new startpoints, says so
+in its log and its progress, and applies them when the store answers again; a partition that is new, or comes back,
+waits for that. Only `begun` asks the store, once for each batch.
 """
 
 from collections.abc import Callable, Mapping
@@ -46,7 +46,7 @@ from spark_jobs.sources.options import BadOption, SourceOptions
 from spark_jobs.sources.planning import Extent, StreamOffset, StreamOffsetUnusable, StreamPosition, StreamStep
 
 FOLLOW_MS = 60_000
-"""How far the store's checkpoint may lag behind Spark's, where no startpoint waits to be consumed."""
+"""How far the store's checkpoint may lag behind Spark's while no startpoint waits to be consumed."""
 
 _Answer = TypeVar("_Answer")
 
@@ -84,7 +84,7 @@ def _wanted(event_log: EventLog, reader: Reader, reset: int, epoch: int) -> Rows
         and (reader_state := event_log.reader_state(written.sequence, reader)) is not None
         and reader_state.applied is not None
     }
-    # Unknown (None) of those that releases before this field applied.
+    # None if a release without this field applied it.
     stood_at = {n: one.position for n, one in applied.items() if one.position is not None}
     written = event_log.written(reset)
     until = None if written is None else written.startpoint.replace_until
@@ -111,7 +111,7 @@ class StreamStartpoints:
         self._unconsumed: dict[int, int] = {}  # partition -> startpoint that it was given and has not consumed
 
     def begun(self, before: StreamOffset | None, extents: Mapping[int, Extent]) -> dict[int, StreamPosition]:
-        """Where partitions begin anew, by startpoints that the stream has not taken yet: position and epoch.
+        """Position and epoch of the partitions that a new startpoint moves.
 
         Raises BadOption at a start where the store does not answer, and what else the store raises, StartpointFailed
         among it.
@@ -120,7 +120,7 @@ class StreamStartpoints:
         try:
             self._find_startpoints(before, extents, found)
         except NotNow:
-            return found  # what was applied before is stored: it is taken now, or found again
+            return found  # startpoints that were applied are stored: they are found again
         except AWAY as error:
             why = f"it has to answer when a stream starts: {error}"
             raise BadOption("startpoints", self._place_words, why) from error
@@ -128,11 +128,11 @@ class StreamStartpoints:
         return found
 
     def readable(self, extents: Mapping[int, Extent]) -> dict[int, Extent]:
-        """Without partitions of which nobody knows yet where they are to begin."""
+        """Without partitions whose start is not known yet, since the store has not answered."""
         return {partition: extent for partition, extent in extents.items() if partition in self._claims}
 
     def run_ends(self, before: StreamOffset) -> None:
-        """Tell the store where the run ends, if it answers: who looks at it then may be a long time alone with it."""
+        """Tell the store where the run ends, if it answers: until the next run this is what people see."""
         self._followed_ms = None
         with suppress(NotNow):
             self._follow(before.positions)
@@ -147,7 +147,7 @@ class StreamStartpoints:
         positions = before.positions if before is not None else {}
         size_bytes = self._store.size_bytes() if self._poll is None else self._poll.poll_size()
         if self.away() is not None:
-            self._seen = None  # so that more than a look is asked
+            self._seen = None  # so that all is asked again
         for partition in sorted(extents.keys() - self._claims.keys()):
             self._claims[partition] = self._asked(partial(self._met, partition, positions.get(partition)))
         self._follow(positions)
@@ -159,11 +159,11 @@ class StreamStartpoints:
             begins = self._asked(partial(self._begins, partition, position, extent))
             if begins is not None:
                 found[partition] = begins
-        # What was found is taken only once Spark has logged it: until then it is found again.
+        # A start counts only once Spark has logged it: until then it is looked up again.
         self._seen = None if found else seen
 
     def held(self, before: StreamOffset | None, step: StreamStep) -> StreamStep:
-        """The step while a partition bootstraps: those that don't read nothing. `begun` has asked all that it needs."""
+        """The step while partitions bootstrap: all others read nothing. Does not ask the store."""
         bootstrap = BootstrapGate()
         positions = before.positions if before is not None else {}
         for partition, (start, _) in step.ranges.items():
@@ -173,7 +173,7 @@ class StreamStartpoints:
         return replace(step, ranges=ranges)
 
     def _met(self, partition: int, position: StreamPosition | None) -> Claim:
-        """Claim a partition, and learn up to where it bootstraps, if it does: of its epoch, that never changes."""
+        """Claim a partition, and remember up to where it bootstraps, if it does. That never changes within an epoch."""
         claim = self._store.claim(self._consumer, self._topic, partition)
         epoch = position.epoch if position is not None else 0
         reader_state = self._reader_state(claim, epoch)
@@ -183,23 +183,23 @@ class StreamStartpoints:
 
     @property
     def _store(self) -> StartpointStore:
-        # Not before the first use: Spark sends a fresh reader to its executors, and a store can't travel.
+        # Opened at first use: Spark pickles a new reader for its executors, and a store can't be pickled.
         if self._opened is None:
             self._opened = self._place.open()
         return self._opened
 
     def close(self) -> None:
-        """Let the store go; the stream has stopped."""
+        """Close the store; the stream has stopped."""
         if self._opened is not None:
             opened, self._opened = self._opened, None
             opened.close()
 
     def _asked(self, question: Callable[[], _Answer]) -> _Answer:
-        """What the store says; at a start for as long as that takes. Raises NotNow in a stream that has begun."""
+        """The store's answer; at a start it is waited for. Raises NotNow in a stream that has begun."""
         return question() if self._poll is None else self._poll.ask(question)
 
     def _begins(self, partition: int, position: StreamPosition | None, extent: Extent) -> StreamPosition | None:
-        """Where a startpoint that is new lets the partition begin anew."""
+        """Where a new startpoint moves the partition; None if there is none."""
         applied = self._applied(partition, position, extent)
         if applied is None:
             return None
@@ -222,14 +222,14 @@ class StreamStartpoints:
         return self._store.apply(self._claims[partition], log, position=stands_at)
 
     def _marks_epoch(self, partition: int, applied: Applied, before: StreamPosition | None) -> int:
-        """The newest startpoint of this line that resets marks: a replay filter behind the stream forgets at it."""
+        """The newest startpoint up to this one that resets marks, as a replay filter behind the stream then does."""
         reader_state = self._reader_state(self._claims[partition], applied.sequence)
         if reader_state is not None and reader_state.written.startpoint.reset_marks:
             return applied.sequence
         return before.marks_epoch if before is not None else 0
 
     def _follow(self, positions: Mapping[int, StreamPosition]) -> None:
-        """Tell the store what Spark has committed: what was made of startpoints at once, the rest now and then."""
+        """Tell the store what Spark has committed: at once if a startpoint is to be consumed, else every FOLLOW_MS."""
         now_ms = self._clock.monotonic_ms()
         is_due = self._followed_ms is None or now_ms - self._followed_ms >= FOLLOW_MS
         for partition, position in positions.items():

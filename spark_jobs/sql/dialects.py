@@ -76,7 +76,7 @@ class Dialect(Protocol):
 
     names: TypeNames
     mark: str
-    """Stands for a value in a statement."""
+    """The placeholder of a value in a statement."""
 
     def connect(self) -> Any:
         """A connection that begins a transaction with its first statement."""
@@ -158,7 +158,7 @@ class PostgreSQL:
         return (psycopg.OperationalError, psycopg.errors.SerializationFailure)
 
     def insert(self, connection: Any, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> int:
-        """By COPY into a table of this transaction, which knows no conflicts, and from there."""
+        """By COPY into a table of this transaction, since COPY itself can't skip conflicts, and from there."""
         names = ", ".join(map(quoted, columns))
         with connection.cursor() as cursor:
             cursor.execute(f"CREATE TEMPORARY TABLE IF NOT EXISTS pushrep_copy (LIKE {table}) ON COMMIT DROP")

@@ -2,7 +2,7 @@
 
     handler(rows, N)   tasks ─▶ <table>_staging, keyed (attempt, topic, partition, offset): a task may run twice
     write(marks N)     one transaction: marks row (query, N) │ staging ─▶ <table> │ staging emptied
-                       a second driver finds the marks row taken, and nothing of its rows gets in
+                       a second driver finds the marks row there, and none of its rows gets in
 
     <table>         the rows' columns, pushrep_query, pushrep_batch       key (query, batch, topic, partition, offset)
     <table>_marks   seq, query_id, batch_id, marks                        key (query, batch)
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class _Staged(NamedTuple):
-    """What the handler brought to the database for one batch."""
+    """What the handler staged in the database for one batch."""
 
     query_id: str
     batch_id: int
@@ -53,9 +53,9 @@ class SqlTable:
     """`table = SqlTable(url, "orders"); ReplayFilteredBatches(table, marks=table)`.
 
     url: see dialects.py. table: made at the first batch if there is none; `SCHEMA.TABLE` works where there are schemas.
-    The rows need the columns topic, partition and offset, by which a startpoint's second reading replaces them, too
-    (replacing.py). adopt: as for ReplayFilteredBatches, the batches of that
-    query after the adopted one are removed. Raises BadSqlTable, MarksTaken, and the database's own errors.
+    The rows need the columns topic, partition and offset, by which records that are read again replace them
+    (replacing.py). adopt: as for ReplayFilteredBatches; batches of that query after the adopted one are removed.
+    Raises BadSqlTable, MarksTaken, and the database's own errors.
     """
 
     commits_marks = True
