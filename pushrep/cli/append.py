@@ -1,9 +1,9 @@
-"""`pushrep append`: lines or CSV into a log, going on after a crash where the log ends.
+"""`pushrep append`: lines or CSV into a log; after a crash it continues where the log ends.
 
     line n of source S ─▶ metadata (PID of S, partition, n) ─▶ Outbox        Outbox.last_metadata ─▶ what is in already
 
-The PID covers the input's name and how its lines are spread, so another file, or another spreading, is another source
-and nothing of it is taken for known.
+The PID covers the input's name and how its lines are spread over partitions, so another file, or another spreading, is
+another source: none of its lines counts as appended already.
 """
 
 import json
@@ -37,7 +37,7 @@ class InputStopped(PushrepError):
 
 
 class DifferentInput(PushrepError):
-    """The log holds other lines under this input's name: going on would lose the lines that seem to be there."""
+    """The log holds other lines under this input's name: to continue would skip lines that are not in the log."""
 
 
 class Counts:
@@ -68,14 +68,14 @@ class Appender:
 
     @property
     def resumes_after(self) -> int:
-        """Every line up to this number is in the log or was none."""
+        """Every line up to this number is in the log, or was no record."""
         return min(self._known.values(), default=0)
 
     def append_line(self, number: int, line: bytes) -> None:
         """Append a line unless the log has it. Raises `BadLine`, `DifferentInput`, and what the outbox raises."""
         self.counts.last_line = number
         if self.source is not None and number < self.resumes_after:
-            self.counts.present += 1  # blank and bad ones among them: they were told of at their time
+            self.counts.present += 1  # blank and bad ones among them: they were reported when they were read
             return
         entry = self.rules.parse(number, line)
         if entry is None:
@@ -119,7 +119,7 @@ class Appender:
             carried = next((value for name, value in reversed(last.headers) if name == METADATA_HEADER), None)
         if carried == StreamMetadata(self._pid, entry.partition, number).pack() and last.value != entry.value:
             raise DifferentInput(
-                f"line {number} of {self.source} differs from what the log holds of it: this is another input, or it "
+                f"line {number} of {self.source} differs from the log's record of it: this is another input, or it "
                 "was read with other options; give it a name of its own with --source NAME"
             )
 
@@ -209,7 +209,7 @@ def append(  # noqa: PLR0913, PLR0917 - one parameter an option
     """Append the lines of FILE (- is standard input) to the log of TOPIC in DIRECTORY, which is made if missing.
 
     \b
-    Without options lines go round the partitions: line n into partition n mod N.
+    Without options line n goes into partition n mod N.
       pushrep append out greetings hello.txt
       pushrep append out flights flights.csv --format csv --partitions 3 \\
           --partition-by origin --timestamp-column time_hour
@@ -217,11 +217,11 @@ def append(  # noqa: PLR0913, PLR0917 - one parameter an option
       pushrep append out orders orders.txt --replica 10.0.0.2:7400 --replica 10.0.0.3:7400
 
     \b
-    After a crash, kill -9 or Ctrl-C run the same command again: it goes on where the log ends. Each record
-    carries its line's number as source offset under a PID made of the input's name, so the log itself knows
-    which lines it has, and a reader that filters replays sees each line once. A file is known by its full path;
-    --source NAME names it otherwise, and makes standard input resumable if it gives the same lines again from
-    the first on. Standard input without a name is appended anew each time.
+    After a crash, kill -9 or Ctrl-C run the same command again: it continues where the log ends. Each record
+    carries its line's number as source offset under a PID made of the input's name, so the log itself shows
+    which lines it has, and a reader that filters replays sees each line once. A file's name is its full path, or
+    --source NAME. With --source standard input can be resumed, too, if it gives the same lines again from the first
+    on. Without a name, standard input is appended from its first line each time.
 
     \b
     A line that is no record (a CSV line with too few fields, say) is named by its number. With --on-bad-line

@@ -38,7 +38,7 @@ def certs(directory: Path, nodes: tuple[str, ...], clients: tuple[str, ...], day
       pushrep replica serve copies --cert tls/127.0.0.1.pem --key tls/127.0.0.1.key --ca tls/ca.pem --allow billing
 
     DIRECTORY/ca.pem and ca.key are made the first time and used again, so that later calls add or renew certificates.
-    A node that runs takes renewed files without a restart.
+    A running node loads renewed files without a restart.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     try:
         made = make_certificates(directory, nodes, clients, days)
@@ -131,7 +131,7 @@ def _write(directory: Path, name: str, alternatives: list[Any], signer: _Signer 
 
 
 def _replace(path: Path, data: bytes, mode: int) -> None:
-    """Whole, so that who reads it meanwhile finds the old one or the new one."""
+    """Replaces the file in one step: a reader finds the old or the new one."""
     temporary = path.with_name(f".{path.name}.new")
     temporary.unlink(missing_ok=True)
     with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode), "wb") as file:

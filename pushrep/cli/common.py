@@ -39,7 +39,7 @@ class JsonLines(logging.Formatter):
 
 
 def log_to_stderr(format_: str, level: str) -> None:
-    """Once, for the whole process; a program that has set its logging up already keeps it."""
+    """Once for the process; a program that has configured its logging keeps it."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines() if format_ == "json" else logging.Formatter(TEXT))
     logging.basicConfig(handlers=[handler], level=level.upper())
@@ -85,7 +85,7 @@ def say_time(ms: int) -> str:
 
 
 def why_missing(what: str, error: ImportError) -> str | None:
-    """One line; None if it is no matter of what is installed, but a mistake in the program."""
+    """One line; None if nothing that could be installed is missing, but the program is wrong."""
     if isinstance(error, MissingExtra):
         return str(error)
     if error.name in _OF_THE_REPOSITORY:
@@ -100,7 +100,7 @@ def why_missing(what: str, error: ImportError) -> str | None:
 
 @contextmanager
 def whole_step() -> Iterator[None]:
-    """What is inside is done whole; a Ctrl-C meanwhile is raised at its end, a second one at once. Main thread only."""
+    """Complete the block before a Ctrl-C is raised; a second one is raised at once. Main thread only."""
     came: list[int] = []
 
     def remember(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a handler's arguments
@@ -137,7 +137,7 @@ def show_json(value: Any) -> None:
 
 
 def count(number: int | None) -> str:
-    """A number with its thousands apart; a question mark for one that nobody knows."""
+    """A number with its thousands apart; a question mark for None."""
     return "?" if number is None else f"{number:,}"
 
 

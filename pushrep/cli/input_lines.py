@@ -1,4 +1,4 @@
-"""Lines of a file as records: one line, one record, so that a line's number says where to go on.
+"""Lines of a file as records: one line, one record, so a line's number says where to continue.
 
     file ─▶ numbered_lines ─▶ (number, bytes) ─▶ LineRules.parse ─▶ Entry, None for a blank line, or BadLine
 

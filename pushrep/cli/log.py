@@ -1,9 +1,9 @@
-"""`pushrep log`: the tools around the files of a log. The work is done in pushrep.log; here it is asked for and shown.
+"""`pushrep log`: the tools around the files of a log. The work is done in pushrep.log.
 
 ls, describe, dump, verify            read only, beside a running writer
 repair, restore, truncate, rebuild-index, mark-cleaned, new-epoch     take the writer's lock; refused, with its pid,
                                       while one runs
-purge                                 asked of the open outbox; takes the lock where nobody has it
+purge                                 done by the service that has the outbox open; else takes the lock
 """
 
 from dataclasses import asdict, replace
@@ -54,8 +54,8 @@ def ls(directory: Path, as_json: bool) -> None:  # noqa: FBT001 - click hands op
     """List the logs in DIRECTORY: offsets, segments, bytes, leader epoch, who writes, and whether it was closed clean.
     Of a directory of worker slots the logs of every slot.
 
-    "known by" says who told the offsets: the writer that runs, the clean marker, what a stopped writer published last,
-    or the checkpoints of the last flush. HWM is the high watermark.
+    "known by" says where the offsets come from: the running writer, the clean marker, what a stopped writer published
+    last, or the checkpoints of the last flush. HWM is the high watermark.
     """
     for_people = []
     for path in logs_at(directory):
@@ -88,10 +88,10 @@ def _row(one: LogSummary) -> tuple[str, ...]:
 @click.argument("log", metavar="LOG|DIRECTORY", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="All of it as one JSON object, one a log.")
 def describe(log: Path, as_json: bool) -> None:  # noqa: FBT001 - as above
-    """Show one LOG: segments and indexes, leader epochs, checkpoints, clean marker, id, its outbox, what lies aside;
+    """Show one LOG: segments and indexes, leader epochs, checkpoints, clean marker, id, its outbox, files kept aside;
     of a directory, that of its worker slots, too, every log.
 
-    Aside lies what recovery and repair kept: .cut (taken off the end), .corrupt (replaced), .stale and .tmp files.
+    Recovery and repair keep aside .cut (taken off the end), .corrupt (replaced), .stale and .tmp files.
     """
     for number, path in enumerate(logs_at(log)):
         facts = _facts(path) | {"log": shown_below(log, path)}
@@ -173,18 +173,17 @@ def _facts(log: Path) -> dict[str, Any]:
 def repair(  # noqa: PLR0913, PLR0917 - one parameter an option
     log: Path, copy: Path | None, cut_at: int | None, cut_name: str | None, dry_run: bool, as_json: bool,  # noqa: FBT001
 ) -> None:  # fmt: skip
-    """Mend a damaged LOG that nobody writes. Whatever is changed is kept: as .corrupt what was replaced, as .cut what
-    was cut off.
+    """Repair a damaged LOG that no process writes. What is replaced is kept as .corrupt, what is cut off as .cut.
 
     \b
       pushrep log repair out/orders-0 --from-copy /backup/orders-0 --dry-run
       pushrep log repair out/orders-0 --from-copy /backup/orders-0
-      pushrep log repair out/orders-0 --cut orders-0          gives up all from the first damage on
+      pushrep log repair out/orders-0 --cut orders-0          loses all from the first damage on
 
     \b
-    From a copy only the damaged range is taken, and only if offsets, epochs and CRCs join on both sides of it.
-    Without an option indexes and the list of leader epochs are made anew; batches are never touched unasked.
-    Exit code 1 if the log is not whole afterwards.
+    From a copy only the damaged range is taken, and only if offsets, epochs and CRCs fit on both sides of it.
+    Without an option only indexes and the list of leader epochs are rebuilt; no batch is changed.
+    Exit code 1 if the log is still damaged afterwards.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     if sum(option is not None for option in (copy, cut_at, cut_name)) > 1:
         raise click.UsageError("--from-copy, --cut-at and --cut exclude each other")
@@ -277,13 +276,13 @@ def rebuild_index(log: Path, as_json: bool) -> None:  # noqa: FBT001 - click's
 @click.option("--dry-run", is_flag=True, help="Say what fits; change nothing.")
 @click.option("--json", "as_json", is_flag=True, help="The report as one JSON object.")
 def restore(log: Path, file: Path, dry_run: bool, as_json: bool) -> None:  # noqa: FBT001 - click's
-    """Put back what was set aside: the whole batches of FILE, a .cut or .corrupt of LOG, where the log ends.
+    """Append the whole batches of FILE, a .cut or .corrupt of LOG, to the log's end.
 
     \b
       pushrep log restore out/orders-0 out/orders-0/00000000000000001000.log.4096.cut --dry-run
 
-    They fit only if their first offset is the log's end: of a log that went on since, those offsets are others'. FILE
-    stays as it is. Not for a log whose replicas hold what came after the cut. Exit code 1 if nothing fits.
+    They fit only if their first offset is the log's end: if the log has grown since, other records have those offsets.
+    FILE is not changed. Not for a log whose replicas hold what came after the cut. Exit code 1 if nothing fits.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     report = restore_file(log, file, dry_run=dry_run)
     if as_json:
@@ -305,10 +304,10 @@ def restore(log: Path, file: Path, dry_run: bool, as_json: bool) -> None:  # noq
 @click.argument("offset", type=click.IntRange(1))
 @click.option("--json", "as_json", is_flag=True, help="The report of the verification that followed.")
 def mark_cleaned(log: Path, offset: int, as_json: bool) -> None:  # noqa: FBT001 - click's
-    """Say that a broker's cleaner went over LOG below OFFSET: there offsets may be missing.
+    """Note that a broker's cleaner compacted LOG below OFFSET: there offsets may be missing.
 
-    For a directory from Kafka without the broker's cleaner-offset-checkpoint, or with one that tells less. Without that
-    word a missing offset is damage. Exit code 1 if the log is not whole afterwards.
+    For a directory from Kafka without the broker's cleaner-offset-checkpoint, or with a lower offset in it. Without
+    this note a missing offset is damage. Exit code 1 if the log is still damaged afterwards.
     """
     if (outbox := outbox_of_log(checked_log(log))) is not None:
         raise click.ClickException(
@@ -350,12 +349,12 @@ def tell_outbox(log: Path, outbox: dict[str, Any] | None) -> None:
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Producer, PID and epoch as a JSON object.")
 def new_epoch(directory: Path, as_json: bool) -> None:  # noqa: FBT001 - click's
-    """Let the outbox in DIRECTORY go on under another PID: run it once after restoring it, or its outbox.json, from
-    an older copy, before anything is appended.
+    """Give the outbox in DIRECTORY another PID: run it once after restoring it, or its outbox.json, from an older copy,
+    before anything is appended.
 
     A copy does not know which offsets readers have seen since it was made. Without a new PID their replay filters
-    take the records that come at those offsets for replays, and drop them. Cuts and lost directories are noticed
-    without this.
+    drop the new records at those offsets as replays. After cuts and lost directories the outbox takes a new PID by
+    itself.
     """
     identity = begin_pid_epoch(directory)
     unshipped = not_known_to_be_shipped(directory)
@@ -380,8 +379,8 @@ def new_epoch(directory: Path, as_json: bool) -> None:  # noqa: FBT001 - click's
 @click.option("--dry-run", is_flag=True, help="Say what would go; remove nothing.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a log.")
 def purge(path: Path, before: str, dry_run: bool, as_json: bool) -> None:  # noqa: FBT001 - click's
-    """Remove whole old segments of one LOG, or of all logs of a DIRECTORY (of worker slots: of every slot), beside the
-    service that has it open, too.
+    """Remove whole old segments of one LOG, or of all logs of a DIRECTORY (of worker slots: of every slot), also while
+    a service has it open.
 
     \b
       pushrep log purge outbox --before 2026-01-31 --dry-run
@@ -389,7 +388,7 @@ def purge(path: Path, before: str, dry_run: bool, as_json: bool) -> None:  # noq
       pushrep log purge outbox/orders-3 --before 120000
 
     A segment goes if all its records are older. Never the newest one, and never what a destination has not
-    acknowledged, what a replica, a replay or the outbox's own books still need: the answer says who keeps the rest.
+    acknowledged, what a replica, a replay or the outbox itself still needs: the answer says what keeps the rest.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     path = path.absolute()
     places, topic, partition = outboxes_at(path), None, None
@@ -435,8 +434,8 @@ def log() -> None:
       pushrep log dump LOG --records         batch by batch, in the words of Kafka's DumpLogSegments
       pushrep log verify DIRECTORY           is every byte what it was?
       pushrep log repair LOG --from-copy D   a damaged range from another copy, if it joins
-      pushrep log restore LOG FILE           what was set aside, back where it fits
-      pushrep log purge DIRECTORY --before T whole old segments that nobody needs
+      pushrep log restore LOG FILE           appends what was kept aside, if it fits
+      pushrep log purge DIRECTORY --before T removes whole old segments
 
     LOG is the directory of one partition, DIRECTORY the one that holds it. Exit code 1 says: damage was found.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are

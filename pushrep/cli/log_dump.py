@@ -36,7 +36,7 @@ def dump(  # noqa: PLR0913, PLR0917 - one parameter an option
     """Show the batches of a LOG, or what stands in one FILE of it: .log, .index, .timeindex, a checkpoint, a marker.
 
     The lines are those of Kafka's DumpLogSegments. Unlike Kafka's tool this one stops at bytes that are no whole
-    batch, says where and why, and ends with exit code 1.
+    batch, reports where and why, and ends with exit code 1.
     """
     if from_ > to:
         raise click.BadParameter(f"{to} lies before --from {from_}", param_hint="--to")

@@ -21,7 +21,7 @@ from pushrep.replicate.election_state import find_election_state
 
 
 def verify_against(log: Path, where: str) -> bool:
-    """Compare and tell; whether both hold the same. Raises ReplayRefused, NodeUnreachable."""
+    """Compare and print the result; whether both hold the same. Raises ReplayRefused, NodeUnreachable."""
     other = Path(where) / log.parent.name if slot_directories(where) else where
     try:
         there = ReplayClient(other)
@@ -80,10 +80,10 @@ def verify(path: Path, as_json: bool, against: str | None) -> None:  # noqa: FBT
     damaged: file, byte, offset, reason.
 
     Checked are length, CRC, order of offsets and epochs, that each segment ends where the next begins, every index
-    entry, and the small files beside them. A running writer is no hindrance: what it had published when the check
-    began has to be whole. Of an outbox with replicas each other member is asked whether it holds what is damaged, from
-    there to the end of the segment; while they run, it is repaired from one that does. Exit code 1 if anything is
-    damaged; a torn tail, which an unclean stop leaves and the next open cuts off, is told but is no damage.
+    entry, and the small files beside them. A writer may be running: what it had published when the check
+    began is checked. In an outbox with replicas, each other member is asked whether it holds the damaged range, up to
+    the end of the segment; while they run, it is repaired from one that does. Exit code 1 if anything is
+    damaged; a torn tail, which an unclean stop leaves and the next open cuts off, is reported and is no damage.
     """
     whole = True
     for log in logs_at(path):

@@ -32,7 +32,7 @@ _SUMMARIES = {
     "append": "Append lines or CSV from a file or standard input to a log; goes on after a crash.",
     "certs": "Make a certificate authority and certificates for a trial of mutual TLS.",
     "console": "Web pages that show outboxes, nodes, records, startpoints, and what is wrong.",
-    "demo": "Watch real records go through crashes and replays and come out once each.",
+    "demo": "Run real records through crashes and replays; each comes out once.",
     "demo-kafka": "The same through Kafka, two Spark jobs and PostgreSQL, with each of them killed.",
     "log": "Look into the files of logs, check and repair them.",
     "marks": "What a Spark query remembers for its replay filter: show, export, import, reset.",
@@ -40,11 +40,11 @@ _SUMMARIES = {
     "outbox": "Change where an outbox's records go: skip one, use more partitions, drop a topic.",
     "read": "Show what lies in a log, beside a running writer.",
     "recording": "The logs that a node keeps: list, extend, truncate, purge and delete them.",
-    "replay": "Any part of a log again, to its end or following, for people and pipes.",
+    "replay": "Read any part of a log again, to its end or following it.",
     "replica": "Keep copies of other services' logs, pushed here as they are written.",
     "ship": "Deliver to Kafka what a service that is gone has left in its outbox.",
     "startpoint": "Say where a consumer starts next; see who asked for what.",
-    "status": "Show outboxes, nodes and logs: where they stand, who is behind, what is wrong.",
+    "status": "Show outboxes, nodes and logs: how far they are, who is behind, what is wrong.",
 }
 
 
@@ -69,7 +69,7 @@ class Commands(click.Group):
         if not isinstance(command, click.Command):
             raise click.ClickException(f"entry point {entry.value!r} of pushrep {cmd_name} is no click command")
         give_variables(command, f"{PREFIX}_{cmd_name}")
-        if not gc.isenabled():  # main: what was imported stays until the end, and is never looked at again
+        if not gc.isenabled():  # main: imported modules stay until the end
             gc.freeze()
             gc.enable()
         return command
@@ -222,7 +222,7 @@ def run(arguments: Sequence[str]) -> int:  # noqa: PLR0911 - an exit code for ea
 
 def main() -> NoReturn:
     """The console script."""
-    gc.disable()  # a quarter of a short command's time went into looking for garbage among its modules, at its end too
+    gc.disable()  # garbage collection over its modules took a quarter of a short command's time
     code = run(sys.argv[1:])
     try:
         sys.stdout.flush()

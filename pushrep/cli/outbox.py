@@ -1,5 +1,5 @@
-"""`pushrep outbox create | hold | skip | repartition | rebase | drop-destination`: on the directory, or asked of
-who has it open.
+"""`pushrep outbox create | hold | skip | repartition | rebase | drop-destination`: on the directory, or by
+the process that has it open.
 
 `pushrep outbox run`: a service in any language, whose lines are appended while it leads.
 
@@ -57,16 +57,18 @@ _AGAIN_S = 0.05
     type=click.IntRange(2_000),
     default=TAKEOVER_AFTER_MS,
     show_default=True,
-    help="For so long the leader is not heard before a standby looks.",
+    help="How long the leader is not heard before a standby checks.",
 )
 @click.option(
     "--takeover-pause-ms",
     type=click.IntRange(0),
     default=TAKEOVER_PAUSE_MS,
     show_default=True,
-    help="After another instance took over, this one does no sooner.",
+    help="The least time after another takeover before this instance takes over.",
 )
-@click.option("--bootstrap-servers", metavar="HOST:PORT,...", help="Brokers: who leads ships to the topic TOPIC there.")
+@click.option(
+    "--bootstrap-servers", metavar="HOST:PORT,...", help="Brokers: the leading instance ships to the topic TOPIC there."
+)
 @client_properties_option
 @tls_options
 @log_options
@@ -81,10 +83,10 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter an option
     \b
       pushrep outbox run data orders --stand-by -- ./orders-service --port 8080
 
-    DIRECTORY is this machine's node's, TOPIC that of `pushrep outbox create`. Line n goes into partition n mod N. Each
-    line that is acknowledged is answered on COMMAND's standard input: "LINE PARTITION OFFSET". PUSHREP_LINE says how
-    many lines of all instances are in the outbox, so COMMAND prints the next one first; PUSHREP_EPOCH which lead it is.
-    What was not answered when COMMAND was ended may be in the outbox: the next instance finds it counted.
+    DIRECTORY is this machine's node's, TOPIC that of `pushrep outbox create`. Line n goes into partition n mod N.
+    COMMAND's standard input gets "LINE PARTITION OFFSET" for each acknowledged line. PUSHREP_LINE is the number of
+    lines of all instances in the outbox, so COMMAND begins with the next one; PUSHREP_EPOCH is the epoch of this lead.
+    Lines without an answer when COMMAND was ended may be in the outbox: then PUSHREP_LINE counts them.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     if config is not None and bootstrap_servers is None:
         raise click.UsageError("--config is of the Kafka client: give --bootstrap-servers, too")
@@ -194,7 +196,7 @@ class _Running:
             except (DeliveryFailed, PushrepError) as error:
                 self._why = self._why or (error.__cause__ if isinstance(error.__cause__, Exception) else error)
                 break
-            with suppress(OSError):  # it does not want to know
+            with suppress(OSError):  # the command does not read its input
                 self._process.stdin.write(f"{number} {partition} {offset}\n".encode())
                 self._process.stdin.flush()
         with suppress(OSError):
@@ -217,7 +219,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def skip(  # noqa: PLR0913, PLR0917 - one parameter an option
     offset: int, directory: Path, partition: int, reason: str, topic: str | None, as_json: bool,  # noqa: FBT001
 ) -> None:  # fmt: skip
-    """Never ship the record at OFFSET, which the topic does not take; those behind it go on.
+    """Never ship the record at OFFSET, which the topic does not take; later records are shipped.
 
     \b
       pushrep outbox skip 1042 --directory outbox --partition 3 --reason "12 MB, the topic takes 1 MB"
@@ -240,11 +242,11 @@ def skip(  # noqa: PLR0913, PLR0917 - one parameter an option
 @_TOPIC
 @_JSON
 def repartition_command(directory: Path, topic: str | None, as_json: bool) -> None:  # noqa: FBT001 - click's
-    """Let what is appended from now on go to all partitions that the topic has at the next start.
+    """From the next start on, ship new records to all partitions that the topic has then.
 
-    Nobody may have the outbox in DIRECTORY open: it goes on under a new PID, which begins with its next start. What is
-    in the log and not shipped yet goes to the partitions that were used so far. A service that appends with the
-    metadata of its own sources has to take new PIDs for them, too.
+    No process may have the outbox in DIRECTORY open: it gets a new PID, which begins with its next start. Records that
+    are in the log and not shipped yet go to the partitions used so far. A service that appends with the metadata of its
+    own sources has to take new PIDs for them, too.
     """
     try:
         ask(directory, "repartition")  # a service that has it open says why not
@@ -267,15 +269,15 @@ def rebase_command(  # noqa: PLR0913, PLR0917 - one parameter an option
     directory: Path, bootstrap_servers: str, topic: str | None, config: Path | None,
     dry_run: bool, as_json: bool,  # noqa: FBT001 - click's
 ) -> None:  # fmt: skip
-    """Free the outbox in DIRECTORY, whose topic holds other records than its log: OutboxDiverged, DestinationAhead.
+    """Let the outbox in DIRECTORY ship again after OutboxDiverged or DestinationAhead: its topic holds other records.
 
     \b
       pushrep outbox rebase outbox --bootstrap-servers broker:9092 --dry-run
       pushrep outbox rebase outbox --bootstrap-servers broker:9092
 
-    What the topic does not hold is appended again under a new PID, and the originals are not shipped: readers of the
-    topic see each record once, readers of the log itself see them twice. Nobody may have the outbox open. One that was
-    interrupted is finished by the next. Exit code 1 if a record carries the metadata of a source of its own.
+    Records that the topic lacks are appended again under a new PID, and the originals are not shipped: readers of the
+    topic see each record once, readers of the log itself see these twice. No process may have the outbox open. If it
+    is interrupted, run it again. Exit code 1 if a record carries the metadata of a source of its own.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     from pushrep.outbox.rebase import rebase  # noqa: PLC0415 - Kafka's clients are an extra of their own
 
@@ -302,10 +304,10 @@ def rebase_command(  # noqa: PLR0913, PLR0917 - one parameter an option
 @_DIRECTORY
 @click.argument("topic")
 def drop(directory: Path, topic: str) -> None:
-    """Keep nothing in the logs of DIRECTORY for TOPIC any more, and forget how far it is.
+    """Keep no records in DIRECTORY for TOPIC any more, and forget how far it was shipped.
 
-    Shipped to again, it gets everything from the logs' start. A service that has the outbox open lets go of it at once;
-    one that ships to it now refuses.
+    If it is shipped to again, it gets everything from the logs' start. A service that has the outbox open forgets it at
+    once; one that ships to it now refuses.
     """
     try:
         ask(directory, "drop-destination", {"topic": topic})
@@ -340,8 +342,8 @@ def create(  # noqa: PLR0913, PLR0917 - one parameter an option
     \b
       pushrep outbox create data --members 10.0.0.1:7400,10.0.0.2:7400,10.0.0.3:7400 --topic orders --partitions 3
 
-    DATA is the directory of the first member's node. All nodes have to answer. Instances that stand by already begin
-    once it is made, on DATA of their own nodes.
+    DATA is the directory of the first member's node. All nodes have to answer. Instances that already stand by on DATA
+    of their own nodes begin once it is made.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     from pushrep.outbox.creating import create_outbox  # noqa: PLC0415 - the wire's half, for this command alone
 
@@ -368,15 +370,15 @@ def create(  # noqa: PLR0913, PLR0917 - one parameter an option
 def hold(  # noqa: PLR0913, PLR0917 - one parameter an option
     directory: Path, length: str | None, reason: str, end: bool, show: bool, as_json: bool,  # noqa: FBT001 - click's
 ) -> None:  # fmt: skip
-    """Keep all standbys of an outbox from taking over by themselves for a while: for work on the network, say.
+    """Keep all standbys of an outbox from taking over for a while, as during work on the network.
 
     \b
       pushrep outbox hold data --for 1h --reason "new switches"
       pushrep outbox hold data --show
       pushrep outbox hold data --end
 
-    DIRECTORY is that of the leader, or its node's. A majority of the members has to store it; whoever leads until then
-    hands it on. `pushrep promote` works all the same, and who leads leads again when it is restarted.
+    DIRECTORY is that of the leader, or its node's. A majority of the members has to store it; a new leader
+    keeps it. `pushrep promote` still works, and the leader leads again when it is restarted.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     if sum((length is not None, end, show)) != 1:
         raise click.UsageError("give one of --for DURATION, --end and --show")
@@ -414,18 +416,18 @@ def _duration_s(text: str) -> int:
 
 
 def _who_can_hold(member: GrantedMember) -> str:
-    """Nobody answers in its directory."""
+    """No process answers in its directory."""
     grant = member.kept.grant
     assert grant is not None, "it was looked for"
     if member.kept.is_led_here:
         return f"member {grant.leader} leads, and its service does not run: start it in {member.directory} first"
     address = next((one.address for one in grant.members if one.index == grant.leader), "")
-    return f"member {grant.leader} ({address or 'its address is not known'}) leads: say it there, in its directory"
+    return f"member {grant.leader} ({address or 'its address is not known'}) leads: run this there, in its directory"
 
 
 @click.group()
 def outbox() -> None:
-    """Make an outbox with standbys, hold those; change where records go: skip, repartition, drop a topic, rebase."""
+    """Make an outbox with standbys, hold these; change where records go: skip, repartition, drop a topic, rebase."""
 
 
 outbox.add_command(create)

@@ -14,7 +14,7 @@ from pushrep.replicate.settings import PushSettings
 @click.command("promote")
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False, exists=True))
 @click.option("--catch-up", is_flag=True, help="Another member holds more: fetch that first, instead of refusing.")
-@click.option("--accept-loss", is_flag=True, help="Too few answer, or none that is whole: lead all the same.")
+@click.option("--accept-loss", is_flag=True, help="Too few answer, or none that is whole: lead nevertheless.")
 @click.option(
     "--lost",
     type=click.IntRange(0, 255),
@@ -60,13 +60,13 @@ def promote_command(  # noqa: PLR0913, PLR0917 - the options
       pushrep promote copies/7b0d3c1e-6f1a-4d2e-9a55-0c6a3f1be2aa
       pushrep promote copies/7b0d3c1e-6f1a-4d2e-9a55-0c6a3f1be2aa --catch-up
 
-    DIRECTORY is <data>/<outbox id> of a node, which may be running: it lets go of it. Enough other members have to
-    answer, so that nothing acknowledged with ALL is lost. A leader that enough members heard within the last seconds
-    may be alive: without --depose that is refused, and it leads on. Then open the service's Outbox on DIRECTORY, with
-    the replicas that are printed. Members that are lost for good, with what they promised, are said to be so by --lost,
-    and nodes that take their places by --new; then the outbox goes on with ALL (docs/replication.md). Whatever others
-    hold behind --accept-loss is set aside when they meet the new leader, and they are filled. The old leader
-    is refused from now on; `pushrep replica adopt` puts its directory under a node, where it follows.
+    DIRECTORY is <data>/<outbox id> of a node, which may be running: it releases the directory. Enough other members
+    have to answer, so that nothing acknowledged with ALL is lost. If members heard from the leader within the last
+    seconds, it may be alive: then this refuses without --depose. Then open the service's Outbox on DIRECTORY, with
+    the replicas that are printed. Name members that are lost for good with --lost, and nodes that take their places
+    with --new; then the outbox continues with ALL (docs/replication.md). After --accept-loss, what other members hold
+    beyond this replica is kept aside in their directories when they reach the new leader, and they get its records.
+    The old leader is refused from now on; `pushrep replica adopt` puts its directory under a node, where it follows.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     push = PushSettings(tls=client_tls(cert, key, ca))
     try:
@@ -102,11 +102,13 @@ def _print_promotion(done: Promotion) -> None:
         )
     if done.accepted_loss:
         click.echo(f"accepted loss: without {done.accepted_loss}")
-        click.echo(f"generation {label(grant.generation)} begins: what others hold is set aside when they meet it")
+        click.echo(
+            f"generation {label(grant.generation)} begins: what others hold beyond it is kept aside when they reach it"
+        )
     if done.unreached:
         click.echo(
-            f"members {list(done.unreached)} were not reached, so they are not fenced: what they take until they meet "
-            "this grant is set aside, too"
+            f"members {list(done.unreached)} were not reached, so they are not fenced: what they take until they get "
+            "this grant is kept aside, too"
         )
     for damaged in done.damaged:
         click.echo(f"damaged, and no other member gave what is missing: {damaged}")

@@ -1,4 +1,4 @@
-"""`pushrep read`: what lies in the logs of a topic, beside a running writer: no lock is taken, no byte written."""
+"""`pushrep read`: the records in the logs of a topic, beside a running writer: no lock is taken, no byte written."""
 
 import json
 import sys

@@ -1,6 +1,6 @@
 """`pushrep replay`: any part of one log again, to the end or following, for people and for pipes.
 
-One writer a format, each of them whole after every `write` and `close`:
+One writer a format; after every `write` and `close` its output is complete:
 
 json    an object a line            raw     the value and a newline
 table   columns a line              avro    an object container file (Avro 1.11), deflate, schema RECORD_SCHEMA
@@ -71,7 +71,7 @@ class RecordWriter(Protocol):
 
     def write(self, records: Iterable[Record]) -> None: ...
     def flush(self) -> None:
-        """Bring all that was written to the reader."""
+        """Flush all that was written."""
         ...
 
 
@@ -83,7 +83,7 @@ class LineOutput:
         out.write(head)
 
     def write(self, records: Iterable[Record]) -> None:
-        """In one piece, so that an interrupt leaves no half of a line."""
+        """In one call, so that an interrupt leaves no half line."""
         self._out.write(b"".join(map(self._line, records)))
 
     def flush(self) -> None:
@@ -199,7 +199,7 @@ class Until(NamedTuple):
         return self.timestamp_ms is None or record.timestamp_ms < self.timestamp_ms
 
     def is_reached(self, position: int) -> bool:
-        """Whether nothing before it comes from `position` on, so that who follows need not wait for what is behind."""
+        """Whether no record from `position` on lies before the end, so that a follower can stop."""
         return self.offset is not None and position >= self.offset
 
 
@@ -250,11 +250,11 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter an option
 
     \b
     Of a directory of worker slots TOPIC-N is that partition of every slot, one after the other; slot-M/TOPIC-N one.
-    At the end, and at Ctrl-C, the output is whole, and standard error says where to go on. A replay of a node comes
-    again by itself where its connection broke.
+    At the end, and at Ctrl-C, the output is complete, and standard error says where to continue. A replay of a node
+    reconnects by itself and continues where its connection broke.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     if from_ == "latest" and not follow:
-        raise click.UsageError("--from latest begins at the end, so that nothing is there yet: add --follow")
+        raise click.UsageError("--from latest begins at the end, where no record is yet: add --follow")
     if out is not None and out.exists() and not force:
         raise click.UsageError(f"{out} is there already: name another file, or write over it with --force")
     length: Length | int = TO_END
@@ -308,7 +308,7 @@ class _Job(NamedTuple):
 
 
 def _run(replay: Replay | None, stream: BinaryIO, job: _Job) -> None:
-    """Write it all; whatever ends it, what was written is whole."""
+    """Write it all. Whatever ends it, the output is complete up to there."""
     writer = writer_for(job.format, stream, partition=job.partition, carrier=job.carrier)
     written, is_whole = 0, True
     position = replay.position if replay is not None else 0
@@ -323,7 +323,7 @@ def _run(replay: Replay | None, stream: BinaryIO, job: _Job) -> None:
                         written, position = written + len(records), block_end
                     told(position, replay.tip)
     except BrokenPipeError:
-        is_whole = False  # nobody knows how much its reader took
+        is_whole = False  # how much its reader took is not known
         raise
     finally:
         if is_whole:

@@ -35,7 +35,7 @@ def list_(where: str, as_json: bool, node: NodeAccess | None) -> None:  # noqa: 
 @click.option("--leader-epoch", type=click.IntRange(0), required=True, help="Above every epoch that the log has seen.")
 @node_options
 def extend(address: str, name: str, leader_epoch: int, node: NodeAccess | None) -> None:
-    """Let a stopped recording go on at its end, under a higher leader epoch."""
+    """Continue a stopped recording at its end, under a higher leader epoch."""
     with ReplayClient(address, node=node) as client:
         end = client.extend(recording_of(name), leader_epoch)
     click.echo(f"{name} goes on at offset {end}, under leader epoch {leader_epoch}")
@@ -48,7 +48,7 @@ def extend(address: str, name: str, leader_epoch: int, node: NodeAccess | None) 
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @node_options
 def truncate(address: str, name: str, offset: int, yes: bool, node: NodeAccess | None) -> None:  # noqa: FBT001
-    """Cut a recording at the batch that holds an offset; the replays above end first."""
+    """Cut a recording at the batch that holds an offset; replays above it end first."""
     _confirm(yes, f"Cut {name} at offset {offset}?")
     with ReplayClient(address, node=node) as client:
         end = client.truncate(recording_of(name), offset)
@@ -72,7 +72,7 @@ def purge(address: str, name: str, offset: int, yes: bool, node: NodeAccess | No
 @recording.command()
 @click.argument("address")
 @click.argument("name", metavar="TOPIC-N|ID")
-@click.option("--force", is_flag=True, help="Although replays of it run: they end.")
+@click.option("--force", is_flag=True, help="Also while replays of it run; these end.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @node_options
 def delete(address: str, name: str, force: bool, yes: bool, node: NodeAccess | None) -> None:  # noqa: FBT001

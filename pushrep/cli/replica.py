@@ -1,4 +1,4 @@
-"""`pushrep replica`: a node that keeps copies of other services' logs, and an outbox's members as operators see them.
+"""`pushrep replica`: a node that keeps copies of other services' logs, and and the members of an outbox.
 
 `serve` is a node until it is stopped (Ctrl-C, SIGTERM), with its health and its metrics.
 """
@@ -104,7 +104,7 @@ def _optional_address(context: click.Context, parameter: click.Parameter, text: 
 @replay_options
 @node_log_options
 @copy_check_option
-@click.option("--verbose", "-v", is_flag=True, help="Say on standard error who comes and goes.")
+@click.option("--verbose", "-v", is_flag=True, help="Log connections on standard error.")
 def serve(  # noqa: PLR0913, PLR0917 - the options
     directory: Path,
     listen: Address,
@@ -131,8 +131,8 @@ def serve(  # noqa: PLR0913, PLR0917 - the options
       pushrep replica serve copies --allow any --max-replays 100 --log retention_ms=604800000
       pushrep replica serve copies --listen 0.0.0.0:7400 --cert n.pem --key n.key --ca ca.pem --allow billing
 
-    Prints one line when it listens. What a leader has pushed lies in DIRECTORY/<outbox id>/<topic>-<n>, in the leader's
-    own bytes: every `pushrep log` and `pushrep read` command works on it.
+    Prints one line when it listens. A leader's records are in DIRECTORY/<outbox id>/<topic>-<n>, byte for byte as the
+    leader has them: every `pushrep log` and `pushrep read` command works there.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     log_at_least(logging.INFO if verbose else logging.WARNING)
     AUDIT.setLevel(logging.INFO)
@@ -175,7 +175,7 @@ _DATA = click.argument("directory", type=click.Path(path_type=Path, file_okay=Fa
 @_DATA
 @click.option("--json", "as_json", is_flag=True, help="A JSON list.")
 def sessions(directory: Path, *, as_json: bool) -> None:
-    """Show the replay sessions of the node that keeps DIRECTORY: what is read there, and how far.
+    """Show the replay sessions of the node in DIRECTORY: what they read, and how far they are.
 
     \b
       pushrep replica sessions copies
@@ -191,12 +191,12 @@ def sessions(directory: Path, *, as_json: bool) -> None:
 @_DATA
 @click.argument("session", metavar="SESSION")
 def stop_session(directory: Path, session: str) -> None:
-    """End a replay SESSION of the node that keeps DIRECTORY, by its number as `sessions` shows it.
+    """End a replay SESSION of the node in DIRECTORY, by its number as `sessions` shows it.
 
     \b
       pushrep replica stop-session copies 0000000151a2b3c4
 
-    Its subscriber is told that it was stopped. Who asked is written to the node's audit log.
+    Its subscriber learns that it was stopped. The node's audit log gets who asked for it.
     """  # noqa: D301 - as above
     try:
         number = int(session, 16)

@@ -68,8 +68,9 @@ def add(  # noqa: PLR0913, PLR0917 - the options
     \b
       pushrep replica add outbox 10.0.0.4:7400
 
-    It gets everything first and counts for nothing; when it holds what the others hold, it becomes a member, by a
-    grant that both lists agree to. Interrupted, run it again: it goes on. Its number was never another member's.
+    It first gets all records, and does not count as a member. When it holds what the others hold, it becomes a member,
+    by a grant of a majority of the old and of the new list. If it is interrupted, run it again. Its number was never
+    another member's.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     with _reached(directory, timeout, cert, key, ca) as home, _list_told(directory):
         done = _follow(_adding(home, address, least), timeout, directory)
@@ -92,8 +93,8 @@ def remove(  # noqa: PLR0913, PLR0917 - the options
     \b
       pushrep replica remove outbox 2
 
-    Its copy stays where it is, and gets nothing more. The leader can't be removed: promote another one first. A node
-    that `add` still waits for is given up the same way, by the number that `add` tells.
+    Its copy stays where it is, and gets no more records. The leader can't be removed: promote another one first. A
+    node that `add` still waits for is removed the same way, by the number that `add` prints.
     """  # noqa: D301 - as above
     with _reached(directory, timeout, cert, key, ca) as home, _list_told(directory):
         done = _follow(_removing(home, member, least), timeout, directory)
@@ -129,9 +130,9 @@ def replace(  # noqa: PLR0913, PLR0917 - the options
     \b
       pushrep replica replace outbox 2 10.0.0.4:7400 --lost 2
 
-    Where too few are left to agree, --lost says that MEMBER's directory is destroyed: the leader goes on alone, under
-    another PID, and takes records with ALL again once enough of the new list hold everything. What members that were
-    not reached hold is set aside when they meet it (docs/replication.md).
+    If too few are left to agree, --lost says that MEMBER's directory is destroyed: the leader continues alone, under
+    another PID, and takes records with ALL again once enough of the new list hold everything. What unreached members
+    hold beyond the leader is kept aside when they reach it (docs/replication.md).
     """  # noqa: D301 - as above
     if lost and member not in lost:
         raise click.UsageError(f"--lost {member} says that member {member} is destroyed: give it, too, or none")
@@ -162,7 +163,7 @@ def _removing(home: Path, member: int, least: int | None) -> Step:
 
 @contextmanager
 def _reached(directory: Path, timeout_s: float, cert: Path | None, key: Path | None, ca: Path | None) -> Iterator[Path]:
-    """Where somebody answers for the outbox: the service that has it open, or this process."""
+    """Where calls for the outbox are answered: by the service that has it open, or by this process."""
     try:
         ask(directory, "status")
     except NobodyAnswers:
@@ -176,11 +177,11 @@ def _reached(directory: Path, timeout_s: float, cert: Path | None, key: Path | N
 
 @contextmanager
 def _list_told(directory: Path) -> Iterator[None]:
-    """A command that fails or is interrupted says how the list stands, and what leads on."""
+    """A command that fails or is interrupted prints the list of members, and what to run next."""
     try:
         yield
     except BaseException:
-        with suppress(Exception):  # what went wrong first is what the operator has to know
+        with suppress(Exception):  # the first error is what the operator has to know
             for line in _as_it_stands(directory, ask(directory, "status")):
                 click.echo(line, err=True)
         raise
@@ -196,13 +197,13 @@ def _as_it_stands(directory: Path, status: dict[str, Any]) -> Iterator[str]:
     yield f"the members are {named}; min_insync_replicas {status['min_insync_replicas']}"
     for one in status["members"]:
         if one["is_joining"]:
-            yield f"{one['address']} is to become member {one['index']}, and counts for nothing yet"
+            yield f"{one['address']} is to become member {one['index']}, and does not count yet"
     addresses = [one["address"] for one in members if one["address"]]
     yield f"from the next open on: replicas={addresses}"
     away = [one["index"] for one in members if one["lag"] is not None and not one["lag"]["in_sync"]]
     if status["is_changing"]:
         names = ", ".join(map(str, away)) or "none"
-        yield f"the change is not settled, both lists have their say: the same command settles it once {names} answer"
+        yield f"the change is not finished, both lists still count: run the same command again once {names} answer"
         if away:
             lost = " ".join(f"--lost {index}" for index in away)
             yield f"if they are destroyed: pushrep replica replace {directory} {away[0]} HOST:PORT {lost}"
@@ -219,7 +220,7 @@ def _opened(directory: Path, timeout_s: float, push: PushSettings) -> Outbox:
         carrier=identity.carrier,
         replicas=addresses,
         acks=Acks.ALL if addresses else None,
-        open_timeout_s=timeout_s,  # who does not lead can't change the members: with slow ones that is worth a wait
+        open_timeout_s=timeout_s,  # only the leader can change the members: waiting for slow ones is worth it
         push=push,
         create=False,
     )
@@ -271,8 +272,8 @@ def adopt_command(data: Path, directory: Path) -> None:
     \b
       pushrep replica adopt copies outbox
 
-    For a leader that was replaced while it was away (NotLeader). The node may be running. What only this directory held
-    is cut aside, not deleted. Give its address to the service that leads now, as one more of `replicas`.
+    For a leader that was replaced while it was away (NotLeader). The node may be running. Records that only this
+    directory has are kept aside, not deleted. Add its address to `replicas` of the service that leads now.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     click.echo(f"{directory} is {adopt(data, directory)} now")
 
@@ -280,7 +281,7 @@ def adopt_command(data: Path, directory: Path) -> None:
 @click.command("moved")
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False, exists=True))
 def moved_command(directory: Path) -> None:
-    """Say that DIRECTORY was moved here, whole, and that its original is gone for good.
+    """Confirm that DIRECTORY was moved here as a whole, and that its original is gone for good.
 
     \b
       pushrep replica moved copies/7b0d3c1e-6f1a-4d2e-9a55-0c6a3f1be2aa

@@ -1,4 +1,4 @@
-"""`pushrep replica status`: what an outbox says of its members, or what its files say while nobody has it open."""
+"""`pushrep replica status`: the members of an outbox, by the process that has it open, or by its files."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -57,8 +57,8 @@ def status(directory: Path, every: float, *, with_partitions: bool, watch: bool,
       pushrep replica status outbox --watch
       pushrep replica status outbox --partitions --json
 
-    The service that has the outbox open answers, on its control.sock. While nobody has it open, its files are looked
-    at, which know no sessions. "oldest" is the age of the oldest record that a replica is not known to hold.
+    The service that has the outbox open answers, on its control.sock. If none has, the files are read, which hold no
+    sessions. "oldest" is the age of the oldest record that a replica is not known to hold.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     looks = _looks(directory, every if watch else None, with_partitions=with_partitions)
     try:

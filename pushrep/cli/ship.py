@@ -1,4 +1,4 @@
-"""`pushrep ship`: deliver to Kafka what a service that is gone has left in its outbox."""
+"""`pushrep ship`: ship an outbox that no service has open to Kafka."""
 
 import sys
 import time
@@ -44,14 +44,14 @@ def ship(  # noqa: PLR0913, PLR0917 - one parameter an option
     directory: Path, bootstrap_servers: str, topic: str | None, config: Path | None, timeout_s: float | None,
     again: tuple[str, ...], copy_check: bool, as_json: bool,  # noqa: FBT001 - click's
 ) -> None:  # fmt: skip
-    """Ship what the outbox in DIRECTORY holds to its Kafka topic, until the topic acknowledged everything.
+    """Ship the records of the outbox in DIRECTORY to its Kafka topic, until all are acknowledged.
 
     \b
       pushrep ship outbox --bootstrap-servers broker-1:9092,broker-2:9092
       pushrep ship outbox --bootstrap-servers broker:9093 --config client.properties --json
-      pushrep ship outbox --bootstrap-servers broker:9092 --again 3:1042      behind TopicLostRecords
+      pushrep ship outbox --bootstrap-servers broker:9092 --again 3:1042      after TopicLostRecords
 
-    For an outbox that no service has open. It goes on where the last shipping ended; interrupted, it goes on again.
+    For an outbox that no service has open. It continues where the last shipping ended; if interrupted, run it again.
     Exit code 1 if a record is refused (its offset is named), or the time is over.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     destination = destination_of(bootstrap_servers, topic, config)

@@ -1,4 +1,4 @@
-"""`pushrep startpoint`: where consumers start next. pushrep.startpoints does the work; here it is asked and shown.
+"""`pushrep startpoint`: where consumers start next. The work is done in pushrep.startpoints.
 
 set, cancel             write, with a reason that is kept; what would happen is said before anything is written
 list, show, history     read only; no lock is taken
@@ -40,14 +40,14 @@ from pushrep.startpoints.model import OVER, Applied, Cancelled, Expired, Fact, F
 
 @click.command("list")
 @with_store
-@click.option("--consumer", help="Only those that this consumer may meet.")
+@click.option("--consumer", help="Only those for this consumer.")
 @click.option("--topic", help="Only those of this topic.")
 @click.option("--all", "all_", is_flag=True, help="Those that are over, too.")
 @with_json
 def list_(  # noqa: PLR0913, PLR0917 - one parameter an option
     directory: Path, store: str | None, consumer: str | None, topic: str | None, all_: bool, as_json: bool  # noqa: FBT001
 ) -> None:  # fmt: skip
-    """Show the startpoints that wait, run or stop somebody, the newest first. What is overdue is marked expired."""
+    """Show the startpoints that wait, run or stop a consumer, the newest first. Overdue ones are marked expired."""
     opened = written_store_of(directory, store)
     opened.sweep()
     event_log = opened.event_log()
@@ -63,7 +63,7 @@ def list_(  # noqa: PLR0913, PLR0917 - one parameter an option
         return
     if not chosen:
         click.echo(
-            "no startpoints" if all_ else "no startpoints that wait, run or stop somebody; --all shows the others"
+            "no startpoints" if all_ else "no startpoints that wait, run or stop a consumer; --all shows the others"
         )
         return
     rows = [
@@ -87,7 +87,7 @@ def list_(  # noqa: PLR0913, PLR0917 - one parameter an option
 @click.argument("sequence", metavar="NUMBER", type=click.IntRange(1))
 @with_json
 def show(directory: Path, store: str | None, sequence: int, as_json: bool) -> None:  # noqa: FBT001 - click's
-    """Show one startpoint and how it stands for each consumer that met it."""
+    """Show one startpoint and its state for each consumer that it reached."""
     event_log = written_store_of(directory, store).event_log()
     written = event_log.written(sequence)
     if written is None:
@@ -152,13 +152,13 @@ def line_of(fact: Fact) -> str:
 
 
 def is_open(event_log: EventLog, sequence: int) -> bool:
-    """Whether it waits, runs or stops somebody."""
+    """Whether it waits, runs or stops a consumer."""
     states = {state.state for state in event_log.readers(sequence).values()}
     return bool((states | {event_log.state(sequence)}) - OVER) and event_log.superseded_by(sequence) is None
 
 
 def states_of(event_log: EventLog, sequence: int) -> str:
-    """One word, or how many readers stand where, and how it stands for the others."""
+    """One word, or how many readers are in which state."""
     states = [str(state.state) for state in event_log.readers(sequence).values()]
     rest = str(event_log.state(sequence))
     newer = event_log.superseded_by(sequence)
@@ -212,7 +212,7 @@ class WouldFail(PushrepError):
 @with_store
 @click.argument("topic", metavar="TOPIC[-N]")
 @click.option("--consumer", help="For this consumer.")
-@click.option("--every-consumer", is_flag=True, help="For every consumer; each applies it for itself.")
+@click.option("--every-consumer", is_flag=True, help="For every consumer; each applies it once.")
 @click.option("--task", help="For this task of the consumer only.")
 @click.option("--to", "place", required=True, metavar="WHERE", help="See below.")
 @click.option(
@@ -226,7 +226,7 @@ class WouldFail(PushrepError):
 @click.option(
     "--ttl", default="12h", show_default=True, help="Expires if not applied by then: 90s, 30m, 12h, 2d, never."
 )
-@click.option("--unchecked", is_flag=True, help="Write it though no log here tells that it fits (a topic in Kafka).")
+@click.option("--unchecked", is_flag=True, help="Write it without a log here to check it by (a topic in Kafka).")
 @click.option("--dry-run", is_flag=True, is_eager=True, help="Show what it would resolve to; write nothing.")
 @with_author
 @with_json
@@ -235,7 +235,7 @@ def set_(  # noqa: PLR0913, PLR0917 - one parameter an option
     place: str, out_of_range: str, reset_marks: bool, ttl: str, unchecked: bool, dry_run: bool, reason: str,  # noqa: FBT001
     author: str | None, as_json: bool,  # noqa: FBT001
 ) -> None:  # fmt: skip
-    """Say where TOPIC (partition N) starts next for a consumer. The newest wins; a running one takes it at once.
+    """Set where TOPIC (partition N) starts next for a consumer. The newest wins; a running consumer applies it at once.
 
     \b
       pushrep startpoint set out orders --consumer billing --to 2013-07-04T14:00 --reason "wrote nonsense since"
@@ -247,7 +247,7 @@ def set_(  # noqa: PLR0913, PLR0917 - one parameter an option
             1234                            an offset
             2013-07-04T14:00, @1372946400000   the first record since then; UTC if it names no zone
             -1h, -30m, -90s, -2d            so long before now
-            -1000, +1                       so many records from where the consumer stands
+            -1000, +1                       so many records from the consumer's position
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     if (consumer is None) == (not every_consumer):
         raise click.UsageError("give --consumer NAME or --every-consumer")
@@ -258,7 +258,7 @@ def set_(  # noqa: PLR0913, PLR0917 - one parameter an option
     rows = preview(directory, opened, target, startpoint, now_ms=SYSTEM_CLOCK.wall_ms())
     if not unchecked:
         check_fits(directory, target, rows, tell=dry_run)
-    # Before the write: whoever reads on and sees what would be dropped can still say no.
+    # Before the write, so that the operator can still interrupt it.
     if as_json:
         for row in rows:
             show_json(row.as_dict())
@@ -287,7 +287,7 @@ def cancel(  # noqa: PLR0913, PLR0917 - one parameter an option
     directory: Path, store: str | None, sequences: tuple[int, ...], all_: bool, reason: str, author: str | None,  # noqa: FBT001
     as_json: bool,  # noqa: FBT001
 ) -> None:  # fmt: skip
-    """Take startpoints back, for all who have not consumed them. Who runs from one goes on; a restart does not.
+    """Cancel startpoints for all that have not consumed them. A consumer that runs from one continues until a restart.
 
     \b
       pushrep startpoint cancel out 3 --reason "wrong day"
@@ -355,18 +355,18 @@ def _print_preview(target: Target, startpoint: Startpoint, rows: Sequence[Row]) 
 
 @click.group()
 def startpoint() -> None:
-    """Say where a consumer's partition starts next: applied once, by whoever runs or starts next, and kept as history.
+    """Set where a consumer's partition starts next: applied once, by a running or the next start, and kept as history.
 
     \b
       pushrep startpoint set out orders --consumer billing --to 2013-07-04T14:00 --reason "wrote nonsense" --dry-run
       pushrep startpoint repair out orders --consumer billing --from 2013-07-04T14:00 --sink ./orders-table --dry-run
-      pushrep startpoint list out            what waits, runs or stops somebody
+      pushrep startpoint list out            those that wait, run or stop a consumer
       pushrep startpoint cancel out 3 --reason "wrong day"
       pushrep startpoint history out         who asked for what, and what became of it
 
     A Spark query that follows no startpoints is moved while it is stopped: pushrep startpoint apply-checkpoint --help
 
-    DIRECTORY is that of the logs; startpoints lie in DIRECTORY/startpoints, or where --store says.
+    DIRECTORY is that of the logs; startpoints are in DIRECTORY/startpoints, or in --store.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
 
 

@@ -1,6 +1,6 @@
 """`pushrep startpoint apply-checkpoint`: startpoints for a Spark query that follows none, while it is stopped.
 
-The work is done by spark_jobs.checkpoint_apply, which stands above this package and so is found by its entry point.
+The work is done by spark_jobs.checkpoint_apply, which this package may not import: it is found by its entry point.
 """
 
 from collections.abc import Sequence
@@ -52,13 +52,13 @@ STORE_SUFFIX, MARKS_SUFFIX = "-startpoints", "-marks"
 @click.option("--table", help="Of --marks or --sink DATABASE: the table of the rows.")
 @click.option("--sink", metavar="WHERE", help="The apply job's: show how many of its rows a reset of marks replaces.")
 @click.option("--format", "sink_format", default="parquet", show_default=True, help="Of --sink PATH.")
-@click.option("--stopped", is_flag=True, help="Say that the query is stopped; nothing is written without it.")
+@click.option("--stopped", is_flag=True, help="The query is stopped; without it nothing is written.")
 @click.option(
     "--watch-s",
     type=click.FloatRange(0),
     default=30.0,
     show_default=True,
-    help="So long nothing in CHECKPOINT may change; longer than the query's trigger.",
+    help="How long CHECKPOINT is watched for changes; longer than the query's trigger.",
 )
 @click.option("--dry-run", is_flag=True, is_eager=True, help="Show what it would do; write nothing.")
 @with_author
@@ -69,7 +69,7 @@ def apply_checkpoint(  # noqa: PLR0913, PLR0917 - one parameter an option
     marks: str | None, table: str | None, stopped: bool, watch_s: float, dry_run: bool, reason: str, author: str | None,  # noqa: FBT001
     as_json: bool, sink: str | None, sink_format: str,  # noqa: FBT001
 ) -> None:  # fmt: skip
-    """Move a stopped, stateless Spark query: its CHECKPOINT gets one more batch, empty, that ends where it shall go on.
+    """Move a stopped, stateless Spark query: its CHECKPOINT gets one more, empty batch that ends at the new position.
 
     \b
       pushrep startpoint apply-checkpoint cp --to 1200 --partition 0 --reason "wrong rates" --dry-run
@@ -83,7 +83,7 @@ def apply_checkpoint(  # noqa: PLR0913, PLR0917 - one parameter an option
              files     an offset is the number of a batch of files, from 0; by time: when files were changed
              pushrep   all of them, by --logs; a query with startingStartpoint needs only `set`
 
-    A whole copy is made first, CHECKPOINT-before-N: put it back and nothing happened. Killed anywhere, call it again.
+    A whole copy is made first, CHECKPOINT-before-N: put back, it undoes all. Killed anywhere, run it again.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     if "://" in str(checkpoint) or str(checkpoint).startswith(("hdfs:", "s3a:", "gs:", "abfss:")):
         raise click.UsageError(f"{checkpoint} is on another file system: this knows local directories only")
@@ -139,7 +139,7 @@ def _show_pair(pair: Any, checkpoint: Path, *, as_json: bool) -> None:
     if as_json:
         show_json({"first_batch": pair.first, "batches": pair.count, "backup": str(backup)})
         return
-    click.echo(f"batch {pair.first + pair.count - 1} is appended; the query goes on behind it at its next start")
+    click.echo(f"batch {pair.first + pair.count - 1} is appended; the query continues after it at its next start")
     click.echo(f"as it was before: {backup}")
 
 

@@ -917,7 +917,7 @@ def test_a_replace_that_can_not_settle_goes_on_by_the_command_that_it_prints(wor
         code, _, errors = pushrep("replica", "replace", home, 1, new, "--timeout", 1)
         assert code == 1
         assert "is still settling" in errors
-        assert "the change is not settled, both lists have their say: the same command settles it once" in errors
+        assert "the change is not finished, both lists still count: run the same command again once" in errors
         command = next(line for line in errors.splitlines() if "--lost" in line).partition("destroyed: ")[2]
         assert command == f"pushrep replica replace {home} 1 HOST:PORT --lost 1"
         code, output, errors = pushrep(*command.replace("HOST:PORT", new).split()[1:], "--timeout", WAIT_S)
