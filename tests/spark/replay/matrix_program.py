@@ -15,6 +15,8 @@ import threading
 import time
 from pathlib import Path
 
+from sessions import quiet_session
+
 AT = "at struct<producer: string, file: bigint, row: bigint>"
 COLUMNS = (
     "key binary, value binary, topic string, partition int, offset bigint, "
@@ -64,44 +66,10 @@ def again(cells):
 
 
 def session(place, told):
-    from pyspark.sql import SparkSession
-
-    settings = {
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.driver.memory": "2g",
-        # Little data, many short plans: to compile them takes longer than to run them.
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-        "spark.sql.codegen.wholeStage": "false",
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-        "spark.sql.adaptive.enabled": "false",
-        "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-        "spark.sql.shuffle.partitions": "1",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.python.authenticate.socketTimeout": "120s",
-        "spark.sql.streaming.stateStore.providerClass": (
-            "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-        ),
-        "spark.jars": ",".join(told["jars"]),
-        "spark.sql.warehouse.dir": f"{place}/warehouse",
-    }
-    if told["tables"]:
-        settings |= {
-            "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-            "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-            "spark.databricks.delta.snapshotPartitions": "1",
-            "spark.sql.catalog.ice": "org.apache.iceberg.spark.SparkCatalog",
-            "spark.sql.catalog.ice.type": "hadoop",
-            "spark.sql.catalog.ice.warehouse": f"{place}/ice",
-        }
+    rocksdb = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    more = {"spark_driver_memory": "2g", "spark_sql_streaming_stateStore_providerClass": rocksdb}
     # More threads than cores: most of them wait.
-    builder = SparkSession.builder.master("local[16]")
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("OFF")
-    return spark
+    return quiet_session(place, told["jars"], 16, tables=told["tables"], **more)
 
 
 class Cell:

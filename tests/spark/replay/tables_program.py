@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from releases_program import applied
+from sessions import quiet_session
 
 COLUMNS = (
     "key binary, value string, topic string, partition int, offset bigint, startpoint_epoch bigint, marks_epoch bigint"
@@ -26,35 +27,7 @@ EXPECTED = [(n, ("old" if n < 5 else "new") + str(n)) for n in KEPT]
 
 
 def main(place, jars, form, die_at):
-    from pyspark.sql import SparkSession
-
-    settings = {
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        # Little data, many short plans: to compile them takes longer than to run them.
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-        "spark.sql.codegen.wholeStage": "false",
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-        "spark.sql.adaptive.enabled": "false",
-        "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-        "spark.sql.shuffle.partitions": "1",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.python.authenticate.socketTimeout": "120s",
-        "spark.jars": ",".join(str(jar) for jar in Path(jars).glob("*.jar")),
-        "spark.sql.warehouse.dir": f"{place}/warehouse",
-        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-        "spark.databricks.delta.snapshotPartitions": "1",
-        "spark.sql.catalog.ice": "org.apache.iceberg.spark.SparkCatalog",
-        "spark.sql.catalog.ice.type": "hadoop",
-        "spark.sql.catalog.ice.warehouse": f"{place}/ice",
-    }
-    builder = SparkSession.builder.master("local[1]")
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("OFF")
+    spark = quiet_session(place, Path(jars).glob("*.jar"), 1, tables=True)
     try:
         print(through(spark, place, form, die_at))  # noqa: T201 - its answer
     finally:
