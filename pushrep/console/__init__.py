@@ -1,9 +1,9 @@
-"""The console: web pages for operators who look before they read. `pushrep console`; needs the extra `console`.
+"""The console: web pages for operators. `pushrep console`; needs the extra `console`.
 
-watch.py       looks at places again and again, by the function of `pushrep status`, and keeps an hour of it
-pages.py       readings in, rows out: pure; what is worst, rates, what to do about each problem
-records.py     records of one log: payloads only where they are asked for
-startpoints.py  what waits, what happened, what one more would do
+watch.py       reads the status of every place periodically, as `pushrep status` does, and keeps an hour of it
+pages.py       status readings in, rows out: pure; the worst first, rates, what to do about each problem
+records.py     records of one log: payloads only on request
+startpoints.py  pending startpoints, their history, what a new one would do
 access.py      who may do what: names, passwords, sessions, forms
 drawing.py     bars and lines as SVG: pure
 web.py         Starlette: a route for each page, and the server

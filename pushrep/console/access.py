@@ -1,11 +1,11 @@
-"""Who may do what with the pages, decided before any page is asked. Passwords, sessions, tokens of forms; no sockets.
+"""Who may use which page, decided before the page runs. Passwords, sessions, tokens of forms; no sockets.
 
-    on loopback          nobody is asked for a name; a Host that is no name of this machine is refused
+    on loopback          no login; a Host header that is no name of this machine is refused
     with passwords       a session by cookie, begun at /login; 12 hours, or until the console is started again
     POST, anywhere       from our own page: Origin and Sec-Fetch-Site say so, and the form has the session's token
 
 Passwords: a line each, NAME:scrypt$N$r$p$salt$hash, both in base64. Memory for one check: 32 MiB. They are checked
-one at a time, and none for a second after a wrong one: whoever guesses has 86,400 tries a day.
+one at a time, with a pause of a second after a wrong one: 86,400 guesses a day.
 """
 
 import base64
@@ -47,9 +47,9 @@ def read_passwords(file: Path) -> dict[str, str]:
 
 
 class ConsoleAccess:
-    """Sessions and what they may. Thread-safe.
+    """Sessions and their rights. Thread-safe.
 
-    passwords: by name; None on loopback, where nobody is asked. pause: what a wrong one costs, before the next is
+    passwords: by name; None on loopback, without login. pause: the time after a wrong one before the next is
     checked.
     """
 
@@ -69,24 +69,24 @@ class ConsoleAccess:
 
     @property
     def wants_login(self) -> bool:
-        """Whether pages are for those with a password."""
+        """Whether pages need a login."""
         return self._passwords is not None
 
     def is_ours(self, request: Request) -> bool:
-        """Whether it is asked for by a name of this machine: another site's name may be made to point here, too."""
+        """Whether the Host header is a name of this machine: another site's name may resolve to this address, too."""
         return self.wants_login or Address((request.url.hostname or "").strip("[]"), 1).is_loopback
 
     def session(self, request: Request) -> str:
-        """The request's session; a new one, which is nobody's yet, if it has none."""
+        """The request's session; a new one without login if it has none."""
         return request.cookies.get(self.cookie) or secrets.token_urlsafe(32)
 
     def user(self, session: str) -> str | None:
-        """Whose it is; None for nobody's, or where nobody is asked."""
+        """The session's user; None before a login, or without logins."""
         name, until_s = self._users.get(session, (None, 0.0))
         return name if time.monotonic() < until_s else None
 
     def token(self, session: str) -> str:
-        """What a form of this session has to hold."""
+        """The token that a form of this session has to hold."""
         return hmac.new(self._secret, session.encode(), "sha256").hexdigest()
 
     def check_form(self, request: Request, session: str, token: object) -> None:
@@ -100,8 +100,8 @@ class ConsoleAccess:
     def login(self, name: str, password: str) -> str | None:
         """A new session; None for a wrong name or password, which take as long as right ones.
 
-        One at a time, so that guessing is slow, and takes neither memory nor threads from those who are in: raises
-        HTTPException for who comes meanwhile.
+        One at a time, so that guessing is slow and does not use the memory and threads of logged-in users: raises
+        HTTPException while another one is checked.
         """
         if not self._checking.acquire(blocking=False):
             raise HTTPException(HTTPStatus.TOO_MANY_REQUESTS, "Another password is being checked: try again.")
@@ -119,7 +119,7 @@ class ConsoleAccess:
         return session
 
     def logout(self, session: str) -> None:
-        """It is nobody's any more."""
+        """Log the session out."""
         with self._lock:
             self._users.pop(session, None)
 

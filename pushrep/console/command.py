@@ -65,7 +65,7 @@ def console(  # noqa: PLR0913, PLR0917 - the options
     passwords: Path | None, listen_cert: Path | None, listen_key: Path | None, store: str | None, cert: Path | None,
     key: Path | None, ca: Path | None,
 ) -> None:  # fmt: skip
-    """Show outboxes and nodes in a browser: those at or below each DIRECTORY, and those that answer at HOST:PORT.
+    """Show outboxes and nodes in a browser: those in or below each DIRECTORY, and those at HOST:PORT.
 
     \b
       pushrep console outbox copies
@@ -73,8 +73,8 @@ def console(  # noqa: PLR0913, PLR0917 - the options
       pushrep console --new-password ada >> passwords
       pushrep console --listen 0.0.0.0:8090 --passwords passwords --listen-cert web.pem --listen-key web.key
 
-    Without a place it looks at and below the present directory. Pages change as what they show does, and are read-only
-    without --operate. What comes later is found within ten seconds. Prints one line when it listens.
+    Without a place it shows the working directory and those below. Pages update themselves, and are read-only without
+    --operate. New outboxes and nodes appear within ten seconds. Prints one line when it listens.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     if (listen_cert is None) != (listen_key is None):
         raise click.UsageError("give --listen-cert and --listen-key, both or none")

@@ -1,7 +1,7 @@
 """Bars and lines as inline SVG, made on the server: they need no script, and colours come from the style sheet. Pure.
 
 partition_bar      |start ░░ shipped ▓▓ stable ▒▒ end|      one scale for all partitions of a table
-sparkline, chart   the past as a line; a hole where nothing is known
+sparkline, chart   the past as a line, with gaps where nothing is known
 """
 
 from collections.abc import Sequence
@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 _BAR_WIDTH = 240
-_SEEN = 3  # units: what is there is seen, however small its part of the whole is
+_SEEN = 3  # units: the least width of a part, so that it can be seen
 _SPARK_WIDTH, _SPARK_HEIGHT = 90, 20
 _CHART_WIDTH, _CHART_HEIGHT = 640, 120
 
 
 def partition_bar(start: int, shipped: int | None, stable: int, end: int, *, longest: int) -> Markup:
-    """One log: what the topic has, what is held and on disk, what is not yet. longest: the highest end of the table.
+    """One log: what the topic has, what is stable, and the rest. longest: the highest end of the table.
 
-    shipped: None where the outbox has no topic. What is there gets a few units at least.
+    shipped: None where the outbox has no topic. No part is narrower than a few units.
     """
     at = [_scaled(offset, longest) for offset in (start, start if shipped is None else shipped, stable, end)]
     at[1], at[2] = max(at[0], min(at[1], at[3])), max(at[0], min(at[2], at[3]))
@@ -38,7 +38,7 @@ def partition_bar(start: int, shipped: int | None, stable: int, end: int, *, lon
 
 
 def sparkline(values: Sequence[float | None]) -> Markup:
-    """The shape of the past, from 0 to its highest value."""
+    """The past values, scaled from 0 to the highest."""
     highest = max((value for value in values if value is not None), default=0) or 1
     path = _line(values, highest, _SPARK_WIDTH, _SPARK_HEIGHT)
     return Markup(  # noqa: S704 - as above
@@ -47,7 +47,7 @@ def sparkline(values: Sequence[float | None]) -> Markup:
 
 
 def chart(values: Sequence[float | None]) -> Markup:
-    """As `sparkline`, large; who shows it writes the scale beside it."""
+    """As `sparkline`, large; the page writes the scale beside it."""
     highest = max((value for value in values if value is not None), default=0) or 1
     path = _line(values, highest, _CHART_WIDTH, _CHART_HEIGHT)
     return Markup(  # noqa: S704 - as above

@@ -1,7 +1,7 @@
 """What the pages show beside the values of `pushrep status --json`: readings in, rows out. No clock, no disk, no HTML.
 
-Values of a look go to the templates untouched. Here stands what is made of them: which is worst, rates, the days until
-a disk is full, a node as the leaders see it that push to it, and what to do about each problem.
+Templates show the status values themselves. This module computes the rest: which is worst, rates, the days until a disk
+is full, a node as its leaders see it, and what to do about each problem.
 """
 
 import shlex
@@ -17,9 +17,9 @@ from pushrep.problems import BLOCKS
 
 PARTITIONS_A_PAGE = 200
 _DAY_S = 86_400
-_RATE_S = 10.0  # a rate is taken over so long, at least
+_RATE_S = 10.0  # the least time over which a rate is taken
 _SPARK_POINTS = 30
-_FILLING_S = 600.0  # how fast a disk fills is not said by less
+_FILLING_S = 600.0  # the least time over which a disk's filling is measured
 _DAYS_SHOWN = 3650
 
 ADVICE: Mapping[str, tuple[str, str]] = MappingProxyType(
@@ -51,19 +51,19 @@ _OF_A_NEWER_VERSION = ("It runs a newer pushrep, whose command says more.", "pus
 
 
 class Severity(IntEnum):
-    """How much something wants a person. Each has a word, a colour and a shape."""
+    """How urgent something is. Each has a word, a colour and a shape."""
 
     FINE = 0
     IDLE = 1
-    """Nobody has it open, and nothing is wrong."""
+    """No process has it open, and nothing is wrong."""
     WARN = 2
-    """It works, and something is in the way."""
+    """It works, with a problem."""
     BROKEN = 3
     """Records are refused, or can't be read."""
 
 
 class Trouble(NamedTuple):
-    """A problem of a look, and what to do."""
+    """A problem, and what to do."""
 
     severity: Severity
     problem: str
@@ -73,7 +73,7 @@ class Trouble(NamedTuple):
 
 
 class PlaceRow(NamedTuple):
-    """A place in a line. rate: records a second; disk: how much is left, in words."""
+    """A place as a row. rate: records a second; disk: how much is left, in words."""
 
     name: str
     title: str
@@ -91,7 +91,7 @@ class PlaceRow(NamedTuple):
 
 
 class NodeRow(NamedTuple):
-    """A node, as the leaders see it that push to it. name: of its page; None where the console was not given it.
+    """A node as its leaders see it. name: of its page; None if the console was not given the node.
 
     lag: records that it is not known to hold, of all outboxes; partitions, in_sync: of all outboxes.
     """
@@ -110,7 +110,7 @@ class NodeRow(NamedTuple):
 
 
 class Series(NamedTuple):
-    """A line of the last hour: a value each `STEP_S`, the newest last; None where nothing is known."""
+    """The values of the last hour, one each `STEP_S`, the newest last; None where nothing is known."""
 
     title: str
     unit: str
@@ -128,7 +128,7 @@ class Series(NamedTuple):
 
 
 class Fleet(NamedTuple):
-    """All that is watched, worst first. others: what is neither outbox nor node."""
+    """All places, the worst first. others: neither outboxes nor nodes."""
 
     summary: str
     outboxes: list[PlaceRow]
@@ -138,7 +138,7 @@ class Fleet(NamedTuple):
 
 
 class Partitions(NamedTuple):
-    """Those of an outbox on a page. total: of those chosen; behind: that owe something; longest: the highest end."""
+    """Those of an outbox on a page. total: of those chosen; behind: how many are behind; longest: the highest end."""
 
     shown: list[Mapping[str, Any]]
     first: int
@@ -185,7 +185,7 @@ def row_of(reading: Reading) -> PlaceRow:
 
 
 def node_rows(outboxes: Iterable[PlaceRow], nodes: Iterable[PlaceRow]) -> Iterator[NodeRow]:
-    """The nodes that were given, and those that the outboxes push to."""
+    """The nodes that the console was given, and those to which the outboxes push."""
     seen: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
     given = {one.found.get("address") or one.found["place"]: one for one in nodes}
     for row in outboxes:
@@ -217,7 +217,7 @@ def node_rows(outboxes: Iterable[PlaceRow], nodes: Iterable[PlaceRow]) -> Iterat
 
 
 def partitions_shown(found: Mapping[str, Any], first: int, *, only_behind: bool) -> Partitions:
-    """From the `first` on; only_behind: of those that owe something."""
+    """From the `first` on; only_behind: those that are behind."""
     parts = found.get("parts", ())
     behind = [one for one in parts if shipped_of(one, stable_of(one)) < one["log_end_offset"]]
     chosen = behind if only_behind else list(parts)
@@ -227,13 +227,13 @@ def partitions_shown(found: Mapping[str, Any], first: int, *, only_behind: bool)
 
 
 def stable_of(part: Mapping[str, Any]) -> int:
-    """The first offset that readers are not given yet."""
+    """The first offset that readers can't read yet."""
     stable: int = min(part["high_watermark"], part["flushed_offset"])
     return stable
 
 
 def shipped_of(part: Mapping[str, Any], otherwise: Any = None) -> Any:
-    """The first offset that some topic has not acknowledged; `otherwise` without a topic, or where nobody knows."""
+    """The first offset that some topic has not acknowledged; `otherwise` without a topic, or if it is not known."""
     return min(part.get("shipped", {}).values(), default=otherwise)
 
 
@@ -253,7 +253,7 @@ def rate_of(past: Sequence[Point]) -> float | None:
 
 
 def rates_of(past: Sequence[Point]) -> tuple[float | None, ...]:
-    """Between each two points; None where a look is missing between them."""
+    """Between each two points; None if a reading is missing between them."""
     return tuple(
         None if after.at_s - before.at_s > 3 * STEP_S else max(0, after.end - before.end) / (after.at_s - before.at_s)
         for before, after in pairwise(past)
@@ -273,7 +273,7 @@ def series_of(past: Sequence[Point]) -> Iterator[Series]:
 
 
 def commands_for(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What one would do next in a shell."""
+    """Commands for the same in a shell."""
     at = shlex.quote(found["place"])
     yield "The same in a terminal", f"pushrep status {at} --watch"
     if found["kind"] == "outbox":
@@ -285,7 +285,7 @@ def commands_for(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _disk_left(found: Mapping[str, Any], past: Sequence[Point]) -> str:
-    """`3.2 days, 1.4 GiB`: until it is full as it fills now; the bytes alone where it does not, or nobody knows yet."""
+    """`3.2 days, 1.4 GiB`: until it is full at the present rate; without a known rate the bytes alone."""
     if (disk := found.get("disk")) is None:
         return "-"
     free = disk["size_bytes"] - disk["used_bytes"]

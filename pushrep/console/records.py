@@ -1,6 +1,6 @@
-"""Records of one log as a page shows them: where each first lived, and its value as text, JSON, Avro or hex.
+"""Records of one log as a page shows them: the source position of each, and its value as text, JSON, Avro or hex.
 
-Nothing of a key, a value or a header leaves this file unless `AskedRecords.payloads` asks for it.
+No part of a key, a value or a header leaves this module unless `AskedRecords.payloads` is set.
 """
 
 import io
@@ -28,14 +28,14 @@ _SCHEMA_ID_BYTES = 5  # of Confluent's wire format: 0, then the schema's id in f
 _CONTAINER = b"Obj\x01"
 _HEX_LINE = 32
 _HEADERS = 50  # of a record
-_PARSED_BYTES = 256 << 10  # a larger value is shown as it is: laid out, it would take many times its size
+_PARSED_BYTES = 256 << 10  # a larger value is shown unformatted: formatted, it would take many times its size
 _UNREADABLE = (
     ValueError, EOFError, LookupError, TypeError, RecursionError, PushrepError, fastavro.schema.SchemaParseException,
 )  # fmt: skip
 
 
 class ShownPayload(NamedTuple):
-    """What a record carries, as asked for. why: it can't be read so, and is shown as hex."""
+    """A record's payload in the form asked for. why: the form does not fit, so it is shown as hex."""
 
     key: str
     value: str
@@ -74,7 +74,7 @@ class AskedRecords(NamedTuple):
 
 
 def records_page(directory: Path, topic: str, asked: AskedRecords, schema: Schema | None = None) -> RecordsPage:
-    """Of one log, as far as readers are given it. schema: of Avro's values.
+    """Of one log, as far as readers can read it. schema: of Avro's values.
 
     Raises PushrepError, and click's BadParameter, for what can't be read.
     """

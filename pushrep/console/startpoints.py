@@ -1,4 +1,4 @@
-"""Startpoints of one outbox's topic as a page shows them: what waits, what happened, and what one more would do."""
+"""Startpoints of one outbox's topic as a page shows them: pending ones, the history, and what a new one would do."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -47,7 +47,7 @@ class AskedStartpoint(NamedTuple):
 
 
 class DryRun(NamedTuple):
-    """What it would do: a row for each reader, and one sentence."""
+    """What a startpoint would do: a row for each reader, and one sentence."""
 
     rows: Sequence[Row]
     sentence: str
@@ -63,7 +63,7 @@ class StartpointLine(NamedTuple):
 
 
 def dry_run(directory: Path, store: StartpointStore, topic: str, asked: AskedStartpoint) -> DryRun:
-    """Nothing is written. Raises ValueError and PushrepError for what can't be meant."""
+    """Nothing is written. Raises ValueError and PushrepError for invalid fields."""
     target, startpoint = asked.target(topic), asked.startpoint()
     asked.ttl_s()
     rows = preview(directory, store, target, startpoint, now_ms=SYSTEM_CLOCK.wall_ms())
@@ -79,7 +79,7 @@ def dry_run(directory: Path, store: StartpointStore, topic: str, asked: AskedSta
 
 
 def write(directory: Path, store: StartpointStore, topic: str, asked: AskedStartpoint, author: str | None) -> int:
-    """Its number. Raises ValueError and PushrepError; nothing is written then."""
+    """Write it; its number. Raises ValueError and PushrepError, and writes nothing then."""
     target, startpoint, ttl_s = asked.target(topic), asked.startpoint(), asked.ttl_s()
     check_fits(directory, target, preview(directory, store, target, startpoint, now_ms=SYSTEM_CLOCK.wall_ms()))
     return store.write(target.consumer, topic, target.partition, startpoint, asked.reason, author=author, ttl_s=ttl_s)

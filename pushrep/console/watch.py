@@ -1,10 +1,10 @@
-"""Looks at every place again and again, as `pushrep status` does, and keeps an hour of what it said.
+"""Reads the status of every place periodically, as `pushrep status` does, and keeps an hour of it.
 
     places ─ found again every 10 s ─▶ outboxes, nodes ─ a thread pool ─ look_at ─▶ Reading ─▶ pages.py
                                                                           └─▶ past: a point each 10 s, an hour of them
 
-A page asks the one place that it shows; the fleet shows the newest reading of each and asks nobody. A place that takes
-long is asked more seldom, and one that does not answer holds up no other. A reading is never changed.
+A page of one place reads that place's status anew; the page of all places shows the newest reading of each. A slow
+place is read less often, and one that does not answer does not delay the others. A reading is never changed.
 """
 
 import logging
@@ -28,8 +28,8 @@ STEP_S = 10.0
 PAST_S = 3600
 _DEPTH = 3  # <given>/<node>/<outbox id>/outbox.json
 _WORKERS = 8
-_REST = 10  # times as long as a look took is the least until the next one
-_FRESH_S = 1.0  # one look serves all who ask within
+_REST = 10  # the least time to the next reading, as a multiple of the time that the last one took
+_FRESH_S = 1.0  # one reading serves all requests within this time
 
 
 class Point(NamedTuple):
@@ -43,7 +43,7 @@ class Point(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What one look gave. found: a PLACE of `pushrep status --json`, untouched."""
+    """One reading. found: a PLACE of `pushrep status --json`, unchanged."""
 
     name: str
     found: Mapping[str, Any]
@@ -52,7 +52,7 @@ class Reading(NamedTuple):
 
     @property
     def replica_lag(self) -> int | None:
-        """Records that the slowest replica is not known to hold; None: it has none, or nobody leads."""
+        """Records that the slowest replica is not known to hold; None: it has none, or no member leads."""
         return max((one["lag"]["records"] for one in self.found.get("members", ()) if one["lag"]), default=None)
 
     @property
@@ -75,7 +75,7 @@ class _Watched:
 class PlaceWatch:
     """Every outbox and node at or below some places. Thread-safe; `start`, then `stop`.
 
-    every_s: how often each is looked at. on_news: called, from a thread of the watch, when there is something new.
+    every_s: how often each is read. on_news: called in a thread of the watch when there is a new reading.
     """
 
     def __init__(self, places: Iterable[str], tls: SSLContext | None = None, *, every_s: float = 2.0) -> None:
@@ -87,7 +87,7 @@ class PlaceWatch:
         self.on_news: Callable[[], object] = lambda: None
 
     def start(self) -> None:
-        """Returns after the first look at each, or some seconds."""
+        """Returns after the first reading of each, or after some seconds."""
         self._find()
         futures = [self._ask(name, one) for name, one in self._watched.items()]
         until = monotonic() + self._every_s + 3
@@ -99,18 +99,18 @@ class PlaceWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """No thread of it is left when this returns, but for those that wait for an answer."""
+        """Its threads have ended when this returns, except those that wait for an answer."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def readings(self) -> list[Reading]:
-        """The newest look at each place."""
+        """The newest reading of each place."""
         return [one.reading for one in list(self._watched.values()) if one.reading is not None]
 
     def newest(self, name: str) -> Reading | None:
-        """The newest look at one place; None if there is none of that name."""
+        """The newest reading of one place; None if there is none of that name."""
         one = self._watched.get(name)
         return None if one is None else one.reading
 
@@ -119,7 +119,7 @@ class PlaceWatch:
         one = self._watched.get(name)
         if one is None:
             return None
-        with one.lock:  # who comes meanwhile is given the same answer
+        with one.lock:  # requests that come meanwhile get the same answer
             if one.whole is None or monotonic() - one.whole[0] > _FRESH_S:
                 one.whole = monotonic(), self._read(name, one, with_partitions=True)
             return one.whole[1]
@@ -162,7 +162,7 @@ class PlaceWatch:
 
 
 def places_below(given: str) -> list[str]:
-    """The outboxes and nodes at or below a place; itself if there are none, so that it is said what it lacks."""
+    """The outboxes and nodes in or below a place; itself if there are none, so that a problem is shown for it."""
     return list(_found_in(Path(given), _DEPTH)) or [given]
 
 
@@ -171,7 +171,7 @@ def _found_in(path: Path, depth: int) -> Iterator[str]:
         yield from map(str, outboxes_at(path))
         return
     if (path / REPLICA_EPOCH_NAME).exists():
-        yield str(path)  # and the copies in it of which a service leads
+        yield str(path)  # and the copies in it that a service leads
     try:
         below = sorted(one for one in path.iterdir() if one.is_dir() and not one.is_symlink()) if depth else []
     except OSError:
@@ -181,7 +181,7 @@ def _found_in(path: Path, depth: int) -> Iterator[str]:
 
 
 def _named(places: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Short names that stay as long as the places do."""
+    """Short names that do not change while the places exist."""
     short: dict[str, list[str]] = {}
     for place in sorted(set(places)):
         path = Path(place).absolute()
@@ -193,7 +193,7 @@ def _named(places: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def _remember(past: "deque[Point]", reading: Reading) -> None:
-    """A point for each STEP_S; the newest is always the last look."""
+    """A point for each STEP_S; the last is always the newest reading."""
     if (end := reading.found.get("log_end_offsets")) is None:
         return
     used = (reading.found.get("disk") or {}).get("used_bytes")

@@ -1,6 +1,6 @@
 """The pages over HTTP: a route each, what a browser may do with them, and a server in a thread of its own.
 
-A page is whole without a script. With one, `/live` says that there is something new, and the page is fetched again.
+A page is complete without a script. With one, `/live` tells it of changes, and it fetches the page again.
 """
 
 import asyncio
@@ -48,13 +48,13 @@ _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
     "X-Content-Type-Options": "nosniff",
-    # Without any referrer a browser would send our own forms as from nowhere: Origin: null.
+    # Without any referrer a browser would send our own forms with Origin: null.
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 _PAGES = (("/", "Fleet"), ("/filter", "Filters"))
-_NO_STORE = "no-store"  # pages tell what only operators may know
+_NO_STORE = "no-store"  # pages are confidential
 _KEEP_ALIVE_S = 15.0
 _STOP_S = 10.0
 _FORM_BYTES_MAX = 64 << 10
@@ -79,7 +79,7 @@ class Pages:
         self._templates = _environment()
 
     def routes(self) -> list[Route | Mount]:
-        """Of the application; what changes something is there only where it may be done."""
+        """Of the application; routes that change something are there only with `operate`."""
         changing = [
             Route("/outbox/{name}/startpoints", self.set_startpoint, methods=["POST"]),
             Route("/outbox/{name}/startpoints/{number:int}/cancel", self.cancel_startpoint, methods=["POST"]),
@@ -145,12 +145,12 @@ class Pages:
         return self._startpoints(request, AskedStartpoint.of(request.query_params))
 
     async def set_startpoint(self, request: Request) -> Response:
-        """Write the one that the form asks for, and show the list."""
+        """Write the startpoint of the form, and show the list."""
         asked = AskedStartpoint.of(await self._posted(request))
         return await run_in_threadpool(self._set_startpoint, request, asked)
 
     async def cancel_startpoint(self, request: Request) -> Response:
-        """Take one back, and show the list."""
+        """Cancel one, and show the list."""
         reason = (await self._posted(request)).get("reason", "")
         return await run_in_threadpool(self._cancel_startpoint, request, reason)
 
@@ -174,11 +174,11 @@ class Pages:
         return RedirectResponse("/login", 303)
 
     def live(self, request: Request) -> Response:
-        """Server-sent events: `news` when there is something new, a comment where nothing is for long."""
+        """Server-sent events: `news` at each change, now and then a comment."""
         return StreamingResponse(self._news.stream(request.is_disconnected), media_type="text/event-stream")
 
     def error(self, request: Request, error: Exception) -> Response:
-        """What is no page."""
+        """Any other path."""
         assert isinstance(error, HTTPException)
         return self._shown(request, "error.html", error.status_code, title="Not here", why=error.detail)
 
@@ -247,7 +247,7 @@ class Pages:
         self._settings.audit(json.dumps(line))
 
     def _outbox(self, request: Request) -> pages.PlaceRow:
-        """For a page that shows nothing of the look but what the outbox is."""
+        """For a page that shows only which outbox it is."""
         row = _row(self._watch.newest(request.path_params["name"]), "outbox")
         if row.found["kind"] != "outbox":
             raise HTTPException(404, str(row.found["why"]))
@@ -266,7 +266,7 @@ class Pages:
 
 
 class News:
-    """Tells every open page that there is something new, at most once in `every_s`."""
+    """Notifies every open page of changes, at most once in `every_s`."""
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
@@ -297,9 +297,9 @@ class News:
 
 
 def look_at_marks(named: str) -> Mapping[str, Any]:
-    """What a query's marks say, DIRECTORY or DIRECTORY=EVENTS; `why` where they can't be read.
+    """A query's marks, of DIRECTORY or DIRECTORY=EVENTS; `why` where they can't be read.
 
-    The package above this one knows how.
+    spark_jobs reads them; it is found by its entry point.
     """
     place, _, events = named.partition("=")
     for entry in entry_points(group=MARKS_GROUP):
@@ -312,9 +312,9 @@ def look_at_marks(named: str) -> Mapping[str, Any]:
 class ConsoleSettings:
     """How a console is run.
 
-    every_s: how often what is watched is looked at, and pages are told. schemas: Avro's, by topic. startpoints: the
+    every_s: how often places are read, and pages notified. schemas: Avro's, by topic. startpoints: the
     store of every outbox; None: each one's own. marks: of queries, see look_at_marks. operate: whether startpoints may
-    be set. audit: is given a line of JSON for every change. passwords: by name, see access.py; certificate: a file of a
+    be set. audit: gets a line of JSON for every change. passwords: by name, see access.py; certificate: a file of a
     certificate and one of its key.
     """
 
@@ -361,7 +361,7 @@ class ConsoleServer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Answers nobody any more when it returns."""
+        """It answers no request any more when this returns."""
         self._news.stop()
         self._server.should_exit = True
         self._thread.join(_STOP_S)
@@ -448,7 +448,7 @@ def _environment() -> jinja2.Environment:
 
 
 def _count(number: object) -> str:
-    """Thousands apart; a dash where nobody knows: a look leaves such a field out."""
+    """With thousands separated; a dash for a field that the reading lacks."""
     return count(round(number)) if isinstance(number, int | float) else "-"
 
 
