@@ -21,7 +21,7 @@ from pushrep.cli.startpoint_options import (
     with_place,
 )
 from pushrep.env import SYSTEM_CLOCK
-from pushrep.startpoints import Startpoint
+from pushrep.startpoints import Startpoint, StartpointStore
 from pushrep.startpoints.store import KAFKA, kind_of
 
 STORE_SUFFIX, MARKS_SUFFIX = "-startpoints", "-marks"
@@ -103,16 +103,7 @@ def apply_checkpoint(  # noqa: PLR0913, PLR0917 - one parameter an option
         opened = store_or(store, checkpoint.with_name(checkpoint.name + STORE_SUFFIX), marks)
         request = None if startpoint is None else tool.Request(startpoint, partition, reason, author)
         if not dry_run and tool.is_interrupted(place, opened):
-            _say_watching(checkpoint, watch_s, as_json=as_json)
-            finished = tool.finish(place, opened, watch_s=watch_s)
-            if finished is None:
-                raise click.ClickException("another process finished the interrupted call meanwhile: call again")
-            _show_pair(finished, checkpoint, as_json=as_json)
-            if request is not None and not tool.did(opened, finished, request):
-                raise click.ClickException(
-                    "an interrupted call came first, and was finished now; --to of this call was not carried out: "
-                    "call again"
-                )
+            _finish_interrupted(tool, place, opened, request, watch_s, as_json=as_json)
             return
         now_ms = SYSTEM_CLOCK.wall_ms()
         moves = tool.preview(place, opened, request=request, now_ms=now_ms)
@@ -127,6 +118,21 @@ def apply_checkpoint(  # noqa: PLR0913, PLR0917 - one parameter an option
     except tool.SparkJobError as error:
         raise click.ClickException(str(error)) from error
     _show_pair(pair, checkpoint, as_json=as_json)
+
+
+def _finish_interrupted(  # noqa: PLR0913 - a call's all
+    tool: Any, place: Any, store: StartpointStore, request: Any, watch_s: float, *, as_json: bool
+) -> None:
+    """Complete a call that was killed. Raises ClickException where it was not this call's request."""
+    _say_watching(place.checkpoint, watch_s, as_json=as_json)
+    finished = tool.finish(place, store, watch_s=watch_s)
+    if finished is None:
+        raise click.ClickException("another process finished the interrupted call meanwhile: call again")
+    _show_pair(finished, place.checkpoint, as_json=as_json)
+    if request is not None and not tool.did(store, finished, request):
+        raise click.ClickException(
+            "an interrupted call came first, and was finished now; --to of this call was not carried out: call again"
+        )
 
 
 def _say_watching(checkpoint: Path, watch_s: float, *, as_json: bool) -> None:
