@@ -75,7 +75,7 @@ class RetryPolicy:
         is_stopped: asked after a failure; then its error is raised. on_failure: called with each error that passes.
         """
 
-        def tell(state: RetryCallState) -> None:
+        def notify(state: RetryCallState) -> None:
             error = None if state.outcome is None else state.outcome.exception()
             if on_failure is not None and error is not None:
                 on_failure(error)
@@ -86,7 +86,7 @@ class RetryPolicy:
         def pause(seconds: float) -> None:
             sleep(seconds)
 
-        return Retrying(**settings, sleep=pause, after=tell)(question)
+        return Retrying(**settings, sleep=pause, after=notify)(question)
 
     async def call_async(self, question: Callable[[], Awaitable[_Answer]]) -> _Answer:
         """As `call`, in an event loop."""
@@ -135,15 +135,15 @@ def ask(question: Callable[[float], _Answer], judge: Judge, timeout_s: float = T
     Blocks up to `timeout_s`, if `question` keeps to the time it is given.
     """
     deadline_s = time.monotonic() + timeout_s
-    return _asking(judge, timeout_s).call(lambda: question(max(0.001, deadline_s - time.monotonic())))
+    return _broker_policy(judge, timeout_s).call(lambda: question(max(0.001, deadline_s - time.monotonic())))
 
 
 async def ask_async(question: Callable[[], Awaitable[_Answer]], judge: Judge, timeout_s: float = TIMEOUT_S) -> _Answer:
     """As `ask`, in an event loop."""
-    return await _asking(judge, timeout_s).call_async(question)
+    return await _broker_policy(judge, timeout_s).call_async(question)
 
 
-def _asking(judge: Judge, timeout_s: float) -> RetryPolicy:
+def _broker_policy(judge: Judge, timeout_s: float) -> RetryPolicy:
     def within_s(error: BaseException) -> float:
         return min(APPEARS_WITHIN_S, timeout_s) if judge(error) is Failure.NOT_THERE else timeout_s
 

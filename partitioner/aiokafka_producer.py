@@ -148,7 +148,7 @@ class SourcePartitionProducer:
         with naming_rights("", self.topic, "WRITE"):
             self._client = await self._connected()
         try:
-            await self._pin(self._client.producer)
+            await self._fix_partition_count(self._client.producer)
         except BaseException:
             await self._release()
             raise
@@ -313,7 +313,7 @@ class SourcePartitionProducer:
         async with self._changed:
             self._changed.notify_all()
 
-    async def _pin(self, producer: AIOKafkaProducer) -> None:
+    async def _fix_partition_count(self, producer: AIOKafkaProducer) -> None:
         try:
             found = len(await producer.partitions_for(self.topic))
         except UnknownTopicOrPartitionError:

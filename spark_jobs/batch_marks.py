@@ -129,10 +129,10 @@ class BatchMarks:
                 marks[MarksKey(str(topic), int(epoch))] = HighwaterMarks.from_bytes(data[position : position + size])
                 position += size
             ranges, replaced = (
-                tuple(LogRange(str(t), *map(int, numbers)) for t, *numbers in told)
-                for told in (head["ranges"], head.get("replaced", []))
+                tuple(LogRange(str(t), *map(int, numbers)) for t, *numbers in listed)
+                for listed in (head["ranges"], head.get("replaced", []))
             )
-            sent_back = tuple(SentBack(str(topic), *map(int, told)) for topic, *told in head.get("sent_back", []))
+            sent_back = tuple(SentBack(str(topic), *map(int, numbers)) for topic, *numbers in head.get("sent_back", []))
             return cls(str(head["query"]), int(head["batch"]), ranges, marks, replaced, sent_back)
         except FilteringError as error:
             raise CorruptBatchMarks(str(error)) from error

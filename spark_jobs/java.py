@@ -30,7 +30,7 @@ def require_java() -> None:
     if program is None or shutil.which(program) is None:
         where = f"JAVA_HOME={home} has no bin/java" if home else "there is no java on the PATH"
         raise JavaMissing(f"{where}; {advice}")
-    told = subprocess.run([program, "-version"], capture_output=True, text=True, check=False)  # noqa: S603 - Java itself
-    version = java_version(told.stderr + told.stdout)
+    printed = subprocess.run([program, "-version"], capture_output=True, text=True, check=False)  # noqa: S603 - Java itself
+    version = java_version(printed.stderr + printed.stdout)
     if version is None or version < JAVA_MIN:
         raise JavaMissing(f"{program} is {f'Java {version}' if version else 'of an unknown version'}; {advice}")

@@ -88,15 +88,15 @@ def _chunks(frames: Iterable[pd.DataFrame]) -> Iterator[PairChunk]:
 def _frames(kept: Iterator[bytes], report: str) -> Iterator[pd.DataFrame]:
     """Data in frames of about _FRAME_BYTES; the first carries the report, and is there even if nothing passed."""
     waiting: list[bytes | None] = []
-    waiting_bytes, told = 0, False
+    waiting_bytes, reported = 0, False
     for data in kept:
         waiting.append(data)
         waiting_bytes += len(data)
         if waiting_bytes >= _FRAME_BYTES:
-            yield handed_on(waiting, None if told else report)
-            waiting, waiting_bytes, told = [], 0, True
-    if waiting or not told:
-        yield handed_on(waiting or [None], None if told else report)
+            yield handed_on(waiting, None if reported else report)
+            waiting, waiting_bytes, reported = [], 0, True
+    if waiting or not reported:
+        yield handed_on(waiting or [None], None if reported else report)
 
 
 class PairProcessor(StatefulProcessor):

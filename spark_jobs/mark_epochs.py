@@ -151,8 +151,10 @@ def by_epoch(
 
 def _destinations(marks: HighwaterMarks, seen: HighwaterMarks) -> Numbers:
     """Each pair's destination partition; if its mark has none, the one in which the batch has the pair."""
-    columns, told = marks.to_columns(), seen.to_columns().destination_partitions
+    columns, destinations = marks.to_columns(), seen.to_columns().destination_partitions
     rows = seen.find(columns.pids, columns.partitions)
-    here = np.where(rows >= 0, told[rows], UNKNOWN) if len(told) else np.full(len(rows), UNKNOWN, np.int64)
+    here = (
+        np.where(rows >= 0, destinations[rows], UNKNOWN) if len(destinations) else np.full(len(rows), UNKNOWN, np.int64)
+    )
     known: Numbers = np.where(columns.destination_partitions == UNKNOWN, here, columns.destination_partitions)
     return known

@@ -143,9 +143,9 @@ def export(store: str, file: Path, table: str | None, batch: int | None, as_json
         query_id = _owner(found)
         wanted = _read(found, query_id, _last(found, query_id) if batch is None else batch)
     _write_new(file, wanted)
-    told = {"file": str(file), "query": query_id, "batch": wanted.batch_id, "marks": _count(wanted)}
+    result = {"file": str(file), "query": query_id, "batch": wanted.batch_id, "marks": _count(wanted)}
     text = f"batch {wanted.batch_id} of query {query_id}: {_count(wanted)} marks written to {file}"
-    click.echo(json.dumps(told) if as_json else text)
+    click.echo(json.dumps(result) if as_json else text)
 
 
 @marks.command("import")
@@ -159,14 +159,14 @@ def import_(store: str, file: Path, as_json: bool) -> None:  # noqa: FBT001
     pushrep marks import new-checkpoint-marks orders.marks
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     with _errors():
-        told = BatchMarks.from_bytes(file.read_bytes())
+        imported = BatchMarks.from_bytes(file.read_bytes())
     with _errors(), topic_marks(store, _brokers()) if store.startswith(KAFKA) else LocalMarks(_local(store)) as found:
         if (owner := found.owner()) is not None:
             raise click.ClickException(f"{store} has marks of query {owner}: name an empty place, or reset it")
-        found.write(told, keep=_KEEP_ALL)
-    adopt = f"{told.query_id}:{told.batch_id}"
-    text = f"{_count(told)} marks are in {store}: begin a fresh checkpoint with --adopt {adopt}"
-    click.echo(json.dumps({"store": store, "adopt": adopt, "marks": _count(told)}) if as_json else text)
+        found.write(imported, keep=_KEEP_ALL)
+    adopt = f"{imported.query_id}:{imported.batch_id}"
+    text = f"{_count(imported)} marks are in {store}: begin a fresh checkpoint with --adopt {adopt}"
+    click.echo(json.dumps({"store": store, "adopt": adopt, "marks": _count(imported)}) if as_json else text)
 
 
 @marks.command("set")
@@ -197,10 +197,16 @@ def set_(store: str, pair: "PairKey", offset: int, export_to: Path, as_json: boo
         _write_new(export_to, last)
         changed = replace(last, marks={**last.marks, key: _with(last.marks[key], pair, offset)})
         found.write(changed, keep=_KEEP_ALL)
-    told = {"query": query_id, "batch": last.batch_id, "topic": key.topic, "offset": offset, "exported": str(export_to)}
+    result = {
+        "query": query_id,
+        "batch": last.batch_id,
+        "topic": key.topic,
+        "offset": offset,
+        "exported": str(export_to),
+    }
     what = "forgotten" if offset < 0 else f"set to {offset}"
     text = f"{key.topic} pid {pair.pid} partition {pair.partition}: {what}; what was before is in {export_to}"
-    click.echo(json.dumps(told) if as_json else text)
+    click.echo(json.dumps(result) if as_json else text)
 
 
 @marks.command()
@@ -229,9 +235,9 @@ def reset(store: str, table: str | None, export_to: Path, yes: bool, as_json: bo
         _write_new(export_to, last)
         while (owner := found.owner()) is not None:  # what one that it adopted left, too
             found.drop_from(owner, found.batches(owner)[0])
-    told = {"query": query_id, "batches": batches, "exported": str(export_to)}
+    result = {"query": query_id, "batches": batches, "exported": str(export_to)}
     text = f"query {query_id}: batches {_range(batches)} forgotten; the last one's marks are in {export_to}"
-    click.echo(json.dumps(told) if as_json else text)
+    click.echo(json.dumps(result) if as_json else text)
 
 
 @contextmanager

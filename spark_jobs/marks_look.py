@@ -52,11 +52,11 @@ def _look(path: Path) -> dict[str, Any]:
                     query, first = note["drop_from"]
                     kept = {key: value for key, value in kept.items() if key[0] != query or key[1] < first}
         if is_whole and kept:
-            return _told(list(kept.values()))
+            return _summary(list(kept.values()))
     raise NoSuchMarks(str(path), "there are none; name the directory that the job has as --marks")
 
 
-def _told(values: list[bytes]) -> dict[str, Any]:
+def _summary(values: list[bytes]) -> dict[str, Any]:
     last = BatchMarks.from_bytes(values[-1])
     shown = [batch for batch in map(BatchMarks.from_bytes, values[-BATCHES_SHOWN:]) if batch.query_id == last.query_id]
     return {

@@ -83,12 +83,12 @@ def observed_before(packed: DataFrame, metrics: str) -> DataFrame:
 def observed_after(decided: DataFrame, metrics: str) -> DataFrame:
     """What the operator hands on (DECIDED), observed; of it the column `data`."""
     return (
-        decided.select("data", F.from_json("report", _REPORT).alias("told"))
+        decided.select("data", F.from_json("report", _REPORT).alias("counts"))
         .observe(
             f"{metrics}.after",
-            *(_sum(f"told.{name}").alias(name) for name in _NUMBERS),
-            F.collect_list("told.all_dropped").alias("all_dropped"),
-            F.collect_list("told.gap").alias("gaps"),
+            *(_sum(f"counts.{name}").alias(name) for name in _NUMBERS),
+            F.collect_list("counts.all_dropped").alias("all_dropped"),
+            F.collect_list("counts.gap").alias("gaps"),
         )
         .select("data")
     )

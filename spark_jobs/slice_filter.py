@@ -78,7 +78,7 @@ class SliceFilters:
             self._last[name] = check_ascending(name, own, self._last.get(name, -1))
             for slice_, low, high in self._cut(name, own):
                 before = slice_.filter.counts
-                passes = slice_.filter.admit_batch(_taken(key, rows, low, high), name[1])
+                passes = slice_.filter.admit_batch(_rows_of(key, rows, low, high), name[1])
                 after = slice_.filter.counts
                 late, jumped = late + after.late - before.late, jumped + after.jumped - before.jumped
                 slice_.rows += high - low
@@ -146,7 +146,7 @@ def scan_batches(batches: Iterable[pa.RecordBatch], rule: FilterRule) -> Iterato
             if epochs.setdefault(where, epoch) != epoch:
                 raise EpochsMixed(*where, (epochs[where].startpoint, epoch.startpoint))
             filter_ = filters.setdefault(where, rule.new_filter(HighwaterMarks()))
-            filter_.admit_batch(_taken(key, rows, 0, len(own)), where[1])
+            filter_.admit_batch(_rows_of(key, rows, 0, len(own)), where[1])
             _widen(bounds.setdefault(where, [int(own.min()), -1, 0, 1, -1]), own)
     for where, filter_ in filters.items():
         start, last, rows_seen, ascends, _ = bounds[where]
@@ -258,7 +258,7 @@ def quiet_filter() -> None:
     logging.getLogger("filtering.replay_filter").setLevel(logging.ERROR)
 
 
-def _taken(key: Any, rows: Numbers | None, low: int, high: int) -> Any:
+def _rows_of(key: Any, rows: Numbers | None, low: int, high: int) -> Any:
     """Some rows of an Arrow column."""
     if rows is None:
         return key.slice(low, high - low)

@@ -146,7 +146,7 @@ class ReplayFilteredConsumer:
             moves = self._member.moves
             for record in await self._next():
                 partition = (record.topic, record.partition)
-                await self._turn({partition: record.offset})
+                await self._begin_read({partition: record.offset})
                 try:
                     if self._is_read(partition, moves) and self._member.admit(
                         partition, record.offset, self._key_of(record)
@@ -171,7 +171,9 @@ class ReplayFilteredConsumer:
                 found = await self.client.getmany(timeout_ms=math.ceil(wait_s * 1000), max_records=max_records)
             if found or wait_s >= left_s:
                 break
-        await self._turn({(one.topic, one.partition): records[0].offset for one, records in found.items() if records})
+        await self._begin_read(
+            {(one.topic, one.partition): records[0].offset for one, records in found.items() if records}
+        )
         try:
             return self._kept(found, moves)
         finally:
@@ -372,7 +374,7 @@ class ReplayFilteredConsumer:
                 self._take_back()
                 await self._run(self._member.follow(asyncio.get_running_loop().time()))
 
-    async def _turn(self, handed_over: Mapping[tuple[str, int], int]) -> None:
+    async def _begin_read(self, handed_over: Mapping[tuple[str, int], int]) -> None:
         """Wait until no partition is moved, and take the lock. handed_over: the first offset of each.
 
         A caller that gives up waiting, as `asyncio.wait_for` does, must not lose records that were handed over.

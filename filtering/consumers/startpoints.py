@@ -204,7 +204,7 @@ class OwnershipCheck:
             wait([asked.answer], self._wait_s)
         if not asked.answer.done():
             return False
-        asked.is_told()
+        asked.is_used()
         return (topic, partition) in asked.answer.result()
 
 
@@ -223,7 +223,7 @@ class _Question:
             return now_s > self._told_s + _SHARED_S
         return self._arrived_s is not None and now_s > self._arrived_s + _COUNTS_S
 
-    def is_told(self) -> None:
+    def is_used(self) -> None:
         """The answer counts from its first use on."""
         if self._told_s is None:
             self._told_s = self._now_s()

@@ -273,7 +273,7 @@ class News:
         self._number = 0
         self._stopping = threading.Event()
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """From any thread."""
         self._number += 1
 
@@ -354,7 +354,7 @@ class ConsoleServer:
         self.address = Address(host, port)
         """Where it listens."""
         self.url = f"http{'' if cert is None else 's'}://{self.address}"
-        watch.on_news = self._news.tell
+        watch.on_news = self._news.notify
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],), name="pushrep-console-http")
         watch.start()

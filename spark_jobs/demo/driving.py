@@ -79,36 +79,36 @@ class Appending:
         """Read what was told, then kill and start again if the plan wants it. Raises ProgramFailed."""
         code = self.child.exit_code()  # before the reading: what an ended program said is then all there
         for line in self.child.lines():
-            self._hear(json.loads(line))
+            self._on_event(json.loads(line))
         if code is not None:
             if code or not self.done:
                 raise ProgramFailed(PRODUCER, code, self.child.errors)
         elif not self.done and self._is_doomed(now_s):
             self._kill(now_s)
 
-    def _hear(self, told: dict[str, Any]) -> None:
-        match told["event"]:
+    def _on_event(self, event: dict[str, Any]) -> None:
+        match event["event"]:
             case "opened":
                 self.opened = True
                 if kills := self._history.kills_of(PRODUCER):
                     kill = kills[-1]
-                    kill.in_log, kill.resumes_at = told["in_log"], told["resumes_at"]
+                    kill.in_log, kill.resumes_at = event["in_log"], event["resumes_at"]
                     self._say(
                         f"producer is back at flight {sum(kill.resumes_at):,} while the log holds "
                         f"{sum(kill.in_log):,}: {kill.again:,} records enter again"
                     )
             case "appended":
-                self._progress(told)
+                self._progress(event)
             case "finished":
-                self._progress(told)
+                self._progress(event)
                 self.done = True
                 if left := len(self._plan.producer_kills) - self._killed:
                     self._say(f"producer was done before the last {left} of its kills: a lower --rate gives them time")
 
-    def _progress(self, told: dict[str, Any]) -> None:
-        self.log_ends = told["log_ends"]
+    def _progress(self, event: dict[str, Any]) -> None:
+        self.log_ends = event["log_ends"]
         self.records = sum(self.log_ends)
-        self.flights = max(self.flights, sum(told["next_offsets"]))
+        self.flights = max(self.flights, sum(event["next_offsets"]))
 
     def _is_doomed(self, now_s: float) -> bool:
         if self._killed == len(self._plan.producer_kills):
@@ -193,7 +193,7 @@ class Applying:
         """
         if self.done:
             return
-        self._hear()
+        self._read_output()
         if (code := self.child.exit_code()) is not None:
             raise ProgramFailed(self._program, code, self.child.errors)
         self._poll_checkpoint(now_s)
@@ -201,18 +201,18 @@ class Applying:
             self._kill(now_s)
         elif final_ends is not None and self._inside is None and self.ends == dict(enumerate(final_ends)):
             self.child.stop(STOP_WAIT_S)
-            self._hear()
+            self._read_output()
             self.done = True
             if not self._killed:
                 self._say(f"{self._program} was done before its kill: no batch took as long as the one before it")
 
-    def _hear(self) -> None:
+    def _read_output(self) -> None:
         """What the job tells of its batches; where it stands is the checkpoint's to say."""
         for line in self.child.lines():
-            told = json.loads(line)
-            if told["event"] == "batch" and not (told["skipped"] and told["batch"] in self.batches):
-                known = None if told["kept"] is None else told["kept"] + told["unkeyed"]
-                self.batches[told["batch"]] = AppliedBatch(told["rows"], known)
+            event = json.loads(line)
+            if event["event"] == "batch" and not (event["skipped"] and event["batch"] in self.batches):
+                known = None if event["kept"] is None else event["kept"] + event["unkeyed"]
+                self.batches[event["batch"]] = AppliedBatch(event["rows"], known)
 
     def _poll_checkpoint(self, now_s: float) -> None:
         if (batch := committed_batch(self._checkpoint)) is not None and batch != self._committed:
@@ -235,7 +235,7 @@ class Applying:
             self.child.thaw()  # it committed while the signal was on its way: the next batch, then
             return
         dead = self.child.kill()
-        self._hear()  # of batches that it committed before
+        self._read_output()  # of batches that it committed before
         self.child.close()
         ends = [self.ends.get(partition, 0) for partition in range(max(self.ends, default=-1) + 1)]
         kill = Kill(self._program, now_s, [(p.pid, p.name) for p in dead], batch=self._inside, in_log=ends)

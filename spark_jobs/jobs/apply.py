@@ -102,12 +102,12 @@ def main(**given: Any) -> None:
 
 def _options(given: dict[str, Any]) -> ApplyOptions:
     """What click parsed → checked options; raises SparkJobError."""
-    told = given_as_options(given, "sink_options")
-    if is_database(told["sink"]) and given["marks"] is None:
-        told["marks"] = ""
-    schema: Path | None = told.pop("value_schema")
-    told["keep"] = tuple(name.strip() for name in told["keep"].split(",") if name.strip())
-    return ApplyOptions(value_schema=None if schema is None else _text(schema), **told)
+    settings = given_as_options(given, "sink_options")
+    if is_database(settings["sink"]) and given["marks"] is None:
+        settings["marks"] = ""
+    schema: Path | None = settings.pop("value_schema")
+    settings["keep"] = tuple(name.strip() for name in settings["keep"].split(",") if name.strip())
+    return ApplyOptions(value_schema=None if schema is None else _text(schema), **settings)
 
 
 def _text(schema: Path) -> str:

@@ -149,15 +149,15 @@ def run_job(given: dict[str, Any], job: Callable[[dict[str, Any], Reporter, bool
 
 def given_as_options(given: dict[str, Any], *pairs: str) -> dict[str, Any]:
     """What click parsed, as the options take it; `pairs` names those that were given as NAME=VALUE, again and again."""
-    told = dict(given)
+    settings = dict(given)
     for name in ("source_options", "conf", *pairs):
-        told[name] = dict(told[name])
-    told["only_pids"] = frozenset(told["only_pids"]) or None
-    told["marks"] = told["marks"] or told["checkpoint"].rstrip("/") + "-marks"
-    told["health"] = _health(
-        {name: told.pop(f"health_{name}") for name in ("cert", "key", "ca", "plain")}, told["health"]
+        settings[name] = dict(settings[name])
+    settings["only_pids"] = frozenset(settings["only_pids"]) or None
+    settings["marks"] = settings["marks"] or settings["checkpoint"].rstrip("/") + "-marks"
+    settings["health"] = _health(
+        {name: settings.pop(f"health_{name}") for name in ("cert", "key", "ca", "plain")}, settings["health"]
     )
-    return told
+    return settings
 
 
 def _health(given: dict[str, Any], listen: str | None) -> HealthSettings | None:

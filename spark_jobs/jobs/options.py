@@ -342,8 +342,8 @@ def local_path(text: str) -> Path | None:
 def outbox_carrier(directory: str, topic: str) -> str | None:
     """Where the outbox of `topic` in a directory of logs puts the metadata, "key" or "header"; None: no outbox."""
     try:
-        told = json.loads((Path(directory) / "outbox.json").read_text(encoding="utf-8"))
-        return str(told["carrier"]) if told["topic"] == topic else None
+        identity = json.loads((Path(directory) / "outbox.json").read_text(encoding="utf-8"))
+        return str(identity["carrier"]) if identity["topic"] == topic else None
     except (OSError, ValueError, TypeError, KeyError):  # a log without an outbox; the outbox itself checks its file
         return None
 

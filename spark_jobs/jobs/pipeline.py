@@ -81,18 +81,18 @@ def apply_in(spark: SparkSession, options: ApplyOptions, reporter: Reporter) -> 
 
 def _records(options: JobOptions, session: SparkSession, where: LogRange) -> DataFrame:
     """A log range once more."""
-    told = {
+    options_of_range = {
         name: text for name, text in options.reader_options().items() if name.lower().startswith(_KEPT_TO_READ_AGAIN)
     }
     if options.source == "kafka":
         shown = str(where.partition)
-        told["assign"] = json.dumps({where.topic: [where.partition]})
+        options_of_range["assign"] = json.dumps({where.topic: [where.partition]})
     else:
         shown = shown_partition(where.partition)
-        told["partitions"] = str(where.partition)
+        options_of_range["partitions"] = str(where.partition)
     ends = {"startingOffsets": where.start, "endingOffsets": where.end}
-    told |= {name: json.dumps({where.topic: {shown: offset}}) for name, offset in ends.items()}
-    return session.read.format(options.source).options(**told).load()
+    options_of_range |= {name: json.dumps({where.topic: {shown: offset}}) for name, offset in ends.items()}
+    return session.read.format(options.source).options(**options_of_range).load()
 
 
 def _wanted(options: JobOptions) -> AskRowsWanted | None:

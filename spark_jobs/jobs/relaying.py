@@ -112,17 +112,17 @@ class PinStore:
             return None
         name = f"epoch-{epochs[-1]}.json"
         try:
-            told: dict[str, Any] = json.loads(self._directory.read(name))
-            if told.pop("version") != _VERSION:
+            fields: dict[str, Any] = json.loads(self._directory.read(name))
+            if fields.pop("version") != _VERSION:
                 raise RelayPinDamaged(self._directory.path_of(name), f"it is not of version {_VERSION}")
-            return RelayPin(**told)
+            return RelayPin(**fields)
         except (ValueError, TypeError, KeyError) as error:
             raise RelayPinDamaged(self._directory.path_of(name), f"it is not what a relay writes ({error})") from error
 
     def _write(self, pin: RelayPin) -> RelayPin:
         name = f"epoch-{pin.epoch}.json"
-        told = {"version": _VERSION, **asdict(pin), "sources": dict(pin.sources)}
-        if not self._directory.create(name, json.dumps(told, indent=1)):
+        fields = {"version": _VERSION, **asdict(pin), "sources": dict(pin.sources)}
+        if not self._directory.create(name, json.dumps(fields, indent=1)):
             raise RelayPinDamaged(self._directory.path_of(name), "the file system refused to make it")
         return pin
 

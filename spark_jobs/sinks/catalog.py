@@ -72,9 +72,9 @@ class _Record(NamedTuple):
     def parse(cls, text: str | None) -> "_Record | None":
         """The record in a commit's text; None for a commit of another program."""
         try:
-            told: dict[str, Any] = json.loads(text or "")
-            ranges, replaced = ([LogRange(*one) for one in told[name]] for name in ("ranges", "replaced"))
-            return cls(told["query"], told["run"], told["batch"], ranges, replaced)
+            fields: dict[str, Any] = json.loads(text or "")
+            ranges, replaced = ([LogRange(*one) for one in fields[name]] for name in ("ranges", "replaced"))
+            return cls(fields["query"], fields["run"], fields["batch"], ranges, replaced)
         except (ValueError, KeyError, TypeError):
             return None
 

@@ -265,9 +265,9 @@ class PushrepStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         latest = {
             partition: StreamPosition(extent.end, extent.log_id) for partition, extent in self._logs.extents().items()
         }
-        told = StreamOffset(self._options.topic, latest, {}).to_json()
+        shown = StreamOffset(self._options.topic, latest, {}).to_json()
         away = self._startpoints.away() if self._startpoints is not None else None
-        return told if away is None else {**told, "startpoints": away}  # progress shows it; nothing of it is logged
+        return shown if away is None else {**shown, "startpoints": away}  # progress shows it; nothing of it is logged
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
         options = self._options

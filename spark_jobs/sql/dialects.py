@@ -149,8 +149,8 @@ class PostgreSQL:
     def location(self) -> str:
         from psycopg.conninfo import conninfo_to_dict  # noqa: PLC0415
 
-        told = conninfo_to_dict(self._url)
-        return f"postgresql://{told.get('host', '')}/{told.get('dbname', '')}"
+        settings = conninfo_to_dict(self._url)
+        return f"postgresql://{settings.get('host', '')}/{settings.get('dbname', '')}"
 
     def lost(self) -> tuple[type[Exception], ...]:
         import psycopg  # noqa: PLC0415

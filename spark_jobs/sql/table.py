@@ -241,17 +241,17 @@ class SqlTable:
             (self._table, [], f"{_QUERY}, {_BATCH}"),
             (self._staging, [f"{_ATTEMPT} text NOT NULL"], _ATTEMPT),
         ):
-            told = ", ".join([*declared, *more, f"PRIMARY KEY ({first}, {key})"])
-            connection.cursor().execute(f"CREATE TABLE IF NOT EXISTS {table} ({told})")
+            definition = ", ".join([*declared, *more, f"PRIMARY KEY ({first}, {key})"])
+            connection.cursor().execute(f"CREATE TABLE IF NOT EXISTS {table} ({definition})")
 
     def _ready(self) -> None:
         if not self._has_marks_table:
             blob = "bytea" if self._dialect.mark == "%s" else "BLOB"
-            told = (
+            definition = (
                 f"seq {self._dialect.names.identity} PRIMARY KEY, query_id text NOT NULL, batch_id bigint NOT NULL, "
                 f"marks {blob} NOT NULL, UNIQUE (query_id, batch_id)"
             )
-            make = f"CREATE TABLE IF NOT EXISTS {self._marks} ({told})"
+            make = f"CREATE TABLE IF NOT EXISTS {self._marks} ({definition})"
             self._transaction(lambda connection: connection.cursor().execute(make))
             self._has_marks_table = True
 

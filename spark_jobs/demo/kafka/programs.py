@@ -183,9 +183,9 @@ class Watching:
     def step(self) -> None:
         """Read what was told."""
         for line in self.child.lines():
-            told = json.loads(line)
-            if told["event"] == "ends":
-                self.ends, self.answered_at_s = told["ends"], self._clock(told["asked_at_s"])
+            event = json.loads(line)
+            if event["event"] == "ends":
+                self.ends, self.answered_at_s = event["ends"], self._clock(event["asked_at_s"])
         if (code := self.child.exit_code()) is not None:
             raise ProgramFailed("watch of the topics", code, self.child.errors)
 
