@@ -723,6 +723,12 @@ _REGISTRY = _Registry()
 os.register_at_fork(after_in_child=_REGISTRY.after_fork_in_child)
 
 
+def forget_directories(filesystem: Filesystem) -> None:
+    """For a test of a kill: let this process hold no directory on `filesystem`. Nothing is written or unlocked."""
+    for key in [key for key in _REGISTRY.held if key[0] == id(filesystem)]:
+        del _REGISTRY.held[key]
+
+
 def create_logs(held: LogDirectory, wanted: Mapping[str, UUID], *, has_replicas: bool = False) -> None:
     """Make these logs, each with its id, where nothing is under their names; on disk when this returns.
 

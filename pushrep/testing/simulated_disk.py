@@ -185,8 +185,10 @@ class SimulatedDisk:
         self.steps = 0
         self._random = random.Random(seed)  # noqa: S311 - faults that replay, not secrets
         self._directories: dict[str, DirectoryEntries] = {"/": DirectoryEntries()}  # by text: a Path takes long to hash
-        self._power_at: int | None = None
-        self._off = False
+        self.power_at: int | None = None
+        """The step at which the power goes; None: it stays. See `power_after`."""
+        self.is_off = False
+        """Every call raises PowerLost: set when the power goes, or by a test for what runs on in an ended process."""
         self._failing_syncs = 0
         self._failing_writes = 0
         self._boot = 0
@@ -196,7 +198,7 @@ class SimulatedDisk:
 
     def power_after(self, steps: int) -> None:
         """Let the power go at the `steps`-th call from now; a write or sync that it hits may be done in part."""
-        self._power_at = self.steps + steps
+        self.power_at = self.steps + steps
 
     def lose_power(self) -> None:
         """Power off and on: what was not synced survives in part, by the seed; open files and mappings are dead."""
@@ -208,7 +210,7 @@ class SimulatedDisk:
             self._tear(inode)
             inode.mapping = None
         self.crash()
-        self._power_at, self._off = None, False
+        self.power_at, self.is_off = None, False
         self._failing_syncs = self._failing_writes = 0
 
     def crash(self) -> None:
@@ -383,7 +385,7 @@ class SimulatedDisk:
         self._step()
         if str(path) not in self._directories:
             self._inode(path)
-        return DiskUsage(self._used_bytes(), _ENDLESS_BYTES if self.capacity_bytes is None else self.capacity_bytes)
+        return DiskUsage(self.used_bytes(), _ENDLESS_BYTES if self.capacity_bytes is None else self.capacity_bytes)
 
     def witness(self, path: Path) -> FileWitness | None:
         self._step()
@@ -398,11 +400,11 @@ class SimulatedDisk:
         return Inode(generation=self._made_files)
 
     def _step(self) -> None:
-        if self._off:
+        if self.is_off:
             raise PowerLost
         self.steps += 1
-        if self._power_at is not None and self.steps >= self._power_at:
-            self._off = True
+        if self.power_at is not None and self.steps >= self.power_at:
+            self.is_off = True
             raise PowerLost
 
     def _refuse_read_only(self, path: Path) -> None:
@@ -424,7 +426,8 @@ class SimulatedDisk:
         except KeyError:
             raise _error(errno.ENOENT, path) from None
 
-    def _used_bytes(self) -> int:
+    def used_bytes(self) -> int:
+        """Of `capacity_bytes`: all files as processes see them, without holes."""
         inodes = {id(i): i for names in self._directories.values() for i in names.now.values()}
         return sum(len(inode.cache) - inode.hole_bytes for inode in inodes.values())
 
@@ -468,7 +471,7 @@ class SimulatedDisk:
         inode.write_tracking_holes(write, hole=hole)
 
     def _room_bytes(self) -> int | None:
-        return None if self.capacity_bytes is None else max(0, self.capacity_bytes - self._used_bytes())
+        return None if self.capacity_bytes is None else max(0, self.capacity_bytes - self.used_bytes())
 
     def _syncing(self, inode: Inode) -> None:
         self._step()

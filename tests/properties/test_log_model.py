@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 
 from pushrep.env import read_whole, write_atomic
 from pushrep.log import AppendFailed, Durability, LeaseBroken, LogConfig, LogPoisoned, SegmentLog, StillNeeded
-from pushrep.log import directory as log_directory
+from pushrep.log.directory import forget_directories
 from pushrep.testing import PowerLost, SimulatedClock, SimulatedDisk
 
 PATH = Path("/logs/orders-0")
@@ -27,9 +27,7 @@ VALUES = st.lists(st.binary(max_size=120), min_size=1, max_size=12)
 
 def end_process(disk):
     """What a kill leaves: the disk frees locks and descriptors, the memory of the process is gone."""
-    held = log_directory._REGISTRY.held
-    for key in [key for key in held if key[0] == id(disk)]:
-        del held[key]
+    forget_directories(disk)
     disk.crash()
 
 
@@ -267,7 +265,7 @@ class LogBesideAList(RuleBasedStateMachine):
 
     @rule(room=st.integers(0, 600), values=VALUES)
     def the_disk_is_full(self, room, values):
-        self.disk.capacity_bytes = self.disk._used_bytes() + room
+        self.disk.capacity_bytes = self.disk.used_bytes() + room
         try:
             self.log.append(values, durability=Durability.BUFFERED)
             self.values += values

@@ -21,7 +21,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from pushrep.log import AppendFailed, Durability, LogConfig, LogPoisoned, SegmentLog, StillNeeded
-from pushrep.log import directory as log_directory
+from pushrep.log.directory import forget_directories
 from pushrep.records import Codec, encode_batch
 from pushrep.records.header import OFFSET_MAX
 from pushrep.testing import PowerLost, SimulatedClock, SimulatedDisk
@@ -185,9 +185,7 @@ class World:
 
 def end_process(disk):
     """What a kill leaves: locks and descriptors are free, the memory of the process is gone."""
-    held = log_directory._REGISTRY.held
-    for key in [key for key in held if key[0] == id(disk)]:
-        del held[key]
+    forget_directories(disk)
     disk.crash()
 
 
@@ -352,7 +350,7 @@ def a_write_fails(world, log, model):
 
 def the_disk_is_full(world, log, model):
     def fill():
-        world.disk.capacity_bytes = world.disk._used_bytes() + world.draw.randrange(400)
+        world.disk.capacity_bytes = world.disk.used_bytes() + world.draw.randrange(400)
 
     def free():
         world.disk.capacity_bytes = None

@@ -32,7 +32,7 @@ from pushrep.election.grants import Grant, Member
 from pushrep.election.messages import batches_of
 from pushrep.errors import PushrepError
 from pushrep.log import Durability
-from pushrep.log import directory as log_directory
+from pushrep.log.directory import forget_directories
 from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.replicate import NodeSettings, ReplicaNode
 from pushrep.replicate.election_state import read_election_state
@@ -272,7 +272,7 @@ class World:
 
     def after_turn(self):
         for machine in self.machines:
-            if machine.disk._off:
+            if machine.disk.is_off:
                 self.note(machine, "power went")
                 self.end_process(machine, power=True)
             elif machine.service is not None and machine.service.is_over:
@@ -348,21 +348,19 @@ class World:
             self.start_node(machine)
 
     def end_process(self, machine, *, power):
-        machine.disk._off = True  # what Python still runs of it reaches no disk
+        machine.disk.is_off = True  # what Python still runs of it reaches no disk
         if power:
             machine.host.lose_power()
         else:
             machine.host.kill()
-        held = log_directory._REGISTRY.held
-        for key in [key for key in held if key[0] == id(machine.disk)]:
-            del held[key]
+        forget_directories(machine.disk)
         machine.node = machine.service = None
-        machine.disk._off = False
+        machine.disk.is_off = False
         if power:
             machine.disk.lose_power()
         else:
             machine.disk.crash()
-            machine.disk._power_at = None
+            machine.disk.power_at = None
         machine.watermarks = {}
 
     # ---- accidents
@@ -583,7 +581,7 @@ class World:
         for machine in self.machines:
             if machine.host.is_up:
                 machine.host.process.is_paused = False
-            machine.disk._power_at = None
+            machine.disk.power_at = None
             machine.disk._failing_syncs = machine.disk._failing_writes = 0
         for count in range(self.rules.quiet_steps):
             self.turn()

@@ -46,7 +46,7 @@ class Machine:
 
     def fill(self, log):
         """Append until it is refused, then take the last bytes away, too."""
-        self.disk.capacity_bytes = self.disk._used_bytes() + 9000
+        self.disk.capacity_bytes = self.disk.used_bytes() + 9000
         with pytest.raises(AppendFailed) as refused:
             self.append(log, 10_000)
         assert refused.value.errno == self.disk.full_errno
@@ -54,7 +54,7 @@ class Machine:
         return refused.value
 
     def take_the_rest(self):
-        self.disk.capacity_bytes = self.disk._used_bytes()
+        self.disk.capacity_bytes = self.disk.used_bytes()
 
     def tidy(self):
         for name in self.disk.list(HOME):
@@ -103,7 +103,7 @@ def test_truncate_works_on_a_full_disk_and_frees_it(full_errno, preallocate):
             del machine.values[end:]
             machine.holds(log)
             machine.take_the_rest()  # somebody else has what was freed
-        machine.disk.capacity_bytes = machine.disk._used_bytes() + 9  # not even that: what was cut off is kept aside
+        machine.disk.capacity_bytes = machine.disk.used_bytes() + 9  # not even that: what was cut off is kept aside
         with pytest.raises(AppendFailed):
             machine.append(log, 1)
         machine.tidy()
@@ -265,7 +265,7 @@ def test_a_move_that_is_stopped_at_any_call_goes_on(end, torture):
             machine.disk.lose_power()
             machine.disk.capacity_bytes += 128 << 10  # what the directory itself keeps was not all synced
         else:
-            machine.disk._power_at, machine.disk._off = None, False  # the machine goes on, the process does not
+            machine.disk.power_at, machine.disk.is_off = None, False  # the machine goes on, the process does not
         end_process(machine.disk)
         with machine.open() as log:
             assert log.log_end_offset == 10
@@ -376,9 +376,9 @@ def test_a_move_of_damage_that_is_stopped_at_any_call_goes_on(end, mend, torture
             mend(machine)
         if end == "power":
             machine.disk.lose_power()
-            machine.disk.capacity_bytes = machine.disk._used_bytes() + (128 << 10)
+            machine.disk.capacity_bytes = machine.disk.used_bytes() + (128 << 10)
         else:
-            machine.disk._power_at, machine.disk._off = None, False  # the machine goes on, the process does not
+            machine.disk.power_at, machine.disk.is_off = None, False  # the machine goes on, the process does not
         end_process(machine.disk)
         with machine.open() as log:
             if log.damaged_from is not None:

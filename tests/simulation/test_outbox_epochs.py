@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from filtering import ReplayFilter, StreamMetadata
 from pushrep.log import Durability, LogConfig, SegmentLog
-from pushrep.log import directory as log_directory
+from pushrep.log.directory import forget_directories
 from pushrep.log.directory_files import CheckpointFile, read_checkpoint
 from pushrep.log.directory_id import CopyVerdict, read_directory_id
 from pushrep.outbox import LogsMissing, Outbox
@@ -72,12 +72,10 @@ class Machine:
 
     def kill(self, *, power):
         """Stop the process, or the machine; what was open fails from now on, and its threads end."""
-        self.disk._power_at, self.disk._off = None, False
+        self.disk.power_at, self.disk.is_off = None, False
         if power:
             self.disk.lose_power()
-        held = log_directory._REGISTRY.held
-        for key in [key for key in held if key[0] == id(self.disk)]:
-            del held[key]
+        forget_directories(self.disk)
         self.disk.crash()
         if self.outbox is not None:
             with suppress(Exception):

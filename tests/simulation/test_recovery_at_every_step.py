@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pushrep.log import Durability, LogConfig, SegmentLog
-from pushrep.log import directory as log_directory
+from pushrep.log.directory import forget_directories
 from pushrep.testing import PowerLost, SimulatedClock, SimulatedDisk
 
 PATH = Path("/logs/orders-0")
@@ -45,9 +45,7 @@ class Kept:
 
 
 def end_process(disk):
-    held = log_directory._REGISTRY.held
-    for key in [key for key in held if key[0] == id(disk)]:
-        del held[key]
+    forget_directories(disk)
     disk.crash()
 
 
@@ -98,7 +96,7 @@ def test_the_next_recovery_ends_at_the_same_log(seed, end, torture):
         if end == "power":
             disk.lose_power()
         else:
-            disk._power_at, disk._off = None, False  # the machine goes on, the process does not
+            disk.power_at, disk.is_off = None, False  # the machine goes on, the process does not
         end_process(disk)
         log = opened(disk, clock, store)
         found = picture(log, store)

@@ -68,7 +68,7 @@ class Life:
         if end == "power":
             self.disk.lose_power()
         else:
-            self.disk._power_at, self.disk._off = None, False  # the machine goes on, the process does not
+            self.disk.power_at, self.disk.is_off = None, False  # the machine goes on, the process does not
             self.disk.crash()
 
     def check(self):
@@ -117,7 +117,7 @@ def test_killed_and_then_without_power(torture):
         told = []
         for end in ("kill", "power", "kill", "power"):
             life.disk.power_after(chance.randint(1, steps // 2))
-            told.append((end, life.disk._power_at - life.disk.steps))
+            told.append((end, life.disk.power_at - life.disk.steps))
             try:
                 life.begin_or_go_on()
                 life.consumer()

@@ -64,7 +64,7 @@ class Scene:
         if how == "power":
             self.disk.lose_power()
         else:
-            self.disk._power_at, self.disk._off = None, False
+            self.disk.power_at, self.disk.is_off = None, False
         end_process(self.disk)
 
     def kept(self):

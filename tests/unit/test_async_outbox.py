@@ -77,7 +77,7 @@ def test_errors_of_an_outbox_come_through(tmp_path, run):
         disk = SimulatedDisk()
         config = LogConfig(preallocate_bytes=0)
         with Outbox.open("/full", filesystem=disk, log_config=config, **settings()) as outbox:
-            disk.capacity_bytes = disk._used_bytes()
+            disk.capacity_bytes = disk.used_bytes()
             with pytest.raises(DeliveryFailed, match="not in the log"):
                 await outbox.append(0, b"a")
 

@@ -312,7 +312,7 @@ def test_a_log_grows_ahead_by_what_it_holds_so_that_idle_ones_stay_small(tmp_pat
 def test_a_disk_without_room_ahead_still_takes_what_fits():
     disk, clock = SimulatedDisk(), SimulatedClock()
     with SegmentLog.open(PATH, filesystem=disk, clock=clock) as log:
-        disk.capacity_bytes = disk._used_bytes() + 20_000
+        disk.capacity_bytes = disk.used_bytes() + 20_000
         for n in range(100):
             assert log.append(b"%03d" % n, durability=BUFFERED) == (n, n)
         disk.capacity_bytes = None
@@ -346,7 +346,7 @@ def test_a_full_disk_refuses_leaves_nothing_and_works_again():
     config = LogConfig(batch_bytes=300, preallocate_bytes=0)  # so that a full disk is full at once
     with SegmentLog.open(PATH, config, filesystem=disk, clock=clock) as log:
         log.append([b"safe"] * 3)
-        disk.capacity_bytes = disk._used_bytes() + 700
+        disk.capacity_bytes = disk.used_bytes() + 700
         with pytest.raises(AppendFailed) as refused:
             log.append([b"%d" % n * 50 for n in range(20)])
         assert refused.value.errno == errno.ENOSPC
@@ -365,7 +365,7 @@ def test_a_full_disk_in_the_middle_of_a_roll_takes_the_new_segment_back():
         log.append([b"safe" * 10] * 3)
         names = disk.list(PATH)
         for room in range(0, 3000, 150):
-            disk.capacity_bytes = disk._used_bytes() + room
+            disk.capacity_bytes = disk.used_bytes() + room
             try:
                 log.append([b"%03d" % n * 20 for n in range(25)])
             except AppendFailed:

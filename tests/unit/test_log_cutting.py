@@ -88,7 +88,7 @@ def test_a_segment_that_was_moved_aside_stays_when_another_of_its_name_follows()
 
 def test_a_copy_that_has_no_room_leaves_nothing_behind():
     place = Place(b"good" + b"x" * 1000)
-    place.disk.capacity_bytes = place.disk._used_bytes() + 999
+    place.disk.capacity_bytes = place.disk.used_bytes() + 999
     with pytest.raises(NoRoomToCut, match="1000 bytes at most") as refused:
         place.keep(4)
     assert (refused.value.wanted_bytes, refused.value.errno) == (1000, errno.ENOSPC)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from pushrep.log import DerivedStoreFailed, Durability, LogConfig, SegmentLog, StillNeeded
-from pushrep.log import directory as log_directory
 from pushrep.log.derived import CutTo, Verdict, judge
+from pushrep.log.directory import forget_directories
 from pushrep.log.reader import Bounds
 from pushrep.records import encode_batch
 from pushrep.records.leader_epochs import LeaderEpochs
@@ -92,9 +92,7 @@ def place():
     clock = SimulatedClock()
     disk = SimulatedDisk(clock=clock)
     yield disk, clock
-    held = log_directory._REGISTRY.held
-    for key in [key for key in held if key[0] == id(disk)]:
-        del held[key]
+    forget_directories(disk)
 
 
 def opened(place, *stores, config=CONFIG):
@@ -102,9 +100,7 @@ def opened(place, *stores, config=CONFIG):
 
 
 def end_process(disk):
-    held = log_directory._REGISTRY.held
-    for key in [key for key in held if key[0] == id(disk)]:
-        del held[key]
+    forget_directories(disk)
     disk.crash()
 
 

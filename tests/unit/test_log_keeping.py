@@ -19,7 +19,7 @@ from pushrep.log import (
     SegmentLog,
     StillNeeded,
 )
-from pushrep.log import directory as log_directory
+from pushrep.log.directory import forget_directories
 from pushrep.log.directory_files import TIME_INDEX_SUFFIX, list_segments, segment_path
 from pushrep.log.flusher import Flusher
 from pushrep.log.indexes import IndexFile
@@ -43,9 +43,7 @@ class Machine:
         return self.log
 
     def end_process(self):
-        held = log_directory._REGISTRY.held
-        for key in [key for key in held if key[0] == id(self.disk)]:
-            del held[key]
+        forget_directories(self.disk)
         self.disk.crash()
         self.log = None
 
@@ -417,7 +415,7 @@ def test_a_flusher_that_met_an_error_serves_on(caplog):
 
 class TestFillingDisk:
     def fill_to(self, machine, percent):
-        machine.disk.capacity_bytes = int(machine.disk._used_bytes() * 100 / percent)
+        machine.disk.capacity_bytes = int(machine.disk.used_bytes() * 100 / percent)
         machine.clock.advance(1000)
 
     def test_above_the_second_limit_leases_break_and_retention_runs_at_once(self, machine):
@@ -435,7 +433,7 @@ class TestFillingDisk:
         assert reason.startswith("the disk is 8")
         assert "the limit is disk_pressed_percent=85 and disk_pressed_free_bytes=21474836480" in reason
         assert log.log_start_offset > 0
-        machine.disk.capacity_bytes = machine.disk._used_bytes() * 100 // 86
+        machine.disk.capacity_bytes = machine.disk.used_bytes() * 100 // 86
         machine.clock.advance(1000)
         with pytest.raises(LeaseBroken, match="the limit is disk_pressed_percent=85"):
             log.acquire_lease("audit", log.log_start_offset)
@@ -457,10 +455,10 @@ class TestFillingDisk:
         for setting in ("disk_refuse_percent=90", "disk_refuse_free_bytes=10737418240", "disk_pressed_percent=85"):
             assert setting in str(error), "the message names what can be set"
         assert log.log_end_offset == end
-        machine.disk.capacity_bytes = machine.disk._used_bytes() * 100 // 87
+        machine.disk.capacity_bytes = machine.disk.used_bytes() * 100 // 87
         with pytest.raises(DiskAboveLimit):
             log.append(b"y")
-        machine.disk.capacity_bytes = machine.disk._used_bytes() * 100 // 80
+        machine.disk.capacity_bytes = machine.disk.used_bytes() * 100 // 80
         assert log.append(b"y") == (end, end), "at once, not a second later"
         assert log.truncate_to(end, force=True) == end
 
@@ -476,7 +474,7 @@ class TestFillingDisk:
     def test_the_last_bytes_come_from_what_was_allocated_ahead(self, machine):
         log = machine.open(preallocate_bytes=4000, segment_bytes=3000)
         machine.fill()
-        machine.disk.capacity_bytes = machine.disk._used_bytes()
+        machine.disk.capacity_bytes = machine.disk.used_bytes()
         start = machine.bases()[2]
         assert log.purge(start) == start
         assert machine.bases()[0] == start

@@ -39,7 +39,7 @@ def values_and_keys(outbox, partition=0):
 def fill(disk, outbox):
     """Leave room for nothing."""
     outbox.flush()
-    disk.capacity_bytes = disk._used_bytes()
+    disk.capacity_bytes = disk.used_bytes()
 
 
 # -- waiting -----------------------------------------------------------------------------------------------------------

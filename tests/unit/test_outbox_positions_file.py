@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from filtering import StreamMetadata
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK
 from pushrep.log import Durability, LogConfig, SegmentLog
-from pushrep.log import directory as log_directory
+from pushrep.log.directory import forget_directories
 from pushrep.outbox import Outbox
 from pushrep.outbox import positions as module
 from pushrep.outbox.positions import (
@@ -76,9 +76,7 @@ class Machine:
         return Outbox.open(HOME, "orders", 1, "billing", filesystem=self.disk, clock=self.clock, **options)
 
     def end_process(self):
-        held = log_directory._REGISTRY.held
-        for key in [key for key in held if key[0] == id(self.disk)]:
-            del held[key]
+        forget_directories(self.disk)
         self.disk.crash()
 
 
