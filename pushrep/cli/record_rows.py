@@ -1,4 +1,4 @@
-"""A record as people and programs read it: an object for JSON, cells for a table; for every command that shows some."""
+"""A record as JSON object and as table cells, for every command that shows records."""
 
 import base64
 from datetime import UTC, datetime
@@ -58,7 +58,7 @@ def field(name: str, data: bytes | None) -> dict[str, str | None]:
 
 
 def cell(data: bytes | None) -> str:
-    """Bytes in a table: their text if they are some, cut to fit; nothing for null."""
+    """Bytes in a table: their text if they are UTF-8, cut to fit; nothing for null."""
     if data is None:
         return ""
     try:

@@ -1,6 +1,6 @@
-"""`pushrep startpoint export`: what is pending, as the words of Spark's sources, for a query with a fresh checkpoint.
+"""`pushrep startpoint export`: pending startpoints as options of Spark's sources, for a query with a fresh checkpoint.
 
---for kafka      Kafka's own words, since this tool can't look at the topic: an offset, -2 earliest, -1 latest; or,
+--for kafka      Kafka's own values, since this tool does not read the topic: an offset, -2 earliest, -1 latest; or,
                  if every partition starts by time, startingOffsetsByTimestamp. Relative ones are refused.
 --for pushrep    every startpoint resolved by the logs in DIRECTORY
 """
@@ -23,7 +23,7 @@ _ENDS = {Kind.EARLIEST: _EARLIEST, Kind.BOOTSTRAP: _EARLIEST, Kind.LATEST: _LATE
 
 
 class NotExportable(PushrepError):
-    """The startpoints can't be said in the words of the source that was asked for."""
+    """The startpoints can't be written as options of that source."""
 
 
 @click.command()
@@ -46,7 +46,7 @@ class NotExportable(PushrepError):
     show_default=True,
     help="For partitions with neither a startpoint nor a checkpoint.",
 )
-@click.option("--remove", is_flag=True, help="Consume them with this export, so that nobody applies them again.")
+@click.option("--remove", is_flag=True, help="Consume them with this export, so that no consumer applies them.")
 def export(  # noqa: PLR0913, PLR0917 - one parameter an option
     directory: Path, store: str | None, topic: str, consumer: str, source: str, partitions: int | None, default: str,
     remove: bool,  # noqa: FBT001
@@ -94,7 +94,7 @@ def kafka_words(
             offsets[n] = _kafka_offset(topic, n, found, stands_at[n], default)
     if not times:
         return {"startingOffsets": _by_partition(topic, offsets)}
-    # A time of 0 is the earliest there; nothing else that is not a time can stand beside one.
+    # A time of 0 means the earliest; no other value that is no time can be mixed with times.
     others = [n for n, offset in offsets.items() if offset != _EARLIEST]
     if others:
         raise NotExportable(

@@ -166,7 +166,7 @@ def with_store(command: _Command) -> _Command:
 
 def with_place(default: str) -> Callable[[_Command], _Command]:
     """The options --store, and what a store in a topic needs to be reached; `default` as people read it."""
-    words = f"Where the startpoints lie: a directory, or kafka:TOPIC.  [default: {default}]"
+    words = f"Where the startpoints are: a directory, or kafka:TOPIC.  [default: {default}]"
     option = click.option("--store", metavar="PLACE", help=words)
     servers = click.option(
         BOOTSTRAP_SERVERS, metavar="HOST:PORT,...", expose_value=False, callback=_noted, help="Of --store kafka:TOPIC."
@@ -188,7 +188,7 @@ def with_json(command: _Command) -> _Command:
 
 def with_author(command: _Command) -> _Command:
     """The options of every write: who, and why."""
-    author = click.option("--author", help="Who says so.  [default: your user name]")
+    author = click.option("--author", help="Who asks for it; kept as history.  [default: your user name]")
     reason = click.option("--reason", callback=_asked, help="Why; kept as history. Asked for at a terminal.")
     return reason(author(command))
 
@@ -209,7 +209,7 @@ def store_of(directory: Path, store: str | None) -> StartpointStore:
 
 
 def written_store_of(directory: Path, store: str | None) -> StartpointStore:
-    """As `store_of`, for who only looks: a mistyped directory is not one without startpoints."""
+    """As `store_of`, for reading: a mistyped directory is refused rather than shown as one without startpoints."""
     if store is None and kind_of(str(directory)) != KAFKA and not directory.exists():
         raise click.UsageError(f"there is no directory {directory}: name that of the logs, or the store by --store")
     return store_of(directory, store)
@@ -224,7 +224,7 @@ def store_or(store: str | None, default: Path, *others: str | None) -> Startpoin
     if kind_of(place) != KAFKA:
         opened = store_at(place)
     elif servers is None:
-        raise click.UsageError(f"--store {place}: say where, {BOOTSTRAP_SERVERS} HOST:PORT")
+        raise click.UsageError(f"--store {place}: give the brokers, {BOOTSTRAP_SERVERS} HOST:PORT")
     else:
         opened = store_at(place, read_properties(config) | {CLIENT_SERVERS: servers})
     click.get_current_context().call_on_close(opened.close)
@@ -232,13 +232,13 @@ def store_or(store: str | None, default: Path, *others: str | None) -> Startpoin
 
 
 def brokers() -> tuple[str | None, Path | None]:
-    """What the options say of brokers: their addresses, and a file of the client's properties."""
+    """The options about brokers: their addresses, and a file of the client's properties."""
     context = click.get_current_context()
     return context.meta.get(BOOTSTRAP_SERVERS), context.meta.get(KAFKA_CONFIG)
 
 
 def checkpoint_tool(what: str) -> Any:
-    """The module of spark_jobs that stands above this package and does `what`: it is found by its entry point."""
+    """The module of spark_jobs that does `what`; this package may not import it, so it is found by its entry point."""
     for entry in entry_points(group=GROUP):
         try:
             return entry.load()()

@@ -1,6 +1,6 @@
-"""`pushrep startpoint repair`: records are read again from a place on, and their rows take the place of the wrong ones.
+"""`pushrep startpoint repair`: records are read again from a place on, and their rows replace the wrong ones.
 
-    look    the sink's rows from there on, by (topic, partition, offset); the logs; where the consumer stands
+    look    the sink's rows from there on, by (topic, partition, offset); the logs; the consumer's position
     show    which rows go, how many records are read again, where the filter's marks go back to
     write   a startpoint for each partition that was shown, all of them in one step; nothing else moves
 
@@ -53,14 +53,14 @@ _BY_TIME = {Kind.TIMESTAMP, Kind.RELATIVE_MS}
 
 
 class CantRepair(PushrepError):
-    """The rows can't be put right from there on now, and why. Nothing was written."""
+    """These rows can't be repaired now; the message says why. Nothing was written."""
 
     def __init__(self, where: str, why: str) -> None:
         super().__init__(f"{where}: {why}. Nothing was written")
 
 
 class LoweredMark(NamedTuple):
-    """A pair of which the sink has rows that are read again, and its mark before the first of them; -1: none."""
+    """A pair with rows in the sink that are read again, and its mark before the first of these; -1: none."""
 
     pid: int
     partition: int
@@ -103,9 +103,11 @@ class PartitionRepair(NamedTuple):
 @click.option("--sink", metavar="WHERE", help="The apply job's.")
 @click.option("--table", help="Of --sink DATABASE: the table of the rows.")
 @click.option("--format", "sink_format", default="parquet", show_default=True, help="Of --sink PATH.")
-@click.option("--append-only", is_flag=True, help="The job has it, too: new rows come beside the old ones.")
 @click.option(
-    "--ttl", default="12h", show_default=True, help="Expires if not taken up by then: 90s, 30m, 12h, 2d, never."
+    "--append-only", is_flag=True, help="The job has this option, too: new rows are written beside the old ones."
+)
+@click.option(
+    "--ttl", default="12h", show_default=True, help="Expires if not applied by then: 90s, 30m, 12h, 2d, never."
 )
 @click.option("--dry-run", is_flag=True, is_eager=True, help="Show what it would do; write nothing.")
 @with_author
@@ -115,20 +117,20 @@ def repair(  # noqa: PLR0913, PLR0917 - one parameter an option
     table: str | None, sink_format: str, append_only: bool, ttl: str, dry_run: bool, reason: str, author: str | None,  # noqa: FBT001
     as_json: bool,  # noqa: FBT001
 ) -> None:  # fmt: skip
-    """Run the apply job again from a place on and leave its table right: what comes again replaces exactly its rows.
+    """Let the apply job read again from a place on: the rows of these records are replaced in its table.
 
     \b
       pushrep startpoint repair out orders --consumer billing --from 2013-07-04T14:00 --sink ./orders-table --dry-run
       pushrep startpoint repair out orders --consumer billing --from 2013-07-04T14:00 --to 2013-07-04T15:00 \\
           --sink postgresql://HOST/shop --table orders --reason "wrong rates for an hour"
 
-    WHERE as for `set`. The job takes it up while it runs, or when it starts. Rows that can't be replaced are refused
+    WHERE as for `set`. The job applies it while it runs, or when it starts. If rows can't be replaced, this is refused
     before anything is written.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     if (sink is None) != append_only:
         raise click.UsageError("give --sink WHERE, or --append-only for a job that writes beside the old rows")
     if append_only and to is not None:
-        raise click.UsageError("--to is for rows that are replaced; with --append-only all that is read comes again")
+        raise click.UsageError("--to is for rows that are replaced; with --append-only every record is written again")
     start, end, ttl_s = _place("--from", from_), None if to is None else _place("--to", to), parse_ttl_s(ttl)
     opened = store_of(directory, store)
     name, only = topic_and_partition(directory, topic)
@@ -137,7 +139,7 @@ def repair(  # noqa: PLR0913, PLR0917 - one parameter an option
     known = [partition for partition in partitions_of(directory, name) if only in (None, partition)]
     parts = [part for part in map(look.part, known) if part is not None]
     if not parts:
-        why = f"{consumer} has nothing behind it from there on" if known else f"{directory} holds no log of it"
+        why = f"{consumer} has read nothing from there on" if known else f"{directory} holds no log of it"
         raise CantRepair(topic, why)
     if sink is not None and not any(part.rows for part in parts):
         raise CantRepair(topic, "the sink has no row that would be replaced: is it the job's?")
@@ -151,7 +153,7 @@ def repair(  # noqa: PLR0913, PLR0917 - one parameter an option
     elif sequences is None:
         click.echo("dry run: nothing was written")
     else:
-        click.echo(f"written: {', '.join(f'startpoint {n}' for n in sequences.values())}; {consumer} takes them up")
+        click.echo(f"written: {', '.join(f'startpoint {n}' for n in sequences.values())}; {consumer} applies them")
 
 
 def _place(option: str, text: str) -> Startpoint:
@@ -162,7 +164,7 @@ def _place(option: str, text: str) -> Startpoint:
 
 
 class _Look(NamedTuple):
-    """All that the parts are told by."""
+    """Everything from which the parts are made."""
 
     directory: Path
     store: StartpointStore
@@ -178,7 +180,7 @@ class _Look(NamedTuple):
         return f"from {say_place(self.start)}" + ("" if self.end is None else f" to {say_place(self.end)}")
 
     def part(self, partition: int) -> PartitionRepair | None:
-        """None where nothing is to be done. Raises CantRepair."""
+        """None if nothing is to be done. Raises CantRepair."""
         reader, where = Reader(self.consumer, self.topic, partition), shown_name(self.topic, partition)
         checkpoint = self.store.checkpoint(reader).offset
         with ExitStack() as resources:
@@ -222,12 +224,12 @@ class _Look(NamedTuple):
         return found
 
     def _refuse_others(self, reader: Reader, checkpoint: int, start: int, end: int | None) -> None:
-        """A repair that is not through yet must not be passed by: its rows would stay wrong."""
+        """A new repair must not skip an unfinished one: its rows would stay wrong."""
         where = shown_name(reader.topic, reader.partition)
         waiting = self.store.read(reader.consumer, reader.topic, reader.partition)
         if waiting is not None and waiting.state is not State.FAILED:
             raise CantRepair(
-                where, f"startpoint {waiting.sequence} is {waiting.state}: let the job take it up, or cancel it first"
+                where, f"startpoint {waiting.sequence} is {waiting.state}: let the job apply it, or cancel it first"
             )
         for written in reversed(list(self.event_log.all_written())):
             found = self.event_log.reader_state(written.sequence, reader)
@@ -243,7 +245,7 @@ class _Look(NamedTuple):
             return
 
     def _marks(self, log: LogReader, held: Sequence[int]) -> list[LoweredMark]:
-        """Of each pair, what lay below its lowest row among these; the marks of other pairs stay."""
+        """Each pair's mark below its lowest row among these; the marks of other pairs stay."""
         carrier = carrier_of(self.directory, self.topic)
         lowest: dict[tuple[int, int], int] = {}
         waiting = iter(held)

@@ -1,20 +1,20 @@
-"""`pushrep status`: whatever lies in directories or answers at addresses, as one table or one JSON object a look.
+"""`pushrep status`: outboxes, nodes and logs in directories or at addresses, as a table or as one JSON object.
 
-    {"version": 1, "at_ms": wall clock of the look, "places": [PLACE, ...]}        in the order in which they were given
+    {"version": 1, "at_ms": wall clock of the reading, "places": [PLACE, ...]}    in the order in which they were given
 
 PLACE always has
     place       what was asked for; a directory of worker slots gives a place for each slot, `<directory>/slot-<n>`
     kind        "outbox" | "node" | "logs" | "unknown"
     state       in words: an outbox's is that of `LeadingState`, "closed" or "held by a process that does not answer"; a
-                node's "running" or "closed"; "at rest" of logs that are nobody's; "unknown" where nothing can be told
+                node's "running" or "closed"; "at rest" of logs without outbox and node; "unknown" if nothing is known
     problems    [{"problem": a word of pushrep.problems.BLOCKS, "why": text, "blocks": bool}, ...], worst first
 and by its kind
     outbox      the fields of OutboxStatus; of a closed one without what only its process knows (acks, disk, scrub,
                 in_sync_min, session_ends ...). With --partitions "parts": [PartitionStatus, ...]
     node        the fields of NodeStatus; of a closed one `logs`, and `address` if a grant names it. At an address the
-                same, for who may list every outbox there; for others, and of a node from before, `address`,
-                `certificate_expires_s` and `logs`. Of what stands in `logs` an address tells outbox_id, topic,
-                partition, offsets but the flushed one, leader_epoch
+                same, if the caller may list every outbox there; else, and of an older node, `address`,
+                `certificate_expires_s` and `logs`. At an address `logs` has outbox_id, topic, partition, offsets
+                without the flushed one, and leader_epoch
     logs        "logs": [{"topic", "partition", "log_start_offset", ...}, ...]
     unknown     "why"
 Fields are added, never renamed; a field that is not known is missing or null. Numbers of offsets are half-open.
@@ -70,14 +70,14 @@ def status(  # noqa: PLR0913 - the options
     places: tuple[str, ...], every: float, cert: Path | None, key: Path | None, ca: Path | None,
     *, with_partitions: bool, watch: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Show outboxes, nodes and logs: where they stand, how far replicas and topics are behind, what is wrong.
+    """Show outboxes, nodes and logs: how far they are, how far replicas and topics are behind, what is wrong.
 
     \b
       pushrep status outbox
       pushrep status outbox copies 10.0.0.7:7400 --watch
       pushrep status workers --json --partitions
 
-    Without a place it looks at the present directory. Exit code 1 if one of the places can't be told anything of.
+    Without a place it shows the working directory. Exit code 1 if nothing is known of one of the places.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     tls = client_tls(cert, key, ca)
     console = Console(markup=False, highlight=False, emoji=False)
@@ -132,7 +132,7 @@ def _directory(path: Path, *, with_partitions: bool) -> dict[str, Any]:
         return {"kind": "logs", "state": "at rest", "logs": _logs(path), "problems": []}
     try:
         return {"kind": "node", **ask(path, "status")}
-    except (NobodyAnswers, BadControlMessage) as error:  # the latter: a node from before knows no such question
+    except (NobodyAnswers, BadControlMessage) as error:  # the latter: an older node does not know this request
         writer = lock_holder(path)
         problems = [] if writer is None else [Problem("not_answering", f"process {writer} runs it: {error}").as_dict()]
         copies = [one for one in sorted(path.iterdir()) if _is_id(one.name)]
@@ -149,7 +149,7 @@ def _directory(path: Path, *, with_partitions: bool) -> dict[str, Any]:
 
 
 def _named_address(copy: Path) -> str | None:
-    """Where the node of a copy listens, as the newest grant has it; None: it names none, or can't be read."""
+    """The address of a copy's node in the newest grant; None: the grant has none, or can't be read."""
     with suppress(PushrepError, OSError):
         kept = find_election_state(copy, REAL_FILESYSTEM)
         if kept is not None and (grant := kept[1].grant) is not None:
@@ -215,7 +215,7 @@ def _node_at(place: str, tls: SSLContext | None) -> dict[str, Any]:
 
 
 def _told_by(client: ReplicaClient) -> dict[str, Any] | None:
-    """What a node says of itself; None: it is from before, or this identity may not see all of it.
+    """A node's own status; None: it is older, or this identity may not see all of it.
 
     Raises ReplicaUnreachable.
     """
@@ -281,7 +281,7 @@ def _machine(found: dict[str, Any]) -> Iterator[str]:
 
 
 def certificates_in(found: dict[str, Any]) -> dict[str, int | None]:
-    """Of what `look_at` found: when each expires, by its use, Unix time; None: it can't be read."""
+    """Of a place that `look_at` found: {use: Unix time at which the certificate expires; None: it can't be read}."""
     of_node = {"node": found["certificate_expires_s"]} if found.get("certificate_expires_s") is not None else {}
     return {**found.get("certificates", {}), **of_node}
 

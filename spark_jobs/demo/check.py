@@ -4,7 +4,7 @@
     table (Parquet)      ─┼─▶ one JSON object on standard output: `Findings`
     log (source pushrep) ─┘
 
-Nothing that wrote the table helps to judge it: the file is read by Spark's own CSV reader and the log by plain SQL
+No code that wrote the table is used to check it: the file is read by Spark's own CSV reader and the log by plain SQL
 over the key's three numbers, without the replay filter. The file may lawfully hold equal rows, so rows are compared as
 a bag: per distinct row, how often the file has it and how often the table.
 
@@ -33,7 +33,7 @@ ORIGINAL_COLUMNS: Final = (
     "arr_delay INT, carrier STRING, flight INT, tailnum STRING, origin STRING, dest STRING, air_time INT, "
     "distance INT, hour INT, minute INT, time_hour TIMESTAMP"
 )
-# The departure as the demo defines it, said a second time in SQL: scheduled instant plus delay.
+# The departure as the demo defines it, in SQL: scheduled instant plus delay.
 _DAY: Final = "to_date(time_hour + make_dt_interval(0, 0, minute + coalesce(dep_delay, 0), 0))"
 
 
@@ -129,7 +129,7 @@ def name_views(spark: SparkSession, original: Path, table: Path) -> list[str]:
 
 
 def read_log(spark: SparkSession, log: Path, topic: str) -> DataFrame:
-    """Make the view `logged`: where each record lies, where it lived upstream, and its event time."""
+    """Make the view `logged`: where each record lies, its source position, and its event time."""
     records = spark.read.format("pushrep").options(path=str(log), topic=topic).load()
     logged = records.select("partition", "offset", "timestamp", *stream_metadata_columns()).cache()
     logged.createOrReplaceTempView("logged")

@@ -1,4 +1,4 @@
-"""`pushrep demo`: the shell around one run. Options in, an exit code out; what happens between is the supervisor's.
+"""`pushrep demo`: options in, an exit code out; supervisor.py makes the run.
 
 The exit codes are those of shell.py.
 """
@@ -46,7 +46,7 @@ Examples
 def demo(**given: Any) -> None:
     """Flights of 2013 through crashes and replays, into a table that has each of them once.
 
-    A producer appends 336,776 real flights to a log and is killed with kill -9 three times; it goes on from a saved
+    A producer appends 336,776 real flights to a log and is killed with kill -9 three times; it continues at a saved
     position that lags, so thousands of records enter twice. A Spark stream filters the replays out and writes a
     Parquet table; its JVM is killed in the middle of a batch. Then Spark SQL compares the table with the original file.
 

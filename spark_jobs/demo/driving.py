@@ -62,7 +62,7 @@ def end_offsets(checkpoint: Path, batch: int) -> Mapping[int, int]:
 class Appending:
     """Drives the producer; `step` never waits.
 
-    `records` in the log and `flights` among them, each flight counted once, are as the producer last told.
+    `records` in the log and `flights` among them, each flight counted once, are as the producer last reported.
     """
 
     def __init__(
@@ -76,8 +76,8 @@ class Appending:
         self.child = start()
 
     def step(self, now_s: float) -> None:
-        """Read what was told, then kill and start again if the plan wants it. Raises ProgramFailed."""
-        code = self.child.exit_code()  # before the reading: what an ended program said is then all there
+        """Read its output, then kill and restart it if the plan says so. Raises ProgramFailed."""
+        code = self.child.exit_code()  # before the reading: then all output of an ended program is there
         for line in self.child.lines():
             self._on_event(json.loads(line))
         if code is not None:
@@ -137,10 +137,10 @@ FIRST_GUESS_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class AppliedBatch:
-    """What the job told of a batch: records read, and records passed on.
+    """A batch as the job reported it: records read, and records passed on.
 
-    `passed` is None where the job didn't count: it was killed between storing the batch and telling of it, and its
-    successor found it done.
+    `passed` is None where the job didn't count: it was killed between storing the batch and reporting it, and its
+    successor found it stored.
     """
 
     rows: int
@@ -207,7 +207,7 @@ class Applying:
                 self._say(f"{self._program} was done before its kill: no batch took as long as the one before it")
 
     def _read_output(self) -> None:
-        """What the job tells of its batches; where it stands is the checkpoint's to say."""
+        """Read what the job reports of its batches; its position is read from the checkpoint."""
         for line in self.child.lines():
             event = json.loads(line)
             if event["event"] == "batch" and not (event["skipped"] and event["batch"] in self.batches):

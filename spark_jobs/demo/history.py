@@ -20,7 +20,7 @@ class Kill:
 
     `processes` are (pid, name) of everything that died. A producer's kill gets `in_log` and `resumes_at` (next source
     offsets per partition) when its successor has opened the log; a stream's has `batch` and `in_log`, the log offsets
-    up to which it had committed. A broker's gets `back_s`: how long nobody answered.
+    up to which it had committed. A broker's gets `back_s`: how long it did not answer.
     """
 
     program: str

@@ -105,7 +105,7 @@ def test_the_preview_tells_rows_records_and_marks_and_writes_nothing(repair, sin
 
 def test_it_writes_what_it_showed_in_one_step_with_its_reason(repair, sink, store):
     code, said, _ = repair("--from", "2013-07-04T12:25", "--to", "2013-07-04T12:45", *sink)
-    assert (code, said.splitlines()[-1]) == (0, "written: startpoint 1, startpoint 2; billing takes them up")
+    assert (code, said.splitlines()[-1]) == (0, "written: startpoint 1, startpoint 2; billing applies them")
     first, second = store.history()
     for n, written in enumerate((first, second)):
         assert written.target == Target("billing", "orders", n)
@@ -134,8 +134,8 @@ REFUSED = [
     (["--from", "25", "--sink", "mysql://x/y"], "mysql"),
     (["--from", "25", "--sink", "postgresql://127.0.0.1:1/x", "--table", "orders"], "127.0.0.1"),
     (["--from", "100", "--sink", "SINK"], "beyond the end"),
-    (["--from", "2013-07-04T14:00", "--sink", "SINK"], "has nothing behind it from there on"),
-    (["--from", "25", "--to", "20", "--sink", "SINK"], "has nothing behind it from there on"),
+    (["--from", "2013-07-04T14:00", "--sink", "SINK"], "has read nothing from there on"),
+    (["--from", "25", "--to", "20", "--sink", "SINK"], "has read nothing from there on"),
 ]
 
 

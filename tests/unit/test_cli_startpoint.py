@@ -298,7 +298,7 @@ def test_a_store_elsewhere(run, out, tmp_path):
     assert run("history", out)[1] == ""
     assert run("history", out, "--store", tmp_path / "elsewhere")[1] != ""
     code, _, said = set_(run, out, "--to", "1", "--store", "kafka:startpoints")
-    assert (code, "say where, --bootstrap-servers" in said) == (2, True)
+    assert (code, "give the brokers, --bootstrap-servers" in said) == (2, True)
     code, _, said = set_(run, out, "--to", "1", "--bootstrap-servers", "localhost:9092")
     assert (code, "are for --store kafka:TOPIC" in said) == (2, True)
 

@@ -1,4 +1,4 @@
-"""`pushrep demo-kafka`: the shell around one run. Options in, an exit code out; what happens is the supervisor's.
+"""`pushrep demo-kafka`: options in, an exit code out; supervisor.py makes the run.
 
 Before anything is touched it looks for packages, Java and jars. The exit codes are those of spark_jobs/demo/shell.py:
 0 when every flight is in the PostgreSQL table once and in order.
@@ -127,7 +127,7 @@ def demo_kafka(**given: Any) -> None:
 
     A producer appends 336,776 real flights to an outbox, which ships its log to a topic. A Spark job relays that topic
     to a second one, and another applies the second to a PostgreSQL table, rows and marks in one transaction. kill -9
-    ends the producer, which goes on from a saved position that lags; the broker; and the JVM of each job, inside a
+    ends the producer, which continues at a saved position that lags; the broker; and the JVM of each job, inside a
     batch. So both topics hold records for a second time. Then SQL compares the table with the original file.
 
     Needs Java 17, the jars that `make jars` fetches by Maven, and the extra demo-kafka: pip install -e '.[demo-kafka]'
