@@ -6,7 +6,7 @@
 A journal's last line may be torn: its write was under way, and nobody was promised anything of it. A bad line that
 whole ones follow is damage. CRCs are CRC-32C.
 
-What a failed append does is each journal's own to say. The catalogue of recordings refuses every append until it is
+The two journals differ in what follows a failed append. The catalogue of recordings refuses every append until it is
 opened again: one process keeps it open and answers from memory, and only reading the file again tells what the disk
 has. The journal of startpoints cuts the line off and goes on: no process keeps it open, and each transaction reads and
 syncs the file before it appends.
@@ -23,7 +23,7 @@ from pushrep.env.filesystem import Filesystem, read_whole, write_atomic
 
 
 class BadJsonFile(ValueError):
-    """The file is there and can't be believed; the text says why."""
+    """The file is damaged, or of another version; the text says which."""
 
 
 def read_checked_json(filesystem: Filesystem, path: Path, size_max: int, newest_version: int) -> dict[str, Any] | None:

@@ -13,8 +13,8 @@ What is opened is a plain file, or refused at once with its path:
     a pipe, socket, device       EINVAL, nothing waits for it    EINVAL
     a file that is mostly hole   EFBIG                           opened: who writes may cut it
 
-The last: HOLE_BYTES_MAX and more that were never written, far beyond what is allocated ahead. Who walks through it
-would not come to its end.
+The last: HOLE_BYTES_MAX and more that were never written, far beyond what is allocated ahead. A scan through it would
+not come to its end.
 
 A FileWitness tells one file from a copy of it: a number that the file system gives a file when it makes it, and never
 again.
@@ -26,8 +26,8 @@ again.
 The inode number alone says nothing: a file system gives the number of a removed file again, often to the next one.
 Sources: ioctl_iflags(2), statx(2), statfs(2), linux/magic.h.
 
-A Watch hears of writes to a directory's files, whichever process makes them: inotify(7), where the system has it. A
-write through a mapping makes no sound, and neither does a sync: it reports that somebody wrote, not what.
+A Watch reports writes to a directory's files by any process: inotify(7), where the system has it. It does not report
+syncs and writes through a mapping, nor what was written.
 """
 
 import ctypes
@@ -141,11 +141,11 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class Watch(Protocol):
-    """What hears. `fileno`: of a descriptor that can be read once something was written since `heard`."""
+    """See the file's map. `fileno`: of a descriptor that is readable once something was written since `heard`."""
 
     def fileno(self) -> int: ...
     def heard(self) -> bool:
-        """Whether something was, since the last call. Never waits."""
+        """Whether something was written since the last call. Never waits."""
         ...
 
     def close(self) -> None: ...
@@ -189,7 +189,7 @@ class Inotify:
 
 
 def watch_directory(path: Path) -> Inotify | None:
-    """None where the system can't, or has no more of them: who wants to know has to look now and then."""
+    """A watch; None where the system has none, or no more: the caller has to look now and then."""
     if not Inotify.has_room() or not hasattr(_LIBC, "inotify_init1"):
         return None
     descriptor = _LIBC.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -208,7 +208,7 @@ HOLE_BYTES_MAX = 256 << 20
 """Copies that leave zeros out have holes of as much as was allocated ahead, 16 MiB by default."""
 
 NO_PLAIN_FILE = frozenset({errno.ELOOP, errno.EISDIR, errno.EINVAL, errno.EFBIG})
-"""What an open raises where the trouble is what stands under the name, and neither the disk nor the process."""
+"""What an open raises because of what stands under the name, not because of the disk or the process."""
 
 IS_LINK = "it is a symbolic link, and nothing is written through one"
 LEADS_NOWHERE = "it is a symbolic link that leads nowhere"
@@ -311,7 +311,7 @@ class Filesystem(Protocol):
         ...
 
     def watch(self, directory: Path) -> Watch | None:
-        """Hears of writes to its files; None where nobody tells, and who wants to know has to look."""
+        """A watch of writes to its files; None where there is none: the caller has to look now and then."""
         ...
 
     def usage(self, path: Path) -> DiskUsage:
@@ -483,7 +483,9 @@ def mostly_hole(size: int, missing: int) -> str:
 
 def _open_plain(path: Path, *, create: bool, writable: bool) -> int:
     """A descriptor of a plain file; see the module for what is refused."""
-    flags = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # whatever stands there: not to wait, not to be taken over
+    flags = (
+        os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+    )  # for whatever stands there: don't wait, don't get a controlling terminal
     flags |= (os.O_RDWR | os.O_NOFOLLOW) if writable or create else os.O_RDONLY
     try:
         fd = os.open(path, flags | (os.O_CREAT if create else 0), 0o644)

@@ -52,7 +52,7 @@ def to_batches(
 
 
 def _alone(value: bytes, timestamp_ms: int, config: LogConfig) -> RecordBatch:
-    """One plain value: there is nothing to cut, and looking for where to would cost more than the encoding."""
+    """One plain value: a search for where to cut would cost more than the encoding."""
     _refuse_above_limit(len(value), config, BATCH_BYTES_LIMIT if config.codec else None)
     plain = config.codec is Codec.NONE
     batch = (
@@ -75,7 +75,7 @@ class _Columns:
         timestamps_ms: int | Sequence[int],
     ) -> None:
         self._values, self._keys, self._timestamps_ms = values, keys, timestamps_ms
-        # They are looked at twice, for their size and for their bytes.
+        # Iterated twice, for sizes and for bytes.
         self._headers = headers if headers is None or isinstance(headers, HeaderColumn) else [tuple(h) for h in headers]
         for name, column in (("keys", keys), ("headers", headers), ("timestamps_ms", timestamps_ms)):
             if isinstance(column, bytes | bytearray | memoryview):
@@ -174,7 +174,7 @@ def refuse_columns(**columns: object) -> None:
 
 
 def _refuse_unfit(values: object, timestamps_ms: object) -> None:
-    """Refuse what is no list, and what is no time, before either is looked into."""
+    """Refuse values that are no list and times that are no times, before their entries are read."""
     if isinstance(values, str):  # it is a sequence, too
         raise BadArgument("append", "takes bytes: encode the text first, for example with .encode()")
     if not (hasattr(values, "__len__") and hasattr(values, "__getitem__")) or isinstance(values, Mapping):
@@ -186,7 +186,7 @@ def _refuse_unfit(values: object, timestamps_ms: object) -> None:
 
 
 def _name_what_is_wrong(values: object, keys: object, headers: object) -> None:
-    """Encoding failed: raise BadArgument for the first entry that is not what it should be."""
+    """After a failed encoding: raise BadArgument for the first entry of a wrong type."""
     _check_column(
         "values", values, "bytes or None", lambda item: isinstance(item, bytes | bytearray | memoryview | None)
     )

@@ -13,7 +13,7 @@ POSITION_MAX = (1 << 31) - 1
 """Kafka's offset index keeps positions and relative offsets as signed 32-bit numbers."""
 
 BATCH_BYTES_LIMIT = 64 * MIB
-"""No batch is larger: a length field above it is a broken one, and a scan needs no more memory than this."""
+"""No batch is larger: a length field above it is damaged, so a scan needs no more memory than this."""
 
 _BATCH_BYTES_MIN = HEADER_BYTES + 64
 _DURATION_MAX_MS = 1 << 40
@@ -144,7 +144,7 @@ class LogConfig:
             _within(name, getattr(self, name), 0, 100)
         for name in ("disk_warn_free_bytes", "disk_pressed_free_bytes", "disk_refuse_free_bytes"):
             _within(name, getattr(self, name), 0, None)
-        _ = self.disk_limits  # they have to rise
+        _ = self.disk_limits  # the limits have to rise
         if not isinstance(self.codec, Codec):
             raise BadArgument("codec", f"give a pushrep.Codec, not {self.codec!r}")
 

@@ -13,9 +13,9 @@ renamed. A copy of the directory has the same bytes, but they are another file.
     is whole            none was written, or none is there   can't tell: no verdict
     is damaged                                               is a COPY, of nobody knows which
 
-A copy that is found is noted (`copy_of`, not settled) before anything else is done; `opened_id` says in which order.
-Every opening and close of its outbox writes the file anew: a backup's bytes that are written into the present file
-bring an older witness.
+A copy that is found is first written down as one (`copy_of`, not settled); `opened_id` says what follows in which
+order. Every opening and close of its outbox writes the file anew: a backup's bytes that are written into the present
+file bring an older witness.
 """
 
 import logging
@@ -94,7 +94,7 @@ def read_directory_id(directory: Path, filesystem: Filesystem) -> tuple[Director
 
 
 def judge_witness(written: FileWitness | None, now: FileWitness | None) -> CopyVerdict:
-    """Whether the file is the one that the witness was written of."""
+    """Whether the file is the one whose witness was written into it."""
     if written is None or now is None:
         return CopyVerdict.UNKNOWN
     if written.inode != now.inode or now.links != 1:
@@ -108,10 +108,11 @@ def judge_witness(written: FileWitness | None, now: FileWitness | None) -> CopyV
 
 
 def opened_id(directory: Path, filesystem: Filesystem) -> tuple[DirectoryId | None, CopyVerdict]:
-    """Ask before anything else of a locked directory is read. A copy is made safe first, in an order that may stop
-    anywhere: noted as a copy; without what its writer told readers; without the marker of a clean close.
+    """The id and the witness's verdict, before anything else of a locked directory is read.
 
-    Its recovery judges a torn end below the recovery point as a copy's. `settle_id` ends it. Raises OSError.
+    A copy is made safe first, in an order that may stop anywhere: it is written down as a copy, then its published
+    state is removed, then its clean marker. Its recovery takes a torn end below the recovery point for a copy's, until
+    `settle_id`. Raises OSError.
     """
     found, verdict = read_directory_id(directory, filesystem)
     if found is None or (verdict is not CopyVerdict.COPY and found.is_settled):
@@ -168,7 +169,7 @@ def write_directory_id(directory: Path, filesystem: Filesystem, kept: DirectoryI
 
 
 def new_directory_id() -> UUID:
-    """One that no directory has."""
+    """A random one."""
     return UUID(bytes=secrets.token_bytes(16))
 
 

@@ -186,7 +186,7 @@ def _batches(path: Path, base: int, window: OffsetWindow, filesystem: Filesystem
 
 
 def _published_end(path: Path, base: int, filesystem: Filesystem) -> int | None:
-    """Where to stop beside a running writer: what lies behind is being written. Only in the newest segment."""
+    """Where to stop beside a running writer, which is writing behind it. Only in the newest segment."""
     log = path.resolve().parent
     if not is_log(log, filesystem) or list_segments(filesystem, log)[-1] != base:
         return None

@@ -61,7 +61,7 @@ class NotALogDirectory(PushrepError):
 class CorruptPartitionMetadata(PushrepError):
     """`partition.metadata` does not say who the log is. Restore the file from a replica or a backup.
 
-    It is never made anew over an old log: the id is part of the PIDs of everything that was read from it, and with
+    It is never made again over an old log: the id is part of the PIDs of everything that was read from it, and with
     another one every record would look new to the replay filter.
     """
 
@@ -101,7 +101,7 @@ class LogDamaged(PushrepError):
 
 
 class LogPoisoned(PushrepError):
-    """The disk failed to keep what was written, so nothing more is promised: close the log and open it again.
+    """A sync failed, so what was written may be lost: close the log and open it again.
 
     A second fsync may succeed over lost pages (Rebello et al., USENIX ATC 2020); only recovery may judge.
     """
@@ -149,7 +149,7 @@ class LogEndMoved(PushrepError):
 class EpochOutOfPlace(PushrepError):
     """A leader epoch begins where the log ends, above the epochs of its records: cut the log there first, or ask again.
 
-    Noted elsewhere, the list of epochs would contradict the records, and the next opening would drop it. `end` is the
+    At another offset the list of epochs would contradict the records, and the next opening would drop it. `end` is the
     log's end offset, `newest_epoch` that of its last record, -1 if it has none. Nothing was changed.
     """
 
@@ -207,7 +207,7 @@ class LeaseBroken(PushrepError):
 
 
 class DerivedStoreFailed(PushrepError):
-    """A store derived from the log did not do what it was told; remove its files, and it is built anew at open."""
+    """A derived store did not cut or destroy what it had to; remove its files, and the next opening rebuilds it."""
 
     def __init__(self, store: str, why: str) -> None:
         super().__init__(f"the derived store {store} {why}: remove its files, it is built anew when the log is opened")
@@ -248,7 +248,7 @@ class BelowHighWatermark(PushrepError):
 
 
 class DirectoryIsCopy(PushrepError):
-    """The directory of a member is a copy of another: it may lack what that one promised, so it takes no part.
+    """A member's directory is a copy of another: it may lack votes and records of that one, so it takes no part.
 
     copy_of: the other's id.
     """

@@ -105,7 +105,7 @@ class SegmentRepair:
         self._temp_path = self._path.with_name(self._path.name + REPAIR_SUFFIX)
         self._temp: File | None = None
         try:
-            self._own.drop_cache()  # what the disk holds counts
+            self._own.drop_cache()  # read from the disk, not the page cache
             self._begin(trusts_own=True)
         except BaseException:
             self.close()
@@ -113,7 +113,7 @@ class SegmentRepair:
 
     @property
     def wanted(self) -> int:
-        """The offset from which batches are needed next: with our last whole one, if that was not compared yet."""
+        """The offset from which batches are needed next; of our last whole batch, if it was not compared yet."""
         return self._near.base_offset if self._near is not None else self._next_offset
 
     def add(self, data: bytes | memoryview) -> None:
@@ -136,7 +136,7 @@ class SegmentRepair:
                 self._take(header, piece)
 
     def close(self) -> None:
-        """Give the files back; a new file that is not finished is removed."""
+        """Close the files; a new file that is not finished is removed."""
         self._own.close()
         if self._temp is not None:
             self._temp.close()
@@ -147,7 +147,7 @@ class SegmentRepair:
         if self._temp is None:
             self._temp = self._filesystem.open(self._temp_path, create=True)
         self._temp.truncate(0)
-        self._position = 0  # in both files: where what is whole ends
+        self._position = 0  # where the whole batches end, in both files
         self._next_offset, self._epoch = self.base_offset, -1
         self._near: BatchHeader | None = None
         self._replaced: list[_Replaced] = []
@@ -169,7 +169,7 @@ class SegmentRepair:
     def _take_own(self) -> None:
         """Our batches, as far as they are whole and in place; the end, if that is where they lead."""
         end, last = None, None
-        with suppress(OSError):  # what can't be read is damaged
+        with suppress(OSError):  # an unreadable sector is damage
             for step in scan_vectorised(self._own, self._range()):
                 if not isinstance(step, BatchRun):
                     end = step
@@ -198,7 +198,7 @@ class SegmentRepair:
         if header.next_offset <= near.base_offset:
             return
         if header != near and self._trusts_own and self._is_sealed_with_holes():
-            self._begin(trusts_own=False)  # an offset of ours may be the wrong one, which the seal alone can tell
+            self._begin(trusts_own=False)  # one of our offsets may be wrong, which only the seal can show
             return
         if header != near:
             raise RepairRefused(
@@ -212,7 +212,7 @@ class SegmentRepair:
         return is_cleaned and read_seal(self._filesystem, self._log.path, self.base_offset) is not None
 
     def _take(self, header: BatchHeader, piece: memoryview) -> None:
-        """The next batch of theirs; from here on ours again, if it is what stands in our file, too."""
+        """Take one of their batches; go on with ours if our file has the same batch."""
         what = self._range()
         if header.base_offset >= self.end_offset and what.is_hole(self._next_offset, self.end_offset):
             self._finish()
@@ -228,7 +228,7 @@ class SegmentRepair:
             self._replaced[-1].end = self._position
             self._take_own()
             if self.is_done or self._next_offset > base or not self._trusts_own:
-                return  # else what stands beside it in our file can't be read
+                return  # else our file can't be read there
         self._write(piece, header)
         self.taken_bytes += len(piece)
         if self._next_offset == self.end_offset:
@@ -250,7 +250,7 @@ class SegmentRepair:
         self._next_offset, self._epoch = last.next_offset, last.leader_epoch
 
     def _finish(self) -> None:
-        """All is there: read it once more, hold it against the seal, let it take the old one's place."""
+        """All is there: read the new file, compare it with the seal, rename it over the old one."""
         assert self._temp is not None, "it is open until it is done"
         self._temp.sync()
         self._temp.drop_cache()
@@ -293,7 +293,7 @@ class SegmentRepair:
         self._on_done()
 
     def _put(self, seal: Seal | None, *, is_proved: bool) -> None:
-        """In the order of every splice."""
+        """Rename the new file over the old one, in the order of the file's map."""
         filesystem, directory = self._filesystem, self._log.path
         if not is_proved:
             remove_seals(filesystem, directory, [self.base_offset])
@@ -333,16 +333,16 @@ class SegmentRepair:
             if replaced.start < end:
                 try:
                     keep_range(self._filesystem, self._path, self._own, replaced.start, end, suffix=CORRUPT_SUFFIX)
-                except OSError as error:  # its sectors can't be read: nothing is there to keep
+                except OSError as error:  # its sectors can't be read: nothing can be kept
                     _LOG.warning("%s: bytes from %d on are not kept: %s", self._path, replaced.start, error)
 
 
 def rebuild_indexes(
     filesystem: Filesystem, log: Path, bases: Sequence[int] | None = None, config: LogConfig | None = None
 ) -> list[str]:
-    """Make the indexes of these segments (None: of all) anew; the names of the files, which are on disk then.
+    """Rebuild the indexes of these segments (None: of all); the names of the files, which are on disk then.
 
-    For who holds the log's lock. An index ends where bytes are no batch. Raises OSError.
+    The caller holds the log's lock. An index ends where bytes are no batch. Raises OSError.
     """
     everything, names = list_segments(filesystem, log), []
     for base in everything if bases is None else bases:
@@ -362,9 +362,8 @@ def rebuild_indexes(
 def new_indexes(
     filesystem: Filesystem, log: Path, base: int, following: int, config: LogConfig
 ) -> Iterator[Callable[[], None]]:
-    """The indexes of a sealed segment, made beside the old ones and on disk; call what is given to put them there.
-
-    Raises OSError; what was not put is removed.
+    """New indexes of a sealed segment, on disk beside the old ones; call the yielded function to rename them
+    over those; without that call they are removed. Raises OSError.
     """
     pairs = [
         (path.with_name(path.name + REPAIR_SUFFIX), path)
@@ -399,9 +398,9 @@ def _fill(segment: Segment, following: int | None) -> None:
 
 
 def rebuild_suspect_indexes(filesystem: Filesystem, log: Path, suspects: Collection[int], config: LogConfig) -> None:
-    """Make the indexes of those segments anew whose batches are whole: the others' are no worse than their batches.
+    """Rebuild the indexes of those suspects whose batches are whole: a damaged segment keeps its own.
 
-    For who holds the log's lock and has nothing open. Raises OSError.
+    The caller holds the log's lock and has nothing open. Raises OSError.
     """
     bases = list_segments(filesystem, log)
     for base, following in pairwise([*bases, None]):
@@ -420,7 +419,7 @@ def rebuild_suspect_indexes(filesystem: Filesystem, log: Path, suspects: Collect
 
 
 def epochs_of_batches(filesystem: Filesystem, log: Path) -> LeaderEpochs:
-    """The leader epochs as the headers of the whole batches tell them."""
+    """The leader epochs in the headers of the whole batches."""
     epochs = LeaderEpochs()
     cleaned_offset = read_cleaned_offset(log, filesystem)
     for base in list_segments(filesystem, log):
