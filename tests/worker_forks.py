@@ -9,13 +9,11 @@ busy machine may need for the imports alone. The first Python that a JVM starts 
 session and process group; it ends with the JVM. Where none can be, Python starts as always.
 """
 
+import _socket  # Python's own `socket` above it takes as long to import as all else that a caller does
 import marshal
 import os
-import signal
-import socket
 import sys
 import zlib
-from dataclasses import dataclass, field
 
 _PRELOADED = (
     *("pyspark.worker", "pyspark.sql.worker.plan_data_source_read", "pandas", "pyarrow.compute", "pyarrow.dataset"),
@@ -23,7 +21,7 @@ _PRELOADED = (
     *os.environ.get("PUSHREP_TESTS_PRELOADED", "").split(),
 )
 _SPARKS_ZIPS = "/python/lib/"
-_SIZE = 8
+_SIZE, _FD_SIZE = 8, 4
 
 
 def main():
@@ -49,23 +47,24 @@ def ask(jvm):
     os.environ["PYTHONPATH"] = places
     name = f"pushrep-tests-{jvm}-{began}-{zlib.crc32(places.encode())}"
     request = marshal.dumps({"argv": sys.argv[2:], "cwd": os.getcwd(), "environment": dict(os.environ)})  # noqa: PTH109
-    with socket.socket(socket.AF_UNIX) as server:
-        try:
-            server.connect("\0" + name)
-        except ConnectionRefusedError:
-            _begin_server(jvm, name)
-            server.connect("\0" + name)
-        try:
-            socket.send_fds(server, [len(request).to_bytes(_SIZE)], [0, 1, 2])
-            server.sendall(request)
-            if not server.recv(1):
-                return
-        except ConnectionError:  # it could not import
+    server = _socket.socket(_socket.AF_UNIX)
+    try:
+        server.connect("\0" + name)
+    except ConnectionRefusedError:
+        _begin_server(jvm, name)
+        server.connect("\0" + name)
+    streams = b"".join(stream.to_bytes(_FD_SIZE, sys.byteorder) for stream in (0, 1, 2))
+    try:
+        server.sendmsg([len(request).to_bytes(_SIZE)], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, streams)])
+        server.sendall(request)
+        if not server.recv(1):
             return
-        null = os.open(os.devnull, os.O_RDWR)
-        for stream in range(3):  # the module's alone: their ends must be seen when it ends
-            os.dup2(null, stream)
-        code = int.from_bytes(server.recv(_SIZE) or b"\1", signed=True)
+    except ConnectionError:  # it could not import
+        return
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):  # the module's alone: their ends must be seen when it ends
+        os.dup2(null, stream)
+    code = int.from_bytes(server.recv(_SIZE) or b"\1", signed=True)
     if code < 0:
         os.kill(os.getpid(), -code)
     os._exit(code)
@@ -84,6 +83,8 @@ def _begin_server(jvm, name):
 
 
 def _listener(name, ready):
+    import socket
+
     listener = socket.socket(socket.AF_UNIX)
     try:
         listener.bind("\0" + name)
@@ -94,12 +95,11 @@ def _listener(name, ready):
     return listener
 
 
-@dataclass
 class Forks:
     """Who asked for which child; both by the descriptors that poll names."""
 
-    callers: dict = field(default_factory=dict)
-    children: dict = field(default_factory=dict)
+    def __init__(self):
+        self.callers, self.children = {}, {}
 
     def begin(self, poll, caller, pid):
         child = os.pidfd_open(pid)
@@ -120,6 +120,8 @@ class Forks:
 
     def hung_up(self, poll, caller):
         """Spark ends a Python by ending what it started."""
+        import signal
+
         poll.unregister(caller)
         os.kill(self.callers.pop(caller)[1], signal.SIGTERM)
 
@@ -129,6 +131,7 @@ def serve(jvm, listener):
     import gc
     import importlib
     import select
+    import socket
 
     jvm_ends, poll, forks = os.pidfd_open(jvm), select.poll(), Forks()
     for module in _PRELOADED:
