@@ -483,9 +483,7 @@ def mostly_hole(size: int, missing: int) -> str:
 
 def _open_plain(path: Path, *, create: bool, writable: bool) -> int:
     """A descriptor of a plain file; see the module for what is refused."""
-    flags = (
-        os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
-    )  # for whatever stands there: don't wait, don't get a controlling terminal
+    flags = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # whatever stands there: no wait, no controlling terminal
     flags |= (os.O_RDWR | os.O_NOFOLLOW) if writable or create else os.O_RDONLY
     try:
         fd = os.open(path, flags | (os.O_CREAT if create else 0), 0o644)

@@ -1,7 +1,7 @@
 """The network as a parameter: streams of bytes to an address, and the threads that wait for them.
 
-Sockets are the standard library's, cut down to what is used of them: the real ones are passed on as they are. Every
-call raises `OSError`; one that may not wait raises `BlockingIOError`, one that waited too long `TimeoutError`.
+The Protocols have those methods of the standard library's sockets that are used here; a real socket fits as it is.
+Every call raises `OSError`; `BlockingIOError` if it would have to wait and may not, `TimeoutError` after its timeout.
 """
 
 import os
@@ -23,7 +23,7 @@ class Socket(Protocol):
     """One end of a stream: what is sent arrives whole and in order, or the stream breaks."""
 
     def recv_into(self, buffer: memoryview, /) -> int:
-        """How many bytes came, at least 1; 0: the peer sends no more."""
+        """How many bytes were read, at least 1; 0: the peer sends no more."""
         ...
 
     def send(self, data: memoryview, /) -> int:
@@ -80,14 +80,14 @@ class Poller(Protocol):
         ...
 
     def wake(self) -> None:
-        """End the `select` that waits, or the next one."""
+        """End the `select` that waits now, or the next one."""
         ...
 
     def close(self) -> None: ...
 
 
 class Network(Protocol):
-    """Where connections come from. `threads`: what waits for them."""
+    """Opens and accepts connections. `threads`: those that wait for them."""
 
     @property
     def threads(self) -> Threads: ...
@@ -131,7 +131,7 @@ class RealPoller:
         return ready
 
     def wake(self) -> None:
-        with suppress(BlockingIOError):  # it is full of wake-ups already
+        with suppress(BlockingIOError):  # the pipe is full of wake-ups already
             os.write(self._writer, b"\0")
 
     def close(self) -> None:

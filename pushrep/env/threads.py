@@ -1,7 +1,7 @@
 """Time and threads as parameters: two clocks that must never be mixed, what runs beside its caller, what waits.
 
-Locks do not: they are held for a few operations and never over a wait, so who runs one thread after another (a
-simulation) never meets a locked one.
+Locks are not parameters: they are held for a few operations and never during a wait, so a simulation, which runs one
+thread at a time until it waits, never meets a locked one.
 """
 
 import os
@@ -102,7 +102,7 @@ SYSTEM_THREADS: Threads = SystemThreads()
 
 
 class SharedByProcess(Generic[_T]):
-    """What many users in this process have one of, by key: made for the first, ended behind the last. Thread-safe.
+    """One object for many users in this process, by key: made for the first, ended after the last. Thread-safe.
 
     A fork starts with none: threads stay with the parent.
     """
@@ -112,13 +112,13 @@ class SharedByProcess(Generic[_T]):
         self.forget()
 
     def forget(self) -> None:
-        """In a fork: nothing is shared, and any lock may have been held."""
+        """In a fork: forget all objects, and take a new lock, as the old one may be held."""
         self._lock = threading.Lock()
         self._users: dict[Hashable, int] = {}
         self._held: dict[Hashable, tuple[_T, Any]] = {}
 
     def acquire(self, key: Hashable, make: Callable[[], _T], *, keep: object = None) -> _T:
-        """The one of `key`. Each needs a `release`. keep: what must live as long as it."""
+        """The object of `key`. Each call needs a `release`. keep: what must live as long as the object."""
         with self._lock:
             if key not in self._held:
                 self._held[key] = (make(), keep)
@@ -127,7 +127,10 @@ class SharedByProcess(Generic[_T]):
             return self._held[key][0]
 
     def release(self, one: _T) -> bool:
-        """Give it back; `end(one)` behind the last user. False, and nothing is done, for what is not shared here."""
+        """Give it back; the last user's call ends it.
+
+        False, and nothing is done, for an object that is not shared here.
+        """
         with self._lock:
             keys = [key for key, (held, _) in self._held.items() if held is one]
             if not keys:
@@ -142,7 +145,7 @@ class SharedByProcess(Generic[_T]):
 
 
 def shared_by_process(end: Callable[[_T], object]) -> SharedByProcess[_T]:
-    """Empty; a fork of this process empties it again."""
+    """An empty SharedByProcess, which a fork of this process empties again."""
     shared = SharedByProcess(end)
     os.register_at_fork(after_in_child=shared.forget)
     return shared

@@ -48,7 +48,7 @@ class OffsetRanges:
                 self.add(start, end)
 
     def add(self, start: int, end: int) -> None:
-        """Put in [start, end). Neighbours that come in their order cost nothing; others the ranges behind them."""
+        """Add [start, end). In rising order this costs nothing; else the ranges behind it are moved."""
         assert start < end, "not a range"
         first = bisect_right(self._ends, start - 1)  # the first that touches it or lies behind it
         last = bisect_right(self._starts, end)
@@ -326,15 +326,15 @@ class OwnPartitionCounts:
     """Of an outbox without other members: destinations.json alone."""
 
     def known(self, topic_id: UUID) -> tuple[int, ...]:  # noqa: ARG002 - the Protocol's
-        """Nothing more."""
+        """Nothing beside the file."""
         return ()
 
     def keep(self, topic_id: UUID, partitions: tuple[int, ...]) -> None:
-        """Nobody else is to know."""
+        """Nothing to do."""
 
 
 def fixed_count(progress: ShippingProgress, topic: str, partitions: int, known: tuple[int, ...]) -> int:
-    """How many of a topic's `partitions` are used where nothing is fixed yet; `known` as in Pins.
+    """How many of a topic's `partitions` are used where nothing is fixed yet; `known` as in FixedPartitionCounts.
 
     Raises DestinationRefused if there are several, and nothing says where in the logs which of them began.
     """

@@ -1,4 +1,4 @@
-"""What the topic holds already: a partition read from where it is known on, its records held against the logs'.
+"""What the topic holds already: a partition is read from its last known offset, its records compared with the logs'.
 
     topic from the destination offset on:   x  a5  a6  x  b2  a7 │ end        x: others', or copies of ours
     log a from its acknowledged offset on:     a5  a6         a7 ─▶ a8 is next        log b:  b2 ─▶ b3 is next
@@ -83,7 +83,7 @@ class _Expected(NamedTuple):
 
 
 class Matching:
-    """Holds one partition of the topic against the logs.
+    """Compares one partition of the topic with the logs.
 
     logs: all of the outbox's. start: those of which this partition of the topic gets the records, and the first offset
     that it is not known to hold. skipped: what is never sent, by the log's partition.
@@ -151,7 +151,7 @@ class Matching:
                 if record.offset in skipped:
                     continue
                 metadata = self._origin.metadata_of(record)
-                if metadata is not None:  # every record of an outbox has it
+                if metadata is not None:  # every record of an outbox has metadata
                     self._expected[metadata] = _Expected(partition, record, following)
                     return
         except UNREADABLE as error:
@@ -199,7 +199,7 @@ class Matching:
         )
 
     def _contest(self, partition: int, in_log: Record, in_topic: Record) -> None:
-        """The topic holds another record in this one's place. Readers that filter see the first that comes."""
+        """The topic holds another record at this position; readers that filter keep the first."""
         if self._is_strict:
             raise self._diverged(partition, in_log, in_topic)
         if in_log.offset not in self.held.get(partition, _NOTHING):
@@ -231,7 +231,7 @@ class _RecordsByOffset:
 def whole_batches(data: bytes) -> Iterator[RecordBatch]:
     """The batches of a fetch; its last one may be cut off, and is fetched again. Raises CorruptRecordBatch.
 
-    Messages of before Kafka 0.11 are passed over: a log of ours holds none.
+    Messages in the format before Kafka 0.11 are skipped: a log of ours holds none.
     """
     view, position = memoryview(data), 0
     while position < len(view):
@@ -266,7 +266,7 @@ def holds_record(origin: RecordOrigin, log: ShippedLog, offset: int, at: int, da
     """Whether a fetch holds at its offset `at` the log's record at `offset`; believed if the log can't give it."""
     try:
         in_log = _RecordsByOffset(log).at(offset)
-    except UNREADABLE:  # its source stops there, and says why
+    except UNREADABLE:  # its source stops there with the reason
         return True
     found = None if in_log is None else _record_at(at, data)
     return in_log is None or (found is not None and origin.is_one(in_log, found))

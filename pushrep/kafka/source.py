@@ -37,18 +37,16 @@ _WORTHWHILE_BYTES = BUFFER_BYTES // 4
 
 
 class ReusedMemory:
-    """Buffers of BUFFER_BYTES, as many as are looked into at a time and `_BUFFERS_MAX` at most. For one thread."""
+    """Buffers of BUFFER_BYTES, as many as have views at a time and `_BUFFERS_MAX` at most. For one thread."""
 
     def __init__(self) -> None:
-        self._buffers: list[
-            tuple[bytearray, int]
-        ] = []  # and where a page begins: the kernel copies a third faster there
+        self._buffers: list[tuple[bytearray, int]] = []  # at a page's beginning the kernel copies a third faster
 
     def acquire(self) -> memoryview | None:
-        """One that nobody looks into; None if there is none."""
+        """A buffer without views; None if there is none."""
         for number, (buffer, _) in enumerate(self._buffers):
             try:
-                buffer.append(buffer.pop())  # a view of it forbids that; it moves nothing
+                buffer.append(buffer.pop())  # raises BufferError while a view exists; moves nothing
             except BufferError:
                 continue
             self._buffers.append(self._buffers.pop(number))
@@ -69,7 +67,7 @@ class SealedReader:
         self._slices, self._memory = slices, memory
 
     def read(self, offset: int, limit: int) -> list[RecordBatch]:
-        """Some from the one that holds `offset` on, up to `limit`; empty where the log's own reader has to look.
+        """Some batches from the one that holds `offset` on, up to `limit`; none where the log's own reader has to read.
 
         Those in reused memory can be written to. Raises OSError.
         """
@@ -81,7 +79,7 @@ class SealedReader:
             data = memoryview(found.file.read_at(found.size_bytes, found.position))
         else:
             read_bytes = preadv(found.file.fileno(), [view[: found.size_bytes]], found.position)
-            data = view[:read_bytes]  # of a file that was cut meanwhile less: behind it lies what was read before
+            data = view[:read_bytes]  # a file that was cut gives less, and old bytes of the buffer follow
         return _checked(data, found.base_offset)
 
 
@@ -131,7 +129,7 @@ class ShippedLog(Protocol):
 
 
 UNREADABLE = (CorruptBatch, LogDamaged, OSError)
-"""Raised where a log may hold a record that can't be read now: another reason to stop than that it has none."""
+"""Raised for a record that the log may hold and that can't be read now: not the same as a missing record."""
 
 
 def raise_if_damaged(log: ShippedLog) -> None:
@@ -189,7 +187,8 @@ class ShippedPartition:
     def prove(self) -> None:
         """Forget what was acknowledged, unless the log still has the batch that was sent last.
 
-        One that retention took has to be believed. Raises what is UNREADABLE: it is as doubtful as before.
+        If retention removed that batch, the acknowledged offset is believed. Raises what is UNREADABLE: nothing is
+        decided then.
         """
         if self.acknowledged > self.log.log_end_offset:
             raise_if_damaged(self.log)
@@ -200,17 +199,17 @@ class ShippedPartition:
         self.is_doubtful = False
 
     def forget(self) -> None:
-        """The log is another one than was shipped."""
+        """Begin at the log's start: it is another log than the one that was shipped."""
         _LOG.warning("partition %d was cut and written anew: it is shipped from its start", self.partition)
         self.acknowledged = self.next_offset = self.log.log_start_offset
         self.log_crc, self.destination_offset, self.newest, self.is_doubtful = 0, -1, None, False
 
     def begin_elsewhere(self) -> None:
-        """Its next record is the first that goes to another partition of the topic, of which nothing is known yet."""
+        """Forget what the topic holds: the next record goes to another partition of it."""
         self.destination_offset, self.newest = -1, None
 
     def stop(self, reason: str, until_ms: int) -> None:
-        """Go no further before `until_ms`, or before somebody acted."""
+        """Stop with this reason until `until_ms`, when it is tried again."""
         self.stopped, self.stopped_until_ms = reason, until_ms
 
     def next_piece(self, size_max_bytes: int) -> SentBatch | None:
@@ -220,7 +219,7 @@ class ShippedPartition:
         """
         while self._pieces or self._cut_next(size_max_bytes):
             piece, log_crc = self._pieces[0]
-            if piece.batch is None:  # given up: it counts as sent once everything before it is
+            if piece.batch is None:  # skipped: acknowledged once everything before it is
                 if self.in_flight:
                     return None
                 self.on_acknowledged(piece.end, log_crc, -1)
@@ -248,14 +247,14 @@ class ShippedPartition:
             for piece in pieces_of(batch, self.next_offset, size_max_bytes, self.skipped):
                 self._pieces.append((piece, batch.header.crc))
         except RecordAboveLimit:
-            self._read.clear()  # what follows is read again, from where the pieces end
+            self._read.clear()  # the rest is read again, from where the pieces end
             if not self._pieces:
                 raise
         return True
 
     def _next_batch(self) -> RecordBatch | None:
         if not self._read and self.next_offset < self.stable_offset:
-            # CRCs are checked as it is read. They are computed anew for the topic, so what the disk broke ends here.
+            # Read with its CRC checked: the new CRC for the topic would hide damage by the disk.
             self._read.extend(self._reader.read(self.next_offset, self.stable_offset) or self._read_by_log())
         if not self._read or self._read[0].header.next_offset > self.stable_offset:
             return None

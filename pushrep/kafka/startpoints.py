@@ -2,13 +2,13 @@
 
     topic      one partition, cleanup.policy=compact
     at first   format        {"format": "pushrep.startpoints", "version": 1}
-    facts      written/7, expired/7, cancelled/7, applied/7/READER, failed/7/READER, consumed/7/READER    see events.py
+    facts      written/7, expired/7, cancelled/7, applied/7/READER, failed/7/READER, consumed/7/READER    see model.py
     positions  checkpoint/READER      the newest of a key counts; READER: consumer/topic/partition/task
 
 A startpoint's sequence is the offset of its `written` record, and is in the key of each fact about it, so compaction
 takes no fact away and replaced checkpoints only. A change is a transaction under one transactional.id for the whole
-topic: whoever begins fences all others, reads to the end, decides, appends, and reads up to its own records before it
-uses them. A writer that was fenced meanwhile has written nothing and does it again.
+topic: the writer begins, which fences all others, reads to the end, decides, appends, and reads up to its own records
+before it uses them. A writer that was fenced meanwhile has written nothing and starts again.
 Format: docs/formats/startpoints.md.
 """
 
@@ -70,7 +70,7 @@ class TopicReading:
             return View(self._facts, len(self._facts), self._records.position)
 
     def close(self) -> None:
-        """Let the client go."""
+        """Close the client."""
         with self._lock:
             self._records.close()
 
@@ -94,7 +94,7 @@ class TopicReading:
             key, fields = (message.key() or b"").decode(), json.loads(message.value() or b"null")
             self._add(key, offset, fields)
         except (KeyError, TypeError, ValueError) as error:
-            # Before it: whoever asks again meets it again.
+            # Before it, so that the next call meets it again.
             self._records.position = offset
             why = f"the record at offset {offset} is no startpoint's ({error}): take a topic of its own"
             raise CorruptStore(self._place, why) from error
@@ -173,12 +173,12 @@ class FactsInTopic:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """The only one of this process, and the only one that can write until another begins."""
+        """Alone in this process; other writers are fenced until one of them begins."""
         with self._alone():
             if self._producer is None:
                 self._producer = self._begin()
             at = self._reading.to_the_end().end
-            if not self._reading.last:  # what was begun and never committed takes offsets, too
+            if not self._reading.last:  # by records, not by offsets: an aborted transaction takes offsets, too
                 self.write([(HEAD, _json(FORMAT))], at)
             yield
 
@@ -196,7 +196,7 @@ class FactsInTopic:
         """Stored, all of them, and read back, when this returns. Raises NotWritten, Overtaken."""
         at = self._reading.position
         if any(isinstance(fact, Written) and fact.sequence != at + i for i, fact in enumerate(facts)):
-            raise Overtaken(self.place)  # by someone who writes here without the right to
+            raise Overtaken(self.place)  # another program writes here without a transaction
         self.write([(_key(fact), _json(to_json(fact))) for fact in facts], at)
 
     def save(self, key: str, value: bytes) -> None:
@@ -225,13 +225,13 @@ class FactsInTopic:
             raise NotWritten(self.place, f"it can't be read back: {error.why}", is_known=False) from error
 
     def close(self) -> None:
-        """Let the clients go."""
+        """Close the clients."""
         with self._mutex:
             self._producer = None
             self._reading.close()
 
     def _left_s(self) -> float:
-        """For a step, in the time that whoever asks has left."""
+        """How long a step may take, within the caller's budget."""
         return self.budget.left_s(self._timeout_s)
 
     @contextmanager
@@ -245,11 +245,11 @@ class FactsInTopic:
             self._mutex.release()
 
     def _begin(self) -> Producer:
-        """From here on all writers of before are fenced. Raises StoreUnavailable, Overtaken."""
+        """A producer that fences all earlier writers. Raises StoreUnavailable, Overtaken."""
         settings = {
             **self._settings,
             "transactional.id": f"pushrep-startpoints-{self._topic}",
-            "transaction.timeout.ms": max(60_000, round(self._timeout_s * 1000)),  # the client wants it no shorter
+            "transaction.timeout.ms": max(60_000, round(self._timeout_s * 1000)),  # the client allows no shorter time
             "linger.ms": 0,
             "logger": QUIET,
         }
@@ -263,7 +263,7 @@ class FactsInTopic:
         return producer
 
     def _is_stored(self, offset: int, key: str) -> bool:
-        """Whether a commit whose answer was lost counts: decided as soon as anyone has begun after it."""
+        """Whether a commit whose answer was lost was stored: certain once another transaction has begun after it."""
         with suppress(StoreUnavailable, Overtaken):
             self._begin()
         with suppress(StoreUnavailable):
@@ -272,7 +272,7 @@ class FactsInTopic:
         return self._reading.last.get(key) == offset
 
     def _failed(self, error: KafkaException, *, is_known: bool) -> NoReturn:
-        """This producer is done with; what it began is aborted by the next one, or by the brokers in a minute."""
+        """Give up this producer: the next one aborts what it began, or the brokers do in a minute."""
         self._producer = None
         code = error.args[0]
         if is_known and code.code() in OVERTAKEN:

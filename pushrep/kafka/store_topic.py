@@ -55,7 +55,7 @@ from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.errors import DestinationRefused, KafkaUnreachable, TopicMissing, TopicReplaced
 from pushrep.kafka.topic import TopicFacts, kafka_failure, look_at_topic, uuid_of
 
-_PAUSE_S = 0.005  # a commit is seen by readers some ms after its answer
+_PAUSE_S = 0.005  # readers see a commit some ms after its answer
 
 
 class CommittedRecords:
@@ -128,7 +128,7 @@ class CommittedRecords:
             self._consumer.unassign()
 
     def close(self) -> None:
-        """Let the clients go."""
+        """Close the clients."""
         self._consumer.close()
 
     def _next(self, end: int, deadline_s: float) -> Message | None:
@@ -138,10 +138,10 @@ class CommittedRecords:
             raise KafkaUnreachable(why)
         offset, error = int(message.offset() or 0), message.error()
         if error is None:
-            self.position = min(offset + 1, end)  # what came in behind the end belongs to the next reading
+            self.position = min(offset + 1, end)  # records behind the end belong to the next call
             return message if offset < end else None
         if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
-            return None  # the client looks for its group's coordinator, and no group is used here
+            return None  # the client looks for its group's coordinator; no group is used here
         if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - its only name
             self.position = max(self.position, offset)  # behind the mark that ends a transaction
         elif failure_of_code(error) is not Failure.PASSES:
@@ -184,13 +184,13 @@ FENCED = {
     KafkaError.INVALID_TXN_STATE,
 }
 OVERTAKEN = {*FENCED, KafkaError.UNKNOWN}
-"""Of a change: also what a coordinator answers at times whose transactional id another writer is just taking."""
+"""Of a change. UNKNOWN: a coordinator's answer at times while another writer takes the transactional id."""
 _PURGED = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}  # noqa: SLF001 - their only names
 """What a client reports of records whose transaction has failed; the reason is not in it."""
 _FULL_QUEUE_S = 0.05
 
 QUIET = logging.getLogger("pushrep.kafka.stores.librdkafka")
-"""To be fenced is no news, and the client would tell it as fatal; what matters is raised."""
+"""Swallows librdkafka's log: it reports a fenced producer as fatal, and errors that matter are raised."""
 QUIET.propagate = False
 QUIET.addHandler(logging.NullHandler())
 

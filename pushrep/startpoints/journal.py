@@ -13,9 +13,9 @@
          "log": str,                    the log's own id, "" unknown
          "crc32c": int}                 over the other fields as compact JSON with sorted keys
 
-A transaction is on disk when `append` returns, all of its facts or none. Before anything read is believed it is synced:
-the process that wrote it may have been killed before its own sync, and what rests on it must not outlive it. A torn end
-is cut under the lock and was never promised to anyone; a bad line with good ones behind it is damage and refused.
+A transaction is on disk when `append` returns, all of its facts or none. What was read is synced before a change is
+based on it: the process that wrote it may have been killed before its own sync. A torn end, which was acknowledged to
+nobody, is cut under the lock; a bad line with good ones behind it is damage and refused.
 Checkpoints are replaced atomically, under the journal's lock. Format: docs/formats/startpoints.md.
 """
 
@@ -140,7 +140,7 @@ class Journal:
             try:
                 file.sync()
             except OSError:
-                # What was shown may never have reached the disk, and a second sync would not say so. New pages do.
+                # What was read may never have reached the disk, and a second sync would succeed. Write it anew.
                 write_atomic(self._filesystem, self.path, [file.read_at(good, 0)])
         self._filesystem.sync_directory(self.directory)
         return good
@@ -150,7 +150,7 @@ class Journal:
         known, size = self._known, file.size()
         if size > JOURNAL_BYTES_MAX:
             raise CorruptStore(self.path, f"{size} bytes are no journal of startpoints; another file has its name")
-        # A transaction that was seen and then taken back is the one way to become shorter, or other at its end.
+        # Only a transaction that was read and then taken back makes the file shorter, or another at its end.
         last = self._last_line
         if not last or size < known.end or file.read_at(len(last), known.end - len(last)) != last:
             known, self._last_line = View([], 0, 0), b""
@@ -161,14 +161,14 @@ class Journal:
 
 
 class Transaction:
-    """The way to append, while nobody else may."""
+    """Appends while the store's lock is held."""
 
     def __init__(self, path: Path, file: File, end: int) -> None:
         self._path, self._file, self._end = path, file, end
 
     @staticmethod
     def next_sequence(at_least: int) -> int:
-        """They count up."""
+        """Sequences count up by one."""
         return at_least
 
     def append(self, facts: Sequence[Fact]) -> None:
@@ -182,7 +182,7 @@ class Transaction:
         self._end += len(line)
 
     def _taken_back(self, error: OSError) -> NotWritten:
-        # After a failed sync the page cache may show what the disk never got. Cut off, so that nobody believes it and
+        # After a failed sync the page cache may show what the disk never got. Cut it off, so that nobody reads it and
         # the next transaction writes these bytes anew.
         try:
             self._file.truncate(self._end)

@@ -74,7 +74,7 @@ def resolve(  # noqa: PLR0911 - an answer per kind
         case Kind.LATEST:
             return Resolved(log.end)
         case Kind.BOOTSTRAP:
-            # Nothing to reach in an empty log: it holds nobody.
+            # In an empty log there is no end to reach: no partition waits for it.
             return Resolved(log.start, until=log.end if log.end > log.start else None)
         case Kind.SPECIFIC_OFFSET:
             return _in_range(startpoint, log, value)
@@ -98,7 +98,7 @@ def _in_range(startpoint: Startpoint, log: LogFacts, offset: int) -> Resolved | 
 
 
 def _at(startpoint: Startpoint, log: LogFacts, ms: int) -> Resolved | Unresolved:
-    # Nothing is that late before 1970 began: a log whose times are all later starts at its first record.
+    # Times before 1970 are taken as 1970: every record is later, so the first one is found.
     found = log.first_at(max(ms, 0))
     if found is None or found >= log.end:
         return _by_policy(startpoint, log, f"no record of [{log.start}, {log.end}) is as late as {ms} ms since 1970")
@@ -117,7 +117,7 @@ def _by_policy(startpoint: Startpoint, log: LogFacts, why: str) -> Resolved | Un
 
 
 class ApplyAnswer(NamedTuple):
-    """The answer to a reader that applies; `is_new`: it is a fact only once it is written."""
+    """The answer to a reader that applies a startpoint. `is_new`: it still has to be written."""
 
     fact: Applied | Failed
     is_new: bool
@@ -228,7 +228,7 @@ def without_startpoint(  # noqa: PLR0913 - all that decides
     if checkpoint.offset < log.start:
         raise CheckpointUnusable(checkpoint.reader, f"it is at {checkpoint.offset} and the log starts at {log.start}")
     applied = last.applied if last is not None else None
-    # A bootstrap that was interrupted after its first commit goes on holding the others.
+    # A bootstrap that was interrupted after its first commit still makes the others wait.
     until = applied.until if applied is not None and applied.until is not None else None
     return Start(
         offset=checkpoint.offset,
@@ -242,7 +242,7 @@ def without_startpoint(  # noqa: PLR0913 - all that decides
 class BootstrapGate:
     """Which partitions of one process may be read now: while any is bootstrapping, only those that are.
 
-    Bootstrapping ones run together; one that reached its end, failed or was revoked holds nobody.
+    Bootstrapping ones run together; one that reached its end, failed or was revoked makes no other wait.
     """
 
     def __init__(self) -> None:

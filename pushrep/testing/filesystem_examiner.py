@@ -136,7 +136,7 @@ def _mappings(fs: Filesystem, directory: Path) -> None:
 
 def _watches(fs: Filesystem, directory: Path) -> None:
     watch = fs.watch(directory)
-    if watch is None:  # where nobody tells, that is the answer
+    if watch is None:  # None is right where there is no such watch
         return
     with closing(watch), closing(fs.open(directory / "w", create=True)) as file:
         _equal("silence before a write", watch.heard(), False)
@@ -160,7 +160,7 @@ def _witnesses(fs: Filesystem, directory: Path) -> None:
         with closing(fs.open(directory / name, create=True)) as file:
             file.write_at(b"the same bytes", 0)
     original = fs.witness(directory / "original")
-    if original is None:  # where nothing tells a file from its copy, that is the answer
+    if original is None:  # None is right where nothing tells a file from its copy
         _equal("no witness of any file", fs.witness(directory / "copy"), None)
         return
     _equal("a file has one name", original.links, 1)

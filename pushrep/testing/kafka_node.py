@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 QUICK_START: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto")
-"""A broker of a test lives for seconds: the second compiler would never earn back what it costs."""
+"""A broker of a test lives for seconds: the second JIT compiler would cost more than it gains."""
 MEMORY: Final = ("-Xms256m", "-Xmx768m")
 
 
@@ -101,7 +101,7 @@ def free_ports(count: int, reserved: ExitStack | None = None) -> list[int]:
             except OSError:
                 one.close()
                 continue
-            # A listener that allows it, as Java's do, may have the port beside this socket, which never listens.
+            # A listener with SO_REUSEADDR, as Java's, can have the port beside this socket, which never listens.
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             ports.append(kept.enter_context(one).getsockname()[1])
         return ports

@@ -119,7 +119,7 @@ class Inode:
         return min(self.hole_bytes, max(0, len(write.data) - behind_the_end))
 
     def keep_mapping(self) -> None:
-        """Its process died: what it had written there stays, and what its remains still write is not seen."""
+        """Its process died: what it had written to the mapping stays; later writes through it are not seen."""
         if self.mapping is not None:
             left, self.mapping = self.mapping, mmap.mmap(-1, len(self.mapping))
             self.mapping[:] = left[:]
@@ -249,7 +249,7 @@ class SimulatedDisk:
             self._directories[str(target) + path[len(str(source)) :]] = copied
 
     def remove_tree(self, directory: Path) -> None:
-        """What `rm -r` leaves: nothing, on disk so."""
+        """As `rm -r` and a sync."""
         for path in [path for path in self._directories if f"{path}/".startswith(f"{directory}/")]:
             del self._directories[path]
 
@@ -379,7 +379,7 @@ class SimulatedDisk:
         return inode.mapping
 
     def watch(self, directory: Path) -> None:
-        """Tells nobody."""
+        """None: writes are not reported."""
 
     def usage(self, path: Path) -> DiskUsage:
         self._step()

@@ -4,8 +4,9 @@
                         first moment at which one can, or at which something arrives
     ThreadGroup         some threads that live and die together; pausing it stops them all
 
-Threads are greenlets: whatever waits (an event, a condition, a join, a socket) gives the word back in the middle of
-ordinary blocking code. Locks are not simulated, for nobody waits while holding one. Needs `pip install greenlet`.
+Threads are greenlets: every wait (for an event, a condition, a join, a socket) switches to the scheduler, in the middle
+of ordinary blocking code. Locks are not simulated, since no code waits while it holds one. Needs `pip install
+greenlet`.
 """
 
 import math
@@ -24,7 +25,7 @@ _PAUSE_RATE = 0.02  # a step takes a millisecond so often, else nothing that kee
 
 
 class NothingHappens(RuntimeError):
-    """Everybody waits for something that never comes."""
+    """All threads wait, and nothing can ever wake one."""
 
 
 class Scheduler:
@@ -58,7 +59,7 @@ class Scheduler:
         return True
 
     def wait(self, ready: Ready, timeout_s: float | None = None) -> bool:
-        """Called by a thread: give the word back until `ready()`; whether it is. By anybody else: step until then."""
+        """Called by a thread: switch to the scheduler until `ready()`; whether it is. Else: step until then."""
         now = self.clock.monotonic_ms()
         until_ms = _NEVER_MS if timeout_s is None else now + math.ceil(max(0.0, timeout_s) * 1000)
         if self.current is not None:
@@ -70,11 +71,11 @@ class Scheduler:
         return bool(ready())
 
     def begin(self, task: "SimulatedThread") -> None:
-        """It takes turns from now on."""
+        """Let the thread take turns from now on."""
         self._tasks.append(task)
 
     def end(self, task: "SimulatedThread") -> None:
-        """It takes no turn any more."""
+        """Let the thread take no more turns."""
         if task in self._tasks:
             self._tasks.remove(task)
 
@@ -100,7 +101,7 @@ class ThreadGroup:
         return _Condition(self.scheduler)
 
     def sleep(self, seconds: float) -> None:
-        """Let time pass for the thread that calls."""
+        """Make the calling thread wait."""
         self.scheduler.wait(lambda: False, seconds)
 
     def started(self, thread: "SimulatedThread") -> None:
@@ -159,7 +160,7 @@ class SimulatedThread:
         self._greenlet.parent.switch()
 
     def kill(self) -> None:
-        """It is gone, wherever it was."""
+        """End it, wherever it waits."""
         self._end()
         if not self._greenlet.dead:
             self._let(lambda: self._greenlet.throw(GreenletExit))
@@ -202,7 +203,7 @@ class _Event:
 
 
 class _Condition:
-    """Without a lock, for there is nobody else; a predicate is looked at whenever somebody's turn is drawn."""
+    """Without a lock, as one thread runs at a time; predicates are evaluated whenever a turn is drawn."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
