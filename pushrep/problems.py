@@ -14,6 +14,8 @@ from pushrep.log.scrub import ScrubStatus
 AWAY_LIMIT_S = 300.0
 """A Kafka that is away for less is a pause."""
 CERTIFICATE_LEFT_S = 14 * 86_400
+STALLED_LIMIT_S = 60.0
+"""A replay that is behind and takes nothing for less may have a consumer that is busy."""
 
 BLOCKS: Mapping[str, bool] = MappingProxyType(
     {
@@ -28,6 +30,7 @@ BLOCKS: Mapping[str, bool] = MappingProxyType(
         "log_waits": False,  # a node's log waits for an operator
         "segment_damaged": False,  # the scrub found it; no other member's batches have repaired it yet
         "replica_away": False,  # no session with a member can begin, or what it holds is damaged
+        "replay_stalled": False,  # it is behind, takes nothing, and holds segments back
         "disk_filling": False,  # leases are broken and retention runs at once
         "certificate_expires": False,  # within two weeks, or it has
     }

@@ -21,6 +21,7 @@ Fields are added, never renamed; a field that is not known is missing or null. N
 """
 
 import json
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -254,6 +255,8 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
     pid = f", pid {found['pid']}" if found.get("pid") is not None else ""
     yield f"{found['place']}: {found['kind']}{where}{pid}, {found['state']}"
     yield from _machine(found)
+    for one in found.get("leaders", ()):
+        yield f"outbox {one['outbox_id']} ({one['topic']}): {_leader(one, found['place'])}"
     for one in found.get("standbys", ()):
         of = f" of {one['outbox_id']}" if one["outbox_id"] else ""  # it is not made yet
         yield f"standby{of}: {one['state']}{': ' + one['why'] if one['why'] else ''}"
@@ -262,6 +265,16 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
     if (replays := found.get("replays")) is not None:
         ended = ", ".join(f"{reason.lower()} {n}" for reason, n in replays["ended"].items()) or "none"
         yield f"replays: {len(replays['sessions'])} of {replays['sessions_max']} run; ended: {ended}"
+
+
+def _leader(one: dict[str, Any], place: str) -> str:
+    if one["is_here"]:
+        return f"its lead is here, with its service: pushrep status {shlex.quote(place + '/' + one['outbox_id'])}"
+    where = f" ({one['address']})" if one["address"] else ""
+    said = (
+        "and said that it leads no more" if one["silent_ms"] is None else f"heard {one['silent_ms'] / 1000:.1f} s ago"
+    )
+    return f"member {one['leader']}{where} leads by epoch {one['epoch']}, {said}"
 
 
 def _machine(found: dict[str, Any]) -> Iterator[str]:

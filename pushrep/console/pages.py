@@ -41,6 +41,10 @@ ADVICE: Mapping[str, tuple[str, str]] = MappingProxyType(
             "pushrep log verify {at}",
         ),
         "replica_away": ("See the node's log, and whether its address answers.", "pushrep status {at} --watch"),
+        "replay_stalled": (
+            "Start its consumer again, or end it: pushrep replica stop-session.",
+            "pushrep status {at}",
+        ),
         "disk_filling": ("Free space, or let retention go further.", "pushrep log ls {at}"),
         "certificate_expires": ("Put a new one in its place; a service reads it at its start.", "pushrep certs --help"),
     }

@@ -15,7 +15,14 @@ from pushrep.election.grants import Hold
 from pushrep.errors import PushrepError
 from pushrep.log.disk_space import DiskStatus
 from pushrep.log.scrub import ScrubStatus
-from pushrep.problems import Problem, certificate_problems, disk_problems, scrub_problems, worst_first
+from pushrep.problems import (
+    STALLED_LIMIT_S,
+    Problem,
+    certificate_problems,
+    disk_problems,
+    scrub_problems,
+    worst_first,
+)
 from pushrep.replay.session import ReplayCounters
 from pushrep.replicate.replica import ReplicaLog
 
@@ -47,6 +54,21 @@ class NodeLog(NamedTuple):
     damaged_from: int | None
 
 
+class OutboxLeader(NamedTuple):
+    """Who leads an outbox by the newest grant that this node keeps. is_here: this member, whose service has the logs.
+
+    silent_ms: since it was heard last, no longer than the node runs; None: it is here, or said that it leads no more.
+    """
+
+    outbox_id: str
+    topic: str
+    leader: int
+    address: str
+    epoch: int
+    is_here: bool
+    silent_ms: int | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStatus:
     """A running node. scrubs: by outbox id. replays: sessions that run, and what those that are over have done.
@@ -54,7 +76,7 @@ class NodeStatus:
     refusals: answers with an error since the start, by (call, code); unauthorised: by (call, identity).
     certificate_expires_s: Unix time, the first of its certificate and its CA's; None: it knows of no files. standbys:
     services that stand by here, by outbox id: (state, why it is no better one). holds: by outbox id, the topic, and
-    until when no standby takes over by itself.
+    until when no standby takes over by itself. leaders: of the outboxes that were asked for since the node started.
     """
 
     directory: str
@@ -71,6 +93,7 @@ class NodeStatus:
     unauthorised: Mapping[tuple[str, str], int]
     standbys: Mapping[str, tuple[str, str]]
     holds: Mapping[str, tuple[str, Hold | None]]
+    leaders: tuple[OutboxLeader, ...]
 
     def problems(self) -> list[Problem]:
         """What is wrong, worst first."""
@@ -108,6 +131,7 @@ class NodeStatus:
                 for one, (topic, hold) in self.holds.items()
                 if hold is not None
             ],
+            "leaders": [one._asdict() for one in self.leaders],
             "problems": [one.as_dict() for one in self.problems()],
         }
 
@@ -176,6 +200,10 @@ def _problems(status: NodeStatus) -> Iterator[Problem]:
             yield Problem("log_waits", f"{name}: {one.finding}")
         if one.damaged_from is not None:
             yield Problem("damaged", f"{name} from offset {one.damaged_from} on: see `pushrep log verify`")
+    for replay in status.replays.sessions:
+        if replay.lag and replay.idle_ms > 1000 * STALLED_LIMIT_S:
+            why = f"{replay.lag} records behind, nothing taken for {replay.idle_ms / 1000:.0f} s"
+            yield Problem("replay_stalled", f"session {replay.session_id:016x} of recording {replay.recording}: {why}")
     if status.disk is not None:
         yield from disk_problems(status.disk)
     for scrub in status.scrubs.values():

@@ -27,8 +27,8 @@ from pushrep.replicate.errors import CantListen
 from pushrep.replicate.node_calls import CountedAnswers, NodeCalls, Refused
 from pushrep.replicate.node_connections import Connections
 from pushrep.replicate.node_settings import NodeSettings
-from pushrep.replicate.node_status import NodeStatus, open_logs
-from pushrep.replicate.node_store import LastContact, NodeStore
+from pushrep.replicate.node_status import NodeStatus, OutboxLeader, open_logs
+from pushrep.replicate.node_store import KeptOutbox, LastContact, NodeStore
 from pushrep.replicate.reloading import Reloading
 from pushrep.replicate.replay_recordings import Recordings
 from pushrep.replicate.replay_server import ReplayServer
@@ -178,6 +178,7 @@ class ReplicaNode:
                 str(outbox_id): (one.topic, hold_of(one, self._clock.wall_ms()))
                 for outbox_id, one in self.grants().items()
             },
+            leaders=tuple(_leader_of(one, grant) for one in self._store.kept() if (grant := one.election_state.grant)),
             standbys={str(one) if one.int else "": (said.state, said.why) for one, said in self.standbys().items()},
         )
 
@@ -198,6 +199,8 @@ class ReplicaNode:
     def note_standby(self, outbox_id: UUID, state: str, why: str) -> None:
         """A service that stands by for this outbox says how far it is; it does several times a second."""
         self._standbys[outbox_id] = StandbyWord(state, why, self._clock.monotonic_ms())
+        if outbox_id.int:  # who waited for it to be made says so again if it still does
+            self._standbys.pop(UUID(int=0), None)
 
     def standbys(self) -> dict[UUID, StandbyWord]:
         """The standbys of now, by outbox."""
@@ -247,3 +250,15 @@ def _listen(address: Address, network: Network) -> Listener:
         return network.listen(address)
     except OSError as error:
         raise CantListen(str(address), error.strerror or str(error)) from error
+
+
+def _leader_of(kept: KeptOutbox, grant: Grant) -> OutboxLeader:
+    return OutboxLeader(
+        outbox_id=str(kept.outbox_id),
+        topic=grant.topic,
+        leader=grant.leader,
+        address=next((one.address for one in grant.members if one.index == grant.leader), ""),
+        epoch=grant.epoch,
+        is_here=kept.election_state.is_led_here,
+        silent_ms=kept.contact_age_ms,
+    )

@@ -81,6 +81,13 @@ def node_of(word):
             "sessions": [session], "sessions_max": 1, "records_sent": 1, "bytes_sent": 1, "ended": {word: 1},
             "refused": {word: 1},
         },
+        "leaders": [
+            {
+                "outbox_id": word, "topic": word, "leader": 1, "address": word, "epoch": 1, "is_here": False,
+                "silent_ms": 1,
+            }
+        ],
+        "standbys": [{"outbox_id": word, "state": word, "why": word}],
         "refusals": [{"call": word, "code": word, "count": 1}],
         "unauthorised": [{"call": word, "identity": word, "count": 1}],
     }  # fmt: skip
