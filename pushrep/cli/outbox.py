@@ -30,6 +30,7 @@ from pushrep.election.errors import NotLeader
 from pushrep.election.grants import hold_of
 from pushrep.election.standby import TAKEOVER_AFTER_MS, TAKEOVER_PAUSE_MS
 from pushrep.errors import PushrepError
+from pushrep.health import HealthSettings
 from pushrep.kafka.destination import destination_of as destination_by_options
 from pushrep.log import LogConfig
 from pushrep.outbox import DeliveryFailed, NotEnoughReplicas, Outbox, Receipt, StandbyCancelled, StandbyState
@@ -70,13 +71,15 @@ _AGAIN_S = 0.05
     "--bootstrap-servers", metavar="HOST:PORT,...", help="Brokers: the leading instance ships to the topic TOPIC there."
 )
 @client_properties_option
+@click.option("--health", metavar="HOST:PORT", help="Serve /livez, /readyz and /metrics there. With --cert by TLS.")
 @tls_options
 @log_options
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(  # noqa: PLR0913, PLR0917 - one parameter an option
     directory: Path, topic: str, stand_by: bool, partitions: int, producer: str,  # noqa: ARG001, FBT001
     takeover_after_ms: int, takeover_pause_ms: int, bootstrap_servers: str | None, config: Path | None,
-    cert: Path | None, key: Path | None, ca: Path | None, log_config: LogConfig, command: tuple[str, ...],
+    health: str | None, cert: Path | None, key: Path | None, ca: Path | None, log_config: LogConfig,
+    command: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Stand by for an outbox, and run COMMAND while this instance leads: what it prints is appended, line by line.
 
@@ -91,6 +94,8 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter an option
     if config is not None and bootstrap_servers is None:
         raise click.UsageError("--config is of the Kafka client: give --bootstrap-servers, too")
     kafka = None if bootstrap_servers is None else destination_by_options(bootstrap_servers, None, config)
+    files = {name: str(path) for name, path in (("cert", cert), ("key", key), ("ca", ca)) if path is not None}
+    probed = None if health is None else HealthSettings(listen=health, **files)
     log_at_least(logging.INFO)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -107,7 +112,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter an option
             outbox = Outbox.stand_by(
                 directory, topic, partitions, producer,
                 takeover_after_ms=takeover_after_ms, takeover_pause_ms=takeover_pause_ms,
-                on_state=on_state, cancel=stop, kafka=kafka,
+                on_state=on_state, cancel=stop, kafka=kafka, health=probed,
                 push=PushSettings(tls=client_tls(cert, key, ca)), log_config=log_config,
             )  # fmt: skip
             with outbox:
@@ -331,11 +336,12 @@ def drop(directory: Path, topic: str) -> None:
     help="Where the stream metadata travels. Fixed.",
 )
 @click.option("--min-insync", type=click.IntRange(1), help="Members that have to have a record.  [default: a majority]")
+@click.option("--another", is_flag=True, help="Although DATA holds one of TOPIC: instances name the directory.")
 @tls_options
 @_JSON
 def create(  # noqa: PLR0913, PLR0917 - one parameter an option
     data: Path, members: str, topic: str, partitions: int, carrier: str, min_insync: int | None,
-    cert: Path | None, key: Path | None, ca: Path | None, as_json: bool,  # noqa: FBT001 - click's
+    another: bool, cert: Path | None, key: Path | None, ca: Path | None, as_json: bool,  # noqa: FBT001 - click's
 ) -> None:  # fmt: skip
     """Make an outbox whose service runs on every member: one instance leads, the others stand by (Outbox.stand_by).
 
@@ -343,13 +349,15 @@ def create(  # noqa: PLR0913, PLR0917 - one parameter an option
       pushrep outbox create data --members 10.0.0.1:7400,10.0.0.2:7400,10.0.0.3:7400 --topic orders --partitions 3
 
     DATA is the directory of the first member's node. All nodes have to answer. Instances that already stand by on DATA
-    of their own nodes begin once it is made.
+    of their own nodes begin once it is made. Run again, it says what is there, and makes nothing.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     from pushrep.outbox.creating import create_outbox  # noqa: PLC0415 - the wire's half, for this command alone
 
     push = PushSettings(tls=client_tls(cert, key, ca))
     listed = [one.strip() for one in members.split(",")]
-    made = create_outbox(data, listed, topic, partitions, carrier=carrier, min_insync_replicas=min_insync, push=push)
+    made = create_outbox(
+        data, listed, topic, partitions, carrier=carrier, min_insync_replicas=min_insync, another=another, push=push
+    )
     if as_json:
         addresses = [one.address for one in made.members]
         show_json({"outbox_id": str(made.outbox_id), "members": addresses, "min_insync": made.min_insync_replicas})

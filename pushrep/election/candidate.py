@@ -244,10 +244,10 @@ class Candidate:
         return newest
 
     @property
-    def is_short(self) -> bool:
-        """Whether it waits for more members to answer, or to store its grant."""
+    def asks_again(self) -> bool:
+        """Whether who gave no answer is asked again: a standby's, while too few have answered, or stored its grant."""
         waits = self.state in {CandidateState.LOOKING, CandidateState.GRANTING}
-        return waits and not self._is_enough(self.grant or self.base)
+        return self._unasked is not None and waits and not self._is_enough(self.grant or self.base)
 
     def start(self) -> list[CandidateEffect]:
         """Ask everybody."""

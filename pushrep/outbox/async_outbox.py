@@ -96,7 +96,7 @@ def _opened_in_thread(open_outbox: Callable[_Args, Outbox]) -> Callable[_Args, O
 
 def _stand_by(directory: Path | str, topic: str, partitions: int, producer: str, **settings: Any) -> OpeningOutbox:
     """As `Outbox.stand_by`; cancelling the task that waits ends it. `on_state` is called in another thread."""
-    cancel = settings.setdefault("cancel", threading.Event())
+    cancel = settings["cancel"] = settings.get("cancel") or threading.Event()
     return OpeningOutbox(partial(Outbox.stand_by, directory, topic, partitions, producer, **settings), cancel)
 
 

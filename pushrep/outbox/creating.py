@@ -3,6 +3,8 @@
     <data>/<new id> ─ empty logs, promises.json: member 0 ─▶ every member shows who it is ─▶ first grant, to all of them
 
 Member 0 is the one under whose node the command runs; the grant names it, so its instance leads first if it is there.
+Stopped before the grant is kept here, it leaves nothing that counts. Behind that the outbox is made: others may have
+stored the grant, and the first member's instance offers it again.
 """
 
 import shutil
@@ -22,7 +24,13 @@ from pushrep.outbox.directory_handover import handed_over
 from pushrep.outbox.errors import CantCreate
 from pushrep.outbox.identity import new_identity
 from pushrep.outbox.promotion import election_in
-from pushrep.replicate.election_state import REPLICA_EPOCH_NAME, ElectionState, ElectionStateStore
+from pushrep.outbox.standby import members_at
+from pushrep.replicate.election_state import (
+    REPLICA_EPOCH_NAME,
+    ElectionState,
+    ElectionStateStore,
+    find_election_state,
+)
 from pushrep.replicate.replica_client import ReplicaClient
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address
@@ -38,17 +46,24 @@ def create_outbox(  # noqa: PLR0913 - what is fixed
     *,
     carrier: str = "key",
     min_insync_replicas: int | None = None,
+    another: bool = False,
     push: PushSettings | None = None,
     timeout_s: float = 5.0,
 ) -> Grant:
     """Make an outbox whose members are these nodes, each by "host:port"; its first grant, which all of them stored.
 
-    data: of the first one's node, which runs. min_insync_replicas: more than half, if it is None.
-    Raises CantCreate, CantStandBy, SettingRefused, and what leading raises; nothing is left here then.
+    data: of the first one's node, which runs. min_insync_replicas: more than half, if it is None. another: although one
+    of this topic is there; its instances have to name their directory then.
+    Raises CantCreate, CantStandBy, SettingRefused, and what leading raises; nothing is left here then, but where the
+    first grant was given out: the text says so.
     """
     data = Path(data)
     if not (data / REPLICA_EPOCH_NAME).exists():
         raise CantCreate(data, "it is no node's directory: start `pushrep replica serve` there first")
+    there = [one.directory for one in members_at(data) if one.kept.grant is not None and one.kept.grant.topic == topic]
+    if there and not another:
+        made = f"an outbox of topic {topic} is made already: {there[0]}. Its instances lead it once they run"
+        raise CantCreate(data, f"{made}; for one more of that topic give --another, and each instance its directory")
     addresses = [str(Address.parse(one)) for one in members]
     if len(set(addresses)) != len(addresses):
         raise CantCreate(data, f"give each member once: {', '.join(addresses)}")
@@ -71,8 +86,13 @@ def create_outbox(  # noqa: PLR0913 - what is fixed
     directory = data / str(first.outbox_id)
     try:
         return _created(directory, first, push or PushSettings(), timeout_s)
-    except BaseException:
-        shutil.rmtree(directory, ignore_errors=True)
+    except BaseException as error:
+        found = find_election_state(directory, REAL_FILESYSTEM)
+        if found is None or found[1].grant is None:
+            shutil.rmtree(directory, ignore_errors=True)
+        elif isinstance(error, PushrepError | OSError):
+            told = f"{error}. The first grant was given out, so {directory} stays: its instance offers it again"
+            raise CantCreate(data, told) from error
         raise
 
 
@@ -93,12 +113,13 @@ def _created(directory: Path, first: Grant, push: PushSettings, timeout_s: float
                 clock=SYSTEM_CLOCK,
             )
         )
-        if silent := first.indexes - {0} - election.describe_members(first, timeout_s).keys():
+        shown = election.describe_members(first, timeout_s)
+        if silent := first.indexes - {0} - shown.keys():
             told = ", ".join(f"{one.index} ({one.address})" for one in first.members if one.index in silent)
             raise CantCreate(directory.parent, f"every member has to answer at first, and {told} did not")
+        if nameless := sorted(index for index, one in shown.items() if one.directory_id is None):
+            raise CantCreate(directory.parent, f"members {nameless} show no directory: upgrade their nodes")
         granted = election.run(Purpose.OPEN, timeout_s, first=first)
-        if nameless := granted.nameless:
-            raise CantCreate(directory.parent, f"members {sorted(nameless)} show no directory: upgrade their nodes")
         election.begin(granted)
         election.offer(granted, timeout_s)  # also to those that were not waited for
         return granted

@@ -15,7 +15,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -312,12 +312,15 @@ class Outbox:
         on_state: called with a `StandbyState` and why it is no better one, from any thread; it must not wait.
         cancel: once it is set, it waits no longer and raises `StandbyCancelled`.
         settings: those of `open`, but replicas and min_insync_replicas, which the grant names, and acks, which is ALL.
-            With `kafka`, retention_ms is 7 days if neither retention is given. The same on every member.
+            With `kafka`, retention_ms is 7 days if neither retention is given. `carrier` is the grant's if it is left
+            out; `health` is served while it waits, too: not ready. The same on every member.
 
-        Raises `CantStandBy` for fewer than three members, a min_insync_replicas that is no majority, or worker slots
-        (`open_slot`), and what `open` raises that waiting does not change.
+        Raises before it waits `SettingRefused` and TypeError for what `open` does not take; before it takes the lead
+        `CantStandBy` for fewer than three members, a min_insync_replicas that is no majority, or worker slots
+        (`open_slot`), and `OutboxDiffers`; and what `open` raises that waiting does not change.
         """
         # The wire's half:
+        from pushrep.outbox.directory_handover import NOT_MADE  # noqa: PLC0415
         from pushrep.outbox.standby import ToStandBy, WaitingMember, refuse_standby, with_retention  # noqa: PLC0415
 
         home = checked_path("directory", directory)
@@ -325,6 +328,9 @@ class Outbox:
         asked = ToStandBy(
             directory=home,
             topic=topic,
+            partitions=partitions,
+            carrier=settings.get("carrier"),
+            health=settings.get("health"),
             times=checked_times(takeover_after_ms, takeover_pause_ms),
             push=settings.get("push") or PushSettings(),
             open_timeout_s=settings.get("open_timeout_s", 5.0),
@@ -335,9 +341,12 @@ class Outbox:
             on_state=on_state or (lambda _state, _why: None),
         )
 
-        def open_outbox(path: Path, others: Sequence[str]) -> Outbox:
-            return cls.open(path, topic, partitions, producer, replicas=others, **with_retention(settings))
+        def open_outbox(path: Path, others: Sequence[str], carrier: str, **more: Any) -> Outbox:
+            given = {**with_retention(settings), "carrier": carrier, **more}
+            return cls.open(path, topic, partitions, producer, replicas=others, **given)
 
+        with suppress(NoOutbox):  # nothing lies there, and what was given is looked at before that
+            open_outbox(home / str(NOT_MADE), ("127.0.0.1:1", "127.0.0.1:2"), asked.carrier or "key", create=False)
         return WaitingMember(asked, open_outbox).run()
 
     def append(  # noqa: PLR0913, PLR0917 - a record's columns

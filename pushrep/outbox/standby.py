@@ -10,18 +10,20 @@ While it leads, Replication gives the lead up in time (`resign_in_time`). The di
 node; `<data>` alone is enough where one outbox of the topic lies there. Nothing here decides who leads: the ballots do.
 """
 
+import importlib.util
 import logging
 import random
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
 from pushrep.election.candidate import LEADER_ALIVE_MS, Purpose, Unasked
-from pushrep.election.errors import CantStandBy, ReplicationError
+from pushrep.election.errors import CantStandBy, NotLeader, ReplicationError
 from pushrep.election.grants import Grant
 from pushrep.election.standby import Seen, Standby, StandbyState, TakeoverTimes
 from pushrep.env import REAL_FILESYSTEM, Clock, Filesystem
@@ -31,15 +33,25 @@ from pushrep.log.disk_space import DiskLevel, disk_level
 from pushrep.log.errors import DirectoryIsCopy, LogLocked, LogPoisoned
 from pushrep.outbox.control import BadControlMessage, CallRefused, NobodyAnswers, ask
 from pushrep.outbox.directory_handover import NOT_MADE, handed_over
-from pushrep.outbox.errors import CantPromote, SettingRefused, StandbyCancelled
+from pushrep.outbox.errors import CantPromote, OutboxDiffers, SettingRefused, StandbyCancelled
 from pushrep.outbox.identity import RETENTION_DEFAULT_MS
 from pushrep.outbox.positions import PositionsFollower
 from pushrep.outbox.promotion import election_in
 from pushrep.outbox.settings import RETENTION, Acks
-from pushrep.outbox.status import Facts
-from pushrep.replicate.election_state import NO_MEMBER, REPLICA_EPOCH_NAME, ElectionState, find_election_state
+from pushrep.outbox.status import Facts, LeadingState, leading_state
+from pushrep.problems import Problem
+from pushrep.replicate.election_state import (
+    NO_MEMBER,
+    PROMISES_NAME,
+    REPLICA_EPOCH_NAME,
+    ElectionState,
+    find_election_state,
+)
 from pushrep.replicate.errors import ReplicaUnreachable
 from pushrep.replicate.settings import PushSettings
+
+if TYPE_CHECKING:
+    from pushrep.health import HealthSettings
 
 _LOG = logging.getLogger("pushrep.outbox")
 _DIGITS = re.compile(r"[0-9.]+")
@@ -70,10 +82,15 @@ OnState = Callable[[StandbyState, str], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToStandBy:
-    """What `Outbox.stand_by` was asked for. directory: see above. cancel: set, it waits no longer."""
+    """What `Outbox.stand_by` was asked for. directory: see above. carrier: None for the grant's. cancel: set, it waits
+    no longer. health: where it answers for its health meanwhile.
+    """
 
     directory: Path
     topic: str
+    partitions: int
+    carrier: str | None
+    health: "HealthSettings | None"
     times: TakeoverTimes
     push: PushSettings
     open_timeout_s: float
@@ -130,14 +147,15 @@ def members_at(directory: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> lis
 
 
 class WaitingMember(Generic[_Outbox]):
-    """One member's waiting. open_outbox(directory, the other members' addresses): opens what it was granted."""
+    """One member's waiting. open_outbox(directory, the other members' addresses, carrier): opens what was granted."""
 
-    def __init__(self, asked: ToStandBy, open_outbox: Callable[[Path, Sequence[str]], _Outbox]) -> None:
+    def __init__(self, asked: ToStandBy, open_outbox: Callable[[Path, Sequence[str], str], _Outbox]) -> None:
         self._asked, self._open_outbox = asked, open_outbox
         self._rules = Standby(asked.times, random.randrange)
         self._heard_ms = asked.clock.monotonic_ms()
         """When the leader was heard last, as far as the node said; before it says anything: now."""
         self._told = self._why = ""
+        self._health = ExitStack()  # of its server
         self._found: GrantedMember | None = None
         self._follower: PositionsFollower | None = None
 
@@ -147,8 +165,10 @@ class WaitingMember(Generic[_Outbox]):
             return self._run()
         finally:
             self._stop_following()
+            self._health.close()
 
     def _run(self) -> _Outbox:
+        self._serve_health()
         self._tell("")
         while not self._asked.cancel.is_set():
             found = self._found = self._find()
@@ -179,13 +199,31 @@ class WaitingMember(Generic[_Outbox]):
             self._follower = None
 
     def _find(self) -> GrantedMember | None:
-        """The outbox here that was granted, of this topic. Raises CantStandBy for two of them."""
-        known = members_at(self._asked.directory, self._asked.filesystem)
-        granted = [one for one in known if one.kept.grant is not None and one.kept.grant.topic == self._asked.topic]
-        if len(granted) > 1:
-            named = ", ".join(str(one.directory) for one in granted)
-            raise CantStandBy(f"there are several outboxes of topic {self._asked.topic}: name one of {named}")
-        return granted[0] if granted else None
+        """The outbox here that was granted, of this topic. Raises CantStandBy for two of them, OutboxDiffers."""
+        asked = self._asked
+        found = [
+            (one, one.kept.grant)
+            for one in members_at(asked.directory, asked.filesystem)
+            if one.kept.grant is not None and (one.directory == asked.directory or one.kept.grant.topic == asked.topic)
+        ]
+        if len(found) > 1:
+            named = ", ".join(str(one.directory) for one, _ in found)
+            raise CantStandBy(f"there are several outboxes of topic {asked.topic}: name one of {named}")
+        for one, grant in found:
+            self._check_same(one.directory / PROMISES_NAME, grant)
+            return one
+        return None
+
+    def _check_same(self, kept_in: Path, grant: Grant) -> None:
+        """What `open` would refuse once this instance leads is refused before it takes the lead from anybody."""
+        asked = self._asked
+        for setting, stored, got in (
+            ("topic", grant.topic, asked.topic),
+            ("partitions", grant.partitions, asked.partitions),
+            ("carrier", grant.carrier, asked.carrier or grant.carrier),
+        ):
+            if stored != got:
+                raise OutboxDiffers(kept_in, setting, stored=stored, got=got)
 
     def _seen(self, found: GrantedMember | None) -> Seen:
         clock, contact_age_ms = self._asked.clock, self._contact_age_ms()
@@ -243,6 +281,9 @@ class WaitingMember(Generic[_Outbox]):
                 filesystem=asked.filesystem,
                 clock=asked.clock,
             ) as election:
+                kept = election.state_store.kept.grant
+                if kept is not None and kept.rank > grant.rank:  # it came after this one began to look
+                    raise NotLeader(kept.leader, kept.epoch)
                 # Its own lead it takes from nobody: another's newer grant is kept then, and followed.
                 purpose = Purpose.OPEN if grant.leader == election.index else Purpose.PROMOTE_AND_CATCH_UP
                 unasked = Unasked(self._why_not_take_over, asked.clock.wall_ms())
@@ -258,12 +299,18 @@ class WaitingMember(Generic[_Outbox]):
 
     def _opened(self, directory: Path, granted: Grant) -> _Outbox:
         others = [one.address for one in granted.members if one.index != granted.leader and one.address]
-        outbox = self._open_outbox(directory, others)
+        self._health.close()  # the outbox serves it from here on, at the same address
+        try:
+            outbox = self._open_outbox(directory, others, granted.carrier)
+        except BaseException:
+            self._serve_health()
+            raise
         replication = outbox.facts.replication
-        if replication is None or replication.grant is None or self._asked.cancel.is_set():
+        if replication is None or not self._leads_soon(outbox.facts):
             outbox.close()
             if self._asked.cancel.is_set():
                 raise StandbyCancelled(self._asked.directory)
+            self._serve_health()
             raise CantPromote(directory, "too few members answered while it was opened")
         self._become(StandbyState.LEADING)
         shipping = outbox.facts.shipping
@@ -274,6 +321,34 @@ class WaitingMember(Generic[_Outbox]):
 
         replication.resign_in_time(self._asked.times, lost)
         return outbox
+
+    def _leads_soon(self, facts: Facts) -> bool:
+        """A member that is needed may be let go for the moment, for one that looks: the outbox asks it again."""
+        until_ms = self._asked.clock.monotonic_ms() + 1000 * self._asked.open_timeout_s
+        while leading_state(facts)[0] is LeadingState.LOOKING and self._asked.clock.monotonic_ms() < until_ms:
+            if self._asked.cancel.wait(_POLL_S):
+                break
+        return leading_state(facts)[0] is LeadingState.LEADING and not self._asked.cancel.is_set()
+
+    def _serve_health(self) -> None:
+        """Probes and scrapers find a process that lives and is not ready: an outbox answers them only once it leads."""
+        if (settings := self._asked.health) is None:
+            return
+        from pushrep.health import HealthServer  # noqa: PLC0415 - brings an HTTP server
+
+        def problems() -> list[Problem]:
+            state = self._rules.state.value
+            return [Problem("not_leading", f"{state}: {self._why}" if self._why else state)]
+
+        registry = None
+        if importlib.util.find_spec("prometheus_client") is not None:
+            from prometheus_client import CollectorRegistry  # noqa: PLC0415 - an extra
+
+            from pushrep.metrics import ProcessCollector  # noqa: PLC0415
+
+            registry = CollectorRegistry()  # to stand by is no problem that anybody is called for
+            registry.register(ProcessCollector(list, lambda: {"health": settings.expires_s()} if settings.cert else {}))
+        self._health.callback(HealthServer(settings, problems, registry).close)
 
     def _become(self, state: StandbyState, why: str = "") -> None:
         self._rules.become(state)

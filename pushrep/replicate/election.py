@@ -146,7 +146,7 @@ class Election:
             leader_alive_ms=self.leader_alive_ms,
             unasked=unasked,
         )
-        self._answers = self._round(timeout_s)
+        self._answers = self._round(timeout_s, candidate)
         effects: deque[CandidateEffect] = deque(candidate.start())
         while True:
             while effects:
@@ -157,7 +157,7 @@ class Election:
                         _LOG.warning(f"%s: {told}", self.state_store.directory, sorted(nameless))
                     return effect.grant
                 effects.extend(self._carry_out(effect, candidate, timeout_s))
-            self._answers.asks_again = unasked is not None and candidate.is_short
+            self._answers.asks_again = candidate.asks_again
             answer = self._answers.next()
             if answer is None:
                 effects.extend(candidate.on_deadline())
@@ -174,7 +174,7 @@ class Election:
             self.store(effect.grant)
         elif isinstance(effect, SendGrant):
             self._answers.asks_again = False
-            self._answers = self._round(timeout_s)  # late answers to looks count no more
+            self._answers = self._round(timeout_s, candidate)  # late answers to looks count no more
             self._ask(effect.members, partial(self._clients.offer, effect.grant, is_first=candidate.is_first))
         elif isinstance(effect, Fetch):
             assert candidate.grant is not None, "nothing is fetched before it was granted"
@@ -312,9 +312,11 @@ class Election:
             if judge_grant(OfferedGrant(newest, newest.leader, kept.grant, kept.leader_epoch)) is ErrorCode.NONE:
                 self.state_store.keep(kept.with_grant(newest))
 
-    def _round(self, timeout_s: float) -> MemberAnswers:
+    def _round(self, timeout_s: float, candidate: Candidate | None = None) -> MemberAnswers:
         self._clients.generation = self.state_store.kept.generation
-        return MemberAnswers(self._settings, self._clock, timeout_s)
+        answers = MemberAnswers(self._settings, self._clock, timeout_s)
+        answers.asks_again = candidate is not None and candidate.asks_again  # before anybody can refuse
+        return answers
 
     def _ask(self, members: Iterable[int], question: Callable[[int, Address], MemberAnswer]) -> None:
         for index in members:

@@ -4,6 +4,8 @@ operator's hold, or the pause after the last takeover, stands in the way.
 
 import errno
 import json
+import subprocess
+import sys
 import threading
 from contextlib import ExitStack, suppress
 
@@ -24,6 +26,8 @@ from pushrep.outbox.metrics import OutboxCollector
 from pushrep.outbox.positions import POSITIONS_NAME, decode_positions
 from pushrep.outbox.promotion import promote
 from pushrep.outbox.status import LeadingState
+from pushrep.replicate.errors import ReplicaUnreachable
+from pushrep.replicate.member_clients import MemberAnswers, MemberClients
 from pushrep.replicate.node_metrics import NodeCollector
 from pushrep.replicate.node_settings import NodeSettings
 from pushrep.replicate.sockets import Address
@@ -269,7 +273,26 @@ def test_of_two_that_look_at_once_one_leads_and_the_other_stands_by_again(member
             one.end()
 
 
-def test_one_look_is_enough_where_a_member_that_is_needed_is_let_go_meanwhile(members, monkeypatch, caplog):
+def ask_slowly(monkeypatch):
+    """Whoever is asked has refused before the candidate, on a busy machine, does anything else."""
+    ask, may_ask_again, decided = MemberAnswers.ask, MemberAnswers._may_ask_again, threading.Event()
+
+    def asked(answers, name, question):
+        decided.clear()
+        ask(answers, name, question)
+        decided.wait(1)
+
+    def looked(answers):
+        found = may_ask_again(answers)
+        decided.set()
+        return found
+
+    monkeypatch.setattr(MemberAnswers, "ask", asked)
+    monkeypatch.setattr(MemberAnswers, "_may_ask_again", looked)
+
+
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_one_look_is_enough_where_a_member_that_is_needed_is_let_go_meanwhile(members, monkeypatch, caplog, is_busy):
     """The leader's node is gone, and the third member's directory is in use, as by another one that looks."""
     monkeypatch.setattr(standby, "_ROUND_S", (WAIT_S, WAIT_S))
     granted = create_outbox(members.data[0], members.addresses, "orders")
@@ -280,11 +303,60 @@ def test_one_look_is_enough_where_a_member_that_is_needed_is_let_go_meanwhile(me
         second.wait_for("was in contact")
         with handed_over(members.data[2] / str(granted.outbox_id), granted.outbox_id):
             members.nodes[0].stop()
+            if is_busy:
+                ask_slowly(monkeypatch)
             first.outbox.close()
-            while "is let go for now" not in caplog.text:
+            while "member 2 does not count" not in caplog.text:  # for the leader that goes it is let go, too
                 assert not second.leads.wait(0.05)
         second.wait_until_it_leads()
         assert [state for state, _ in second.told].count(StandbyState.LOOKING) == 1
+    finally:
+        first.end()
+        if second is not None:
+            second.end()
+
+
+def test_who_was_granted_the_lead_opens_also_where_a_member_is_let_go_meanwhile(members, caplog):
+    """By one that looks: it would give up a lead that it has, and everybody would wait once more."""
+    granted = create_outbox(members.data[0], members.addresses, "orders")
+    first, second, let_go = Instance(members.data[0]), None, ExitStack()
+
+    def take(state):
+        if state is StandbyState.TAKING_OVER:
+            let_go.enter_context(handed_over(members.data[2] / str(granted.outbox_id), granted.outbox_id))
+
+    try:
+        first.wait_until_it_leads()
+        second = Instance(members.data[1], also_tell=take, open_timeout_s=WAIT_S)
+        second.wait_for("was in contact")
+        members.nodes[0].stop()
+        first.outbox.close()
+        while "until they do, no record is taken" not in caplog.text:
+            assert not second.leads.wait(0.05)
+        let_go.close()
+        second.wait_until_it_leads()
+        assert [state for state, _ in second.told].count(StandbyState.TAKING_OVER) == 1
+    finally:
+        let_go.close()
+        first.end()
+        if second is not None:
+            second.end()
+
+
+def test_a_look_that_began_before_another_was_promoted_takes_nothing_from_it(members):
+    granted = create_outbox(members.data[0], members.addresses, "orders")
+    first, second, promoted = Instance(members.data[0]), None, []
+
+    def meanwhile(state):
+        if state is StandbyState.LOOKING and not promoted:
+            promoted.append(promote(members.data[2] / str(granted.outbox_id)))
+
+    try:
+        first.wait_until_it_leads()
+        second = Instance(members.data[1], also_tell=meanwhile)
+        second.wait_for("was in contact")
+        first.outbox.close()
+        second.wait_for("member 2 leads since epoch")
     finally:
         first.end()
         if second is not None:
@@ -328,6 +400,12 @@ def test_a_hold_keeps_every_standby_away_promote_works_and_the_next_leader_carri
         for place in (members.data[0] / str(granted.outbox_id), members.data[1]):
             assert run(["status", str(place)]) == 0
             assert ": new switches" in capfd.readouterr().out
+        assert run(["status", str(members.data[1])]) == 0
+        assert (
+            f"{granted.outbox_id} (orders): member 0 ({members.addresses[0]}) leads by epoch" in capfd.readouterr().out
+        )
+        assert run(["status", str(members.data[0])]) == 0
+        assert f"its lead is here, with its service: pushrep status {members.data[0]}" in capfd.readouterr().out
         assert f"member 0 ({members.addresses[0]}) leads: say it there" in call(capfd, members.data[1], "--end")[1]
         for node in members.nodes[1:]:
             (shown,) = node.status().as_dict()["holds"]
@@ -431,6 +509,66 @@ def test_a_node_that_allows_nobody_says_so_when_an_outbox_is_made(tmp_path):
         addresses = [str(node.address), "127.0.0.1:1", "127.0.0.1:2"]
         with pytest.raises(CantCreate, match=r"its own node refuses it at .*: start every node with --allow"):
             create_outbox(tmp_path / "data", addresses, "orders")
+
+
+def test_a_second_outbox_of_a_topic_is_made_only_if_that_is_meant(members, capfd):
+    """No instance could tell which of the two is its own: a command that is run twice would stop all of them."""
+    made = create_outbox(members.data[0], members.addresses, "orders")
+    create = ["outbox", "create", str(members.data[0]), "--members", ",".join(members.addresses), "--topic", "orders"]
+    assert run(create) == 1
+    assert f"is made already: {members.data[0] / str(made.outbox_id)}" in capfd.readouterr().err
+    instance = Instance(members.data[0])
+    try:
+        instance.wait_until_it_leads()
+    finally:
+        instance.end()
+    assert run([*create, "--another"]) == 0
+    assert len([path for path in members.data[0].iterdir() if path.is_dir()]) == 2
+
+
+STOPPED = """
+import os, sys
+from pushrep.outbox.creating import create_outbox
+from pushrep.replicate.member_clients import MemberClients
+MemberClients.offer = lambda *_, **__: os._exit(9)
+create_outbox(sys.argv[1], sys.argv[2:], "orders")
+"""
+
+
+def test_an_outbox_whose_making_was_killed_is_made_by_the_first_members_instance(members):
+    """Its first grant is on one disk alone."""
+    command = [sys.executable, "-c", STOPPED, str(members.data[0]), *members.addresses]
+    assert subprocess.run(command, check=False).returncode == 9
+    with pytest.raises(CantCreate, match="is made already"):
+        create_outbox(members.data[0], members.addresses, "orders")
+    instances = [Instance(data) for data in members.data]
+    try:
+        instances[0].wait_until_it_leads()
+        assert instances[0].outbox.append(0, b"first").result(WAIT_S) == 0
+        for one in instances[1:]:
+            one.wait_for("was in contact")
+    finally:
+        for one in instances:
+            one.end()
+
+
+def test_an_outbox_whose_first_grant_was_given_out_stays(members, monkeypatch):
+    """Others may keep it, and would lead an outbox that is gone at its first member."""
+
+    def lost(clients, grant, index, address, **more):
+        offer(clients, grant, index, address, **more)
+        raise ReplicaUnreachable(str(address), "its answer is lost")
+
+    offer = MemberClients.offer
+    with monkeypatch.context() as patch:
+        patch.setattr(MemberClients, "offer", lost)
+        with pytest.raises(CantCreate, match=r"so .* stays: its instance offers it again"):
+            create_outbox(members.data[0], members.addresses, "orders", timeout_s=1)
+    instance = Instance(members.data[0])
+    try:
+        instance.wait_until_it_leads()
+    finally:
+        instance.end()
 
 
 def test_an_outbox_is_made_only_where_every_member_answers(members):

@@ -1,8 +1,11 @@
 """Waiting to lead: what it refuses, what it says meanwhile, and that it ends when nobody waits for it any more."""
 
 import asyncio
+import http.client
+import json
 import signal
 import threading
+from contextlib import closing
 from uuid import UUID
 
 import pytest
@@ -14,7 +17,8 @@ from pushrep.election.candidate import MemberAnswer
 from pushrep.election.errors import CantStandBy
 from pushrep.election.grants import Grant, Member
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK
-from pushrep.outbox import SettingRefused, StandbyCancelled, StandbyState
+from pushrep.health import HealthSettings
+from pushrep.outbox import OutboxDiffers, SettingRefused, StandbyCancelled, StandbyState
 from pushrep.outbox.control import ask
 from pushrep.outbox.directory_handover import HandoverSocket
 from pushrep.outbox.standby import _round_s, with_retention
@@ -23,6 +27,7 @@ from pushrep.replicate.errors import ReplicaUnreachable
 from pushrep.replicate.member_clients import MemberAnswers
 from pushrep.replicate.node_metrics import NodeCollector
 from pushrep.replicate.settings import PushSettings
+from tests.ports import reserve
 
 WAIT_S = 20
 CANCELLED = threading.Event()
@@ -187,11 +192,62 @@ def test_two_outboxes_of_a_topic_have_to_be_named(tmp_path):
         ({"takeover_after_ms": 1_999}, SettingRefused),
         ({"takeover_pause_ms": -1}, SettingRefused),
         ({"acks": Acks.LOCAL}, CantStandBy),
+        ({"linger_ms": -1}, SettingRefused),
+        ({"carrier": "headers"}, SettingRefused),
+        ({"health": "127.0.0.1:0"}, SettingRefused),
+        ({"linger": 5}, TypeError),
     ],
 )
-def test_settings_that_the_grant_decides_are_refused(tmp_path, settings, error):
+def test_what_open_would_not_take_is_refused_before_it_waits(tmp_path, settings, error):
+    """Else the lead would be taken first, and lost with the process that took it."""
     with pytest.raises(error):
-        Outbox.stand_by(tmp_path, "orders", 1, "billing", **settings)
+        Outbox.stand_by(tmp_path, "orders", 1, "billing", cancel=CANCELLED, **settings)
+
+
+@pytest.mark.parametrize(
+    ("place", "asked", "setting"),
+    [
+        ("", ("orders", 2, {}), "partitions"),
+        ("", ("orders", 1, {"carrier": "header"}), "carrier"),
+        (str(UUID(int=1)), ("order", 1, {}), "topic"),
+    ],
+)
+def test_an_outbox_that_was_made_otherwise_is_refused_before_its_lead_is_taken(tmp_path, place, asked, setting):
+    (tmp_path / "replica-epoch.json").write_text("{}")
+    keep(tmp_path, grant(), member=0)  # its own lead: it would look at once
+    topic, partitions, settings = asked
+    with pytest.raises(OutboxDiffers, match=f"{setting}: this outbox was made with"):
+        Outbox.stand_by(tmp_path / place, topic, partitions, "billing", **settings)
+
+
+def test_a_process_that_stands_by_answers_probes_and_is_not_ready(tmp_path):
+    """An outbox answers them only once it leads; a standby that does not would be restarted, and alarm as down."""
+    with reserve() as held:
+        listen = f"127.0.0.1:{held.getsockname()[1]}"
+        waiting = Waiting(tmp_path / "data", health=HealthSettings(listen=listen))
+        try:
+            waiting.wait_for(StandbyState.WAITING, "pushrep outbox create")
+            assert get(listen, "/livez")[0] == 200
+            code, body = get(listen, "/readyz")
+            (problem,) = json.loads(body)["problems"]
+            assert (code, problem["problem"]) == (503, "not_leading")
+            assert problem["why"].startswith("waiting: the outbox is not made yet")
+            code, body = get(listen, "/metrics")
+            assert code == 200
+            assert b"pushrep_build_info" in body
+            assert b'pushrep_problem{problem="not_leading"' not in body, "to stand by calls nobody"
+        finally:
+            waiting.end()
+        with pytest.raises(OSError, match="refused"):
+            get(listen, "/livez")
+
+
+def get(listen, path):
+    connection = http.client.HTTPConnection(listen, timeout=WAIT_S)
+    with closing(connection):
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
 
 
 WEEK_MS = 7 * 86_400_000
@@ -214,7 +270,7 @@ def test_what_kafka_has_is_kept_for_a_week_unless_the_service_says_otherwise(set
     assert {name: found[name] for name in ("retention_ms", "retention_bytes") if name in found} == kept
 
 
-def test_a_runner_ships_where_it_is_told_to(tmp_path, monkeypatch, capfd):
+def test_a_runner_ships_and_answers_probes_where_it_is_told_to(tmp_path, monkeypatch, capfd):
     given = []
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its handlers
     monkeypatch.setattr(Outbox, "stand_by", lambda *_, **settings: stopped(given, settings))
@@ -223,8 +279,9 @@ def test_a_runner_ships_where_it_is_told_to(tmp_path, monkeypatch, capfd):
     command = ["outbox", "run", str(tmp_path), "orders", "--stand-by", "--config", str(properties)]
     assert run([*command, "--", "true"]) == 2
     assert "--bootstrap-servers" in capfd.readouterr().err
-    assert run([*command, "--bootstrap-servers", "a:9092", "--", "true"]) == 0
+    assert run([*command, "--bootstrap-servers", "a:9092", "--health", "127.0.0.1:9403", "--", "true"]) == 0
     (settings,) = given
+    assert settings["health"].listen == "127.0.0.1:9403"
     assert (settings["kafka"].bootstrap_servers, settings["kafka"].security_protocol) == ("a:9092", "SSL")
 
 
@@ -242,9 +299,11 @@ def test_worker_slots_are_refused_instead_of_waiting_for_ever(tmp_path, place, s
         Outbox.stand_by(tmp_path / place, "orders", 1, "billing", cancel=CANCELLED, **settings)
 
 
-def test_a_task_that_is_cancelled_waits_no_more(tmp_path):
+@pytest.mark.parametrize("settings", [{}, {"cancel": None}])
+def test_a_task_that_is_cancelled_waits_no_more(tmp_path, settings):
     async def main():
-        task = asyncio.ensure_future(_opened(AsyncOutbox.stand_by(tmp_path, "orders", 1, "billing", on_state=told)))
+        opening = AsyncOutbox.stand_by(tmp_path, "orders", 1, "billing", on_state=told, **settings)
+        task = asyncio.ensure_future(_opened(opening))
         await asyncio.to_thread(waits.wait, WAIT_S)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
