@@ -363,6 +363,35 @@ def test_a_look_that_began_before_another_was_promoted_takes_nothing_from_it(mem
             second.end()
 
 
+@pytest.mark.parametrize("state", [StandbyState.STANDING_BY, StandbyState.LOOKING, StandbyState.TAKING_OVER])
+def test_cancelled_in_any_state_it_ends_without_an_outbox_and_the_next_instance_leads(members, state):
+    create_outbox(members.data[0], members.addresses, "orders")
+    first, second, third, is_there = Instance(members.data[0]), None, None, threading.Event()
+
+    def cancel(reached):
+        if reached is state and is_there.wait(WAIT_S):
+            second.cancel.set()
+
+    try:
+        first.wait_until_it_leads()
+        second = Instance(members.data[1], also_tell=cancel)
+        is_there.set()
+        if state is not StandbyState.STANDING_BY:
+            second.wait_for("was in contact")
+            first.outbox.close()
+        second.thread.join(WAIT_S)
+        assert not second.thread.is_alive()
+        assert second.outbox is None
+        first.outbox.close()
+        third = Instance(members.data[1], takeover_pause_ms=0)
+        third.wait_until_it_leads()
+        assert third.outbox.append(0, b"first").result(WAIT_S) == 0
+    finally:
+        for one in (first, second, third):
+            if one is not None:
+                one.end()
+
+
 def call(capfd, *arguments):
     """(exit code, JSON or what was said of an error) of `pushrep outbox hold`."""
     capfd.readouterr()
