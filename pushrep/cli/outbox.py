@@ -94,8 +94,8 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter an option
     if config is not None and bootstrap_servers is None:
         raise click.UsageError("--config is of the Kafka client: give --bootstrap-servers, too")
     kafka = None if bootstrap_servers is None else destination_by_options(bootstrap_servers, None, config)
-    files = {name: str(path) for name, path in (("cert", cert), ("key", key), ("ca", ca)) if path is not None}
-    probed = None if health is None else HealthSettings(listen=health, **files)
+    files = [None if path is None else str(path) for path in (cert, key, ca)]
+    probed = None if health is None else HealthSettings(listen=health, cert=files[0], key=files[1], ca=files[2])
     log_at_least(logging.INFO)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
