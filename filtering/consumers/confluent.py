@@ -49,7 +49,6 @@ from filtering.consumers.member import (
     CommitPosition,
     DeleteMarks,
     GroupMember,
-    LoadedStart,
     Pause,
     ReadMarks,
     Resume,
@@ -490,10 +489,8 @@ def _names(partitions: Iterable[TopicPartition]) -> list[tuple[str, int]]:
     return [(one.topic, one.partition) for one in partitions]
 
 
-def _at(starts: Mapping[tuple[str, int], LoadedStart]) -> list[TopicPartition]:
-    return [
-        TopicPartition(*one, OFFSET_INVALID if start.offset is None else start.offset) for one, start in starts.items()
-    ]
+def _at(starts: Mapping[tuple[str, int], int | None]) -> list[TopicPartition]:
+    return [TopicPartition(*one, OFFSET_INVALID if start is None else start) for one, start in starts.items()]
 
 
 def _offsets(positions: Iterable[CommitPosition]) -> list[TopicPartition]:

@@ -121,13 +121,6 @@ class CommittedOffset(NamedTuple):
     metadata: str | None
 
 
-class LoadedStart(NamedTuple):
-    """Where a partition begins; None: where the client's reset policy says."""
-
-    offset: int | None
-    is_startpoint: bool
-
-
 class CommitPosition(NamedTuple):
     """One partition's part of a commit. `stored`: where its marks were written to, if they do not fit."""
 
@@ -192,8 +185,11 @@ class GroupMember:
 
     # ---- partitions come and go
 
-    def load(self, partitions: Iterable[TopicPartition]) -> Steps[dict[TopicPartition, LoadedStart]]:
-        """Where the client is to begin in each of them, or it raises. Those that are stopped are not paused yet."""
+    def load(self, partitions: Iterable[TopicPartition]) -> Steps[dict[TopicPartition, int | None]]:
+        """The offset at which the client is to begin in each of them; None: where its reset policy says.
+
+        Those that are stopped are not paused yet.
+        """
         asked, found = list(partitions), []
         yield from self._check_ttl({topic for topic, _ in asked})
         for partition, (offset, metadata) in (yield from self.committed_of(asked)).items():
@@ -208,12 +204,10 @@ class GroupMember:
                 )
             answer = yield from self._pending_startpoint(partition, offset, position)
             found.append((partition, offset, marks, position.startpoint, answer))
-        starts = {}
-        for partition, offset, marks, sequence, answer in found:
-            kept = NO_MARKS if marks is None else marks
-            begins = self.watcher.begin(partition, offset, kept, sequence, answer)
-            starts[partition] = LoadedStart(begins, isinstance(answer, StartTarget))
-        return starts
+        return {
+            partition: self.watcher.begin(partition, offset, NO_MARKS if marks is None else marks, sequence, answer)
+            for partition, offset, marks, sequence, answer in found
+        }
 
     def committed_of(self, partitions: Iterable[TopicPartition]) -> Steps[Mapping[TopicPartition, CommittedOffset]]:
         """What the group committed of each, in their order."""
@@ -334,7 +328,7 @@ class GroupMember:
         committed = yield from self.committed_of([partition])
         if committed[partition].offset == offset:
             start = (yield from self.load([partition]))[partition]
-            yield from self._seek(partition, start.offset)
+            yield from self._seek(partition, start)
             yield from self.pause_stopped()
             return
         _LOG.warning(
@@ -351,7 +345,7 @@ class GroupMember:
         """Every partition begins again, where nothing is committed at the first record that the client handed over."""
         began = {partition: self.assignment.began(partition) for partition in sorted(self.assignment)}
         for partition, start in (yield from self.load(began)).items():
-            place = began[partition] if start.offset is None else start.offset
+            place = began[partition] if start is None else start
             # None: no record of it came, so its position is where the reset policy put it.
             if place is not None and partition in self.assignment:
                 yield from self._seek(partition, place)
@@ -401,9 +395,9 @@ class GroupMember:
             return []
         loaded: list[TopicPartition] = []
         for partition, start in (yield from self.load(held)).items():
-            if start.offset is not None:  # else nothing is committed, and its position is where the reset policy put it
+            if start is not None:  # else nothing is committed, and its position is where the reset policy put it
                 try:
-                    yield from self._seek(partition, start.offset)
+                    yield from self._seek(partition, start)
                 except Exception as error:
                     if not self._client.is_too_early(error):
                         raise
@@ -461,7 +455,7 @@ class GroupMember:
     def _begin_again(self, partition: TopicPartition) -> Steps[None]:
         start = (yield from self.load([partition]))[partition]
         if partition in self.assignment:
-            yield from self._seek(partition, start.offset)
+            yield from self._seek(partition, start)
             yield from self._resume(PauseReason.STOPPED, [partition])
 
     def _seek(self, partition: TopicPartition, offset: int | None) -> Steps[None]:
