@@ -109,7 +109,7 @@ def draw(
     *,
     watch: bool,
 ) -> None:
-    """Each look below the one before; with `watch` at a terminal over it."""
+    """Print each status below the one before; with `watch` at a terminal in its place."""
     if watch and console.is_terminal:
         with Live(console=console, auto_refresh=False) as live:
             for found in looks:
@@ -122,7 +122,7 @@ def draw(
 
 
 def _destinations(directory: Path, ends: dict[int, int]) -> list[dict[str, Any]]:
-    """By destinations.json, which is a second behind; the open outbox knows more. Raises CorruptDestinationsFile."""
+    """By destinations.json, which is up to a second old. Raises CorruptDestinationsFile."""
     found = []
     for topic, progress in read_progress(REAL_FILESYSTEM, directory).items():
         has = {n: one.acknowledged for n, one in progress.partitions.items()}
@@ -167,20 +167,21 @@ def _by_files(directory: Path, why: str, *, with_partitions: bool) -> dict[str, 
         else [Problem("not_answering", f"process {writer} has it open: {why}").as_dict()],
     }
     if with_partitions:
-        found["parts"] = [
-            {
-                "partition": _number(one),
-                "log_start_offset": one.log_start_offset,
-                "log_end_offset": one.log_end_offset,
-                "flushed_offset": one.flushed_offset,
-                "high_watermark": one.high_watermark,
-                "leader_epoch": one.leader_epoch,
-                "in_sync": [],
-                "sessions": [],
-            }
-            for one in summaries
-        ]
+        found["parts"] = [_partition_of(one) for one in summaries]
     return found
+
+
+def _partition_of(log: LogSummary) -> dict[str, Any]:
+    return {
+        "partition": _number(log),
+        "log_start_offset": log.log_start_offset,
+        "log_end_offset": log.log_end_offset,
+        "flushed_offset": log.flushed_offset,
+        "high_watermark": log.high_watermark,
+        "leader_epoch": log.leader_epoch,
+        "in_sync": [],
+        "sessions": [],
+    }
 
 
 def _number(log: LogSummary) -> int:
