@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import click
 
 from pushrep.cli.common import count, show_json
-from pushrep.cli.options import addresses_of, client_tls, tls_options
+from pushrep.cli.options import F, addresses_of, client_tls, tls_options
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import BadArgument
 from pushrep.outbox import Acks, Outbox
@@ -35,11 +35,16 @@ _LEAST = click.option(
     type=click.IntRange(1),
     help="Of the new list.  [default: more than half where it was that, else as it was]",
 )
-_TIMEOUT = click.option(
-    "--timeout", type=click.FloatRange(0), default=600.0, show_default=True, help="Seconds; then run it again."
-)
-_JSON = click.option("--json", "as_json", is_flag=True, help="The members as a JSON object.")
 Step: TypeAlias = Callable[[], dict[str, Any]]
+
+
+def _change_options(command: F) -> F:
+    """What every change of members takes: --timeout, how its nodes are reached, --json."""
+    timeout = click.option(
+        "--timeout", type=click.FloatRange(0), default=600.0, show_default=True, help="Seconds; then run it again."
+    )
+    as_json = click.option("--json", "as_json", is_flag=True, help="The members as a JSON object.")
+    return timeout(tls_options(as_json(command)))
 
 
 class _AddressType(click.ParamType[str]):
@@ -56,13 +61,8 @@ class _AddressType(click.ParamType[str]):
 @_DIRECTORY
 @click.argument("address", type=_AddressType())
 @_LEAST
-@_TIMEOUT
-@tls_options
-@_JSON
-def add(  # noqa: PLR0913, PLR0917 - the options
-    directory: Path, address: str, least: int | None, timeout: float, cert: Path | None, key: Path | None,
-    ca: Path | None, *, as_json: bool,
-) -> None:  # fmt: skip
+@_change_options
+def add(directory: Path, address: str, least: int | None, timeout: float, *, as_json: bool, **tls: Path | None) -> None:
     """Add the node at ADDRESS to the members of the outbox in DIRECTORY.
 
     \b
@@ -72,7 +72,7 @@ def add(  # noqa: PLR0913, PLR0917 - the options
     by a grant of a majority of the old and of the new list. If it is interrupted, run it again. Its number was never
     another member's.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
-    with _reached(directory, timeout, cert, key, ca) as home, _list_told(directory):
+    with _reached(directory, timeout, **tls) as home, _list_told(directory):
         done = _follow(_adding(home, address, least), timeout, directory)
     _print_change(done, f"member {done['member']} ({address}) was added", as_json=as_json)
 
@@ -81,13 +81,10 @@ def add(  # noqa: PLR0913, PLR0917 - the options
 @_DIRECTORY
 @click.argument("member", type=click.IntRange(0, 255))
 @_LEAST
-@_TIMEOUT
-@tls_options
-@_JSON
-def remove(  # noqa: PLR0913, PLR0917 - the options
-    directory: Path, member: int, least: int | None, timeout: float, cert: Path | None, key: Path | None,
-    ca: Path | None, *, as_json: bool,
-) -> None:  # fmt: skip
+@_change_options
+def remove(
+    directory: Path, member: int, least: int | None, timeout: float, *, as_json: bool, **tls: Path | None
+) -> None:
     """Remove MEMBER, by its number, from the members of the outbox in DIRECTORY.
 
     \b
@@ -96,7 +93,7 @@ def remove(  # noqa: PLR0913, PLR0917 - the options
     Its copy stays where it is, and gets no more records. The leader can't be removed: promote another one first. A
     node that `add` still waits for is removed the same way, by the number that `add` prints.
     """  # noqa: D301 - as above
-    with _reached(directory, timeout, cert, key, ca) as home, _list_told(directory):
+    with _reached(directory, timeout, **tls) as home, _list_told(directory):
         done = _follow(_removing(home, member, least), timeout, directory)
     _print_change(done, f"member {member} was removed", as_json=as_json)
 
@@ -113,13 +110,17 @@ def remove(  # noqa: PLR0913, PLR0917 - the options
     help="This member's directory is destroyed, and too few others are left to agree; it leaves the list. MEMBER at "
     "least; can be given again.",
 )
-@_TIMEOUT
-@tls_options
-@_JSON
-def replace(  # noqa: PLR0913, PLR0917 - the options
-    directory: Path, member: int, address: str, lost: tuple[int, ...], timeout: float, cert: Path | None,
-    key: Path | None, ca: Path | None, *, as_json: bool,
-) -> None:  # fmt: skip
+@_change_options
+def replace(  # noqa: PLR0913 - the options
+    directory: Path,
+    member: int,
+    address: str,
+    lost: tuple[int, ...],
+    timeout: float,
+    *,
+    as_json: bool,
+    **tls: Path | None,
+) -> None:
     """Put the node at ADDRESS in the place of MEMBER: the new one is added, then the old one is removed.
 
     \b
@@ -137,7 +138,7 @@ def replace(  # noqa: PLR0913, PLR0917 - the options
     if lost and member not in lost:
         raise click.UsageError(f"--lost {member} says that member {member} is destroyed: give it, too, or none")
     wait_s = min(timeout, _LOST_WAIT_S) if lost else timeout  # for those that are destroyed nobody need wait
-    with _reached(directory, wait_s, cert, key, ca) as home, _list_told(directory):
+    with _reached(directory, wait_s, **tls) as home, _list_told(directory):
         if lost:
             done = _follow(_replacing(home, address, lost), timeout, directory)
             what = f"{'members' if len(lost) > 1 else 'member'} {', '.join(map(str, lost))}"
@@ -162,15 +163,15 @@ def _removing(home: Path, member: int, least: int | None) -> Step:
 
 
 @contextmanager
-def _reached(directory: Path, timeout_s: float, cert: Path | None, key: Path | None, ca: Path | None) -> Iterator[Path]:
+def _reached(directory: Path, timeout_s: float, **tls: Path | None) -> Iterator[Path]:
     """Where calls for the outbox are answered: by the service that has it open, or by this process."""
     try:
         ask(directory, "status")
     except NobodyAnswers:
-        with _opened(directory, timeout_s, PushSettings(tls=client_tls(cert, key, ca))):
+        with _opened(directory, timeout_s, PushSettings(tls=client_tls(**tls))):
             yield directory
         return
-    if cert is not None or key is not None or ca is not None:
+    if any(file is not None for file in tls.values()):
         raise click.UsageError("the outbox is open, and its service has certificates of its own: leave these out")
     yield directory
 
