@@ -21,7 +21,6 @@ Fields are added, never renamed; a field that is not known is missing or null. N
 """
 
 import json
-import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -256,7 +255,7 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
     yield f"{found['place']}: {found['kind']}{where}{pid}, {found['state']}"
     yield from _machine(found)
     for one in found.get("leaders", ()):
-        yield f"outbox {one['outbox_id']} ({one['topic']}): {_leader(one, found['place'])}"
+        yield f"outbox {one['outbox_id']} ({one['topic']}): {_leader(one)}"
     for one in found.get("standbys", ()):
         of = f" of {one['outbox_id']}" if one["outbox_id"] else ""  # it is not made yet
         yield f"standby{of}: {one['state']}{': ' + one['why'] if one['why'] else ''}"
@@ -267,9 +266,9 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
         yield f"replays: {len(replays['sessions'])} of {replays['sessions_max']} run; ended: {ended}"
 
 
-def _leader(one: dict[str, Any], place: str) -> str:
+def _leader(one: dict[str, Any]) -> str:
     if one["is_here"]:
-        return f"its lead is here, with its service: pushrep status {shlex.quote(place + '/' + one['outbox_id'])}"
+        return "its lead is here; `pushrep status` of its own directory says whether its service runs"
     where = f" ({one['address']})" if one["address"] else ""
     said = (
         "and said that it leads no more" if one["silent_ms"] is None else f"heard {one['silent_ms'] / 1000:.1f} s ago"

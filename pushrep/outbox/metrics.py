@@ -5,7 +5,7 @@
     REGISTRY.register(collector)            collector.add(another)       collector.remove(outbox)
 
 One collector for all outboxes of a registry: their samples differ in the labels `outbox` (its id) and `topic`. A closed
-outbox tells nothing more. SlotsCollector is the same for the slots of standbys. Names and help:
+outbox tells nothing more. SlotsCollector is the same for worker slots. Names and help:
 pushrep/metrics.py.
 """
 
