@@ -112,7 +112,7 @@ def open_all(  # noqa: PLR0913 - what is opened, and by what
 
     replication = Replication(held, identity, logs, settings.replicas, settings.durability, clock)
     resources.callback(replication.close)
-    replication.note_lost({log: lost for log, _ in logs if (lost := lost_behind(log, before[log.partition]))})
+    replication.note_lost({log.path.name: lost for log, _ in logs if (lost := lost_behind(log, before[log.partition]))})
     replication.open()  # before the PID epoch: what comes back was not lost
     identity = settle_epoch(held, identity, logs, made_anew)
     replication.start(identity.pid_epoch)

@@ -46,8 +46,10 @@ from pushrep.election.grants import (
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.log import LogConfig, SegmentLog
 from pushrep.log.directory import LogDirectory
+from pushrep.log.directory_files import log_name
 from pushrep.log.directory_id import read_directory_id
 from pushrep.log.errors import LogLocked, LogPoisoned
+from pushrep.log.segment_log import held_to, lost_behind
 from pushrep.outbox.directory_handover import NEVER, handed_over
 from pushrep.outbox.errors import CantPromote
 from pushrep.replicate import LastContact, NodeSettings
@@ -239,7 +241,7 @@ def election_in(  # noqa: PLR0913 - whose, and what it asks with
         state_store.set_logs_aside(held)
         stack.callback(_forget_member, state_store, state_store.kept)
         grant = first or _settle_member(state_store, directory, member)
-        logs = _open_logs(stack, directory, grant, log_config, filesystem, clock)
+        logs = _open_logs(stack, held, grant, log_config, state_store)
         if may_be_copy:
             held.settle_id()
         yield Election(
@@ -323,25 +325,25 @@ def _forget_member(state_store: ElectionStateStore, before: ElectionState) -> No
         state_store.keep(before)
 
 
-def _open_logs(  # noqa: PLR0913, PLR0917 - what logs stand on
-    stack: ExitStack,
-    directory: Path,
-    grant: Grant,
-    config: LogConfig | None,
-    filesystem: Filesystem,
-    clock: Clock,
+def _open_logs(
+    stack: ExitStack, held: LogDirectory, grant: Grant, config: LogConfig | None, state_store: ElectionStateStore
 ) -> dict[int, SegmentLog]:
-    logs = {}
+    logs, lost = {}, {}
     for number in range(grant.partitions):
+        name = log_name(grant.topic, number)
+        before = held_to(held, name)  # no node may have opened it since it lost records
         logs[number] = log = SegmentLog.open(
-            directory / f"{grant.topic}-{number}",
+            held.path / name,
             config or NodeSettings().log_config,
             log_id=grant.topic_id,
             has_replicas=True,
-            filesystem=filesystem,
-            clock=clock,
+            filesystem=held.filesystem,
+            clock=held.clock,
         )
         stack.enter_context(log)
+        if (end := lost_behind(log, before)) is not None:
+            lost[name] = end
+    state_store.note_lost(lost)
     return logs
 
 

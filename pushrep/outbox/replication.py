@@ -116,12 +116,9 @@ class Replication:
 
     # -- opening ---------------------------------------------------------------------------------------------------
 
-    def note_lost(self, lost: Mapping[SegmentLog, int]) -> None:
-        """Up to where logs held records that they lost: durably, this member can't lead until it was refilled."""
-        if lost:
-            kept = self._keeper.kept
-            unfilled = {log.path.name: max(end, kept.unfilled.get(log.path.name, 0)) for log, end in lost.items()}
-            self._keeper.keep(replace(kept, unfilled={**kept.unfilled, **unfilled}))
+    def note_lost(self, lost: Mapping[str, int]) -> None:
+        """See ElectionStateStore.note_lost."""
+        self._keeper.note_lost(lost)
 
     def open(self) -> None:
         """Try to become the leader; what other members have more is here then. Nobody appends yet.

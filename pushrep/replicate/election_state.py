@@ -149,6 +149,16 @@ class ElectionStateStore:
                 write_election_state(self.directory, self.outbox_id, state, self.filesystem)
                 self._kept = state
 
+    def note_lost(self, lost: Mapping[str, int]) -> None:
+        """Up to where logs held records that they lost, by name; durably: this member counts for nothing before it has
+        them again. Raises OSError.
+        """
+        if lost:
+            with self.lock:
+                kept = self._kept.unfilled
+                unfilled = {name: max(end, kept.get(name, 0)) for name, end in lost.items()}
+                self.keep(replace(self._kept, unfilled={**kept, **unfilled}))
+
     def set_logs_aside(self, held: LogDirectory) -> None:
         """Finish what a grant of a higher generation began, if one did. held: the directory, none of its logs open.
 

@@ -346,11 +346,12 @@ class KeptOutbox:
 
     def note_unfilled(self, log: str, end_offset: int | None) -> None:
         """`log` held records up to `end_offset` that it lost; None: it has them again. Raises OSError."""
+        if end_offset is not None:
+            self._keeper.note_lost({log: end_offset})
+            return
         with self._keeper.lock:
             kept = self.election_state
             unfilled = {name: end for name, end in kept.unfilled.items() if name != log}
-            if end_offset is not None:
-                unfilled[log] = max(end_offset, kept.unfilled.get(log, 0))
             self._keeper.keep(replace(kept, unfilled=unfilled))
 
     def forget_unfenced(self, log: str) -> None:

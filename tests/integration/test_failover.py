@@ -589,19 +589,23 @@ def test_m6_a_damaged_member_does_not_lead_where_others_do_without_it(members):
     assert members.promote(2, depose=True).partitions[0].log_end_offset == 30
 
 
+def cut_behind(directory, end):
+    """As a disk that lied about its syncs leaves a log, and as if no flush had come so far."""
+    path = max(directory.glob("*.log"))
+    with SegmentLog.open(directory, SMALL, has_replicas=True) as log:
+        size = sum(len(batch.data) for batch in log.batches(0, end))
+    for name in (".pushrep_cleanshutdown", ".pushrep_published", "recovery-point-offset-checkpoint"):
+        (directory.parent / name).unlink()
+    path.write_bytes(path.read_bytes()[:size])
+
+
 def test_a_member_that_ends_below_its_own_watermark_checkpoint_counts_for_nothing_until_refilled(members):
     """Neither as one that leads nor as one that answers: the checkpoint outlives a power cut, and so does the note."""
     with members.lead() as outbox:
         for number in range(10):
             assert outbox.append(0, b"%d" % number).result(WAIT_S) == number
         wait_until(lambda: caught_up(outbox, members.address(1), members.address(2)), "both have all")
-    path = max((members.world.root / "outbox" / "orders-0").glob("*.log"))
-    with SegmentLog.open(path.parent, SMALL, has_replicas=True) as log:
-        size = sum(len(batch.data) for batch in log.batches(0, 6))
-    (path.parent.parent / ".pushrep_cleanshutdown").unlink()
-    (path.parent.parent / ".pushrep_published").unlink()
-    (path.parent.parent / "recovery-point-offset-checkpoint").unlink()  # as if no flush had come so far
-    path.write_bytes(path.read_bytes()[:size])
+    cut_behind(members.world.root / "outbox" / "orders-0", 6)
     members.world.nodes[2].stop()  # with the other it would be enough
     for _ in range(2):  # the first opening lowers the log's own checkpoint
         with pytest.raises(LogNotFit):
@@ -614,6 +618,24 @@ def test_a_member_that_ends_below_its_own_watermark_checkpoint_counts_for_nothin
         wait_until(lambda: caught_up(promoted, members.address(0)), "it is filled again")
     assert promised(adopted).unfilled == {}
     assert members.promote(0).partitions[0].log_end_offset == 10
+
+
+def test_a_directory_that_ends_below_its_own_watermark_is_not_promoted_though_no_node_opened_it_since(members):
+    with members.lead() as outbox:
+        for number in range(5):
+            assert outbox.append(0, b"%d" % number).result(WAIT_S) == number
+        wait_until(lambda: caught_up(outbox, members.address(1), members.address(2)), "both have them")
+        members.world.nodes[2].stop()
+        for number in range(5, 10):
+            assert outbox.append(0, b"%d" % number).result(WAIT_S) == number
+        wait_until(lambda: members.world.replica(1).log.high_watermark == 10, "it knows that all are acknowledged")
+    members.world.nodes[1].stop()
+    cut_behind(members.directory(1) / "orders-0", 5)
+    members.world.node(2)  # these two would be enough, and hold as much as each other
+    for _ in range(2):  # the first opening lowers the log's own checkpoint
+        with pytest.raises(LogNotFit):
+            promote(members.directory(1), push=QUICK, timeout_s=WAIT_S, depose=True)
+    assert promised(members.directory(1)).unfilled == {"orders-0": 10}
 
 
 def test_what_a_member_shows_after_a_grant_has_every_append_that_was_judged_before_it(members):
