@@ -1,7 +1,7 @@
 """One batch as columns: where each record's fields lie in the decompressed bytes, with no Python object per record.
 
     payload        |len|a|ts|off|klen|key....|vlen|value..........|hc|headers...| |len|a|...
-    positions                        ^key_start    ^value_start      ^headers_start
+    positions                        ^key_start    ^value_start
 
 The only sequential work is the walk from record to record, since each length tells where the next one begins. It
 goes by runs: where one length (its bytes) repeats at its own stride, numpy confirms a whole run at a time, which is
@@ -68,7 +68,6 @@ class RecordColumns:
     value_start: Positions
     value_length: Positions
     headers_count: Positions
-    headers_start: Positions
     headers: HeaderColumns
     """Every header of every record, in order: record r's are those with `headers.record == r`."""
 
@@ -87,9 +86,9 @@ def decode_columns(header: BatchHeader, payload: memoryview) -> RecordColumns:
 
 def columns_of_scan(found: Scan, payload: memoryview) -> RecordColumns:
     """Columns out of what was scanned one by one."""
-    records = np.array(found.records, np.int64).reshape(-1, 8).T
+    records = np.array(found.records, np.int64).reshape(-1, 7).T
     headers = np.array(found.headers, np.int32).reshape(-1, 5).T
-    key_start, key_length, value_start, value_length, count, start = np.ascontiguousarray(records[2:], np.int32)
+    key_start, key_length, value_start, value_length, count = np.ascontiguousarray(records[2:], np.int32)
     return RecordColumns(
         payload,
         np.ascontiguousarray(records[0]),
@@ -99,7 +98,6 @@ def columns_of_scan(found: Scan, payload: memoryview) -> RecordColumns:
         value_start,
         value_length,
         count,
-        start,
         HeaderColumns(*np.ascontiguousarray(headers)),
     )
 
@@ -126,7 +124,6 @@ def columns_by_arrays(header: BatchHeader, payload: memoryview) -> RecordColumns
         value_start.astype(np.int32),
         value_length.astype(np.int32),
         headers_count.astype(np.int32),
-        headers_start.astype(np.int32),
         headers,
     )
 

@@ -119,7 +119,7 @@ _TIMESTAMP_LIMIT = 1 << 63
 class Scan(NamedTuple):
     """Where everything lies in the payload; a length of -1 is null.
 
-    records: (offset, time, key start, key length, value start, value length, header count, headers start) each
+    records: (offset, time, key start, key length, value start, value length, header count) each
     headers: (row of the record, name start, name length, value start, value length) each, in order
     """
 
@@ -148,8 +148,7 @@ def scan(header: BatchHeader, payload: bytes) -> Scan:
             previous = delta
             key_length, key_start, position = _nullable(payload, position, end)
             value_length, value_start, position = _nullable(payload, position, end)
-            headers_count, headers_start = read_varint(payload, position)
-            position = headers_start
+            headers_count, position = read_varint(payload, position)
             if headers_count:
                 position = _scan_headers(payload, position, end, headers_count, found)
             if position != end:
@@ -158,7 +157,7 @@ def scan(header: BatchHeader, payload: bytes) -> Scan:
             if not -_TIMESTAMP_LIMIT <= time < _TIMESTAMP_LIMIT:
                 raise CorruptRecordBatch(f"timestamp {time} exceeds 64 bits")
             key_and_value = key_start, key_length, value_start, value_length
-            found.records.append((base_offset + delta, time, *key_and_value, headers_count, headers_start))
+            found.records.append((base_offset + delta, time, *key_and_value, headers_count))
     except IndexError:
         raise CorruptRecordBatch(f"record {len(found.records)} ends behind the batch") from None
     if position != len(payload):
@@ -170,9 +169,7 @@ def scanned_rows(found: Scan, payload: bytes, timestamp_type: TimestampType) -> 
     """The records of a scan."""
     if not found.records:
         return RecordRows((), (), repeat(timestamp_type), (), (), ())
-    offsets, times, key_start, key_length, value_start, value_length, headers_count, _ = zip(
-        *found.records, strict=True
-    )
+    offsets, times, key_start, key_length, value_start, value_length, headers_count = zip(*found.records, strict=True)
     return RecordRows(
         offsets,
         times,

@@ -77,7 +77,7 @@ def test_columns_point_at_the_fields(decode, case):
     arguments, expected = case
     batch = encode_batch(**arguments)
     columns = decode(batch.header, batch.payload())
-    for name in ("key_start", "value_length", "headers_start"):
+    for name in ("key_start", "value_length", "headers_count"):
         assert getattr(columns, name).dtype == np.int32
         assert getattr(columns, name).flags.c_contiguous
     data = bytes(columns.payload)
