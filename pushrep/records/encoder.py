@@ -5,23 +5,25 @@
     header: | nameLength varint, name UTF-8 | valueLength varint, value |
 
 Deltas count from the batch's base offset and from the timestamp of its first record.  Source: Kafka's protocol guide.
-Three encoders give the same bytes, each the fastest for its shape; a property test holds them equal:
 
-concatenating         anything, and few records. The parts of all records in a list and one join, so that no byte of a
-                      value is copied twice; lengths and small deltas come from a table.
+Concatenating takes anything: the parts of all records in a list and one join, so that no byte of a value is copied
+twice. Lengths and small deltas come from a table, and so do whole heads where the keys are of one size.
 
     parts   reserved | length, head, size, value, tail | length, head, size, value, tail | ...
     head    attributes, time delta, offset delta, key       tail    headers
 
-vectorised            all values of one size, keys and headers too: numpy writes a field of all records in one go.
+Two fast paths give the same bytes (a property test holds them equal) where values are of one size, and keys, too:
+
+`encode_equal`        up to 1,024 records without headers and with one time: everything but keys and values from a
+                      table. Twice as fast at 236 records of 1 KiB (benchmarks/NOTES.md).
+`encode_vectorised`   from 256 records on, headers of one size, too: numpy writes a field of all records in one go. Four
+                      times as fast at 1,680 records of 100 B with keys.
 
     | length | 0 | time delta | offset delta | key size, key | value size, value | 1, name, header size, header |
       same     same  per row      per row      same, per row    same, per row      same             per row
 
-                      A row's length depends on the widths of its two deltas, so rows come in bands of equal widths:
-                      with one timestamp for all, [0, 64), [64, 8192), [8192, 2^20) ...
-vectorised in parts   values of different sizes: numpy makes the heads and tails where those are of one size, and the
-                      records are joined one by one.
+    A row's length depends on the widths of its two deltas, so rows come in bands of equal widths: with one timestamp
+    for all, [0, 64), [64, 8192), [8192, 2^20) ...
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -54,7 +56,8 @@ from pushrep.records.varint import SMALL_VARINTS, VARINTS, Ints, varint, varint_
 NULL = varint(-1)
 NO_HEADERS = varint(0)
 ONE_HEADER = varint(1)
-_KEYLESS = [b"\0\0" + offset_delta + NULL for offset_delta in SMALL_VARINTS]  # attributes, a time delta of 0 ...
+_TIMES = [b"\0" + time_delta for time_delta in SMALL_VARINTS[:1024]]  # ms: batches of records that lingered
+_KEPT_RECORDS_MAX = 1 << 12
 
 
 def encode_concatenating(
@@ -69,15 +72,16 @@ def encode_concatenating(
         return _join(heads, values, tails, VARINTS, reserved)
 
 
-def keyless_heads(count: int) -> list[bytes]:
-    """The heads of `count` records with null keys and a time delta of 0."""
-    more = range(len(_KEYLESS), count)
-    return _KEYLESS[:count] + [b"\0\0" + VARINTS[offset] + NULL for offset in more]
-
-
-def equal_key_heads(keys: Sequence[bytes], key_bytes: int) -> list[bytes]:
-    """The heads of records with keys of one size and a time delta of 0, in a quarter of the time of `general_heads`."""
-    return list(map(add, _starts(len(keys), key_bytes), keys))
+def equal_key_heads(
+    keys: Sequence[bytes] | None, key_bytes: int | None, count: int, time_deltas: list[int] | None
+) -> list[bytes]:
+    """`general_heads` of keys of one size, or of none (None), in a quarter to a half of its time."""
+    make, size = _starts_kept if count <= _KEPT_RECORDS_MAX else _starts, 1 << (count - 1).bit_length()
+    if time_deltas is None:
+        starts = make(size, key_bytes, b"\0\0")
+        return starts[:count] if keys is None else list(map(add, starts, keys))
+    heads = map(add, _times_of(time_deltas), make(size, key_bytes, b""))
+    return list(heads if keys is None else map(add, heads, keys))
 
 
 def encode_equal(
@@ -113,9 +117,20 @@ def _equal_starts(count: int, key_bytes: int | None, value_bytes: int) -> list[b
     return [NO_HEADERS + VARINTS[len(head) + more] + head + behind for head in heads]
 
 
-@lru_cache(maxsize=64)
-def _starts(count: int, key_bytes: int) -> list[bytes]:
-    return [b"\0\0" + VARINTS[offset] + VARINTS[key_bytes] for offset in range(count)]
+def _times_of(time_deltas: list[int]) -> Iterable[bytes]:
+    """Attributes and time delta of each record."""
+    if 0 <= min(time_deltas) <= max(time_deltas) < len(_TIMES):
+        return map(_TIMES.__getitem__, time_deltas)
+    return map(add, repeat(b"\0"), map(VARINTS.__getitem__, time_deltas))
+
+
+def _starts(count: int, key_bytes: int | None, before: bytes) -> list[bytes]:
+    """`before`, then what stands between time delta and key of each record; fewer records take the first ones."""
+    size = NULL if key_bytes is None else VARINTS[key_bytes]
+    return [before + VARINTS[offset] + size for offset in range(count)]
+
+
+_starts_kept = lru_cache(maxsize=32)(_starts)  # of 4,096 records at most, 160 KB: 5 MB in all
 
 
 def general_heads(count: int, keys: Sequence[bytes | None] | None, time_deltas: list[int] | None) -> list[bytes]:
@@ -140,6 +155,8 @@ def header_tails(headers: Sequence[Iterable[Header]] | None) -> Iterable[bytes]:
 def header_column_tails(name: str, values: Sequence[bytes | None]) -> list[bytes]:
     """The encoded headers of records that have this one each."""
     start = ONE_HEADER + header_name(name)
+    if (size := common_length(values)) is not None:
+        return list(map(add, repeat(start + VARINTS[size]), values))
     return [start + nullable(value) for value in values]
 
 
@@ -239,23 +256,6 @@ def encode_vectorised(fields: Sequence[Field], spans: list[Band], time_deltas: I
     return out
 
 
-def encode_heads(fields: Sequence[Field], spans: list[Band], time_deltas: Ints | None) -> list[bytes]:
-    """The records up to their values, without the lengths, one bytes each. `fields` are the key's."""
-    heads: list[bytes] = []
-    for band in spans:
-        heads += encode_rows([b"\0", *_band_fields(band, time_deltas, fields)], band.end - band.start)
-    return heads
-
-
-def encode_rows(fields: Sequence[Field], count: int) -> list[bytes]:
-    """The fields side by side, one bytes a row."""
-    stride = sum(_size(field) for field in fields)
-    out = bytearray(stride * count)
-    _write(out, 0, stride, fields, count)
-    rows: list[bytes] = np.frombuffer(out, np.dtype((np.void, stride))).tolist()  # ten times as fast as slicing
-    return rows
-
-
 def _band_fields(band: Band, time_deltas: Ints | None, fields: Sequence[Field]) -> list[Field]:
     rows = slice(band.start, band.end)
     times = b"\0" if time_deltas is None else _varint_pieces(time_deltas[rows], band.time_width)
@@ -284,8 +284,8 @@ def _varint_pieces(values: Ints, width: int) -> Pieces:
 _BATCH_BYTES_LIMIT = (1 << 31) - 1  # the length field is signed
 _PLAIN_HEAD = b"\0\0\0" + NULL  # attributes, both deltas, a null key
 _TIMESTAMP_LIMIT_MS = 1 << 62  # so that no delta leaves 64 bits; 146 million years
-# Measured (benchmarks/records_codec.py): with keys the template makes 10 M records/s at 100 B where joining makes 2.5;
-# below 256 records its thirty numpy calls cost more, above 1 KiB the second move of every value does.
+# Measured (benchmarks/records_codec.py): `encode_vectorised` makes 10 M records/s of 100 B with keys, the other 2.5.
+# Below 256 records its thirty numpy calls cost more, above 1 KiB the second copy of every value does.
 _RECORDS_MIN = 256
 # Values of one size without headers are joined between parts from a table: 256 of 100 B take a quarter of numpy's
 # time, 1,000 a third. The table of a size is made once; who never sends that size again pays for it.
@@ -417,21 +417,28 @@ def encode_records(
 ) -> bytearray:
     """`reserved` zero bytes for the batch's header, then the records. Columns fit in length; no deltas: all are 0."""
     count = len(values)
+    made = None
     if 0 < count <= _EQUAL_RECORDS_MAX and headers is None and time_deltas is None:
-        equal = _equal(values, keys, count, reserved)
-        if equal is not None:
-            return equal
-    key = tail = spans = None
-    if count >= _RECORDS_MIN:
-        key, tail, spans = _key_fields(keys, count), _tail_fields(headers, count), bands(count, time_deltas)
-    if key is not None and tail is not None and spans is not None and len(values[0] or b"") <= _VALUE_BYTES_MAX:
-        value = _equal_pieces(values, count)
-        if value is not None:
-            fields = [*key, _size_varint(value), value, *tail]
-            return encode_vectorised(fields, spans, time_deltas, reserved)
-    return encode_concatenating(
-        _heads(keys, key, spans, count, time_deltas), values, _tails(headers, tail, count), reserved
-    )
+        made = _equal(values, keys, count, reserved)
+    if made is None and count >= _RECORDS_MIN and len(values[0] or b"") <= _VALUE_BYTES_MAX:
+        made = _vectorised(values, keys, headers, time_deltas, reserved)
+    if made is None:
+        made = encode_concatenating(_heads(keys, count, time_deltas), values, _tails(headers, count), reserved)
+    return made
+
+
+def _vectorised(
+    values: Sequence[bytes | None], keys: Keys | None, headers: Headers | None, time_deltas: Ints | None, reserved: int
+) -> bytearray | None:
+    """Records whose values, keys and headers are each of one size; None for others."""
+    count = len(values)
+    if common_length(values) is None:
+        return None
+    key, tail, spans = _key_fields(keys, count), _tail_fields(headers, count), bands(count, time_deltas)
+    if key is None or tail is None or spans is None:
+        return None
+    value = pieces(b"".join(values), count)  # type: ignore[arg-type] # no nulls
+    return encode_vectorised([*key, _size_varint(value), value, *tail], spans, time_deltas, reserved)
 
 
 def _equal(values: Sequence[bytes | None], keys: Keys | None, count: int, reserved: int) -> bytearray | None:
@@ -447,26 +454,20 @@ def _equal(values: Sequence[bytes | None], keys: Keys | None, count: int, reserv
     return encode_equal(_cut(keys, count), len(keys) // count, plain, value_bytes, reserved)
 
 
-def _heads(
-    keys: Keys | None, key: list[Field] | None, spans: list[Band] | None, count: int, time_deltas: Ints | None
-) -> list[bytes]:
+def _heads(keys: Keys | None, count: int, time_deltas: Ints | None) -> list[bytes]:
     """What stands before each value: attributes, deltas, key."""
-    if keys is None and time_deltas is None:
-        return keyless_heads(count)
-    if key is not None and spans is not None:
-        return encode_heads(key, spans, time_deltas)
-    if time_deltas is None and isinstance(keys, bytes | bytearray | memoryview) and 0 < count < _RECORDS_MIN:
-        return equal_key_heads(_cut(keys, count), len(keys) // count)
     deltas = None if time_deltas is None else time_deltas.tolist()
-    return general_heads(count, None if keys is None else _sequence(keys, count), deltas)
+    column = None if keys is None else _sequence(keys, count)
+    key_bytes = None if column is None else common_length(column)
+    if count and (column is None or key_bytes is not None):
+        return equal_key_heads(column, key_bytes, count, deltas)  # type: ignore[arg-type] # no nulls
+    return general_heads(count, column, deltas)
 
 
-def _tails(headers: Headers | None, tail: list[Field] | None, count: int) -> Iterable[bytes]:
+def _tails(headers: Headers | None, count: int) -> Iterable[bytes]:
     """What stands behind each value: the headers."""
     if not isinstance(headers, HeaderColumn):
         return header_tails(headers)
-    if tail is not None:
-        return encode_rows(tail, count)
     return header_column_tails(headers.name, _sequence(headers.values, count))
 
 
