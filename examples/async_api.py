@@ -8,7 +8,7 @@
     GET  /orders/<customer>                          200 [...]                              what is safe, newest last
 
 Thousands of requests wait for the disk at the same time without a thread each; those that wait together share one
-fdatasync. While the buffer is full, `append` suspends the requests, and the loop goes on answering others. One process:
+fdatasync. While the buffer is full, `append` suspends the requests, and the loop answers others. One process:
 an Outbox has one writer; with `uvicorn --workers` each opens a slot by `AsyncOutbox.open_slot`.
 """
 

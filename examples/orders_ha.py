@@ -1,4 +1,4 @@
-"""The same order service three times on one machine: whoever leads is killed, another goes on, no order is lost.
+"""The same order service three times on one machine: the leader is killed, another one continues, no order is lost.
 
     python examples/orders_ha.py [--kills 3] [--kafka HOST:PORT] [--directory DIR]     starts all of it, kills, reports
     python examples/orders_ha.py service DIR INDEX PORT [HOST:PORT]                    one instance; that starts three
@@ -8,8 +8,8 @@
 
 The client numbers its orders and sends one until it is answered. The number travels as the record's source offset,
 so an order that is sent again is found in the log (`last_metadata`) and appended once. Leaders are killed with SIGKILL,
-every second one with its node. The report reads the leader's log into a table and counts each order; with --kafka who
-leads ships to the topic `orders` there, and the report counts what a consumer with a filter reads of it.
+every second one with its node. The report reads the leader's log into a table and counts each order; with --kafka the
+leader ships to the topic `orders` there, and the report counts what a consumer with a filter reads of it.
 """
 
 import argparse
@@ -79,7 +79,7 @@ class Service:
         return outbox.lag()[f"kafka:{TOPIC}"].records
 
     def take(self, number: int, text: str) -> bool:
-        """Whether the order is in the log, and with ALL who have to have it."""
+        """Whether the order is in the log, and with ALL at enough members."""
         outbox = self._outbox
         if outbox is None:
             return False
@@ -125,7 +125,7 @@ def serve(data: Path, port: int, kafka: str | None) -> None:
             self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
-            """Not every request."""
+            """Log no requests."""
 
     server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -163,7 +163,7 @@ class Client:
 
 
 def ask(port: int, order: dict[str, object] | None = None) -> tuple[int, dict[str, Any]]:
-    """(the answer's code, what the instance says of itself); 0 where nobody answers."""
+    """(the answer's code, the instance's own state); 0 without an answer."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2 * ANSWER_S)
     try:
         connection.request("POST" if order else "GET", "/orders", json.dumps(order).encode() if order else None)

@@ -1,5 +1,5 @@
 """A producer service that loses nothing: it appends its events, acknowledges them when they are safe, and after any
-crash goes on where its log ends. Run it twice: the second run continues.
+crash continues where its log ends. Run it twice: the second run continues.
 
     python examples/producer_service.py DIRECTORY
 """
