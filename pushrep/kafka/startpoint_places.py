@@ -1,4 +1,7 @@
-"""How `pushrep.startpoints.store_at("kafka:TOPIC", settings)` comes here: by the entry point of its kind."""
+"""What `pushrep.startpoints.store_at("kafka:TOPIC", settings)` calls: the entry point of the kind of store "kafka".
+
+A module of its own, because installations keep its name in their metadata.
+"""
 
 from collections.abc import Mapping
 

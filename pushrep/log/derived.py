@@ -132,7 +132,7 @@ class DerivedStores:
                 if store.end_offset > offset:
                     _cut(store, offset) if offset else _destroy(store)
 
-    def tell(self, reader: BatchReader, log: Bounds) -> None:
+    def dispatch(self, reader: BatchReader, log: Bounds) -> None:
         """Dispatch what each store lacks of the whole batches in `log`. Raises CorruptBatch, OSError, the store's."""
         with self.lock:
             for store in self._stores:

@@ -285,7 +285,7 @@ def _end(log: File, begun: ScanRange, newest: tuple[int, int], interval_bytes: i
 
 
 class Progress(Protocol):
-    """What recovery tells the directory of logs; it is on disk when they return, unless it may wait a moment."""
+    """Recovery's reports to the directory of logs; on disk when a method returns, unless it may wait a moment."""
 
     def proven(self, recovery_point: int, *, soon: bool = False) -> None:
         """Everything below is whole and on disk. `soon`: to be written with what other logs have to say."""
@@ -446,7 +446,8 @@ class Recovery:
     def _without_empty_newest(self, bases: list[int], plan: RecoveryPlan) -> list[int]:
         """A newest file without a byte was made by a roll that got no further.
 
-        It stays behind a seal that witnesses what lies behind holes: who takes a segment up again removes its seal.
+        It stays if the segment before has a seal that proves offsets behind holes: reopening that segment would remove
+        the seal.
         """
         if len(bases) > 1 and plan.first < len(bases) - 1 and self._size(bases[-1]) == 0:
             before = bases[-2]
@@ -530,7 +531,7 @@ class Recovery:
         """Scan a segment as far as the plan wants it; how its walk ended.
 
         Of ten thousand logs few were written to before a kill. So the first walk goes through the page cache: where
-        nothing stands above the recovery point, nobody was promised anything and there is nothing to judge. Whatever
+        nothing stands above the recovery point, nothing was acknowledged and there is nothing to judge. Whatever
         else it meets is brought to disk, dropped from the cache and looked at once more.
         """
         in_plan = number >= plan.first

@@ -103,7 +103,7 @@ class Hole:
 
 @dataclass(frozen=True, slots=True)
 class SegmentSplice:
-    """How one segment is put together anew; `exists` tells whether there is a file to keep a copy of."""
+    """How one segment is put together; `exists`: whether there is an old file to keep a copy of."""
 
     base_offset: int
     end_offset: int
@@ -537,7 +537,7 @@ class Repairer:
         report.after = verify_log(self._log, filesystem=self._filesystem, clock=self._clock)
 
     def _state(self) -> LogState:
-        """What the directory says; the lock is our own, so nobody writes."""
+        """What the directory says of the log; this process holds the lock, so nobody writes."""
         return replace(read_state(self._log, self._filesystem), writer_pid=None)
 
     def _verified(self) -> VerifyReport:
@@ -727,7 +727,7 @@ class Repairer:
         return target.name
 
     def _settle(self, view: DirectoryView, cut_at: int | None) -> None:
-        """What is whole now is on disk: the recovery point covers it, and readers are told where the log ends."""
+        """Raise the recovery point over what is whole now and on disk, and publish the log's end to readers."""
         found = self._verified()
         end = found.verified_to if cut_at is None else min(cut_at, found.verified_to)
         if found.torn is not None and found.torn.offset is not None:

@@ -262,7 +262,10 @@ NeededFrom = Callable[[], int | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Purged:
-    """Whole segments that `purge_old` removed, or would remove. `kept_by`: who needs what else is as old, if so."""
+    """Whole segments that `purge_old` removed, or would remove.
+
+    `kept_by`: who needs older segments that stay, if any.
+    """
 
     segments: tuple[SealedSegment, ...]
     log_start_offset: int
@@ -472,7 +475,7 @@ class Retention:
     def _bring_derived_up(self) -> None:
         if self._derived:
             bounds = self._log.bounds()
-            self._derived.tell(self._reader, Bounds(bounds.start, self._log.stable_offset))
+            self._derived.dispatch(self._reader, Bounds(bounds.start, self._log.stable_offset))
 
     def _newest(self, segment: SealedSegment) -> int:
         base = segment.base_offset
@@ -603,7 +606,7 @@ class BackgroundTasks:
     def _tell(self) -> None:
         assert self._log is not None
         if self._derived:
-            self._derived.tell(self._reader, Bounds(self._log.bounds().start, self._log.stable_offset))
+            self._derived.dispatch(self._reader, Bounds(self._log.bounds().start, self._log.stable_offset))
             now_ms = self._clock.monotonic_ms()
             if now_ms - self._synced_ms >= DERIVED_SYNC_MS:
                 self._synced_ms = now_ms

@@ -102,7 +102,7 @@ def open_log(around: Surroundings, attached: Attached) -> OpenedLog:
         found = _RecoveredLog(recovered, view.cleaned_offset)
         if derived:
             derived.settle(found.bounds(), epochs)
-            derived.tell(BatchReader(filesystem, view.path, found), found.bounds())
+            derived.dispatch(BatchReader(filesystem, view.path, found), found.bounds())
     except BaseException:
         recovered.active.close()
         raise
