@@ -15,7 +15,7 @@ the service is there for its records.
 
 import importlib.util
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +26,11 @@ from pushrep.outbox.errors import CantHold
 from pushrep.outbox.member_changes import change_calls
 from pushrep.outbox.purging import purge_open
 from pushrep.outbox.status import Facts, partitions_of, status_of
+from pushrep.problems import Problem
 
 if TYPE_CHECKING:
+    from prometheus_client.registry import Collector
+
     from pushrep.health import HealthSettings
 
 _LOG = logging.getLogger("pushrep.outbox")
@@ -49,8 +52,16 @@ def serve_control(resources: ExitStack, facts: Facts, filesystem: Filesystem) ->
     resources.callback(server.close)
 
 
-def serve_health(resources: ExitStack, facts: Facts, settings: "HealthSettings | None") -> None:
-    """Answer /livez, /readyz and /metrics from now on; what `resources` holds ends it first. Raises BadArgument."""
+def serve_health(
+    resources: ExitStack,
+    settings: "HealthSettings | None",
+    problems: Callable[[], Iterable[Problem]],
+    collector: "Callable[[], Collector]",
+) -> None:
+    """Answer /livez, /readyz and /metrics from now on; what `resources` holds ends it first. Raises BadArgument.
+
+    collector: makes what /metrics shows, where prometheus-client is installed.
+    """
     if settings is None:
         return
     from pushrep.health import HealthServer  # noqa: PLC0415 - brings an HTTP server
@@ -59,11 +70,16 @@ def serve_health(resources: ExitStack, facts: Facts, settings: "HealthSettings |
     if importlib.util.find_spec("prometheus_client") is not None:
         from prometheus_client import CollectorRegistry  # noqa: PLC0415 - an extra
 
-        from pushrep.outbox.metrics import OutboxCollector, OutboxView  # noqa: PLC0415
-
         registry = CollectorRegistry()
-        registry.register(OutboxCollector(OutboxView(facts)))
-    resources.callback(HealthServer(settings, lambda: status_of(facts).problems(), registry).close)
+        registry.register(collector())
+    resources.callback(HealthServer(settings, problems, registry).close)
+
+
+def collector_of(facts: Facts) -> "Collector":
+    """What an open outbox shows."""
+    from pushrep.outbox.metrics import OutboxCollector, OutboxView  # noqa: PLC0415 - an extra
+
+    return OutboxCollector(OutboxView(facts))
 
 
 def calls_of(facts: Facts) -> Calls:

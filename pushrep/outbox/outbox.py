@@ -30,7 +30,7 @@ from pushrep.kafka.destination import KafkaDestination
 from pushrep.log import Durability, LogClosed, LogConfig, SegmentLog
 from pushrep.outbox.batch import Budget, Receipt
 from pushrep.outbox.columns import RecordRules
-from pushrep.outbox.control_calls import serve_control, serve_health
+from pushrep.outbox.control_calls import collector_of, serve_control, serve_health
 from pushrep.outbox.epoch import leap_epoch
 from pushrep.outbox.errors import (
     BufferFull,
@@ -259,7 +259,10 @@ class Outbox:
             outbox._resources = resources.pop_all()  # from here on they are its own; before, an error frees them
             serve_control(outbox._resources, outbox.facts, filesystem)
             try:
-                serve_health(outbox._resources, outbox.facts, health)
+                facts = outbox.facts  # not the outbox: what serves it keeps none from being collected
+                serve_health(
+                    outbox._resources, health, lambda: status_of(facts).problems(), lambda: collector_of(facts)
+                )
             except BaseException:
                 outbox.close()
                 raise

@@ -10,7 +10,6 @@ While it leads, Replication gives the lead up in time (`resign_in_time`). The di
 node; `<data>` alone is enough where one outbox of the topic lies there. Nothing here decides who leads: the ballots do.
 """
 
-import importlib.util
 import logging
 import random
 import re
@@ -32,6 +31,7 @@ from pushrep.log.directory_files import log_name, slot_directories
 from pushrep.log.disk_space import DiskLevel, disk_level
 from pushrep.log.errors import DirectoryIsCopy, LogLocked, LogPoisoned
 from pushrep.outbox.control import BadControlMessage, CallRefused, NobodyAnswers, ask
+from pushrep.outbox.control_calls import serve_health
 from pushrep.outbox.directory_handover import NOT_MADE, handed_over
 from pushrep.outbox.errors import CantPromote, OutboxDiffers, SettingRefused, StandbyCancelled
 from pushrep.outbox.identity import RETENTION_DEFAULT_MS
@@ -52,6 +52,7 @@ from pushrep.replicate.settings import PushSettings
 
 if TYPE_CHECKING:
     from pushrep.health import HealthSettings
+    from pushrep.metrics import ProcessCollector
 
 _LOG = logging.getLogger("pushrep.outbox")
 _DIGITS = re.compile(r"[0-9.]+")
@@ -332,23 +333,19 @@ class WaitingMember(Generic[_Outbox]):
 
     def _serve_health(self) -> None:
         """Probes and scrapers find a process that lives and is not ready: an outbox answers them only once it leads."""
-        if (settings := self._asked.health) is None:
-            return
-        from pushrep.health import HealthServer  # noqa: PLC0415 - brings an HTTP server
+        settings = self._asked.health
 
         def problems() -> list[Problem]:
             state = self._rules.state.value
             return [Problem("not_leading", f"{state}: {self._why}" if self._why else state)]
 
-        registry = None
-        if importlib.util.find_spec("prometheus_client") is not None:
-            from prometheus_client import CollectorRegistry  # noqa: PLC0415 - an extra
+        def collector() -> "ProcessCollector":  # to stand by is no problem that anybody is called for
+            from pushrep.metrics import ProcessCollector  # noqa: PLC0415 - an extra
 
-            from pushrep.metrics import ProcessCollector  # noqa: PLC0415
+            shown = settings if settings is not None and settings.cert is not None else None
+            return ProcessCollector(list, lambda: {} if shown is None else {"health": shown.expires_s()})
 
-            registry = CollectorRegistry()  # to stand by is no problem that anybody is called for
-            registry.register(ProcessCollector(list, lambda: {"health": settings.expires_s()} if settings.cert else {}))
-        self._health.callback(HealthServer(settings, problems, registry).close)
+        serve_health(self._health, settings, problems, collector)
 
     def _become(self, state: StandbyState, why: str = "") -> None:
         self._rules.become(state)
