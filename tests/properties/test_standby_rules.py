@@ -274,7 +274,7 @@ def test_a_standby_leads_once_so_many_have_stored_its_grant_not_when_they_answer
     for index in (2, 3)[:stored]:
         told = MemberAnswer(index=index, grant=sent, highest_epoch=sent.epoch, is_unfilled=False)
         effects += candidate.on_answer(told)
-    assert candidate.is_short is not leads
+    assert candidate.asks_again is not leads
     effects += candidate.on_deadline()
     assert any(isinstance(effect, Lead) for effect in effects) == leads
 
