@@ -229,6 +229,7 @@ class LogDirectory:
         self._write_lock = threading.Lock()
         self._written_ms: int | None = None  # when the last write ended, and how long it took
         self._write_took_ms = 0
+        self._shared_ms = _SOON_MS  # a write serves for so long; less where a log's flush_ms is short
         self._lock_file = take_lock(path, filesystem)
         try:
             self.directory_id, self.copy_verdict = self._find_id()
@@ -395,13 +396,15 @@ class LogDirectory:
 
         In `delay_ms`, or, if the last write took more than a tenth of it, in up to four times that.
         """
+        self._shared_ms = min(self._shared_ms, delay_ms)
         if self._flusher is not None:
             self._flusher.soon(self, min(max(delay_ms, 10 * self._write_took_ms), 4 * delay_ms))
 
     def flush_in_background(self) -> None:
         """The flusher's call: the checkpoints of logs that were rolled or closed."""
         try:
-            self.sync_checkpoints()
+            if not self.sync_checkpoints(self._shared_ms):  # a log has just written them
+                self.sync_checkpoints_soon(self._shared_ms)
         except (OSError, PushrepError) as error:
             _LOG.warning("%s: checkpoints put off: %s", self.path, error)
             self.sync_checkpoints_soon(_AGAIN_MS)
