@@ -128,6 +128,7 @@ class Forks:
 
 def serve(jvm, listener):
     """Fork for whoever asks, and end when the JVM does. Returns only in a fork: what it is to run."""
+    import contextlib
     import gc
     import importlib
     import select
@@ -135,7 +136,8 @@ def serve(jvm, listener):
 
     jvm_ends, poll, forks = os.pidfd_open(jvm), select.poll(), Forks()
     for module in _PRELOADED:
-        importlib.import_module(module)
+        with contextlib.suppress(ModuleNotFoundError):  # other releases of Spark lack some
+            importlib.import_module(module)
     gc.collect()
     gc.freeze()  # or each fork's first collection would copy all
     poll.register(jvm_ends, select.POLLIN)

@@ -1,13 +1,13 @@
 """`make matrix`: each release, form, carrier and sink, killed and run again, judged by SQL; a table in docs/spark.md.
 
-python -m tests.spark.replay.matrix <directory of Pythons> all|pairwise|relay <release> ...
-
+python -m tests.spark.replay.matrix <directory of Pythons> all|pairwise|missing <release> ...
 
 One topic holds records of three producers with many replays, each with its metadata in the key, in a header and as a
 position in the value. Without a connector for a release its cells read files of the same records. A cell is `shown` if
 its sink holds what SQL says after a kill -9 in the second of two batches; else why not stands below the table. A
-release's lines are written when it is done, and what was not run stays as it was. Pairwise: of each form and
-sink one carrier, another one in each release, so that each two of release, form, carrier and sink meet.
+release's lines are written when it is done; those of releases that are not run stay. Pairwise: of each form and
+sink one carrier, another one in each release, so that each two of release, form, carrier and sink meet. Missing: what
+the page does not show yet.
 """
 
 import json
@@ -27,7 +27,7 @@ from filtering import METADATA_HEADER, StreamMetadata
 from tests.kafka.cluster import KafkaCluster
 from tests.kafka.plain_client import consume_all, create_topic, plain_producer
 from tests.postgresql import running_server
-from tests.spark_programs import kill_session
+from tests.spark_programs import WORKERS_PYTHON, kill_session
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs" / "spark.md"
@@ -37,10 +37,13 @@ SINKS = ("path", "sqlite", "postgresql", "delta", "iceberg", "topic")
 HEADS = ("a path (Parquet)", "SQLite", "PostgreSQL", "Delta", "Iceberg", "a topic")
 FORMS = {"foreachBatch": SINKS[:-1], "operator": ("path", "delta", "iceberg"), "relay": ("topic",)}
 """And the sinks that a form has."""
-SOURCE = ("source", "", "")
 CARRIERS = ("key", "header", "position")
+RELAY = ("relay", "key", "topic")
+EVERY = [(form, carrier, sink) for form in ("foreachBatch", "operator") for carrier in CARRIERS for sink in FORMS[form]]
+EVERY.append(RELAY)
 BATCH, BATCHES, PARTITIONS = 60, 2, 2
-BOUND_S = 420
+BOUND_S = 1800
+"""For each answer of a program: a busy machine may want as long."""
 
 
 def main(pythons, how, *releases):
@@ -53,9 +56,11 @@ def main(pythons, how, *releases):
         log = Log(broker.bootstrap_servers, Path(home) / "files")
         for release in releases:
             began_s, python = time.monotonic(), Path(pythons).absolute() / release / "bin" / "python"
-            found = Release(python, release, Path(home), log, postgresql).run(how)
+            cells = Release(python, release, Path(home), log, postgresql)
+            shown = shown_in_the_page(release) if how == "missing" else {}
+            found = cells.run(how, shown)
             wrong += list(found.values()).count("WRONG")
-            write(release, found)
+            write(release, cells.source, found)
             print(release, f"{time.monotonic() - began_s:.0f} s", found, flush=True)  # noqa: T201 - its report
     return 1 if wrong else 0
 
@@ -146,27 +151,39 @@ class Release:
         self._python, self._release, self._log, self._postgresql = python, release, log, postgresql
         self._place = home / release
         self._place.mkdir()
+        self._relayed = f"relayed-{release}"
         minor = release.rpartition(".")[0]
         own = ROOT / ".cache" / ("spark-kafka/libs" if minor == "4.2" else f"spark-tables/{minor}")
         self._jars = sorted(map(str, own.glob("*.jar")))
         self._has_connector = any("spark-sql-kafka" in jar for jar in self._jars)
         self._has_tables = any("iceberg" in jar for jar in self._jars)
 
-    def run(self, how):
-        """(form, carrier, sink) → shown, or why not."""
-        found = {}
-        sinks = [sink for sink in FORMS["foreachBatch"] if self._has_tables or sink not in {"delta", "iceberg"}]
-        cells = [("foreachBatch", carrier, sink) for carrier in CARRIERS for sink in sinks]
-        cells += [("operator", carrier, sink) for carrier in CARRIERS for sink in sinks if sink in FORMS["operator"]]
+    @property
+    def source(self):
+        """What its cells read."""
+        return "topic" if self._has_connector else "files"
+
+    def run(self, how, shown):
+        """(form, carrier, sink) → shown, or why not; without a cell that was not asked for."""
+        found = shown | {cell: why for cell in EVERY if (why := self._lacks(cell[2])) is not None}
+        cells = [cell for cell in EVERY if cell not in found]
         if how == "pairwise":
             turn = int(self._release.split(".")[1])  # 5, 0, 1, 2, 3
             chosen = {
                 (form, sink): CARRIERS[(n + turn) % 3] for n, (form, sink) in enumerate(sorted({c[::2] for c in cells}))
             }
-            cells = [cell for cell in cells if chosen[cell[::2]] == cell[1]]
-        found = {} if how == "relay" else self._through(cells)
-        found["relay", "key", "topic"] = self._relayed() if self._has_connector else "no Kafka connector"
-        return {SOURCE: "topic" if self._has_connector else "files", **found}
+            cells = [cell for cell in cells if chosen[cell[::2]] == cell[1] or cell == RELAY]
+        if RELAY in cells:
+            create_topic(self._log.servers, self._relayed, partitions=PARTITIONS)
+        return found | (self._through(cells) if cells else {})
+
+    def _lacks(self, sink):
+        """Why nothing can go into this sink; None if it can."""
+        if sink == "topic" and not self._has_connector:
+            return "Maven has no Kafka connector for this release"
+        if sink in {"delta", "iceberg"} and not self._has_tables:
+            return "Maven has no jar of it for this release"
+        return None
 
     def _through(self, cells):
         told = {
@@ -175,6 +192,7 @@ class Release:
             "tables": self._has_tables,
             "source": self._log.source(has_connector=self._has_connector),
             "postgresql": f"{self._postgresql}",
+            "relayed": self._relayed,
         }
         found = dict.fromkeys(cells, "did not come to its end in time")
         first = self._start({**told, "mode": "first"})
@@ -192,25 +210,24 @@ class Release:
         then = self._start({**told, "cells": left, "mode": "again"})
         try:
             while (line := next_line(then, BOUND_S)) is not None:
-                right = line.get("rows") == self._log.kept
+                cell = tuple(line["cell"].split("/"))
+                right = self._log.kept == (self._rows_relayed() if cell == RELAY else line.get("rows"))
                 said = "shown" if right else line.get("error") or "WRONG"
                 if right and line["failed"]:
                     said = f"shown by a second start; the first: {line['failed']}"
-                found[tuple(line["cell"].split("/"))] = said
+                found[cell] = said
                 print(self._release, line["cell"], said, flush=True)  # noqa: T201 - how far it is
         finally:
             kill_session(then)
         return found
 
     def _start(self, told):
-        return self._process([self._python, PROGRAM, self._place, json.dumps(told)], "program")
-
-    def _process(self, command, name):
         own = {"PYTHONPATH": str(ROOT), "SPARK_LOCAL_DIRS": str(self._place / "scratch"), "SPARK_LOCAL_IP": "127.0.0.1"}
-        own |= {"PYSPARK_PYTHON": str(self._python), "PYSPARK_SUBMIT_ARGS": "--driver-memory 2g pyspark-shell"}
-        with (self._place / f"{name}.err").open("a") as errors:
+        own |= {"PYSPARK_PYTHON": WORKERS_PYTHON, "PUSHREP_TESTS_PYTHON": str(self._python)}
+        own |= {"PYSPARK_SUBMIT_ARGS": "--driver-memory 2g pyspark-shell"}
+        with (self._place / "program.err").open("a") as errors:
             return subprocess.Popen(
-                list(map(str, command)),
+                [str(self._python), str(PROGRAM), str(self._place), json.dumps(told)],
                 env=os.environ | own,
                 cwd=self._place,
                 stdout=subprocess.PIPE,
@@ -219,55 +236,17 @@ class Release:
                 start_new_session=True,
             )
 
-    def _records(self, topic):
-        """(partition, record) of all in a topic."""
-        found = consume_all(self._log.servers, topic, range(PARTITIONS))
-        return [(partition, record) for partition, records in found.items() for record in records]
-
-    def _relayed(self):
-        """The relay job into a topic of its own, killed once some records are there; read through the rule again."""
-        servers, topic = self._log.servers, f"relayed-{self._release}"
-        create_topic(servers, topic, partitions=PARTITIONS)
-        command = [self._python, "-m", "spark_jobs.jobs.relay", "--source", "kafka"]
-        command += ["--source-option", f"kafka.bootstrap.servers={servers}", "--topic", self._log.topic]
-        command += ["--to-servers", servers, "--to-topic", topic, "--application", "matrix"]
-        command += ["--checkpoint", self._place / "relay-checkpoint", "--max-records-per-trigger", BATCH]
-        command += ["--trigger", "available-now", "--conf", f"spark.jars={','.join(self._jars)}"]
-        command += ["--conf", "spark.master=local[2]", "--conf", "spark.sql.shuffle.partitions=1"]
-        command += ["--source-option", "startingOffsets=earliest"]
-        job = self._process(command, "relay")
-        until_s = time.monotonic() + BOUND_S
-        while not (there := self._records(topic)) and job.poll() is None and time.monotonic() < until_s:
-            time.sleep(0.1)
-        kill_session(job)
-        if not there or len(there) >= len(self._log.kept):
-            return f"was not killed on its way ({len(there)} records): {last_line(self._place / 'relay.err')}"
-        failed = []  # a second start, as a cell has, too: Spark 4.1 wants it
-        while (why := self._relay_to_its_end(command)) is not None:
-            if failed:
-                return why
-            failed.append(why)
+    def _rows_relayed(self):
+        """Of the records that a reader behind a filter sees in the relay's topic: where each lay first."""
         rows, ids = [], {}
-        for partition, record in self._records(topic):
-            key = StreamMetadata.unpack(record.key)
-            rows.append((partition, record.offset, (key.pid, key.partition), key.offset))
-            ids[partition, record.offset] = json.loads(record.value)["id"]
+        for partition, records in consume_all(self._log.servers, self._relayed, range(PARTITIONS)).items():
+            for record in records:
+                key = StreamMetadata.unpack(record.key)
+                rows.append((partition, record.offset, (key.pid, key.partition), key.offset))
+                ids[partition, record.offset] = json.loads(record.value)["id"]
         numbers = {pair: n for n, pair in enumerate(dict.fromkeys(row[2] for row in rows))}
         kept = kept_by_sql([(*row[:2], numbers[row[2]], row[3]) for row in rows])
-        right = sorted(ids[tuple(where)] for where in kept) == self._log.kept
-        if not right:
-            return "WRONG"
-        return f"shown by a second start; the first: {failed[0]}" if failed else "shown"
-
-    def _relay_to_its_end(self, command):
-        """None, or why not."""
-        job = self._process(command, "relay")
-        try:
-            return None if job.wait(BOUND_S) == 0 else last_line(self._place / "relay.err")
-        except subprocess.TimeoutExpired:
-            return "did not come to its end in time"
-        finally:
-            kill_session(job)
+        return sorted(ids[tuple(where)] for where in kept)
 
 
 def next_line(process, bound_s):
@@ -288,18 +267,30 @@ def next_line(process, bound_s):
 
 def last_line(path):
     lines = [line.strip() for line in path.read_text(errors="replace").splitlines() if line.strip()]
-    return re.sub(r"Query \[id = .*?\]", "Query", lines[-1])[:300] if lines else "it said nothing"
+    return lines[-1][:300] if lines else "it said nothing"
 
 
-def write(release, found):
-    """Put what was seen of a release into the page; what was not run this time stays as it was."""
+def shown_in_the_page(release):
+    """The cells of a release that it shows, each with what it says of all of them."""
+    text, shown = DOCS.read_text(encoding="utf-8"), {}
+    said = re.search(rf"^- {re.escape(release)}, every cell: `(shown .*)`$", text, re.MULTILINE)
+    for line in text.splitlines():
+        if line.startswith(f"| {release} |"):
+            _, _, _, form, carrier, *answers = (cell.strip() for cell in line.split("|"))
+            sinks = (sink for sink, answer in zip(SINKS, answers, strict=False) if answer == "shown")
+            shown |= {(form, carrier, sink): said[1] if said else "shown" for sink in sinks}
+    return shown
+
+
+def write(release, source, found):
+    """Put what was seen of a release into the page; other releases stay as they were."""
     head, _, rest = DOCS.read_text(encoding="utf-8").partition(BEGIN)
     old, _, tail = rest.partition(END)
     lines = defaultdict(list)
     for line in old.splitlines():
         if named := re.match(r"(?:\| |- )(\d+\.\d+\.\d+)\b", line):
             lines[named[1]].append(line)
-    lines[release] = list(lines_of(release, found, lines[release]))
+    lines[release] = list(lines_of(release, source, found))
     table = [f"| Spark | source | form | carrier | {' | '.join(HEADS)} |", "|---" * (4 + len(SINKS)) + "|"]
     in_order = sorted(lines, key=lambda one: tuple(map(int, one.split("."))))
     table += [line for one in in_order for line in lines[one] if line.startswith("|")]
@@ -307,27 +298,36 @@ def write(release, found):
     DOCS.write_text("\n".join([head + BEGIN, "", *table, "", *why, *[""][: len(why)], END + tail]), encoding="utf-8")
 
 
-def lines_of(release, found, old):
-    """The rows of one release, and a line for each cell that was run and is not shown."""
-    before, source = {}, found[SOURCE]
-    for line in old:
-        if line.startswith("|"):
-            _, _, _, form, carrier, *cells = (cell.strip() for cell in line.split("|"))
-            before |= {(form, carrier, sink): cell for sink, cell in zip(SINKS, cells, strict=False)}
+def lines_of(release, source, found):
+    """The rows of one release, and a line for each reason why cells are not shown at once."""
     for form, possible in FORMS.items():
         for carrier in ("key",) if form == "relay" else CARRIERS:
-            answers = [found.get((form, carrier, sink), before.get((form, carrier, sink), "")) for sink in SINKS]
+            answers = [found.get((form, carrier, sink), "not shown") for sink in SINKS]
             said = [answer[:5] if answer[:5] in {"shown", "WRONG"} else "not shown" for answer in answers]
             cells = [one if sink in possible else "" for sink, one in zip(SINKS, said, strict=True)]
             yield f"| {release} | {source} | {form} | {carrier} | {' | '.join(cells)} |"
-    yield from (line for line in old if line.startswith("-") and not any(named(cell) in line for cell in found))
-    for cell, answer in found.items():
-        if cell != SOURCE and answer != "shown":
-            yield f"- {release}, {named(cell)} `{answer.replace('`', '')}`"
+    reasons = defaultdict(list)
+    for cell in EVERY:
+        if (answer := plain(found.get(cell, "shown"))) != "shown":
+            reasons[answer].append(cell)
+    for answer, cells in reasons.items():
+        yield f"- {release}, {together(cells, set(found))}: `{answer.replace('`', '')}`"
 
 
-def named(cell):
-    return f"{', '.join(cell)}:"
+def plain(answer):
+    """Without what differs between two that fail alike: the query's numbers, and who says so first."""
+    answer = re.sub(r"Query \[id = .*?\]", "Query", answer)
+    return re.sub(r"(?<=: )(?:error|\w*Exception): |\[[A-Z_.]+\] | SQLSTATE: \w+", "", answer)
+
+
+def together(cells, ran):
+    """Cells in few words: all that were run, all of a sink, or one by one."""
+    if set(cells) == ran:
+        return "every cell"
+    sinks = [sink for sink in SINKS if any(cell[2] == sink for cell in cells)]
+    if set(cells) == {cell for cell in EVERY if cell[2] in sinks}:
+        return " and ".join(HEADS[SINKS.index(sink)] for sink in sinks)
+    return "; ".join(map(", ".join, cells))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ COLUMNS = (
     "headers array<struct<key: string, value: binary>>"
 )
 ROWS = ("topic", "partition", "offset")
-GATE_S = 600
+GATE_S = 1700
 BESIDE = 3
 """So many queries work at a time; those that wait to be killed work no more."""
 
@@ -79,6 +79,7 @@ class Cell:
         self.name, self.form, self.carrier, self.sink = f"{form}/{carrier}/{sink}", form, carrier, sink
         self.stops = told["mode"] == "first"
         self._spark, self._source, self._postgresql = spark, told["source"], told["postgresql"]
+        self._relayed = told["relayed"]
         self._place = Path(place) / self.name.replace(" ", "-").replace("/", "-")
         self._place.mkdir(parents=True, exist_ok=True)
         release = spark.version.replace(".", "_")  # one database holds the tables of all releases
@@ -138,6 +139,8 @@ class Cell:
     def _start(self):
         from spark_jobs import LocalMarks, ReplayFilteredBatches, filter_replays
 
+        if self.form == "relay":
+            return self._relay()
         if self.form == "operator":
             kept = filter_replays(self._events(), carrier=self._carrier()).select(*ROWS)
             if self.stops:
@@ -157,6 +160,38 @@ class Cell:
         writer = self._events().writeStream.foreachBatch(once)
         return writer.option("checkpointLocation", f"{self._place}/checkpoint").trigger(availableNow=True).start()
 
+    def _relay(self):
+        """The job, in a thread of its own; it stops with its second batch half sent."""
+        from spark_jobs.jobs import pipeline, relay_sending
+        from spark_jobs.jobs.relaying import RelayOptions
+
+        # Its signals are the main thread's, and nobody sends any.
+        pipeline._signals = lambda: contextlib.nullcontext(threading.Event())
+        send, cut = relay_sending.Sending.send, self._source["cut"]
+
+        def send_half(sending, rows):
+            if rows.where(f"offset >= {cut}").isEmpty():
+                return send(sending, rows)
+            send(sending, rows.where(f"offset < {cut * 3 // 2}"))
+            return self.stop_here()
+
+        if self.stops:
+            relay_sending.Sending.send = send_half
+        servers = self._source["options"]["kafka.bootstrap.servers"]
+        options = RelayOptions(
+            topic=self._source["options"]["subscribe"],
+            source="kafka",
+            source_options={"kafka.bootstrap.servers": servers, "startingOffsets": "earliest"},
+            max_records_per_trigger=int(self._source["options"]["maxOffsetsPerTrigger"]),
+            application="matrix",
+            to_topic=self._relayed,
+            checkpoint=f"{self._place}/checkpoint",
+            marks=f"{self._place}/marks",
+        )
+        job = Relay(self._spark, options)
+        job.start()
+        return job
+
     def _sink(self):
         from spark_jobs import idempotent_table
         from spark_jobs.sql import SqlTable
@@ -174,6 +209,8 @@ class Cell:
         time.sleep(GATE_S)
 
     def _rows(self):
+        if self.sink == "topic":
+            return []  # whoever reads it looks
         if self.sink == "sqlite":
             with contextlib.closing(sqlite3.connect(self._place / "table.db")) as database:
                 return database.execute("select partition, offset from found").fetchall()
@@ -187,6 +224,36 @@ class Cell:
         else:
             found = self._spark.read.format("delta" if self.sink == "delta" else "parquet").load(f"{self._place}/table")
         return [(row["partition"], row["offset"]) for row in found.select("partition", "offset").collect()]
+
+
+class Relay(threading.Thread):
+    """The job as a query is asked."""
+
+    def __init__(self, spark, options):
+        super().__init__(daemon=True)
+        self._spark, self._options, self._error = spark, options, None
+
+    def run(self):
+        from spark_jobs.jobs.relaying import relay_in
+        from spark_jobs.jobs.reporting import Reporter
+
+        try:
+            with Reporter.open(None) as reporter:
+                relay_in(self._spark, self._options, reporter)
+        except Exception as error:  # noqa: BLE001 - the answer of who asks
+            self._error = error
+
+    @property
+    def isActive(self):  # noqa: N802 - Spark's own name
+        return self.is_alive()
+
+    def exception(self):
+        return self._error
+
+    def awaitTermination(self):  # noqa: N802
+        self.join()
+        if self._error is not None:
+            raise self._error
 
 
 class Stopping:
@@ -209,6 +276,7 @@ def stopping(batches, place, cut):
 
     for batch in batches:
         if batch.num_rows and pc.max(batch.column("offset")).as_py() >= cut:
+            yield batch.slice(0, batch.num_rows // 2)
             (Path(place) / "waits").touch()
             time.sleep(GATE_S)
         yield batch
