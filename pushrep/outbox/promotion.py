@@ -605,7 +605,7 @@ def _damage_told(own: MemberAnswer) -> Iterator[str]:
     for partition, log in sorted(own.logs.items()):
         if log.why_unfit is not None:
             end = "" if log.held_to is None else f", of {log.held_to.end_offset}"
-            yield f"partition {partition}: damaged from offset {log.log.log_end_offset} on{end}"
+            yield f"partition {partition}: lost here from offset {log.log.log_end_offset} on{end}"
 
 
 def _time_told(wall_ms: int) -> str:
