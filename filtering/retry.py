@@ -24,7 +24,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from tenacity import AsyncRetrying, RetryCallState, Retrying, retry_if_exception
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
+"""How long brokers are asked altogether: as long as Kafka's own clients do (`default.api.timeout.ms`)."""
 APPEARS_WITHIN_S = 3.0
 _DOUBLINGS_MAX = 30
 _Answer = TypeVar("_Answer")

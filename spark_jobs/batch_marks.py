@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 
 from filtering.errors import FilteringError
 from filtering.marks import HighwaterMarks
+from filtering.stream_metadata import OFFSET_MAX
 from spark_jobs.errors import SparkJobError
 
-VERSIONS = (1, 2, 3)
+VERSIONS = (1, 2, 3, 4)
 """Version 2 has ranges that were read in a startpoint epoch; without any of them version 1 is written."""
 ADOPTED = -1
 """The batch number of the marks that a query adopted from another before its batch 0."""
@@ -72,7 +73,7 @@ class SentBack(NamedTuple):
 
     The rows themselves do not show this, so `number` is taken as their startpoint epoch. After a later move without a
     reset, rows below `replace_from` stay: the partition had been read up to there, and what is read again below it is
-    dropped.
+    dropped. Rows from `replace_until` on stay, too.
     """
 
     topic: str
@@ -80,6 +81,7 @@ class SentBack(NamedTuple):
     number: int
     stood_at: int
     replace_from: int = 0
+    replace_until: int = OFFSET_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,8 @@ class BatchMarks:
         """Versioned, checksummed bytes; equal values give equal bytes."""
         blobs = [(key, self.marks[key].to_bytes()) for key in sorted(self.marks)]
         version = 3 if self.sent_back else 2 if any(r.startpoint_epoch for r in self.ranges) else 1
+        if any(one.replace_until < OFFSET_MAX for one in self.sent_back):
+            version = 4
         head = {
             "query": self.query_id,
             "batch": self.batch_id,
@@ -114,7 +118,7 @@ class BatchMarks:
         if self.replaced:  # older releases ignore it
             head["replaced"] = [list(r) for r in self.replaced]
         if self.sent_back:  # older releases would drop what is read again
-            head["sent_back"] = [list(one) for one in self.sent_back]
+            head["sent_back"] = [list(one if version > 3 else one[:5]) for one in self.sent_back]
         text = json.dumps(head, separators=(",", ":")).encode()
         body = b"".join([_HEADER.pack(_MAGIC, version, len(text)), text, *(blob for _, blob in blobs)])
         return body + _CHECKSUM.pack(zlib.crc32(body))

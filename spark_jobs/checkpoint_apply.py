@@ -201,25 +201,27 @@ def preview(place: CheckpointPlace, store: StartpointStore, *, request: Request 
             name, f"the query has read partitions {known} of {source.topic}, not {request.partition}"
         )
     moves = []
-    for number, before in sorted(source.positions.items()):
+    for number in sorted(source.positions):
         if request is not None:
             if request.partition in (None, number):
-                at = Move(number, before, None, 0, request.startpoint.reset_marks)
-                moves.append(_resolved(source, request.startpoint, 0, at, now_ms))
+                moves.append(_resolved(source, request.startpoint, 0, number, now_ms))
             continue
         reader_state = store.read(place.consumer, source.topic, number)
         if reader_state is None:
             continue
-        wanted = reader_state.written.startpoint
-        move = Move(number, before, None, reader_state.sequence, wanted.reset_marks, reader_state.failure)
+        wanted, sequence = reader_state.written.startpoint, reader_state.sequence
         if reader_state.applied is not None:
-            move = Move(number, before, reader_state.applied.offset, reader_state.sequence, wanted.reset_marks)
-        elif reader_state.state is not State.FAILED:
-            move = _resolved(source, wanted, reader_state.sequence, move, reader_state.written.created_ms)
+            move = _move(source, wanted, sequence, number, reader_state.applied.offset)
+        elif reader_state.state is State.FAILED:
+            move = _move(source, wanted, sequence, number, None, reader_state.failure)
+        else:
+            move = _resolved(source, wanted, sequence, number, reader_state.written.created_ms)
         moves.append(move)
     if not moves:
         raise NothingPending(place.consumer, source.topic)
-    check_marks(place.marks, found.query_id, found.batch, resets=any(move.reset_marks for move in moves))
+    if source.is_v1 and any(move.replace_until is not None for move in moves):
+        raise SourceNotMovable(name, "files tell no rows apart, so none are replaced: leave out where rows stay")
+    check_marks(place.marks, found.query_id, found.batch, topic=source.topic, moves=moves)
     return moves
 
 
@@ -280,8 +282,8 @@ def apply(  # noqa: PLR0913 - what to move, and how to watch
         except Exception:
             store.cancel(sequence, "apply-checkpoint could not carry it out", author=request.author)
             raise
-    resets = any(move.reset_marks for move in pair.moves)
-    pair = replace(pair, marks=check_marks(place.marks, pair.query_id, pair.first - 1, resets=resets))
+    marks = check_marks(place.marks, pair.query_id, pair.first - 1, topic=pair.topic, moves=pair.moves)
+    pair = replace(pair, marks=marks)
     save_pair(place.checkpoint, pair)
     append(place.checkpoint, pair, place.marks)
     _record(store, pair)
@@ -319,9 +321,7 @@ def _resolved_pair(place: CheckpointPlace, store: StartpointStore, sequences: Ma
         claim = store.claim(place.consumer, source.topic, number)
         applied = store.apply(claim, facts, position=before)
         if applied is not None:
-            moves.append(
-                Move(number, before, applied.offset, applied.sequence, startpoint.reset_marks, applied.by_policy)
-            )
+            moves.append(_move(source, startpoint, applied.sequence, number, applied.offset, applied.by_policy))
     if not moves:
         raise NothingPending(place.consumer, source.topic)
     offset = source.moved({move.partition: move.after for move in moves if move.after is not None})
@@ -362,8 +362,27 @@ def _record(store: StartpointStore, pair: BatchPair) -> None:
         store.consume(claim, move.sequence, committed=move.sequence)
 
 
-def _resolved(source: MovableSource, startpoint: Startpoint, sequence: int, move: Move, created_ms: int) -> Move:
-    facts = source.facts(move.partition, startpoint)
-    answer = resolve(startpoint, facts, created_ms=created_ms, position=move.before)
+def _resolved(source: MovableSource, startpoint: Startpoint, sequence: int, partition: int, created_ms: int) -> Move:
+    facts = source.facts(partition, startpoint)
+    answer = resolve(startpoint, facts, created_ms=created_ms, position=source.positions[partition])
     after, why = (answer.offset, answer.by_policy) if isinstance(answer, Resolved) else (None, answer.why)
-    return Move(move.partition, move.before, after, sequence, startpoint.reset_marks, why)
+    return _move(source, startpoint, sequence, partition, after, why)
+
+
+def _move(  # noqa: PLR0913, PLR0917 - what a move is made of
+    source: MovableSource,
+    startpoint: Startpoint,
+    sequence: int,
+    partition: int,
+    after: int | None,
+    why: str | None = None,
+) -> Move:
+    """Raises SourceNotMovable for a startpoint that only a job that follows startpoints can honour."""
+    if startpoint.append_only:
+        words = (
+            f"startpoint {sequence} is append-only, which a query that is moved is told by its job's --append-only: "
+            "cancel it, and call again with --to and --reset-marks"
+        )
+        raise SourceNotMovable(f"of {source.topic}", words)
+    before = source.positions[partition]
+    return Move(partition, before, after, sequence, startpoint.reset_marks, why, startpoint.replace_until)

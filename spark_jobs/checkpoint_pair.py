@@ -14,15 +14,16 @@ batches hold no record: their marks are those of the batch before, and name who 
 
 import json
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from filtering.stream_metadata import OFFSET_MAX
 from spark_jobs.batch_marks import BatchMarks, SentBack
 from spark_jobs.checkpoint_files import CheckpointUnreadable, QueryRunning, back_up, create
-from spark_jobs.errors import MarksMissing, SparkJobError
+from spark_jobs.errors import CantReplace, MarksMissing, SparkJobError
 from spark_jobs.marks import MarksStore
 from spark_jobs.marks_stores import Brokers, NoSuchMarks, opened
 
@@ -45,6 +46,22 @@ class WithRows(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Move:
+    """One partition: from where to where (None: it does not fit), by which startpoint (0: not written); and why.
+
+    `replace_until`, with `reset_marks`: the rows of records from there on stay as they are.
+    """
+
+    partition: int
+    before: int
+    after: int | None
+    sequence: int
+    reset_marks: bool
+    why: str | None = None
+    replace_until: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class MarksPlace:
     """Where they lie: a directory or its URL, a database's URL with its table, or kafka:TOPIC with its brokers."""
 
@@ -57,19 +74,33 @@ class MarksPlace:
         return opened(self.place, self.table, self.brokers)
 
 
-def check_marks(place: MarksPlace | None, query_id: str, batch: int, *, resets: bool) -> str | None:
+def check_marks(
+    place: MarksPlace | None, query_id: str, batch: int, *, topic: str, moves: Iterable[Move]
+) -> str | None:
     """Where the marks of the checkpoint's last batch lie, as people may see it; None if there are none.
 
-    Raises MarksMissing if they are of another one, or MarksUnreachable. Makes no store.
+    Raises MarksMissing if they are of another one, or MarksUnreachable; CantReplace if rows that an earlier move was to
+    replace would stay. Makes no store.
     """
-    if place is None:
-        if resets:
-            raise MarksUnreachable(None, "the startpoint resets marks, and none are named: say where they lie, --marks")
+    resets = {move.partition: move for move in moves if move.reset_marks}
+    if place is None and not resets:
         return None
+    before, location = marks_at(place, query_id, batch)
+    for old in before.sent_back:
+        move = resets.get(old.partition) if old.topic == topic else None
+        if move is not None and move.replace_until is not None and move.before < old.stood_at:
+            why = f"an earlier move lets it read again up to {old.stood_at}, and it stands at {move.before}"
+            raise CantReplace(topic, old.partition, move.after or 0, f"{why}: wait, or leave the end out")
+    return location
+
+
+def marks_at(place: MarksPlace | None, query_id: str, batch: int) -> tuple[BatchMarks, str]:
+    """The marks of a batch, and where they lie. Raises MarksMissing, MarksUnreachable. Makes no store."""
+    if place is None:
+        raise MarksUnreachable(None, "the startpoint resets marks, and none are named: say where they lie, --marks")
     try:
         with place.opened() as store:
-            _marks_of(store, query_id, batch)
-            return store.location
+            return _marks_of(store, query_id, batch), store.location
     except NoSuchMarks as error:
         raise MarksUnreachable(error.location, error.why) from error
 
@@ -78,7 +109,8 @@ def check_marks(place: MarksPlace | None, query_id: str, batch: int, *, resets: 
 class MarksMove:
     """Batches [first, first + count) of a query that hold nothing.
 
-    stood_at: each partition that moved, and from where. resets: those whose marks are reset, None: all there are.
+    stood_at: each partition that moved, and from where. resets: those whose marks are reset, None: all there are; each
+    with the offset from which on rows stay.
     """
 
     query_id: str
@@ -86,7 +118,7 @@ class MarksMove:
     first: int
     count: int
     stood_at: Mapping[int, int]
-    resets: Collection[int] | None
+    resets: Mapping[int, int] | None
 
 
 def move_marks(place: MarksPlace | None, location: str | None, move: MarksMove) -> None:
@@ -119,7 +151,7 @@ def _moved(before: BatchMarks, move: MarksMove) -> BatchMarks:
     for partition, stood_at in move.stood_at.items():
         where = move.topic, partition
         if partition in move.resets:
-            sent_back[where] = SentBack(*where, number, stood_at)
+            sent_back[where] = SentBack(*where, number, stood_at, replace_until=move.resets[partition])
         elif where in sent_back:
             old = sent_back[where]
             sent_back[where] = old._replace(replace_from=max(old.replace_from, stood_at))
@@ -136,18 +168,6 @@ def _marks_of(marks: MarksStore, query_id: str, batch: int) -> BatchMarks:
 
 NOTES_NAME = "startpoints.json"
 VERSION = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """One partition: from where to where (None: it does not fit), by which startpoint (0: not written); and why."""
-
-    partition: int
-    before: int
-    after: int | None
-    sequence: int
-    reset_marks: bool
-    why: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +195,9 @@ class BatchPair:
 
     def to_json(self) -> str:
         fields = {name: getattr(self, name) for name in self.__slots__ if name != "moves"}
-        moves = [[getattr(move, name) for name in Move.__slots__] for move in self.moves]
+        names = [name for name in Move.__slots__ if name != "replace_until"]
+        more = [[] if move.replace_until is None else [move.replace_until] for move in self.moves]
+        moves = [[getattr(move, name) for name in names] + end for move, end in zip(self.moves, more, strict=True)]
         return json.dumps({"version": VERSION, **fields, "moves": moves}, indent=1)
 
     @classmethod
@@ -246,7 +268,11 @@ def is_purged(checkpoint: Path, pair: BatchPair) -> bool:
 
 
 def _marks_move(pair: BatchPair) -> MarksMove:
-    resets = {move.partition for move in pair.moves if move.reset_marks}
+    resets = {
+        move.partition: OFFSET_MAX if move.replace_until is None else move.replace_until
+        for move in pair.moves
+        if move.reset_marks
+    }
     return MarksMove(
         query_id=pair.query_id,
         topic=pair.topic,

@@ -49,11 +49,15 @@ Records = Callable[[SparkSession, LogRange], DataFrame]
 
 
 class RowsWanted(NamedTuple):
-    """Which rows a run replaces: those of log offsets [start, end). `stood_at`: the partition's position before it."""
+    """Which rows a run replaces: those of log offsets [start, end). `stood_at`: the partition's position before it.
+
+    append_only: none, and its marks begin empty.
+    """
 
     start: int = 0
     end: int = OFFSET_MAX
     stood_at: int = OFFSET_MAX
+    append_only: bool = False
 
 
 AskRowsWanted = Callable[[Mapping[LogRange, int]], Mapping[LogRange, RowsWanted]]
@@ -122,7 +126,7 @@ class Replacing:
     ) -> "RereadBatch":
         """What it means for the batch of these slices. Raises CantReplace."""
         in_checkpoint = {
-            (*one[:2], one.number): RowsWanted(one.replace_from, stood_at=one.stood_at) for one in sent_back
+            (*one[:2], one.number): RowsWanted(one.replace_from, one.replace_until, one.stood_at) for one in sent_back
         }
         resets = {(s.topic, s.partition): s.marks_epoch for s in slices if s.marks_epoch}
         ranges = {one: resets[one[:2]] for one in ranges_of(s for s in slices if s.marks_epoch)}
@@ -131,13 +135,14 @@ class Replacing:
         asked = {one: reset for one, reset in new.items() if (*one[:2], reset) not in in_checkpoint}
         wanted = self._wanted(asked) if asked and self._wanted is not None else {}
         for one, reset in new.items():
-            if not hasattr(self._table, "held_until"):
-                why = "this table exchanges whole batches only; a path of parquet or orc can, and a database"
-                raise CantReplace(*one[:3], why)
-            until = self._table.held_until(session, one, batch_id)
-            self._known[*one[:2], one.startpoint_epoch] = _RowsThere(
-                until, in_checkpoint.get((*one[:2], reset)) or wanted.get(one, RowsWanted())
-            )
+            rows = in_checkpoint.get((*one[:2], reset)) or wanted.get(one, RowsWanted())
+            until = 0
+            if not rows.append_only:
+                if not hasattr(self._table, "held_until"):
+                    why = "this table exchanges whole batches only; a path of parquet or orc can, and a database"
+                    raise CantReplace(*one[:3], why)
+                until = self._table.held_until(session, one, batch_id)
+            self._known[*one[:2], one.startpoint_epoch] = _RowsThere(until, rows)
         rows_there = {one[:2]: self._known[*one[:2], one.startpoint_epoch] for one in ranges}
         table = cast("ReplaceableTable", self._table)
         return RereadBatch(table, self._records, session, slices, rule, batch_id, rows_there)
@@ -182,7 +187,8 @@ class RereadBatch:
         for topic in dict.fromkeys(topic for topic, _ in self.rows_there):
             own = [s for s in self.slices if s.topic == topic]
             epochs = epochs_of(own)
-            old = begun_anew(before, topic, epochs, merged_marks(s.marks for s in own))
+            going_back = {p: epoch for p, epoch in epochs.items() if not self._at(topic, p).wanted.append_only}
+            old = begun_anew(before, topic, going_back, merged_marks(s.marks for s in own))
             if old:
                 starts = {one.partition: one for one in ranges_of(own)}
                 new = {partition: self._as_of(starts[partition], marks) for partition, marks in old.items()}
@@ -227,4 +233,7 @@ class RereadBatch:
         return tuple(one for one in found if one.start < one.end)
 
     def _rows_there(self, one: LogRange) -> _RowsThere:
-        return self.rows_there.get((one.topic, one.partition), _RowsThere())
+        return self._at(one.topic, one.partition)
+
+    def _at(self, topic: str, partition: int) -> _RowsThere:
+        return self.rows_there.get((topic, partition), _RowsThere())

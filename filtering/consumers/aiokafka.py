@@ -221,7 +221,7 @@ class ReplayFilteredConsumer:
         return self._member.assignment.position((partition.topic, partition.partition))
 
     async def committed(self, partition: TopicPartition) -> int | None:
-        """What the group committed of it, None for nothing; asks for 30 s. Raises the client's KafkaError."""
+        """What the group committed of it, None for nothing; asks for 60 s. Raises the client's KafkaError."""
         found = (await self._joined().committed([partition]))[partition].offset
         return found if found >= 0 else None
 

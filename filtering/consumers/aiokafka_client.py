@@ -93,7 +93,7 @@ async def ask_committed(
 
 
 async def topic_settings(admin: AIOKafkaAdminClient, topic: str) -> dict[str, str]:
-    """What a topic is set to, asked for 30 s. Raises MissingRight, the client's KafkaError."""
+    """What a topic is set to, asked for 60 s. Raises MissingRight, the client's KafkaError."""
 
     async def question() -> dict[str, str]:
         [answer] = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)])
@@ -133,11 +133,11 @@ class AiokafkaMember:
         self._ownership = OwnershipCheck(self._ask_held)
 
     async def committed(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, OffsetAndMetadata]:
-        """What the group committed, offset -1 for nothing; asks for 30 s. Raises MissingRight, KafkaError."""
+        """What the group committed, offset -1 for nothing; asks for 60 s. Raises MissingRight, KafkaError."""
         return await ask_committed(self._admin, self._group, partitions)
 
     async def retention_ms(self, topic: str) -> int:
-        """How long the topic keeps records, -1: for ever; asks for 30 s. Raises MissingRight, KafkaError."""
+        """How long the topic keeps records, -1: for ever; asks for 60 s. Raises MissingRight, KafkaError."""
         return kept_ms(await topic_settings(self._admin, topic))
 
     async def seek(self, partition: TopicPartition, offset: int | None) -> None:

@@ -215,7 +215,7 @@ class ReplayFilteredConsumer(ClosedAtExit):
     def commit(self) -> None:
         """Store, for every partition, the position behind what was yielded, with its marks.
 
-        Raises CommitFailed while partitions move between members, or a coordinator does not answer for 30 s: read on
+        Raises CommitFailed while partitions move between members, or a coordinator does not answer for 60 s: read on
         and commit again. Raises MarksTooLarge, MissingRight, KafkaException for what does not pass. After any of
         them nothing is committed, and what follows the last commit is read again.
         """
@@ -264,7 +264,7 @@ class ReplayFilteredConsumer(ClosedAtExit):
         ]
 
     def committed(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
-        """What the group committed of each, OFFSET_INVALID for nothing; asks for 30 s. Raises KafkaException."""
+        """What the group committed of each, OFFSET_INVALID for nothing; asks for 60 s. Raises KafkaException."""
         return self._facts.committed(partitions)
 
     def send_to_transaction(self, producer: Any) -> None:

@@ -184,7 +184,7 @@ def ask_partitions(
 
 
 def topic_settings(config: Mapping[str, Any], topic: str) -> dict[str, str]:
-    """What a topic is set to, asked for 30 s. Raises MissingRight, KafkaException, TimeoutError."""
+    """What a topic is set to, asked for 60 s. Raises MissingRight, KafkaException, TimeoutError."""
     resource = ConfigResource(ResourceType.TOPIC, topic)
     admin = AdminClient(dict(config))  # held until it has answered
     with naming_rights("", topic, "DESCRIBE_CONFIGS"):
@@ -207,7 +207,6 @@ def ask_bounds(client: Consumer, topic: str, partition: int, timeout_s: float = 
 
 
 _LOG = logging.getLogger(__name__)
-_TIMEOUT_S = 30.0
 
 _LATE = KafkaError(KafkaError._TIMED_OUT, "the marks topic does not answer")  # noqa: SLF001 - the client's own names
 _BEYOND = {KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}  # noqa: SLF001
@@ -244,7 +243,7 @@ class ConfluentMarksTopic:
 
     def _first(self) -> Message | None:
         """The first record from there on, None if there is none. Raises KafkaException."""
-        deadline_s = time.monotonic() + _TIMEOUT_S
+        deadline_s = time.monotonic() + TIMEOUT_S
         while (left_s := deadline_s - time.monotonic()) > 0:
             message = self._reader.poll(left_s)
             if message is None:
@@ -268,7 +267,7 @@ class ConfluentMarksTopic:
     def close(self) -> None:
         """Marks were confirmed when they were sent; a deletion that fails leaves a version that no commit names."""
         try:
-            self._producer.flush(_TIMEOUT_S)
+            self._producer.flush(TIMEOUT_S)
         except KafkaException as error:  # raised here, it would hide the error that ended the caller's block
             _LOG.warning("marks topic %s: not all old versions were deleted: %s", self._topic, error)
         finally:
@@ -280,9 +279,9 @@ class ConfluentMarksTopic:
             try:
                 self._producer.produce(self._topic, value, key, on_delivery=lambda *report: reports.append(report))
             except KafkaException:  # at times it only reports that a fatal error came before: flush raises that one
-                flush(self._producer, _TIMEOUT_S)
+                flush(self._producer, TIMEOUT_S)
                 raise
-            flush(self._producer, _TIMEOUT_S)
+            flush(self._producer, TIMEOUT_S)
         except KafkaException as fatal:  # this client sends nothing more
             self._producer = Producer(self._settings)
             raise (missing_right(fatal.args[0], "", self._topic, "WRITE") or fatal) from fatal
@@ -310,17 +309,17 @@ class ConfluentMember:
         self._ownership = OwnershipCheck(self._ask)
 
     def facts_of(self, topic: str, partition: int, position: int | None) -> PartitionFacts:
-        """A partition and how to look at its log; each look asks brokers for 30 s at most."""
+        """A partition and how to look at its log; each look asks brokers for 60 s at most."""
         return PartitionFacts(topic, partition, self._bounds, self._first_at, position, self.is_held)
 
     def committed(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
-        """What the group committed; asks for 30 s. Raises MissingRight, KafkaException."""
+        """What the group committed; asks for 60 s. Raises MissingRight, KafkaException."""
         plain = [TopicPartition(one.topic, one.partition) for one in partitions]
         with naming_rights(self.group, plain[0].topic if plain else ""):
             return ask_partitions(lambda left_s: self.client.committed(plain, left_s))
 
     def retention_ms(self, topic: str) -> int:
-        """How long the topic keeps records, -1: for ever; asks for 30 s. Raises MissingRight, KafkaException."""
+        """How long the topic keeps records, -1: for ever; asks for 60 s. Raises MissingRight, KafkaException."""
         return kept_ms(topic_settings(self._connection, topic))
 
     def is_held(self, topic: str, partition: int) -> bool:

@@ -3,7 +3,9 @@
 The work is done by spark_jobs.checkpoint_apply, which this package may not import: it is found by its entry point.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from pushrep.cli.startpoint_options import (
     with_place,
 )
 from pushrep.env import SYSTEM_CLOCK
+from pushrep.errors import BadArgument
 from pushrep.startpoints import Startpoint, StartpointStore
 from pushrep.startpoints.store import KAFKA, kind_of
 
@@ -39,6 +42,9 @@ STORE_SUFFIX, MARKS_SUFFIX = "-startpoints", "-marks"
     help="Of --to: what to do where WHERE does not fit.",
 )
 @click.option("--reset-marks", is_flag=True, help="Of --to: the replay filter forgets what it has seen; see --marks.")
+@click.option(
+    "--replace-until", type=click.IntRange(1), metavar="OFFSET", help="Of --reset-marks: rows from there on stay."
+)
 @click.option("--consumer", help="Whose startpoints.  [default: the query's id]")
 @with_place("CHECKPOINT-startpoints")
 @click.option("--logs", type=click.Path(path_type=Path), help="Source pushrep: the directory of the logs.")
@@ -67,7 +73,7 @@ def apply_checkpoint(  # noqa: PLR0913, PLR0917 - one parameter an option
     checkpoint: Path, words: str | None, partition: int | None, out_of_range: str, reset_marks: bool,  # noqa: FBT001
     consumer: str | None, store: str | None, logs: Path | None, topic: str | None, source: str | None,
     marks: str | None, table: str | None, stopped: bool, watch_s: float, dry_run: bool, reason: str, author: str | None,  # noqa: FBT001
-    as_json: bool, sink: str | None, sink_format: str,  # noqa: FBT001
+    as_json: bool, sink: str | None, sink_format: str, replace_until: int | None,  # noqa: FBT001
 ) -> None:  # fmt: skip
     """Move a stopped, stateless Spark query: its CHECKPOINT gets one more, empty batch that ends at the new position.
 
@@ -89,9 +95,7 @@ def apply_checkpoint(  # noqa: PLR0913, PLR0917 - one parameter an option
         raise click.UsageError(f"{checkpoint} is on another file system: this knows local directories only")
     if not stopped and not dry_run:
         raise click.UsageError("stop the query, then say --stopped; --dry-run shows what would be done")
-    startpoint = (
-        None if words is None else parse_option("--to", words, out_of_range=out_of_range, reset_marks=reset_marks)
-    )
+    startpoint = _startpoint(words, out_of_range, reset_marks=reset_marks, replace_until=replace_until)
     if sink is not None and startpoint is not None and not reset_marks:
         raise click.UsageError("--sink is for --reset-marks: without it no row is replaced")
     tool = checkpoint_tool("apply-checkpoint")
@@ -135,6 +139,21 @@ def _finish_interrupted(  # noqa: PLR0913 - a call's all
         )
 
 
+def _startpoint(
+    words: str | None, out_of_range: str, *, reset_marks: bool, replace_until: int | None
+) -> Startpoint | None:
+    """What --to asks for, None without it. Raises UsageError."""
+    if replace_until is not None and (words is None or not reset_marks):
+        raise click.UsageError("--replace-until is for --to OFFSET --reset-marks: else no row is replaced")
+    if words is None:
+        return None
+    try:
+        startpoint = parse_option("--to", words, out_of_range=out_of_range, reset_marks=reset_marks)
+        return replace(startpoint, replace_until=replace_until)
+    except BadArgument as error:
+        raise click.BadParameter(error.why, param_hint="--replace-until") from error
+
+
 def _say_watching(checkpoint: Path, watch_s: float, *, as_json: bool) -> None:
     if not as_json:
         click.echo(f"watching {checkpoint} for {watch_s:g} s: nothing may change")
@@ -169,11 +188,12 @@ def _place(
 
 def _rows_replaced(looked: Any, topic: str, moves: Sequence[Any]) -> dict[int, int]:
     """By partition, how many rows of the sink go. Raises what the sink raises that can't replace them."""
-    return {
-        move.partition: len(looked.held(topic, move.partition, move.after))
-        for move in moves
-        if move.reset_marks and move.after is not None
-    }
+    rows = {}
+    for move in moves:
+        if move.reset_marks and move.after is not None:
+            held = looked.held(topic, move.partition, move.after)
+            rows[move.partition] = len(held) if move.replace_until is None else bisect_left(held, move.replace_until)
+    return rows
 
 
 def _print_moves(
@@ -186,7 +206,8 @@ def _print_moves(
 ) -> None:
     if as_json:
         for move in moves:
-            told = {name: getattr(move, name) for name in ("partition", "before", "after", "reset_marks", "why")}
+            names = ("partition", "before", "after", "reset_marks", "replace_until", "why")
+            told = {name: getattr(move, name) for name in names}
             show_json(told if rows_replaced is None else told | {"rows": rows_replaced.get(move.partition, 0)})
         return
     what = say_place(startpoint) if startpoint is not None else f"what waits for {place.consumer}"

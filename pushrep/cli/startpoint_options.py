@@ -141,7 +141,8 @@ def say_place(startpoint: Startpoint) -> str:
     value, until = startpoint.value, startpoint.replace_until
     match startpoint.kind:
         case Kind.SPECIFIC_OFFSET:
-            return f"offset {value}" if until is None else f"offset {value}, rows below {until} are replaced"
+            rows = "" if until is None else f", rows below {until} are replaced"
+            return f"offset {value}{', beside the old rows' if startpoint.append_only else rows}"
         case Kind.TIMESTAMP:
             return say_time(value or 0)
         case Kind.RELATIVE_RECORDS:

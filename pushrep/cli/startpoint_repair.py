@@ -86,12 +86,17 @@ class PartitionRepair(NamedTuple):
     def read_again(self) -> int:
         return min(self.stood_at, self.log_end) - self.start
 
+    @property
+    def rows_end(self) -> int:
+        """Where the rows end that go, as the job stands now."""
+        return self.stood_at if self.end is None else min(self.end, self.stood_at)
+
     def startpoint(self) -> Startpoint:
-        return Startpoint.specific(self.start, reset_marks=True, replace_until=self.end)
+        return Startpoint.specific(self.start, reset_marks=True, replace_until=self.end, append_only=self.rows is None)
 
     def as_dict(self) -> dict[str, Any]:
         marks = None if self.marks is None else [one._asdict() for one in self.marks]
-        return {**self._asdict(), "marks": marks, "read_again": self.read_again}
+        return {**self._asdict(), "rows_end": self.rows_end, "marks": marks, "read_again": self.read_again}
 
 
 @click.command()
@@ -103,9 +108,7 @@ class PartitionRepair(NamedTuple):
 @click.option("--sink", metavar="WHERE", help="The apply job's.")
 @click.option("--table", help="Of --sink DATABASE: the table of the rows.")
 @click.option("--format", "sink_format", default="parquet", show_default=True, help="Of --sink PATH.")
-@click.option(
-    "--append-only", is_flag=True, help="The job has this option, too: new rows are written beside the old ones."
-)
+@click.option("--append-only", is_flag=True, help="Replace nothing: new rows are written beside the old ones.")
 @click.option(
     "--ttl", default="12h", show_default=True, help="Expires if not applied by then: 90s, 30m, 12h, 2d, never."
 )
@@ -128,7 +131,7 @@ def repair(  # noqa: PLR0913, PLR0917 - one parameter an option
     before anything is written.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     if (sink is None) != append_only:
-        raise click.UsageError("give --sink WHERE, or --append-only for a job that writes beside the old rows")
+        raise click.UsageError("give --sink WHERE, or --append-only to write beside the old rows")
     if append_only and to is not None:
         raise click.UsageError("--to is for rows that are replaced; with --append-only every record is written again")
     start, end, ttl_s = _place("--from", from_), None if to is None else _place("--to", to), parse_ttl_s(ttl)
@@ -273,7 +276,7 @@ def _show(title: str, topic: str, parts: Sequence[PartitionRepair], *, as_json: 
                 shown_partition(part.partition),
                 f"[{count(part.log_start)}, {count(part.log_end)})",
                 count(part.stood_at),
-                "none" if part.rows is None else f"[{count(part.start)}, {count(part.end or part.stood_at)})",
+                "none" if part.rows is None else f"[{count(part.start)}, {count(part.rows_end)})",
                 count(part.rows),
                 count(part.read_again),
             )

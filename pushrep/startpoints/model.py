@@ -88,8 +88,9 @@ class Startpoint:
     """Where to start next. Use the constructors below; raises BadArgument for a value that its kind can't have.
 
     `out_of_range` says what to do where it does not fit the log; `reset_marks` that the replay filter behind the
-    consumer shall forget what it has seen, so that records read again are not dropped as replayed. `replace_until`, of
-    an offset with `reset_marks`: rows that a table has of records from there on stay as they are.
+    consumer shall forget what it has seen, so that records read again are not dropped as replayed. Of an offset with
+    `reset_marks` one of two more, for a job that fills a table: `replace_until`, rows of records from there on stay as
+    they are; `append_only`, all rows stay, and what is read again comes beside them.
     """
 
     kind: Kind
@@ -97,10 +98,13 @@ class Startpoint:
     out_of_range: OutOfRange = OutOfRange.ERROR
     reset_marks: bool = False
     replace_until: int | None = None
+    append_only: bool = False
 
     def __post_init__(self) -> None:
         if self.replace_until is not None:
             self._check_replace_until(self.replace_until)
+        if self.append_only and (self.kind is not Kind.SPECIFIC_OFFSET or not self.reset_marks or self.replace_until):
+            raise BadArgument("append_only", "it is for an offset, with reset_marks and without replace_until")
         wanted = _VALUES[self.kind]
         if wanted is None:
             if self.value is not None:
@@ -128,9 +132,11 @@ class Startpoint:
         out_of_range: OutOfRange | str = OutOfRange.ERROR,
         reset_marks: bool = False,
         replace_until: int | None = None,
+        append_only: bool = False,
     ) -> "Startpoint":
         """At this offset; the log's end is in range, too."""
-        return cls._make(Kind.SPECIFIC_OFFSET, offset, out_of_range, reset_marks, replace_until)
+        kind = Kind.SPECIFIC_OFFSET
+        return cls._make(kind, offset, out_of_range, reset_marks, replace_until, append_only=append_only)
 
     @classmethod
     def timestamp(
@@ -170,13 +176,15 @@ class Startpoint:
         return cls._make(kind, records if records is not None else ms, out_of_range, reset_marks)
 
     @classmethod
-    def _make(
+    def _make(  # noqa: PLR0913 - what a startpoint is made of
         cls,
         kind: Kind,
         value: int | None,
         out_of_range: OutOfRange | str,
         reset_marks: bool,  # noqa: FBT001 - private
         replace_until: int | None = None,
+        *,
+        append_only: bool = False,
     ) -> "Startpoint":
         try:
             policy = OutOfRange(out_of_range)
@@ -188,6 +196,7 @@ class Startpoint:
             out_of_range=policy,
             reset_marks=bool(reset_marks),
             replace_until=replace_until,
+            append_only=append_only,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -197,14 +206,17 @@ class Startpoint:
             "out_of_range": str(self.out_of_range),
             "reset_marks": self.reset_marks,
         }
-        # Older releases ignore it and replace all rows that are read again: the table is right, too.
-        return told if self.replace_until is None else told | {"replace_until": self.replace_until}
+        # Older releases ignore these and replace all rows that are read again: the table is right, too.
+        if self.replace_until is not None:
+            told["replace_until"] = self.replace_until
+        return told | {"append_only": True} if self.append_only else told
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> "Startpoint":
         """Raises KeyError, TypeError or ValueError for what `to_json` does not give."""
         kind, value, until = Kind(fields["kind"]), fields["value"], fields.get("replace_until")
-        return cls._make(kind, value, fields["out_of_range"], fields["reset_marks"], until)
+        append_only = fields.get("append_only", False)
+        return cls._make(kind, value, fields["out_of_range"], fields["reset_marks"], until, append_only=append_only)
 
     def __str__(self) -> str:
         return str(self.kind) if self.value is None else f"{self.kind} {self.value}"

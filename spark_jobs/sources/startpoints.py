@@ -17,6 +17,7 @@ waits for that. Only `begun` asks the store, once for each batch.
 """
 
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -67,31 +68,32 @@ def wanted_of(options: SourceOptions) -> AskRowsWanted:
     def ask(ranges: Mapping[LogRange, int]) -> dict[LogRange, RowsWanted]:
         with store_place(options).open() as store:
             event_log = store.event_log()
-        return {
-            one: _wanted(event_log, Reader(consumer, one.topic, one.partition), reset, one.startpoint_epoch)
-            for one, reset in ranges.items()
-        }
+        readers = {one: Reader(consumer, one.topic, one.partition) for one in ranges}
+        stood_at = _stood_at(event_log, set(readers.values()))
+        return {one: _wanted(event_log, stood_at[readers[one]], reset, one) for one, reset in ranges.items()}
 
     return ask
 
 
-def _wanted(event_log: EventLog, reader: Reader, reset: int, epoch: int) -> RowsWanted:
-    """Of the run that startpoint `epoch` began, and whose marks were reset by `reset`."""
-    applied = {
-        written.sequence: reader_state.applied
-        for written in event_log.all_written()
-        if written.sequence <= epoch
-        and (reader_state := event_log.reader_state(written.sequence, reader)) is not None
-        and reader_state.applied is not None
-    }
-    # None if a release without this field applied it.
-    stood_at = {n: one.position for n, one in applied.items() if one.position is not None}
+def _stood_at(event_log: EventLog, readers: AbstractSet[Reader]) -> dict[Reader, dict[int, int]]:
+    """By startpoint that they applied, where these readers stood; not of those that releases before that field did."""
+    found: dict[Reader, dict[int, int]] = {reader: {} for reader in readers}
+    for written in event_log.all_written():
+        for reader, state in event_log.readers(written.sequence).items():
+            if reader in found and state.applied is not None and state.applied.position is not None:
+                found[reader][written.sequence] = state.applied.position
+    return found
+
+
+def _wanted(event_log: EventLog, stood_at: Mapping[int, int], reset: int, one: LogRange) -> RowsWanted:
+    """Of the run that startpoint `one.startpoint_epoch` began, and whose marks were reset by `reset`."""
     written = event_log.written(reset)
     until = None if written is None else written.startpoint.replace_until
     return RowsWanted(
-        start=max((offset for n, offset in stood_at.items() if n > reset), default=0),
+        start=max((offset for n, offset in stood_at.items() if reset < n <= one.startpoint_epoch), default=0),
         end=OFFSET_MAX if until is None else until,
         stood_at=stood_at.get(reset, OFFSET_MAX),
+        append_only=written is not None and written.startpoint.append_only,
     )
 
 

@@ -64,6 +64,14 @@ def test_partitions_that_were_sent_back_are_told_in_a_version_that_releases_befo
     assert told.to_bytes()[12:-4] == golden
 
 
+def test_where_rows_stay_is_told_in_a_version_that_releases_before_refuse():
+    told = BatchMarks("q", 3, (), sent_back=(SentBack("t", 0, 2, 60), SentBack("t", 1, 1, 9, 0, replace_until=5)))
+    assert BatchMarks.from_bytes(told.to_bytes()) == told
+    assert told.to_bytes()[4:8] == struct.pack(">I", 4)
+    golden = b'"sent_back":[["t",0,2,60,0,9223372036854775807],["t",1,1,9,0,5]]}'
+    assert told.to_bytes()[12:-4].endswith(golden)
+
+
 def test_every_flipped_bit_and_every_cut_is_found():
     data = MARKS.to_bytes()
     for position in range(len(data)):
@@ -86,7 +94,7 @@ def test_another_version_is_refused_by_number():
     body[7] = 9
     with pytest.raises(BatchMarksVersionUnsupported, match="version 9") as refused:
         BatchMarks.from_bytes(_sealed(bytes(body)))
-    assert (refused.value.version, refused.value.supported) == (9, 3)
+    assert (refused.value.version, refused.value.supported) == (9, 4)
 
 
 @pytest.mark.parametrize(

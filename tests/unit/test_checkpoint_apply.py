@@ -17,12 +17,20 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+import pyarrow as pa
+import pyarrow.dataset as ds
 from click.testing import CliRunner
 
 from filtering import HighwaterMarks
 from pushrep.cli.startpoint import startpoint as command
 from pushrep.log import SegmentLog
-from pushrep.startpoints import Applied, Consumed, Startpoint, StartpointStore, Written
+from pushrep.startpoints import (
+    Applied,
+    Consumed,
+    Startpoint,
+    StartpointStore,
+    Written,
+)
 from spark_jobs import checkpoint_apply, checkpoint_pair
 from spark_jobs.batch_marks import BatchMarks, MarksKey, SentBack
 from spark_jobs.checkpoint_apply import CheckpointPlace, MarksPlace, apply
@@ -470,6 +478,46 @@ def test_a_reset_shows_how_many_rows_of_the_job_s_table_go_and_refuses_one_that_
     sent_back = SqlTable(url, "orders").read(QUERY, 3).sent_back
     assert sent_back == (SentBack("orders", 0, 1, 180), SentBack("orders", 1, 1, 175))
     assert run(cp, "--to", 100, "--sink", url, "--table", "orders").exit_code == 2, "without a reset no row goes"
+
+
+def test_rows_from_where_it_says_on_stay_and_what_can_not_be_honoured_is_refused_first(cp, tmp_path):
+    make(cp, KAFKA)
+    local_marks_of(f"{cp}-marks")
+    again = ("--to", 100, "--reset-marks", "--partition", 0)
+    for words, why in (
+        ((*again, "--replace-until", 100), "give an offset above 100"),
+        (("--to", "-50", "--reset-marks", "--replace-until", 170), "it is for an offset"),
+        (("--to", 100, "--replace-until", 170), "is for --to OFFSET --reset-marks"),
+        (("--replace-until", 170), "is for --to OFFSET --reset-marks"),
+    ):
+        answer = run(cp, *words)
+        assert (answer.exit_code, why in " ".join(answer.output.split())) == (2, True), answer.output
+    table = tmp_path / "table"
+    held = {"topic": ["orders"] * 180, "partition": [0] * 180, "offset": list(range(180))}
+    ds.write_dataset(pa.table(held), table, format="parquet")
+    told = run(cp, *again, "--replace-until", 150, "--sink", table, "--dry-run", "--json").output.splitlines()
+    assert (json.loads(told[0])["rows"], json.loads(told[0])["replace_until"]) == (50, 150)
+    assert run(cp, *again, "--replace-until", 150).exit_code == 0
+    with LocalMarks(f"{cp}-marks") as store:
+        assert store.read(QUERY, 3).sent_back == (SentBack("orders", 0, 1, 180, replace_until=150),)
+    assert json.loads(Path(f"{cp}-before-3", "startpoints.json").read_text())["moves"] == [
+        [0, 180, 100, 1, True, None, 150]
+    ]
+    answer = run(cp, "--to", 50, "--reset-marks", "--partition", 0, "--replace-until", 60)
+    said = " ".join(answer.output.split())
+    assert (answer.exit_code, "read again up to 180, and it stands at 100" in said) == (1, True), said
+    assert run(cp, "--to", 50, "--reset-marks", "--partition", 0).exit_code == 0, "to the end covers it"
+    assert not (cp / "offsets" / "5").exists()
+
+
+def test_what_only_a_job_that_follows_startpoints_can_honour_is_refused(cp, tmp_path):
+    make(cp, KAFKA)
+    local_marks_of(f"{cp}-marks")
+    with StartpointStore.open(tmp_path / "store") as store:
+        store.write("billing", "orders", 0, Startpoint.specific(9, reset_marks=True, append_only=True), "why")
+    answer = run(cp, "--store", tmp_path / "store", "--consumer", "billing")
+    assert (answer.exit_code, "startpoint 1 is append-only" in answer.output) == (1, True), answer.output
+    assert not (cp / "offsets" / "3").exists()
 
 
 def test_marks_of_an_interrupted_call_are_named_again(cp, tmp_path, monkeypatch):

@@ -153,8 +153,17 @@ def test_a_sink_without_such_rows_is_not_the_job_s(repair, store, tmp_path):
     assert store.history() == []
 
 
-def test_append_only_shows_what_the_store_knows(repair, store):
+def test_an_end_beyond_where_the_job_stands_is_shown_as_what_will_be_done(repair, sink, store):
+    code, said, _ = repair("--from", "25", "--to", "2013-07-04T14:00", *sink)
+    assert (code, "[25, 60)" in said) == (0, True), said
+    code, said, _ = repair("--from", "20", "--to", "60", *sink, "--dry-run", topic="orders-0")
+    assert (code, "pending" in said) == (1, False), said
+    assert store.history()[0].startpoint == Startpoint.specific(25, reset_marks=True, replace_until=60)
+
+
+def test_append_only_is_told_with_the_startpoint_and_shows_what_the_store_knows(repair, store):
     code, said, _ = repair("--from", "25", "--append-only", "--json")
+    assert {one.startpoint for one in store.history()} == {Startpoint.specific(25, reset_marks=True, append_only=True)}
     *parts, last = lines(said)
     assert (code, [(p["rows"], p["marks"], p["read_again"]) for p in parts]) == (0, [(None, None, 35)] * 2)
     assert last["sequences"] == {"0": 1, "1": 2}

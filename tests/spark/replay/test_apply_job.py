@@ -6,6 +6,7 @@ import signal
 import sqlite3
 import sys
 import threading
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from pushrep.cli import main as cli_main
 from pushrep.log import SegmentLog
 from pushrep.startpoints import Startpoint, StartpointStore
 from spark_jobs.errors import CantReplace, MarksOfAnotherQuery, SparkJobError
+from spark_jobs.jobs import pipeline
 from spark_jobs.jobs.options import ApplyOptions, BadJobOption
 from spark_jobs.jobs.pipeline import apply_in
 from spark_jobs.jobs.reporting import Reporter, one_line
@@ -282,14 +284,17 @@ class Table:
         database = {"sink": f"sqlite:{place / 'orders.db'}", "sink_table": "orders", "marks": ""}
         self.options = REREAD | {"keep": ("topic", "partition", "offset")} | (database if kind == "database" else {})
 
-    def rows(self):
-        """(partition, offset) -> (value, batch). Each stands once."""
+    def found(self):
+        """All there is of partition, offset, value, batch."""
         if self.kind == "database":
             with closing(sqlite3.connect(self.place / "orders.db")) as database:
-                found = database.execute('SELECT "partition", "offset", value, pushrep_batch FROM orders').fetchall()
-        else:
-            names = ["partition", "offset", "value", "batch_id"]
-            found = [tuple(r) for r in self.spark.read.parquet(str(self.place / "table")).select(names).collect()]
+                return database.execute('SELECT "partition", "offset", value, pushrep_batch FROM orders').fetchall()
+        names = ["partition", "offset", "value", "batch_id"]
+        return [tuple(r) for r in self.spark.read.parquet(str(self.place / "table")).select(names).collect()]
+
+    def rows(self):
+        """(partition, offset) -> (value, batch). Each stands once."""
+        found = self.found()
         assert len({row[:2] for row in found}) == len(found)
         return {row[:2]: row[2:] for row in found}
 
@@ -408,16 +413,17 @@ def test_a_repair_is_gone_on_with_from_wherever_the_job_was_killed(run, outbox, 
 
 
 def test_a_job_that_is_moved_in_its_checkpoint_replaces_rows_too(run, outbox, table, tmp_path):
-    """It follows no startpoints, as a job of source kafka: `apply-checkpoint --reset-marks`, twice."""
+    """It follows no startpoints, as one of source kafka: `apply-checkpoint --reset-marks`, twice; once with an end."""
     options = {name: value for name, value in table.options.items() if name != "consumer"}
     append_with_replays(outbox)
     run(**options)
     first = table.rows()
-    table.move("--to", "70", "--partition", "1")
+    table.move("--to", "70", "--partition", "1", "--replace-until", "90")
     run(**options)
     second = table.rows()
     assert values(second) == table.answer()
-    assert {place for place in first if second[place] != first[place]} == {p for p in first if p[0] == 1 and p[1] >= 70}
+    changed = {place for place in first if second[place] != first[place]}
+    assert changed == {(1, n) for partition, n in first if partition == 1 and 70 <= n < 90}
     table.move("--to", "25")
     outbox([b"%d" % n for n in range(45, 60)], 45)
     run(**options | {"max_records_per_trigger": 44})
@@ -427,6 +433,33 @@ def test_a_job_that_is_moved_in_its_checkpoint_replaces_rows_too(run, outbox, ta
     table.move("--to", "10", reset=())
     run(**options)
     assert table.rows() == third, "what comes again is dropped, so what stands there stays"
+
+
+def test_a_startpoint_says_itself_that_old_rows_stay(spark, run, outbox, tmp_path, monkeypatch):
+    """A job without --append-only that takes it up, and is started again on the way, appends."""
+    table = Table(spark, tmp_path, "database")
+    outbox([b"%d" % n for n in range(30)])
+    run(**table.options)
+    with StartpointStore.open(tmp_path / "outbox" / "startpoints") as store:
+        again = Startpoint.specific(20, reset_marks=True, append_only=True)
+        store.write("billing", "orders", 0, again, "beside them")
+        store.write("billing", "orders", 1, Startpoint.specific(25, reset_marks=True), "in their place")
+    calls, own = [], pipeline.StagedBatches.replace
+
+    def replace(self, rows, batch_id, ranges):
+        calls.append(batch_id)
+        if len(calls) == 2:
+            raise RuntimeError("it ends here")
+        own(self, rows, batch_id, ranges)
+
+    monkeypatch.setattr(pipeline.StagedBatches, "replace", replace)
+    options = table.options | {"max_records_per_trigger": 6}
+    with pytest.raises(RuntimeError, match="it ends here"):
+        run(**options)
+    run(**options)
+    assert len(calls) > 2
+    found = Counter((partition, int(value)) for partition, _, value, _ in table.found())
+    assert found == Counter({(p, n): 2 if p == 0 and n >= 20 else 1 for p in range(2) for n in range(30)})
 
 
 def test_one_that_replaces_nothing_begins_without_marks(spark, run, outbox, tmp_path):
