@@ -610,7 +610,7 @@ AWAY = (StoreUnavailable, StoreBusy, NotWritten)
 """What a store raises while it can't be reached."""
 ASK_WITHIN_S = 10.0
 LOOK_WITHIN_S = 3.0
-PAUSE_S, PAUSE_MAX_S = 1.0, 60.0
+_AWAY_PAUSES = Backoff(first_s=1.0, longest_s=60.0, least=1.0)
 
 _Answered = TypeVar("_Answered")
 
@@ -624,7 +624,7 @@ class StorePoll:
 
     def __init__(self, store: StartpointStore, clock: Clock = SYSTEM_CLOCK) -> None:
         self._store, self._clock = store, clock
-        self._pause_s, self._next_s = 0.0, -math.inf
+        self._failures, self._next_s = 0, -math.inf
         self._since_ms, self._asked, self._failed = 0, False, False
         self.away: Exception | None = None
         """The last failure, until every question of a turn was answered.
@@ -636,7 +636,7 @@ class StorePoll:
         """The store's `size_bytes`, within 3 s: a turn begins. Raises NotNow."""
         if self.away is not None and self._asked and not self._failed:
             _LOG.info("%s answers again", self._store.place)
-            self.away, self._pause_s = None, 0.0
+            self.away, self._failures = None, 0
         self._asked = self._failed = False
         return self._answer(self._store.size_bytes, LOOK_WITHIN_S)
 
@@ -669,8 +669,8 @@ class StorePoll:
             self._since_ms = self._clock.monotonic_ms()
             _LOG.warning("%s; reading goes on, and new startpoints wait until it answers", error)
         self.away, self._failed = error, True
-        self._pause_s = min(PAUSE_MAX_S, max(PAUSE_S, 2 * self._pause_s))
-        self._next_s = self._now_s() + self._pause_s
+        self._failures += 1
+        self._next_s = self._now_s() + _AWAY_PAUSES.pause_s(self._failures)
 
     def _now_s(self) -> float:
         return self._clock.monotonic_ms() / 1000
