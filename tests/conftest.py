@@ -16,14 +16,14 @@ import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
 
-from tests.class_archives import SPARK, java_options
+from tests.class_archives import INTERPRETED, SPARK, java_options
 
 # Of its own Spark waits 15 s for a Python process to connect, and Python as long for Spark: a busy machine takes more.
 # A property of the JVM, not a file in SPARK_CONF_DIR: that stands on the class path, and no archive would fit.
 _SPARK_WAITS = "-Dspark.python.authenticate.socketTimeout=120s"
 _archive = Path(__file__).parents[1] / ".cache" / "java" / SPARK
 os.environ["PUSHREP_TESTS_PYTHON"] = sys.executable  # for tests/worker_python
-os.environ.setdefault("JDK_JAVA_OPTIONS", f"{java_options(_archive)} {_SPARK_WAITS}")
+os.environ.setdefault("JDK_JAVA_OPTIONS", f"{java_options(_archive)} {_SPARK_WAITS} {INTERPRETED}")
 
 # A shell without job control starts what it runs in the background with Ctrl-C ignored, and programs inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.class_archives import INTERPRETED
 from tests.spark_programs import WORKERS_PYTHON
 
 ROOT = Path(__file__).parents[2]
@@ -43,6 +44,7 @@ def run(path, directory, *flags):
     warnings = [] if "--with-spark" in flags else ["-W", "error"]
     # Spark's workers are forked: a busy machine has no time to start each. One page's Spark is else as a reader's.
     own = {"PYSPARK_PYTHON": WORKERS_PYTHON, "PYSPARK_SUBMIT_ARGS": SMALL}
+    own["JDK_JAVA_OPTIONS"] = os.environ["JDK_JAVA_OPTIONS"].replace(INTERPRETED, "")
     if path.name == "README.md":
         own = {"PUSHREP_DRIVER_PYTHON": WORKERS_PYTHON}
     return subprocess.run(

@@ -189,6 +189,18 @@ def logs():
 
 
 @pytest.fixture
+def generated_code(spark):
+    """Plans as users have them, joined and compiled: for tests of what looks into a plan, or of each form's rows."""
+    usual = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
+    before = {name: spark.conf.get(name) for name in usual}
+    for name, value in usual.items():
+        spark.conf.set(name, value)
+    yield
+    for name, value in before.items():
+        spark.conf.set(name, value)
+
+
+@pytest.fixture
 def inside_query(spark):
     """Call it with a query id: what follows looks to a handler like that query's foreachBatch."""
     context = spark.sparkContext

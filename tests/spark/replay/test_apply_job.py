@@ -30,7 +30,6 @@ from tests.spark_programs import QUIET, SparkPrograms, kill_session, said
 pytestmark = pytest.mark.spark
 
 PROGRAM = Path(__file__).with_name("repair_program.py")
-FAST = "--conf spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 --conf spark.sql.codegen.factoryMode=NO_CODEGEN"
 
 SCHEMA = {
     "type": "record",
@@ -398,7 +397,7 @@ def test_a_repair_is_gone_on_with_from_wherever_the_job_was_killed(run, outbox, 
         last_batch = max(batch for _, batch in before.values())
         start, end = chance.randrange(30), chance.randrange(40, 95)
         table.repair("--from", start, "--to", end)
-        with SparkPrograms(tmp_path, f"--master local[1] --driver-memory 1g {QUIET} {FAST}") as programs:
+        with SparkPrograms(tmp_path, f"--master local[1] --driver-memory 1g {QUIET}") as programs:
             killed = programs.start([sys.executable, PROGRAM, json.dumps(options), step])
             killed.communicate(timeout=600)
             assert killed.returncode == -signal.SIGKILL, f"{step}: {said(killed)}"

@@ -16,7 +16,7 @@ from spark_jobs.replay_filter import (
     RolledBackOverReplaced,
 )
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("generated_code")]
 
 
 class Table:

@@ -10,7 +10,7 @@ from spark_jobs.columns import CarrierUnusable
 from spark_jobs.filtered_frame import FrameUnusable
 from spark_jobs.spark_internals import setting
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("generated_code")]
 
 SCHEMA = "key binary, value string, topic string, partition int, offset bigint"
 RULES = {

@@ -13,7 +13,7 @@ from spark_jobs.filter_settings import FilterRule
 from spark_jobs.filtered_frame import keyed_frame, scan_slices
 from spark_jobs.spark_internals import column_pruned
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("generated_code")]
 
 NAMES = ("key", "value", "topic", "partition", "offset")
 

@@ -10,7 +10,7 @@ from spark_jobs.filter_settings import FilterRule
 from spark_jobs.filtered_frame import keyed_frame, scan_slices
 from spark_jobs.spark_internals import column_pruned
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("generated_code")]
 
 SCHEMA = "key binary, value string, offset bigint, extra int, topic string, partition int"
 ORDINARY, RARE = {}, {}  # name: what is done before foreachBatch, and whether it is read narrowly
