@@ -14,6 +14,8 @@ WORKERS_PYTHON = str(Path(__file__).with_name("worker_python"))
 """PYSPARK_PYTHON for the tests' Sparks: worker_forks.py."""
 QUIET = "--conf spark.ui.enabled=false --conf spark.sql.shuffle.partitions=2"
 """Of spark-submit: a web page that nobody looks at, and 200 tasks for a handful of rows, take longer than the work."""
+FORKLESS_CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+"""Spark's own manager starts `readlink` four times a file that it renames: a sixth of a streaming test's CPU time."""
 _GONE_S = 120
 # Half of the batches are enough to die in one and go on.
 QUICK_DEMO = f"import sys; from spark_jobs.demo import plan; plan.BATCHES_MIN = 7; sys.executable = {WORKERS_PYTHON!r}"

@@ -12,7 +12,7 @@ pytest.importorskip("pyspark")
 from pyspark.sql import SparkSession
 
 from tests.postgresql import running_server
-from tests.spark_programs import WORKERS_PYTHON
+from tests.spark_programs import FORKLESS_CHECKPOINTS, WORKERS_PYTHON
 
 LOG4J = """\
 status = error
@@ -23,6 +23,7 @@ rootLogger.level = off
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """local[2], two shuffle partitions, Arrow, the RocksDB state store; warehouse and scratch in a temporary place."""
+    _remember_names_of_java()
     home = tmp_path_factory.mktemp("spark")
     (home / "log4j2.properties").write_text(LOG4J)
     os.environ["PYSPARK_PYTHON"] = WORKERS_PYTHON
@@ -41,6 +42,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.execution.arrow.pyspark.enabled", "true")
         .config("spark.sql.streaming.noDataMicroBatches.enabled", "false")
+        .config("spark.sql.streaming.checkpointFileManagerClass", FORKLESS_CHECKPOINTS)
         .config(
             "spark.sql.streaming.stateStore.providerClass",
             "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
@@ -53,6 +55,21 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         query.stop()
     session.stop()
     _end_jvm(gateway)
+
+
+def _remember_names_of_java() -> None:
+    """`jvm.org.apache.spark.X` is asked name by name, and each package is looked for as a class in 250 jars."""
+    from py4j.java_gateway import JavaPackage, JVMView
+
+    for kind in (JVMView, JavaPackage):
+        if kind.__getattr__.__module__ == __name__:
+            return
+
+        def kept(self, name, ask=kind.__getattr__):
+            found = self.__dict__[name] = ask(self, name)
+            return found
+
+        kind.__getattr__ = kept
 
 
 def _end_jvm(gateway) -> None:
