@@ -71,9 +71,7 @@ def make_spark(archive: Path) -> None:
             *("--max-records-per-trigger", "11"),
         ]
         own = {
-            "JDK_JAVA_OPTIONS": " ".join(
-                [*SETTINGS, f'"-XX:ArchiveClassesAtExit={home / SPARK}"', "-Xlog:disable", INTERPRETED]
-            ),
+            "JDK_JAVA_OPTIONS": " ".join([*SETTINGS, f'"-XX:ArchiveClassesAtExit={home / SPARK}"', "-Xlog:disable"]),
             "PYSPARK_PYTHON": sys.executable,
             "PYSPARK_SUBMIT_ARGS": "--master local[2] --driver-memory 1g --conf spark.ui.enabled=false pyspark-shell",
             "SPARK_LOCAL_IP": "127.0.0.1",

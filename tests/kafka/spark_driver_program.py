@@ -70,7 +70,6 @@ class Driver:
         from pyspark.sql import SparkSession
 
         from spark_jobs import register_sources
-        from tests.spark_programs import FORKLESS_CHECKPOINTS
 
         provider = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
         settings = {
@@ -85,7 +84,6 @@ class Driver:
             "spark.sql.shuffle.partitions": "2",
             "spark.sql.streaming.noDataMicroBatches.enabled": "false",
             "spark.sql.streaming.stateStore.providerClass": provider,
-            "spark.sql.streaming.checkpointFileManagerClass": FORKLESS_CHECKPOINTS,
             "spark.executorEnv.PYTHONPATH": ":".join(sys.path),
         }
         Path(f"{scratch}-elsewhere").mkdir(exist_ok=True)
