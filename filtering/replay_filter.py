@@ -390,6 +390,11 @@ class ReplayFilter:
         )
 
     @property
+    def pairs(self) -> tuple[Numbers, Numbers]:
+        """(pids, partitions) of the pairs met so far, as columns."""
+        return self._table.pairs()
+
+    @property
     def gaps(self) -> dict[tuple[int, int], int]:
         """Gaps: for each (pid, partition) how many offsets its mark passed over. Pairs without gaps are left out.
 

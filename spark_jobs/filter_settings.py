@@ -71,10 +71,9 @@ class BatchCounts:
     """What became of a batch's rows. rows = kept + dropped + unkeyed; late rows are among the dropped.
 
     `unkeyed` passed untouched: no metadata, or a PID outside of `only_pids`. `jumped`: source offsets that marks
-    passed over, 0 as long as nothing is missing. Where rows are judged one by one `kept`, `dropped`, `late` and
-    `jumped` are None if the handler's first action did not read all rows, or there was none. `all_dropped`: (topic,
-    pid, source partition) of pairs of which no row passed. `skipped`: the batch had been stored before, the handler was
-    not called. `unlikely_pairs` name a source partition or offset that no source has, as business keys of 20 bytes do
+    passed over, 0 as long as nothing is missing. `all_dropped`: (topic, pid, source partition) of pairs of which no row
+    passed. `skipped`: the batch had been stored before, the handler was not called, and nobody looked what would pass.
+    `unlikely_pairs` name a source partition or offset that no source has, as business keys of 20 bytes do
     that are metadata by chance.
     """
 
@@ -82,10 +81,10 @@ class BatchCounts:
     rows: int
     unkeyed: int
     pairs: int
-    kept: int | None = None
-    dropped: int | None = None
-    late: int | None = None
-    jumped: int | None = None
+    kept: int = 0
+    dropped: int = 0
+    late: int = 0
+    jumped: int = 0
     all_dropped: tuple[tuple[str, int, int], ...] = ()
     skipped: bool = False
     unlikely_pairs: int = 0
@@ -96,13 +95,13 @@ class BatchCounts:
         if self.skipped:
             return before
         return FilterCounts(
-            kept=before.kept + (self.kept or 0),
-            dropped=before.dropped + (self.dropped or 0),
+            kept=before.kept + self.kept,
+            dropped=before.dropped + self.dropped,
             unkeyed=before.unkeyed + self.unkeyed,
             other_pids=0,
-            late=before.late + (self.late or 0),
+            late=before.late + self.late,
             pairs=self.pairs,
-            jumped=before.jumped + (self.jumped or 0),
+            jumped=before.jumped + self.jumped,
         )
 
 

@@ -41,7 +41,7 @@ from spark_jobs.operator_counts import (
 )
 from spark_jobs.pair_decision import PairChunk, PairMarks, PairName, decide_pair
 from spark_jobs.row_chunks import CHUNK_BYTES, PACKED, Packing, is_outside, pack_rows, unpack_rows
-from spark_jobs.slice_filter import quiet_filter
+from spark_jobs.row_decision import quiet_filter
 from spark_jobs.spark_internals import SparkTooOld, release
 
 try:

@@ -20,10 +20,10 @@ import pyarrow as pa
 from filtering.marks import HighwaterMarks
 from filtering.replay_filter import FilterCounts
 from filtering.stream_metadata import Keys
-from spark_jobs.errors import LogRowTwice
 from spark_jobs.filter_settings import FilterRule
 from spark_jobs.mark_epochs import Epoch, EpochsMixed
 from spark_jobs.row_chunks import closed, opened, places_of
+from spark_jobs.row_decision import check_once
 
 
 class PairName(NamedTuple):
@@ -88,18 +88,11 @@ def decide_pair(
         partitions if order is None else partitions[order],
     )
     if order is not None:
-        _check_once(name, in_order[0].partition, log_offsets[order])
+        check_once(name.topic, in_order[0].partition, log_offsets[order])
         passes = passes[np.argsort(order)]
     after = PairMarks(epoch.startpoint, filter_.marks(now_ms))
     counts = filter_.counts if rule.counts_gaps else replace(filter_.counts, jumped=0)
     return PairAnswer(_kept(in_order, sizes.tolist(), passes), after, counts)
-
-
-def _check_once(name: PairName, partition: int, log_offsets: npt.NDArray[np.int64]) -> None:
-    """Raise LogRowTwice if a row of a log partition, in log order, comes twice."""
-    twice = np.flatnonzero(log_offsets[1:] == log_offsets[:-1])
-    if len(twice):
-        raise LogRowTwice(name.topic, partition, int(log_offsets[twice[0]]))
 
 
 def _epoch_of(name: PairName, chunks: list[PairChunk]) -> Epoch:

@@ -34,12 +34,12 @@ from filtering.errors import shown_partition
 from filtering.marks import HighwaterMarks
 from filtering.stream_metadata import OFFSET_MAX
 from spark_jobs.batch_marks import LogRange, MarksKey, SentBack
-from spark_jobs.columns import stream_metadata_columns
+from spark_jobs.batch_plan import PartitionRows, epochs_of, merged_marks, ranges_of
+from spark_jobs.columns import is_stream_metadata, stream_metadata_columns
 from spark_jobs.errors import CantReplace
 from spark_jobs.filter_settings import FilterRule
-from spark_jobs.filtered_frame import KEY, governed, keyed_frame
+from spark_jobs.filtered_frame import KEY, keyed_frame
 from spark_jobs.mark_epochs import LowestHeld, begun_anew, lowered, moved
-from spark_jobs.slices import Slice, epochs_of, merged_marks, ranges_of
 from spark_jobs.spark_internals import to_arrow
 
 _LOG = logging.getLogger(__name__)
@@ -119,17 +119,17 @@ class Replacing:
     def of_batch(
         self,
         session: SparkSession,
-        slices: list[Slice],
+        found: list[PartitionRows],
         rule: FilterRule,
         batch_id: int,
         sent_back: Iterable[SentBack] = (),
     ) -> "RereadBatch":
-        """What it means for the batch of these slices. Raises CantReplace."""
+        """What it means for the batch that holds this. Raises CantReplace."""
         in_checkpoint = {
             (*one[:2], one.number): RowsWanted(one.replace_from, one.replace_until, one.stood_at) for one in sent_back
         }
-        resets = {(s.topic, s.partition): s.marks_epoch for s in slices if s.marks_epoch}
-        ranges = {one: resets[one[:2]] for one in ranges_of(s for s in slices if s.marks_epoch)}
+        resets = {(one.topic, one.partition): one.marks_epoch for one in found if one.marks_epoch}
+        ranges = {one: resets[one[:2]] for one in ranges_of(one for one in found if one.marks_epoch)}
         # Asked once for each startpoint, for all its batches: rows above are new.
         new = {one: reset for one, reset in ranges.items() if (*one[:2], one.startpoint_epoch) not in self._known}
         asked = {one: reset for one, reset in new.items() if (*one[:2], reset) not in in_checkpoint}
@@ -145,7 +145,7 @@ class Replacing:
             self._known[*one[:2], one.startpoint_epoch] = _RowsThere(until, rows)
         rows_there = {one[:2]: self._known[*one[:2], one.startpoint_epoch] for one in ranges}
         table = cast("ReplaceableTable", self._table)
-        return RereadBatch(table, self._records, session, slices, rule, batch_id, rows_there)
+        return RereadBatch(table, self._records, session, found, rule, batch_id, rows_there)
 
 
 class _RowsThere(NamedTuple):
@@ -162,7 +162,7 @@ class RereadBatch:
     table: ReplaceableTable
     records: Records
     session: SparkSession
-    slices: list[Slice]
+    found: list[PartitionRows]
     rule: FilterRule
     batch_id: int
     rows_there: Mapping[tuple[str, int], _RowsThere]
@@ -185,10 +185,10 @@ class RereadBatch:
         """
         changed = before
         for topic in dict.fromkeys(topic for topic, _ in self.rows_there):
-            own = [s for s in self.slices if s.topic == topic]
+            own = [rows for rows in self.found if rows.topic == topic]
             epochs = epochs_of(own)
             going_back = {p: epoch for p, epoch in epochs.items() if not self._at(topic, p).wanted.append_only}
-            old = begun_anew(before, topic, going_back, merged_marks(s.marks for s in own))
+            old = begun_anew(before, topic, going_back, merged_marks(rows.marks for rows in own))
             if old:
                 starts = {one.partition: one for one in ranges_of(own)}
                 new = {partition: self._as_of(starts[partition], marks) for partition, marks in old.items()}
@@ -205,7 +205,7 @@ class RereadBatch:
             raise CantReplace(*one[:3], why + "marks tell nothing of that place; go back to there, or further")
         again = one._replace(end=max(one.start, until))
         held = self.table.held(self.session, again, self.batch_id)
-        keyed = keyed_frame(self.records(self.session, again), self.rule).where(governed(F.col(KEY), self.rule))
+        keyed = keyed_frame(self.records(self.session, again), self.rule).where(_governed(F.col(KEY), self.rule))
         kept = keyed.join(held, "offset", "left_semi").select(*stream_metadata_columns(KEY))
         lowest = to_arrow(kept.groupBy("pid", "source_partition").agg(F.min("source_offset").alias("lowest")))
         found = LowestHeld(*(np.asarray(column).astype(np.int64) for column in lowest.columns))
@@ -219,15 +219,15 @@ class RereadBatch:
 
     def _drops_all(self, one: LogRange, marks: HighwaterMarks) -> bool:
         """Whether no record of the batch's part would pass these marks, and some could."""
-        slices = (s for s in self.slices if (s.topic, s.partition) == (one.topic, one.partition))
-        seen = merged_marks(s.marks for s in slices).to_columns()
+        own = (rows.marks for rows in self.found if (rows.topic, rows.partition) == one[:2])
+        seen = merged_marks(own).to_columns()
         rows = marks.find(seen.pids, seen.partitions)
         return len(rows) > 0 and bool((rows >= 0).all() and (marks.to_columns().offsets[rows] >= seen.offsets).all())
 
     def _ranges(self, of: Callable[[_RowsThere], tuple[int, int]]) -> tuple[LogRange, ...]:
         """Of the batch's log ranges the parts inside the offsets [start, end) that `of` tells."""
         found = []
-        for one in ranges_of(self.slices):
+        for one in ranges_of(self.found):
             start, end = of(self._rows_there(one))
             found.append(one._replace(start=max(one.start, start), end=min(one.end, end)))
         return tuple(one for one in found if one.start < one.end)
@@ -237,3 +237,12 @@ class RereadBatch:
 
     def _at(self, topic: str, partition: int) -> _RowsThere:
         return self.rows_there.get((topic, partition), _RowsThere())
+
+
+def _governed(key: Column, rule: FilterRule) -> Column:
+    """Whether the rule is for this key: metadata, and of one of `only_pids` if there are any."""
+    ours = is_stream_metadata(key)
+    if rule.only_pids is not None:
+        pids = [pid.to_bytes(8, "big", signed=True) for pid in sorted(rule.only_pids)]
+        ours &= F.substring(key, 1, 8).isin(pids) if pids else F.lit(False)
+    return ours

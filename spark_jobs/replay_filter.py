@@ -1,12 +1,11 @@
-"""Replay filtering in Spark: the foreachBatch form, and the same for a batch frame. The operator form: keyed_state.py.
+"""The filter in foreachBatch. Of a batch frame: filtered_frame.py; as an operator: keyed_state.py.
 
-    batch N ─▶ first pass (filtered_frame.py) ─▶ plan (slices.py): starting marks of each slice, marks N
-                                               │
-            marks N-1 from the store ──────────┘      rows ─▶ second pass (slice_filter.py) ─▶ handler(rows, N)
-                                                                                          then marks N ─▶ store
+    batch N ─▶ first pass (filtered_frame.py) ─▶ plan (batch_plan.py): which rows drop, marks N
+                                           │
+            marks N-1 from the store ──────┘      rows (filtered_frame.py) ─▶ handler(rows, N), then marks N ─▶ store
 
-The frame is read once for each pass. If the batch is of files, each pass reads only the columns that it needs
-(spark_internals.py). If the first pass finds which stretches of the log are replays, no Python runs for a row.
+The first pass reads the columns that decide, the handler what it asks for; where the batch is of files, both read only
+those columns out of them (spark_internals.py). Python runs for a row only where its runs decide nothing.
 Promise: every record once, under the prefix condition, for the life of the marks, for a handler whose second call
 with one batch replaces what the first one left. Marks N are stored after the handler returned; killed before that,
 Spark runs N again, which reads marks N-1 again and hands over the same rows.
@@ -14,8 +13,8 @@ Spark runs N again, which reads marks N-1 again and hands over the same rows.
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Self, cast
+from dataclasses import replace
+from typing import Any, cast
 
 from pyspark.sql import DataFrame
 
@@ -23,10 +22,10 @@ from filtering.marks import HighwaterMarks
 from filtering.replay_filter import check_ttl
 from pushrep.env import SYSTEM_CLOCK, Clock
 from spark_jobs.batch_marks import ADOPTED, BatchMarks, LogRange, MarksKey
+from spark_jobs.batch_plan import PartitionRows, ranges_of
 from spark_jobs.columns import SourcePosition
 from spark_jobs.errors import (
     CheckpointWentBack,
-    LogOrderBroken,
     MarksMissing,
     MarksOfAnotherQuery,
     NotInForeachBatch,
@@ -41,17 +40,17 @@ from spark_jobs.filter_settings import (
 )
 from spark_jobs.filtered_frame import (
     FilteredFrame,
-    apply_plan,
-    decided_by_runs,
+    by_rows,
+    by_runs,
+    checking,
     filter_frame,
+    filtered_by,
     keyed_frame,
     plan_frame,
-    scan_slices,
 )
 from spark_jobs.keyed_state import filter_replays
 from spark_jobs.marks import MarksStore
 from spark_jobs.replacing import Replacing, ReplacingHandler
-from spark_jobs.slices import Slice, check_unchanged, in_epochs, ranges_of
 from spark_jobs.spark_internals import RowsRead, column_pruned, input_counter, query_id_of
 
 __all__ = [
@@ -75,26 +74,6 @@ _WITHOUT_RUNS = 16
 Handler = Callable[[DataFrame, int], Any]
 
 
-@dataclass(frozen=True, slots=True)
-class _Frames:
-    """A batch as Spark gave it; the same with keys; and the same with keys, pruned to the columns used if possible.
-
-    `count_input`: None if the handler's rows can't come from the pruned frame.
-    """
-
-    df: DataFrame
-    keyed: DataFrame
-    lean: DataFrame
-    count_input: Callable[[int], Any] | None = None
-
-    @classmethod
-    def of(cls, df: DataFrame, rule: FilterRule) -> Self:
-        keyed, pruned = keyed_frame(df, rule), column_pruned(df)
-        if pruned is df:
-            return cls(df, keyed, keyed)
-        return cls(df, keyed, keyed_frame(pruned, rule), input_counter(df, pruned))
-
-
 class ReplayFilteredBatches:
     """For `foreachBatch`: calls `handler(rows, batch_id)` with the rows of each batch that were not seen before.
 
@@ -103,8 +82,7 @@ class ReplayFilteredBatches:
     was rolled back, and `expect(batch_id, ranges)` before a batch, with the log ranges of all its rows.
     `adopt=(query id, batch)` starts a fresh checkpoint from another query's marks as of that batch.
     `on_dropped(rows, batch_id)` gets the dropped rows after the handler returned, at least once. `on_counts(counts)`
-    gets each batch's counts, which `.last_counts` keeps. `sort=True` brings rows into log order first, for a frame
-    that was shuffled before; a shuffled batch is otherwise recognised, or found out and run again sorted.
+    gets each batch's counts, which `.last_counts` keeps. The rows of a batch may lie in any order: the log's counts.
     `replacing` (replacing.py): rows of records that a startpoint with reset marks gives again replace those in the
     handler's table, and marks go back instead of beginning empty; without it the rows come a second time.
     The rule: `carrier` "key" or "header", or a `SourcePosition` for records without metadata; `window`, `only_pids`,
@@ -128,7 +106,6 @@ class ReplayFilteredBatches:
         adopt: tuple[str, int] | None = None,
         on_dropped: Handler | None = None,
         on_counts: Callable[[BatchCounts], Any] | None = None,
-        sort: bool = False,
         replacing: Replacing | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -137,7 +114,7 @@ class ReplayFilteredBatches:
         check_ttl(ttl_s, retention_ms)
         self._handler, self._store, self._adopt = handler, marks, adopt
         self._on_dropped, self._on_counts = on_dropped, on_counts
-        self._sort, self._replacing, self._clock = sort, replacing, clock
+        self._replacing, self._clock = replacing, clock
         self._without_runs = 0  # batches still to come without looking for runs
         self._unkeyed_told = False
         self.last_counts: BatchCounts | None = None
@@ -149,12 +126,13 @@ class ReplayFilteredBatches:
             raise NotInForeachBatch
         stored = self._batch_before(query_id, batch_id)
         before, sent_back = stored.marks, stored.sent_back
-        frames = _Frames.of(df, self._rule)
-        slices = in_epochs(self._scanned(frames), sent_back)
-        ranges = ranges_of(slices)
+        lean = column_pruned(df)
+        keyed = keyed_frame(lean, self._rule)
+        found = self._looked_at(keyed, stored)
+        ranges = ranges_of(found)
         if self._is_stored(query_id, batch_id, ranges):
             _LOG.info("batch %d is in the store with these very log ranges: not run again", batch_id)
-            rows, unkeyed = sum(s.rows for s in slices), sum(s.unkeyed for s in slices)
+            rows, unkeyed = sum(one.rows for one in found), sum(one.unkeyed for one in found)
             self._report(BatchCounts(batch_id, rows, unkeyed, 0, skipped=True))
             return
         keep = int(df.sparkSession.conf.get("spark.sql.streaming.minBatchesToRetain") or 1) + 1
@@ -162,28 +140,39 @@ class ReplayFilteredBatches:
         replaced: tuple[LogRange, ...] = ()
         if (expect := getattr(handler, "expect", None)) is not None:
             expect(batch_id, ranges)
-        if self._replacing is not None and any(s.marks_epoch for s in slices):
-            reread = self._replacing.of_batch(df.sparkSession, slices, self._rule, batch_id, sent_back)
+        if self._replacing is not None and any(one.marks_epoch for one in found):
+            reread = self._replacing.of_batch(df.sparkSession, found, self._rule, batch_id, sent_back)
             marks = reread.marks_before(before)
             if marks is not before and not reread.table.commits_marks:
                 self._store.write(replace(stored, marks=marks), keep=keep)
+            if marks is not before and any(one.verdict is not None for one in found):
+                found = by_rows(keyed, marks, self._rule, sent_back)  # what they were judged by was others
             before = marks
             replaced, handler = reread.ranges(), reread.handler(cast("ReplacingHandler", handler))
-        filtered = self._handle(handler, frames, slices, before, batch_id)
+        plan = plan_frame(keyed, found, before, rule=self._rule, now_ms=self._clock.wall_ms(), sent_back=sent_back)
+        warn_of_chance_keys(_LOG, f"batch {batch_id}", plan.pairs, plan.unlikely_pairs)
+        count_input = None if lean is df else input_counter(df, lean)
+        filtered = filtered_by(df if count_input is None else lean, plan, checking(keyed, found, self._rule))
+        rows_read = RowsRead(df)
+        read_before = rows_read.count()
+        handler(filtered.rows, batch_id)
+        if count_input is not None:
+            count_input(plan.rows)
+        elif rows_read.fewer_than(plan.rows, since=read_before):
+            filtered.check_unchanged()  # the marks are those of all rows, so they have to be there still
         if self._on_dropped is not None:
             self._on_dropped(filtered.dropped, batch_id)
         after = BatchMarks(query_id, batch_id, filtered.ranges, filtered.marks, replaced, sent_back)
         self._store.write(after, keep=keep)
         self._report(filtered.counts(batch_id))
 
-    def _scanned(self, frames: _Frames) -> list[Slice]:
-        """The first pass. Runs don't depend on how rows lie in tasks, so they are found in the pruned frame."""
-        if self._without_runs or self._rule.window:
-            self._without_runs = max(0, self._without_runs - 1)
-            return scan_slices(frames.keyed, self._rule, runs=False)
-        slices = scan_slices(frames.lean, self._rule)
-        self._without_runs = any(s.runs is None for s in slices) * _WITHOUT_RUNS
-        return slices if frames.lean is frames.keyed else [replace(s, of_pruned_frame=True) for s in slices]
+    def _looked_at(self, keyed: DataFrame, stored: BatchMarks) -> list[PartitionRows]:
+        """The first pass: by runs, unless a batch shortly before had too many."""
+        found = None if self._without_runs else by_runs(keyed, self._rule, stored.sent_back)
+        if found is not None:
+            return found
+        self._without_runs = (self._without_runs or _WITHOUT_RUNS + 1) - 1
+        return by_rows(keyed, stored.marks, self._rule, stored.sent_back)
 
     def filter_frame(self, df: DataFrame, marks: Mapping[MarksKey, HighwaterMarks] | None = None) -> FilteredFrame:
         """A batch frame by this rule, for backfills: no store, no handler; see the function `filter_frame`."""
@@ -196,40 +185,8 @@ class ReplayFilteredBatches:
             only_pids=rule.only_pids,
             ttl_s=rule.ttl_s,
             retention_ms=0,  # was asked at the beginning
-            sort=self._sort,
             now_ms=self._clock.wall_ms(),
         )
-
-    def _handle(
-        self,
-        handler: Handler,
-        frames: _Frames,
-        slices: list[Slice],
-        before: Mapping[MarksKey, HighwaterMarks],
-        batch_id: int,
-    ) -> FilteredFrame:
-        now_ms, rows_read = self._clock.wall_ms(), RowsRead(frames.df)
-        while True:
-            plan = plan_frame(frames.keyed, slices, before, rule=self._rule, now_ms=now_ms, sort=self._sort)
-            warn_of_chance_keys(_LOG, f"batch {batch_id}", plan.pairs, plan.unlikely_pairs)
-            count_input = frames.count_input if decided_by_runs(plan) else None
-            filtered = apply_plan(frames.keyed if count_input is None else frames.lean, plan, self._rule)
-            read_before = rows_read.count()
-            try:
-                handler(filtered.rows, batch_id)
-            except Exception as error:
-                # A worker's error is text in Spark's. The handler may be called again, as Spark itself would do.
-                if plan.must_sort or LogOrderBroken.__name__ not in str(error):
-                    raise
-                _LOG.warning("batch %d is not in log order: from now on rows are sorted first", batch_id)
-                self._sort = True
-            else:
-                if count_input is not None:
-                    count_input(plan.rows)
-                elif rows_read.fewer_than(plan.rows, since=read_before):
-                    # The marks cover all rows, so all rows must still be there.
-                    check_unchanged(slices, scan_slices(frames.lean, self._rule, runs=False))
-                return filtered
 
     def _batch_before(self, query_id: str, batch_id: int) -> BatchMarks:
         """What is kept of the batch before this one."""

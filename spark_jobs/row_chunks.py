@@ -20,7 +20,7 @@ import pyarrow as pa
 from filtering.rule import group_pairs
 from filtering.stream_metadata import parse_keys
 from spark_jobs.mark_epochs import EPOCH_COLUMNS, Epoch
-from spark_jobs.slice_filter import check_places, log_partitions, only_epoch
+from spark_jobs.row_decision import check_places, log_partitions, only_epoch
 
 CHUNK_BYTES = 1 << 20
 """The most bytes of a chunk's `data`, unless one row alone has more. A sixteenth is left for the stream's header."""

@@ -3,15 +3,13 @@
 Spark does not promise the names of its inner objects, and no other module uses them. Where they differ, `asked` gives
 None, and the caller goes on by public means, which cost more and give the same rows:
 
-    is_local                        rows that are judged one by one are sorted first
-    is_observed                     counts of rows that are judged one by one are None
     by_prefix                       numbers out of bytes by way of their digits
     column_pruned, input_counter    each pass reads all columns, from the frame as it was handed over
     RowsRead                        a handler that got fewer rows than the first pass found is not noticed
     hadoop_of                       none: without it no path is a table; name a catalog table or a database
 
-    3.5   no DataFrame.toArrow, no arrow_udf, no transformWithState, no data sources in Python
-    4.0   no arrow_udf, no repartitionById, no limits for streams of a Python data source (so 4.1)
+    3.5   no DataFrame.toArrow, no transformWithState, no data sources in Python
+    4.0   no repartitionById, no limits for streams of a Python data source (so 4.1)
     4.2   all
 
 Over Spark Connect there are no inner objects at all: the session speaks to a server.
@@ -24,13 +22,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
-import pandas as pd
 import pyarrow as pa
 import pyspark
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-from pyspark import SparkContext
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, Observation, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 from pyspark.sql.pandas import types
 
@@ -39,7 +35,6 @@ from spark_jobs.errors import SparkJobError
 _LOG = logging.getLogger(__name__)
 
 _CONNECT: Final = "pyspark.sql.connect"
-_LISTS: Final = frozenset({"LocalRelation", "OneRowRelation"})
 
 _Answer = TypeVar("_Answer")
 
@@ -68,37 +63,6 @@ def hadoop_of(spark: SparkSession, what: str, instead: str) -> tuple[Any, Any]:
 def class_name(node: Any) -> str:
     """The class of one of Spark's objects, without its package."""
     return str(node.getClass().getSimpleName())
-
-
-def is_local(df: DataFrame) -> bool | None:
-    """Whether all rows come from lists inside the plan (values, a small Arrow table); None where nobody knows.
-
-    The optimizer may compute projections of such a list itself, without tasks, partition ids too: as if there were one.
-    """
-
-    def look() -> bool:
-        frame: Any = df._jdf  # noqa: SLF001 - there is no public question
-        leaves = frame.queryExecution().optimizedPlan().collectLeaves()
-        return all(class_name(leaves.apply(n)) in _LISTS for n in range(leaves.size()))
-
-    return asked(look)
-
-
-def is_observed(observation: Observation) -> bool:
-    """Whether an action has filled it: `observation.get` waits for one that may never come."""
-    inner: Any = observation
-    if type(observation).__module__.startswith(_CONNECT):
-        return bool(observation.get)  # where it waits for nothing
-
-    def look() -> bool:
-        future = inner._jo.future()  # noqa: SLF001 - there is no public question
-        if release() < (4, 0):  # it is filled by an event, some time after the action
-            context: Any = SparkContext._active_spark_context  # noqa: SLF001
-            scala = context._jvm.scala.concurrent  # noqa: SLF001
-            scala.Await.ready(future, scala.duration.Duration.apply("2s"))
-        return bool(future.isCompleted())
-
-    return asked(look) or False
 
 
 class NotOverConnect(SparkJobError):
@@ -170,21 +134,6 @@ def a_task_a_number(rows: DataFrame, tasks: int, column: str) -> DataFrame:
     if release() < (4, 1):
         return rows.repartition(tasks, column)
     return rows.repartitionById(tasks, column)
-
-
-def decisions_by(decide: Callable[[Any], Any]) -> Any:
-    """A UDF over columns by an iterator of tuples of Arrow arrays, which yields arrays of int64.
-
-    Nondeterministic for Spark, so that it runs once a row, over all rows, with nothing pushed below it.
-    """
-    if hasattr(F, "arrow_udf"):
-        return F.arrow_udf(decide, "bigint").asNondeterministic()
-
-    def by_pandas(batches: Iterator[tuple[pd.Series, ...]]) -> Iterator[pd.Series]:
-        arrays = (tuple(pa.Array.from_pandas(column) for column in columns) for columns in batches)
-        return (decided.to_pandas() for decided in decide(arrays))
-
-    return F.pandas_udf(by_pandas, "bigint").asNondeterministic()  # type: ignore[attr-defined] # at run time only
 
 
 @contextmanager

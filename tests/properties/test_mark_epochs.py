@@ -6,6 +6,7 @@ that forgets when a startpoint says so.
 
 import itertools
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -13,13 +14,13 @@ from hypothesis import strategies as st
 
 from filtering import HighwaterMarks, PairSplit, ReplayFilter, StreamMetadata
 from spark_jobs.batch_marks import BatchMarks, LogRange, MarksKey
+from spark_jobs.batch_plan import BITMAP_OFFSETS, PartitionRows, Runs, plan_batch
 from spark_jobs.filter_settings import FilterRule
 from spark_jobs.filtered_frame import KEY
 from spark_jobs.mark_epochs import Epoch, EpochsMixed
 from spark_jobs.pair_decision import PairChunk, PairMarks, PairName, decide_pair
 from spark_jobs.row_chunks import Packing, pack_rows, unpack_rows
-from spark_jobs.slice_filter import SliceFilters, scan_batches
-from spark_jobs.slices import Slice, plan_batch
+from spark_jobs.row_decision import decide_rows, decided
 
 PARTITIONS = 2
 FIELDS = ("topic", "partition", "offset", KEY, "startpoint_epoch", "marks_epoch")
@@ -88,19 +89,23 @@ def as_arrow(rows):
     return pa.RecordBatch.from_pylist([dict(zip(FIELDS, row, strict=True)) for row in rows], schema=SCHEMA)
 
 
-def by_slices(rows, marks, rule, cut):
+def by_rows(rows, marks, rule, cut):
     """The foreachBatch form: what it keeps, and the marks after the batch."""
-    tasks = [task for task in (rows[:cut], rows[cut:]) if task]
-    scan = [as_arrow(task).select([KEY, *(name for name in FIELDS if name != KEY)]) for task in tasks]
-    found = [row for batch in scan for out in scan_batches([batch], rule) for row in out.to_pylist()]
-    slices = [Slice(**(row | {"marks": HighwaterMarks.from_bytes(row["marks"])})) for row in found]
-    plan = plan_batch(slices, marks, rule=rule, now_ms=1, sort=False)
-    kept = set()
-    for task in tasks:
-        filters, arrow = SliceFilters(plan.starts, rule), as_arrow(task)
-        decisions = filters.decide(*(arrow.column(name) for name in (KEY, "topic", "partition", "offset")))
-        kept |= {row[1:3] for row, decision in zip(task, decisions, strict=True) if decision & 1}
-    return kept, plan
+    found = found_by_rows([rows[:cut], rows[cut:]], marks, rule)
+    plan = plan_batch(found, marks, rule=rule, now_ms=1)
+    gone = {
+        (partition, number * BITMAP_OFFSETS + bit)
+        for (_, partition), bitmaps in plan.bitmaps.items()
+        for number, words in zip(bitmaps.numbers.tolist(), bitmaps.words.tolist(), strict=True)
+        for bit in range(BITMAP_OFFSETS)
+        if words[bit // 64] >> bit % 64 & 1
+    }
+    return {row[1:3] for row in rows} - gone, plan
+
+
+def found_by_rows(parts, marks, rule):
+    batches = [as_arrow(part).select([KEY, *(name for name in FIELDS if name != KEY)]) for part in parts]
+    return decided(pa.Table.from_batches(list(decide_rows(batches, marks, {}, rule))))
 
 
 def by_pairs(rows, state, rule):
@@ -136,9 +141,10 @@ def test_rule_9_both_forms_keep_what_a_filter_that_forgets_on_demand_keeps(drawn
     rule, stream, marks, state = FilterRule(window=window), Stream(drawn), {}, {}
     for number, step in enumerate(taken):
         rows, expected = stream.batch(step, window)
-        kept, plan = by_slices(rows, marks, rule, cut)
+        kept, plan = by_rows(rows, marks, rule, cut)
         assert kept == expected, f"batch {number}"
-        assert by_slices(rows, marks, rule, cut)[1] == plan, "run again it is the same batch"
+        again = by_rows(rows, marks, rule, 0)[1]
+        assert (again.marks, again.ranges) == (plan.marks, plan.ranges), "run again it is the same batch"
         marks = plan.marks
         assert by_pairs(rows, state, rule) == expected, f"batch {number}"
         assert all(
@@ -149,54 +155,53 @@ def test_rule_9_both_forms_keep_what_a_filter_that_forgets_on_demand_keeps(drawn
         assert BatchMarks.from_bytes(BatchMarks("q", number, plan.ranges, marks).to_bytes()).ranges == plan.ranges
 
 
-def slice_of(partition, epoch, marks, start=0):
-    count = len(marks)
-    return Slice("t", partition, start, start + count, count, 0, marks, startpoint_epoch=epoch[0], marks_epoch=epoch[1])
+def rows_in(partition, epoch, marks, start=0):
+    """What a batch holds of one partition, whose runs nobody has to look at."""
+    count, none = len(marks), np.empty(0, np.int64)
+    return PartitionRows("t", partition, start, start + count, count, 0, marks, *epoch, Runs(*[none] * 7))
 
 
 def single(source, offset, partition):
     return HighwaterMarks.from_columns([5], [source], [offset], [partition])
 
 
-def planned(slices, before):
-    return plan_batch(slices, before, rule=FilterRule(), now_ms=1, sort=False)
+def planned(found, before):
+    return plan_batch(found, before, rule=FilterRule(), now_ms=1)
 
 
 def test_an_epoch_without_a_row_is_not_missed():
     """Startpoint 5 reset the marks and gave no record; 7, which does not, inherits nothing from before it."""
     before = {MarksKey("t", 3): single(0, 9, 0)}
-    plan = planned([slice_of(0, (7, 5), single(0, 4, 0))], before)
+    plan = planned([rows_in(0, (7, 5), single(0, 4, 0))], before)
     assert {key: marks.get(5, 0).offset for key, marks in plan.marks.items()} == {MarksKey("t", 7): 4}
 
 
 def test_marks_that_do_not_say_where_their_pair_lies_are_forgotten_once_it_is_seen():
     before = {MarksKey("t"): HighwaterMarks.from_columns([5, 5], [0, 1], [9, 9])}
-    plan = planned([slice_of(0, (1, 1), single(0, 4, 0))], before)
+    plan = planned([rows_in(0, (1, 1), single(0, 4, 0))], before)
     assert (plan.marks[MarksKey("t", 1)].get(5, 0).offset, plan.marks[MarksKey("t")].get(5, 1).offset) == (4, 9)
 
 
 def test_a_pair_in_two_partitions_is_split_across_epochs_too():
     before = {MarksKey("t", 3): single(0, 9, 0)}
     with pytest.raises(PairSplit):
-        planned([slice_of(1, (4, 0), single(0, 10, 1))], before)
+        planned([rows_in(1, (4, 0), single(0, 10, 1))], before)
 
 
 def test_a_partition_in_two_epochs_at_once_is_refused():
-    slices = [slice_of(0, (3, 0), single(0, 4, 0)), slice_of(0, (4, 0), single(0, 4, 0), start=7)]
+    found = [rows_in(0, (3, 0), single(0, 4, 0)), rows_in(0, (4, 0), single(0, 4, 0), start=7)]
     with pytest.raises(EpochsMixed, match="startpoint epochs 3, 4"):
-        planned(slices, {})
+        planned(found, {})
     rows = [("t", 0, n, StreamMetadata(5, 0, n).pack(), epoch, 0) for n, epoch in enumerate((3, 4))]
-    columns = [KEY, *(name for name in FIELDS if name != KEY)]
-    with pytest.raises(EpochsMixed):
-        list(scan_batches([as_arrow(rows).select(columns)], FilterRule(window=2)))
-    with pytest.raises(EpochsMixed):
-        list(scan_batches([as_arrow([row]).select(columns) for row in rows], FilterRule(window=2)))
+    for parts in ([rows], [[row] for row in rows]):
+        with pytest.raises(EpochsMixed):
+            found_by_rows(parts, {}, FilterRule(window=2))
 
 
 def test_ranges_of_another_epoch_are_another_batch():
     """Rolled back and sent to the same place by a startpoint, a batch reads the same offsets and is not the same."""
     marks = single(0, 4, 0)
-    first, again = planned([slice_of(0, (0, 0), marks)], {}), planned([slice_of(0, (2, 2), marks)], {})
+    first, again = planned([rows_in(0, (0, 0), marks)], {}), planned([rows_in(0, (2, 2), marks)], {})
     assert first.ranges == (LogRange("t", 0, 0, 1),)
     assert again.ranges == (LogRange("t", 0, 0, 1, 2),)
     old, new = (BatchMarks("q", 1, plan.ranges, plan.marks) for plan in (first, again))

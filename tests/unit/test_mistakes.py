@@ -364,13 +364,12 @@ def test_who_does_not_need_the_hidden_package_is_not_disturbed(tmp_path):
 def test_errors_of_spark_jobs_name_a_worker_slot_as_people_do():
     """The number that the log has among all slots, 1<<30 and more, says nothing to anybody."""
     from pushrep.log.directory_files import parse_shown_partition
-    from spark_jobs.errors import FrameChanged, LogOrderBroken, LogRowTwice
+    from spark_jobs.errors import FrameChanged, LogRowTwice
     from spark_jobs.mark_epochs import EpochsMixed
 
     number = parse_shown_partition("slot-7/3")
     told = (
         LogRowTwice("t", number, 5),
-        LogOrderBroken("t", number, 5, 4),
         FrameChanged(number, 0, 5, 5, 4),
         EpochsMixed("t", number, [1, 2]),
     )

@@ -70,10 +70,7 @@ def frames(spark, place):
     assert values(result.rows) == kept
     assert (result.counts().kept, result.counts().dropped) == (5, 3)
     by_row = filter_frame(frame, window=2)
-    assert by_row.plan.verdict is None
     assert values(by_row.rows) == sorted([*kept, "v3"])
-    by_row = filter_frame(frame, window=2)
-    by_row.rows.write.format("noop").mode("overwrite").save()
     assert by_row.counts().late == 2
     assert values(filter_replays(frame)) == kept
     assert values(filter_replays(frame, marks={MarksKey("t"): result.marks[MarksKey("t")]})) == ["u0"]

@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from filtering import StreamMetadata, TtlTooShort
-from spark_jobs import LocalMarks, ReplayFilteredBatches, filter_frame, filtered_frame
+from spark_jobs import LocalMarks, ReplayFilteredBatches, filter_frame, filtered_frame, replay_filter
 from spark_jobs.batch_marks import BatchMarks
 from spark_jobs.replay_filter import (
     CheckpointWentBack,
@@ -245,11 +245,16 @@ def test_business_keys_that_are_metadata_by_chance_are_told_before_the_handler(
     assert (once.last_counts.unlikely_pairs, once.last_counts.dropped) == (2, 1)
 
 
-def test_a_handler_that_asks_first_whether_there_are_rows_costs_no_counts(frames, logs, store, inside_query):
+@pytest.mark.parametrize(
+    "handler", [lambda *_: None, lambda batch, _: batch.isEmpty(), lambda batch, _: batch.limit(3).collect()]
+)
+@pytest.mark.parametrize("window", [0, 1], ids=["runs decide", "rows decide"])
+def test_counts_are_those_of_all_rows_whatever_the_handler_does(frames, logs, store, inside_query, handler, window):
     inside_query("q")
-    once = ReplayFilteredBatches(lambda batch, _: batch.isEmpty() or batch.count(), store, window=1)
-    once(frames.split(logs.random_topic(2), 1), 0)
-    assert once.last_counts.kept is not None
+    once = ReplayFilteredBatches(handler, store, window=window)
+    once(frames.split(logs.rewound(15, back=5), 1), 0)
+    counts = once.last_counts
+    assert (counts.rows, counts.kept, counts.dropped, counts.late) == (15, 10, 5, 3 * (window > 0))
 
 
 def test_a_ttl_shorter_than_the_topic_s_retention_is_refused(frames, store, table):
@@ -260,27 +265,30 @@ def test_a_ttl_shorter_than_the_topic_s_retention_is_refused(frames, store, tabl
             filter_frame(frames.split([], 1), ttl_s=10, **told)
 
 
-def test_a_handler_without_an_action_leaves_the_counts_open(frames, logs, store, inside_query):
-    """But for those that whole runs decide."""
-    inside_query("q")
-    once = ReplayFilteredBatches(lambda batch, _: None, store)
-    once(frames.split(logs.random_topic(2), 1), 0)
-    assert (once.last_counts.rows, once.last_counts.kept) == (80, None)
-    once(frames.split(logs.rewound(15, back=5), 1), 1)
-    assert (once.last_counts.rows, once.last_counts.kept, once.last_counts.dropped) == (15, 10, 5)
-
-
-def test_rows_without_order_in_one_task_are_found_out_and_run_again_sorted(
-    frames, logs, store, table, inside_query, caplog, monkeypatch
-):
-    monkeypatch.setattr(filtered_frame, "RUNS_MAX", 1)  # counted by pair, the first pass does not see how rows lie
+def test_rows_without_order_are_decided_by_the_log_s(frames, logs, store, table, inside_query, monkeypatch):
     inside_query("q")
     rows = [*logs.random_topic(9, rows=150), *logs.out_of_order()]
+    for n, runs_max in enumerate((filtered_frame.RUNS_MAX, 1)):
+        monkeypatch.setattr(filtered_frame, "RUNS_MAX", runs_max)
+        once = ReplayFilteredBatches(table, store)
+        once(frames.in_one_piece([dataclasses.replace(row, topic=f"{row.topic}-{n}") for row in rows]), n)
+        assert set(table.batches[n]) == logs.Model().kept(rows)
+
+
+def test_where_runs_are_too_many_nobody_looks_for_them_for_a_while(
+    frames, logs, store, table, inside_query, monkeypatch
+):
+    inside_query("q")
+    monkeypatch.setattr(filtered_frame, "RUNS_MAX", 1)
+    monkeypatch.setattr(replay_filter, "_WITHOUT_RUNS", 2)
+    looked = []
+    monkeypatch.setattr(replay_filter, "by_runs", lambda *rest: looked.append(n) or filtered_frame.by_runs(*rest))
     once = ReplayFilteredBatches(table, store)
-    with caplog.at_level(logging.WARNING, logger="spark_jobs.replay_filter"):
-        once(frames.in_one_piece(rows), 0)
-    assert "not in log order" in caplog.text
-    assert table.ids == logs.Model().kept(rows)
+    batches = logs.in_batches(logs.random_topic(9, rows=150), 5, seed=1)
+    for n, batch in enumerate(batches):
+        once(frames.split(batch, 1), n)
+    assert looked == [0, 3]
+    assert table.ids == logs.Model().kept([row for batch in batches for row in batch])
 
 
 def test_marks_expire_at_the_commit_and_only_there(frames, logs, store, inside_query):

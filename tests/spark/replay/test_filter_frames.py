@@ -7,6 +7,7 @@ from filtering import HighwaterMarks, PairSplit, StreamMetadata
 from spark_jobs import filter_frame, filter_replays, filtered_frame
 from spark_jobs.batch_marks import MarksKey
 from spark_jobs.columns import CarrierUnusable
+from spark_jobs.errors import FrameChanged
 from spark_jobs.filtered_frame import FrameUnusable
 from spark_jobs.spark_internals import setting
 
@@ -33,7 +34,6 @@ def test_splits_and_shuffles_change_nothing(frames, logs, topics, rule, carrier)
     model = logs.Model(rule.get("window", 0), None if only is None else frozenset(only))
     expected = model.kept(topics)
     split = filter_frame(frames.split(topics, 7, carrier), carrier=carrier, now_ms=1, **rule)
-    assert not split.plan.must_sort, "contiguous ranges need no sort"
     assert logs.ids(split.rows) == expected
     assert logs.ids(split.dropped) == {row.id for row in topics} - expected
 
@@ -42,7 +42,6 @@ def test_splits_and_shuffles_change_nothing(frames, logs, topics, rule, carrier)
     assert counts.kept + counts.unkeyed == len(expected)
 
     shuffled = filter_frame(frames.split(topics, 3, carrier).repartition(4), carrier=carrier, now_ms=1, **rule)
-    assert shuffled.plan.must_sort, "a shuffled frame has no order to rely on"
     assert logs.ids(shuffled.rows) == expected
     assert shuffled.marks == split.marks, "the same rows leave the same marks"
     assert shuffled.ranges == split.ranges
@@ -67,9 +66,7 @@ def test_counts_of_late_rows_and_gaps_as_the_plain_filter_counts_them(frames, lo
             row.metadata.pack() if row.metadata else row.other_key, row.partition
         )
     counts = [f.counts for f in filters.values()]
-    result = filter_frame(frames.split(rows, 4), window=3)
-    result.rows.write.format("noop").mode("overwrite").save()
-    ours = result.counts()
+    ours = filter_frame(frames.split(rows, 4), window=3).counts()
     for name in ("kept", "dropped", "unkeyed", "late", "pairs", "jumped"):
         assert getattr(ours, name) == sum(getattr(c, name) for c in counts), name
 
@@ -85,7 +82,7 @@ def test_marks_carry_from_frame_to_frame(frames, logs, topics):
 
 
 def test_rows_that_are_part_of_the_plan_are_filtered_as_any_others(spark, logs):
-    """A user's first test: Spark's optimizer computes partition ids of such rows itself, in the first pass only."""
+    """A user's first test: Spark's optimizer computes such rows itself, without tasks."""
     import pyarrow as pa
 
     rows = [logs.Row("t", 0, n, StreamMetadata(1, 0, s), None, f"v{n}") for n, s in enumerate((5, 7, 6, 8, 2, 9))]
@@ -104,10 +101,10 @@ def test_rows_that_are_part_of_the_plan_are_filtered_as_any_others(spark, logs):
         assert logs.ids(result.dropped) == {row.id for row in rows} - kept
 
 
-@pytest.mark.parametrize("counted", ["by run", "by pair"])
-def test_files_that_spark_packs_out_of_log_order_are_sorted(spark, logs, tmp_path, monkeypatch, counted):
+@pytest.mark.parametrize("decide", ["by runs", "by rows"])
+def test_files_that_spark_packs_out_of_log_order_are_decided_in_it(spark, logs, tmp_path, monkeypatch, decide):
     """Tasks take files by size, the largest first: a log's later file may come before an earlier one."""
-    if counted == "by pair":
+    if decide == "by rows":
         monkeypatch.setattr(filtered_frame, "RUNS_MAX", 10)
     # Every second one is a replay of its neighbour: more stretches than are told one by one.
     rows = [logs.Row("t", 0, n, StreamMetadata(1, 0, n // 2), None, f"v{n}") for n in range(300)]
@@ -117,22 +114,32 @@ def test_files_that_spark_packs_out_of_log_order_are_sorted(spark, logs, tmp_pat
     with setting(spark, "spark.sql.files.minPartitionNum", 1):
         assert frame.first().offset == 40, "the larger file comes first"
         result = filter_frame(frame)
-        assert result.plan.must_sort
+        assert bool(result.plan.bitmaps) == (decide == "by rows")
         assert logs.ids(result.rows) == logs.Model().kept(rows)
-    in_order = filter_frame(spark.read.parquet(f"{tmp_path}/1"))
-    assert not in_order.plan.must_sort, "one file lies as it was written"
-    assert logs.ids(in_order.rows) == logs.Model().kept(rows[40:])
 
 
-def test_unordered_rows_in_one_piece_are_sorted_or_refused(frames, logs, monkeypatch):
+@pytest.mark.parametrize("runs_max", [filtered_frame.RUNS_MAX, 1], ids=["by runs", "by rows"])
+def test_unordered_rows_are_decided_by_the_log_s_order(frames, logs, monkeypatch, runs_max):
+    monkeypatch.setattr(filtered_frame, "RUNS_MAX", runs_max)
     rows = [*logs.random_topic(3, rows=200), *logs.out_of_order()]
     found_out = filter_frame(frames.unordered(rows))
-    assert found_out.plan.must_sort
     assert logs.ids(found_out.rows) == logs.Model().kept(rows)
-    monkeypatch.setattr(filtered_frame, "RUNS_MAX", 1)  # counted by pair, nobody sees how rows lie
-    with pytest.raises(Exception, match=r"LogOrderBroken: log offset 0 comes after 1 .*sort=True"):
-        filter_frame(frames.in_one_piece(logs.out_of_order())).rows.collect()
-    assert logs.ids(filter_frame(frames.unordered(rows), sort=True).rows) == logs.Model().kept(rows)
+    assert logs.ids(found_out.dropped) == {row.id for row in rows} - logs.Model().kept(rows)
+
+
+@pytest.mark.parametrize("most", [64, 0], ids=["a comparison each", "bitmaps"])
+def test_what_drops_is_told_by_either_way_also_where_topics_need_quotes(frames, logs, monkeypatch, most):
+    monkeypatch.setattr(filtered_frame, "STRETCHES_MAX", most)
+    rows = [
+        logs.Row(topic, partition, first + n, StreamMetadata(1, partition, source), None, f"{topic}{partition}:{n}")
+        for topic, partition, first in (("it's `a` \\ topic", 0, 1000), ("t", 1, 2**40), ("t", 2, 0))
+        for n, source in enumerate([0, 1, 2, 0, 1, 3, 2, *range(2, 2100)])
+    ]
+    result = filter_frame(frames.split(rows, 3))
+    kept = logs.Model().kept(rows)
+    assert (result.plan.bitmaps, result.counts().kept) == ({}, len(kept))
+    assert logs.ids(result.rows) == kept
+    assert logs.ids(result.dropped) == {row.id for row in rows} - kept
 
 
 @pytest.mark.parametrize("twice", ["keyed", "unkeyed"])
@@ -145,18 +152,16 @@ def test_a_record_that_stands_twice_is_refused_by_name_also_where_holes_hide_it(
         with pytest.raises(Exception, match=r"LogRowTwice: log offset 0 of partition 0 of t .*dropDuplicates"):
             filter_frame(frame).rows.collect()
     once = filter_frame(frames.split([*rows[1:], *steady], 1))
-    assert once.plan.verdict is not None, "a hole is no reason to look at each row"
+    assert not once.plan.bitmaps, "a hole is no reason to look at each row"
     assert logs.ids(once.rows) == {row.id for row in [*rows[1:], *steady]}
     if twice == "keyed":
         with pytest.raises(Exception, match="LogRowTwice: log offset 0 of partition 0 of t"):
             filter_replays(frames.split(rows, 2)).collect()
 
 
-def test_a_consumer_that_stops_early_is_no_error_and_counts_nothing(frames, logs):
-    """Where rows are judged one by one; what whole runs have decided is known before anyone reads."""
-    result = filter_frame(frames.split(logs.random_topic(3, rows=200), 1))
-    assert len(result.rows.limit(3).collect()) == 3
-    assert result.counts().kept is None
+def test_counts_are_known_before_anyone_reads_the_rows(frames, logs):
+    by_rows = filter_frame(frames.split(logs.rewound(15, back=5), 2), window=3).counts()
+    assert (by_rows.kept, by_rows.dropped, by_rows.late, by_rows.jumped) == (10, 5, 1, 0)
     by_runs = filter_frame(frames.split(logs.rewound(15, back=5), 2)).counts()
     assert (by_runs.kept, by_runs.dropped, by_runs.late, by_runs.jumped) == (10, 5, 0, 0)
 
@@ -165,10 +170,13 @@ def test_a_frame_that_changes_between_the_passes_is_found_out(frames, logs, spar
     flag = tmp_path / "fewer"
     frame = frames.split(logs.random_topic(5, rows=300), 2)
     changing = frame.rdd.filter(lambda row: row.offset % 2 or not flag.exists())
-    result = filter_frame(spark.createDataFrame(changing, frame.schema))
-    flag.touch()
-    with pytest.raises(Exception, match=r"FrameChanged: .*persist"):
-        result.rows.collect()
+    for rule in ({}, {"window": 3}):
+        result = filter_frame(spark.createDataFrame(changing, frame.schema), **rule)
+        result.check_unchanged()
+        flag.touch()
+        with pytest.raises(FrameChanged, match="persist"):
+            result.check_unchanged()
+        flag.unlink()
 
 
 def test_a_pair_in_two_log_partitions_stops_it(frames, logs):

@@ -7,8 +7,8 @@ from pyspark.errors import StreamingQueryException
 
 from filtering.stream_metadata import StreamMetadata
 from spark_jobs import LocalMarks, ReplayFilteredBatches
+from spark_jobs.batch_plan import PartitionRows, check_unchanged
 from spark_jobs.errors import FrameChanged
-from spark_jobs.slices import Slice, check_unchanged
 from spark_jobs.spark_internals import RowsRead
 
 pytestmark = pytest.mark.spark
@@ -102,25 +102,25 @@ def test_of_other_frames_nobody_knows_how_often_they_were_read(frames, logs, ins
     frame.unpersist()
 
 
-def a_slice(partition=0, start=0, end=9, rows=9, unkeyed=0):
+def found(partition=0, start=0, end=9, rows=9, unkeyed=0):
     from filtering import HighwaterMarks
 
-    return Slice("t", partition, start, end, rows, unkeyed, HighwaterMarks())
+    return PartitionRows("t", partition, start, end, rows, unkeyed, HighwaterMarks())
 
 
 @pytest.mark.parametrize(
     ("again", "told"),
     [
-        pytest.param([a_slice(0), a_slice(1, rows=8)], (1, 9, 8), id="rows are missing"),
-        pytest.param([a_slice(0)], (1, 9, 0), id="a partition is missing"),
-        pytest.param([a_slice(0), a_slice(1), a_slice(2)], (2, 0, 9), id="a partition came"),
-        pytest.param([a_slice(0), a_slice(1, start=1, end=10)], (1, 9, 9), id="as many, but others"),
-        pytest.param([a_slice(0, unkeyed=1), a_slice(1)], (0, 9, 9), id="other keys"),
+        pytest.param([found(0), found(1, rows=8)], (1, 9, 8), id="rows are missing"),
+        pytest.param([found(0)], (1, 9, 0), id="a partition is missing"),
+        pytest.param([found(0), found(1), found(2)], (2, 0, 9), id="a partition came"),
+        pytest.param([found(0), found(1, start=1, end=10)], (1, 9, 9), id="as many, but others"),
+        pytest.param([found(0, unkeyed=1), found(1)], (0, 9, 9), id="other keys"),
     ],
 )
 def test_what_has_changed_is_told(again, told):
-    first = [a_slice(0, end=4, rows=4), a_slice(0, start=4, rows=5), a_slice(1)]
-    check_unchanged(first, [a_slice(1), a_slice(0)])  # however they were cut
+    first = [found(0), found(1)]
+    check_unchanged(first, [found(1), found(0)])
     with pytest.raises(FrameChanged) as refused:
         check_unchanged(first, again)
     assert (refused.value.partition, refused.value.expected, refused.value.got) == told

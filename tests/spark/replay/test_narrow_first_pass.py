@@ -10,7 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 from filtering.stream_metadata import StreamMetadata
 from spark_jobs import LocalMarks, ReplayFilteredBatches, columns, filtered_frame, replay_filter, spark_internals
 from spark_jobs.filter_settings import FilterRule
-from spark_jobs.filtered_frame import keyed_frame, scan_slices
+from spark_jobs.filtered_frame import by_rows, by_runs, keyed_frame
 from spark_jobs.spark_internals import column_pruned
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("generated_code")]
@@ -69,8 +69,8 @@ def test_a_stream_of_files_gives_what_the_rule_says_and_counts_its_input_once(lo
     ]  # runs decide it alone: the batch of nothing else
     batches = [[*steady[:20]], *logs.in_batches(topics, 2, seed=5), [*steady[20:], *again(steady[10:20], logs)]]
     seen, passes, by_column = {}, [], {}
-    for place in (replay_filter, filtered_frame):
-        monkeypatch.setattr(place, "scan_slices", spied(place.scan_slices, passes))
+    for place, name in ((replay_filter, "by_runs"), (filtered_frame, "by_rows")):
+        monkeypatch.setattr(place, name, spied(getattr(place, name), passes))
 
     def handle(rows, n):
         seen[n], by_column[n] = logs.ids(rows), reads_files(rows)
@@ -82,10 +82,10 @@ def test_a_stream_of_files_gives_what_the_rule_says_and_counts_its_input_once(lo
 
     assert set.union(*seen.values()) == logs.Model().kept([row for batch in batches for row in batch])
     assert sum(map(len, seen.values())) == len(set.union(*seen.values())), "no row passes in two batches"
-    assert passes == ["narrow", "narrow", "whole", "narrow", "whole", "narrow"], "rows that cross are read whole"
-    assert by_column == {0: True, 1: False, 2: False, 3: True}, "the handler gets rows from where they were decided"
-    counted = {p["batchId"]: p["numInputRows"] for p in progress}
-    assert (counted[0], counted[3]) == (20, 30), "input is counted, and once"
+    runs, rows = ("by_runs", "narrow"), ("by_rows", "narrow")
+    assert passes == [runs, runs, rows, runs, rows, runs], "rows are looked at where runs cross"
+    assert set(by_column.values()) == {True}, "the handler gets rows from the files, too"
+    assert {p["batchId"]: p["numInputRows"] for p in progress} == {n: len(rows) for n, rows in enumerate(batches)}
 
 
 def again(rows, logs):
@@ -94,9 +94,9 @@ def again(rows, logs):
 
 
 def spied(scan, passes):
-    def scanned(keyed, rule, **options):
-        passes.append("narrow" if read_columns(keyed) else "whole")
-        return scan(keyed, rule, **options)
+    def scanned(keyed, *rest):
+        passes.append((scan.__name__, "narrow" if read_columns(keyed) else "whole"))
+        return scan(keyed, *rest)
 
     return scanned
 
@@ -195,18 +195,19 @@ def test_without_spark_s_inner_objects_a_stream_gives_the_same_rows(logs, stream
 
 
 def test_a_key_is_one_number_by_either_way(spark, frames, logs, monkeypatch):
-    """The fast way is there with this version of Spark, and the first pass finds the same slices by either."""
+    """The fast way is there with this version of Spark, and the first pass finds the same by either, and by rows."""
     assert spark_internals.by_prefix(spark) is not None
     topics = [row for seed in range(20) for row in logs.random_topic(seed)]
     edges = [StreamMetadata(pid, 2**31 - 1, offset) for pid in (-(2**63), -1, 2**63 - 1) for offset in (0, 2**63 - 1)]
     topics += [logs.Row("edges", 0, n, metadata, None, f"e{n}") for n, metadata in enumerate(edges)]
     keyed = keyed_frame(frames.split(topics, 3), FilterRule())
-    for rule, runs in ((FilterRule(), True), (FilterRule(only_pids=frozenset([5, -(2**63)])), False)):
+    for rule in (FilterRule(), FilterRule(only_pids=frozenset([5, -(2**63)]))):
         monkeypatch.setattr(columns, "_found", {})
-        fast = scan_slices(keyed, rule, runs=runs)
+        fast = by_runs(keyed, rule)
         monkeypatch.setitem(columns._found, spark.sparkContext.applicationId, columns.by_digits)
-        assert scan_slices(keyed, rule, runs=runs) == fast
-        assert (sum(s.rows for s in fast), any(len(s.marks) for s in fast)) == (len(topics), True)
+        assert by_runs(keyed, rule) == fast
+        assert sorted(by_rows(keyed, {}, rule), key=lambda one: (one.topic, one.partition)) == fast
+        assert (sum(one.rows for one in fast), any(len(one.marks) for one in fast)) == (len(topics), True)
 
 
 def test_without_the_inner_function_the_digits_are_taken(spark, monkeypatch):

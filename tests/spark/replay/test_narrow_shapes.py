@@ -7,7 +7,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 
 from filtering.stream_metadata import StreamMetadata
 from spark_jobs.filter_settings import FilterRule
-from spark_jobs.filtered_frame import keyed_frame, scan_slices
+from spark_jobs.filtered_frame import by_runs, keyed_frame
 from spark_jobs.spark_internals import column_pruned
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("generated_code")]
@@ -64,10 +64,7 @@ def test_the_narrow_frame_has_the_rows_of_the_batch_whatever_was_done_before(spa
             assert one == other
             assert len(one) > 0
             one, other = (
-                {
-                    (s.topic, s.partition, s.start, s.end, s.rows, s.marks)
-                    for s in scan_slices(keyed_frame(f, rule), rule)
-                }
+                {(s.topic, s.partition, s.start, s.end, s.rows, s.marks) for s in by_runs(keyed_frame(f, rule), rule)}
                 for f in (pruned, df)
             )
             assert one == other

@@ -10,13 +10,13 @@ import pytest
 
 from filtering import HighwaterMarks
 from spark_jobs.batch_marks import LogRange, MarksKey
+from spark_jobs.batch_plan import PartitionRows
 from spark_jobs.errors import CantReplace
 from spark_jobs.filter_settings import FilterRule
 from spark_jobs.replacing import Replacing, RereadBatch, RowsWanted
 from spark_jobs.sinks.catalog import idempotent_table
 from spark_jobs.sinks.hadoop import HadoopDirectory
 from spark_jobs.sinks.table import BadSink, Owners, TableNotOurs, TableOfAnotherQuery
-from spark_jobs.slices import Slice
 
 pytestmark = pytest.mark.spark
 
@@ -151,7 +151,7 @@ def test_a_batch_that_replaces_others_rows_ends_right_wherever_it_was_stopped(
 
 def test_a_table_whose_rows_can_t_be_replaced_is_refused_by_name(spark, tmp_path, inside_query):
     inside_query("q")
-    again = Slice("t", 0, 6, 10, 4, 0, HighwaterMarks.from_columns([7], [0], [3], 0), startpoint_epoch=2, marks_epoch=2)
+    again = PartitionRows("t", 0, 6, 10, 4, 0, HighwaterMarks.from_columns([7], [0], [3], 0), 2, 2)
     paths = {kind: str(tmp_path / kind) for kind in ("json", "parquet")}
     idempotent_table(paths["parquet"])(spark.range(3), 0)
     refused = {
@@ -172,7 +172,7 @@ def test_a_place_that_an_earlier_repair_has_not_reached_is_refused(spark, tmp_pa
     inside_query("q")
     path = str(tmp_path / "table")
     idempotent_table(path)(spark.range(10).selectExpr("'t' as topic", "0 as partition", "id as `offset`"), 0)
-    again = Slice("t", 0, 6, 10, 4, 0, HighwaterMarks.from_columns([7], [0], [3], 0), startpoint_epoch=2, marks_epoch=2)
+    again = PartitionRows("t", 0, 6, 10, 4, 0, HighwaterMarks.from_columns([7], [0], [3], 0), 2, 2)
 
     def wanted(ranges):
         assert dict(ranges) == {LogRange("t", 0, 6, 10, 2): 2}

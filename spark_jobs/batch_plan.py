@@ -1,0 +1,410 @@
+"""The plan of a batch: which rows drop, and the marks after it. Pure: knows no Spark.
+
+    log partition 0 of the batch: bounds, counts, seen, runs ─▶ decide ──────┬─▶ stretches of the log that drop
+    log partition 1: ...                                         ▲           └─▶ or None: the rows decide one by one
+    marks N-1 of each topic ──▶ what its partitions go on with ──┘
+                            └─▶ merged with what was seen ──▶ marks N
+
+Marks N are known before anything is written. What drops is told by log offsets, so it does not matter how the rows lie
+when they are read again.
+
+Runs: rows of one pair whose source and log offsets keep one distance. They can decide a batch without its rows.
+
+    log offset      10  11  12  13  14  15      A has two runs: 10 to 12 at distance -10, 15 at -12. A run is known by
+    pair A           0   1   2           3      its bounds alone: with one distance, source offsets rise with log
+    pair B                       7   8          offsets. No row stands in it twice: who finds runs sees to that
+
+If the runs of a pair, put in log order, lie one behind the other, then before each of them the maximum of all rows
+before it is known, and the rule falls on whole stretches of it, whatever the physical order of the rows:
+
+    maximum before   below the run's lowest   inside it                  at its highest or above
+    of the run       all is kept              the part up to it drops    all drops
+
+What drops is told as stretches of the log, whosever rows lie there. So a run that drops must have its stretch alone:
+dense, or with no other run inside its bounds. Anything else (runs that cross, holes where a run is cut) proves nothing,
+and the rows decide one by one. A row that stands in two runs makes them cross.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from filtering.marks import UNKNOWN, HighwaterMarks
+from spark_jobs.batch_marks import LogRange, MarksKey, SentBack
+from spark_jobs.errors import FrameChanged
+from spark_jobs.filter_settings import FilterRule, looks_unlikely
+from spark_jobs.mark_epochs import Epoch, EpochsMixed, by_epoch, carried
+
+Numbers = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+NO_PAIR = -1
+"""The source partition under which a log partition's rows that the rule is not for are runs of one pair."""
+
+HOLE_MAX = 1024
+"""Stretches are not joined over more offsets without a row than this, so that none is much longer than its rows."""
+
+_WORD_BITS = 64
+BITMAP_WORDS = 16
+BITMAP_OFFSETS = BITMAP_WORDS * _WORD_BITS
+"""So many log offsets stand in one bitmap."""
+
+
+class Runs(NamedTuple):
+    """n runs of one log partition as columns: pair, first and last log offset, first and last source offset, rows."""
+
+    pids: Numbers
+    partitions: Numbers
+    starts: Numbers
+    lasts: Numbers
+    lows: Numbers
+    highs: Numbers
+    rows: Numbers
+
+    def some(self, rows: Numbers) -> "Runs":
+        """The runs at these indexes."""
+        return Runs(*(column[rows] for column in self))
+
+
+class Stretches(NamedTuple):
+    """Log offsets [start, end) of one log partition, ascending and apart; columns."""
+
+    starts: Numbers
+    ends: Numbers
+
+
+class RunsVerdict(NamedTuple):
+    """What becomes of every row of the runs: those in `dropped` go, all others stay.
+
+    `dropped_rows`: how many go. `jumped`: source offsets that the marks pass over.
+    """
+
+    dropped: Stretches
+    dropped_rows: int
+    jumped: int
+
+
+class Bitmaps(NamedTuple):
+    """Log offsets of one log partition: bit b of word w of bitmap n is offset n · BITMAP_OFFSETS + 64 w + b.
+
+    Numbers ascend, each comes once; `words` is int64 of shape (n, BITMAP_WORDS).
+    """
+
+    numbers: Numbers
+    words: Numbers
+
+    @classmethod
+    def of(cls, stretches: Stretches) -> "Bitmaps":
+        """The log offsets of stretches."""
+        starts, ends = stretches
+        firsts = starts // BITMAP_OFFSETS
+        counts = (ends - 1) // BITMAP_OFFSETS - firsts + 1
+        which = np.repeat(np.arange(len(starts)), counts)
+        numbers = firsts[which] + np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
+        words = numbers[:, None] * BITMAP_OFFSETS + np.arange(BITMAP_WORDS) * _WORD_BITS
+        low, high = (np.clip(edge[which][:, None] - words, 0, _WORD_BITS) for edge in (starts, ends))
+        return cls(numbers, _ones(high) & ~_ones(low)).merged()
+
+    @classmethod
+    def concatenated(cls, parts: Sequence["Bitmaps"]) -> "Bitmaps":
+        """All offsets of several."""
+        return cls(*(np.concatenate(column) for column in zip(*parts, strict=True))).merged()
+
+    def merged(self) -> "Bitmaps":
+        """Each number once, however many came."""
+        order = np.argsort(self.numbers, kind="stable")
+        numbers, starts = np.unique(self.numbers[order], return_index=True)
+        return Bitmaps(numbers, np.bitwise_or.reduceat(self.words[order], starts) if len(starts) else self.words)
+
+
+def _ones(count: Numbers) -> Numbers:
+    """Words whose lowest `count` bits are 1; at most 64."""
+    below = np.left_shift(np.uint64(1), np.minimum(count, _WORD_BITS - 1).astype(np.uint64)) - np.uint64(1)
+    return np.where(count == _WORD_BITS, np.int64(-1), below.view(np.int64))
+
+
+class RowsVerdict(NamedTuple):
+    """What became of a log partition's rows that were judged one by one."""
+
+    dropped: Bitmaps
+    dropped_rows: int
+    late: int
+    jumped: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRows:
+    """What a batch holds of one log partition: log offsets [start, end), how many rows, of these unkeyed.
+
+    `marks`: of the pairs that came, what a filter knows that saw these rows, and maybe the marks before them. `runs`:
+    all rows, where the first pass found them by runs. `verdict`: where the rows were judged one by one. The epochs are
+    those of mark_epochs.py.
+    """
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+    rows: int
+    unkeyed: int
+    marks: HighwaterMarks
+    startpoint_epoch: int = 0
+    marks_epoch: int = 0
+    runs: Runs | None = field(default=None, compare=False)
+    verdict: RowsVerdict | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """Which rows drop, and the marks after the batch.
+
+    `stretches`, `bitmaps`: log offsets that drop, by (topic, partition); every other row passes. `all_dropped`: (topic,
+    pid, source partition) of the pairs of which no row passes. `unlikely_pairs`: those that look like keys that are
+    metadata by chance.
+    """
+
+    marks: Mapping[MarksKey, HighwaterMarks]
+    ranges: tuple[LogRange, ...]
+    rows: int
+    unkeyed: int
+    pairs: int
+    all_dropped: tuple[tuple[str, int, int], ...]
+    unlikely_pairs: int
+    stretches: Mapping[tuple[str, int], Stretches]
+    bitmaps: Mapping[tuple[str, int], Bitmaps]
+    dropped_rows: int
+    late: int
+    jumped: int
+
+
+def plan_batch(
+    found: Iterable[PartitionRows], before: Mapping[MarksKey, HighwaterMarks], *, rule: FilterRule, now_ms: int
+) -> BatchPlan | None:
+    """What becomes of a batch; `before` are the marks after the batch before. None where its rows have to decide.
+
+    `now_ms` becomes the last advance of every pair that rises. Raises PairSplit for a pair in two log partitions,
+    EpochsMixed for a partition in two startpoint epochs.
+    """
+    in_order = sorted(found, key=lambda one: (one.topic, one.partition))
+    marks = {key: old.with_window(rule.window) for key, old in before.items()}
+    stretches: dict[tuple[str, int], Stretches] = {}
+    bitmaps: dict[tuple[str, int], Bitmaps] = {}
+    all_dropped: list[tuple[str, int, int]] = []
+    pairs = unlikely_pairs = dropped_rows = late = jumped = 0
+    for topic in dict.fromkeys(one.topic for one in in_order):
+        own = [one for one in in_order if one.topic == topic]
+        epochs, seen = epochs_of(own), merged_marks(one.marks for one in own)
+        old = carried(marks, topic, epochs, seen)
+        new = old.merge(_advanced_at(seen, now_ms))
+        others = {key: kept for key, kept in marks.items() if key.topic != topic}
+        marks = others | by_epoch(new, marks, topic, epochs)
+        pairs += len(seen)
+        unlikely_pairs += int(looks_unlikely(seen).sum()) if rule.may_be_chance else 0
+        all_dropped.extend((topic, pid, partition) for pid, partition in _unchanged(seen, old, new))
+        for one in own:
+            if one.verdict is not None:
+                bitmaps[topic, one.partition] = one.verdict.dropped
+                late += one.verdict.late
+                verdict: Any = one.verdict
+            else:
+                verdict = None if one.runs is None else decide(one.runs, old)
+                if verdict is None:
+                    return None
+                stretches[topic, one.partition] = verdict.dropped
+            dropped_rows, jumped = dropped_rows + verdict.dropped_rows, jumped + verdict.jumped
+    if rule.ttl_s is not None:
+        marks = {key: m.without_expired(now_ms=now_ms, ttl_s=rule.ttl_s) for key, m in marks.items()}
+    return BatchPlan(
+        {key: m for key, m in marks.items() if len(m)},
+        ranges_of(in_order),
+        sum(one.rows for one in in_order),
+        sum(one.unkeyed for one in in_order),
+        pairs,
+        tuple(all_dropped),
+        unlikely_pairs,
+        {where: found for where, found in stretches.items() if len(found.starts)},
+        {where: found for where, found in bitmaps.items() if len(found.numbers)},
+        dropped_rows,
+        late,
+        jumped if rule.counts_gaps else 0,
+    )
+
+
+def ranges_of(found: Iterable[PartitionRows]) -> tuple[LogRange, ...]:
+    """The log ranges of the batch, one a log partition, ascending."""
+    return tuple(sorted(LogRange(one.topic, one.partition, one.start, one.end, one.startpoint_epoch) for one in found))
+
+
+def merged_marks(parts: Iterable[HighwaterMarks]) -> HighwaterMarks:
+    """All of them as one. As a tree, so that many parts with many pairs cost n log n, not n squared."""
+    merged = list(parts) or [HighwaterMarks()]
+    while len(merged) > 1:
+        odd = merged[-1:] if len(merged) % 2 else []
+        merged = [a.merge(b) for a, b in zip(merged[::2], merged[1::2], strict=False)] + odd
+    return merged[0]
+
+
+def marks_of_pairs(marks: HighwaterMarks, pids: Numbers, partitions: Numbers) -> HighwaterMarks:
+    """The marks of these pairs only."""
+    found = marks.find(pids, partitions)
+    keep = np.zeros(len(marks), np.bool_)
+    keep[found[found >= 0]] = True
+    return marks.without_rows(np.flatnonzero(~keep))
+
+
+def starting_marks(
+    before: Mapping[MarksKey, HighwaterMarks], topic: str, partition: int, epoch: Epoch
+) -> HighwaterMarks:
+    """What one log partition in this epoch goes on with: of pairs that lie there, or whose place nobody knows.
+
+    As `carried` has it for the pairs that come there. A pair that lies elsewhere is one without a mark here, and found
+    out when all partitions are put together.
+    """
+    parts = []
+    for key, marks in before.items():
+        if key.topic == topic and key.startpoint_epoch >= epoch.marks:
+            here = np.isin(marks.to_columns().destination_partitions, [partition, UNKNOWN])
+            parts.append(marks.without_rows(np.flatnonzero(~here)))
+    return merged_marks(parts)
+
+
+def decide(runs: Runs, marks: HighwaterMarks) -> RunsVerdict | None:
+    """The rule over whole runs, beginning with `marks`; None where their bounds alone don't decide."""
+    if not len(runs.rows):
+        return RunsVerdict(Stretches(runs.starts, runs.starts), 0, 0)
+    in_order = runs.some(np.lexsort((runs.starts, runs.partitions, runs.pids)))
+    first = np.ones(len(runs.rows), np.bool_)
+    first[1:] = (np.diff(in_order.pids) != 0) | (np.diff(in_order.partitions) != 0)
+    behind = first.copy()
+    behind[1:] |= in_order.starts[1:] > in_order.lasts[:-1]
+    spans = in_order.lasts - in_order.starts + 1
+    if not behind.all() or (in_order.rows > spans).any():  # a run can't have more rows than offsets
+        return None
+    known = _marks_of(in_order.pids[first], in_order.partitions[first], marks)
+    before = _highest_before(in_order.highs, first, known)
+    # How many offsets from the run's start are replays. Computed in this order, no sum exceeds 64 bits.
+    replayed = np.where(before < in_order.lows, 0, np.minimum(before - in_order.lows, spans - 1) + 1)
+    if ((replayed > 0) & (replayed < spans) & (in_order.rows < spans)).any():
+        return None  # cut inside a run with holes: how many of its rows stay is not known
+    dropped = _stretches(in_order, replayed)
+    if dropped is None:
+        return None
+    kept = np.where(replayed == spans, 0, in_order.rows - replayed)
+    ends = np.append(np.flatnonzero(first)[1:], len(first)) - 1
+    rose = np.maximum(before[ends], in_order.highs[ends]) - np.where(known < 0, in_order.lows[first] - 1, known)
+    is_pair = in_order.partitions != NO_PAIR
+    jumped = int(rose[is_pair[first]].sum()) - int(kept[is_pair].sum())
+    return RunsVerdict(dropped, int(in_order.rows.sum()) - int(kept.sum()), jumped)
+
+
+def _highest_before(highs: Numbers, first: Mask, known: Numbers) -> Numbers:
+    """Before each run, the highest source offset of its pair: the mark, and the runs in front of it.
+
+    A running maximum that restarts at each pair. It is taken over ranks: adding a pair's number to the offsets
+    themselves could exceed 64 bits.
+    """
+    pair = np.cumsum(first) - 1
+    candidates = np.empty(len(highs), np.int64)
+    candidates[1:] = highs[:-1]
+    candidates[first] = known
+    values, ranks = np.unique(candidates, return_inverse=True)
+    floor = pair * len(values)
+    found: Numbers = values[np.maximum.accumulate(floor + ranks) - floor]
+    return found
+
+
+def _stretches(runs: Runs, replayed: Numbers) -> Stretches | None:
+    """What drops, over all pairs; None where rows of others may lie in between."""
+    order = np.argsort(runs.starts, kind="stable")
+    runs, replayed = runs.some(order), replayed[order]
+    spans = runs.lasts - runs.starts + 1
+    furthest = np.maximum.accumulate(runs.lasts)
+    is_crossed = np.zeros(len(order), np.bool_)
+    is_crossed[1:] = furthest[:-1] >= runs.starts[1:]
+    is_crossed[:-1] |= runs.lasts[:-1] >= runs.starts[1:]
+    gone = np.flatnonzero(replayed)
+    if (is_crossed[gone] & (runs.rows[gone] < spans[gone])).any():
+        return None
+    starts, ends = runs.starts[gone], runs.starts[gone] + replayed[gone]
+    # With no row in between: the next run of the log, and none before it reaches further.
+    holes = starts[1:] - ends[:-1]
+    next_one = (np.diff(gone) == 1) & (ends[:-1] - 1 == furthest[gone[:-1]]) & (holes >= 0) & (holes < HOLE_MAX)
+    joins = np.append(False, next_one | (holes == 0))[: len(gone)]
+    lasts = np.append(np.flatnonzero(~joins)[1:], len(gone)) - 1
+    return Stretches(starts[~joins], ends[lasts[lasts >= 0]])
+
+
+def _marks_of(pids: Numbers, partitions: Numbers, marks: HighwaterMarks) -> Numbers:
+    """The marks of these pairs, -1 for those without."""
+    found = marks.find(pids, partitions)
+    offsets = marks.to_columns().offsets
+    return np.where(found >= 0, offsets[found] if len(offsets) else -1, -1)
+
+
+def _advanced_at(seen: HighwaterMarks, now_ms: int) -> HighwaterMarks:
+    columns = seen.to_columns()
+    return HighwaterMarks.from_columns(
+        columns.pids,
+        columns.partitions,
+        columns.offsets,
+        columns.destination_partitions,
+        advanced_ms=now_ms,
+        bitmaps=columns.bitmaps if columns.window else None,
+        window=columns.window,
+    )
+
+
+def _unchanged(seen: HighwaterMarks, old: HighwaterMarks, new: HighwaterMarks) -> Iterator[tuple[int, int]]:
+    """The pairs of the batch whose mark and bits did not change: none of their rows was new."""
+    columns, before, after = seen.to_columns(), old.to_columns(), new.to_columns()
+    rows_old, rows_new = (m.find(columns.pids, columns.partitions) for m in (old, new))
+    known = np.flatnonzero(rows_old >= 0)
+    same: npt.NDArray[Any] = before.offsets[rows_old[known]] == after.offsets[rows_new[known]]
+    if before.window:
+        same &= (before.bitmaps[rows_old[known]] == after.bitmaps[rows_new[known]]).all(axis=1)
+    for row in known[same]:
+        yield int(columns.pids[row]), int(columns.partitions[row])
+
+
+def epoch_in(sent_back: Mapping[tuple[str, int], int], topic: str, partition: int, epoch: Epoch) -> Epoch:
+    """The epoch of a partition whose rows say `epoch`, if the checkpoint was sent back under numbers of its own.
+
+    Raises EpochsMixed.
+    """
+    number = sent_back.get((topic, partition), 0)
+    if 0 < epoch.startpoint <= number:
+        raise EpochsMixed(topic, partition, (epoch.startpoint, number))
+    return Epoch(number, number) if number and not epoch.startpoint else epoch
+
+
+def numbers_of(sent_back: Iterable[SentBack]) -> dict[tuple[str, int], int]:
+    """(topic, partition) → the number under which it was sent back in the checkpoint."""
+    return {(one.topic, one.partition): one.number for one in sent_back}
+
+
+def epochs_of(own: Iterable[PartitionRows]) -> dict[int, Epoch]:
+    """The epoch of each log partition of one topic. Raises EpochsMixed."""
+    epochs: dict[int, Epoch] = {}
+    for one in own:
+        epoch = Epoch(one.startpoint_epoch, one.marks_epoch)
+        if epochs.setdefault(one.partition, epoch) != epoch:
+            raise EpochsMixed(one.topic, one.partition, (epochs[one.partition].startpoint, epoch.startpoint))
+    return epochs
+
+
+def check_unchanged(first: Iterable[PartitionRows], again: Iterable[PartitionRows]) -> None:
+    """Two first passes over one frame must have found the same rows. Raises FrameChanged."""
+    expected, found = ({(one.topic, one.partition): one for one in parts} for parts in (first, again))
+    for where in sorted(expected.keys() | found.keys()):
+        one, other = expected.get(where), found.get(where)
+        if one is None or other is None or _counted(one) != _counted(other):
+            told = one or other
+            assert told is not None, "it is a key of one of them"
+            raise FrameChanged(where[1], told.start, told.end, one.rows if one else 0, other.rows if other else 0)
+
+
+def _counted(one: PartitionRows) -> tuple[int, int, int, int]:
+    return one.start, one.end, one.rows, one.unkeyed

@@ -1,0 +1,211 @@
+"""The rows of a batch decided one by one: the rule over Arrow columns, in Spark's Python workers. No Spark.
+
+    whole log partitions, each in log order ─▶ cut by (topic, partition) ─▶ a ReplayFilter each, over its marks
+                                                                                    │
+        its log offsets that drop, as bitmaps, an Arrow batch at a time ◀───────────┤
+        what it holds, counts, and the marks of the pairs that came ◀───────────────┘ (at the end)
+
+Both go out as rows of DECIDED, which `decided` puts together again on the driver.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from filtering.marks import HighwaterMarks
+from filtering.replay_filter import ReplayFilter
+from filtering.stream_metadata import OFFSET_MAX
+from spark_jobs.batch_marks import MarksKey
+from spark_jobs.batch_plan import (
+    BITMAP_WORDS,
+    Bitmaps,
+    Numbers,
+    PartitionRows,
+    RowsVerdict,
+    Stretches,
+    epoch_in,
+    marks_of_pairs,
+    starting_marks,
+)
+from spark_jobs.errors import LogRowTwice, SparkJobError
+from spark_jobs.filter_settings import FilterRule
+from spark_jobs.mark_epochs import Epoch, EpochsMixed
+
+DECIDED = (
+    "topic string, partition int, number bigint, words array<bigint>, startpoint_epoch bigint, marks_epoch bigint, "
+    "start bigint, end bigint, rows bigint, unkeyed bigint, dropped_rows bigint, late bigint, jumped bigint, "
+    "marks binary"
+)
+"""A bitmap (`number` and `words`), or all else of a log partition."""
+_DECIDED_FIELDS: Any = [
+    ("topic", pa.string()),
+    ("partition", pa.int32()),
+    ("number", pa.int64()),
+    ("words", pa.list_(pa.int64())),
+    *((name, pa.int64()) for name in ("startpoint_epoch", "marks_epoch", "start", "end", "rows", "unkeyed")),
+    *((name, pa.int64()) for name in ("dropped_rows", "late", "jumped")),
+    ("marks", pa.binary()),
+]
+_DECIDED = pa.schema(_DECIDED_FIELDS)
+
+_Where = tuple[str | None, int]
+
+
+@dataclass(slots=True)
+class _Judged:
+    """One log partition, as far as it has come."""
+
+    epoch: Epoch
+    filter: ReplayFilter
+    start: int
+    last: int
+    rows: int = 0
+
+
+def decide_rows(
+    batches: Iterable[pa.RecordBatch],
+    before: Mapping[MarksKey, HighwaterMarks],
+    sent_back: Mapping[tuple[str, int], int],
+    rule: FilterRule,
+) -> Iterator[pa.RecordBatch]:
+    """Rows (key, topic, partition, offset[, epochs]), log partitions whole and in log order → DECIDED.
+
+    `before` are the marks before the batch, `sent_back` numbers as of batch_plan.numbers_of.
+    Raises LogRowTwice, EpochsMixed, SparkJobError for a row without a place.
+    """
+    quiet_filter()
+    judged: dict[_Where, _Judged] = {}
+    for batch in batches:
+        key, topic, partition, offset, *epoch_columns = batch.columns
+        check_places(topic, partition, offset)
+        offsets = np.asarray(offset).astype(np.int64)
+        for where, rows in log_partitions(topic, np.asarray(partition).astype(np.int64)):
+            name, number = str(where[0]), where[1]
+            own = offsets if rows is None else offsets[rows]
+            epoch = epoch_in(sent_back, name, number, only_epoch(where, epoch_columns, rows))
+            if (one := judged.get(where)) is None:
+                filter_ = rule.new_filter(starting_marks(before, name, number, epoch))
+                one = judged[where] = _Judged(epoch, filter_, int(own[0]), -1)
+            if one.epoch != epoch:
+                raise EpochsMixed(*where, (one.epoch.startpoint, epoch.startpoint))
+            check_once(*where, own, one.last)
+            one.last, one.rows = int(own[-1]), one.rows + len(own)
+            passes = one.filter.admit_batch(key if rows is None else key.take(rows), number)
+            if not passes.all():
+                yield _bitmap_rows(where, Bitmaps.of(_stretches(own, ~passes)))
+    yield pa.RecordBatch.from_pylist([_told(where, one) for where, one in judged.items()], schema=_DECIDED)
+
+
+def decided(table: Any) -> list[PartitionRows]:
+    """An Arrow table of DECIDED rows → what each log partition holds, and what drops of it."""
+    is_bitmap = table["number"].is_valid()
+    names = ("topic", "partition", "number")
+    topics, partitions, numbers = (table[name].filter(is_bitmap).to_pylist() for name in names)
+    words = table["words"].filter(is_bitmap).combine_chunks().flatten().to_numpy().reshape(-1, BITMAP_WORDS)
+    places: dict[tuple[str, int], list[int]] = {}
+    for place, where in enumerate(zip(topics, partitions, strict=True)):
+        places.setdefault(where, []).append(place)
+    all_numbers = np.array(numbers, np.int64)
+    found = []
+    for row in table.filter(table["number"].is_null()).to_pylist():
+        own = places.get((row["topic"], row["partition"]), [])
+        dropped = Bitmaps(all_numbers[own], words[own]).merged()
+        verdict = RowsVerdict(dropped, *(row.pop(name) for name in ("dropped_rows", "late", "jumped")))
+        facts = {name: value for name, value in row.items() if name not in ("number", "words", "marks")}
+        found.append(PartitionRows(**facts, marks=HighwaterMarks.from_bytes(row["marks"]), verdict=verdict))
+    return found
+
+
+def _stretches(offsets: Numbers, gone: npt.NDArray[np.bool_]) -> Stretches:
+    """Ascending log offsets → those that are gone, told by neighbours without a hole."""
+    own = offsets[gone]
+    breaks = np.flatnonzero(np.diff(own) != 1)
+    return Stretches(own[np.append(0, breaks + 1)], own[np.append(breaks, len(own) - 1)] + 1)
+
+
+def _bitmap_rows(where: _Where, bitmaps: Bitmaps) -> pa.RecordBatch:
+    count = len(bitmaps.numbers)
+    columns: dict[str, Any] = {
+        "topic": pa.array([where[0]] * count, pa.string()),
+        "partition": pa.array([where[1]] * count, pa.int32()),
+        "number": pa.array(bitmaps.numbers),
+        "words": pa.array(list(bitmaps.words), pa.list_(pa.int64())),
+    }
+    arrays = [columns.get(name, pa.nulls(count, kind)) for name, kind in _DECIDED_FIELDS]
+    return pa.RecordBatch.from_arrays(arrays, schema=_DECIDED)
+
+
+def _told(where: _Where, one: _Judged) -> dict[str, Any]:
+    counts = one.filter.counts
+    return {
+        "topic": where[0],
+        "partition": where[1],
+        "startpoint_epoch": one.epoch.startpoint,
+        "marks_epoch": one.epoch.marks,
+        "start": one.start,
+        "end": one.last + 1,
+        "rows": one.rows,
+        "unkeyed": counts.unkeyed + counts.other_pids,
+        "dropped_rows": counts.dropped,
+        "late": counts.late,
+        "jumped": min(counts.jumped, OFFSET_MAX),
+        "marks": marks_of_pairs(one.filter.marks(), *one.filter.pairs).to_bytes(),
+    }
+
+
+def log_partitions(topic: Any, partitions: Numbers) -> Iterator[tuple[_Where, Numbers | None]]:
+    """(topic, partition) → its rows in order; None means all rows: there is only one log partition.
+
+    `topic` is an Arrow string column.
+    """
+    if not len(partitions):
+        return
+    dictionary = topic.dictionary_encode()
+    names = dictionary.dictionary.to_pylist()
+    codes = partitions
+    if len(names) > 1:
+        codes = (np.asarray(dictionary.indices).astype(np.int64) << 32) | partitions
+    if (codes == codes[0]).all():
+        yield (names[0], int(partitions[0])), None
+        return
+    order = np.argsort(codes, kind="stable")
+    together = codes[order]
+    cuts = [0, *(np.flatnonzero(together[1:] != together[:-1]) + 1).tolist(), len(order)]
+    for low, high in pairwise(cuts):
+        code = int(together[low])
+        yield (names[code >> 32 if len(names) > 1 else 0], code & 0xFFFFFFFF), order[low:high]
+
+
+def check_places(topic: Any, partition: Any, offset: Any) -> None:
+    """Every row must say where it lies. Raises SparkJobError naming the column."""
+    for column, values in (("topic", topic), ("partition", partition), ("offset", offset)):
+        if values.null_count:
+            raise SparkJobError(f"column {column!r}: a row has none; the filter needs to know where it lies")
+
+
+def only_epoch(name: _Where, columns: list[Any], rows: Numbers | None) -> Epoch:
+    """The epoch of these rows, which all have the same. Raises EpochsMixed."""
+    if not columns:
+        return Epoch()
+    startpoints, marks = (np.asarray(column if rows is None else column.take(pa.array(rows))) for column in columns)
+    if startpoints.min() != startpoints.max() or marks.min() != marks.max():
+        raise EpochsMixed(*name, np.unique(startpoints).tolist())
+    return Epoch(int(startpoints[0]), int(marks[0]))
+
+
+def check_once(topic: str | None, partition: int, offsets: Numbers, before: int = -1) -> None:
+    """Of log offsets in order, behind `before`, none may be there twice. Raises LogRowTwice."""
+    twice = np.flatnonzero(np.diff(offsets, prepend=before) == 0)
+    if len(twice):
+        raise LogRowTwice(topic, partition, int(offsets[twice[0]]))
+
+
+def quiet_filter() -> None:
+    """Workers log no pairs that were dropped whole: the driver names those of the batch."""
+    logging.getLogger("filtering.replay_filter").setLevel(logging.ERROR)
