@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import json
 import shutil
+from types import SimpleNamespace
 
 import pyarrow.dataset as ds
 import pytest
@@ -162,7 +163,8 @@ def test_a_table_whose_rows_can_t_be_replaced_is_refused_by_name(spark, tmp_path
     for why, sink in refused.items():
         with pytest.raises(CantReplace, match=f"t-0 is read again from offset 6 on.*{why}.*--append-only"):
             Replacing(sink, lambda *_: None).of_batch(spark, [again], FilterRule(), 1)
-    with_window = RereadBatch(None, None, None, [again], FilterRule(window=4), 1, {("t", 0): 8})
+    there = SimpleNamespace(until=8, wanted=RowsWanted())
+    with_window = RereadBatch(None, None, None, [again], FilterRule(window=4), 1, {("t", 0): there})
     with pytest.raises(CantReplace, match="with a window"):
         with_window.marks_before({MarksKey("t"): again.marks})
 
