@@ -76,10 +76,6 @@ _SCOPES = {
     "tests/kafka/test_spark_kafka_source.py": "a Spark driver",
     "tests/kafka/test_shipping_kills.py": "three brokers",
     "tests/kafka/test_source_partition_producer.py": "three brokers",
-    # Half of what one Spark would do alone, from the beginning of the run to its end.
-    "tests/spark/replay/test_apply_job.py": "tests/spark/replay jobs",
-    "tests/spark/replay/test_sql_table.py": "tests/spark/replay jobs",
-    "tests/spark/replay/test_table_sink.py": "tests/spark/replay jobs",
 }
 _PROGRAMS = {  # each with a Spark of its own
     "tests/spark/test_demo.py",
@@ -106,9 +102,9 @@ _ORDER = (
 
 def _scope(nodeid):
     path = nodeid.partition("::")[0]
-    if path in _PROGRAMS or not path.startswith("tests/spark/"):
-        return _SCOPES.get(path, path)
-    return _SCOPES.get(path, path.rpartition("/")[0])
+    if path.startswith("tests/spark/") and path not in _PROGRAMS:
+        return path.rpartition("/")[0]
+    return _SCOPES.get(path, path)
 
 
 @pytest.hookimpl(trylast=True)
