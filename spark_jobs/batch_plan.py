@@ -198,7 +198,7 @@ def plan_batch(
         own = [one for one in in_order if one.topic == topic]
         epochs, seen = epochs_of(own), merged_marks(one.marks for one in own)
         old = carried(marks, topic, epochs, seen)
-        new = old.merge(_advanced_at(seen, now_ms))
+        new = old.merge(_advanced_at(seen, old, now_ms))
         others = {key: kept for key, kept in marks.items() if key.topic != topic}
         marks = others | by_epoch(new, marks, topic, epochs)
         pairs += len(seen)
@@ -344,14 +344,17 @@ def _marks_of(pids: Numbers, partitions: Numbers, marks: HighwaterMarks) -> Numb
     return np.where(found >= 0, offsets[found] if len(offsets) else -1, -1)
 
 
-def _advanced_at(seen: HighwaterMarks, now_ms: int) -> HighwaterMarks:
-    columns = seen.to_columns()
+def _advanced_at(seen: HighwaterMarks, old: HighwaterMarks, now_ms: int) -> HighwaterMarks:
+    """What was seen, with `now_ms` as the last advance of the pairs that rise above the old marks."""
+    columns, before = seen.to_columns(), old.to_columns().offsets
+    rows = old.find(columns.pids, columns.partitions)
+    rose = (rows < 0) | (columns.offsets > before[rows] if len(before) else True)
     return HighwaterMarks.from_columns(
         columns.pids,
         columns.partitions,
         columns.offsets,
         columns.destination_partitions,
-        advanced_ms=now_ms,
+        advanced_ms=np.where(rose, now_ms, UNKNOWN),
         bitmaps=columns.bitmaps if columns.window else None,
         window=columns.window,
     )
