@@ -9,7 +9,7 @@ Hence, for rows of one pair in log order: row r is NEW iff offset(r) > max(mark,
 that running maximum is what the array form computes for all pairs at once. A pair without a mark has mark -1.
 
 Two shortcuts give the same answers; tests compare them with it: `ReplayFilter.admit` for a single record, and
-`spark_jobs/batch_plan.py` for stretches of rows.
+`spark_jobs/batch_decision.py` for stretches of rows.
 """
 
 from dataclasses import dataclass

@@ -42,7 +42,7 @@ from partitioner.errors import (
     TopicCompacted,
     TopicShrunk,
 )
-from partitioner.prefix import InFlightQueue
+from partitioner.in_flight_queue import InFlightQueue
 from partitioner.source_partition import partition_for
 
 Header = tuple[str, bytes | None]

@@ -49,7 +49,7 @@ from partitioner.errors import (
     TopicCompacted,
     TopicShrunk,
 )
-from partitioner.prefix import InFlightQueue
+from partitioner.in_flight_queue import InFlightQueue
 from partitioner.source_partition import partition_for
 
 # What holds the prefix condition. The guarantee covers neither timeouts nor brokers that know nothing of the producer.

@@ -1,4 +1,4 @@
-"""What every collector of pushrep is made of: the table of its metrics, and Prometheus' families, filled when scraped.
+"""The names, types and help of all metrics (FAMILIES); and what each collector is made of, filled when scraped.
 
 Names follow Prometheus' guide: `pushrep_`, base units at the end (`_bytes`, `_seconds`, `_timestamp_seconds` since
 1970), counters end in `_total`. FAMILIES is the whole of it; docs/metrics.md is made from it.
@@ -352,7 +352,7 @@ class StartpointCollector(Collector):
         self._store = store
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing yet, as above."""
+        """Nothing yet: a registry that asks beforehand shall not scrape."""
         return ()
 
     def collect(self) -> Iterable[Metric]:

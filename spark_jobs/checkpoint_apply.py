@@ -145,7 +145,7 @@ class Sink:
         BadJobOption where a database does not answer.
         """
         from spark_jobs.jobs.checks import named  # noqa: PLC0415 - as above
-        from spark_jobs.sinks.table import offsets_in  # noqa: PLC0415
+        from spark_jobs.sinks.directory_table import offsets_in  # noqa: PLC0415
         from spark_jobs.sql import SqlTable  # noqa: PLC0415
 
         where = LogRange(topic, partition, start, OFFSET_MAX)

@@ -1,16 +1,16 @@
 """A batch frame filtered: a first pass finds which rows drop; then built-in columns tell Spark, lazily.
 
     frame ─▶ by_runs: an aggregate in the JVM ───────────────┐
-      │      else by_rows: Python, over what decides alone ──┴─▶ plan (batch_plan.py): log offsets that drop
+      │      else by_rows: Python, over what decides alone ──┴─▶ plan (batch_decision.py): log offsets that drop
       │                                                            none: the frame itself
       │                                                            few stretches of the log: a comparison for each
       │                                                            else: bitmaps, joined to the rows by their number
       └───────────────────────────────────────────────────────────┴─▶ rows, dropped
 
-A run is rows of one pair with one distance between source and log offset (batch_plan.py), as producers' batches come,
-and with one distance between log offset and place in the Spark partition. Places differ, so no record stands in a run
-twice. A log in which pairs alternate row by row, or that has holes everywhere, has no runs to speak of; it shows by the
-number of groups. Then, or where runs cross, or with a window, rows decide. In either way rows may lie in any order.
+A run is rows of one pair with one distance between source and log offset (batch_decision.py), as producers' batches
+come, and with one distance between log offset and place in the Spark partition. Places differ, so no record stands in a
+run twice. A log in which pairs alternate row by row, or that has holes everywhere, has no runs to speak of; it shows by
+the number of groups. Then, or where runs cross, or with a window, rows decide. In either way rows may lie in any order.
 """
 
 import logging
@@ -29,8 +29,7 @@ from filtering.marks import HighwaterMarks
 from filtering.replay_filter import check_ttl
 from filtering.stream_metadata import KEY_BYTES
 from pushrep.env import SYSTEM_CLOCK
-from spark_jobs.batch_marks import LogRange, MarksKey, SentBack
-from spark_jobs.batch_plan import (
+from spark_jobs.batch_decision import (
     BITMAP_OFFSETS,
     NO_PAIR,
     BatchPlan,
@@ -42,6 +41,7 @@ from spark_jobs.batch_plan import (
     numbers_of,
     plan_batch,
 )
+from spark_jobs.batch_marks import LogRange, MarksKey, SentBack
 from spark_jobs.columns import SourcePosition, key_numbers
 from spark_jobs.errors import SparkJobError
 from spark_jobs.filter_settings import BatchCounts, FilterRule, warn_of_chance_keys

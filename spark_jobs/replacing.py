@@ -33,8 +33,8 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 from filtering.errors import shown_partition
 from filtering.marks import HighwaterMarks
 from filtering.stream_metadata import OFFSET_MAX
+from spark_jobs.batch_decision import PartitionRows, epochs_of, merged_marks, ranges_of
 from spark_jobs.batch_marks import LogRange, MarksKey, SentBack
-from spark_jobs.batch_plan import PartitionRows, epochs_of, merged_marks, ranges_of
 from spark_jobs.columns import is_stream_metadata, stream_metadata_columns
 from spark_jobs.errors import CantReplace
 from spark_jobs.filter_settings import FilterRule

@@ -1,6 +1,6 @@
 """The filter in foreachBatch. Of a batch frame: filtered_frame.py; as an operator: keyed_state.py.
 
-    batch N ─▶ first pass (filtered_frame.py) ─▶ plan (batch_plan.py): which rows drop, marks N
+    batch N ─▶ first pass (filtered_frame.py) ─▶ plan (batch_decision.py): which rows drop, marks N
                                            │
             marks N-1 from the store ──────┘      rows (filtered_frame.py) ─▶ handler(rows, N), then marks N ─▶ store
 
@@ -21,8 +21,8 @@ from pyspark.sql import DataFrame
 from filtering.marks import HighwaterMarks
 from filtering.replay_filter import check_ttl
 from pushrep.env import SYSTEM_CLOCK, Clock
+from spark_jobs.batch_decision import PartitionRows, ranges_of
 from spark_jobs.batch_marks import ADOPTED, BatchMarks, LogRange, MarksKey
-from spark_jobs.batch_plan import PartitionRows, ranges_of
 from spark_jobs.columns import SourcePosition
 from spark_jobs.errors import (
     CheckpointWentBack,

@@ -21,8 +21,7 @@ import pyarrow as pa
 from filtering.marks import HighwaterMarks
 from filtering.replay_filter import ReplayFilter
 from filtering.stream_metadata import OFFSET_MAX
-from spark_jobs.batch_marks import MarksKey
-from spark_jobs.batch_plan import (
+from spark_jobs.batch_decision import (
     BITMAP_WORDS,
     Bitmaps,
     Numbers,
@@ -33,6 +32,7 @@ from spark_jobs.batch_plan import (
     marks_of_pairs,
     starting_marks,
 )
+from spark_jobs.batch_marks import MarksKey
 from spark_jobs.errors import LogRowTwice, SparkJobError
 from spark_jobs.filter_settings import FilterRule
 from spark_jobs.mark_epochs import Epoch, EpochsMixed
@@ -58,8 +58,8 @@ _Where = tuple[str | None, int]
 
 
 @dataclass(slots=True)
-class _Judged:
-    """One log partition, as far as it has come."""
+class _PartitionState:
+    """One log partition, as far as its rows were decided."""
 
     epoch: Epoch
     filter: ReplayFilter
@@ -76,11 +76,11 @@ def decide_rows(
 ) -> Iterator[pa.RecordBatch]:
     """Rows (key, topic, partition, offset[, epochs]), log partitions whole and in log order → DECIDED.
 
-    `before` are the marks before the batch, `sent_back` numbers as of batch_plan.numbers_of.
+    `before` are the marks before the batch, `sent_back` numbers as of batch_decision.numbers_of.
     Raises LogRowTwice, EpochsMixed, SparkJobError for a row without a place.
     """
     quiet_filter()
-    judged: dict[_Where, _Judged] = {}
+    states: dict[_Where, _PartitionState] = {}
     for batch in batches:
         key, topic, partition, offset, *epoch_columns = batch.columns
         check_places(topic, partition, offset)
@@ -89,17 +89,17 @@ def decide_rows(
             name, number = str(where[0]), where[1]
             own = offsets if rows is None else offsets[rows]
             epoch = epoch_in(sent_back, name, number, only_epoch(where, epoch_columns, rows))
-            if (one := judged.get(where)) is None:
+            if (state := states.get(where)) is None:
                 filter_ = rule.new_filter(starting_marks(before, name, number, epoch))
-                one = judged[where] = _Judged(epoch, filter_, int(own[0]), -1)
-            if one.epoch != epoch:
-                raise EpochsMixed(*where, (one.epoch.startpoint, epoch.startpoint))
-            check_once(*where, own, one.last)
-            one.last, one.rows = int(own[-1]), one.rows + len(own)
-            passes = one.filter.admit_batch(key if rows is None else key.take(rows), number)
+                state = states[where] = _PartitionState(epoch, filter_, int(own[0]), -1)
+            if state.epoch != epoch:
+                raise EpochsMixed(*where, (state.epoch.startpoint, epoch.startpoint))
+            check_once(*where, own, state.last)
+            state.last, state.rows = int(own[-1]), state.rows + len(own)
+            passes = state.filter.admit_batch(key if rows is None else key.take(rows), number)
             if not passes.all():
                 yield _bitmap_rows(where, Bitmaps.of(_stretches(own, ~passes)))
-    yield pa.RecordBatch.from_pylist([_told(where, one) for where, one in judged.items()], schema=_DECIDED)
+    yield pa.RecordBatch.from_pylist([_fields_of(where, state) for where, state in states.items()], schema=_DECIDED)
 
 
 def decided(table: Any) -> list[PartitionRows]:
@@ -123,7 +123,7 @@ def decided(table: Any) -> list[PartitionRows]:
 
 
 def _stretches(offsets: Numbers, gone: npt.NDArray[np.bool_]) -> Stretches:
-    """Ascending log offsets → those that are gone, told by neighbours without a hole."""
+    """Ascending log offsets → those that are gone, as stretches without a hole."""
     own = offsets[gone]
     breaks = np.flatnonzero(np.diff(own) != 1)
     return Stretches(own[np.append(0, breaks + 1)], own[np.append(breaks, len(own) - 1)] + 1)
@@ -141,21 +141,21 @@ def _bitmap_rows(where: _Where, bitmaps: Bitmaps) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=_DECIDED)
 
 
-def _told(where: _Where, one: _Judged) -> dict[str, Any]:
-    counts = one.filter.counts
+def _fields_of(where: _Where, state: _PartitionState) -> dict[str, Any]:
+    counts = state.filter.counts
     return {
         "topic": where[0],
         "partition": where[1],
-        "startpoint_epoch": one.epoch.startpoint,
-        "marks_epoch": one.epoch.marks,
-        "start": one.start,
-        "end": one.last + 1,
-        "rows": one.rows,
+        "startpoint_epoch": state.epoch.startpoint,
+        "marks_epoch": state.epoch.marks,
+        "start": state.start,
+        "end": state.last + 1,
+        "rows": state.rows,
         "unkeyed": counts.unkeyed + counts.other_pids,
         "dropped_rows": counts.dropped,
         "late": counts.late,
         "jumped": min(counts.jumped, OFFSET_MAX),
-        "marks": marks_of_pairs(one.filter.marks(), *one.filter.pairs).to_bytes(),
+        "marks": marks_of_pairs(state.filter.marks(), *state.filter.pairs).to_bytes(),
     }
 
 

@@ -1,6 +1,6 @@
 """Kafka consumers that yield each record once: shells around a client, `filtering.consumers.confluent` and `.aiokafka`.
 
-member.py and assignment.py decide, and know no client; import the shell of the client that you have.
+group_member.py and assignment.py decide, and know no client; import the shell of the client that you have.
 """
 
 from filtering.consumers.errors import (

@@ -28,9 +28,9 @@ from aiokafka.structs import ConsumerRecord
 
 from filtering.consumers.aiokafka_client import AiokafkaMember, failure_of, naming_rights
 from filtering.consumers.assignment import FilterSettings
-from filtering.consumers.commit_metadata import END, METADATA_CHARACTERS_MAX
+from filtering.consumers.commit_format import END, METADATA_CHARACTERS_MAX
 from filtering.consumers.errors import CommitFailed, MarksTooLarge, SettingOverwritesMarks
-from filtering.consumers.member import (
+from filtering.consumers.group_member import (
     AskCommitted,
     AskRetention,
     AskStartpoints,

@@ -26,7 +26,7 @@ from aiokafka.errors import (
 )
 from aiokafka.structs import OffsetAndMetadata
 
-from filtering.consumers.member import kept_ms
+from filtering.consumers.group_member import kept_ms
 from filtering.consumers.startpoints import ASK_WITHIN_S, Held, OwnershipCheck, PartitionFacts
 from filtering.errors import MissingRight
 from filtering.retry import TIMEOUT_S, Failure, ask_async

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from confluent_kafka import OFFSET_INVALID, Consumer, KafkaException, Message, TopicPartition
 
 from filtering.consumers.assignment import FilterSettings, Spans
-from filtering.consumers.commit_metadata import METADATA_CHARACTERS_MAX
+from filtering.consumers.commit_format import METADATA_CHARACTERS_MAX
 from filtering.consumers.confluent_client import (
     REBALANCED,
     ConfluentMarksTopic,
@@ -40,7 +40,7 @@ from filtering.consumers.confluent_client import (
     naming_rights,
 )
 from filtering.consumers.errors import CommitFailed, MarksTooLarge, SettingOverwritesMarks
-from filtering.consumers.member import (
+from filtering.consumers.group_member import (
     AskCommitted,
     AskRetention,
     AskStartpoints,

@@ -268,6 +268,10 @@ class Grant(Struct):
     def may_enter(self, others: AbstractSet[int]) -> bool:
         """Whether so many others are enough for a member to come in with another directory, once they stored that
         grant: with the old directory nobody can lead any more without one of them.
+
+        Who leads with it needs N - m others of the N - 1 that there are: where m refuse, so many are not left. N - m
+        are with the new directory as many as lead. There are no more than N - 1: with m = N the old directory leads
+        alone, whoever refuses.
         """
         n, m = len(self.members), self.min_insync_replicas
         return len(self.quorums[0].members & others) >= min(n - 1, max(m, n - m))

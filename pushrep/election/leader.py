@@ -25,7 +25,7 @@ from typing import NamedTuple, TypeAlias
 from pushrep.election.epochs import NO_EPOCH, LogEnds
 from pushrep.election.grants import Grant, are_rivals
 from pushrep.election.messages import AppendRecordsPartition, PushSessionEndReason
-from pushrep.election.progress import REACTIONS, InFlight, ReplicaProgress, SessionId, Step
+from pushrep.election.push_session import REACTIONS, InFlight, ReplicaProgress, SessionId, Step
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.push_messages import AppendRecordsResult

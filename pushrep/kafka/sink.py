@@ -33,8 +33,8 @@ from pushrep.kafka.errors import (
     TopicMissing,
     TopicReplaced,
 )
-from pushrep.kafka.fence import Fence
-from pushrep.kafka.fencing import AloneLeadership, Fencing, Leadership
+from pushrep.kafka.fence_driver import AloneLeadership, Fencing, Leadership
+from pushrep.kafka.fence_rules import Fence
 from pushrep.kafka.progress import (
     FixedPartitionCounts,
     OwnPartitionCounts,

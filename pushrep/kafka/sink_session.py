@@ -18,7 +18,7 @@ from pushrep.kafka.answers import BrokerAnswer, Code
 from pushrep.kafka.cluster import UNREACHABLE, Cluster, Connection
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.errors import KafkaUnreachable, TopicLostRecords
-from pushrep.kafka.fencing import Fencing
+from pushrep.kafka.fence_driver import Fencing
 from pushrep.kafka.pipeline import Pipeline, SentBatch, connection_lost
 from pushrep.kafka.progress import ShippedRecord
 from pushrep.kafka.recovery import STOPPED_RETRY_MS, ShippingRecovery

@@ -6,7 +6,6 @@ list_logs(directory)                                the partitions in a director
 """
 
 from pushrep.log.config import AppendResult, Durability, LogConfig
-from pushrep.log.derived import DerivedStore
 from pushrep.log.directory_files import list_logs, parse_log_name
 from pushrep.log.disk_space import DiskAboveLimit
 from pushrep.log.errors import (
@@ -35,6 +34,7 @@ from pushrep.log.errors import (
 from pushrep.log.reader import Isolation, LogReader
 from pushrep.log.recovery import Cut, RecoveryReport
 from pushrep.log.retention import Lease
+from pushrep.log.secondary_indexes import DerivedStore
 from pushrep.log.segment_log import SegmentLog
 
 __all__ = [

@@ -4,7 +4,8 @@
                      ^ position
     1. the bytes from `position` on are copied to 1000.log.<position>.cut.part, synced, and renamed to .cut
     2. 3000.log, then 2000.log are renamed to .log.cut, newest first: a crash in between leaves contiguous names
-    3. the caller truncates and syncs 1000.log (`Segment.cut`), and syncs the directory
+    3. the caller truncates and syncs 1000.log, and syncs the directory: at an opening recovery.py, later
+       writer.py or repair.py by `Segment.cut`
 
 Nothing is thrown away but indexes (they can be rebuilt). The copy comes first: a disk without room for it refuses the
 cut before anything has changed. It is exact to the byte; zeros at its end, mostly space that was allocated ahead, are a

@@ -104,7 +104,7 @@ from pushrep.log.directory_id import (
 from pushrep.log.disk_space import DiskHeadroom, DiskWatch
 from pushrep.log.disk_threads import run_beside_each_other
 from pushrep.log.errors import DirectoryIsCopy, LogClosed, LogLocked
-from pushrep.log.flusher import process_flusher, process_scrubber
+from pushrep.log.flush_scheduler import process_flusher, process_scrubber
 from pushrep.log.published import PublishedEntry, PublishedFile, PublishedState
 from pushrep.log.scrub import Scrub
 from pushrep.log.segment import PREALLOCATE_BYTES_MIN

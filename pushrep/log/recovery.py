@@ -365,7 +365,7 @@ class Recovery:
         Between segments below `cleaned_offset` there may be holes: Kafka's cleaner took what was there.
         """
         self._cleaned_offset, self._checkpointed = cleaned_offset, checkpointed
-        if log_start_offset:  # the one known where the checkpoint was lost: what lies below gives no offset twice
+        if log_start_offset:  # it counts as a recovery point: the only one where the checkpoint of those was lost
             recovery_point = max(recovery_point or 0, log_start_offset)
         names = self._filesystem.list(self._directory)
         bases = segments_in(names)

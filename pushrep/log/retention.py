@@ -61,12 +61,12 @@ from typing import Protocol, Self
 from pushrep.env import Clock, Filesystem
 from pushrep.errors import ForkedProcess, PushrepError
 from pushrep.log.config import DiskLimits, LogConfig
-from pushrep.log.derived import DerivedStores
 from pushrep.log.directory_files import segment_path
 from pushrep.log.disk_space import LOOK_MS, DiskAboveLimit, DiskLevel, DiskWatch
 from pushrep.log.errors import LeaseBroken, OffsetOutOfRange, StillNeeded
-from pushrep.log.flusher import Flusher
+from pushrep.log.flush_scheduler import Flusher
 from pushrep.log.reader import BatchReader, Bounds
+from pushrep.log.secondary_indexes import DerivedStores
 from pushrep.log.segment import SealedSegment, newest_timestamp_ms
 
 _LOG = logging.getLogger("pushrep.log")

@@ -26,7 +26,7 @@ from uuid import UUID
 from pushrep.env import Filesystem
 from pushrep.errors import PushrepError
 from pushrep.log.directory_files import parse_log_name, segment_path
-from pushrep.log.flusher import Flusher
+from pushrep.log.flush_scheduler import Flusher
 from pushrep.log.seals import HeadersCrc, Seal, read_seal
 from pushrep.log.walk import CleanEnd, Damage, ScanEnd, ScanRange, count_in_history, scan_vectorised
 from pushrep.records import BatchRun

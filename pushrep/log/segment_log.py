@@ -36,7 +36,6 @@ from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem
 from pushrep.errors import BadArgument, ForkedProcess, PushrepError
 from pushrep.log.batching import Appendable, refuse_columns, to_batches
 from pushrep.log.config import AppendResult, Durability, LogConfig
-from pushrep.log.derived import DerivedStore, DerivedStores
 from pushrep.log.directory import DirectoryView, LogDirectory
 from pushrep.log.directory_files import (
     PARTITION_METADATA_NAME,
@@ -52,12 +51,13 @@ from pushrep.log.directory_files import (
 from pushrep.log.disk_space import DiskAboveLimit, DiskLevel, DiskWatch
 from pushrep.log.disk_threads import run_beside_each_other
 from pushrep.log.errors import BelowHighWatermark, NotALog, OffsetOutOfRange, PartitionMetadataMissing
-from pushrep.log.flusher import process_flusher
+from pushrep.log.flush_scheduler import process_flusher
 from pushrep.log.group_commit import may_be_interrupted
 from pushrep.log.reader import BatchReader, Bounds, Isolation, LogReader, LogSlices
 from pushrep.log.recovery import Recovered, Recovery, RecoveryReport
 from pushrep.log.retention import BackgroundTasks, Lease, NeededFrom, OnLeaseBroken, Purged, Retention
 from pushrep.log.scrub import Scrub, ScrubFinding
+from pushrep.log.secondary_indexes import DerivedStore, DerivedStores
 from pushrep.log.segment_repair import SegmentRepair, new_indexes, rebuild_suspect_indexes
 from pushrep.log.writer import LogWriter, Surroundings, WriterState
 from pushrep.records import Record, RecordBatch

@@ -3,7 +3,7 @@
     append   under _lock: stamp, write, index, publish the new end to readers         [log end offset]
     flush    one thread syncs for all who wait (group_commit.py)                         [flushed offset]
     both     by the thread that syncs, for all that queued a request (group_commit.py)
-    flusher  every flush_ms or flush_bytes (flusher.py): flush, checkpoints     [recovery point]
+    flusher  every flush_ms or flush_bytes (flush_scheduler.py): flush, checkpoints     [recovery point]
 
 Lock order: leading (group_commit.py), then _lock. The sync itself does not run under _lock: appends go on beside it. A
 segment that is rolled meanwhile keeps its descriptor until the sync has ended.
@@ -60,7 +60,7 @@ from pushrep.log.errors import (
     NoRoomToCut,
     append_remedy,
 )
-from pushrep.log.flusher import ACKNOWLEDGED_MS, SHARE_MS, FlushDue, FlushScheduler
+from pushrep.log.flush_scheduler import ACKNOWLEDGED_MS, SHARE_MS, FlushDue, FlushScheduler
 from pushrep.log.group_commit import CommitRequest, GroupCommitLeader, write_each
 from pushrep.log.reader import Bounds
 from pushrep.log.recovery import Recovered

@@ -5,8 +5,8 @@
     REGISTRY.register(collector)            collector.add(another)       collector.remove(outbox)
 
 One collector for all outboxes of a registry: their samples differ in the labels `outbox` (its id) and `topic`. A closed
-outbox tells nothing more. SlotsCollector is the same for worker slots. Names and help:
-pushrep/metrics.py.
+outbox tells nothing more. SlotsCollector is the same for worker slots. The values are made
+here; names and help are in pushrep/metrics.py.
 """
 
 import logging
@@ -43,7 +43,7 @@ class SlotsCollector(Collector):
         self._directory = Path(directory)
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing yet, as above."""
+        """Nothing yet: a registry that asks beforehand shall not scrape."""
         return ()
 
     def collect(self) -> Iterable[Metric]:

@@ -39,7 +39,6 @@ from pushrep.outbox.errors import (
     OutboxClosed,
     RecordRefused,
 )
-from pushrep.outbox.forgotten import close_if_forgotten, collected
 from pushrep.outbox.identity import OutboxIdentity, new_identity, read_identity
 from pushrep.outbox.opening import Opened, open_all
 from pushrep.outbox.partition_appender import (
@@ -67,6 +66,7 @@ from pushrep.outbox.settings import (
 from pushrep.outbox.slots import open_free_slot, refuse_other_kinds
 from pushrep.outbox.status import Facts, OutboxStatus, status_of
 from pushrep.outbox.threads import LingerTimer, WriterThreads, linger_timer_for, release_linger_timer
+from pushrep.outbox.unclosed import close_if_forgotten, collected
 from pushrep.records import Codec
 from pushrep.replicate.settings import PushSettings
 

@@ -18,11 +18,11 @@ the second copies); from there on it rises again.
     32  the positions as HighwaterMarks (docs/formats/marks.md)
     ..  CRC-32C u32 of all before
 
-The file spares the opening of a large outbox the reading of its log. It is a store derived from the log
-(pushrep/log/derived.py): the appender adds what it wrote, and that counts once the log has flushed that far. Only what
-nobody added is read from the log, a whole batch at a time and with no Python object per record. A node adds nothing to
-the logs of a replica: a service that stands by beside it does (PositionsFollower), so that it reads little when it
-takes over.
+The file spares the opening of a large outbox the reading of its log. It is a store derived from the log (see
+pushrep/log/secondary_indexes.py): the appender adds what it wrote, and that counts once the log has flushed that far.
+Only what nobody added is read from the log, a whole batch at a time and with no Python object per record. A node adds
+nothing to the logs of a replica: a service that stands by beside it does (PositionsFollower), so that it reads little
+when it takes over.
 """
 
 import logging
@@ -43,9 +43,9 @@ from filtering.rule import group_pairs
 from pushrep.env import Clock, Filesystem, read_whole, write_atomic
 from pushrep.errors import PushrepError
 from pushrep.log import SegmentLog
-from pushrep.log.derived import Verdict, judge
 from pushrep.log.directory_files import read_leader_epochs
 from pushrep.log.reader import LogReader
+from pushrep.log.secondary_indexes import Verdict, judge
 from pushrep.outbox.errors import MetadataGap, MetadataNotRising, RecordRefused
 from pushrep.records import RecordBatch
 from pushrep.records.columns import RecordColumns

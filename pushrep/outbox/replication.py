@@ -28,7 +28,7 @@ from pushrep.env import Clock
 from pushrep.errors import PushrepError
 from pushrep.log import Durability, LogClosed, SegmentLog
 from pushrep.log.directory import LogDirectory
-from pushrep.log.flusher import Tick
+from pushrep.log.flush_scheduler import Tick
 from pushrep.outbox.directory_handover import NEVER
 from pushrep.outbox.errors import (
     CantChangeMembers,

@@ -73,7 +73,7 @@ class GrantedPartitionCounts:
 
 
 class GrantedLeadership:
-    """pushrep.kafka.fencing.Leadership over the members of an open outbox."""
+    """pushrep.kafka.fence_driver.Leadership over the members of an open outbox."""
 
     has_members = True
 
@@ -236,7 +236,7 @@ def origin_of(identity: OutboxIdentity, progress: Iterable[ShippingProgress]) ->
 
 
 def _shipped(to_ship: ToShip) -> "SinkConfig":
-    from pushrep.kafka.fencing import AloneLeadership  # noqa: PLC0415
+    from pushrep.kafka.fence_driver import AloneLeadership  # noqa: PLC0415
     from pushrep.kafka.progress import OwnPartitionCounts  # noqa: PLC0415
     from pushrep.kafka.sink import SinkConfig  # noqa: PLC0415
 

@@ -60,8 +60,9 @@ _POLL_S = 0.2
 _WHY_CHARACTERS = 500  # of what the node is told: its line is short
 _ASK_NODE_S = 1.0
 _ROUND_S = (1.0, 2.0)
-"""For each round of an election, by the member. Who looks has its directory, so its node answers nobody. Of two that
-look at once, and need each other, the one of the shorter time lets go, and the other asks again within its own."""
+"""How long a standby asks for the lead at a time, from the least to the most: each member its own (`_round_s`). While
+it asks it holds the directory, so its node answers nobody. Of two standbys that ask at once, and need each other's
+answer, the one with the shorter time gives the directory back to its node, which answers the other within its time."""
 _PASSES = (
     ReplicationError, ReplicaUnreachable, CantPromote, DirectoryIsCopy, LogLocked, LogPoisoned, OSError,
 )  # fmt: skip
@@ -83,8 +84,10 @@ OnState = Callable[[StandbyState, str], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToStandBy:
-    """What `Outbox.stand_by` was asked for. directory: see above. carrier: None for the grant's. cancel: set, it waits
-    no longer. health: where it answers for its health meanwhile.
+    """What `Outbox.stand_by` was asked for.
+
+    directory: as `Outbox.stand_by` takes it. carrier: None for the grant's. cancel: set, it waits no longer.
+    health: where it answers for its health meanwhile.
     """
 
     directory: Path

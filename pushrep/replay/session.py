@@ -6,8 +6,9 @@
                                      └──▶ SendEnd         limit reached, or stalled
 
 One block is under way at a time: a slow subscriber costs its one block and no more. A subscriber is owed a block while
-its credit is above zero (bytes; the reader gives it, in remote.py), so the last one may overdraw it by less than a
-block; a batch is never split.
+its credit is above zero (bytes; the reader gives it, in remote.py). A block is no larger than block_bytes and the
+credit, but for one thing: a batch is never split. A block whose first batch is larger is that batch alone (`clip` of
+plan.py), and may overdraw the credit by less than the batch.
 
 ReplaySessions are all sessions of one node or client: how many there may be, ids, what was refused, and counters.
 
@@ -70,7 +71,7 @@ class ReplaySession:
 
     @property
     def credit(self) -> int:
-        """Bytes that the subscriber is ready to take; below 0 where a block overdrew it."""
+        """Bytes that the subscriber is ready to take; below 0 behind a batch that is larger than what was left."""
         return self._credit
 
     @property

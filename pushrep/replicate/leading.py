@@ -22,10 +22,10 @@ from pushrep.election.errors import NotLeader
 from pushrep.election.grants import Grant
 from pushrep.election.leader import REPLICA_LAG_MAX_MS, PartitionLeader
 from pushrep.election.messages import PushSessionEndReason
-from pushrep.election.progress import BEGINS_ANEW
+from pushrep.election.push_session import BEGINS_ANEW
 from pushrep.env import REAL_NETWORK, SYSTEM_CLOCK, Clock, Thread
 from pushrep.log import Durability, SegmentLog
-from pushrep.log.flusher import Tick
+from pushrep.log.flush_scheduler import Tick
 from pushrep.records import RecordBatch
 from pushrep.replicate.channel import Beats
 from pushrep.replicate.connecting import patiently, pause_s

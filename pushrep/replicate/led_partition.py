@@ -31,7 +31,7 @@ from pushrep.election.leader import (
     SessionEnded,
 )
 from pushrep.election.messages import PushSessionEndReason
-from pushrep.election.progress import NEEDS_SOMEBODY, SessionId
+from pushrep.election.push_session import NEEDS_SOMEBODY, SessionId
 from pushrep.log import LogClosed, SegmentLog
 from pushrep.records import RecordBatch
 from pushrep.replicate.errors import MayStillBeDelivered, PushError
@@ -49,8 +49,8 @@ OnReplicated = Callable[[BaseException | None], None]
 class PushSession:
     """One session with one replica of one partition: its identifiers, and whom to tell. A LedPartition makes it.
 
-    Newer identifiers win: leader epoch, then replica epoch, then session id. The rules of the session (progress.py and
-    sessions.py of pushrep.election) are asked under the lock of its partition.
+    Newer identifiers win: leader epoch, then replica epoch, then session id. The rules of the session (push_session.py
+    of pushrep.election, by its leader.py) are asked under the lock of its partition.
     """
 
     __slots__ = (

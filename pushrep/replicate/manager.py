@@ -17,16 +17,16 @@ from functools import partial
 from typing import NamedTuple
 
 from pushrep.election.messages import PushSessionEndReason
-from pushrep.election.progress import BEGINS_ANEW
+from pushrep.election.push_session import BEGINS_ANEW
 from pushrep.env import SYSTEM_CLOCK, Clock
 from pushrep.records import RecordBatch
 from pushrep.replicate.channel import Beats, Channel
 from pushrep.replicate.errors import IllegalState
 from pushrep.replicate.led_partition import PushSession
+from pushrep.replicate.push_workers import Workers, release_workers, workers_for
 from pushrep.replicate.pusher import MemoryTracker, Pusher
 from pushrep.replicate.replica_client import ReplicaClient
 from pushrep.replicate.settings import PushSettings, Replica
-from pushrep.replicate.worker import Workers, release_workers, workers_for
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.error_codes import ErrorCode
 

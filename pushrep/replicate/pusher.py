@@ -26,7 +26,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from pushrep.election.messages import AppendRecordsPartition, PushSessionEndReason
-from pushrep.election.progress import SessionState
+from pushrep.election.push_session import SessionState
 from pushrep.log.reader import LogSlices
 from pushrep.records import BatchHeader, CorruptRecordBatch
 from pushrep.records.leader_epochs import LeaderEpochs

@@ -34,7 +34,7 @@ from pushrep.replicate.access import audit
 from pushrep.replicate.node_store import Refusal
 from pushrep.replicate.replay_line import Line
 from pushrep.replicate.replay_recordings import KeptRecording, NodeSource, Recordings
-from pushrep.replicate.served_session import ServedSession, Server
+from pushrep.replicate.replay_session_io import ServedSession, Server
 from pushrep.wire import replay_messages as wire
 from pushrep.wire.calls import ApiKey, refusal
 from pushrep.wire.error_codes import ErrorCode

@@ -35,7 +35,7 @@ from pushrep.replay.slices import OpenSegments
 from pushrep.replicate.replay_calls import ReplayCalls
 from pushrep.replicate.replay_line import Handed, Line
 from pushrep.replicate.replay_recordings import KeptRecording, Marker, Recordings
-from pushrep.replicate.served_session import ServedSession
+from pushrep.replicate.replay_session_io import ServedSession
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.calls import ApiKey
 from pushrep.wire.errors import ProtocolError

@@ -25,7 +25,7 @@ from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 
 from spark_jobs.columns import stream_metadata_columns
 from spark_jobs.demo.history import Findings
-from spark_jobs.sinks.table import BATCH_COLUMN
+from spark_jobs.sinks.idempotent_sink import BATCH_COLUMN
 from spark_jobs.sources import register_sources
 
 ORIGINAL_COLUMNS: Final = (

@@ -25,7 +25,7 @@ from spark_jobs.jobs.options import ApplyOptions, BadJobOption, JobOptions, loca
 from spark_jobs.jobs.reporting import one_line
 from spark_jobs.marks import LocalMarks, MarksStore
 from spark_jobs.sinks.hadoop import HadoopDirectory
-from spark_jobs.sinks.table import FRESH_QUERY, BadSink, IdempotentSink
+from spark_jobs.sinks.idempotent_sink import FRESH_QUERY, BadSink, IdempotentSink
 from spark_jobs.sources.arrow import own_schema
 from spark_jobs.sources.logs import TopicLogs
 from spark_jobs.sources.options import SourceOptions

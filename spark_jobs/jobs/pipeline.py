@@ -31,7 +31,7 @@ from spark_jobs.replacing import AskRowsWanted, Replacing, ReplacingHandler
 from spark_jobs.replay_filter import ReplayFilteredBatches
 from spark_jobs.sinks.catalog import CatalogTable
 from spark_jobs.sinks.hadoop import HadoopDirectory
-from spark_jobs.sinks.table import IdempotentSink
+from spark_jobs.sinks.idempotent_sink import IdempotentSink
 from spark_jobs.sources import register_sources
 from spark_jobs.sources.options import SourceOptions
 from spark_jobs.sources.startpoints import wanted_of

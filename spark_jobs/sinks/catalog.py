@@ -1,12 +1,12 @@
-"""The idempotent sink over a table that Spark knows by name: its own format commits a batch, in one transaction if any.
+"""The idempotent sink over a table that Spark knows by name, as Delta and Iceberg: its own format commits a batch.
 
     format of the table                 a batch is                             taken back by
     files (parquet, orc, json, csv)     overwritten as a partition             ALTER TABLE ... DROP PARTITION
     with transactions                   overwritten where batch_id = N         DELETE FROM ... WHERE batch_id >= N
     (Delta, Iceberg and their like)
 
-Which query wrote which batches is in the table property `pushrep.queries` (`Owners` of table.py). In Delta and
-Iceberg a batch may replace rows of others (../replacing.py): the batches that hold them are overwritten with it,
+Which query wrote which batches is in the table property `pushrep.queries` (`Owners` of idempotent_sink.py). In Delta
+and Iceberg a batch may replace rows of others (../replacing.py): the batches that hold them are overwritten with it,
 without these rows, in the same commit. Each commit says whose it is, beside the rows:
 
     Delta      userMetadata = <record>, txnAppId = pushrep-<query>-<run>, txnVersion = batch
@@ -30,14 +30,14 @@ from pyspark.sql.types import StructType
 from spark_jobs.batch_marks import LogRange
 from spark_jobs.errors import CantReplace, RolledBackOverReplaced
 from spark_jobs.replacing import within_any
+from spark_jobs.sinks.directory_table import DirectoryTable
 from spark_jobs.sinks.hadoop import HadoopDirectory
-from spark_jobs.sinks.table import (
+from spark_jobs.sinks.idempotent_sink import (
     BATCH_COLUMN,
     FILE_FORMATS,
     FRESH_QUERY,
     PLACE,
     BadSink,
-    DirectoryTable,
     IdempotentSink,
     Owners,
     TableNotOurs,

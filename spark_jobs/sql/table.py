@@ -26,7 +26,7 @@ from filtering.errors import shown_partition
 from filtering.retry import Backoff, RetryPolicy
 from filtering.stream_metadata import OFFSET_MAX
 from spark_jobs.batch_marks import ADOPTED, BatchMarks, LogRange
-from spark_jobs.sinks.table import query_of
+from spark_jobs.sinks.idempotent_sink import query_of
 from spark_jobs.sql.dialects import BadSqlTable, BatchNotStaged, Dialect, MarksTaken, column_type, dialect_of, quoted
 
 _KEY = ("topic", "partition", "offset")

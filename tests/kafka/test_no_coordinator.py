@@ -2,7 +2,7 @@
 
 import pytest
 
-from pushrep.kafka import DestinationRefused, KafkaDestination, fencing
+from pushrep.kafka import DestinationRefused, KafkaDestination, fence_driver
 from pushrep.outbox import Outbox
 from tests.kafka.cluster import KafkaCluster, missing
 from tests.kafka.plain_client import create_topic
@@ -19,7 +19,7 @@ def test_where_brokers_can_not_make_the_topic_of_transactions_it_ships_unfenced(
     """identity T3: without a fence it ships "unfenced, with warning and metric; `fence="required"` refuses"."""
     tool_or_skip(missing())
     # A coordinator that comes late is waited for 10 s; here none ever comes.
-    monkeypatch.setattr(fencing, "_TRANSACTIONS_TOPIC_WITHIN_MS", 1_000)
+    monkeypatch.setattr(fence_driver, "_TRANSACTIONS_TOPIC_WITHIN_MS", 1_000)
 
     def opened(fence):
         servers = cluster.bootstrap_servers

@@ -27,7 +27,7 @@ from confluent_kafka.admin import (
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK
 from pushrep.kafka import DestinationRefused, KafkaDestination, OutboxTakenOver, ShippingStopped
 from pushrep.kafka.answers import Code
-from pushrep.kafka.fencing import FenceDriver, transactional_id
+from pushrep.kafka.fence_driver import FenceDriver, transactional_id
 from pushrep.kafka.resume import RecordOrigin
 from pushrep.kafka.sink import KafkaSink, SinkConfig
 from pushrep.log import Durability, LogConfig

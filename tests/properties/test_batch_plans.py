@@ -9,8 +9,17 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from filtering import HighwaterMarks, ReplayFilter, StreamMetadata
+from spark_jobs.batch_decision import (
+    BITMAP_OFFSETS,
+    NO_PAIR,
+    Bitmaps,
+    PartitionRows,
+    Runs,
+    Stretches,
+    decide,
+    plan_batch,
+)
 from spark_jobs.batch_marks import MarksKey
-from spark_jobs.batch_plan import BITMAP_OFFSETS, NO_PAIR, Bitmaps, PartitionRows, Runs, Stretches, decide, plan_batch
 from spark_jobs.errors import LogRowTwice
 from spark_jobs.filter_settings import FilterRule
 from spark_jobs.row_decision import decide_rows, decided

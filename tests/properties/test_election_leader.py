@@ -10,7 +10,7 @@ from pushrep.election.epochs import LogEnds
 from pushrep.election.grants import Grant, Member
 from pushrep.election.leader import HighWatermarkMoved, Joined, Left, PartitionLeader, SessionEnded
 from pushrep.election.messages import PushSessionEndReason
-from pushrep.election.progress import SessionId
+from pushrep.election.push_session import SessionId
 from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.error_codes import ErrorCode

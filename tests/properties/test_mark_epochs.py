@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from filtering import HighwaterMarks, PairSplit, ReplayFilter, StreamMetadata
+from spark_jobs.batch_decision import BITMAP_OFFSETS, PartitionRows, Runs, plan_batch
 from spark_jobs.batch_marks import BatchMarks, LogRange, MarksKey
-from spark_jobs.batch_plan import BITMAP_OFFSETS, PartitionRows, Runs, plan_batch
 from spark_jobs.filter_settings import FilterRule
 from spark_jobs.filtered_frame import KEY
 from spark_jobs.mark_epochs import Epoch, EpochsMixed

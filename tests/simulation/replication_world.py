@@ -42,7 +42,7 @@ from pushrep.election.grants import (
 from pushrep.election.grants import Member as Listed
 from pushrep.election.leader import PartitionLeader
 from pushrep.election.messages import Batch
-from pushrep.election.progress import SessionId
+from pushrep.election.push_session import SessionId
 from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.error_codes import ErrorCode

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partialmethod
 from typing import NamedTuple
 
-from pushrep.election import candidate, follower, progress
+from pushrep.election import candidate, follower, push_session
 from pushrep.election.follower import RequestFinding
 from pushrep.election.grants import Grant
 from pushrep.election.leader import PartitionLeader
@@ -46,7 +46,7 @@ def skip_the_epoch_check(patch):
 def skip_the_previous_epoch_check(patch):
     before = follower._before
     patch(follower, "_before", lambda *a: None if before(*a) is RequestFinding.DIVERGED_BEFORE else before(*a))
-    patch(progress, "common_end", lambda ours, theirs: min(ours.log_end_offset, theirs.log_end_offset))
+    patch(push_session, "common_end", lambda ours, theirs: min(ours.log_end_offset, theirs.log_end_offset))
 
 
 def advance_with_too_few_in_sync(patch):

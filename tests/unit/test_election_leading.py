@@ -45,7 +45,7 @@ from pushrep.election.leader import (
     SessionEnded,
 )
 from pushrep.election.messages import PushSessionEndReason
-from pushrep.election.progress import BEGINS_ANEW, MAY_BECOME, REACTIONS, SessionId, SessionState, Step
+from pushrep.election.push_session import BEGINS_ANEW, MAY_BECOME, REACTIONS, SessionId, SessionState, Step
 from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.replicate.election import too_few
 from pushrep.topic_id_partition import TopicIdPartition

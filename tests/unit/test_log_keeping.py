@@ -21,7 +21,7 @@ from pushrep.log import (
 )
 from pushrep.log.directory import forget_directories
 from pushrep.log.directory_files import TIME_INDEX_SUFFIX, list_segments, segment_path
-from pushrep.log.flusher import Flusher
+from pushrep.log.flush_scheduler import Flusher
 from pushrep.log.indexes import IndexFile
 from pushrep.log.segment import TIME_ENTRY
 from pushrep.testing import PowerLost, SimulatedClock, SimulatedDisk
@@ -379,7 +379,7 @@ def test_without_a_thread_for_the_flusher_appends_go_on_and_the_next_one_asks_ag
         start(thread)
 
     flusher = Flusher()
-    monkeypatch.setattr("pushrep.log.flusher.process_flusher", lambda: flusher)
+    monkeypatch.setattr("pushrep.log.flush_scheduler.process_flusher", lambda: flusher)
     monkeypatch.setattr(threading.Thread, "start", no_flusher)
     with SegmentLog.open(tmp_path / "orders-0", LogConfig(flush_ms=1)) as log:
         log.append(b"a", durability=Durability.BUFFERED)

@@ -19,9 +19,9 @@ from pushrep.log import (
     NotALog,
     OffsetOutOfRange,
     SegmentLog,
+    flush_scheduler,
     list_logs,
 )
-from pushrep.log import flusher as log_flusher
 from pushrep.log.directory_files import list_segments, segment_path
 from pushrep.log.published import PUBLISHED_NAME
 from pushrep.log.segment import Segment
@@ -221,10 +221,10 @@ def test_buffered_appends_reach_the_disk_in_the_background(tmp_path):
     with SegmentLog.open(tmp_path / "orders-0", LogConfig(flush_ms=1)) as log:
         log.append([b"x"], durability=BUFFERED)
         flushed = threading.Event()
-        log_flusher.process_flusher().attach(watcher := _Watcher(log, flushed))
-        log_flusher.process_flusher().soon(watcher, 1)
+        flush_scheduler.process_flusher().attach(watcher := _Watcher(log, flushed))
+        flush_scheduler.process_flusher().soon(watcher, 1)
         assert flushed.wait(30), "the flusher did not come"
-        log_flusher.process_flusher().detach(watcher)
+        flush_scheduler.process_flusher().detach(watcher)
         assert log.flushed_offset == 1
     names = [thread.name for thread in threading.enumerate()]
     assert "pushrep-flusher" not in names, "the last log that closes ends the thread"
@@ -240,7 +240,7 @@ class _Watcher:
         if self.log.flushed_offset == 1:
             self.flushed.set()
         else:
-            log_flusher.process_flusher().soon(self, 1)
+            flush_scheduler.process_flusher().soon(self, 1)
 
 
 def test_flush_bytes_bound_what_is_not_on_disk(tmp_path):

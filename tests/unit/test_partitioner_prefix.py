@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from filtering import StreamMetadata
 from partitioner import BadPartitionerSetting, BreaksPrefixCondition, OffsetNotAbove, PartitionStopped
 from partitioner.confluent import held_settings
-from partitioner.prefix import InFlightQueue
+from partitioner.in_flight_queue import InFlightQueue
 
 
 class Pending(NamedTuple):

@@ -31,8 +31,8 @@ def main(given, step):
     from spark_jobs.jobs.options import ApplyOptions
     from spark_jobs.jobs.reporting import Reporter
     from spark_jobs.marks import LocalMarks
+    from spark_jobs.sinks.directory_table import DirectoryTable
     from spark_jobs.sinks.hadoop import HadoopDirectory
-    from spark_jobs.sinks.table import DirectoryTable
     from spark_jobs.sql import SqlTable
 
     classes = {one.__name__: one for one in (LocalMarks, HadoopDirectory, DirectoryTable, SqlTable)}

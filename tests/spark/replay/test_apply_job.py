@@ -23,7 +23,7 @@ from spark_jobs.jobs import pipeline
 from spark_jobs.jobs.options import ApplyOptions, BadJobOption
 from spark_jobs.jobs.pipeline import apply_in
 from spark_jobs.jobs.reporting import Reporter, one_line
-from spark_jobs.sinks.table import TableOfAnotherQuery
+from spark_jobs.sinks.idempotent_sink import TableOfAnotherQuery
 from tests.spark.replay.repair_program import STEPS
 from tests.spark_programs import QUIET, SparkPrograms, kill_session, said
 

@@ -7,7 +7,7 @@ from pyspark.errors import StreamingQueryException
 
 from filtering.stream_metadata import StreamMetadata
 from spark_jobs import LocalMarks, ReplayFilteredBatches
-from spark_jobs.batch_plan import PartitionRows, check_unchanged
+from spark_jobs.batch_decision import PartitionRows, check_unchanged
 from spark_jobs.errors import FrameChanged
 from spark_jobs.spark_internals import RowsRead
 

@@ -10,14 +10,14 @@ import pyarrow.dataset as ds
 import pytest
 
 from filtering import HighwaterMarks
+from spark_jobs.batch_decision import PartitionRows
 from spark_jobs.batch_marks import LogRange, MarksKey
-from spark_jobs.batch_plan import PartitionRows
 from spark_jobs.errors import CantReplace
 from spark_jobs.filter_settings import FilterRule
 from spark_jobs.replacing import Replacing, RereadBatch, RowsWanted
 from spark_jobs.sinks.catalog import idempotent_table
 from spark_jobs.sinks.hadoop import HadoopDirectory
-from spark_jobs.sinks.table import BadSink, Owners, TableNotOurs, TableOfAnotherQuery
+from spark_jobs.sinks.idempotent_sink import BadSink, Owners, TableNotOurs, TableOfAnotherQuery
 
 pytestmark = pytest.mark.spark
 

@@ -123,7 +123,7 @@ def drivers(spark):
     from spark_jobs.marks import MarksFenced
     from spark_jobs.sinks.catalog import idempotent_table
     from spark_jobs.sinks.hadoop import HadoopDirectory, StoreUnfit
-    from spark_jobs.sinks.table import BadSink
+    from spark_jobs.sinks.idempotent_sink import BadSink
 
     spark.sparkContext.setLocalProperty("sql.streaming.queryId", "q")
     place = "s3a://bucket/drivers/marks"

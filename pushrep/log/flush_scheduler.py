@@ -1,11 +1,11 @@
-"""The background flusher: buffered appends reach the disk soon, also where no caller waits for it.
+"""When a log is flushed, and by which thread: buffered appends reach the disk soon, also where no caller waits.
 
     append ─ first unflushed byte ──▶ due in flush_ms   ┐
            ─ flush_bytes unflushed ─▶ due at once       ├─▶ one thread: log.flush_in_background(), log by log
                                                         ┘
 One thread per process while any log is attached; it sleeps without a timeout while nothing is due. It reports nothing:
-a failed flush poisons its log, and the next append there raises LogPoisoned. An error of one log does not keep the
-thread from the others. It runs on the machine's clock.
+where a sync fails, the log's writer poisons the log (`_sync` of writer.py), and the next append there raises
+LogPoisoned. An error of one log does not keep the thread from the others. It runs on the machine's clock.
 
 `FlushScheduler` decides when a log's appends have to be on disk, and which thread flushes them:
 
@@ -35,10 +35,10 @@ _LOG = logging.getLogger("pushrep.log")
 
 
 class Flushable(Protocol):
-    """A log as the flusher sees it."""
+    """What a Flusher calls: a log, a directory of logs for its checkpoints, a scrub, a Tick."""
 
     def flush_in_background(self) -> None:
-        """Sync, raise the recovery point; never raises."""
+        """What is due: of a log, sync it and raise its recovery point. It handles errors; one it raises is logged."""
         ...
 
 
@@ -190,9 +190,10 @@ class FlushDue(Enum):
 
 
 ACKNOWLEDGED_MS = 750
-"""The recovery point rises over what was acknowledged as flushed within a second, whatever flush_ms says: so long after
-it, and a quarter of a second later if another log of the directory has just written the checkpoints."""
+"""So long after records were acknowledged as flushed the checkpoints are due, where flush_ms is longer: with SHARE_MS
+the recovery point rises over them within a second."""
 SHARE_MS = 250
+"""So much later they are written if another log of the directory wrote them just before: one write serves many logs."""
 
 
 class FlushScheduler:

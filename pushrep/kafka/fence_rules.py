@@ -14,7 +14,7 @@ before the markers are written, so each partition is read up to its own. The fir
 opens an outbox takes it over. Every later one names what it has, and so a shipper that was replaced finds it out
 (KIP-360). Where the cluster has transaction version 2 an empty transaction raises the epoch by itself (KIP-890); below,
 a renewal needs an init.
-Effects are carried out by fencing.py; each brings the event that the state waits for.
+Effects are carried out by fence_driver.py; each brings the event that the state waits for.
 """
 
 from collections.abc import Mapping

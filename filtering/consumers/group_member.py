@@ -33,7 +33,7 @@ from filtering.consumers.assignment import (
     Spans,
     TopicPartition,
 )
-from filtering.consumers.commit_metadata import METADATA_CHARACTERS_MAX, CommittedPosition, Stored, decode, encode
+from filtering.consumers.commit_format import METADATA_CHARACTERS_MAX, CommittedPosition, Stored, decode, encode
 from filtering.consumers.errors import PositionUnknown
 from filtering.consumers.startpoints import Answer, PartitionFacts, Startpoints, StartpointWatcher, StartTarget
 from filtering.marks import HighwaterMarks

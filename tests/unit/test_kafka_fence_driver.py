@@ -6,11 +6,11 @@ from uuid import UUID
 import pytest
 
 from pushrep.kafka import KafkaDestination
-from pushrep.kafka import fence as core
+from pushrep.kafka import fence_rules as core
 from pushrep.kafka.answers import Code
 from pushrep.kafka.cluster import BrokerError, Cluster
-from pushrep.kafka.fence import Fence, ProducerId
-from pushrep.kafka.fencing import AloneLeadership, FenceDriver, Fencing, transactional_id
+from pushrep.kafka.fence_driver import AloneLeadership, FenceDriver, Fencing, transactional_id
+from pushrep.kafka.fence_rules import Fence, ProducerId
 from pushrep.kafka.topic import TopicFacts
 from pushrep.testing import SimulatedClock
 

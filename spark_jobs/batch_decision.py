@@ -1,11 +1,11 @@
-"""The plan of a batch: which rows drop, and the marks after it. Pure: knows no Spark.
+"""What is decided of a batch before its rows are read: which of them drop, and the marks after it. No Spark.
 
     log partition 0 of the batch: bounds, counts, seen, runs ─▶ decide ──────┬─▶ stretches of the log that drop
     log partition 1: ...                                         ▲           └─▶ or None: the rows decide one by one
     marks N-1 of each topic ──▶ what its partitions go on with ──┘
                             └─▶ merged with what was seen ──▶ marks N
 
-Marks N are known before anything is written. What drops is told by log offsets, so it does not matter how the rows lie
+Marks N are known before anything is written. What drops is named by log offsets, so it does not matter how the rows lie
 when they are read again.
 
 Runs: rows of one pair whose source and log offsets keep one distance. They can decide a batch without its rows.
@@ -20,7 +20,7 @@ before it is known, and the rule falls on whole stretches of it, whatever the ph
     maximum before   below the run's lowest   inside it                  at its highest or above
     of the run       all is kept              the part up to it drops    all drops
 
-What drops is told as stretches of the log, whosever rows lie there. So a run that drops must have its stretch alone:
+What drops is given as stretches of the log, whosever rows lie there. So a run that drops must have its stretch alone:
 dense, or with no other run inside its bounds. Anything else (runs that cross, holes where a run is cut) proves nothing,
 and the rows decide one by one. A row that stands in two runs makes them cross.
 """
@@ -127,7 +127,7 @@ def _ones(count: Numbers) -> Numbers:
 
 
 class RowsVerdict(NamedTuple):
-    """What became of a log partition's rows that were judged one by one."""
+    """What became of a log partition's rows that were decided one by one."""
 
     dropped: Bitmaps
     dropped_rows: int
@@ -140,7 +140,7 @@ class PartitionRows:
     """What a batch holds of one log partition: log offsets [start, end), how many rows, of these unkeyed.
 
     `marks`: of the pairs that came, what a filter knows that saw these rows, and maybe the marks before them. `runs`:
-    all rows, where the first pass found them by runs. `verdict`: where the rows were judged one by one. The epochs are
+    all rows, where the first pass found them by runs. `verdict`: where the rows were decided one by one. The epochs are
     those of mark_epochs.py.
     """
 
@@ -404,9 +404,9 @@ def check_unchanged(first: Iterable[PartitionRows], again: Iterable[PartitionRow
     for where in sorted(expected.keys() | found.keys()):
         one, other = expected.get(where), found.get(where)
         if one is None or other is None or _counted(one) != _counted(other):
-            told = one or other
-            assert told is not None, "it is a key of one of them"
-            raise FrameChanged(where[1], told.start, told.end, one.rows if one else 0, other.rows if other else 0)
+            known = one or other
+            assert known is not None, "it is a key of one of them"
+            raise FrameChanged(where[1], known.start, known.end, one.rows if one else 0, other.rows if other else 0)
 
 
 def _counted(one: PartitionRows) -> tuple[int, int, int, int]:

@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import pytest
 
-from pushrep.kafka import fence as core
+from pushrep.kafka import fence_rules as core
 from pushrep.kafka.answers import Code
-from pushrep.kafka.fence import (
+from pushrep.kafka.fence_rules import (
     EPOCH_MAX,
     EXPECTED,
     NO_PRODUCER,

@@ -1,4 +1,4 @@
-"""Derived stores: data computed from a log's records, kept in step with the log through every crash and cut.
+"""Secondary indexes (derived stores): data computed from a log's records, in step with it through crashes and cuts.
 
     log     0 ─────────────────── flushed ──── end        given in order, whole batches, never above the flushed offset
     store   0 ──────── end_offset ┄┄┄▶                    where it goes on after a restart is its own to say

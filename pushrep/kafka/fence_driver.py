@@ -1,7 +1,7 @@
-"""The fence at one topic as a session carries it out: fence.py decides, coordinator and partitions are asked here.
+"""The fence at one topic as a session carries it out: fence_rules.py decides, the brokers are asked here.
 
     FenceDriver.begin ─▶ init ─▶ add ─▶ end ─▶ markers ─▶ (the session matches) ─▶ matched ─▶ producer id and epoch
-    FenceDriver.renew ─▶ add ─▶ end ─▶ markers ─▶ the next epoch        when `is_due`, and nothing is under way
+    FenceDriver.renew ─▶ add ─▶ end ─▶ markers ─▶ the next epoch        when `wants_renewal`, and nothing is under way
 
 Transactional id: pushrep-<outbox id>-<topic id>; behind it -<directory id> for a copy that is not to stop the original.
 A renewal is due at a quarter of `transactional.id.expiration.ms`, so that the coordinator does not forget the id, and
@@ -18,12 +18,12 @@ from aiokafka.errors import IncompatibleBrokerVersion
 from aiokafka.protocol.transaction import AddPartitionsToTxnRequest
 
 from pushrep.env import Clock
-from pushrep.kafka import fence as core
+from pushrep.kafka import fence_rules as core
 from pushrep.kafka.answers import Code
 from pushrep.kafka.cluster import UNREACHABLE, BrokerError, Cluster, right_missing
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.errors import BeginsAnew, DestinationRefused, OutboxTakenOver
-from pushrep.kafka.fence import (
+from pushrep.kafka.fence_rules import (
     CoordinatorReaction,
     Effect,
     Event,

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from pushrep.log import DerivedStoreFailed, Durability, LogConfig, SegmentLog, StillNeeded
-from pushrep.log.derived import CutTo, Verdict, judge
 from pushrep.log.directory import forget_directories
 from pushrep.log.reader import Bounds
+from pushrep.log.secondary_indexes import CutTo, Verdict, judge
 from pushrep.records import encode_batch
 from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.testing import PowerLost, SimulatedClock, SimulatedDisk

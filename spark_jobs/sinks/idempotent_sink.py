@@ -1,0 +1,180 @@
+"""What the sinks of the apply job share: the Protocol, which query wrote which batches, and the columns of a table.
+
+Batch numbers begin at 0 with every checkpoint, so a table's own `batch_id` is the query's number plus where the query
+began. `Owners` (pure) keeps that, so that one query never overwrites another's batches: a directory in a file
+(directory_table.py), a catalog's table in its properties (catalog.py).
+
+    query A: batches 0 ..          table's batch_id   0 .. 17
+    query B, which adopted (A, 17)                   18 ..          first_batch_id of B is 18
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
+from pyspark.sql.types import ArrayType, MapType, StructType
+
+from filtering.stream_metadata import OFFSET_MAX
+from spark_jobs.batch_marks import LogRange
+from spark_jobs.errors import CantReplace, SparkJobError
+from spark_jobs.replacing import within
+from spark_jobs.spark_internals import query_id_of
+
+VERSION = 1
+BATCH_COLUMN = "batch_id"
+FRESH_QUERY = "<new>"
+FILE_FORMATS = ("parquet", "orc", "json", "csv", "text", "avro", "xml")
+
+PLACE = "topic string, partition int, offset bigint, batch_id bigint"
+"""The columns that tell where a row's record lies, and its batch."""
+
+
+class IdempotentSink(Protocol):
+    """What the filter's handler must be: writing a batch again replaces it, and batches can be taken back."""
+
+    def __call__(self, rows: DataFrame, batch_id: int) -> None:
+        """Write the batch so that exactly these rows stand for it."""
+        ...
+
+    def drop_from(self, batch_id: int) -> None:
+        """Remove this query's batches >= batch_id."""
+        ...
+
+    def check_columns(self, columns: StructType) -> None:
+        """Raise BadSink if rows of these columns can't be written as the sink was told to. Needs no Spark."""
+        ...
+
+    def check(self, session: SparkSession, columns: StructType, query_id: str | None) -> None:
+        """Raise what the first batch of this query would raise, and write nothing; None is a query without a batch.
+
+        Raises BadSink, TableOfAnotherQuery, TableNotOurs.
+        """
+        ...
+
+
+class BadSink(SparkJobError):
+    """The sink can't write so that a batch may be run again; the message names the setting."""
+
+    def __init__(self, setting: str, value: object, why: str) -> None:
+        super().__init__(f"{setting}={value!r}: {why}")
+        self.setting, self.value, self.why = setting, value, why
+
+
+class TableOfAnotherQuery(SparkJobError):
+    """Another query writes this table: adopt it, or write elsewhere."""
+
+    def __init__(self, table: str, owner: str, query_id: str) -> None:
+        super().__init__(
+            f"table {table} is written by query {owner}, this is query {query_id}: a fresh checkpoint would write "
+            f"every record again. To go on where that query ended pass adopt=({owner!r}, its last batch), here and "
+            f"to the filter (--adopt {owner}:BATCH); otherwise write another table"
+        )
+        self.table, self.owner, self.query_id = table, owner, query_id
+
+
+class TableNotOurs(SparkJobError):
+    """There is data in the table that this sink did not write; batches could not be told apart from it."""
+
+    def __init__(self, table: str, why: str) -> None:
+        super().__init__(f"table {table}: {why}: write another table, or move what is there")
+        self.table, self.why = table, why
+
+
+@dataclass(frozen=True, slots=True)
+class Owners:
+    """The queries that wrote a table, oldest first, each with the table's batch_id of its batch 0."""
+
+    queries: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def owner(self) -> str | None:
+        """The query that writes now."""
+        return self.queries[-1][0] if self.queries else None
+
+    def first_batch_id(self, query_id: str) -> int:
+        """The table's batch_id of this query's batch 0."""
+        return dict(self.queries)[query_id]
+
+    def with_first(self, query_id: str) -> Self:
+        """The first query of an empty table."""
+        return type(self)(((query_id, 0),))
+
+    def with_successor(self, query_id: str, adopt: tuple[str, int]) -> Self:
+        """The query that continues after batch `adopt[1]` of the owner `adopt[0]`."""
+        first = self.first_batch_id(adopt[0]) + adopt[1] + 1
+        return type(self)((*self.queries, (query_id, first)))
+
+    def to_text(self) -> str:
+        """One line of JSON."""
+        return json.dumps({"version": VERSION, "queries": [list(query) for query in self.queries]})
+
+    @classmethod
+    def from_text(cls, text: str, table: str) -> Self:
+        """Read what `to_text` wrote; raises TableNotOurs."""
+        try:
+            content = json.loads(text)
+            if content["version"] != VERSION:
+                raise TableNotOurs(table, f"its record of queries has version {content['version']}, not {VERSION}")
+            return cls(tuple((str(query), int(first)) for query, first in content["queries"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise TableNotOurs(table, f"its record of queries is damaged ({error!r})") from error
+
+
+def held_until_in(rows: DataFrame, where: LogRange) -> int:
+    """The log offset behind the last of the rows in a partition; 0 without any. Raises CantReplace."""
+    if missing := [name for name in ("topic", "partition", "offset") if name not in rows.columns]:
+        raise CantReplace(*where[:3], f"it has rows without {missing[0]}: keep topic, partition and offset")
+    placed = F.col("topic").isNotNull() & F.col("partition").isNotNull() & F.col("offset").isNotNull()
+    here = within(where._replace(start=0, end=OFFSET_MAX))
+    found = rows.agg(F.max(F.when(here, F.col("offset"))), F.min(placed)).first()
+    if found is not None and found[1] is False:
+        raise CantReplace(*where[:3], "it has rows without topic, partition and offset: keep all three")
+    return 0 if found is None or found[0] is None else int(found[0]) + 1
+
+
+def held_in(rows: DataFrame, where: LogRange) -> DataFrame:
+    """Of those rows that lie in a log range, the column `offset`."""
+    return rows.where(within(where)).select("offset")
+
+
+def settle(owners: Owners, query_id: str, adopt: tuple[str, int] | None, table: str) -> Owners:
+    """The owners once this query writes: unchanged if it does already. Raises TableOfAnotherQuery."""
+    if owners.owner == query_id:
+        return owners
+    if owners.owner is None:
+        return owners.with_first(query_id)
+    if adopt is None or adopt[0] != owners.owner:
+        raise TableOfAnotherQuery(table, owners.owner, query_id)
+    return owners.with_successor(query_id, adopt)
+
+
+def query_of(session: SparkSession) -> str:
+    """The query in whose foreachBatch we are; `batch` outside of any."""
+    return query_id_of(session) or "batch"
+
+
+def with_batch_id(rows: DataFrame, batch_id: int) -> DataFrame:
+    """The rows with the table's batch_id as their last column."""
+    return rows.withColumn(BATCH_COLUMN, F.lit(batch_id).cast("bigint"))
+
+
+def refuse_columns(columns: StructType, partition_by: Sequence[str]) -> None:
+    """Raise BadSink for rows that no table of ours can hold, and for partitions by what they don't have."""
+    names = {name.lower(): name for name in columns.names}
+    if BATCH_COLUMN in names:
+        why = "the table has a column of this name for the number of the batch: give the rows' own another name"
+        raise BadSink("column", names[BATCH_COLUMN], why)
+    for name in partition_by:
+        if name.lower() not in names:
+            raise BadSink("partition_by", name, f"there is no such column; there are {', '.join(columns.names)}")
+        kind = columns[names[name.lower()]].dataType
+        if isinstance(kind, ArrayType | MapType | StructType) or kind.typeName() == "variant":
+            raise BadSink("partition_by", name, f"its type is {kind.simpleString()}: partitions need a simple one")
+    chosen = [name.lower() for name in partition_by]
+    if len(set(chosen)) < len(chosen):
+        raise BadSink("partition_by", ",".join(partition_by), "a column is named twice")
+    if columns.names and len(chosen) == len(columns.names):
+        raise BadSink("partition_by", ",".join(partition_by), "a column must be left to be written")
