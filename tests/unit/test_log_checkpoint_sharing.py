@@ -88,7 +88,7 @@ class Called:
 @pytest.fixture
 def flusher(monkeypatch):
     called = Called()
-    for module in ("directory", "flusher"):
+    for module in ("directory", "flush_scheduler"):
         monkeypatch.setattr(f"pushrep.log.{module}.process_flusher", lambda: called)
     return called
 
