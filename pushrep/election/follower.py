@@ -198,7 +198,7 @@ class OpenSession(NamedTuple):
     session: ReplicaSession
 
 
-class SetUngrantedAside(NamedTuple):
+class SetUnfencedAside(NamedTuple):
     """Durably: cut what was appended without a grant, kept as `.cut`, counted, reported; the log is `log` then."""
 
     log: LogEnds
@@ -279,7 +279,7 @@ class Answer(NamedTuple):
 FollowerEffect: TypeAlias = (
     TakeEpoch
     | OpenSession
-    | SetUngrantedAside
+    | SetUnfencedAside
     | SetAside
     | Truncate
     | Append
@@ -397,7 +397,7 @@ def follow(
         effects.append(OpenSession(ReplicaSession(request.leader_epoch, request.session_id)))
     log = without_unfenced(state.log, state.unfenced)
     if state.unfenced is not None:  # its next grant is for another: only then does anybody push to it
-        effects.append(SetUngrantedAside(log))
+        effects.append(SetUnfencedAside(log))
     found = find(log, state.high_watermark, request, batch_at)
     return (*effects, *_by_the_table(state, log, request, found))
 

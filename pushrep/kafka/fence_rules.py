@@ -1,4 +1,4 @@
-"""One shipper per outbox and topic: the states by which others' batches are shut out before this one sends. Pure.
+"""One instance ships an outbox to a topic: states by which others' batches are shut out before this one sends. Pure.
 
                     ┌──────────────── refused ────────────────┐  named: with the producer id and epoch that it has
     NEW ─ begin ─▶ INIT ─▶ ADD ─▶ END ─▶ MARKERS ─▶ MATCH ─▶ SHIPPING ─ renew (drained) ─▶ ADD, or INIT

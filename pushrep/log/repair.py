@@ -457,10 +457,10 @@ class Repairer:
     def repair(
         self, *, copy: Path | None = None, cut_at: int | None = None, cut: bool = False, dry_run: bool = False
     ) -> RepairReport:
-        """Mend what is damaged: batches from `copy`, or by a cut at the batch that holds `cut_at`, or with `cut` at
+        """Repair what is damaged: batches from `copy`, or by a cut at the batch that holds `cut_at`, or with `cut` at
         the first damage; indexes and epochs in any case.
 
-        Raises LogLocked; RepairRefused if the copy does not join, nothing says how batches are to be mended, or a cut
+        Raises LogLocked; RepairRefused if the copy does not join, nothing says how batches are to be repaired, or a cut
         would leave damage below it. Nothing was changed then. Raises OSError.
         """
         with self._alone():

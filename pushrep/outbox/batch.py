@@ -291,8 +291,8 @@ class PendingBatch:
             return True
         checked_timeout(timeout)
         self._refuse_in_fork()
-        gate = self.appender.latch_for(self)
-        return gate is None or gate.wait(timeout)
+        latch = self.appender.latch_for(self)
+        return latch is None or latch.wait(timeout)
 
     def when_decided(self, call: Callable[[], object]) -> None:
         """`call()` once the batch is decided, in the thread that decides it; here and now if it is."""

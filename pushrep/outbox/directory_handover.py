@@ -76,7 +76,7 @@ class HandoverSocket(ClosedAtExit):
         self._listener = listen_in(node.directory.resolve())
         self._open: set[socket.socket] = set()
         self._is_closed = False
-        self._thread = threading.Thread(target=self._accept, name="pushrep-node-door", daemon=True)
+        self._thread = threading.Thread(target=self._accept, name="pushrep-node-handover", daemon=True)
         self._thread.start()
 
     def close(self) -> None:

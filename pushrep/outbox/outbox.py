@@ -1,4 +1,4 @@
-"""Outbox: the easy door for a producer service. What is appended is in a local log, in order, and stays there.
+"""Outbox: what a producer service embeds. What is appended is in a local log, in order, and stays there.
 
     append ─▶ PartitionAppender (one per partition) ─▶ WriterThreads ─▶ SegmentLog ─▶ Receipt
                 │ batch begun                ▲
@@ -378,7 +378,7 @@ class Outbox:
             except (KeyError, TypeError):
                 self._no_partition(partition)
             # The hot path: a plain record for which the open batch still has room costs one lock and one list append.
-            # The next one: the same with a time or a position of its own. Whatever else there is goes the slow road.
+            # The next one: the same with a time or a position of its own. Anything else takes the general path.
             if value.__class__ is bytes and key is None and not headers:
                 size = len(value) + self._overhead  # bytes, by its class
                 if metadata is None and timestamp_ms is None:

@@ -10,7 +10,7 @@ byte are read in place: a call for each would take longer than all the rest.
 
     payload   |len|a|time|off|klen|key|vlen|value|0|
 
-`read_uniform`: records that look alike. The first one's layout is compared with the others, many at a time.
+`read_uniform`: records of one layout and length. The first one's layout is compared with the others, many at once.
 
     payload   |len|a|time|off|klen|key|vlen|value|0||len|a|time|off|klen|key|vlen|value|0| ...
     a run      ═══════════════════     ════       ═   the same in every record but for offsets, which count up, and
@@ -355,7 +355,7 @@ class _Run(NamedTuple):
 
 
 def read_uniform(header: BatchHeader, payload: memoryview) -> RecordRows | None:
-    """All records of a batch; None if they do not look alike, or something is wrong with them."""
+    """All records of a batch; None if they differ in layout or length, or something is wrong with them."""
     count = header.record_count
     if count < UNIFORM_WORTHWHILE or count != header.last_offset_delta + 1:
         return None

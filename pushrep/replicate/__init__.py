@@ -1,6 +1,6 @@
 """Push replication: what is appended here goes to replicas, and their acknowledgements come back.
 
-Leading(...)                                every partition of an outbox and its replicas: the door for who appends
+Leading(...)                                every partition of an outbox and its replicas
 PushManager(...)                            which partition replicas are pushed to; Confluent's ten methods
 ReplicaClient(address)                      one question after another
 ReplicaNode(directory, NodeSettings(...))   the replicas' server; `pushrep replica serve` on the command line

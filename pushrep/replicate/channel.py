@@ -207,10 +207,10 @@ class Channel:
 
     def notify(self, pusher: Pusher) -> None:
         """Something happened to it that may call for a request. Thread-safe."""
-        wish = pusher.pending_work()
-        if wish is PendingWork.REQUEST:
+        pending = pusher.pending_work()
+        if pending is PendingWork.REQUEST:
             self.wake(pusher)
-        elif wish is PendingWork.WATERMARK:
+        elif pending is PendingWork.WATERMARK:
             self._wake_for_watermark(pusher)
 
     def wake_later(self, pusher: Pusher) -> None:

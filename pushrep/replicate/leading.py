@@ -1,4 +1,4 @@
-"""Leading: every partition of one outbox and all its replicas, for who appends: the door to push replication.
+"""Leading: every partition of one outbox and all its replicas as the appending side calls them.
 
     leading = Leading(outbox_id, grant, logs, replicas, durability=Durability.FLUSHED)     epochs begin, on disk
     leading.start()

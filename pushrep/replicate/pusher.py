@@ -212,8 +212,8 @@ class Pusher:
         `file_bytes_max`: of records that only the log's file has; 0: None, too, if it would have to be read.
         """
         if self._end_request is not None:
-            farewell, self._end_request = self._end_request, None
-            return farewell, Sent(self, self.session, -1), 0
+            request, self._end_request = self._end_request, None
+            return request, Sent(self, self.session, -1), 0
         partition, index = self.session.partition, self.session.replica.index
         leader = partition.leader
         with partition.lock:

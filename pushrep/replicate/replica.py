@@ -334,7 +334,7 @@ _DONE_BY: Mapping[type, Callable[[ReplicaLog, Any], None]] = {
     does.SetAside: lambda self, do: self._set_aside(do),
     does.SetHighWatermark: lambda self, do: self.log.advance_high_watermark(do.high_watermark),
     does.SetLogStart: lambda self, do: self._move_start(do.log_start_offset),
-    does.SetUngrantedAside: lambda self, do: self._set_unfenced_aside(do.log),
+    does.SetUnfencedAside: lambda self, do: self._set_unfenced_aside(do.log),
     does.TakeEpoch: lambda self, do: self._outbox.take_epoch(do.leader_epoch),
     does.Truncate: lambda self, do: self._cut(do.offset),
 }

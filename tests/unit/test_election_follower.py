@@ -24,7 +24,7 @@ from pushrep.election.follower import (
     SetAside,
     SetHighWatermark,
     SetLogStart,
-    SetUngrantedAside,
+    SetUnfencedAside,
     TakeEpoch,
     Truncate,
     follow,
@@ -361,7 +361,7 @@ def test_what_was_not_granted_goes_first_and_takes_its_flushed_offset_with_it():
     log = Log([1, 1, 6])
     mark = Unfenced(2, EpochEnd(1, 2))
     done = effects(log, request(2, 1, batch(2, LEADER), epoch_start_offset=2, flush_wanted=True), unfenced=mark)
-    assert [type(effect) for effect in done] == [SetUngrantedAside, Append, Flush, Answer]
+    assert [type(effect) for effect in done] == [SetUnfencedAside, Append, Flush, Answer]
     assert done[0].log == Log([1, 1]).ends
 
 
