@@ -10,7 +10,7 @@ import pytest
 from filtering import HighwaterMarks
 from pushrep.log import LogLocked
 from spark_jobs import marks as marks_module
-from spark_jobs.batch_marks import ADOPTED, BatchMarks, LogRange, MarksKey
+from spark_jobs.batch_marks import ADOPTED, VERSIONS, BatchMarks, LogRange, MarksKey
 from spark_jobs.marks import LocalMarks, MarksStoreDamaged
 
 
@@ -150,7 +150,7 @@ def test_a_flipped_bit_is_refused_by_name_and_nothing_is_cut(path):
 def test_marks_of_another_version_are_refused_by_name(path):
     with LocalMarks(path) as store:
         body = bytearray(batch(0).to_bytes()[:-4])
-        body[7] = 4
+        body[7] = VERSIONS[-1] + 1
         import struct
         import zlib
 
@@ -158,7 +158,7 @@ def test_marks_of_another_version_are_refused_by_name(path):
         store._opened().append([data], keys=[marks_module._PART.pack(0, 1)])
     with (
         LocalMarks(path) as store,
-        pytest.raises(MarksStoreDamaged, match="version 4, this release reads up to version 3"),
+        pytest.raises(MarksStoreDamaged, match="version 5, this release reads up to version 4"),
     ):
         store.owner()
 
