@@ -41,7 +41,9 @@ def connect(address: Address, settings: PushSettings) -> OpenConnection:
         if settings.tls is not None:
             assert isinstance(sock, socket.socket), "TLS runs on the system's own sockets"
             sock = settings.tls.wrap_socket(sock, server_hostname=address.host)
-        protocol = ClientConnection(in_flight_max=settings.requests_in_flight_max + 1, limits=_LIMITS)
+        beats_max = 2  # the last one, when a channel closes, does not wait for the answer to the one before
+        in_flight_max = settings.requests_in_flight_max + beats_max
+        protocol = ClientConnection(in_flight_max=in_flight_max, limits=_LIMITS)
         opened = OpenConnection(sock, protocol)
         answer = call(opened, first_request(_NAME, _version()))
         assert isinstance(answer, ApiVersionsResponse), "the protocol takes no other answer"

@@ -12,6 +12,7 @@ from pushrep.election.epochs import LogEnds
 from pushrep.election.messages import PushSessionEndReason, batches_of
 from pushrep.records import RecordBatch, encode_batch
 from pushrep.records.leader_epochs import LeaderEpochs
+from pushrep.replicate import channel
 from pushrep.replicate.errors import IllegalState
 from pushrep.replicate.manager import FileRecords, PushManager
 from pushrep.replicate.settings import PushSettings
@@ -99,6 +100,24 @@ def test_a_replica_that_is_slower_than_the_shutdown_waits_hears_that_nobody_lead
     replica.gate.set()
     with replica.changed:
         assert replica.changed.wait_for(lambda: any(beat.is_last for beat in replica.beats), WAIT_S), replica.beats
+
+
+def test_a_last_beat_behind_requests_and_a_beat_without_an_answer_breaks_no_connection(
+    world, scripted, monkeypatch, caplog
+):
+    """One request holds a record, one the end of the session; neither is answered, nor is the beat before."""
+    monkeypatch.setattr(channel, "BEAT_MS", 1)
+    replica = scripted()
+    settings = replace(QUICK, shutdown_timeout_ms=200, requests_in_flight_max=2)
+    service = world.service([replica.replica], settings=settings)
+    manager = service.leading.manager
+    manager.startup()
+    assert start(service, replica.replica)[2].result(WAIT_S)
+    replica.gate.clear()
+    service.append(b"not answered")
+    replica.wait_for(bool)
+    manager.shutdown()
+    assert "the connection is given up" not in caplog.text
 
 
 def test_l4_it_is_active_between_the_two():
