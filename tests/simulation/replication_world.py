@@ -1012,7 +1012,7 @@ class World:
     def do_CloseSession(self, machine, *_):
         machine.session = machine.session._replace(is_over=True)
 
-    def do_SetUngrantedAside(self, _, disk, effect):
+    def do_SetUnfencedAside(self, _, disk, effect):
         self.set_aside_ungranted(disk, effect.log)
 
     def do_SetAside(self, machine, _, effect):
