@@ -9,7 +9,7 @@
 
 It stands here because every package may import filtering. It waits by the process's own monotonic clock, since no
 simulation drives a broker, a lock or a database. A caller that must be woken earlier gives `call` a `sleep` of its own.
-Who must not wait inside a call takes only the length of a pause (`Backoff.pause_s`), and waits itself: the fence driver
+A caller that must not block takes only the length of a pause (`Backoff.pause_s`), and waits itself: the fence driver
 and recovery of pushrep/kafka in their event loop; channel.py and leading.py of pushrep/replicate, through
 connecting.py there; replays (pushrep/replay/remote.py); the producer of partitioner/confluent.py.
 """

@@ -12,7 +12,7 @@ Runs: rows of one pair whose source and log offsets keep one distance. They can 
 
     log offset      10  11  12  13  14  15      A has two runs: 10 to 12 at distance -10, 15 at -12. A run is known by
     pair A           0   1   2           3      its bounds alone: with one distance, source offsets rise with log
-    pair B                       7   8          offsets. No row stands in it twice: who finds runs sees to that
+    pair B                       7   8          offsets. No row is in a run twice: filtered_frame.py sees to that
 
 If the runs of a pair, put in log order, lie one behind the other, then before each of them the maximum of all rows
 before it is known, and the rule falls on whole stretches of it, whatever the physical order of the rows:
@@ -25,7 +25,7 @@ dense, or with no other run inside its bounds. Anything else (runs that cross, h
 and the rows decide one by one. A row that stands in two runs makes them cross.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -107,11 +107,6 @@ class Bitmaps(NamedTuple):
         words = numbers[:, None] * BITMAP_OFFSETS + np.arange(BITMAP_WORDS) * _WORD_BITS
         low, high = (np.clip(edge[which][:, None] - words, 0, _WORD_BITS) for edge in (starts, ends))
         return cls(numbers, _ones(high) & ~_ones(low)).merged()
-
-    @classmethod
-    def concatenated(cls, parts: Sequence["Bitmaps"]) -> "Bitmaps":
-        """All offsets of several."""
-        return cls(*(np.concatenate(column) for column in zip(*parts, strict=True))).merged()
 
     def merged(self) -> "Bitmaps":
         """Each number once, however many came."""
@@ -296,7 +291,7 @@ def decide(runs: Runs, marks: HighwaterMarks) -> RunsVerdict | None:
     ends = np.append(np.flatnonzero(first)[1:], len(first)) - 1
     rose = np.maximum(before[ends], in_order.highs[ends]) - np.where(known < 0, in_order.lows[first] - 1, known)
     is_pair = in_order.partitions != NO_PAIR
-    jumped = int(rose[is_pair[first]].sum()) - int(kept[is_pair].sum())
+    jumped = sum(rose[is_pair[first]].tolist()) - int(kept[is_pair].sum())
     return RunsVerdict(dropped, int(in_order.rows.sum()) - int(kept.sum()), jumped)
 
 

@@ -380,7 +380,7 @@ def _move(  # noqa: PLR0913, PLR0917 - what a move is made of
     """Raises SourceNotMovable for a startpoint that only a job that follows startpoints can honour."""
     if startpoint.append_only:
         words = (
-            f"startpoint {sequence} is append-only, which a query that is moved is told by its job's --append-only: "
+            f"startpoint {sequence} is append-only; a moved query takes that from its job's --append-only: "
             "cancel it, and call again with --to and --reset-marks"
         )
         raise SourceNotMovable(f"of {source.topic}", words)

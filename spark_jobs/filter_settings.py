@@ -72,7 +72,7 @@ class BatchCounts:
 
     `unkeyed` passed untouched: no metadata, or a PID outside of `only_pids`. `jumped`: source offsets that marks
     passed over, 0 as long as nothing is missing. `all_dropped`: (topic, pid, source partition) of pairs of which no row
-    passed. `skipped`: the batch had been stored before, the handler was not called, and nobody looked what would pass.
+    passed. `skipped`: the batch had been stored before, the handler was not called; kept and dropped are 0.
     `unlikely_pairs` name a source partition or offset that no source has, as business keys of 20 bytes do
     that are metadata by chance.
     """

@@ -14,7 +14,7 @@ the number of groups. Then, or where runs cross, or with a window, rows decide. 
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -151,11 +151,11 @@ def plan_frame(  # noqa: PLR0913 - a frame, what is known of it, and the rule
     return plan
 
 
-def checking(keyed: DataFrame, found: Iterable[PartitionRows], rule: FilterRule) -> Callable[[], None]:
+def checking(keyed: DataFrame, found: Sequence[PartitionRows], rule: FilterRule) -> Callable[[], None]:
     """What reads a keyed frame once more and compares: see FilteredFrame.check_unchanged."""
 
     def check() -> None:
-        again = by_runs(keyed, rule)
+        again = None if any(one.verdict is not None for one in found) else by_runs(keyed, rule)
         check_unchanged(found, by_rows(keyed, {}, rule) if again is None else again)
 
     return check
@@ -193,13 +193,13 @@ def _cut(df: DataFrame, plan: BatchPlan) -> tuple[DataFrame, DataFrame]:
     same = f"topic = {topic} and `partition` = {partition} and cast(`offset` as bigint) div {BITMAP_OFFSETS} = {number}"
     word = f"get({words}, cast(`offset` % {BITMAP_OFFSETS} div 64 as int))"
     bit = F.expr(f"coalesce(getbit({word}, cast(`offset` % 64 as int)), 0)")
-    # Told to every task: the rows stay where they are.
+    # Broadcast: the rows stay where they are.
     joined = df.join(F.broadcast(df.sparkSession.createDataFrame(table, _BITMAP_SCHEMA)), F.expr(same), "left")
     return joined.where(bit == 0).drop(*_BITMAP), joined.where(bit == 1).drop(*_BITMAP)
 
 
 def _inside(topic: str, partition: int, start: int, end: int) -> str:
-    """Whether a row lies in a stretch, in SQL; what is no number goes as hexadecimal digits, which need no escaping."""
+    """Whether a row lies in a stretch, in SQL; the topic is written as hexadecimal digits, which need no escaping."""
     name = f"cast(X'{topic.encode().hex()}' as string)"
     return f"(`offset` between {start} and {end - 1} and `partition` = {partition} and topic = {name})"
 
@@ -245,7 +245,7 @@ def by_rows(
 ) -> list[PartitionRows]:
     """What it holds, and which rows drop that begin with the marks `before`. Raises as `by_runs`, and LogRowTwice.
 
-    What a worker raises comes as text in Spark's exception.
+    What a worker raises comes as text in Spark's exception. A log partition is one task: few of them use few cores.
     """
     marks = {key: own.with_window(rule.window) for key, own in before.items()}
     numbers = numbers_of(sent_back)
@@ -254,9 +254,9 @@ def by_rows(
         return decide_rows(batches, marks, numbers, rule)
 
     columns = keyed.select(F.expr(_WHOLE_KEY), *_COLUMNS, *_epoch_columns(keyed))
-    # By columns only: adaptive execution may join such partitions but never cuts one.
-    in_order = columns.repartition("topic", "partition").sortWithinPartitions("topic", "partition", "offset")
-    with _few_shuffle_partitions(keyed):
+    with _few_shuffle_partitions(keyed):  # `repartition` asks for the number
+        # By columns only: adaptive execution may join such partitions but never cuts one.
+        in_order = columns.repartition("topic", "partition").sortWithinPartitions("topic", "partition", "offset")
         return decided(to_arrow(in_order.mapInArrow(decide, DECIDED)))
 
 

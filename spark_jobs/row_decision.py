@@ -98,7 +98,7 @@ def decide_rows(
             state.last, state.rows = int(own[-1]), state.rows + len(own)
             passes = state.filter.admit_batch(key if rows is None else key.take(rows), number)
             if not passes.all():
-                yield _bitmap_rows(where, Bitmaps.of(_stretches(own, ~passes)))
+                yield _bitmap_rows(where, Bitmaps.of(_stretches_of(own, ~passes)))
     yield pa.RecordBatch.from_pylist([_fields_of(where, state) for where, state in states.items()], schema=_DECIDED)
 
 
@@ -122,7 +122,7 @@ def decided(table: Any) -> list[PartitionRows]:
     return found
 
 
-def _stretches(offsets: Numbers, gone: npt.NDArray[np.bool_]) -> Stretches:
+def _stretches_of(offsets: Numbers, gone: npt.NDArray[np.bool_]) -> Stretches:
     """Ascending log offsets → those that are gone, as stretches without a hole."""
     own = offsets[gone]
     breaks = np.flatnonzero(np.diff(own) != 1)

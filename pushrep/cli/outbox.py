@@ -336,7 +336,7 @@ def drop(directory: Path, topic: str) -> None:
     help="Where the stream metadata travels. Fixed.",
 )
 @click.option("--min-insync", type=click.IntRange(1), help="Members that have to have a record.  [default: a majority]")
-@click.option("--another", is_flag=True, help="Although DATA holds one of TOPIC: instances name the directory.")
+@click.option("--another", is_flag=True, help="One more of TOPIC in DATA: its instances name its directory.")
 @tls_options
 @_JSON
 def create(  # noqa: PLR0913, PLR0917 - one parameter an option

@@ -14,7 +14,7 @@ from pushrep.replicate.settings import PushSettings
 @click.command("promote")
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False, exists=True))
 @click.option("--catch-up", is_flag=True, help="Another member holds more: fetch that first, instead of refusing.")
-@click.option("--accept-loss", is_flag=True, help="Too few answer, or none that is whole: lead nevertheless.")
+@click.option("--accept-loss", is_flag=True, help="Lead although too few answer, or this damaged log is the last one.")
 @click.option(
     "--lost",
     type=click.IntRange(0, 255),

@@ -268,11 +268,9 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
 
 def _leader(one: dict[str, Any]) -> str:
     if one["is_here"]:
-        return "its lead is here; `pushrep status` of its own directory says whether its service runs"
+        return "this member leads; `pushrep status` of its own directory says whether its service runs"
     where = f" ({one['address']})" if one["address"] else ""
-    said = (
-        "and said that it leads no more" if one["silent_ms"] is None else f"heard {one['silent_ms'] / 1000:.1f} s ago"
-    )
+    said = "and has resigned" if one["silent_ms"] is None else f"heard {one['silent_ms'] / 1000:.1f} s ago"
     return f"member {one['leader']}{where} leads by epoch {one['epoch']}, {said}"
 
 

@@ -358,8 +358,7 @@ class LogDirectory:
             return False
         with self._write_lock:
             began_ms = self.clock.monotonic_ms()
-            shared_ms = min(max(max_age_ms, 10 * self._write_took_ms), 4 * max_age_ms)
-            if self._written_ms is not None and began_ms - self._written_ms < shared_ms:
+            if self._written_ms is not None and began_ms - self._written_ms < self._spaced_ms(max_age_ms):
                 with self._lock:
                     return not self._unwritten
             with self._lock:
@@ -394,11 +393,15 @@ class LogDirectory:
     def sync_checkpoints_soon(self, delay_ms: int = _SOON_MS) -> None:
         """Have them written in the background; with a simulated clock, which has no thread, by the next write.
 
-        In `delay_ms`, or, if the last write took more than a tenth of it, in up to four times that.
+        In `delay_ms`, or later: see `_spaced_ms`.
         """
         self._shared_ms = min(self._shared_ms, delay_ms)
         if self._flusher is not None:
-            self._flusher.soon(self, min(max(delay_ms, 10 * self._write_took_ms), 4 * delay_ms))
+            self._flusher.soon(self, self._spaced_ms(delay_ms))
+
+    def _spaced_ms(self, wanted_ms: int) -> int:
+        """`wanted_ms`, or up to four times that if the last write took more than a tenth of it."""
+        return min(max(wanted_ms, 10 * self._write_took_ms), 4 * wanted_ms)
 
     def flush_in_background(self) -> None:
         """The flusher's call: the checkpoints of logs that were rolled or closed."""

@@ -72,12 +72,12 @@ class Flusher:
             if log not in self._attached:
                 return True
             if self._due_s.get(log, due_s + 1) > due_s:
-                heappush(
-                    self._queue, (due_s, next(self._counter), log)
-                )  # first: without its entry in `_due_s` it has no effect
-                self._due_s[log] = due_s
-                if self._queue[0][0] == due_s:  # else the thread wakes earlier than that anyway
+                # In this order, as Ctrl-C may come between two lines: a wake-up too many does no harm, and an entry of
+                # the queue has no effect without its own in `_due_s`.
+                if not self._queue or due_s < self._queue[0][0]:  # else the thread wakes earlier than that anyway
                     self._changed.notify_all()
+                heappush(self._queue, (due_s, next(self._counter), log))
+                self._due_s[log] = due_s
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 try:
@@ -191,7 +191,7 @@ class FlushDue(Enum):
 
 ACKNOWLEDGED_MS = 750
 """So long after records were acknowledged as flushed the checkpoints are due, where flush_ms is longer: with SHARE_MS
-the recovery point rises over them within a second."""
+the recovery point rises over them within a second, or later where writing the checkpoints takes longer than 25 ms."""
 SHARE_MS = 250
 """So much later they are written if another log of the directory wrote them just before: one write serves many logs."""
 

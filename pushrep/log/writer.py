@@ -199,9 +199,8 @@ class LogWriter:
         """Write all batches, or none. Raises AppendFailed, LogPoisoned, LogDamaged, LogEndMoved (see `expected`)."""
         with self._lock:
             self._check_writable()
-            base_offset = self.log_end_offset = (
-                self._active.next_offset
-            )  # higher than before if Ctrl-C came between a write and this field
+            # Higher than the field if Ctrl-C came between a write and its assignment.
+            base_offset = self.log_end_offset = self._active.next_offset
             if expected is not None and expected != base_offset:
                 raise LogEndMoved(self._around.view.path, expected=expected, end=base_offset)
             self._background.check_disk()
@@ -751,9 +750,8 @@ class LogWriter:
         Raises LogEndMoved if they do not follow, CorruptRecordBatch if their epochs fall, else as `append`.
         """
         expected = self.log_end_offset
-        epoch_before = self._epochs.epoch_of(
-            expected - 1
-        )  # of the last record: an epoch without a record may be replaced
+        # Of the last record: an epoch without a record may be replaced.
+        epoch_before = self._epochs.epoch_of(expected - 1)
         dense, behind_hole = len(batches), 0
         for number, batch in enumerate(batches):
             header = batch.header

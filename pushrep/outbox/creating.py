@@ -3,8 +3,8 @@
     <data>/<new id> ─ empty logs, promises.json: member 0 ─▶ every member shows who it is ─▶ first grant, to all of them
 
 Member 0 is the one under whose node the command runs; the grant names it, so its instance leads first if it is there.
-Stopped before the grant is kept here, it leaves nothing that counts. Behind that the outbox is made: others may have
-stored the grant, and the first member's instance offers it again.
+If it stops before the first grant is stored here, nothing is left that counts. After that the outbox exists: others
+may have stored the grant, and the first member's instance offers it again.
 """
 
 import shutil

@@ -7,7 +7,7 @@ Everything that was opened stands in `resources`, which frees it backwards: repl
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -40,8 +40,8 @@ _LOG = logging.getLogger("pushrep.outbox")
 NEVER = -1
 """A retention that is off, as Kafka writes it; None is "not said"."""
 OPENING = "the opening of the outbox"
-MADE_BESIDE_MIN = 64
-"""Logs of a new outbox: so many are worth a connection more to each replica."""
+CREATE_AT_REPLICAS_MIN = 64
+"""From so many partitions on replicas make a new outbox's logs while this member makes its own: one connection more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ def open_all(  # noqa: PLR0913 - what is opened, and by what
         names = [log_name(identity.topic, n) for n in range(identity.partitions)]
         create = partial(create_logs, held, has_replicas=bool(identity.replicas))
         create({names[0]: topic_id})  # alone: whoever goes on behind a crash takes the id from it
-        if identity.replicas and len(names) >= MADE_BESIDE_MIN:
+        if identity.replicas and len(names) >= CREATE_AT_REPLICAS_MIN:
             _make_at_replicas(identity, topic_id, settings.replicas.push)
         create(dict.fromkeys(names[1:], topic_id))
     for n in range(identity.partitions):  # all of one topic, which has one id
@@ -138,8 +138,10 @@ def _make_at_replicas(identity: OutboxIdentity, topic_id: UUID, push: PushSettin
     clients = MemberClients(UUID(identity.outbox_id), identity.member, tps, push)
 
     def make(address: str) -> None:
-        with suppress(ReplicaUnreachable):
+        try:
             clients.create(Address.parse(address))
+        except ReplicaUnreachable as error:
+            _LOG.debug("%s makes no logs yet: %s", address, error)
 
     for index, address in identity.replicas:
         push.network.threads.thread(partial(make, address), f"pushrep-make-{index}").start()

@@ -203,6 +203,7 @@ def promote(  # noqa: PLR0913 - an operator's choices
             why = (
                 f"{error}. Epoch {state_store.kept.number} was taken before that, and members that stored its grant "
                 f"fence the leader until now: nobody leads. Run again: pushrep promote {directory} --catch-up"
+                f"{' --accept-loss' if accept_loss else ''}"
             )
             raise CantPromote(directory, why) from error
 
@@ -321,14 +322,15 @@ def _settle_member(state_store: ElectionStateStore, directory: Path, member: int
 
 def _forget_member(state_store: ElectionStateStore, before: ElectionState) -> None:
     """An index that was said, and that nothing was promised under, may be said otherwise the next time."""
-    if state_store.kept == replace(before, member=state_store.kept.member):
-        state_store.keep(before)
+    kept = state_store.kept
+    if kept == replace(before, member=kept.member, unfilled=kept.unfilled):
+        state_store.keep(replace(before, unfilled=kept.unfilled))
 
 
 def _open_logs(
     stack: ExitStack, held: LogDirectory, grant: Grant, config: LogConfig | None, state_store: ElectionStateStore
 ) -> dict[int, SegmentLog]:
-    logs, lost = {}, {}
+    logs = {}
     for number in range(grant.partitions):
         name = log_name(grant.topic, number)
         before = held_to(held, name)  # no node may have opened it since it lost records
@@ -342,8 +344,7 @@ def _open_logs(
         )
         stack.enter_context(log)
         if (end := lost_behind(log, before)) is not None:
-            lost[name] = end
-    state_store.note_lost(lost)
+            state_store.note_lost({name: end})  # at once: the next opening finds no trace of it
     return logs
 
 

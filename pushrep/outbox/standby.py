@@ -213,10 +213,11 @@ class WaitingMember(Generic[_Outbox]):
         if len(found) > 1:
             named = ", ".join(str(one.directory) for one, _ in found)
             raise CantStandBy(f"there are several outboxes of topic {asked.topic}: name one of {named}")
-        for one, grant in found:
-            self._check_same(one.directory / PROMISES_NAME, grant)
-            return one
-        return None
+        if not found:
+            return None
+        one, grant = found[0]
+        self._check_same(one.directory / PROMISES_NAME, grant)
+        return one
 
     def _check_same(self, kept_in: Path, grant: Grant) -> None:
         """What `open` would refuse once this instance leads is refused before it takes the lead from anybody."""
@@ -327,7 +328,7 @@ class WaitingMember(Generic[_Outbox]):
         return outbox
 
     def _leads_soon(self, facts: Facts) -> bool:
-        """A member that is needed may be let go for the moment, for one that looks: the outbox asks it again."""
+        """Waits up to open_timeout_s: a member that is needed may be in another standby's hands, and is asked again."""
         until_ms = self._asked.clock.monotonic_ms() + 1000 * self._asked.open_timeout_s
         while leading_state(facts)[0] is LeadingState.LOOKING and self._asked.clock.monotonic_ms() < until_ms:
             if self._asked.cancel.wait(_POLL_S):

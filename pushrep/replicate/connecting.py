@@ -24,6 +24,9 @@ T = TypeVar("T")
 _NAME = "pushrep"
 _LIMITS = FrameLimits(header_bytes_max=(1 << 24) - 1)  # of those that we were told to ask: all that a header can have
 
+BEATS_IN_FLIGHT_MAX = 2
+"""One at a time, and the last one of a channel that closes, which does not wait for the answer to it (channel.py)."""
+
 
 class OpenConnection(NamedTuple):
     """A socket that waits, and what both sides speak on it."""
@@ -41,8 +44,7 @@ def connect(address: Address, settings: PushSettings) -> OpenConnection:
         if settings.tls is not None:
             assert isinstance(sock, socket.socket), "TLS runs on the system's own sockets"
             sock = settings.tls.wrap_socket(sock, server_hostname=address.host)
-        beats_max = 2  # the last one, when a channel closes, does not wait for the answer to the one before
-        in_flight_max = settings.requests_in_flight_max + beats_max
+        in_flight_max = settings.requests_in_flight_max + BEATS_IN_FLIGHT_MAX
         protocol = ClientConnection(in_flight_max=in_flight_max, limits=_LIMITS)
         opened = OpenConnection(sock, protocol)
         answer = call(opened, first_request(_NAME, _version()))

@@ -199,7 +199,7 @@ class ReplicaNode:
     def note_standby(self, outbox_id: UUID, state: str, why: str) -> None:
         """A service that stands by for this outbox says how far it is; it does several times a second."""
         self._standbys[outbox_id] = StandbyWord(state, why, self._clock.monotonic_ms())
-        if outbox_id.int:  # who waited for it to be made says so again if it still does
+        if outbox_id.int:  # a service that waited for an outbox to be made; if it still waits, it reports again
             self._standbys.pop(UUID(int=0), None)
 
     def standbys(self) -> dict[UUID, StandbyWord]:

@@ -146,6 +146,11 @@ class AppliedBatch:
     rows: int
     passed: int | None
 
+    @classmethod
+    def of(cls, event: Mapping[str, Any]) -> "AppliedBatch":
+        """As a line of `--events` has it."""
+        return cls(event["rows"], None if event["skipped"] else event["kept"] + event["unkeyed"])
+
 
 def count_dropped(batches: Mapping[int, AppliedBatch], in_table: Mapping[int, int]) -> int:
     """Records that the filter dropped over all batches; where it didn't count, the table tells what passed."""
@@ -211,8 +216,7 @@ class Applying:
         for line in self.child.lines():
             event = json.loads(line)
             if event["event"] == "batch" and not (event["skipped"] and event["batch"] in self.batches):
-                known = None if event["kept"] is None else event["kept"] + event["unkeyed"]
-                self.batches[event["batch"]] = AppliedBatch(event["rows"], known)
+                self.batches[event["batch"]] = AppliedBatch.of(event)
 
     def _poll_checkpoint(self, now_s: float) -> None:
         if (batch := committed_batch(self._checkpoint)) is not None and batch != self._committed:

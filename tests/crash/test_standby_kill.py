@@ -168,7 +168,7 @@ class Machines:
     @contextmanager
     def taken_over(self, leader):
         """Another instance acknowledges within T + 5 s of the block's beginning, by its own word of when it did. The
-        time in which the machine let processes wait is not counted, whoever's they were.
+        time in which the machine let processes wait is not counted, whichever processes these were.
         """
         began_s, waited_s = time.monotonic(), stood_still_s()
         yield
@@ -249,7 +249,7 @@ def stood_still_s():
     """
     stalls = [re.search(r"some .*total=(\d+)", (PRESSURE / name).read_text()) for name in ("cpu", "io", "memory")]
     stolen_s = int(Path("/proc/stat").read_text().split()[8]) / os.sysconf("SC_CLK_TCK")
-    return stolen_s + sum(int(found[1]) for found in stalls) / 1e6
+    return max(stolen_s / os.cpu_count(), *(int(found[1]) / 1e6 for found in stalls))
 
 
 def records_of(log):

@@ -549,16 +549,16 @@ class Damaged:
         self.directory = members.directory(1)
         damage(self.directory / "orders-0", offset=15)
 
-    def promote(self, **choices):
-        return promote(self.directory, push=QUICK, timeout_s=1.0, log_config=LOOKING, **choices)
+    def promote(self, timeout_s=WAIT_S, **choices):
+        return promote(self.directory, push=QUICK, timeout_s=timeout_s, log_config=LOOKING, **choices)
 
 
 def test_m6_the_last_copy_leads_though_it_is_damaged_and_says_what_is_lost(members):
     damaged = Damaged(members)
     members.world.nodes[2].stop()
     with pytest.raises(LogNotFit, match=r"Where no other is left, .* --accept-loss"):
-        damaged.promote()
-    done = damaged.promote(accept_loss=True)
+        damaged.promote(timeout_s=1.0)  # nobody answers
+    done = damaged.promote(timeout_s=1.0, accept_loss=True)
     assert done.partitions[0].log_end_offset == 15
     assert "partition 0: lost here from offset 15 on, of 30" in done.accepted_loss
     assert list((damaged.directory / "orders-0").glob("*.corrupt")), "what lay behind the damage is kept"

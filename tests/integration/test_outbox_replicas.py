@@ -23,7 +23,7 @@ from pushrep.outbox import (
     SettingRefused,
     read_identity,
 )
-from pushrep.outbox.opening import MADE_BESIDE_MIN
+from pushrep.outbox.opening import CREATE_AT_REPLICAS_MIN
 from tests.integration.outboxes import SMALL, WAIT_S, open_outbox, wait_for_all, wait_until
 
 
@@ -44,19 +44,21 @@ def test_nodes_make_the_logs_of_a_new_outbox_while_it_makes_its_own(world, monke
     def create_later(held, wanted, **more):
         """Only the first log is there."""
         if len(wanted) > 1:
-            wait_until(lambda: len([*world.root.glob("node-1/*/orders-*/*.log")]) == MADE_BESIDE_MIN, "all are made")
+            wait_until(
+                lambda: len([*world.root.glob("node-1/*/orders-*/*.log")]) == CREATE_AT_REPLICAS_MIN, "all are made"
+            )
             (first,) = world.root.glob("node-1/*/orders-0")
             assert not (first.parent / "promises.json").exists(), "nothing is granted yet"
             made.append(read_directory_id(first.parent, REAL_FILESYSTEM)[0])
         create_logs(held, wanted, **more)
 
     monkeypatch.setattr("pushrep.outbox.opening.create_logs", create_later)
-    with open_outbox(world, 1, 2, partitions=MADE_BESIDE_MIN) as outbox:
+    with open_outbox(world, 1, 2, partitions=CREATE_AT_REPLICAS_MIN) as outbox:
         directory = copy_of(world, outbox, 1).parent
         assert made == [read_directory_id(directory, REAL_FILESYSTEM)[0]], "it had its id when the logs were there"
         assert not made[0].is_copy
-        receipts = [outbox.append(partition, b"a") for partition in range(MADE_BESIDE_MIN)]
-        assert [receipt.result(WAIT_S) for receipt in receipts] == [0] * MADE_BESIDE_MIN
+        receipts = [outbox.append(partition, b"a") for partition in range(CREATE_AT_REPLICAS_MIN)]
+        assert [receipt.result(WAIT_S) for receipt in receipts] == [0] * CREATE_AT_REPLICAS_MIN
         wait_for_all(outbox, world.nodes[1].address)
 
 

@@ -115,7 +115,7 @@ def test_a_last_beat_behind_requests_and_a_beat_without_an_answer_breaks_no_conn
     assert start(service, replica.replica)[2].result(WAIT_S)
     replica.gate.clear()
     service.append(b"not answered")
-    replica.wait_for(bool)
+    replica.wait_for(lambda requests: requests[-1].records)
     manager.shutdown()
     assert "the connection is given up" not in caplog.text
 

@@ -434,7 +434,7 @@ def test_a_hold_keeps_every_standby_away_promote_works_and_the_next_leader_carri
             f"{granted.outbox_id} (orders): member 0 ({members.addresses[0]}) leads by epoch" in capfd.readouterr().out
         )
         assert run(["status", str(members.data[0])]) == 0
-        assert f"{granted.outbox_id} (orders): its lead is here" in capfd.readouterr().out
+        assert f"{granted.outbox_id} (orders): this member leads" in capfd.readouterr().out
         assert f"member 0 ({members.addresses[0]}) leads: run this there" in call(capfd, members.data[1], "--end")[1]
         for node in members.nodes[1:]:
             (shown,) = node.status().as_dict()["holds"]
@@ -592,7 +592,7 @@ def test_an_outbox_whose_first_grant_was_given_out_stays(members, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(MemberClients, "offer", lost)
         with pytest.raises(CantCreate, match=r"so .* stays: its instance offers it again"):
-            create_outbox(members.data[0], members.addresses, "orders", timeout_s=1)
+            create_outbox(members.data[0], members.addresses, "orders", timeout_s=3)
     instance = Instance(members.data[0])
     try:
         instance.wait_until_it_leads()

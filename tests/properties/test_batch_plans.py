@@ -84,8 +84,8 @@ def found_by_rows(rows, before, rule, arrow_rows=7):
 
 
 def found_by_runs(tasks):
-    """What the first pass makes of them by runs."""
-    rows = sorted((row[:2], place, row) for place, row in enumerate(itertools.chain.from_iterable(tasks)))
+    """What the first pass makes of them by runs. Rows are numbered as by Spark's `monotonically_increasing_id`."""
+    rows = sorted((row[:2], (n << 33) + place, row) for n, task in enumerate(tasks) for place, row in enumerate(task))
     for (topic, partition), group in itertools.groupby(rows, key=lambda row: row[0]):
         own = [(place, row) for _, place, row in group]
         runs, keyed = runs_of(own), sum(row[3] is not None for _, row in own)
@@ -130,8 +130,9 @@ def drops(plan, row):
     st.sampled_from([0, 0, 3]),
     st.integers(0, 30),
     st.integers(1, 9),
+    st.none() | st.randoms(use_true_random=False),
 )
-def test_plans_decide_as_one_filter_over_the_whole_log(drawn, cuts, window, earlier, arrow_rows):
+def test_plans_decide_as_one_filter_over_the_whole_log(drawn, cuts, window, earlier, arrow_rows, shuffled):
     rule = FilterRule(window=window)
     log = log_of(drawn)
     past, batch = log[:earlier], log[earlier:]
@@ -147,7 +148,10 @@ def test_plans_decide_as_one_filter_over_the_whole_log(drawn, cuts, window, earl
     ]
 
     by_rows = plan_batch(found_by_rows(batch, before, rule, arrow_rows), before, rule=rule, now_ms=7)
-    by_runs = None if window else plan_batch(list(found_by_runs(tasks_of(batch, cuts))), before, rule=rule, now_ms=7)
+    tasks = tasks_of(batch, cuts)
+    for task in tasks if shuffled is not None else ():
+        shuffled.shuffle(task)
+    by_runs = None if window else plan_batch(list(found_by_runs(tasks)), before, rule=rule, now_ms=7)
     for plan in filter(None, (by_rows, by_runs)):
         assert kept(plan, batch) == expected
         assert (plan.rows, plan.dropped_rows) == (len(batch), len(batch) - len(expected))
@@ -162,8 +166,8 @@ def test_plans_decide_as_one_filter_over_the_whole_log(drawn, cuts, window, earl
             assert getattr(by_runs, name) == getattr(by_rows, name), name
 
 
-@given(rows_of_logs, st.integers(0, 30))
-def test_new_rows_without_a_gap_in_their_source_are_decided_by_runs(drawn, earlier):
+@given(rows_of_logs, st.lists(st.integers(0, 20), max_size=3), st.integers(0, 30))
+def test_new_rows_without_a_gap_in_their_source_are_decided_by_runs(drawn, cuts, earlier):
     """Where a gap and a row of others take each other back, a pair has one distance twice, and the rows decide."""
     log = log_of([(topic, partition, pair, 1, unkeyed) for topic, partition, pair, _, unkeyed in drawn])
     past, batch = log[:earlier], log[earlier:]
@@ -171,7 +175,7 @@ def test_new_rows_without_a_gap_in_their_source_are_decided_by_runs(drawn, earli
     for topic, partition, _, key in past:
         filters[topic].admit(key, partition)
     before = {MarksKey(topic): f.marks() for topic, f in filters.items()}
-    plan = plan_batch(list(found_by_runs(tasks_of(batch, []))), before, rule=FilterRule(), now_ms=7)
+    plan = plan_batch(list(found_by_runs(tasks_of(batch, cuts))), before, rule=FilterRule(), now_ms=7)
     assert plan is not None
     assert plan.dropped_rows == 0
 

@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 import zipfile
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 
 import pytest
@@ -18,6 +18,7 @@ from spark_jobs.demo.output import MARKER, Output, OutputRefused, claim
 from spark_jobs.demo.plan import BATCHES_MIN, ChaosPlan, records_per_trigger, save_every
 from spark_jobs.demo.processes import parse_stat
 from spark_jobs.demo.summary import Summary
+from spark_jobs.filter_settings import BatchCounts
 
 FLIGHTS = 336_776
 
@@ -220,6 +221,12 @@ def test_what_the_filter_dropped_is_told_by_the_job_or_seen_in_the_table():
     assert count_dropped({4: AppliedBatch(5, None)}, {}) == 5, (
         "a batch of which nothing passed has no rows in the table"
     )
+
+
+def test_of_a_batch_that_its_job_found_stored_the_table_tells_what_passed():
+    stored, run = BatchCounts(4, 10, 1, 2, skipped=True), BatchCounts(5, 10, 1, 2, kept=6, dropped=3)
+    applied = {counts.batch_id: AppliedBatch.of(asdict(counts)) for counts in (stored, run)}
+    assert count_dropped(applied, {4: 8, 5: 7}) == 2 + 3
 
 
 def test_victims_are_named_if_they_are_alone():

@@ -235,7 +235,7 @@ def test_a_process_that_stands_by_answers_probes_and_is_not_ready(tmp_path):
             code, body = get(listen, "/metrics")
             assert code == 200
             assert b"pushrep_build_info" in body
-            assert b'pushrep_problem{problem="not_leading"' not in body, "to stand by calls nobody"
+            assert b'pushrep_problem{problem="not_leading"' not in body, "a standby fires no alert"
         finally:
             waiting.end()
         with pytest.raises(OSError, match="refused"):
