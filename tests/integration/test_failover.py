@@ -1,5 +1,6 @@
 """Who leads: grants on members' disks, promotion, the old leader that comes back. Nodes and outboxes of one process."""
 
+import errno
 import signal
 import subprocess
 import sys
@@ -636,6 +637,45 @@ def test_a_directory_that_ends_below_its_own_watermark_is_not_promoted_though_no
         with pytest.raises(LogNotFit):
             promote(members.directory(1), push=QUICK, timeout_s=WAIT_S, depose=True)
     assert promised(members.directory(1)).unfilled == {"orders-0": 10}
+
+
+def test_a_loss_is_remembered_though_another_partition_could_not_be_opened(members, monkeypatch):
+    """The opening that finds it lowers the log's own checkpoint: no later one sees it."""
+    with members.lead(partitions=2) as outbox:
+        for number in range(5):
+            assert outbox.append(0, b"%d" % number).result(WAIT_S) == number
+        wait_until(lambda: caught_up(outbox, members.address(1), members.address(2)), "both have all")
+        wait_until(lambda: members.world.replica(1).log.high_watermark == 5, "it knows that all are acknowledged")
+    members.world.nodes[1].stop()
+    cut_behind(members.directory(1) / "orders-0", 3)
+    opened = SegmentLog.open
+
+    def failing(path, *arguments, **settings):
+        if path.name == "orders-1":
+            raise OSError(errno.EMFILE, "too many open files")
+        return opened(path, *arguments, **settings)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SegmentLog, "open", failing)
+        with pytest.raises(OSError, match="too many"):
+            promote(members.directory(1), push=QUICK, timeout_s=WAIT_S, depose=True)
+    assert promised(members.directory(1)).unfilled == {"orders-0": 5}
+
+
+def test_an_index_that_was_said_wrong_is_forgotten_and_a_loss_that_was_found_is_not(members):
+    with members.lead() as outbox:
+        for number in range(5):
+            assert outbox.append(0, b"%d" % number).result(WAIT_S) == number
+        wait_until(lambda: caught_up(outbox, members.address(1), members.address(2)), "both have all")
+        wait_until(lambda: members.world.replica(1).log.high_watermark == 5, "it knows that all are acknowledged")
+    members.world.nodes[1].stop()
+    directory = members.directory(1)
+    cut_behind(directory / "orders-0", 3)
+    state_store = ElectionStateStore(directory, UUID(members.outbox_id), REAL_FILESYSTEM)
+    state_store.keep(replace(state_store.kept, member=-1))
+    with pytest.raises((LogNotFit, TooFewMembers)):
+        promote(directory, push=QUICK, timeout_s=1.0, member=2, depose=True)
+    assert (promised(directory).member, promised(directory).unfilled) == (-1, {"orders-0": 5})
 
 
 def test_what_a_member_shows_after_a_grant_has_every_append_that_was_judged_before_it(members):
