@@ -111,6 +111,8 @@ def test_an_outbox_and_the_nodes_of_its_copies_in_one_look(world, look, capfd, s
             ends = {log["partition"]: log["log_end_offset"] for log in node["logs"]}
             assert ends[1] == 2
             assert {log["outbox_id"] for log in node["logs"]} == {of_outbox["outbox_id"]}
+        for leader in (*of_node["leaders"], *by_address["leaders"]):
+            assert leader.pop("silent_ms") >= 0
         of_both = of_node.keys() - {"place", "logs", "refusals", "connections", "disk", "scrubs", "replays"}
         assert {name: by_address[name] for name in of_both} == {name: of_node[name] for name in of_both}
         assert by_address["standbys"][0]["state"] == "in sync"

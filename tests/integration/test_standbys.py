@@ -34,6 +34,7 @@ from pushrep.replicate.sockets import Address
 from pushrep.wire.client import ClientConnection
 from pushrep.wire.server import ServerConnection
 from tests.integration.older_peers import of_version
+from tests.integration.outboxes import wait_until
 
 WAIT_S = 60
 TAKEOVER_MS = 2_000
@@ -306,8 +307,8 @@ def test_one_look_is_enough_where_a_member_that_is_needed_is_let_go_meanwhile(me
             if is_busy:
                 ask_slowly(monkeypatch)
             first.outbox.close()
-            while "member 2 does not count" not in caplog.text:  # for the leader that goes it is let go, too
-                assert not second.leads.wait(0.05)
+            wait_until(lambda: "member 2 does not count" in caplog.text, "for the leader that goes it is let go, too")
+            assert not second.leads.is_set()
         second.wait_until_it_leads()
         assert [state for state, _ in second.told].count(StandbyState.LOOKING) == 1
     finally:
@@ -331,8 +332,8 @@ def test_who_was_granted_the_lead_opens_also_where_a_member_is_let_go_meanwhile(
         second.wait_for("was in contact")
         members.nodes[0].stop()
         first.outbox.close()
-        while "until they do, no record is taken" not in caplog.text:
-            assert not second.leads.wait(0.05)
+        wait_until(lambda: "until they do, no record is taken" in caplog.text, "it asks again")
+        assert not second.leads.is_set()
         let_go.close()
         second.wait_until_it_leads()
         assert [state for state, _ in second.told].count(StandbyState.TAKING_OVER) == 1
