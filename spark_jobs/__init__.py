@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from spark_jobs.keyed_state import filter_replays
     from spark_jobs.marks import LocalMarks
     from spark_jobs.replay_filter import ReplayFilteredBatches
-    from spark_jobs.sinks.catalog import idempotent_table
+    from spark_jobs.sinks.catalog_table import idempotent_table
     from spark_jobs.sources import register_sources
 
 _HOME = {
@@ -26,7 +26,7 @@ _HOME = {
     "carrier_key": "spark_jobs.columns",
     "filter_frame": "spark_jobs.filtered_frame",
     "filter_replays": "spark_jobs.keyed_state",
-    "idempotent_table": "spark_jobs.sinks.catalog",
+    "idempotent_table": "spark_jobs.sinks.catalog_table",
     "register_sources": "spark_jobs.sources",
     "stream_metadata_columns": "spark_jobs.columns",
     "with_stream_metadata": "spark_jobs.columns",

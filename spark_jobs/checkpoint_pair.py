@@ -24,10 +24,8 @@ from filtering.stream_metadata import OFFSET_MAX
 from spark_jobs.batch_marks import BatchMarks, SentBack
 from spark_jobs.checkpoint_files import CheckpointUnreadable, QueryRunning, back_up, create
 from spark_jobs.errors import CantReplace, MarksMissing, SparkJobError
-from spark_jobs.marks import MarksStore
+from spark_jobs.marks import KEEP_ALL, MarksStore
 from spark_jobs.marks_stores import Brokers, NoSuchMarks, opened
-
-_KEEP_ALL = 1 << 40
 
 
 class MarksUnreachable(SparkJobError):
@@ -136,7 +134,7 @@ def move_marks(place: MarksPlace | None, location: str | None, move: MarksMove) 
         for batch in range(move.first, move.first + move.count):
             if isinstance(store, WithRows):
                 store.stage_nothing(move.query_id, batch)
-            store.write(replace(left, batch_id=batch), keep=_KEEP_ALL)
+            store.write(replace(left, batch_id=batch), keep=KEEP_ALL)
 
 
 def _moved(before: BatchMarks, move: MarksMove) -> BatchMarks:

@@ -131,7 +131,7 @@ def filter_frame(  # noqa: PLR0913 - the rule's settings, by name
         found = by_rows(keyed, marks or {}, rule)
     plan = plan_frame(keyed, found, marks or {}, rule=rule, now_ms=now)
     warn_of_chance_keys(_LOG, "the frame", plan.pairs, plan.unlikely_pairs)
-    return filtered_by(df, plan, checking(keyed, found, rule))
+    return filtered_by(df, plan, unchanged_check(keyed, found, rule))
 
 
 def plan_frame(  # noqa: PLR0913 - a frame, what is known of it, and the rule
@@ -151,7 +151,7 @@ def plan_frame(  # noqa: PLR0913 - a frame, what is known of it, and the rule
     return plan
 
 
-def checking(keyed: DataFrame, found: Sequence[PartitionRows], rule: FilterRule) -> Callable[[], None]:
+def unchanged_check(keyed: DataFrame, found: Sequence[PartitionRows], rule: FilterRule) -> Callable[[], None]:
     """What reads a keyed frame once more and compares: see FilteredFrame.check_unchanged."""
 
     def check() -> None:

@@ -30,6 +30,8 @@ REWRITE_AT_LEAST_BYTES = 16 << 20
 TOPIC = "marks"
 _PART = struct.Struct(">II")
 COMPLETE = json.dumps({"complete": True}).encode()
+KEEP_ALL = 1 << 30
+"""Batches of a query that `write` keeps: more than any has."""
 
 
 class MarksStore(Protocol):

@@ -23,7 +23,7 @@ from filtering.marks import HighwaterMarks
 from pushrep.errors import PushrepError
 from spark_jobs.batch_marks import BatchMarks
 from spark_jobs.errors import SparkJobError
-from spark_jobs.marks import LocalMarks, MarksStore
+from spark_jobs.marks import KEEP_ALL, LocalMarks, MarksStore
 from spark_jobs.marks_stores import KAFKA, Brokers, NoSuchMarks, opened, topic_marks
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -51,7 +51,6 @@ def _with_store(command: _Command) -> _Command:
 
 _TABLE = click.option("--table", help="The table of the rows, for a database's URL.")
 _JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-_KEEP_ALL = 1 << 30
 
 
 class PairKey(NamedTuple):
@@ -163,7 +162,7 @@ def import_(store: str, file: Path, as_json: bool) -> None:  # noqa: FBT001
     with _errors(), topic_marks(store, _brokers()) if store.startswith(KAFKA) else LocalMarks(_local(store)) as found:
         if (owner := found.owner()) is not None:
             raise click.ClickException(f"{store} has marks of query {owner}: name an empty place, or reset it")
-        found.write(imported, keep=_KEEP_ALL)
+        found.write(imported, keep=KEEP_ALL)
     adopt = f"{imported.query_id}:{imported.batch_id}"
     text = f"{_count(imported)} marks are in {store}: begin a fresh checkpoint with --adopt {adopt}"
     click.echo(json.dumps({"store": store, "adopt": adopt, "marks": _count(imported)}) if as_json else text)
@@ -196,7 +195,7 @@ def set_(store: str, pair: "PairKey", offset: int, export_to: Path, as_json: boo
         (key,) = before or keys
         _write_new(export_to, last)
         changed = replace(last, marks={**last.marks, key: _with(last.marks[key], pair, offset)})
-        found.write(changed, keep=_KEEP_ALL)
+        found.write(changed, keep=KEEP_ALL)
     result = {
         "query": query_id,
         "batch": last.batch_id,

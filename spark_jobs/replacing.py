@@ -114,7 +114,7 @@ class Replacing:
 
     def __init__(self, table: object, records: Records, wanted: AskRowsWanted | None = None) -> None:
         self._table, self._records, self._wanted = table, records, wanted
-        self._known: dict[tuple[str, int, int], _RowsThere] = {}
+        self._known: dict[tuple[str, int, int], _StoredRows] = {}
 
     def of_batch(
         self,
@@ -142,14 +142,14 @@ class Replacing:
                     why = "this table exchanges whole batches only; a path of parquet or orc can, and a database"
                     raise CantReplace(*one[:3], why)
                 until = self._table.held_until(session, one, batch_id)
-            self._known[*one[:2], one.startpoint_epoch] = _RowsThere(until, rows)
-        rows_there = {one[:2]: self._known[*one[:2], one.startpoint_epoch] for one in ranges}
+            self._known[*one[:2], one.startpoint_epoch] = _StoredRows(until, rows)
+        stored_rows = {one[:2]: self._known[*one[:2], one.startpoint_epoch] for one in ranges}
         table = cast("ReplaceableTable", self._table)
-        return RereadBatch(table, self._records, session, found, rule, batch_id, rows_there)
+        return RereadBatch(table, self._records, session, found, rule, batch_id, stored_rows)
 
 
-class _RowsThere(NamedTuple):
-    """The rows of a partition that are in the table, [0, until), and which of them are to be replaced."""
+class _StoredRows(NamedTuple):
+    """Which rows of a partition the table may have, of log offsets [0, until), and which of them are to be replaced."""
 
     until: int = 0
     wanted: RowsWanted = RowsWanted()
@@ -165,17 +165,17 @@ class RereadBatch:
     found: list[PartitionRows]
     rule: FilterRule
     batch_id: int
-    rows_there: Mapping[tuple[str, int], _RowsThere]
+    stored_rows: Mapping[tuple[str, int], _StoredRows]
 
     def ranges(self) -> tuple[LogRange, ...]:
         """The batch's log ranges in which rows of other batches are replaced."""
-        return self._ranges(lambda there: (there.wanted.start, min(there.until, there.wanted.end)))
+        return self._ranges(lambda rows: (rows.wanted.start, min(rows.until, rows.wanted.end)))
 
     def handler(self, handler: ReplacingHandler) -> Callable[[DataFrame, int], Any]:
         """A handler that replaces other batches' rows in those ranges and leaves out rows whose old ones stay."""
         ranges = self.ranges()
         replacing = partial(handler.replace, ranges=ranges) if ranges else handler
-        stay = self._ranges(lambda there: (there.wanted.end, there.until))
+        stay = self._ranges(lambda rows: (rows.wanted.end, rows.until))
         return (lambda rows, batch_id: replacing(rows.where(~within_any(stay)), batch_id)) if stay else replacing
 
     def marks_before(self, before: Mapping[MarksKey, HighwaterMarks]) -> Mapping[MarksKey, HighwaterMarks]:
@@ -184,7 +184,7 @@ class RereadBatch:
         `before` itself if no partition is. Compute it before the table changes. Raises CantReplace.
         """
         changed = before
-        for topic in dict.fromkeys(topic for topic, _ in self.rows_there):
+        for topic in dict.fromkeys(topic for topic, _ in self.stored_rows):
             own = [rows for rows in self.found if rows.topic == topic]
             epochs = epochs_of(own)
             going_back = {p: epoch for p, epoch in epochs.items() if not self._at(topic, p).wanted.append_only}
@@ -199,7 +199,7 @@ class RereadBatch:
         """A partition's marks as they were before the range's first record."""
         if self.rule.window or marks.window:
             raise CantReplace(*one[:3], "with a window the earlier marks can't be computed")
-        until, wanted = self._rows_there(one)
+        until, wanted = self._stored_rows(one)
         if wanted.stood_at < one.start < until:
             why = f"the job stood at {wanted.stood_at}, below it, where an earlier startpoint gives records again: its "
             raise CantReplace(*one[:3], why + "marks tell nothing of that place; go back to there, or further")
@@ -224,19 +224,19 @@ class RereadBatch:
         rows = marks.find(seen.pids, seen.partitions)
         return len(rows) > 0 and bool((rows >= 0).all() and (marks.to_columns().offsets[rows] >= seen.offsets).all())
 
-    def _ranges(self, of: Callable[[_RowsThere], tuple[int, int]]) -> tuple[LogRange, ...]:
-        """Of the batch's log ranges the parts inside the offsets [start, end) that `of` tells."""
+    def _ranges(self, of: Callable[[_StoredRows], tuple[int, int]]) -> tuple[LogRange, ...]:
+        """Of the batch's log ranges the parts inside the offsets [start, end) that `of` gives."""
         found = []
         for one in ranges_of(self.found):
-            start, end = of(self._rows_there(one))
+            start, end = of(self._stored_rows(one))
             found.append(one._replace(start=max(one.start, start), end=min(one.end, end)))
         return tuple(one for one in found if one.start < one.end)
 
-    def _rows_there(self, one: LogRange) -> _RowsThere:
+    def _stored_rows(self, one: LogRange) -> _StoredRows:
         return self._at(one.topic, one.partition)
 
-    def _at(self, topic: str, partition: int) -> _RowsThere:
-        return self.rows_there.get((topic, partition), _RowsThere())
+    def _at(self, topic: str, partition: int) -> _StoredRows:
+        return self.stored_rows.get((topic, partition), _StoredRows())
 
 
 def _governed(key: Column, rule: FilterRule) -> Column:

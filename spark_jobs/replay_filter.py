@@ -42,11 +42,11 @@ from spark_jobs.filtered_frame import (
     FilteredFrame,
     by_rows,
     by_runs,
-    checking,
     filter_frame,
     filtered_by,
     keyed_frame,
     plan_frame,
+    unchanged_check,
 )
 from spark_jobs.keyed_state import filter_replays
 from spark_jobs.marks import MarksStore
@@ -116,7 +116,7 @@ class ReplayFilteredBatches:
         self._on_dropped, self._on_counts = on_dropped, on_counts
         self._replacing, self._clock = replacing, clock
         self._without_runs = 0  # batches still to come without looking for runs
-        self._unkeyed_told = False
+        self._has_warned_of_no_metadata = False
         self.last_counts: BatchCounts | None = None
 
     def __call__(self, df: DataFrame, batch_id: int) -> None:
@@ -126,9 +126,9 @@ class ReplayFilteredBatches:
             raise NotInForeachBatch
         stored = self._batch_before(query_id, batch_id)
         before, sent_back = stored.marks, stored.sent_back
-        lean = column_pruned(df)
-        keyed = keyed_frame(lean, self._rule)
-        found = self._looked_at(keyed, stored)
+        pruned = column_pruned(df)
+        keyed = keyed_frame(pruned, self._rule)
+        found = self._first_pass(keyed, stored)
         ranges = ranges_of(found)
         if self._is_stored(query_id, batch_id, ranges):
             _LOG.info("batch %d is in the store with these very log ranges: not run again", batch_id)
@@ -151,8 +151,8 @@ class ReplayFilteredBatches:
             replaced, handler = reread.ranges(), reread.handler(cast("ReplacingHandler", handler))
         plan = plan_frame(keyed, found, before, rule=self._rule, now_ms=self._clock.wall_ms(), sent_back=sent_back)
         warn_of_chance_keys(_LOG, f"batch {batch_id}", plan.pairs, plan.unlikely_pairs)
-        count_input = None if lean is df else input_counter(df, lean)
-        filtered = filtered_by(df if count_input is None else lean, plan, checking(keyed, found, self._rule))
+        count_input = None if pruned is df else input_counter(df, pruned)
+        filtered = filtered_by(df if count_input is None else pruned, plan, unchanged_check(keyed, found, self._rule))
         rows_read = RowsRead(df)
         read_before = rows_read.count()
         handler(filtered.rows, batch_id)
@@ -166,7 +166,7 @@ class ReplayFilteredBatches:
         self._store.write(after, keep=keep)
         self._report(filtered.counts(batch_id))
 
-    def _looked_at(self, keyed: DataFrame, stored: BatchMarks) -> list[PartitionRows]:
+    def _first_pass(self, keyed: DataFrame, stored: BatchMarks) -> list[PartitionRows]:
         """The first pass: by runs, unless a batch shortly before had too many."""
         found = None if self._without_runs else by_runs(keyed, self._rule, stored.sent_back)
         if found is not None:
@@ -237,8 +237,8 @@ class ReplayFilteredBatches:
         self.last_counts = counts
         _LOG.info("%s", counts)
         warn_of_silent_pairs(_LOG, counts)
-        if counts.unkeyed == counts.rows > 0 and self._rule.only_pids is None and not self._unkeyed_told:
-            self._unkeyed_told = True
+        if counts.unkeyed == counts.rows > 0 and self._rule.only_pids is None and not self._has_warned_of_no_metadata:
+            self._has_warned_of_no_metadata = True
             warn_of_no_metadata(_LOG, counts, self._rule.carrier)
         if self._on_counts is not None:
             self._on_counts(counts)

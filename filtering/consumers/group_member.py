@@ -181,7 +181,7 @@ class GroupMember:
         self._moved: dict[TopicPartition, int] = {}
         self._pauses = Pauses()
         self._stored: dict[TopicPartition, Stored] = {}
-        self._outlived: set[str] = set()  # topics whose records the marks outlive
+        self._ttl_checked: set[str] = set()  # topics
 
     # ---- partitions come and go
 
@@ -385,9 +385,9 @@ class GroupMember:
         """Raise TtlTooShort for one that keeps records longer than their marks."""
         if self._settings.ttl_s is None or self._settings.retention_ms is not None:
             return
-        for topic in sorted(set(topics) - self._outlived):
+        for topic in sorted(set(topics) - self._ttl_checked):
             check_ttl(self._settings.ttl_s, (yield AskRetention(topic)))
-            self._outlived.add(topic)
+            self._ttl_checked.add(topic)
 
     def _load_held(self) -> Steps[list[TopicPartition]]:
         held = sorted(self._pauses.of(PauseReason.UNLOADED))

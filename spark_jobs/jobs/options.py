@@ -26,7 +26,7 @@ from spark_jobs.errors import SparkJobError
 from spark_jobs.file_marks import FileMarks
 from spark_jobs.marks import LocalMarks
 from spark_jobs.marks_stores import KAFKA, Brokers, topic_marks
-from spark_jobs.sinks.catalog import idempotent_table
+from spark_jobs.sinks.catalog_table import idempotent_table
 from spark_jobs.sinks.idempotent_sink import BadSink, IdempotentSink
 from spark_jobs.sql import BadSqlTable, SqlTable
 from spark_jobs.values import BadValueFormat, ValueDecoder

@@ -29,7 +29,7 @@ from spark_jobs.jobs.reporting import Reporter, served
 from spark_jobs.marks import MarksStore
 from spark_jobs.replacing import AskRowsWanted, Replacing, ReplacingHandler
 from spark_jobs.replay_filter import ReplayFilteredBatches
-from spark_jobs.sinks.catalog import CatalogTable
+from spark_jobs.sinks.catalog_table import CatalogTable
 from spark_jobs.sinks.hadoop import HadoopDirectory
 from spark_jobs.sinks.idempotent_sink import IdempotentSink
 from spark_jobs.sources import register_sources

@@ -13,7 +13,7 @@ after a kill behind it, the next write completes the replacement.
 
 In an object store objects become visible one by one. There a batch is one object, written by one task and renamed into
 place, which the store does in one step. So it takes no partition columns, and no batch replaces rows of others there.
-For these, and for table formats with transactions of their own, name a catalog table (catalog.py).
+For these, and for table formats with transactions of their own, name a catalog table (catalog_table.py).
 """
 
 import logging

@@ -2,7 +2,7 @@
 
 Batch numbers begin at 0 with every checkpoint, so a table's own `batch_id` is the query's number plus where the query
 began. `Owners` (pure) keeps that, so that one query never overwrites another's batches: a directory in a file
-(directory_table.py), a catalog's table in its properties (catalog.py).
+(directory_table.py), a catalog's table in its properties (catalog_table.py).
 
     query A: batches 0 ..          table's batch_id   0 .. 17
     query B, which adopted (A, 17)                   18 ..          first_batch_id of B is 18

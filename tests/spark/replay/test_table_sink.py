@@ -15,7 +15,7 @@ from spark_jobs.batch_marks import LogRange, MarksKey
 from spark_jobs.errors import CantReplace
 from spark_jobs.filter_settings import FilterRule
 from spark_jobs.replacing import Replacing, RereadBatch, RowsWanted
-from spark_jobs.sinks.catalog import idempotent_table
+from spark_jobs.sinks.catalog_table import idempotent_table
 from spark_jobs.sinks.hadoop import HadoopDirectory
 from spark_jobs.sinks.idempotent_sink import BadSink, Owners, TableNotOurs, TableOfAnotherQuery
 

@@ -121,7 +121,7 @@ def drivers(spark):
     from spark_jobs import ReplayFilteredBatches
     from spark_jobs.file_marks import FileMarks
     from spark_jobs.marks import MarksFenced
-    from spark_jobs.sinks.catalog import idempotent_table
+    from spark_jobs.sinks.catalog_table import idempotent_table
     from spark_jobs.sinks.hadoop import HadoopDirectory, StoreUnfit
     from spark_jobs.sinks.idempotent_sink import BadSink
 
