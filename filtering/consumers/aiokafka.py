@@ -28,7 +28,7 @@ from aiokafka.structs import ConsumerRecord
 
 from filtering.consumers.aiokafka_client import AiokafkaMember, failure_of, naming_rights
 from filtering.consumers.assignment import FilterSettings
-from filtering.consumers.commit_format import END, METADATA_CHARACTERS_MAX
+from filtering.consumers.commits import END, METADATA_CHARACTERS_MAX, ReadMarks, WriteMarks
 from filtering.consumers.errors import CommitFailed, MarksTooLarge, SettingOverwritesMarks
 from filtering.consumers.group_member import (
     AskCommitted,
@@ -39,11 +39,9 @@ from filtering.consumers.group_member import (
     CommittedOffset,
     GroupMember,
     Pause,
-    ReadMarks,
     Resume,
     Seek,
     Steps,
-    WriteMarks,
     run,
     run_async,
 )

@@ -26,7 +26,13 @@ import numpy.typing as npt
 from confluent_kafka import OFFSET_INVALID, Consumer, KafkaException, Message, TopicPartition
 
 from filtering.consumers.assignment import FilterSettings, Spans
-from filtering.consumers.commit_format import METADATA_CHARACTERS_MAX
+from filtering.consumers.commits import (
+    METADATA_CHARACTERS_MAX,
+    CommitPosition,
+    DeleteMarks,
+    ReadMarks,
+    WriteMarks,
+)
 from filtering.consumers.confluent_client import (
     REBALANCED,
     ConfluentMarksTopic,
@@ -46,15 +52,11 @@ from filtering.consumers.group_member import (
     AskStartpoints,
     ClientCall,
     ClientFacts,
-    CommitPosition,
-    DeleteMarks,
     GroupMember,
     Pause,
-    ReadMarks,
     Resume,
     Seek,
     Steps,
-    WriteMarks,
     run,
 )
 from filtering.consumers.startpoints import Startpoints

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
 
-from filtering.consumers.commit_format import Stored, pack_marks, unpack_marks
+from filtering.consumers.commits import Stored, pack_marks, unpack_marks
 from filtering.consumers.errors import MarksLost
 from filtering.consumers.group_member import CommittedOffset, kept_ms
 from filtering.consumers.startpoints import ASK_WITHIN_S, Held, OwnershipCheck, PartitionFacts

@@ -1,9 +1,9 @@
-"""What a filtering consumer does as partitions come, move and go, and what it commits. Pure.
+"""What a filtering consumer does as partitions come, move and go, and when it commits. Pure.
 
     come      load: each from its committed position with its marks, or where its startpoint says, or stopped
     reads     load_again: what could not be loaded      follow: startpoints that are new, between two reads
               admit: replays are dropped; a record the filter refuses is kept as `failure`, which the next read raises
-    commit    positions: offsets with their marks, beside them or stored before      committed: they are stored
+    commit    positions: offsets with their marks (commits.py)      committed: they are stored
     go        forget
 
 What needs the client is a generator: it yields calls (Seek, Pause ...) and is sent their answers. So one order of steps
@@ -29,14 +29,12 @@ from filtering.consumers.assignment import (
     FilterSettings,
     PauseReason,
     Pauses,
-    PendingCommit,
     Spans,
     TopicPartition,
 )
-from filtering.consumers.commit_format import METADATA_CHARACTERS_MAX, CommittedPosition, Stored, decode, encode
+from filtering.consumers.commits import CommitPosition, Commits, DeleteMarks, ReadMarks, WriteMarks
 from filtering.consumers.errors import PositionUnknown
 from filtering.consumers.startpoints import Answer, PartitionFacts, Startpoints, StartpointWatcher, StartTarget
-from filtering.marks import HighwaterMarks
 from filtering.replay_filter import check_ttl
 from filtering.retry import Failure
 
@@ -71,26 +69,6 @@ class AskCommitted(NamedTuple):
     partitions: list[TopicPartition]
 
 
-class ReadMarks(NamedTuple):
-    """Marks that do not lie beside their offset → HighwaterMarks."""
-
-    partition: TopicPartition
-    stored: Stored
-
-
-class WriteMarks(NamedTuple):
-    """Store marks that take `characters` beside their offset, more than fit → Stored."""
-
-    due: PendingCommit
-    characters: int
-
-
-class DeleteMarks(NamedTuple):
-    """No commit names this version any more."""
-
-    stored: Stored
-
-
 class AskRetention(NamedTuple):
     """How long the topic keeps records → ms, -1: for ever."""
 
@@ -119,14 +97,6 @@ class CommittedOffset(NamedTuple):
 
     offset: int | None
     metadata: str | None
-
-
-class CommitPosition(NamedTuple):
-    """One partition's part of a commit. `stored`: where its marks were written to, if they do not fit."""
-
-    due: PendingCommit
-    metadata: str
-    stored: Stored | None
 
 
 class ClientFacts(NamedTuple):
@@ -180,7 +150,7 @@ class GroupMember:
         self.moves = 0
         self._moved: dict[TopicPartition, int] = {}
         self._pauses = Pauses()
-        self._stored: dict[TopicPartition, Stored] = {}
+        self._commits = Commits()
         self._ttl_checked: set[str] = set()  # topics
 
     # ---- partitions come and go
@@ -193,17 +163,13 @@ class GroupMember:
         asked, found = list(partitions), []
         yield from self._check_ttl({topic for topic, _ in asked})
         for partition, (offset, metadata) in (yield from self.committed_of(asked)).items():
-            position = decode(metadata if offset is not None else None)
-            marks: HighwaterMarks | None = position.marks
-            if position.stored is not None:
-                self._stored[partition] = position.stored
-                marks = yield ReadMarks(partition, position.stored)
+            marks, _, startpoint = yield from self._commits.read(partition, offset, metadata)
             if marks is None and offset is not None:
                 _LOG.warning(
                     "%s-%d starts at %d, committed without marks: it begins with empty ones", *partition, offset
                 )
-            answer = yield from self._pending_startpoint(partition, offset, position)
-            found.append((partition, offset, marks, position.startpoint, answer))
+            answer = yield from self._pending_startpoint(partition, offset, startpoint)
+            found.append((partition, offset, marks, startpoint, answer))
         return {
             partition: self.watcher.begin(partition, offset, NO_MARKS if marks is None else marks, sequence, answer)
             for partition, offset, marks, sequence, answer in found
@@ -243,7 +209,7 @@ class GroupMember:
         gone = set(partitions)
         self.watcher.forget(gone)
         for partition in gone:
-            self._stored.pop(partition, None)
+            self._commits.forget(partition)
         if not list(self.assignment):  # nothing more of the refused batch is read: partitions that come now begin anew
             self.failure = None
         return self._pauses.forget(gone)
@@ -355,25 +321,12 @@ class GroupMember:
 
     def positions(self, now_ms: int) -> Steps[list[CommitPosition]]:
         """What a commit says now; marks that do not fit beside an offset are stored before this returns."""
-        found = []
-        for one in self.assignment.due(now_ms):
-            stored: Stored | None = None
-            metadata = encode(CommittedPosition(one.marks, None, one.startpoint))
-            if len(metadata) > METADATA_CHARACTERS_MAX:
-                stored = yield WriteMarks(one, len(metadata))
-                metadata = encode(CommittedPosition(None, stored, one.startpoint))
-            found.append(CommitPosition(one, metadata, stored))
-        return found
+        return (yield from self._commits.of(self.assignment.due(now_ms)))
 
     def committed(self, positions: Sequence[CommitPosition]) -> Steps[None]:
-        """The commit is stored: the marks that it replaced go, and startpoints are consumed."""
+        """The commit is stored: the marks that it replaced are deleted, and startpoints are consumed."""
         self.assignment.committed([one.due for one in positions])
-        for due, _, stored in positions:
-            old = self._stored.pop((due.topic, due.partition), None)
-            if stored is not None:
-                self._stored[due.topic, due.partition] = stored
-            if old is not None:
-                yield DeleteMarks(old)
+        yield from self._commits.stored(positions)
         for due, _, _ in positions:
             if due.has_new_startpoint and self._startpoints is not None:
                 named = (self._group, due.topic, due.partition, due.startpoint)
@@ -431,15 +384,11 @@ class GroupMember:
             yield from self.pause_stopped()
         return True
 
-    def _pending_startpoint(
-        self, partition: TopicPartition, offset: int | None, position: CommittedPosition
-    ) -> Steps[Answer]:
+    def _pending_startpoint(self, partition: TopicPartition, offset: int | None, startpoint: int) -> Steps[Answer]:
         if self._startpoints is None:
             return None
         facts = self._client.facts_of(*partition, offset)
-        answer: Answer = yield AskStartpoints(
-            partial(self._startpoints.pending, self._group, facts, position.startpoint)
-        )
+        answer: Answer = yield AskStartpoints(partial(self._startpoints.pending, self._group, facts, startpoint))
         return answer
 
     def _move(self, partition: TopicPartition, startpoints: Startpoints) -> Steps[None]:

@@ -25,6 +25,7 @@ from pushrep.records import BatchHeader, CorruptRecordBatch, RecordBatch
 from pushrep.records.header import checked_run, length_of_first, misjoined
 from pushrep.replay import events as e
 from pushrep.replay.errors import KeepingRefused, NodeUnreachable, ReplayRefused
+from pushrep.replay.fetch_credit import FetchWindow
 from pushrep.replay.node_connection import NodeAccess, NodeConnection, accepted, request_to_wire, started
 from pushrep.replay.plan import TO_END, RecordingInfo, ReplayRequest, Span
 from pushrep.replay.replay import ReplayedBlock
@@ -159,7 +160,7 @@ class RemoteSession:
         self._epoch = request.epoch_before if request is not None else None
         self._blocks: deque[ReplayedBlock] = deque()
         self._pending_end: e.SendEnd | None = None
-        self._owed_bytes = 0
+        self._window = FetchWindow(settings.credit_bytes)
         self._heard_ms = self._lost_ms = self._retry_ms = clock.monotonic_ms()
         self._failures = 0
         self._bad_at = -1
@@ -208,7 +209,7 @@ class RemoteSession:
 
     def attach(self, connection: NodeConnection, session_id: int) -> None:
         """The same for a session that is known by its id alone."""
-        request = wire.AttachRequest(session_id=session_id, credit_bytes=self._settings.credit_bytes)
+        request = wire.AttachRequest(session_id=session_id, credit_bytes=self._window.attach())
         correlation_id, answer = connection.ask(request, wire.AttachResponse)
         if answer.error_code is not ErrorCode.NONE:
             raise ReplayRefused(answer.error_code, answer.why)
@@ -216,7 +217,6 @@ class RemoteSession:
         self._expected, self._is_inside = self._received, True
         self._attached = AttachedSession(connection, session_id, correlation_id)
         self._session_id = session_id
-        self._owed_bytes = 0
         self._heard_ms = self._clock.monotonic_ms()
 
     # ---- going on
@@ -236,7 +236,7 @@ class RemoteSession:
             if self._blocks:
                 block = self._blocks.popleft()
                 self._given = block.end
-                self._owe(sum([len(batch.data) for batch in block.batches]))
+                self._give_credit(sum([len(batch.data) for batch in block.batches]))
                 return block
             if self._pending_end is not None:
                 self.end, self._pending_end = self._pending_end, None
@@ -345,16 +345,14 @@ class RemoteSession:
             leader_epoch=end.leader_epoch,
         )
 
-    def _owe(self, size_bytes: int) -> None:
-        """Give credit for what was taken, a quarter of the window at a time."""
-        self._owed_bytes += size_bytes
-        if self._attached is None or self._owed_bytes < self._settings.credit_bytes // 4:
+    def _give_credit(self, size_bytes: int) -> None:
+        """The program took so much."""
+        credit_bytes = self._window.taken(size_bytes)
+        if self._attached is None or self._pending_end is not None or not credit_bytes:
             return
-        credit = wire.Credit(session_id=self._session_id, bytes=self._owed_bytes)
-        self._owed_bytes = 0
+        credit = wire.Credit(session_id=self._session_id, bytes=credit_bytes)
         try:
-            if self._pending_end is None:
-                self._attached.connection.send_event(self._attached.correlation_id, credit)
+            self._attached.connection.send_event(self._attached.correlation_id, credit)
         except NodeUnreachable as error:
             self._lost(error.why)
 

@@ -5,10 +5,8 @@
                                      │                   not pass), without credit, or ahead of its rate
                                      └──▶ SendEnd         limit reached, or stalled
 
-One block is under way at a time: a slow subscriber costs its one block and no more. A subscriber is owed a block while
-its credit is above zero (bytes; the reader gives it, in remote.py). A block is no larger than block_bytes and the
-credit, but for one thing: a batch is never split. A block whose first batch is larger is that batch alone (`clip` of
-plan.py), and may overdraw the credit by less than the batch.
+One block is under way at a time: a slow subscriber costs its one block and no more. The next one is due while there is
+credit (fetch_credit.py); a batch is never split (`clip` of plan.py).
 
 ReplaySessions are all sessions of one node or client: how many there may be, ids, what was refused, and counters.
 
@@ -25,6 +23,7 @@ from typing import Any, ClassVar, NamedTuple
 from pushrep.replay import events as e
 from pushrep.replay.errors import ReplayRefused
 from pushrep.replay.events import NEXT, EventKind, ImpossibleEvent, ReplayState
+from pushrep.replay.fetch_credit import FetchCredit
 from pushrep.replay.plan import (
     LogSnapshot,
     Node,
@@ -58,13 +57,12 @@ class ReplaySession:
         self._beats_together_ms = max(1, settings.heartbeat_ms // 20)
         self._connect_by_ms = now_ms + settings.connect_timeout_ms
         self._is_opened = self._is_attached = False
-        self._credit = 0
+        self._credit = FetchCredit(plan.max_bytes_per_s, now_ms)
         self._reading: e.ReadBlock | None = None
         self._reading_bound = 0
         self._is_sending = False
         self._under_way_since_ms = 0
         self._held_until = 0
-        self._send_from_ms = now_ms
         self._heard_ms = now_ms
         self._last_counter = 0
         self._end_due_ms = 0
@@ -72,7 +70,7 @@ class ReplaySession:
     @property
     def credit(self) -> int:
         """Bytes that the subscriber is ready to take; below 0 behind a batch that is larger than what was left."""
-        return self._credit
+        return self._credit.left_bytes
 
     @property
     def lag(self) -> int:
@@ -102,7 +100,8 @@ class ReplaySession:
                     return since_ms + self._settings.liveness_timeout_ms
                 beat_ms = self._heard_ms + self._settings.heartbeat_ms
                 beat_ms += -beat_ms % self._beats_together_ms
-                return min(beat_ms, self._send_from_ms) if self._send_from_ms > self._now_ms else beat_ms
+                send_from_ms = self._credit.send_from_ms
+                return min(beat_ms, send_from_ms) if send_from_ms > self._now_ms else beat_ms
             case _:
                 return self._end_due_ms
 
@@ -140,7 +139,7 @@ class ReplaySession:
 
     def _attached(self, event: e.SubscriberAttached) -> Effects:
         self._is_attached = True
-        self._credit += event.credit_bytes
+        self._credit.give(event.credit_bytes)
         return self._begin_if_both()
 
     def _begin_if_both(self) -> Effects:
@@ -157,9 +156,8 @@ class ReplaySession:
     # ---- REPLAY
 
     def _credited(self, event: e.Credited) -> Effects:
-        if self._credit <= 0 < self._credit + event.credit_bytes:
+        if self._credit.give(event.credit_bytes):
             self.last_progress_ms = self._now_ms  # without credit it could not make progress
-        self._credit += event.credit_bytes
         return []
 
     def _turn(self, event: e.Turn) -> Effects:
@@ -192,15 +190,13 @@ class ReplaySession:
         return not facts.is_live and is_at_end and self.wants_liveness
 
     def _next_block(self, tip: Tip) -> Effects:
-        if self._credit <= 0 or self._now_ms < self._send_from_ms:
+        budget_bytes = self._credit.block_bytes(self._settings.block_bytes, self._now_ms)
+        if not budget_bytes:
             # Paused by its subscriber: it renews no lease, so that an idle subscriber does not hold the disk.
-            return self._heartbeat_if_due(renew=self._credit > 0)
+            return self._heartbeat_if_due(renew=self.credit > 0)
         limit = tip.bound if self._end is None else min(tip.bound, self._end)
-        budget = min(self._settings.block_bytes, self._credit)
-        if self.plan.max_bytes_per_s is not None:  # small blocks, so that the rate holds within a tenth of a second
-            budget = min(budget, max(1, self.plan.max_bytes_per_s // 10))
         self._reading_bound = tip.bound
-        self._reading = e.ReadBlock(self.position, limit, budget, self._left is not None)
+        self._reading = e.ReadBlock(self.position, limit, budget_bytes, self._left is not None)
         self._under_way_since_ms = self._now_ms
         return [self._reading]
 
@@ -237,14 +233,11 @@ class ReplaySession:
         if not part.spans:
             return []  # the batch waits for the bound, or a hole was passed: no message
         self._is_sending, self._under_way_since_ms = True, self._now_ms
-        self._credit -= part.size_bytes
+        self._credit.spend(part.size_bytes, self._now_ms)
         self.bytes_sent += part.size_bytes
         self.records_sent += part.records
         if self._left is not None:
             self._left -= part.records
-        if self.plan.max_bytes_per_s is not None:
-            cost_ms = -(-part.size_bytes * 1000 // self.plan.max_bytes_per_s)
-            self._send_from_ms = max(self._send_from_ms, self._now_ms) + cost_ms
         return [e.SendBlock(part.start, part.end, part.spans, part.size_bytes, self.tip)]
 
     def _sent(self, event: e.BlockSent) -> Effects:

@@ -13,7 +13,7 @@ import pytest
 
 from filtering import StreamMetadata, sqe_producer_id
 from filtering.consumers import MarksTooLarge
-from filtering.consumers.commit_format import decode
+from filtering.consumers.commits import decode
 from filtering.consumers.confluent_client import ask_partitions, failure_of_code
 from filtering.consumers.startpoints import StartTarget
 from filtering.retry import Failure

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from filtering import StreamMetadata
-from filtering.consumers.commit_format import decode
+from filtering.consumers.commits import decode
 from filtering.consumers.confluent_client import ask_partitions
 from pushrep.startpoints import Applied, Consumed, Startpoint, StartpointStore, Written
 from tests.kafka.group_startpoint_program import STEPS

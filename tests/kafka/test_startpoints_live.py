@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 from filtering import StreamMetadata
-from filtering.consumers.commit_format import decode
+from filtering.consumers.commits import decode
 from filtering.consumers.confluent_client import ask_partitions
 from filtering.consumers.startpoints import PartitionFacts
 from pushrep.startpoints import GroupStartpoints, Startpoint, StartpointFailed, State, StoreUnavailable, store_at

@@ -6,6 +6,7 @@ import pytest
 
 from pushrep.replay import events as e
 from pushrep.replay.events import NEXT, EventKind, ImpossibleEvent, ReplayState
+from pushrep.replay.fetch_credit import FetchWindow
 from pushrep.replay.plan import LogSnapshot, ReplayPlan, ReplaySettings, Span
 from pushrep.replay.session import ReplaySession
 from pushrep.wire.error_codes import ErrorCode
@@ -242,6 +243,14 @@ def test_the_rate_is_kept_and_is_no_stall():
     assert driver.ends() == []
     assert len(sent) == 100
     assert all(later - earlier == 400 for earlier, later in itertools.pairwise(sent))
+
+
+def test_a_reader_gives_credit_for_what_it_took_a_quarter_of_its_window_at_a_time():
+    window = FetchWindow(1_000)
+    assert window.attach() == 1_000
+    assert [window.taken(size) for size in (100, 149, 1, 240, 10, 900, 249)] == [0, 0, 250, 0, 250, 900, 0]
+    assert window.attach() == 1_000, "a new session has the whole window"
+    assert window.taken(249) == 0
 
 
 # ---- ends

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from filtering import BadFilterSetting, HighwaterMarks, PairSplit, ReplayFilter, StreamMetadata
 from filtering.consumers import ConsumerError, CorruptPosition, PositionUnknown, SettingOverwritesMarks
 from filtering.consumers.assignment import Assignment, FilterSettings
-from filtering.consumers.commit_format import (
+from filtering.consumers.commits import (
     METADATA_CHARACTERS_MAX,
     NOTHING,
     CommittedPosition,

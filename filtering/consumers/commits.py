@@ -1,4 +1,7 @@
-"""What stands beside a committed offset: the marks as of that offset, so that both are one fact.
+"""What a consumer commits: the next offset of a partition, and beside it the marks as of that offset, as one fact.
+
+    due (assignment.py) ─▶ Commits.of: encoded, or WriteMarks first ─▶ the client commits ─▶ Commits.stored: DeleteMarks
+    committed metadata ─▶ Commits.read: decoded, or ReadMarks
 
     {"pushrep": 1, "marks": "<base64 of zlib of the marks' bytes>", "startpoint": 12}
     {"pushrep": 1, "stored": [partition, offset, "<version>"], "startpoint": 12}        too big: in the marks topic
@@ -7,14 +10,17 @@
 characters (`offset.metadata.max.bytes`). Metadata that is not ours counts as none. Format: docs/formats/positions.md.
 
 Each ends in a NUL, which confluent-kafka's client adds by itself: it reads up to one, past the end if there is none.
+The steps of `Commits` are generators that yield calls, as those of group_member.py.
 """
 
 import base64
 import binascii
 import json
 import zlib
-from typing import NamedTuple
+from collections.abc import Generator, Iterable, Sequence
+from typing import Any, NamedTuple
 
+from filtering.consumers.assignment import PendingCommit, TopicPartition
 from filtering.consumers.errors import CorruptPosition
 from filtering.errors import FilteringError
 from filtering.marks import HighwaterMarks
@@ -42,6 +48,77 @@ class CommittedPosition(NamedTuple):
 
 
 NOTHING = CommittedPosition(None)
+
+
+class ReadMarks(NamedTuple):
+    """Marks that do not lie beside their offset → HighwaterMarks."""
+
+    partition: TopicPartition
+    stored: Stored
+
+
+class WriteMarks(NamedTuple):
+    """Store marks that take `characters` beside their offset, more than fit → Stored."""
+
+    due: PendingCommit
+    characters: int
+
+
+class DeleteMarks(NamedTuple):
+    """No commit names this version any more."""
+
+    stored: Stored
+
+
+class CommitPosition(NamedTuple):
+    """One partition's part of a commit. `stored`: where its marks were written to, if they do not fit."""
+
+    due: PendingCommit
+    metadata: str
+    stored: Stored | None
+
+
+class Commits:
+    """A member's commits. Remembers where the marks of the last ones lie that did not fit. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._stored: dict[TopicPartition, Stored] = {}
+
+    def read(
+        self, partition: TopicPartition, offset: int | None, metadata: str | None
+    ) -> Generator[ReadMarks, Any, CommittedPosition]:
+        """What a committed offset says, with its marks, wherever they lie. Raises CorruptPosition."""
+        position = decode(metadata if offset is not None else None)
+        if position.stored is None:
+            return position
+        self._stored[partition] = position.stored
+        marks: HighwaterMarks = yield ReadMarks(partition, position.stored)
+        return position._replace(marks=marks)
+
+    def of(self, due: Iterable[PendingCommit]) -> Generator[WriteMarks, Any, list[CommitPosition]]:
+        """What a commit says; marks that do not fit beside an offset are stored before this returns."""
+        found = []
+        for one in due:
+            stored: Stored | None = None
+            metadata = encode(CommittedPosition(one.marks, None, one.startpoint))
+            if len(metadata) > METADATA_CHARACTERS_MAX:
+                stored = yield WriteMarks(one, len(metadata))
+                metadata = encode(CommittedPosition(None, stored, one.startpoint))
+            found.append(CommitPosition(one, metadata, stored))
+        return found
+
+    def stored(self, positions: Sequence[CommitPosition]) -> Generator[DeleteMarks, Any, None]:
+        """The client has committed these: marks of the commits that they replace are deleted."""
+        for due, _, stored in positions:
+            old = self._stored.pop((due.topic, due.partition), None)
+            if stored is not None:
+                self._stored[due.topic, due.partition] = stored
+            if old is not None:
+                yield DeleteMarks(old)
+
+    def forget(self, partition: TopicPartition) -> None:
+        """The partition is another member's now."""
+        self._stored.pop(partition, None)
 
 
 def encode(position: CommittedPosition) -> str:
