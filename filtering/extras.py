@@ -63,11 +63,11 @@ def install_command(package: str, extra: str | None = None) -> str:
         return f"pip install {package.replace('_', '-')}"
     if found is None:  # from an index, by its name (PEP 610)
         return f"pip install 'pushrep[{extra}]'"
-    told = json.loads(found)
-    url, repository = told["url"], told.get("vcs_info")
+    direct = json.loads(found)
+    url, repository = direct["url"], direct.get("vcs_info")
     if repository is not None:
         return f"pip install 'pushrep[{extra}] @ {repository['vcs']}+{url}'"
     if not url.startswith("file:"):
         return f"pip install 'pushrep[{extra}] @ {url}'"
-    flag = "-e " if told.get("dir_info", {}).get("editable") else ""
+    flag = "-e " if direct.get("dir_info", {}).get("editable") else ""
     return f"pip install {flag}'{unquote(urlsplit(url).path)}[{extra}]'"

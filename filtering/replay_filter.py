@@ -364,9 +364,9 @@ class ReplayFilter:
     def marks(self, now_ms: int | None = None) -> HighwaterMarks:
         """The marks to commit with the rows that passed so far.
 
-        `now_ms` (milliseconds since 1970) becomes the last advance of every pair whose mark rose since it was told
-        the last time, and with `ttl_s` it decides which pairs are forgotten, here and in what comes after. Without it
-        nothing expires, and a pair that rose has no known advance.
+        `now_ms` (milliseconds since 1970) becomes the last advance of every pair whose mark rose since the last
+        call with a time, and with `ttl_s` it decides which pairs are forgotten, here and in what comes after. Without
+        it nothing expires, and a pair that rose has no known advance.
         """
         if now_ms is not None:
             if isinstance(now_ms, bool) or not isinstance(now_ms, int | np.integer) or not 0 <= now_ms < 2**63:
@@ -470,7 +470,7 @@ def _destination(partition: object) -> int:
 
 
 def _destinations(partitions: Any, count: int) -> int | Numbers:
-    """One number for all rows (-1: not told), or a column."""
+    """One number for all rows (-1: not known), or a column."""
     if partitions is None or np.ndim(partitions) == 0:
         return _destination(partitions)
     column = np.asarray(partitions)
@@ -481,16 +481,16 @@ def _destinations(partitions: Any, count: int) -> int | Numbers:
     return column.astype(np.int64)
 
 
-def _agreed_destinations(groups: PairGroups, known: Numbers, told: int | Numbers) -> Numbers:
+def _agreed_destinations(groups: PairGroups, known: Numbers, given: int | Numbers) -> Numbers:
     """Where each pair lives after these rows. Raises PairSplit for the first row that lies elsewhere."""
-    if isinstance(told, int):
-        if told == UNKNOWN:
+    if isinstance(given, int):
+        if given == UNKNOWN:
             return known
-        expected = np.where(known == UNKNOWN, told, known)
-        if (expected == told).all():
+        expected = np.where(known == UNKNOWN, given, known)
+        if (expected == given).all():
             return expected
-        told = np.full(int(groups.sizes.sum()), told)
-    together = groups.together(told)
+        given = np.full(int(groups.sizes.sum()), given)
+    together = groups.together(given)
     expected = np.where(known == UNKNOWN, together[groups.starts], known)
     wrong = np.flatnonzero(np.repeat(expected, groups.sizes) != together)
     if not len(wrong):

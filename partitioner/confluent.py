@@ -353,11 +353,11 @@ class SourcePartitionProducer:
     def _send(self, pending: _Pending) -> None:
         client = self._client
         partition, _, value, key, headers, timestamp_ms, _, first, reports = pending
-        told: Any = pending if client is first else partial(_notify, reports, client, pending)
+        on_report: Any = pending if client is first else partial(_notify, reports, client, pending)
         if headers:
-            client.produce(self.topic, value, key, partition, told, timestamp=timestamp_ms, headers=headers)
+            client.produce(self.topic, value, key, partition, on_report, timestamp=timestamp_ms, headers=headers)
         else:  # an empty list of them costs as much as half a record
-            client.produce(self.topic, value, key, partition, told, timestamp=timestamp_ms)
+            client.produce(self.topic, value, key, partition, on_report, timestamp=timestamp_ms)
 
     def _process_reports(self) -> list[_Report]:
         """Apply the client's delivery reports to the queue; what got into the log."""

@@ -318,7 +318,7 @@ class Counting(Protocol):
 
 
 class FilterCollector(Collector):
-    """What a replay filter kept and dropped; `name` tells this job's samples from others'."""
+    """What a replay filter kept and dropped; `name` distinguishes this job's samples from others'."""
 
     def __init__(self, filtered: Counting, *, name: str) -> None:
         self._filtered, self._name = filtered, name

@@ -220,7 +220,7 @@ def preview(place: CheckpointPlace, store: StartpointStore, *, request: Request 
     if not moves:
         raise NothingPending(place.consumer, source.topic)
     if source.is_v1 and any(move.replace_until is not None for move in moves):
-        raise SourceNotMovable(name, "files tell no rows apart, so none are replaced: leave out where rows stay")
+        raise SourceNotMovable(name, "rows of files have no offsets, so none are replaced: leave out where rows stay")
     check_marks(place.marks, found.query_id, found.batch, topic=source.topic, moves=moves)
     return moves
 

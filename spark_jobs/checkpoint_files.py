@@ -1,4 +1,4 @@
-"""A query's checkpoint as Spark writes it: the files, what they tell, and the sources whose offsets can be moved.
+"""A query's checkpoint as Spark writes it: the files, what they say, and the sources whose offsets can be moved.
 
     metadata          {"id": "<query id>"}
     offsets/<N>       v1 | {"batchWatermarkMs": ...} | one line a source: its offset, or -

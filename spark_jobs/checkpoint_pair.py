@@ -172,8 +172,8 @@ VERSION = 1
 class BatchPair:
     """Batches [first, first + count), each with the texts of its two files.
 
-    `marks`: where they lie, if the query has any. `all_marks`: where the source tells no partitions apart, a reset is
-    one of all marks.
+    `marks`: where they lie, if the query has any. `all_marks`: where the source does not distinguish partitions, a
+    reset is one of all marks.
     """
 
     query_id: str

@@ -1,4 +1,4 @@
-"""A batch frame filtered: a first pass finds which rows drop; then built-in columns tell Spark, lazily.
+"""A batch frame filtered: a first pass finds which rows drop; then built-in columns select them, lazily.
 
     frame ─▶ by_runs: an aggregate in the JVM ───────────────┐
       │      else by_rows: Python, over what decides alone ──┴─▶ plan (batch_decision.py): log offsets that drop
@@ -56,10 +56,10 @@ RUNS_MAX = 250_000
 """With more runs than this the rows decide: some 20 MB for the driver, and no worth beyond."""
 
 _CORES_LIKELY = 8
-"""Of a Spark Connect server, which doesn't tell how many it has."""
+"""Of a Spark Connect server, which doesn't say how many it has."""
 
 STRETCHES_MAX = 64
-"""With more stretches than this bitmaps tell what drops: each stretch is a comparison for every row."""
+"""With more stretches than this, bitmaps say what drops: each stretch is a comparison for every row."""
 
 _LOG = logging.getLogger(__name__)
 _SHUFFLE = "spark.sql.shuffle.partitions"
@@ -320,8 +320,8 @@ def _partitions_of(found: Any, sent_back: Mapping[tuple[str, int], int]) -> Iter
     owners = list(zip(found["topic"].to_pylist(), found["partition"].to_pylist(), *epochs, strict=True))
     firsts = [0, *(i + 1 for i, (one, other) in enumerate(pairwise(owners)) if one != other), len(owners)]
     for low, high in pairwise(firsts):
-        topic, partition, *told = owners[low]
-        epoch = epoch_in(sent_back, topic, partition, Epoch(*told))
+        topic, partition, *epochs_here = owners[low]
+        epoch = epoch_in(sent_back, topic, partition, Epoch(*epochs_here))
         runs = all_runs.some(np.arange(low, high))
         keyed = runs.some(np.flatnonzero(is_keyed[low:high]))
         yield PartitionRows(
@@ -344,6 +344,6 @@ def _numbers(column: Any) -> Any:
 
 
 def _refuse_nulls(found: pa.Table) -> None:
-    for column, told in (("topic", "topic"), ("partition", "partition"), ("offset", "place")):
-        if found[told].null_count:
+    for column, found_as in (("topic", "topic"), ("partition", "partition"), ("offset", "place")):
+        if found[found_as].null_count:
             raise FrameUnusable(column, "a row has none; the filter needs to know where each record lies")

@@ -17,7 +17,7 @@ class JavaMissing(SparkJobError):
 
 
 def java_version(banner: str) -> int | None:
-    """The feature release that `java -version` tells (17 for 17.0.15, 8 for 1.8.0), or None."""
+    """The feature release that `java -version` prints (17 for 17.0.15, 8 for 1.8.0), or None."""
     found = re.search(r'version "(?:1\.)?(\d+)', banner)
     return int(found[1]) if found else None
 

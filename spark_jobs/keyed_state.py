@@ -218,7 +218,7 @@ def filter_replays(  # noqa: PLR0913 - the rule's settings, by name
     `ttl_s` is judged at the end of each batch against its own timestamp, which a re-run repeats; a pair that expired is
     no state any more. It needs `retention_ms`, the topic's retention.ms (-1: for ever), and must not be shorter; 0
     takes any.
-    `metrics` names what the query's progress tells of it (`operator_counts`); two filters in one query need two names.
+    `metrics` is its name in the query's progress (`operator_counts`); two filters in one query need two names.
     Raises StateStoreUnfit, TtlTooShort, FrameUnusable, CarrierUnusable, PositionUnfit, BadFilterSetting; inside the
     query PairSplit.
     """

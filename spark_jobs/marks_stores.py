@@ -25,7 +25,7 @@ class NoSuchMarks(SparkJobError):
 
 
 class Brokers(NamedTuple):
-    """How kafka:TOPIC is reached: servers, and a file of the client's properties; told by options of these names."""
+    """How kafka:TOPIC is reached: servers, and a file of the client's properties; set by options of these names."""
 
     servers: str | None = None
     config: Path | None = None

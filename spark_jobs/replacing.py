@@ -77,7 +77,7 @@ def within_any(ranges: Sequence[LogRange]) -> Column:
 
 
 class ReplaceableTable(Protocol):
-    """A table whose rows tell where their records lie, and that exchanges some of them in one step."""
+    """A table whose rows say where their records lie, and that exchanges some of them in one step."""
 
     commits_marks: bool
     """Whether rows become part of the table only with the marks of their batch, in one transaction."""
@@ -85,7 +85,7 @@ class ReplaceableTable(Protocol):
     def held_until(self, session: SparkSession, where: LogRange, batch_id: int) -> int:
         """The log offset behind the last row that other batches than this one have of the partition; 0 without any.
 
-        Raises CantReplace if rows don't tell where they lie.
+        Raises CantReplace if rows don't say where they lie.
         """
         ...
 
@@ -202,7 +202,7 @@ class RereadBatch:
         until, wanted = self._stored_rows(one)
         if wanted.stood_at < one.start < until:
             why = f"the job stood at {wanted.stood_at}, below it, where an earlier startpoint gives records again: its "
-            raise CantReplace(*one[:3], why + "marks tell nothing of that place; go back to there, or further")
+            raise CantReplace(*one[:3], why + "marks say nothing of that place; go back to there, or further")
         again = one._replace(end=max(one.start, until))
         held = self.table.held(self.session, again, self.batch_id)
         keyed = keyed_frame(self.records(self.session, again), self.rule).where(_governed(F.col(KEY), self.rule))

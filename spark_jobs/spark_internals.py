@@ -214,7 +214,7 @@ def _prefix_of(jvm: Any) -> Callable[[Any], Column]:
     return call
 
 
-# What the running query tells about a micro batch. foreachBatch hands over an RDD of whole rows: whatever a job asks of
+# What the running query knows of a micro batch. foreachBatch hands over an RDD of whole rows: whatever a job asks of
 # it, every column is read and every row put together. The plan that this RDD was made of is part of the running query.
 # It is used only where all of it is known here: files, filters and projections, no state, nothing random, and the same
 # RDD that was handed over. Otherwise the frame stays as it is. Spark counts each operator's rows for its own display:

@@ -366,7 +366,7 @@ class GroupMember:
             version = yield AskStartpoints(self._startpoints.version)
             if not self.watcher.is_new(version) or (yield from self._obeyed(self._startpoints)):
                 self.watcher.looked(version, now_s)
-        self.watcher.raise_untold()
+        self.watcher.raise_pending_error()
 
     def _obeyed(self, startpoints: Startpoints) -> Steps[bool]:
         """Whether all is done; a partition that has just come can't be moved yet, and is at the next call."""

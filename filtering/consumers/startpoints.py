@@ -88,7 +88,7 @@ class StartpointWatcher:
         self._assignment, self._look_every_s = assignment, look_every_s
         self._stopped: dict[TopicPartition, RefusedStartpoint] = {}
         self._began: dict[TopicPartition, int] = {}
-        self._untold: list[Exception] = []
+        self._pending_errors: list[Exception] = []
         self._next_look_s = 0.0
         self._seen: int | None = None
 
@@ -152,15 +152,15 @@ class StartpointWatcher:
         assert self._look_every_s is not None, "only followers look"
         self._seen, self._next_look_s = version, now_s + self._look_every_s
 
-    def raise_untold(self) -> None:
+    def raise_pending_error(self) -> None:
         """Raise the errors that were not raised yet, one at a time."""
-        if self._untold:
-            raise self._untold.pop(0)
+        if self._pending_errors:
+            raise self._pending_errors.pop(0)
 
     def _stop(self, partition: TopicPartition, refusal: RefusedStartpoint) -> None:
         known = self._stopped.get(partition)
         if known is None or known.sequence != refusal.sequence:
-            self._untold.append(refusal.error)
+            self._pending_errors.append(refusal.error)
         self._stopped[partition] = refusal
         if partition in self._assignment and (began := self._assignment.began(partition)) is not None:
             self._began[partition] = began

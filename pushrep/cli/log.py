@@ -318,7 +318,7 @@ def mark_cleaned(log: Path, offset: int, as_json: bool) -> None:  # noqa: FBT001
     if as_json:
         show_json(report.as_dict() | {"cleaned_offset": offset})
     else:
-        click.echo(f"{report.log}: cleaned below {offset:,}, where only checksums and order tell what is right")
+        click.echo(f"{report.log}: cleaned below {offset:,}, where only checksums and order show what is right")
         tell_findings(report)
     if not report.is_whole:
         click.get_current_context().exit(1)

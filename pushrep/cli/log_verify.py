@@ -47,7 +47,7 @@ def members_that_hold(log: Path, report: VerifyReport) -> list[dict[str, int | s
     if state is None or state.grant is None or not damaged:
         return []
     bases, log_id = list_segments(REAL_FILESYSTEM, log), read_partition_metadata(log, REAL_FILESYSTEM)
-    told: list[dict[str, int | str | None]] = []
+    answers: list[dict[str, int | str | None]] = []
     for one in state.grant.members:
         if one.index == state.member or not one.address:
             continue
@@ -55,10 +55,10 @@ def members_that_hold(log: Path, report: VerifyReport) -> list[dict[str, int | s
             for start in damaged:
                 end = min((base for base in bases if base > start), default=max(start, report.verified_to))
                 why_not = why_not_held(there, log.name, log_id, start, end)
-                told.append(
+                answers.append(
                     {"member": one.index, "address": one.address, "start": start, "end": end, "why_not": why_not}
                 )
-    return told
+    return answers
 
 
 _REMEDIES = {

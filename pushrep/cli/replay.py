@@ -314,14 +314,14 @@ def _run(replay: Replay | None, stream: BinaryIO, job: _Job) -> None:
     position = replay.position if replay is not None else 0
     try:
         if replay is not None:
-            with _progress(replay, job) as told:
+            with _progress(replay, job) as report:
                 for records, block_end in _pieces(replay, job):
                     with whole_step():  # what a reader has seen is counted
                         writer.write(records)
                         if job.follow:
                             writer.flush()
                         written, position = written + len(records), block_end
-                    told(position, replay.tip)
+                    report(position, replay.tip)
     except BrokenPipeError:
         is_whole = False  # how much its reader took is not known
         raise

@@ -72,7 +72,7 @@ def add(directory: Path, address: str, least: int | None, timeout: float, *, as_
     by a grant of a majority of the old and of the new list. If it is interrupted, run it again. Its number was never
     another member's.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
-    with _reached(directory, timeout, **tls) as home, _list_told(directory):
+    with _reached(directory, timeout, **tls) as home, _listing_if_it_fails(directory):
         done = _follow(_adding(home, address, least), timeout, directory)
     _print_change(done, f"member {done['member']} ({address}) was added", as_json=as_json)
 
@@ -93,7 +93,7 @@ def remove(
     Its copy stays where it is, and gets no more records. The leader can't be removed: promote another one first. A
     node that `add` still waits for is removed the same way, by the number that `add` prints.
     """  # noqa: D301 - as above
-    with _reached(directory, timeout, **tls) as home, _list_told(directory):
+    with _reached(directory, timeout, **tls) as home, _listing_if_it_fails(directory):
         done = _follow(_removing(home, member, least), timeout, directory)
     _print_change(done, f"member {member} was removed", as_json=as_json)
 
@@ -138,7 +138,7 @@ def replace(  # noqa: PLR0913 - the options
     if lost and member not in lost:
         raise click.UsageError(f"--lost {member} says that member {member} is destroyed: give it, too, or none")
     wait_s = min(timeout, _LOST_WAIT_S) if lost else timeout  # for those that are destroyed nobody need wait
-    with _reached(directory, wait_s, **tls) as home, _list_told(directory):
+    with _reached(directory, wait_s, **tls) as home, _listing_if_it_fails(directory):
         if lost:
             done = _follow(_replacing(home, address, lost), timeout, directory)
             what = f"{'members' if len(lost) > 1 else 'member'} {', '.join(map(str, lost))}"
@@ -177,7 +177,7 @@ def _reached(directory: Path, timeout_s: float, **tls: Path | None) -> Iterator[
 
 
 @contextmanager
-def _list_told(directory: Path) -> Iterator[None]:
+def _listing_if_it_fails(directory: Path) -> Iterator[None]:
     """A command that fails or is interrupted prints the list of members, and what to run next."""
     try:
         yield

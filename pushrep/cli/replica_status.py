@@ -196,7 +196,7 @@ def _what_it_is(directory: Path) -> str | None:
         who = "it leads, and no service has opened it yet" if state.is_led_here else f"member {grant.leader} leads"
         return (
             f"it is a node's copy of outbox {outbox_id} ({grant.topic}), member {state.member}; {who} since epoch "
-            f"{grant.epoch}. The status of the leader's directory tells how far it is"
+            f"{grant.epoch}. The status of the leader's directory shows how far it is"
         )
     if (directory / REPLICA_EPOCH_NAME).exists():
         return "it is the directory of a node, with a directory below it for each outbox: give one of those"

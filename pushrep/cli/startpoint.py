@@ -257,7 +257,7 @@ def set_(  # noqa: PLR0913, PLR0917 - one parameter an option
     target = Target(consumer, *topic_and_partition(directory, topic), task)
     rows = preview(directory, opened, target, startpoint, now_ms=SYSTEM_CLOCK.wall_ms())
     if not unchecked:
-        check_fits(directory, target, rows, tell=dry_run)
+        check_fits(directory, target, rows, dry_run=dry_run)
     # Before the write, so that the operator can still interrupt it.
     if as_json:
         for row in rows:
@@ -305,13 +305,13 @@ def cancel(  # noqa: PLR0913, PLR0917 - one parameter an option
         click.echo(f"cancelled: {', '.join(map(str, cancelled)) or 'none'}")
 
 
-def check_fits(directory: Path, target: Target, rows: Sequence[Row], *, tell: bool = False) -> None:
+def check_fits(directory: Path, target: Target, rows: Sequence[Row], *, dry_run: bool = False) -> None:
     """Raise WouldFail for what is known to fail; a dry run shows that instead."""
     if not rows:
         name = target.topic if target.partition is None else shown_name(target.topic, target.partition)
         raise WouldFail(f"{directory} holds no log of {name}; if that is no typo, write it with --unchecked")
     failing = [row for row in rows if row.offset is None]
-    if failing and not tell:
+    if failing and not dry_run:
         places = "; ".join(f"{shown_name(target.topic, row.partition)}: {row.why}" for row in failing)
         raise WouldFail(f"{places}. Nothing was written: give another --to, --out-of-range, or --unchecked")
 
@@ -339,7 +339,7 @@ def _print_preview(target: Target, startpoint: Startpoint, rows: Sequence[Row]) 
             click.echo(f"{shown_name(target.topic, row.partition)}: {row.why}")
     if not rows and not startpoint.reset_marks:
         click.echo(
-            f"no log here tells how far {target} is: a replay filter behind it drops what it has seen, if this goes "
+            f"no log here says how far {target} is: a replay filter behind it drops what it has seen, if this goes "
             "back; --reset-marks lets it through"
         )
     again = [row for row in rows if row.read_again]

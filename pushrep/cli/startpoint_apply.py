@@ -207,8 +207,8 @@ def _print_moves(
     if as_json:
         for move in moves:
             names = ("partition", "before", "after", "reset_marks", "replace_until", "why")
-            told = {name: getattr(move, name) for name in names}
-            show_json(told if rows_replaced is None else told | {"rows": rows_replaced.get(move.partition, 0)})
+            fields = {name: getattr(move, name) for name in names}
+            show_json(fields if rows_replaced is None else fields | {"rows": rows_replaced.get(move.partition, 0)})
         return
     what = say_place(startpoint) if startpoint is not None else f"what waits for {place.consumer}"
     columns = ("partition", "stands at", "goes to", "read again", "passed by")

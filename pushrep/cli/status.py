@@ -184,7 +184,7 @@ def _node_at(place: str, tls: SSLContext | None) -> dict[str, Any]:
     with ReplicaClient(address, settings) as client:
         expires_s = client.certificate_expires_s()
         answer = client.ask(wire.ListLogsRequest(), wire.ListLogsResponse)
-        told = _told_by(client)
+        own_status = _described_by(client)
     if answer.error_code is not ErrorCode.NONE:
         raise ReplicaUnreachable(place, f"it may not be listed: {answer.error_code.name}")
     logs = [
@@ -196,8 +196,8 @@ def _node_at(place: str, tls: SSLContext | None) -> dict[str, Any]:
         }
         for one in answer.logs
     ]  # fmt: skip
-    if told is not None:
-        return {**told, "kind": "node", "place": place, "address": place, "logs": logs}
+    if own_status is not None:
+        return {**own_status, "kind": "node", "place": place, "address": place, "logs": logs}
     offline = [log for log in logs if log["failure"] is not None]
     problems = [
         Problem("log_offline", f"{log['outbox_id']}/{log['topic']}-{log['partition']}: {log['failure']}").as_dict()
@@ -214,7 +214,7 @@ def _node_at(place: str, tls: SSLContext | None) -> dict[str, Any]:
     }
 
 
-def _told_by(client: ReplicaClient) -> dict[str, Any] | None:
+def _described_by(client: ReplicaClient) -> dict[str, Any] | None:
     """A node's own status; None: it is older, or this identity may not see all of it.
 
     Raises ReplicaUnreachable.
@@ -225,12 +225,12 @@ def _told_by(client: ReplicaClient) -> dict[str, Any] | None:
     if answer.error_code is not ErrorCode.NONE:
         return None
     try:
-        told = json.loads(answer.status)
+        status = json.loads(answer.status)
     except ValueError as error:
         raise ReplicaUnreachable(str(client.address), f"its status is no JSON: {error}") from error
-    if not isinstance(told, dict):
+    if not isinstance(status, dict):
         raise ReplicaUnreachable(str(client.address), "its status is no JSON object")
-    return told
+    return status
 
 
 # ---- for people

@@ -35,7 +35,7 @@ ADVICE: Mapping[str, tuple[str, str]] = MappingProxyType(
         "log_offline": ("See the node's log and its disk; then start the node again.", "pushrep log verify {at}"),
         "kafka_away": ("See whether the brokers answer; records wait in the outbox.", "pushrep status {at} --watch"),
         "shipping_stopped": ("Let the topic take the record, or skip it.", "pushrep outbox skip --help"),
-        "log_waits": ("The node's log tells what it waits for.", "pushrep log verify {at}"),
+        "log_waits": ("The node's log says what it waits for.", "pushrep log verify {at}"),
         "segment_damaged": (
             "A member that answers repairs it. Without one, see what it held.",
             "pushrep log verify {at}",

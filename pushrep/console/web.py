@@ -1,6 +1,6 @@
 """The pages over HTTP: a route each, what a browser may do with them, and a server in a thread of its own.
 
-A page is complete without a script. With one, `/live` tells it of changes, and it fetches the page again.
+A page is complete without a script. With one, `/live` sends an event at each change, and it fetches the page again.
 """
 
 import asyncio
@@ -283,14 +283,14 @@ class News:
 
     async def stream(self, is_gone: Callable[[], Awaitable[bool]]) -> AsyncIterator[str]:
         """Events until the reader is gone."""
-        told, silent_s = self._number, 0.0
-        yield f"retry: 2000\n\nevent: hello\ndata: {told}\n\n"
+        sent, silent_s = self._number, 0.0
+        yield f"retry: 2000\n\nevent: hello\ndata: {sent}\n\n"
         while not self._stopping.is_set() and not await is_gone():
             await asyncio.sleep(min(0.2, self._every_s))
             silent_s += min(0.2, self._every_s)
-            if self._number != told and silent_s >= self._every_s:
-                told, silent_s = self._number, 0.0
-                yield f"event: news\ndata: {told}\n\n"
+            if self._number != sent and silent_s >= self._every_s:
+                sent, silent_s = self._number, 0.0
+                yield f"event: news\ndata: {sent}\n\n"
             elif silent_s >= _KEEP_ALIVE_S:
                 silent_s = 0.0
                 yield ": nothing new\n\n"

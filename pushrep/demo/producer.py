@@ -4,11 +4,11 @@
         │            └─▶ a Kafka topic              with --kafka: shipped beside the appends, and waited for at the end
         └─▶ position.json  {"version": 1, "next_offsets": [EWR, JFK, LGA]}   behind by one to two `save_every`
 
-What a real importer does: it may tell its upstream "I have it" only for what is surely kept, and only now and then. So
+What a real importer does: it may acknowledge to its upstream only what is surely kept, and only now and then. So
 after `kill -9` it starts again behind the end of the log, and what lies between enters twice. It never starts ahead of
 the log: then a hole would follow, and whoever filters replays would lose those records for good.
 
-Progress goes to standard output, one JSON object a line, each told only of what the log has acknowledged:
+Progress goes to standard output, one JSON object a line, each only for what the log has acknowledged:
     {"event": "opened",   "in_log": [...], "resumes_at": [...], "producer_id": n}     next source offset per partition
     {"event": "appended", "next_offsets": [...], "log_ends": [...]}                    the same, and log end offsets
     {"event": "saved",    "next_offsets": [...]}
@@ -162,7 +162,7 @@ class Options:
 
 
 def append_flights(outbox: Outbox, pid: int, start: Sequence[int], options: Options) -> None:
-    """Append everything from `start` on, tell what was acknowledged, save the position late; at the end, the end."""
+    """Append everything from `start` on, print what was acknowledged, save the position late; at the end, the end."""
     at, lagging = list(start), LaggingPosition(start, options.save_every)
     unsaved, told_at = 0, time.monotonic()
     with open_flights(options.flights) as lines:
@@ -173,7 +173,7 @@ def append_flights(outbox: Outbox, pid: int, start: Sequence[int], options: Opti
                 unsaved += len(chunk.values)
             if time.monotonic() - told_at < TELL_EVERY_S:
                 continue
-            outbox.flush()  # what is told or saved below is in the log
+            outbox.flush()  # what is printed or saved below is in the log
             print_event("appended", next_offsets=at, log_ends=log_ends(outbox))
             if (behind := lagging.advance(unsaved, at)) is not None:
                 save_position(options.position, behind)

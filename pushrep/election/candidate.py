@@ -232,7 +232,7 @@ class Candidate:
         self._was_led_by_another = False
         self._kept_a_grant: frozenset[int] = frozenset({index})
         self.is_first = False
-        """Nothing was ever acknowledged, as far as those tell that answered the look."""
+        """Nothing was ever acknowledged, by the answers to the look."""
 
     @property
     def base(self) -> Grant:
@@ -367,8 +367,8 @@ class Candidate:
     def _named(self, grant: Grant, epoch: int) -> Grant:
         """The first grant, with the directories that all members showed; unless one speaks no such names."""
         shown = {index: answer.directory_id for index, answer in self._answers.items()}
-        told = {index: one for index, one in shown.items() if one is not None}
-        return grant.with_names(epoch, told) if told.keys() >= grant.indexes else grant
+        named = {index: one for index, one in shown.items() if one is not None}
+        return grant.with_names(epoch, named) if named.keys() >= grant.indexes else grant
 
     def _may_name_more(self) -> bool:
         """Whether somebody can still answer whom the first grant would name, too."""

@@ -56,7 +56,7 @@ class RivalGenerations(NotLeader):
 
 
 def label(generation: int) -> str:
-    """A generation as people read it: its number, and what tells it from another of that number."""
+    """A generation as people read it: its number, and what distinguishes it from another of that number."""
     return f"{generation >> 32}.{generation & 0xFFFFFFFF:08x}" if generation else "0"
 
 

@@ -93,7 +93,7 @@ class Quorum:
 
     @property
     def to_take_over(self) -> int:
-        """How many a standby needs, which nobody told that the leader is gone: with a high m few are enough to lead,
+        """How many a standby needs that was not told to take over: with a high m few are enough to lead,
         and two parts of a cut network could depose each other. Of any two majorities one member is in both.
         """
         return max(self.to_lead, len(self.members) // 2 + 1)

@@ -10,9 +10,9 @@ HWM = min LEO over the in-sync set, the leader in it (flushed offsets where reco
 only while the set has m members. A replica joins when its present session has shown LEO >= HWM and >= the start of
 the current epoch: an older epoch's record that m members hold is safe only once they have begun this epoch, too.
 
-`AppendTimes` tells when the records that a replica has not acknowledged were appended: how old its lag is. A mark (base
+`AppendTimes` knows when the records that a replica has not acknowledged were appended: how old its lag is. A mark (base
 offset, time) per append, thinned to one in MARK_EVERY_MS, so that a log of a million appends a second keeps 600 for
-half a minute; an age is too high by at most that. Ages that are too old to tell members apart are for people: they are
+half a minute; an age is too high by at most that. Ages that are too old for any rule are for people: they are
 too high by at most an eighth, which 100 marks hold for weeks.
 """
 
@@ -55,7 +55,7 @@ class AppendTimes:
         return self._marks[max(0, at - 1)][1] if self._marks else None
 
     def forget(self, offset: int, before_ms: int) -> None:
-        """Nobody lacks records below `offset`; what is older than `before_ms` need not be told exactly any more."""
+        """Nobody lacks records below `offset`; what is older than `before_ms` need not be exact any more."""
         marks = self._marks
         while len(marks) > 1 and marks[1][0] <= offset:
             marks.popleft()
@@ -201,7 +201,7 @@ class PartitionLeader:
         return self._moved()
 
     def on_log_start(self, log_start_offset: int) -> list[LeaderEffect]:
-        """Records below were removed here; replicas are told with the next request."""
+        """Records below were removed here; replicas get the new log start with the next request."""
         epochs = self.log.leader_epochs.cut_below(log_start_offset)
         self.log = self.log._replace(log_start_offset=log_start_offset, leader_epochs=epochs)
         for progress in self._sessions.values():
@@ -353,12 +353,12 @@ class PartitionLeader:
     def _on_another_grant(self, replica: int, result: AppendRecordsResult) -> list[LeaderEffect]:
         """An older generation deposes nobody, and acknowledges nothing: the next session begins by showing our grant.
 
-        An answer that tells of no grant at all, as from a log that is not open, is of none.
+        An answer that shows no grant at all, as from a log that is not open, is of none.
         """
         if resigned := self.on_grant_shown(result.generation, result.grant_epoch, result.grant_leader):
             return resigned
-        is_told = result.grant_epoch != NO_EPOCH or result.error_code is ErrorCode.FENCED_LEADER_EPOCH
-        if is_told and result.generation < self.grant.generation:
+        shows_grant = result.grant_epoch != NO_EPOCH or result.error_code is ErrorCode.FENCED_LEADER_EPOCH
+        if shows_grant and result.generation < self.grant.generation:
             return self.end_session(replica, PushSessionEndReason.STALE_REPLICA_EPOCH)
         return []
 

@@ -1,7 +1,7 @@
 """A partition's part of AppendRecords: what the leader's rules say and the wire carries, and its batches once split.
 
 `batches_of` splits and checks what came in; nothing here keeps a copy of a record. PushSessionEndReason: why a session
-ended, with its number on the wire and whether the replica is told.
+ended, with its number on the wire and whether it is sent to the replica.
 """
 
 from dataclasses import dataclass, field
@@ -36,12 +36,12 @@ class PushSessionEndReason(IntEnum):
         return cls.UNKNOWN if isinstance(value, int) else None
 
     @property
-    def replica_is_told(self) -> bool:
+    def is_sent_to_replica(self) -> bool:
         """Whether an end-session signal goes to the replica: not where it has said so itself, or would refuse it."""
-        return self in _TOLD
+        return self in _SENT_TO_REPLICA
 
 
-_TOLD = frozenset(
+_SENT_TO_REPLICA = frozenset(
     {
         PushSessionEndReason.LEADER_LOG_ERROR,
         PushSessionEndReason.REPLICA_REMOVED,

@@ -73,7 +73,7 @@ class Step(Enum):
 
 
 class Reaction(NamedTuple):
-    """A step, and the reason if it ends the session. `is_alarm`: an operator has to be told."""
+    """A step, and the reason if it ends the session. `is_alarm`: an operator has to know."""
 
     step: Step
     reason: PushSessionEndReason | None = None
@@ -105,7 +105,7 @@ NEEDS_SOMEBODY: frozenset[ErrorCode] = frozenset(
     {outcome for outcome, reaction in _COMMON.items() if reaction is _FINAL or reaction.is_alarm}
     | {ErrorCode.CORRUPT_MESSAGE}
 ) - {ErrorCode.KAFKA_STORAGE_ERROR}
-"""Refusals that another session meets, too, until somebody does something. Of a disk the next look tells more."""
+"""Refusals that another session meets, too, until somebody does something. Of a disk the next look shows more."""
 OPERATOR_NEEDED = Reaction(Step.END, _R.LOG_DIVERGED, is_alarm=True)
 """LOG_DIVERGED without an epoch: the replica will not go on by itself."""
 

@@ -5,7 +5,7 @@
                            │   └─────────────────────────┘ sign of a leader          │ faster         │           │
                            └──────────────────────────────────────────────────────────┘                └ again ◀──┘
 
-Nobody leads, as far as this member can tell, if the leader said so, or its own node had no contact with it for
+Nobody leads, as far as this member knows, if the leader said so, or its own node had no contact with it for
 `takeover_after_ms`, and its grant is known here for as long; one whose grant this member keeps as its own looks at
 once. Standbys wait for a moment that is drawn by chance, so that mostly one looks first. Then a Candidate decides, as
 `Unasked`: the members that answer show whether the leader lives (candidate.py), and the ballots say who leads.
@@ -31,7 +31,7 @@ from pushrep.election.grants import Grant, Hold, Takeover, owner_of
 TAKEOVER_AFTER_MS = 10_000
 TAKEOVER_PAUSE_MS = 30_000
 MEMBERS_MIN = 3
-"""With two members the one that is left can't tell whether it is the cut-off one."""
+"""With two members the one that is left can't know whether it is the cut-off one."""
 _SPREAD_MAX_MS = 1_000  # a look takes some 100 ms: a third of a second between two standbys, on average
 
 
@@ -156,7 +156,7 @@ class Standby:
         return self._why_held(now_ms)
 
     def _learn(self, grant: Grant, now_ms: int, wall_ms: int, *, is_here: bool) -> None:
-        """is_here: this member stood by when its own node was told of it."""
+        """is_here: this member stood by when its own node got the answer."""
         takeover, hold = grant.takeover, grant.hold
         if takeover is not None and (self._takeover is None or takeover > self._takeover):
             pause_ms = self.times.takeover_pause_ms

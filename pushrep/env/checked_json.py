@@ -7,7 +7,7 @@ A journal's last line may be torn: its write was under way, and nobody was promi
 whole ones follow is damage. CRCs are CRC-32C.
 
 The two journals differ in what follows a failed append. The catalogue of recordings refuses every append until it is
-opened again: one process keeps it open and answers from memory, and only reading the file again tells what the disk
+opened again: one process keeps it open and answers from memory, and only reading the file again shows what the disk
 has. The journal of startpoints cuts the line off and goes on: no process keeps it open, and each transaction reads and
 syncs the file before it appends.
 """

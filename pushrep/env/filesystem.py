@@ -16,7 +16,7 @@ What is opened is a plain file, or refused at once with its path:
 The last: HOLE_BYTES_MAX and more that were never written, far beyond what is allocated ahead. A scan through it would
 not come to its end.
 
-A FileWitness tells one file from a copy of it: a number that the file system gives a file when it makes it, and never
+A FileWitness distinguishes a file from a copy of it: a number that the file system gives a new file, and never
 again.
 
     inode number + generation (ioctl FS_IOC_GETVERSION)     ext4, xfs, btrfs, f2fs
@@ -76,7 +76,7 @@ class FileWitness(NamedTuple):
 
 
 def real_witness(path: Path) -> FileWitness | None:
-    """What tells the file at `path` from a copy; None where its file system has nothing. Raises OSError.
+    """What distinguishes the file at `path` from a copy; None where its file system has nothing. Raises OSError.
 
     A symbolic link is not followed: OSError (ELOOP).
     """
@@ -319,7 +319,7 @@ class Filesystem(Protocol):
         ...
 
     def witness(self, path: Path) -> FileWitness | None:
-        """What tells the file at `path` from its copies, and lasts while it is renamed; None where nothing does."""
+        """What distinguishes the file at `path` from its copies, also once it is renamed; None where nothing does."""
         ...
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Code(IntEnum):
-    """The codes that are told apart here."""
+    """The codes that are distinguished here."""
 
     NONE = 0
     OFFSET_OUT_OF_RANGE = 1

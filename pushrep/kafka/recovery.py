@@ -470,7 +470,7 @@ async def in_thread(work: Callable[[], _T]) -> _T:
     loop = asyncio.get_running_loop()
     done: asyncio.Future[_T] = loop.create_future()
 
-    def tell(value: _T | None, error: BaseException | None) -> None:
+    def resolve(value: _T | None, error: BaseException | None) -> None:
         if done.done():
             return
         if error is not None:
@@ -485,7 +485,7 @@ async def in_thread(work: Callable[[], _T]) -> _T:
         except Exception as error:  # noqa: BLE001 - it is the caller's
             failure = error
         with suppress(RuntimeError):  # the loop is closed, maybe at this very moment: nobody waits any more
-            loop.call_soon_threadsafe(tell, value, failure)
+            loop.call_soon_threadsafe(resolve, value, failure)
 
     threading.Thread(target=run, name="pushrep-kafka-admin", daemon=True).start()
     return await done

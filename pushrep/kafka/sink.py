@@ -374,7 +374,7 @@ class KafkaSink:
 
     def _call(self, what: Callable[[], None]) -> None:
         if self._loop is not None:
-            with suppress(RuntimeError):  # the loop is closed, maybe at this very moment: there is nothing to tell
+            with suppress(RuntimeError):  # the loop is closed, maybe at this very moment: nobody waits any more
                 self._loop.call_soon_threadsafe(what)
 
     # -- checkpoints -----------------------------------------------------------------------------------------------

@@ -331,8 +331,8 @@ class KeyedReading:
         headers: dict[str, Any] = dict(message.headers() or ())
         if self.last_offset < 0 and key != FORMAT:
             raise ValueError("the first one says the format")
-        if key == FORMAT and (told := json.loads(message.value() or b"null")) != self._format:
-            raise ValueError(f"it says {told}, this pushrep reads {self._format}")
+        if key == FORMAT and (found := json.loads(message.value() or b"null")) != self._format:
+            raise ValueError(f"it says {found}, this pushrep reads {self._format}")
         return key, bytes(headers[CHANGE])
 
 

@@ -140,7 +140,7 @@ class _Admin:
         return found
 
     def result_of(self, future: "Future[Any]") -> Any:
-        """The answer; meanwhile errors are told, and tokens fetched. Raises KafkaException, TimeoutError."""
+        """The answer; meanwhile error callbacks are called, and tokens fetched. Raises KafkaException, TimeoutError."""
         deadline_s = monotonic() + self._timeout_s
         while not future.done() and monotonic() < deadline_s:
             self.client.poll(_POLL_S)

@@ -473,8 +473,8 @@ class LogDirectory:
         self.directory_id = new
         if unknown or self.copy_verdict is CopyVerdict.UNKNOWN:
             _LOG.warning(
-                "%s: its file system has nothing that tells a directory from a copy of it, so a restored backup is not "
-                "noticed here; after one, run pushrep log new-epoch (copy_check=False: not to be told)",
+                "%s: its file system has nothing that distinguishes a directory from a copy of it, so a restored "
+                "backup is not noticed here; after one, run pushrep log new-epoch (copy_check=False: no such warning)",
                 self.path,
             )
 
@@ -601,7 +601,7 @@ class DirectoryView:
         """The recovery point of an opening; None if the log has none: below it whatever is bad is damage.
 
         What was published as flushed since this machine started is newer than the checkpoint. In a copy of the
-        directory it tells of the original: the two were not copied at one moment.
+        directory it is about the original: the two were not copied at one moment.
         """
         published = None if self.is_copy else self.published_before
         if published is None:

@@ -182,7 +182,7 @@ class CheckpointFile(Enum):
     __hash__ = object.__hash__  # Enum's own is Python: it hashes the name, for every number that is remembered
 
     GIVEN_UP = "given-up-offset-checkpoint"
-    """First, because it tells what the others forget when they are lowered."""
+    """First, because it keeps what the others forget when they are lowered."""
     RECOVERY_POINT = "recovery-point-offset-checkpoint"
     LOG_START_OFFSET = "log-start-offset-checkpoint"
     HIGH_WATERMARK = "replication-offset-checkpoint"
@@ -420,7 +420,7 @@ def decode_leader_epochs(data: bytes) -> LeaderEpochs:
 
 
 def read_leader_epochs(log_directory: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> LeaderEpochs | None:
-    """The list kept with a log; None if it is absent or bad (logged as a warning): the batches' headers tell then."""
+    """The list kept with a log; None if it is absent or bad (logged as a warning): the batches' headers say it then."""
     path = log_directory / LEADER_EPOCHS_NAME
     try:
         data = read_bounded(path, filesystem)

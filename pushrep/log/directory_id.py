@@ -10,7 +10,7 @@ renamed. A copy of the directory has the same bytes, but they are another file.
     is not there                                             has no id yet; its outbox's next opening gives it one
     is whole            as written, one name                 is what the id says
     is whole            another, or a second name            is a COPY
-    is whole            none was written, or none is there   can't tell: no verdict
+    is whole            none was written, or none is there   not known: no verdict
     is damaged                                               is a COPY, of nobody knows which
 
 A copy that is found is first written down as one (`copy_of`, not settled); `opened_id` says what follows in which
@@ -71,7 +71,7 @@ class CopyVerdict(Enum):
     ORIGINAL = auto()
     COPY = auto()
     UNKNOWN = auto()
-    """Its file system has nothing that tells a file from a copy."""
+    """Its file system has nothing that distinguishes a file from a copy."""
 
 
 def read_directory_id(directory: Path, filesystem: Filesystem) -> tuple[DirectoryId | None, CopyVerdict]:
@@ -174,14 +174,14 @@ def new_directory_id() -> UUID:
 
 
 def _fields(kept: DirectoryId, witness: FileWitness | None) -> dict[str, Any]:
-    told = None
+    stored = None
     if witness is not None:
-        told = {"inode": witness.inode, "generation": witness.generation, "birth_ns": witness.birth_ns}
+        stored = {"inode": witness.inode, "generation": witness.generation, "birth_ns": witness.birth_ns}
     return {
         "directory_id": kept.directory_id.hex,
         "copy_of": [one.hex for one in kept.copy_of],
         "is_settled": kept.is_settled,
-        "witness": told,
+        "witness": stored,
     }
 
 

@@ -66,7 +66,7 @@ class DiskLevel(IntEnum):
 class DiskAboveLimit(AppendFailed):
     """The disk is fuller than the log's settings allow: free space, or change the limits, and append again.
 
-    `usage` tells used and total bytes; appends are taken again below the pressed limit of `limits`.
+    `usage` gives used and total bytes; appends are taken again below the pressed limit of `limits`.
     """
 
     def __init__(self, path: Path, usage: DiskUsage, limits: DiskLimits) -> None:
@@ -190,7 +190,7 @@ class DiskWatch:
         try:
             self._usage = self._filesystem.usage(self.path)
         except OSError as error:
-            _LOG.warning("%s: can't tell how full the disk is: %s", self.path, error)
+            _LOG.warning("%s: how full the disk is can't be read: %s", self.path, error)
 
 
 def mount_of(path: Path) -> str:

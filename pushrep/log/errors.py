@@ -199,7 +199,7 @@ class StillNeeded(PushrepError):
 
 
 class LeaseBroken(PushrepError):
-    """A lease holds nothing any more: the records that it was for may be gone. `reason` tells why; take a new one."""
+    """A lease holds nothing any more: the records that it was for may be gone. `reason` says why; take a new one."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"the lease of {name} was broken: {reason}")

@@ -223,7 +223,7 @@ class FlushScheduler:
         return FlushDue.FLUSH if unflushed_bytes >= 2 * self._config.flush_bytes else FlushDue.NOTHING
 
     def on_acknowledged(self) -> FlushDue:
-        """A caller was told that its records are on disk: the recovery point has to rise over them soon."""
+        """A caller got the answer that its records are on disk: the recovery point has to rise over them soon."""
         if self._within_ms > ACKNOWLEDGED_MS:
             self._within_ms = ACKNOWLEDGED_MS
             if self._flusher is not None:

@@ -49,7 +49,7 @@ class LogState:
 
     known_by: see the file's map. published is None where nothing valid was published since the machine started.
     cleaned_offset: below it Kafka's cleaner may have left holes between segments.
-    is_copy: the directory is a copy, so that what was published tells of its original.
+    is_copy: the directory is a copy, so that what was published is about its original.
     """
 
     writer_pid: int | None
@@ -68,7 +68,7 @@ class LogState:
 
     @property
     def known_by(self) -> str:
-        """Who tells where the log ends."""
+        """What says where the log ends."""
         if self.is_live:
             return "writer"
         if self.clean is not None:

@@ -127,7 +127,7 @@ def hold_against_seal(
 
 
 def _identity(file: File) -> _Identity | None:
-    """What tells the file from another; None if nothing does, or if it changed just now."""
+    """What distinguishes the file from another; None if nothing does, or if it changed just now."""
     try:
         status = os.fstat(file.fileno())
     except OSError:  # it is in memory
@@ -526,7 +526,7 @@ class BatchReader:
             if isinstance(following, _Place):
                 place = following._replace(leader_epoch=epoch)
             elif self._settled(looks, revision):
-                raise self._told(following, place.base)
+                raise self._reported(following, place.base)
             else:
                 looks, revision = looks + 1, self._log.revision()
                 # From the batch before, whose epoch is compared: it may be another batch by now.
@@ -552,7 +552,7 @@ class BatchReader:
             try:
                 hold_against_seal(self._filesystem, self._directory, place.base, file, self._log.cleaned_offset)
             except CorruptBatch as error:
-                raise self._told(error, place.base) from None
+                raise self._reported(error, place.base) from None
             what = self._range(place.base)._replace(
                 position=place.position,
                 next_offset=place.next_offset,
@@ -562,7 +562,7 @@ class BatchReader:
         finally:
             file.close()
 
-    def _told(self, error: OffsetOutOfRange | CorruptBatch, base: int) -> OffsetOutOfRange | CorruptBatch:
+    def _reported(self, error: OffsetOutOfRange | CorruptBatch, base: int) -> OffsetOutOfRange | CorruptBatch:
         """`error`, after `on_damage` was called."""
         if isinstance(error, CorruptBatch) and self.on_damage is not None:
             self.on_damage(base)

@@ -30,7 +30,7 @@ none: the first segment. Source: RocketMQ's recoverNormally and recoverAbnormall
     another member can repair            it (segment_repair.py)
 Progress (the recovery point) is saved after each segment, so that a recovery that is killed goes on where it was.
 
-`sealed_end` tells where a sealed segment ends by its last index entry and a few headers, without a scan:
+`sealed_end` finds where a sealed segment ends by its last index entry and a few headers, without a scan:
 
     .index       ... | rel, pos |           .log   ... | batch | batch | batch | end of the file
                        `------ pos ------------------> header, header, header: the offset behind the last
@@ -131,7 +131,7 @@ class RecoveryPlan:
 def recovery_plan(facts: RecoveryFacts, first_batch_is_whole: Callable[[int], bool]) -> RecoveryPlan:
     """The plan for a log with at least one segment.
 
-    `first_batch_is_whole(base)` tells whether the segment begins with a whole batch in its range; it is asked of as
+    `first_batch_is_whole(base)` says whether the segment begins with a whole batch in its range; it is asked of as
     few segments as possible, newest first.
     """
     lowest = facts.bases[0]
@@ -233,7 +233,7 @@ class _Last(NamedTuple):
 
 
 def sealed_end(filesystem: Filesystem, directory: Path, what: ScanRange, index_interval_bytes: int) -> int | None:
-    """The offset behind the last batch of a segment whose indexes reach to its end; None if headers alone don't tell.
+    """The offset behind the last batch of a segment whose indexes reach to its end; None if headers don't show it.
 
     Raises OSError.
     """
@@ -300,7 +300,7 @@ class Progress(Protocol):
 class Recovered:
     """A log that is ready: its segments, the newest opened for writing, the epochs of what was scanned.
 
-    has_news: the directory of logs was told of another recovery point, which it may not have written yet.
+    has_news: the directory of logs was given another recovery point, which it may not have written yet.
     """
 
     bases: tuple[int, ...]

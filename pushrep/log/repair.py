@@ -492,9 +492,9 @@ class Repairer:
     def mark_cleaned(self, offset: int) -> VerifyReport:
         """Note that a broker's cleaner went over everything below `offset`, so that offsets may be missing there.
 
-        For a directory of Kafka's whose cleaner-offset-checkpoint is missing or tells less; on disk when this returns.
+        For a directory of Kafka's whose cleaner-offset-checkpoint is missing or lower; on disk when this returns.
         Below `offset` only CRCs and order witness the batches as they are now; the segments there are sealed as such,
-        which is logged: what changes from then on is found. Raises LogLocked; RepairRefused where the checkpoint tells
+        which is logged: what changes from then on is found. Raises LogLocked; RepairRefused where the checkpoint has
         as much already, or the log would not be whole up to there: nothing was changed then. OSError.
         """
         with self._alone():

@@ -30,7 +30,7 @@ A record without a time (-1), or with one in the future, is not old. Source: Kaf
 
     acquire ──▶ held ── renew (the offset rises) ──▶ held ── release ──▶ gone
                   │
-                  └── not renewed for lease_max_s, or the disk is too full ──▶ broken: the reader is told why
+                  └── not renewed for lease_max_s, or the disk is too full ──▶ broken: the reader is notified
 
 A lease that is broken holds nothing; its reader may go on, and gets OffsetOutOfRange where the log has gone.
 
@@ -78,9 +78,9 @@ OnLeaseBroken = Callable[[str], None]
 class Lease:
     """Nothing from `offset` on is removed while it is held. Made by `SegmentLog.acquire_lease`; a context manager."""
 
-    def __init__(self, leases: "Leases", name: str, offset: int, told: OnLeaseBroken | None) -> None:
+    def __init__(self, leases: "Leases", name: str, offset: int, on_broken: OnLeaseBroken | None) -> None:
         self.name = name
-        self._leases, self._told = leases, told
+        self._leases, self._on_broken = leases, on_broken
         self._offset = offset
         self._broken: str | None = None
         self.renewed_ms = 0
@@ -114,11 +114,11 @@ class Lease:
         """For Leases; calls the holder back, and logs what that raises."""
         self._broken = reason
         _LOG.warning("the lease of %s from offset %d on is broken: %s", self.name, self._offset, reason)
-        if self._told is not None:
+        if self._on_broken is not None:
             try:
-                self._told(reason)
+                self._on_broken(reason)
             except Exception:  # noqa: BLE001 - whatever it is, it is the holder's own
-                _LOG.exception("%s could not be told that its lease is broken", self.name)
+                _LOG.exception("%s could not be notified that its lease is broken", self.name)
 
     def __enter__(self) -> Self:
         return self
@@ -149,9 +149,9 @@ class Leases:
         with self._lock:
             return iter(tuple(self._held))
 
-    def acquire(self, name: str, offset: int, told: OnLeaseBroken | None = None) -> Lease:
+    def acquire(self, name: str, offset: int, on_broken: OnLeaseBroken | None = None) -> Lease:
         """A lease from `offset` on, which the caller found to be in the log."""
-        lease = Lease(self, name, offset, told)
+        lease = Lease(self, name, offset, on_broken)
         with self._lock:
             lease.moved_to(offset, self._clock.monotonic_ms())
             self._held.add(lease)
@@ -181,7 +181,7 @@ class Leases:
             lease.break_for(f"it was not renewed for {self._max_s} s")
 
     def break_all(self, reason: str) -> None:
-        """Break every lease and tell its holder the reason."""
+        """Break every lease, and notify its holder with the reason."""
         with self._lock:
             held, self._held = self._held, set()
         for lease in held:
@@ -332,13 +332,13 @@ class Retention:
             if self._holders.pop(name, None) is None:
                 raise ValueError(f"nobody of the name {name!r} holds the log; there are {sorted(self._holders)}")
 
-    def acquire_lease(self, name: str, offset: int, told: OnLeaseBroken | None) -> Lease:
+    def acquire_lease(self, name: str, offset: int, on_broken: OnLeaseBroken | None) -> Lease:
         """Hold everything from `offset` on. Raises OffsetOutOfRange."""
         with self._lock:
             bounds = self._log.bounds()
             if not bounds.start <= offset <= bounds.end:
                 raise OffsetOutOfRange(offset, *bounds)
-            return self._leases.acquire(name, offset, told)
+            return self._leases.acquire(name, offset, on_broken)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -347,7 +347,7 @@ class Retention:
             yield
 
     def break_leases(self, reason: str) -> None:
-        """End every lease; their holders are told."""
+        """End every lease; their holders are notified."""
         self._leases.break_all(reason)
 
     def forget(self) -> None:
@@ -547,11 +547,11 @@ class BackgroundTasks:
             if self._level is DiskLevel.FULL:
                 raise DiskAboveLimit(self._watch.path, self._watch.usage, self._limits)
 
-    def acquire_lease(self, name: str, offset: int, told: OnLeaseBroken | None) -> Lease:
+    def acquire_lease(self, name: str, offset: int, on_broken: OnLeaseBroken | None) -> Lease:
         """See Retention. Raises LeaseBroken where the disk is so full that it would be broken at once."""
         if self._watch.level(self._limits) >= DiskLevel.PRESSED:
             raise LeaseBroken(name, self._too_full())
-        lease = self.retention.acquire_lease(name, offset, told)
+        lease = self.retention.acquire_lease(name, offset, on_broken)
         self._come_again()
         return lease
 

@@ -6,14 +6,14 @@
         leader-epoch-checkpoint            partition.metadata
 
 open ─▶ lock ─▶ marker and checkpoints ─▶ recovery, derived stores (open_log) ─▶ writer (writer.py)
-                                        + reader (reader.py) + what is kept and told meanwhile (retention.py)
+                                        + reader (reader.py) + what is kept, and who is notified (retention.py)
 
-`open_log`: identity ─▶ recovery ─▶ epochs ─▶ derived stores (cut, then told what they lack) ─▶ writer, reader, ...
+`open_log`: identity ─▶ recovery ─▶ epochs ─▶ derived stores (cut, then given what they lack) ─▶ writer, reader, ...
 
 `held_to`, `lost_behind`: what a log with replicas lost of what it held, known when it is opened:
 
     | records ... | x damaged, or gone |                 unfilled: the end of what was known to be there
-                  ^ the log ends here  ^ high watermark checkpoint; with damage, whatever was told as on disk
+                  ^ the log ends here  ^ high watermark checkpoint; with damage, whatever was acknowledged as on disk
 
 The caller writes it to promises.json: until the log ends there again, its member is not counted. Behind damage only
 what was known to be on disk counts, not what a scan would find.
@@ -274,7 +274,7 @@ class SegmentLog(ClosedAtExit):
 
     Made by `SegmentLog.open`; beside its writer, every process may use `SegmentLog.open_reader`. After `close` its
     offsets and methods raise LogClosed; in a fork of the process that opened it they raise ForkedProcess. What was
-    known when it was opened (`path`, `log_id`, `recovery`) stays, and so does what `disk` and `scrub` tell.
+    known when it was opened (`path`, `log_id`, `recovery`) stays, and so does what `disk` and `scrub` show.
     """
 
     def __new__(cls, *given: object, **_named: object) -> Self:
@@ -319,9 +319,9 @@ class SegmentLog(ClosedAtExit):
         filesystem: Filesystem = REAL_FILESYSTEM,
         clock: Clock = SYSTEM_CLOCK,
     ) -> Self:
-        """Open, or make, the log in `directory`, named `<topic>-<partition>`; `.recovery` tells what had to be done.
+        """Open, or make, the log in `directory`, named `<topic>-<partition>`; `.recovery` says what had to be done.
 
-        `derived` are cut to what the log holds, and told what they lack, before this returns. `holders` is name to a
+        `derived` are cut to what the log holds, and given what they lack, before this returns. `holders` is name to a
         function as `hold` takes it. `adopt`: take segments that have no partition.metadata, as a new log.
         `log_id`: of a log that is made now, one that exists keeps its own. `has_replicas`: the high watermark rises by
         `advance_high_watermark` alone, from where it was; else it is the log end.
@@ -426,7 +426,7 @@ class SegmentLog(ClosedAtExit):
 
     @property
     def scrub(self) -> Scrub:
-        """Reads the sealed segments of all logs of the directory again, slowly; `status` tells what it has found."""
+        """Reads the sealed segments of all logs of the directory again, slowly; `status` says what it has found."""
         return self._directory.scrub
 
     @property
@@ -483,7 +483,7 @@ class SegmentLog(ClosedAtExit):
     def damaged_from(self) -> int | None:
         """First offset that was on disk and can't be read: the log ends there and takes no appends. None: all is well.
 
-        `recovery` goes on telling what the opening found, after `quarantine`, too.
+        `recovery` goes on saying what the opening found, after `quarantine`, too.
         """
         return self._checked_writer().damaged_from
 
@@ -634,7 +634,7 @@ class SegmentLog(ClosedAtExit):
     def quarantine(self) -> tuple[str, ...]:
         """Set everything from the damage on aside as `.corrupt`; the names of the files that hold it now.
 
-        For a log whose `damaged_from` tells of damage, when the records can come from elsewhere again: it ends there
+        For a log whose `damaged_from` names damage, when the records can come from elsewhere again: it ends there
         afterwards and takes appends. Nothing is thrown away. Without damage nothing is done. Raises LogPoisoned.
         """
         writer = self._checked_writer()
@@ -695,14 +695,14 @@ class SegmentLog(ClosedAtExit):
         self._checked_writer()
         self._background.retention.drop(name)
 
-    def acquire_lease(self, name: str, offset: int, told: OnLeaseBroken | None = None) -> Lease:
+    def acquire_lease(self, name: str, offset: int, on_broken: OnLeaseBroken | None = None) -> Lease:
         """Keep everything from `offset` on for a reader of the past, as long as it renews within `lease_max_s`.
 
-        `told(reason)` is called if the lease is broken: not renewed, or the disk is too full; it must not wait.
+        `on_broken(reason)` is called if the lease is broken: not renewed, or the disk is too full; it must not wait.
         Raises OffsetOutOfRange, LeaseBroken if the disk is too full now.
         """
         self._checked_writer()
-        return self._background.acquire_lease(name, offset, told)
+        return self._background.acquire_lease(name, offset, on_broken)
 
     def close(self) -> None:
         """Bring everything to disk and give the log back; closing twice is fine.
@@ -756,7 +756,7 @@ class SegmentLog(ClosedAtExit):
 
 
 class HeldTo(NamedTuple):
-    """What is noted beside a log that is not open: its checkpoint, and the end of what its readers were told."""
+    """What is noted beside a log that is not open: its checkpoint, and the end of what its readers may have seen."""
 
     high_watermark: int
     seen: int

@@ -62,7 +62,7 @@ from pushrep.log.walk import CleanEnd, Damage, ScanEnd, ScanRange, TornTail, sca
 from pushrep.records import BatchRun
 from pushrep.records.leader_epochs import LeaderEpochs
 
-_TELL_EVERY_BYTES = 8 << 20
+_REPORT_EVERY_BYTES = 8 << 20
 
 
 class FindingKind(Enum):
@@ -168,13 +168,13 @@ def look_at_segment(
 ) -> SegmentLook:
     """Scan one segment and judge its end, its joint to the next one and its indexes."""
     walk = _Walk(task, indexes)
-    told = 0
+    reported = 0
     for _ in walk.runs(file):
-        if on_bytes is not None and walk.position - told >= _TELL_EVERY_BYTES:
-            on_bytes(walk.position - told)
-            told = walk.position
+        if on_bytes is not None and walk.position - reported >= _REPORT_EVERY_BYTES:
+            on_bytes(walk.position - reported)
+            reported = walk.position
     if on_bytes is not None:
-        on_bytes(walk.position - told)
+        on_bytes(walk.position - reported)
     return walk.look(file.size())
 
 

@@ -253,7 +253,7 @@ class LogWriter:
                     leader.notify()
 
     def flush_acknowledged(self, offset: int) -> None:
-        """As `flush`, before a caller is told that it is on disk: the checkpoint follows within a second."""
+        """As `flush`, before a caller gets the answer that it is on disk: the checkpoint follows within a second."""
         self.flush(offset)
         self._flush_now(self._flush_scheduler.on_acknowledged())
 

@@ -156,7 +156,7 @@ class PendingBatch:
         self.reserved_bytes = 0  # bytes taken from the budget
         self.base_offset = -1
         self.failure: tuple[BaseException, bool] | None = None  # (why, may be delivered)
-        self.seen = False  # a caller was told of the failure
+        self.seen = False  # a caller got the failure
         self.waiters: Latch | None = None
         self.calls: list[Callable[[], object]] = []  # who wants to be called once it is decided
 

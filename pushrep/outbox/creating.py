@@ -91,8 +91,8 @@ def create_outbox(  # noqa: PLR0913 - what is fixed
         if found is None or found[1].grant is None:
             shutil.rmtree(directory, ignore_errors=True)
         elif isinstance(error, PushrepError | OSError):
-            told = f"{error}. The first grant was given out, so {directory} stays: its instance offers it again"
-            raise CantCreate(data, told) from error
+            why = f"{error}. The first grant was given out, so {directory} stays: its instance offers it again"
+            raise CantCreate(data, why) from error
         raise
 
 
@@ -115,8 +115,8 @@ def _created(directory: Path, first: Grant, push: PushSettings, timeout_s: float
         )
         shown = election.describe_members(first, timeout_s)
         if silent := first.indexes - {0} - shown.keys():
-            told = ", ".join(f"{one.index} ({one.address})" for one in first.members if one.index in silent)
-            raise CantCreate(directory.parent, f"every member has to answer at first, and {told} did not")
+            names = ", ".join(f"{one.index} ({one.address})" for one in first.members if one.index in silent)
+            raise CantCreate(directory.parent, f"every member has to answer at first, and {names} did not")
         if nameless := sorted(index for index, one in shown.items() if one.directory_id is None):
             raise CantCreate(directory.parent, f"members {nameless} show no directory: upgrade their nodes")
         granted = election.run(Purpose.OPEN, timeout_s, first=first)

@@ -14,7 +14,7 @@ service that stands by; the nil id for an outbox that is not made yet) says how 
 null for none.
 
 Both are lines. Who asks by the bare id, as older versions do, is answered without the age; older nodes read either
-form, and tell none. The node keeps away as long as the connection lasts, so a promotion that is killed leaves nothing
+form, and give none. The node keeps away as long as the connection lasts, so a promotion that is killed leaves nothing
 hanging. The socket has mode 0600: who may use it may change the files, too.
 
 A directory that a service led from goes under a node, and follows who leads now: <outbox directory> is renamed to

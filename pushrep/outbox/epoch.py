@@ -1,13 +1,13 @@
 """The PID epoch: an outbox goes on under another PID before an offset could name a second record of it.
 
-    what came to pass                                          told by                          what `Outbox.open` does
+    what happened                                              shown by                         what `Outbox.open` does
     a log ends below what readers may have seen of it          given-up-offset-checkpoint       raises the epoch
     a directory is gone, and held records                      the same                         refuses: LogsMissing, or
                                                                                                 raises with accept_loss
     a directory is gone, and nothing is known of it            its name                         raises
     outbox.json is older than its logs                         PIDs of later epochs in them     leaps
     everything is a copy of another directory                  directory-id.json                leaps
-    the same, where the file system can't tell a copy          nothing: an operator says so     begin_pid_epoch leaps
+    the same, where the file system can't show a copy          nothing: an operator says so     begin_pid_epoch leaps
 
 Shipping calls for a leap as well, while the outbox is open: where a topic begins above what was known of it, retention
 took records unread that a log which is ahead of this one may have shipped.
@@ -43,7 +43,7 @@ LATER_EPOCHS = 16
 def missing_logs(held: LogDirectory, identity: OutboxIdentity, *, accept_loss: bool) -> list[str]:
     """Names of the outbox's logs whose directories are not there. Raises `LogsMissing` if they held records.
 
-    Their names are all that tells of them, and the first directory that is made hides it: so before that it is
+    Their names are all that is known of them, and the first directory that is made hides it: so before that it is
     noted on disk, for an opening after a crash in between, that readers may have seen whatever they held.
     """
     there = set(held.filesystem.list(held.path))

@@ -207,7 +207,7 @@ class BufferFull(PushrepError):
 
 
 class DeliveryFailed(PushrepError):
-    """The record's batch failed; `__cause__` tells why.
+    """The record's batch failed; `__cause__` says why.
 
     `may_be_delivered`: False - it is not in the log, append it again. True - it may be; a re-opened outbox knows
     (`last_metadata`), and a reader's filter drops the second copy of a record appended again under its metadata.

@@ -4,7 +4,7 @@
      "carrier": "key" | "header", "pid_epoch": int, "crc32c": int}
 
 An outbox made by 0.2.0 or later has "retention_default_ms": int, too: what a destination has is kept so long. One made
-before has none, and keeps everything unless it is told otherwise.
+before has none, and keeps everything unless it is set otherwise.
 With replicas "version" is 2, and there is as well (indexes are 0 to 255, this directory's own is `member`)
 
     "member": int, "replicas": [[index, "host:port"], ...], "min_insync_replicas": int

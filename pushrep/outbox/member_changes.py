@@ -42,18 +42,20 @@ class Phase(Enum):
 
 
 class MembershipStep(NamedTuple):
-    """After a step: `member` is the index of who is added or removed. told: what an operator has to know of it."""
+    """After a step: `member` is the index of who is added or removed. warning: what an operator has to know of it."""
 
     phase: Phase
     member: int
     members: tuple[Member, ...]
     min_insync_replicas: int
-    told: str = ""
+    warning: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """As values of JSON."""
         members = [{"index": one.index, "address": one.address} for one in self.members]
-        return {**self._asdict(), "phase": self.phase.value, "members": members}
+        found = {**self._asdict(), "phase": self.phase.value, "members": members}
+        found["told"] = found.pop("warning")  # the name that was released
+        return found
 
 
 def add_member(
@@ -125,14 +127,14 @@ def _replace_lost(replication: "Replication", address: str, lost: frozenset[int]
         raise CantChangeMembers(_why_not_in_the_place_of(min(lost), known))
     done = replication.replace_lost(lost, () if is_coming else (address,))
     grant = done.grant
-    told = f"accepted loss: without {grant.accepted_loss}"
+    warning = f"accepted loss: without {grant.accepted_loss}"
     if done.unreached:
-        told += (
+        warning += (
             f"; members {list(done.unreached)} were not reached, so they are not fenced: what they hold is set aside"
         )
     index = grant.index_at(address)
-    _LOG.error("member %d (%s) comes in the place of %s: %s", index, address, sorted(lost), told)
-    return _step(Phase.SETTLING, index, grant)._replace(told=told)
+    _LOG.error("member %d (%s) comes in the place of %s: %s", index, address, sorted(lost), warning)
+    return _step(Phase.SETTLING, index, grant)._replace(warning=warning)
 
 
 def _add(

@@ -5,7 +5,7 @@
     REGISTRY.register(collector)            collector.add(another)       collector.remove(outbox)
 
 One collector for all outboxes of a registry: their samples differ in the labels `outbox` (its id) and `topic`. A closed
-outbox tells nothing more. SlotsCollector is the same for worker slots. The values are made
+outbox shows nothing more. SlotsCollector is the same for worker slots. The values are made
 here; names and help are in pushrep/metrics.py.
 """
 
@@ -52,7 +52,7 @@ class SlotsCollector(Collector):
         for path in slot_directories(self._directory):
             try:
                 self._collect(families, path)
-            except (PushrepError, OSError) as error:  # it is being made, or damaged: the others are told of
+            except (PushrepError, OSError) as error:  # it is being made, or damaged: the others are shown
                 _LOG.warning("%s: no figures of this slot: %s", path, error)
         return families
 

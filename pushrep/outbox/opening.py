@@ -127,8 +127,8 @@ def open_all(  # noqa: PLR0913 - what is opened, and by what
 
 
 def _make_at_replicas(identity: OutboxIdentity, topic_id: UUID, push: PushSettings | None) -> None:
-    """Have the nodes make the logs of a new outbox while this member makes its own. What fails is met again, and told,
-    when this member leads.
+    """Have the nodes make the logs of a new outbox while this member makes its own. An error is ignored here: it comes
+    again when this member leads.
     """
     from pushrep.replicate.errors import ReplicaUnreachable  # noqa: PLC0415 - as above
     from pushrep.replicate.member_clients import MemberClients  # noqa: PLC0415 - as above
@@ -237,7 +237,7 @@ def _open_log(  # noqa: PLR0913, PLR0917 - one log, and what it belongs to
 ) -> tuple[SegmentLog, PositionsStore]:
     path = held.path / log_name(identity.topic, partition)
     store = PositionsStore(path / POSITIONS_NAME, identity.carrier, held.filesystem)
-    if was_cut(held, path.name) and not identity.replicas:  # else each opening has an epoch of its own, which tells
+    if was_cut(held, path.name) and not identity.replicas:  # else each opening has an epoch of its own, which shows it
         store.destroy()
     log = SegmentLog.open(
         path,

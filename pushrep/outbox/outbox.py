@@ -5,8 +5,8 @@
                 └──▶ LingerTimer, after linger_ms ┘          <directory>/outbox.json   who this outbox is
                                                         <directory>/<topic>-<n>   one log per partition
 
-Every record carries where it first lived as a 20-byte key or header, so that a reader can tell a replay: the caller's
-`metadata`, or this outbox's PID, the partition and the record's own log offset.
+Every record carries where it first lived as a 20-byte key or header, so that a reader can recognise a replay: the
+caller's `metadata`, or this outbox's PID, the partition and the record's own log offset.
 """
 
 import logging
@@ -305,7 +305,7 @@ class Outbox:
 
         For a service that runs on each member of an outbox of three or more: one instance leads, the others stand by
         and take over by themselves. Once another leads, or this one gave the lead up, appends raise `NotLeader`, and
-        `on_state` is told `DEPOSED`: close the outbox, and stand by again. See docs/standby.md.
+        `on_state` is called with `DEPOSED`: close the outbox, and stand by again. See docs/standby.md.
 
         directory: of this machine's node (`pushrep replica serve`), or `<data>/<outbox id>` in it. `pushrep outbox
             create` makes the outbox; until then every instance waits.
@@ -363,7 +363,7 @@ class Outbox:
         *,
         block: bool = True,
     ) -> Receipt:
-        """Append one record, and return at once; the receipt tells its offset when it is safe.
+        """Append one record, and return at once; the receipt gives its offset when it is safe.
 
         `timestamp_ms`: milliseconds since 1970 UTC; None: the time when its batch was begun, at most `linger_ms` ago.
         `metadata`: where the record lived upstream; its partition mod `partitions` must be `partition`, and the source

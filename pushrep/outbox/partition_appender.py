@@ -55,7 +55,7 @@ class AppendCounts:
 
 
 class Shared(NamedTuple):
-    """What an outbox's appenders share. `ready(appender)` calls a writer, `opened(batch)` tells the linger timer."""
+    """What an outbox's appenders share. `ready(appender)` calls a writer, `opened(batch)` starts the linger timer."""
 
     identity: OutboxIdentity
     pid: int
@@ -255,7 +255,7 @@ class PartitionAppender:
             return [*waiting, *self._writing, *self._full, *lingering]
 
     def unseen_failure(self) -> PendingBatch | None:
-        """A failed batch of which no caller was told; asking again gives None until another one fails."""
+        """A failed batch whose failure no caller got yet; asking again gives None until another one fails."""
         with self.lock:
             batch, self._first_failed = self._first_failed, None
             return batch if batch is not None and not batch.seen else None
@@ -506,7 +506,7 @@ def decided_by(deadline_s: float | None, batches: Iterable[PendingBatch]) -> boo
 
 
 def raise_unseen_failure(appenders: Iterable[PartitionAppender]) -> None:
-    """Raise `DeliveryFailed` for the first failure that no receipt was asked about; the others count as told."""
+    """Raise `DeliveryFailed` for the first failure that no receipt was asked about; the others count as raised."""
     failed = [batch for appender in appenders if (batch := appender.unseen_failure()) is not None]
     for batch in failed:
         batch.raise_failure()

@@ -169,7 +169,7 @@ def lag_of(
         if not owed:
             continue
         records += owed
-        with suppress(OSError, PushrepError):  # the bytes are for people; a disk that fails is told by the log itself
+        with suppress(OSError, PushrepError):  # the bytes are for people; the log itself reports a disk that fails
             size_bytes += log.size_from(held)
         age_ms = max(age_ms, 0 if since is None else now_ms - since)
     return ReplicaLag(records, in_sync, len(logs), size_bytes, age_ms)

@@ -256,7 +256,7 @@ def decode_positions(data: bytes, carrier: str) -> Positions:
     if _CRC.unpack_from(data, len(data) - _CRC.size)[0] != google_crc32c.value(data[: -_CRC.size]):
         raise ValueError("its CRC does not match")
     if carried != int(carrier == "header"):
-        raise ValueError("it tells of another carrier")
+        raise ValueError("it is of another carrier")
     columns = HighwaterMarks.from_bytes(data[_HEAD.size : -_CRC.size]).to_columns()
     pairs = zip(columns.pids.tolist(), columns.partitions.tolist(), strict=True)
     return Positions(end_offset, epoch, dict(zip(pairs, columns.offsets.tolist(), strict=True)))
@@ -342,7 +342,7 @@ class PositionsStore:
             return
         try:
             flushed = self._flushed()
-        except PushrepError:  # closed: what it flushed at the end, it tells by itself
+        except PushrepError:  # closed: it passes on by itself what it flushed at the end
             return
         while self._ahead and self._ahead[0].end <= flushed and self._ahead[0].start <= self._known.end_offset:
             noted = self._ahead.popleft()

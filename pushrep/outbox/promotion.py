@@ -65,7 +65,7 @@ from pushrep.topic_id_partition import TopicIdPartition
 
 _LOG = logging.getLogger("pushrep.outbox")
 _PID_LEAP = 1 << 24
-_TOLD_PARTITIONS = 16
+_SHOWN_PARTITIONS = 16
 _Repaired: TypeAlias = Callable[[Grant], tuple[tuple[str, ...], bool]]
 VERIFY_S = 5.0
 """A promotion reads what is sealed for so long: a leader is awaited."""
@@ -138,7 +138,7 @@ def promote(  # noqa: PLR0913 - an operator's choices
     destroyed, so that none of them will ever vote: they leave the list at once. new: "host:port" of nodes that come
     into it under new indexes, and are given everything by whoever opens the Outbox here. depose: also from a leader
     that may be alive; else one that enough members were in contact with within `leader_alive_ms` is left alone.
-    last_contact: with a leader, as `ReplicaNode.let_go` tells it; a node in another process is asked.
+    last_contact: with a leader, as `ReplicaNode.let_go` returns it; a node in another process is asked.
     verify_s: so long sealed segments are read for what has rotted, once this member may lead; that is fetched from the
     others, and what they can't give is in `damaged`.
     Raises LeaderMayBeAlive, NotAhead (both pairs in it), TooFewMembers, LogNotFit, NotAMember, DirectoryIsCopy before
@@ -152,8 +152,8 @@ def promote(  # noqa: PLR0913 - an operator's choices
     outbox_id = found[0]
     leader_alive_ms = 0 if depose else leader_alive_ms
     with ExitStack() as stack:
-        told = stack.enter_context(handed_over(directory, outbox_id))
-        last_contact = last_contact or told
+        by_node = stack.enter_context(handed_over(directory, outbox_id))
+        last_contact = last_contact or by_node
         election = stack.enter_context(
             election_in(
                 directory,
@@ -350,7 +350,7 @@ def _open_logs(
 
 class Granted(NamedTuple):
     """By what to lead. unreached: members that a forced grant could not be shown to, and that are not said to be lost.
-    repaired: what `_repair` told, where that was done before.
+    repaired: what `_repair` returned, where that was done before.
     """
 
     grant: Grant
@@ -488,7 +488,7 @@ def with_loss(  # noqa: PLR0913 - what is accepted, and what it needs
     heard = {newest.leader: Heard(last_contact_ms), **heard}
     absent = {index: heard.get(index, Heard()) for index in base.indexes - {own.index, *found}}
     accepted = _loss(_ends_of(election), last_contact_ms, absent, found)
-    accepted += "".join(f"; {told}" for told in _damage_told(election.own()))
+    accepted += "".join(f"; {loss}" for loss in _losses_shown(election.own()))
     accepted += "" if original is None else f"; what directory {original.hex} took after it was copied to here"
     members, least = change.of(base)
     members = tuple(replace(one, directory_id=own.directory_id) if one.index == own.index else one for one in members)
@@ -512,8 +512,8 @@ def with_loss(  # noqa: PLR0913 - what is accepted, and what it needs
     for answer in answers.values():
         shows = answer.grant
         if shows is not None and are_rivals(shows.generation, grant.generation):
-            told = {"generation": grant.generation, "rival": shows.generation}
-            raise RivalGenerations(shows.leader, shows.epoch, **told)
+            generations = {"generation": grant.generation, "rival": shows.generation}
+            raise RivalGenerations(shows.leader, shows.epoch, **generations)
         if shows is not None and shows.rank > grant.rank:
             raise NotLeader(shows.leader, shows.epoch)
     change.check_stored(directory, base, own.index, answers, grant)
@@ -523,7 +523,7 @@ def with_loss(  # noqa: PLR0913 - what is accepted, and what it needs
 
 
 def _of_one_generation(kept: Grant, found: Mapping[int, MemberAnswer]) -> tuple[dict[int, MemberAnswer], int]:
-    """The answers that tell of this directory's history, and the newest generation that any of them showed.
+    """The answers that are of this directory's history, and the newest generation that any of them showed.
 
     Raises OlderGeneration: where a newer one is led nothing is lost that this one could bring back. A rival's is passed
     over: that this one goes on, and not that, is what is decided here.
@@ -531,8 +531,8 @@ def _of_one_generation(kept: Grant, found: Mapping[int, MemberAnswer]) -> tuple[
     shown = [one.grant for one in found.values() if one.grant is not None]
     newest = newest_of([kept, *shown]) or kept
     if newest.generation > kept.generation and not are_rivals(newest.generation, kept.generation):
-        told = {"generation": kept.generation, "newest": newest.generation}
-        raise OlderGeneration(newest.leader, newest.epoch, **told)
+        generations = {"generation": kept.generation, "newest": newest.generation}
+        raise OlderGeneration(newest.leader, newest.epoch, **generations)
     same = {index: one for index, one in found.items() if one.grant is None or one.grant.generation == kept.generation}
     return same, newest.generation
 
@@ -579,18 +579,18 @@ def _loss(
     """Who is absent and what is known of each, how far this log goes, how far those go that answered; each with its
     last contact to a leader.
     """
-    told = [f"members {sorted(absent)}", f"last contact with a leader {_time_told(last_contact_ms)}"]
-    told += _ends_told((one.partition, one.high_watermark, one.log_end_offset) for one in ends)
+    parts = [f"members {sorted(absent)}", f"last contact with a leader {_time_shown(last_contact_ms)}"]
+    parts += _ends_shown((one.partition, one.high_watermark, one.log_end_offset) for one in ends)
     for index, heard in sorted(absent.items()):
-        told.append(f"member {index} does not answer: last contact {_time_told(heard.contact_ms)}")
-        told += _ends_told((number, "unknown", end) for number, end in sorted(heard.held.items()))
-        told += [] if heard.held else ["high watermark and log end unknown"]
+        parts.append(f"member {index} does not answer: last contact {_time_shown(heard.contact_ms)}")
+        parts += _ends_shown((number, "unknown", end) for number, end in sorted(heard.held.items()))
+        parts += [] if heard.held else ["high watermark and log end unknown"]
     for index, answer in sorted(found.items()):
         age_ms = answer.contact_age_ms
-        told.append(f"member {index}: last contact {'none' if age_ms is None else f'{age_ms / 1000:.1f} s ago'}")
+        parts.append(f"member {index}: last contact {'none' if age_ms is None else f'{age_ms / 1000:.1f} s ago'}")
         logs = sorted(answer.logs.items())
-        told += _ends_told((number, log.high_watermark, log.log.log_end_offset) for number, log in logs)
-    return "; ".join(told)
+        parts += _ends_shown((number, log.high_watermark, log.log.log_end_offset) for number, log in logs)
+    return "; ".join(parts)
 
 
 def _check_fit(own: MemberAnswer, leading: Collection[int], *, may_be_damaged: bool) -> None:
@@ -602,21 +602,21 @@ def _check_fit(own: MemberAnswer, leading: Collection[int], *, may_be_damaged: b
             raise LogNotFit(partition, log.why_unfit)
 
 
-def _damage_told(own: MemberAnswer) -> Iterator[str]:
+def _losses_shown(own: MemberAnswer) -> Iterator[str]:
     for partition, log in sorted(own.logs.items()):
         if log.why_unfit is not None:
             end = "" if log.held_to is None else f", of {log.held_to.end_offset}"
             yield f"partition {partition}: lost here from offset {log.log.log_end_offset} on{end}"
 
 
-def _time_told(wall_ms: int) -> str:
+def _time_shown(wall_ms: int) -> str:
     return "unknown" if wall_ms == NEVER else datetime.fromtimestamp(wall_ms / 1000, UTC).isoformat(timespec="seconds")
 
 
-def _ends_told(ends: Iterable[tuple[int, int | str, int]]) -> list[str]:
+def _ends_shown(ends: Iterable[tuple[int, int | str, int]]) -> list[str]:
     listed = [f"partition {number}: high watermark {hwm}, log end {end}" for number, hwm, end in ends]
-    more = [f"and {len(listed) - _TOLD_PARTITIONS} more partitions"] if len(listed) > _TOLD_PARTITIONS else []
-    return listed[:_TOLD_PARTITIONS] + more
+    more = [f"and {len(listed) - _SHOWN_PARTITIONS} more partitions"] if len(listed) > _SHOWN_PARTITIONS else []
+    return listed[:_SHOWN_PARTITIONS] + more
 
 
 def outbox_id_of(directory: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> UUID | None:

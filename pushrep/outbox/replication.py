@@ -309,8 +309,8 @@ class Replication:
             answers = self._election.offer(granted, self._settings.open_timeout_s)
         stored = {index for index, one in answers.items() if one.grant is not None and one.grant.hold == granted.hold}
         self._check_holding(granted, stored, "it is stored there, and has to be said again")
-        told = f"for {length_ms / 1000:.0f} s: {reason}" if length_ms else "no more"
-        _LOG.warning("%s: takeovers are held %s", self._keeper.directory, told)
+        how_long = f"for {length_ms / 1000:.0f} s: {reason}" if length_ms else "no more"
+        _LOG.warning("%s: takeovers are held %s", self._keeper.directory, how_long)
         return granted
 
     def _check_holding(self, grant: Grant, others: Collection[int], what_to_do: str) -> None:
@@ -404,7 +404,7 @@ class Replication:
         self.on_identity(self._identity)
         try:
             write_identity(self._keeper.filesystem, self._keeper.directory, self._identity)
-        except OSError as error:  # the grant tells the next opening
+        except OSError as error:  # the next opening reads it from the grant
             _LOG.warning("%s: outbox.json does not show PID epoch %d: %s", self._keeper.directory, grant.epoch, error)
 
     def leads_by_the_newest_grant(self) -> bool:
@@ -448,7 +448,7 @@ class Replication:
             try:
                 on_lost(lost)
             except Exception:  # noqa: BLE001 - it is not ours
-                _LOG.exception("%s: who is told that the lead is lost failed", self._keeper.directory)
+                _LOG.exception("%s: the callback for a lost lead failed", self._keeper.directory)
             return
 
     def _resign(self, why: LeadGivenUp) -> LeadGivenUp:
@@ -565,7 +565,7 @@ class Replication:
 
     def _name_on(self) -> None:
         """While it leads: who shows another directory than the grant's comes in once it was filled."""
-        pause_s, told = 0.0, ""
+        pause_s, logged = 0.0, ""
         while not self._stop.wait(pause_s):
             with self._naming_lock:
                 self._shown = False
@@ -574,8 +574,8 @@ class Replication:
                     is_due, pause_s = self._name_directories(), _NAME_AGAIN_S
             except (OSError, PushrepError) as error:
                 is_due, pause_s = True, _LOOK_AGAIN_S
-                level = logging.INFO if str(error) == told else logging.WARNING
-                told = str(error)
+                level = logging.INFO if str(error) == logged else logging.WARNING
+                logged = str(error)
                 _LOG.log(level, "%s: a directory can't come in yet: %s", self._keeper.directory, error)
             with self._naming_lock:
                 if not is_due and not self._shown:

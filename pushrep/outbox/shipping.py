@@ -223,7 +223,7 @@ def _hold(to_ship: ToShip, sink: "KafkaSink | None") -> None:
 
 def origin_of(identity: OutboxIdentity, progress: Iterable[ShippingProgress]) -> "RecordOrigin":
     """By which PIDs the outbox's records in a topic are known: of its present epoch, of those that could follow, and of
-    earlier ones, which after a leap are told by destinations.json.
+    earlier ones, which after a leap are in destinations.json.
     """
     from pushrep.kafka.resume import RecordOrigin  # noqa: PLC0415
 

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("pushrep.outbox")
 _DIGITS = re.compile(r"[0-9.]+")
 _POLL_S = 0.2
-_WHY_CHARACTERS = 500  # of what the node is told: its line is short
+_WHY_CHARACTERS = 500  # of what the node gets: its line is short
 _ASK_NODE_S = 1.0
 _ROUND_S = (1.0, 2.0)
 """How long a standby asks for the lead at a time, from the least to the most: each member its own (`_round_s`). While
@@ -158,7 +158,7 @@ class WaitingMember(Generic[_Outbox]):
         self._rules = Standby(asked.times, random.randrange)
         self._heard_ms = asked.clock.monotonic_ms()
         """When the leader was heard last, as far as the node said; before it says anything: now."""
-        self._told = self._why = ""
+        self._shown = self._why = ""
         self._health = ExitStack()  # of its server
         self._found: GrantedMember | None = None
         self._follower: PositionsFollower | None = None
@@ -173,11 +173,11 @@ class WaitingMember(Generic[_Outbox]):
 
     def _run(self) -> _Outbox:
         self._serve_health()
-        self._tell("")
+        self._notify("")
         while not self._asked.cancel.is_set():
             found = self._found = self._find()
             why_not = self._rules.why_not_look(self._seen(found))
-            self._tell(why_not or "")
+            self._notify(why_not or "")
             if found is not None and why_not is None:
                 try:
                     return self._take_over(found)
@@ -185,7 +185,7 @@ class WaitingMember(Generic[_Outbox]):
                     raise
                 except _PASSES as error:
                     self._rules.on_refused(self._asked.clock.monotonic_ms())
-                    self._tell(str(error))
+                    self._notify(str(error))
             self._follow(found)
             self._asked.cancel.wait(_POLL_S)
         raise StandbyCancelled(self._asked.directory)
@@ -244,8 +244,8 @@ class WaitingMember(Generic[_Outbox]):
         )
 
     def _contact_age_ms(self) -> int | None:
-        """As the node says it, which is told the state; of one that does not answer as it said it last, and so long
-        ago.
+        """As the node answers, which gets the state with the question. If it does not answer: its last answer, older by
+        the time since.
         """
         now_ms, home = self._asked.clock.monotonic_ms(), self._asked.directory
         if self._found is not None or not self._asked.filesystem.exists(home / REPLICA_EPOCH_NAME):
@@ -353,20 +353,20 @@ class WaitingMember(Generic[_Outbox]):
 
     def _become(self, state: StandbyState, why: str = "") -> None:
         self._rules.become(state)
-        self._tell(why)
+        self._notify(why)
 
-    def _tell(self, why: str) -> None:
+    def _notify(self, why: str) -> None:
         state = self._rules.state
         self._why = why
-        told = _DIGITS.sub("", f"{state.value}: {why}" if why else state.value)  # what is counted down is no news
-        if told == self._told:
+        shown = _DIGITS.sub("", f"{state.value}: {why}" if why else state.value)  # what is counted down is no news
+        if shown == self._shown:
             return
-        self._told = told
+        self._shown = shown
         _LOG.info("%s: %s%s", self._asked.directory, state.value, f": {why}" if why else "")
         try:
             self._asked.on_state(state, why)
         except Exception:  # noqa: BLE001 - it is not ours
-            _LOG.exception("who is told of the state %s failed", state.value)
+            _LOG.exception("on_state failed for the state %s", state.value)
         self._contact_age_ms()  # the node shows it
 
 

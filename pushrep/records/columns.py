@@ -3,7 +3,7 @@
     payload        |len|a|ts|off|klen|key....|vlen|value..........|hc|headers...| |len|a|...
     positions                        ^key_start    ^value_start
 
-The only sequential work is the walk from record to record, since each length tells where the next one begins. It
+The only sequential work is the walk from record to record, since each length says where the next one begins. It
 goes by runs: where one length (its bytes) repeats at its own stride, numpy confirms a whole run at a time, which is
 exact and no guess. The fields are then read one column at a time; headers in rounds, the k-th of every record that has
 one. Small batches are scanned by decoder.py instead: same answers, refusals included.

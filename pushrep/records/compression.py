@@ -56,7 +56,7 @@ def decompress(codec: Codec, data: Buffer, bytes_max: int = DECOMPRESSED_BYTES_M
 
 
 def _decompress_frame(codec: Codec, module: Any, view: memoryview, bytes_max: int) -> memoryview:
-    """Into a guess first, into more if that fails: a frame need not tell its size, nor tell it truly."""
+    """Into a guess first, into more if that fails: a frame need not give its size, and the size may be wrong."""
     size = min(bytes_max, max(_GUESS_BYTES_MIN, _GROWTH * len(view)))
     while True:
         out = np.empty(size, np.uint8)  # not zeroed: pages that are never written are never there

@@ -109,7 +109,7 @@ def varint_matrix(zigzags: NDArray[np.uint64], width: int) -> Bytes:
 def read_varints(data: Bytes, at: Ints) -> tuple[Ints, Ints]:
     """(values, positions behind them) of the 32-bit varints at the positions `at`, all inside `data`.
 
-    A varint that runs out of the data is read on as if its last byte were repeated: its position tells. Raises
+    A varint that runs out of the data is read on as if its last byte were repeated: its position shows it. Raises
     CorruptRecordBatch for one that exceeds 5 bytes or 32 bits.
     """
     zigzags, behind = _read_arrays(data, at, VARINT_BYTES_MAX)

@@ -4,7 +4,7 @@
 
     ReplayClient(directory).replay(ReplayRequest("orders-0", position=AtTime(ms), length=TO_END))
 
-The table of states is in events.py, refusals and limits in plan.py; docs/replay.md tells all of it.
+The table of states is in events.py, refusals and limits in plan.py; docs/replay.md has all of it.
 """
 
 from pushrep.replay.catalogue import Catalogue, CatalogueEntry, FoundLog, read_catalogue

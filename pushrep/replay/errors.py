@@ -7,7 +7,7 @@ from pushrep.wire.error_codes import ErrorCode
 
 
 class ReplayRefused(PushrepError):
-    """No session was made: `code` says why. A refused position tells the range [`start`, `end`] that would do."""
+    """No session was made: `code` says why. A refused position comes with the range [`start`, `end`] that would do."""
 
     def __init__(self, code: ErrorCode, why: str, *, start: int | None = None, end: int | None = None) -> None:
         super().__init__(f"{why} ({code.name})")

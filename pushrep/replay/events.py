@@ -4,7 +4,7 @@ shell ── SegmentOpened, Turn, BlockRead, BlockSent ... ──▶ ReplaySessi
 
 The states are a table, no flags. Drawn in docs/replay.md.
 
-INIT ──▶ REPLAY ──▶ INACTIVE ──▶ DONE       in INACTIVE the subscriber is told why, once;
+INIT ──▶ REPLAY ──▶ INACTIVE ──▶ DONE       in INACTIVE the subscriber gets the reason, once;
   └─────────────────────────────────▲       DONE follows at once where there is none (any more)
 
                  INIT              REPLAY      INACTIVE
@@ -16,7 +16,7 @@ TURN             . DONE INACTIVE   . INACTIVE  . DONE         INIT: no subscribe
 BLOCK_READ       !                 .           .              INACTIVE: the subscriber did not take the end in time
 READ_FAILED      !                 INACTIVE    .
 SENT             !                 .           .
-STOP             DONE INACTIVE     INACTIVE    .              INIT: DONE if nobody has attached who could be told
+STOP             DONE INACTIVE     INACTIVE    .              INIT: DONE if no subscriber has attached
 SUBSCRIBER_GONE  DONE              DONE        DONE
 DELETED          DONE INACTIVE     INACTIVE    .
 TRUNCATED        . DONE INACTIVE   . INACTIVE  .              "." if nothing above the cut was reached
@@ -218,7 +218,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class SubscriberGone:
-    """There is nobody to tell any more."""
+    """There is no subscriber any more."""
 
     kind: ClassVar[EventKind] = EventKind.SUBSCRIBER_GONE
 
@@ -281,7 +281,7 @@ class Refuse:
 class ReadBlock:
     """Read whole batches from `position` on, below `limit`, about `max_bytes` of them, one at least; then BlockRead.
 
-    `want_offsets`: a batch with holes has to tell its records' offsets.
+    `want_offsets`: of a batch with holes its records' offsets are needed.
     """
 
     position: int

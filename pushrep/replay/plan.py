@@ -133,7 +133,7 @@ class RecordingInfo:
     """A recording as it is now. `recording_id` None: no catalogue knows it. `is_live`: somebody writes it.
 
     Offsets [start_offset, end_offset) were written, those below `stable_offset` are never taken back; a log
-    that the catalogue holds for INVALID may not be readable. A node tells of no offset above the stable one while
+    that the catalogue holds for INVALID may not be readable. A node shows no offset above the stable one while
     the log is live. `outbox_id`: whose log it is, None if that is not known. `partition`: where a directory has worker
     slots, a number of its own for each slot's (pushrep.log.directory_files).
     """

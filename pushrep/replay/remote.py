@@ -128,7 +128,7 @@ def is_at_end(refused: ReplayRefused, at: int) -> bool:
 
 _GOODBYE_S = 1.0
 _COMES_AGAIN = frozenset({ErrorCode.STALLED, ErrorCode.NODE_STOPPING})
-"""Ends after which the session reconnects without telling its reader: it was too slow, or the node stops."""
+"""Ends after which the session reconnects, unseen by its reader: it was too slow, or the node stops."""
 
 
 class AttachedSession(NamedTuple):
@@ -403,7 +403,7 @@ class RemoteSession:
             return
         try:
             started(connection, request_to_wire(self._recording_id, ReplayRequest(0, OFFSET_MAX, bound="written")))
-        except ReplayRefused as outside:  # no log has that offset: the refusal tells its range
+        except ReplayRefused as outside:  # no log has that offset: the refusal has its range
             if outside.code is ErrorCode.INVALID_POSITION and outside.end is not None:
                 self._until = min(self._until, max(outside.end, self._received))
 
@@ -481,7 +481,7 @@ class RemoteSession:
             self._waiting.close()
 
     def _goodbye_said(self) -> bool:
-        """Whether it was stopped; the first call then tells the node."""
+        """Whether it was stopped; the first call then says so to the node."""
         if not self._is_stopped:
             return False
         self._blocks.clear()
@@ -550,7 +550,7 @@ class RemoteReplays:
                 raise ReplayRefused(ErrorCode.UNKNOWN_RECORDING, f"there is no recording {recording}")
             return tip
         asked = request_to_wire(recording_id, ReplayRequest(recording_id, OFFSET_MAX, bound=bound))
-        response = self._ask(asked, wire.StartReplayResponse)  # no log has that offset: the refusal tells its range
+        response = self._ask(asked, wire.StartReplayResponse)  # no log has that offset: the refusal has its range
         if response.error_code is not ErrorCode.INVALID_POSITION:
             raise ReplayRefused(response.error_code, response.error_message)
         return response.end_offset

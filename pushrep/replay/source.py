@@ -43,7 +43,7 @@ class LogSource:
 
     @property
     def log_id(self) -> UUID | None:
-        """The id of the log, which another log of its name would not have; None if it has no file that tells."""
+        """The id of the log, which another log of its name would not have; None if it has no file that says so."""
         return self._log.log_id
 
     @property
@@ -80,11 +80,11 @@ class LogSource:
         """Every batch that holds an offset in [start, end). Raises as LogReader.batches."""
         return self._log.batches(start, end)
 
-    def lease(self, offset: int, told: OnLeaseBroken) -> Lease | None:
+    def lease(self, offset: int, on_broken: OnLeaseBroken) -> Lease | None:
         """Keeps what lies from `offset` on, if this process writes the log. Raises OffsetOutOfRange, LeaseBroken."""
         if isinstance(self._log, LogReader):
             return None
-        return self._log.acquire_lease("replay", offset, told)
+        return self._log.acquire_lease("replay", offset, on_broken)
 
     def begin(self, position: int, take_lease: Callable[[], None]) -> e.SegmentOpened | e.OpenFailed:
         """Take the lease and read what stands at `position`: the session's event."""

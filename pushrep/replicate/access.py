@@ -1,4 +1,4 @@
-"""Who may do what on a node: identity x call x outbox, decided by a table before anything is read, written or told.
+"""Who may do what on a node: identity x call x outbox, decided by a table before anything is read, written or answered.
 
     certificate ─ identity_in ─▶ identity ─┐
     --allow NAME=PATTERN:role,role ─ Rule ─┼─▶ Policy: roles of an identity on an outbox ─ ROLES_OF[call] ─▶ yes │ no
@@ -70,7 +70,7 @@ ROLES_OF: Mapping[ApiKey, frozenset[Role]] = MappingProxyType(
         ApiKey.BEAT: _LEADS,
         ApiKey.DESCRIBE_DAMAGE: _LEADS,
         ApiKey.REPAIR_RECORDS: _LEADS,
-        ApiKey.DESCRIBE_NODE: frozenset({Role.LIST}),  # on every outbox: it tells of all of them
+        ApiKey.DESCRIBE_NODE: frozenset({Role.LIST}),  # on every outbox: the answer is about all of them
         # A leader has the records already, by FetchRecords and on its own disk.
         ApiKey.START_REPLAY: _READS,
         ApiKey.ATTACH: _READS,

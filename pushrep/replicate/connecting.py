@@ -22,7 +22,7 @@ from pushrep.wire.values import Struct
 
 T = TypeVar("T")
 _NAME = "pushrep"
-_LIMITS = FrameLimits(header_bytes_max=(1 << 24) - 1)  # of those that we were told to ask: all that a header can have
+_LIMITS = FrameLimits(header_bytes_max=(1 << 24) - 1)  # of peers that we were given to ask: all that a header can have
 
 BEATS_IN_FLIGHT_MAX = 2
 """One at a time, and the last one of a channel that closes, which does not wait for the answer to it (channel.py)."""
@@ -81,7 +81,7 @@ def patiently(
 ) -> T:
     """Attempt again and again, with random pauses that grow, until it succeeds or `stop` is set.
 
-    Raises the last error once it is. `on_failure`: told of each.
+    Raises the last error once it is. `on_failure`: called with each.
     """
     passing = (ReplicaUnreachable, ProtocolError, OSError)
     policy = RetryPolicy(passes=lambda error: isinstance(error, passing), backoff=_backoff(settings))

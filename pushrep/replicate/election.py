@@ -55,7 +55,7 @@ Change = Callable[[Grant, int], Grant]
 class Election:
     """One member's attempts to lead. Not thread-safe; the promises' `member` says which one it is.
 
-    addresses: where members listen, above what grants say. fetched: told of every batch that was fetched, in order.
+    addresses: where members listen, above what grants say. fetched: called with every batch that was fetched, in order.
     contact_age_ms: since another leader was in contact with the node that has this directory; None for none.
     leader_alive_ms: as Candidate's.
     """
@@ -114,7 +114,7 @@ class Election:
         end = kept.unfilled.get(name, 0)
         if end <= log.log_end_offset or name in kept.unfenced:
             return None
-        # Of what is damaged the list on disk still tells.
+        # For a log that is damaged, the list on disk still shows it.
         epochs = read_leader_epochs(log.path, self.state_store.filesystem) or log.leader_epochs
         return EpochEnd(epochs.epoch_of(end - 1), end)
 
@@ -153,8 +153,8 @@ class Election:
                 effect = effects.popleft()
                 if isinstance(effect, Lead):
                     if nameless := effect.grant.nameless:
-                        told = "members %s count by their index alone: the grant names no directory of theirs yet"
-                        _LOG.warning(f"%s: {told}", self.state_store.directory, sorted(nameless))
+                        what = "members %s count by their index alone: the grant names no directory of theirs yet"
+                        _LOG.warning(f"%s: {what}", self.state_store.directory, sorted(nameless))
                     return effect.grant
                 effects.extend(self._carry_out(effect, candidate, timeout_s))
             self._answers.asks_again = candidate.asks_again

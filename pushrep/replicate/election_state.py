@@ -61,7 +61,7 @@ class ElectionState:
     that it lost; until it ends there again it counts for nothing. is_unfilled: it had no grant when it stored its first
     one, so it may be a member whose disk was lost: until a leader has given it everything it counts for nothing.
     log_generation: of the logs that lie there; below the grant's they are to be set aside. rival: a grant that was
-    forced beside the kept one, and offered: a leader by that one is told of it, and goes offline.
+    forced beside the kept one, and offered: a leader by that one gets it in the answer, and goes offline.
     """
 
     leader_epoch: int = -1

@@ -26,7 +26,7 @@ class ReplicaUnreachable(PushError):
 
 
 class MayStillBeDelivered(PushError):
-    """The records are in this log; whether enough replicas will hold them is not known, `why` tells the reason."""
+    """The records are in this log; whether enough replicas will hold them is not known, `why` is the reason."""
 
     def __init__(self, why: str) -> None:
         super().__init__(f"the records may still be delivered: {why}")

@@ -144,7 +144,7 @@ class Leading:
         self.partitions[partition].on_flush(flushed_offset)
 
     def on_log_start(self, partition: int, log_start_offset: int) -> None:
-        """Records below were removed from this log; the replicas are told."""
+        """Records below were removed from this log; the replicas get the new log start."""
         self.partitions[partition].on_log_start(log_start_offset)
 
     def when_replicated(self, partition: int, end_offset: int, callback: OnReplicated) -> None:
@@ -228,7 +228,7 @@ class Leading:
                 led.end_session_of(replica, PushSessionEndReason.STALE_REPLICA_EPOCH)
 
     def resign(self, why: NotLeader) -> None:
-        """Lead no more: what waits fails with `why`, and members are told that this leader has gone."""
+        """Lead no more: what waits fails with `why`, and a last beat to the members says that this leader has gone."""
         for led in self.partitions.values():
             led.resign(why)
 
@@ -448,8 +448,8 @@ class _Driver:
     def _refused(self, answer: wire.GrantResponse | DescribeLogResponse) -> ReplicaUnreachable:
         """Under the name and with the words of who refuses."""
         code = answer.error_code
-        told = f" ({answer.error_message})" if answer.error_message else ""
-        return ReplicaUnreachable(str(self.replica.address), f"{code.name}: {code.meaning}{told}")
+        detail = f" ({answer.error_message})" if answer.error_message else ""
+        return ReplicaUnreachable(str(self.replica.address), f"{code.name}: {code.meaning}{detail}")
 
     def _on_description(self, replica_epoch: int, description: LogDescription, client: ReplicaClient | None) -> None:
         why = description.error_code.meaning
@@ -461,7 +461,7 @@ class _Driver:
             else:
                 return
         _LOG.warning("%s: %s: %s", description.tp, self.replica, why)
-        if description.error_code is not ErrorCode.KAFKA_STORAGE_ERROR:  # `refused` tells more of it
+        if description.error_code is not ErrorCode.KAFKA_STORAGE_ERROR:  # `refused` says more
             self.refusal = f"{description.error_code.name}: {why}"
         self.begin_anew(description.tp, is_first_success=False)
 

@@ -47,7 +47,7 @@ OnReplicated = Callable[[BaseException | None], None]
 
 
 class PushSession:
-    """One session with one replica of one partition: its identifiers, and whom to tell. A LedPartition makes it.
+    """One session with one replica of one partition: its identifiers, and whom to notify. A LedPartition makes it.
 
     Newer identifiers win: leader epoch, then replica epoch, then session id. The rules of the session (push_session.py
     of pushrep.election, by its leader.py) are asked under the lock of its partition.
@@ -182,13 +182,13 @@ class LedPartition:
             self._apply(effects)
 
     def on_log_start(self, log_start_offset: int) -> None:
-        """Records below were removed here; the replicas are told."""
+        """Records below were removed here; the replicas get the new log start."""
         with self.lock:
             effects = self.leader.on_log_start(log_start_offset)
         self._apply(effects)
 
     def look_at_log_start(self) -> None:
-        """Retention, or the log's owner, may have removed records without a call here; the replicas are told."""
+        """Retention, or the log's owner, may have raised the log start without a call here: replicas get it."""
         with suppress(LogClosed):  # then nobody is pushed to for much longer
             if (log_start_offset := self.log.log_start_offset) > self.leader.log.log_start_offset:
                 self.on_log_start(log_start_offset)
@@ -331,7 +331,7 @@ class LedPartition:
             elif isinstance(effect, Left):
                 if effect.too_slow:
                     self._pushes.record_follower_not_caught_up(self.tp, effect.replica)
-                level = logging.WARNING if effect.too_slow else logging.INFO  # a session's end is told by its reason
+                level = logging.WARNING if effect.too_slow else logging.INFO  # an end is logged by its reason
                 _LOG.log(level, "%s: replica %d left the in-sync set", self.tp, effect.replica)
             elif isinstance(effect, Resigned):
                 self.resigned = self.resigned or self._why_resigned(effect)

@@ -153,11 +153,11 @@ class PushManager:
     ) -> "Future[bool]":
         """End these sessions; what is buffered for them goes. Unknown ones: nothing.
 
-        The future is done once every replica that the reason speaks to was told, or can't be.
+        The future is done once every replica that this reason is sent to was notified, or can't be.
         """
         self._check("stop_push")
-        told = [stopped for index in replica_ids if (stopped := self._stop(tp, index, reason)) is not None]
-        return _all_of(told)
+        ends = [stopped for index in replica_ids if (stopped := self._stop(tp, index, reason)) is not None]
+        return _all_of(ends)
 
     def on_leader_append(
         self,
@@ -187,7 +187,7 @@ class PushManager:
         """The high watermark rose; replicas hear of it even if no record follows. What is no rise is ignored.
 
         Of the fixed interface, for who owns the state elsewhere. `Leading` has no use for it: its rules move the
-        watermark themselves, and wake the pushers that have to tell of it (`wake`).
+        watermark themselves, and wake the pushers that have to send it (`wake`).
         """
         self._check("on_high_watermark_update")
         self._wake_if(tp, replica_ids, lambda pusher: pusher.session.partition.high_watermark >= high_watermark)
@@ -195,7 +195,7 @@ class PushManager:
     def on_log_start_offset_update(
         self, tp: TopicIdPartition, replica_ids: Iterable[int], log_start_offset: int
     ) -> None:
-        """The log start rose; as above. `Leading` looks at the log's start at each tick; its rules wake who tells."""
+        """The log start rose; as above. `Leading` looks at it at each tick, and its rules wake the pushers."""
         self._check("on_log_start_offset_update")
         self._wake_if(
             tp, replica_ids, lambda pusher: pusher.session.partition.leader.log.log_start_offset >= log_start_offset

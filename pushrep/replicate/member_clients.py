@@ -75,14 +75,14 @@ class MemberAnswers:
         self._threads.thread(partial(self._run, name, question), f"pushrep-ask-{name}").start()
 
     def _run(self, name: str, question: Callable[[], MemberAnswer]) -> None:
-        answer, told = None, ""
+        answer, logged = None, ""
         try:
             while answer is None:
                 try:
                     answer = question()
-                except (ReplicaUnreachable, ValueError) as error:  # ValueError: it told what can't be a log or a grant
-                    _LOG.log(logging.DEBUG if str(error) == told else logging.WARNING, _NOT_COUNTED, name, error)
-                    told = str(error)
+                except (ReplicaUnreachable, ValueError) as error:  # ValueError: its answer can't be a log or a grant
+                    _LOG.log(logging.DEBUG if str(error) == logged else logging.WARNING, _NOT_COUNTED, name, error)
+                    logged = str(error)
                     if not self._may_ask_again():
                         break
         finally:
@@ -171,7 +171,7 @@ class MemberClients:
             raise ReplicaUnreachable(str(client.address), f"it is member {first.member}, not {index}")
         age_ms = first.contact_age_ms if isinstance(first, DescribeLogResponse) else NOT_SAID
         try:
-            # Of another member only the directory is told: the rules see whether it is asked under both names.
+            # Of another member only the directory is known: the rules see whether it is asked under both names.
             grant = first.grants[0].checked() if first.grants and not is_another else None
         except BadGrant as error:
             raise ReplicaUnreachable(str(client.address), str(error)) from error

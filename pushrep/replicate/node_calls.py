@@ -33,7 +33,7 @@ from pushrep.wire.values import OFFSET_MAX, Struct
 
 _LOG = logging.getLogger("pushrep.node")
 FETCH_BYTES_MAX = 8 << 20
-_DAMAGED_MAX = 1000  # the next ones are told when these are repaired
+_DAMAGED_MAX = 1000  # the next ones are in the answer when these are repaired
 _DESCRIPTIONS_BYTES = 1 << 19  # of an answer's header; a log gets an epoch with every opening, so lists grow for years
 _LOG_BYTES, _EPOCH_BYTES = 128, 15  # at most, in Avro
 
@@ -199,7 +199,7 @@ class NodeCalls:
         return state.grant.index_at(self._address)
 
     def _may_lead(self, sender: str, call: ApiKey, kept: KeptOutbox | None) -> bool:
-        """Whether it may make this call about a partition; of one that was not described nothing is known to tell."""
+        """Whether it may make this call about a partition; True for one that was not described, as it is not known."""
         leads = call is ApiKey.APPEND_RECORDS
         if kept is None or self._access.may(sender, call, kept.outbox_id, begins=leads):
             return True
@@ -328,7 +328,7 @@ def _highest_epoch(kept: KeptOutbox) -> int:
 
 
 def _why_refused(outcome: ErrorCode, offered: int, kept: int) -> str:
-    """What the code alone does not tell of a grant that is not stored; empty otherwise."""
+    """What the code alone does not say of a grant that is not stored; empty otherwise."""
     if outcome is ErrorCode.NONE or not are_rivals(offered, kept):
         return ""
     return f"it was forced in generation {label(offered)}, beside {label(kept)}, which is kept here: they are rivals"

@@ -1,4 +1,4 @@
-"""What a node is told when it starts. Values refuse nonsense at birth."""
+"""A node's settings. Each value is checked when it is made."""
 
 import ssl
 from collections.abc import Callable, Mapping

@@ -26,9 +26,9 @@ from pushrep.problems import (
 from pushrep.replay.session import ReplayCounters
 from pushrep.replicate.replica import ReplicaLog
 
-_TOLD_BYTES_MAX = 900_000
+_ANSWER_BYTES_MAX = 900_000
 """Of an answer's header, which has room for 1 MiB."""
-_TOLD_ITEMS = (1000, 100, 20)
+_ANSWER_ITEMS = (1000, 100, 20)
 
 
 class NodeLog(NamedTuple):
@@ -135,11 +135,11 @@ class NodeStatus:
             "problems": [one.as_dict() for one in self.problems()],
         }
 
-    def as_told(self) -> str:
-        """The same as JSON for DescribeNode: without `logs`, which ListLogs tells, and of long lists the beginning."""
+    def as_answer(self) -> str:
+        """The same as JSON for DescribeNode: without `logs`, which ListLogs has, and of long lists the beginning."""
         found = {name: value for name, value in self.as_dict().items() if name != "logs"}
-        texts = [json.dumps(_shortened(found, items)) for items in _TOLD_ITEMS]
-        return next((text for text in texts if len(text) <= _TOLD_BYTES_MAX), texts[-1])
+        texts = [json.dumps(_shortened(found, items)) for items in _ANSWER_ITEMS]
+        return next((text for text in texts if len(text) <= _ANSWER_BYTES_MAX), texts[-1])
 
 
 class OpenLogs(NamedTuple):

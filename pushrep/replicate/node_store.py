@@ -151,7 +151,7 @@ class KeptOutbox:
                 held.release()
 
     def _finish_setting_aside(self) -> None:
-        """Before anything is told or taken: logs of an older generation than the grant's are no part of this member.
+        """Before any answer or append: logs of an older generation than the grant's are no part of this member.
 
         Raises OSError, LogLocked: then nothing is.
         """
@@ -383,7 +383,7 @@ class KeptOutbox:
         return replica
 
     def create_missing(self, tps: Sequence[TopicIdPartition]) -> None:
-        """Make the logs of which nothing is here, at once. What can't be made is told where each is opened."""
+        """Make the logs of which nothing is here, at once. What can't be made is raised where each is opened."""
         with suppress(Refusal, OSError, PushrepError):
             if not self.election_state.is_led_here:
                 self.settle_directory(create=True)  # it has its id before there is a log in it
@@ -412,7 +412,7 @@ class KeptOutbox:
     def begin_removal(self, tp: TopicIdPartition, may: Callable[[ReplicaSession], bool]) -> bool:
         """Give the log to nobody until `end_removal`; False, and nothing changed, if its session says otherwise.
 
-        A leader that comes at this moment is either here before, and is found, or is told to ask again.
+        A leader that comes at this moment is either here before, and is found, or gets the answer to ask again.
         """
         with self._lock:
             replica = self._replicas.get((tp.topic, tp.partition))

@@ -203,8 +203,8 @@ class Pusher:
             return PendingWork.NOTHING if progress.in_flight else PendingWork.REQUEST
         if progress.next_offset < leader.log.log_end_offset:
             return PendingWork.REQUEST
-        is_told = (leader.high_watermark, leader.log.log_start_offset) == self._shipped
-        return PendingWork.NOTHING if is_told else PendingWork.WATERMARK
+        is_sent = (leader.high_watermark, leader.log.log_start_offset) == self._shipped
+        return PendingWork.NOTHING if is_sent else PendingWork.WATERMARK
 
     def next_part(self, bytes_max: int, *, file_bytes_max: int = 0) -> tuple[AppendRecordsPartition, Sent, int] | None:
         """A part of a request of about so many bytes, and its size; None if there is nothing to say.
@@ -256,7 +256,7 @@ class Pusher:
     def on_result(self, sent: Sent, result: AppendRecordsResult) -> None:
         """The replica answered."""
         if sent.sequence < 0:
-            self._resolve_end(told=True)
+            self._resolve_end(was_sent=True)
             return
         session = sent.session
         session.partition.on_answer(session, sent.sequence, result)
@@ -270,20 +270,20 @@ class Pusher:
     def on_disconnect(self) -> None:
         """The connection is gone; what was in flight is in the queue or in the log still."""
         self._shipped = (-1, -1)
-        self._resolve_end(told=False)
+        self._resolve_end(was_sent=False)
         self.session.partition.on_disconnect(self.session)
 
     @property
     def end_sent(self) -> "Future[bool]":
-        """Of a session that was ended: done when the replica was told that it is over, or there is nobody to tell."""
+        """Of a session that was ended: done when the replica got the signal, or no signal can be sent."""
         assert self._end_sent is not None, "the session was ended"
         return self._end_sent
 
     def end(self, reason: PushSessionEndReason) -> bool:
-        """End the session from this side; whether the replica is to be told in a request of its own."""
+        """End the session from this side; whether the replica gets the signal in a request of its own."""
         partition, index = self.session.partition, self.session.replica.index
         self._end_sent = Future()
-        if reason.replica_is_told:
+        if reason.is_sent_to_replica:
             with partition.lock:
                 progress = partition.leader.sessions.get(index)
                 if progress is not None and progress.id == self.session.id and progress.is_live:
@@ -293,7 +293,7 @@ class Pusher:
         self.session.on_push_session_ended(reason)
         self.drop_buffered()
         if self._end_request is None:
-            self._resolve_end(told=False)
+            self._resolve_end(was_sent=False)
         return self._end_request is not None
 
     def drop_buffered(self) -> None:
@@ -305,10 +305,10 @@ class Pusher:
         for entry in entries:
             self._memory.release(entry)
 
-    def _resolve_end(self, *, told: bool) -> None:
+    def _resolve_end(self, *, was_sent: bool) -> None:
         self._end_request = None
         if self._end_sent is not None and not self._end_sent.done():
-            self._end_sent.set_result(told)
+            self._end_sent.set_result(was_sent)
 
     def _release_below(self, offset: int) -> None:
         while True:

@@ -118,7 +118,7 @@ class RecordingMaintenance:
         return wire.PurgeResponse(log_start_offset=start)
 
     def mark_deleted(self, asked: wire.DeleteRequest, sender: str) -> KeptRecording:
-        """It is DELETED in the catalogue, and its sessions are told."""
+        """It is DELETED in the catalogue, and its sessions are notified."""
         recording = self._found(ApiKey.DELETE, asked, sender)
         if self._server.recordings.is_led(recording):
             raise _led(recording)
@@ -222,7 +222,7 @@ class ReplayCalls:
         }
 
     def dispatch(self, line: Line, call: Call | ClientEvent) -> None:
-        """Carry out what a peer asks, or tells."""
+        """Carry out a peer's request or event."""
         if isinstance(call, ClientEvent):
             self._on_event(line, call)
         elif call.api_key is ApiKey.API_VERSIONS:
@@ -388,11 +388,11 @@ class ReplayCalls:
         if line.is_open:
             served.attach(line, call, asked.credit_bytes)
 
-    def _on_event(self, line: Line, told: ClientEvent) -> None:
-        if isinstance(told.message, wire.Credit):
-            served = self._server.served.get(told.message.session_id)
+    def _on_event(self, line: Line, event: ClientEvent) -> None:
+        if isinstance(event.message, wire.Credit):
+            served = self._server.served.get(event.message.session_id)
             if served is not None and served.line is line:
-                served.handle(e.Credited(told.message.bytes))
+                served.handle(e.Credited(event.message.bytes))
 
     def _stop(self, line: Line, call: Call, asked: wire.StopReplayRequest) -> None:
         access = self._server.recordings.access
@@ -460,12 +460,12 @@ class ReplayCalls:
         """In the worker's thread."""
         done = self._keeping.remove(recording)
 
-        def tell() -> None:
+        def answer() -> None:
             if line.is_open:
                 line.send(line.protocol.event(call, done))
                 self._server.flush(line)
 
-        self._server.post(tell)
+        self._server.post(answer)
 
 
 def _ended_early(session: ReplaySession) -> ReplayRefused:

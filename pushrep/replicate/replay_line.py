@@ -43,7 +43,7 @@ class Line:
         self.socket.setblocking(False)
         self.is_open = True
         self.mask = READABLE
-        """What the poller was told last."""
+        """What the poller was asked for last."""
         self._frames: deque[tuple[list[Piece], Callable[[], None] | None]] = deque()
 
     @property

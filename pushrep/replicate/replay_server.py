@@ -159,7 +159,7 @@ class Watched:
 
 
 def _is_for(session: ReplaySession, facts: LogSnapshot | None) -> bool:
-    """Whether it may read further in a log that is so now (None: as before), or that can't be told from here."""
+    """Whether it may read further in a log that is so now (None: as before), or that is not known here."""
     bound = session.plan.bound
     if bound not in LOG_BOUNDS or session.wants_liveness:  # a counter moves by itself, and so does a writer's life
         return True
@@ -167,7 +167,7 @@ def _is_for(session: ReplaySession, facts: LogSnapshot | None) -> bool:
 
 
 def _has_only_grown(before: Looks, now: Looks) -> bool:
-    """Then who is told is who may read further: of each append some hear twice, and only one of the two is for them."""
+    """Then only those are woken that may read further: of the two calls for each append they need one."""
     (facts, marker), (facts_now, marker_now) = before, now
     return marker == marker_now and facts.start == facts_now.start and facts.written <= facts_now.written
 
@@ -257,14 +257,14 @@ class ReplayServer:
             return 0
         done, ended = self._network.threads.event(), [0]
 
-        def tell() -> None:
+        def notify() -> None:
             for served in chosen():
                 before = served.session.end_reason
                 served.handle(event)
                 ended[0] += before is None and served.session.end_reason is not None
             done.set()
 
-        self.post(tell)
+        self.post(notify)
         while not self._is_over and not done.wait(_WAIT_S):
             pass
         return ended[0]
@@ -290,7 +290,7 @@ class ReplayServer:
         return self._totals.snapshot(self.sessions, self.now_ms())
 
     def stop(self) -> None:
-        """End every session, tell the subscribers, hang up. Before the logs are closed."""
+        """End every session, notify the subscribers, close the connections. Before the logs are closed."""
         with self._start_lock:
             self._stopping = True
         if self._thread is not None:

@@ -92,7 +92,7 @@ class ServedSession:
     # ---- opening: the worker's thread
 
     def open(self) -> e.Event:
-        """Take the lease and look at what stands at the position: what the session is told of it."""
+        """Take the lease and look at what stands at the position: the event that the session gets of it."""
         opened = self.source.begin(self.session.position, self._take_lease)
         if isinstance(opened, e.SegmentOpened):
             self._before = opened.epoch_before
@@ -228,11 +228,11 @@ class ServedSession:
         self._send(data, self._sent)
 
     def _may_have_holes(self) -> bool:
-        """Whether the subscriber knows what a cleaner's hole is; if not, that is told, and ends it."""
+        """Whether the subscriber knows what a cleaner's hole is; if not, the session ends with that error."""
         assert self._call is not None, "somebody attached"
         if self._call.version >= HOLES_SINCE:
             return True
-        why = "a cleaner took offsets here, and the subscriber is too old to be told: upgrade it"
+        why = "a cleaner took offsets here, and the subscriber is too old to know of that: upgrade it"
         self.handle(e.ReadFailed(ErrorCode.UNSUPPORTED_VERSION, why))
         return False
 
@@ -254,7 +254,7 @@ class ServedSession:
 
     def _renew(self, offset: int) -> None:
         if self._lease is not None:
-            with suppress(LeaseBroken):  # `_told` says so
+            with suppress(LeaseBroken):  # `_lease_gone` was called for it
                 self._lease.renew(offset)
 
     def _lease_gone(self, reason: str) -> None:
@@ -269,7 +269,7 @@ class ServedSession:
         self.handle(e.LeaseLost(reason))
 
     def _was_cut(self, facts: LogSnapshot) -> bool:
-        """Whether the log was cut below the position, and has perhaps grown again; then that is told.
+        """Whether the log was cut below the position, and has perhaps grown again; then the session ends.
 
         Looked for when it is shorter, when its epochs have changed, and when it was opened anew: what stands before the
         position has to be what did.

@@ -259,16 +259,16 @@ class ReplicaLog:
         return replace(storage_error(state), flushed_offset=0)
 
     def _carry_out_all(self, effects: Sequence[FollowerEffect]) -> None:
-        """One after the other. Readers of what is written need not wait for the disk: they are told before it."""
-        is_told = True
+        """One after the other. Readers of what is written need not wait for the disk: they are notified before it."""
+        is_notified = True
         try:
             for effect in effects:
-                if not is_told and type(effect) is does.Flush:
+                if not is_notified and type(effect) is does.Flush:
                     self._news(self.tp)
-                is_told = False
+                is_notified = False
                 _DONE_BY[type(effect)](self, effect)
         finally:
-            if not is_told:
+            if not is_notified:
                 self._news(self.tp)
 
     def _set_aside(self, effect: does.SetAside) -> None:

@@ -44,7 +44,7 @@ class ReplicaClient(ClosedAtExit):
 
     @property
     def certificate(self) -> Mapping[str, Any]:
-        """What the replica's certificate says, as `getpeercert` tells it; empty without TLS."""
+        """What the replica's certificate says, as `getpeercert` gives it; empty without TLS."""
         sock = self._opened.sock if self._opened is not None else None
         return (sock.getpeercert() or {}) if isinstance(sock, ssl.SSLSocket) else {}
 

@@ -1,7 +1,7 @@
 """ReplicaNode: a server that follows the logs of many leaders, each in files of its own.
 
     with ReplicaNode(directory, NodeSettings(address=Address("127.0.0.1", 7400), allow=frozenset({"any"}))) as node:
-        ...                     listens from here on; node.address tells the port
+        ...                     listens from here on; node.address has the port
 
 node_store.py keeps the logs, node_calls.py answers, node_connections.py owns sockets and threads,
 replay_*.py what is replayed.
@@ -94,7 +94,7 @@ class ReplicaNode:
             clock=clock,
         )
         self._store.on_change = self._replays.changed
-        calls = NodeCalls(self._store, self.address, self._access, lambda: self.status().as_told())
+        calls = NodeCalls(self._store, self.address, self._access, lambda: self.status().as_answer())
         self._answers = CountedAnswers(calls.answer)
         answer = self._answers.answer
         self._connections = Connections(listener, settings, answer, self._replays.adopt, network=network, clock=clock)
@@ -187,7 +187,7 @@ class ReplicaNode:
         return self._replays.counters()
 
     def stop_replay(self, session_id: int, by: str) -> bool:
-        """End a session, whoever began it; its subscriber is told. Whether it ran. by: for the audit log."""
+        """End a session, whoever began it, and notify its subscriber; whether it ran. by: for the audit log."""
         audit(by, StopReplayRequest(session_id=session_id), ApiKey.STOP_REPLAY)
         return self._replays.stop_session(session_id)
 

@@ -83,9 +83,9 @@ class GroupStartpoints:
         return None
 
     def consumed(self, consumer: str, topic: str, partition: int, sequence: int) -> None:
-        """The group stored a commit that carries this sequence: tell the store.
+        """The group stored a commit that carries this sequence: note it in the store.
 
-        If the store can't be reached, it is told at a later look, or by the next holder, by the sequence in the commit.
+        If the store can't be reached, a later look does it, or the next holder, by the sequence in the commit.
         """
         reader = Reader(consumer, topic, partition)
         self._unacknowledged.add((reader, sequence))

@@ -200,7 +200,7 @@ class Startpoint:
         )
 
     def to_json(self) -> dict[str, Any]:
-        told = {
+        fields = {
             "kind": str(self.kind),
             "value": self.value,
             "out_of_range": str(self.out_of_range),
@@ -208,8 +208,8 @@ class Startpoint:
         }
         # Older releases ignore these and replace all rows that are read again: the table is right, too.
         if self.replace_until is not None:
-            told["replace_until"] = self.replace_until
-        return told | {"append_only": True} if self.append_only else told
+            fields["replace_until"] = self.replace_until
+        return fields | {"append_only": True} if self.append_only else fields
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> "Startpoint":

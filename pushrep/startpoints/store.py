@@ -497,7 +497,7 @@ class StartpointStore(ClosedAtExit):
         if self._closed:
             raise StoreClosed(self.place)
 
-    def _apply(  # noqa: PLR0913, PLR0917 - what `apply` is told
+    def _apply(  # noqa: PLR0913, PLR0917 - the arguments of `apply`
         self,
         change: Change,
         checkpoint: Checkpoint,

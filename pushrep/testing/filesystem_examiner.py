@@ -151,7 +151,7 @@ def _room(fs: Filesystem, directory: Path) -> None:
     _equal("used bytes lie within the total", 0 <= usage.used_bytes <= usage.total_bytes, True)
     _equal("there is a total", usage.total_bytes > 0, True)
     fs.open(directory / "f", create=True).close()
-    _equal("a file tells the same total", fs.usage(directory / "f").total_bytes > 0, True)
+    _equal("a file shows the same total", fs.usage(directory / "f").total_bytes > 0, True)
 
 
 def _witnesses(fs: Filesystem, directory: Path) -> None:
@@ -160,7 +160,7 @@ def _witnesses(fs: Filesystem, directory: Path) -> None:
         with closing(fs.open(directory / name, create=True)) as file:
             file.write_at(b"the same bytes", 0)
     original = fs.witness(directory / "original")
-    if original is None:  # None is right where nothing tells a file from its copy
+    if original is None:  # None is right where nothing distinguishes a file from its copy
         _equal("no witness of any file", fs.witness(directory / "copy"), None)
         return
     _equal("a file has one name", original.links, 1)

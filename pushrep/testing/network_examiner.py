@@ -131,35 +131,35 @@ def _pollers(network: Network, host: str) -> None:
         _equal("the end makes it readable", poller.select(_WAIT_S), [("one", READABLE)])
         _equal("it is the end", _some(pair.one), b"")
         poller.unregister(pair.one)
-        _equal("what is not registered is not told", poller.select(_SOON_S), [])
+        _equal("what is not registered is not reported", poller.select(_SOON_S), [])
 
 
 def _threads(network: Network, _host: str) -> None:
     threads = network.threads
     event = threads.event()
-    told: list[object] = []
-    thread = threads.thread(lambda: told.append(event.wait(_WAIT_S)), "waiter")
+    seen: list[object] = []
+    thread = threads.thread(lambda: seen.append(event.wait(_WAIT_S)), "waiter")
     _equal("a thread that was not started", thread.is_alive(), False)
     thread.start()
     _equal("an event that is not set", event.wait(_SOON_S), False)
     _equal("a thread that waits is alive", thread.is_alive(), True)
     event.set()
     thread.join(_WAIT_S)
-    _equal("an event wakes who waits", (told, event.is_set(), thread.is_alive()), ([True], True, False))
+    _equal("an event wakes who waits", (seen, event.is_set(), thread.is_alive()), ([True], True, False))
     condition = threads.condition()
 
-    def tell() -> None:
+    def notify() -> None:
         with condition:
-            told.append("news")
+            seen.append("news")
             condition.notify_all()
 
-    teller = threads.thread(tell, "teller")
+    notifier = threads.thread(notify, "notifier")
     with condition:
-        _equal("a condition that does not hold", condition.wait_for(lambda: "news" in told, _SOON_S), False)
-    teller.start()
+        _equal("a condition that does not hold", condition.wait_for(lambda: "news" in seen, _SOON_S), False)
+    notifier.start()
     with condition:
-        _equal("a condition that comes to hold", condition.wait_for(lambda: "news" in told, _WAIT_S), True)
-    teller.join(_WAIT_S)
+        _equal("a condition that comes to hold", condition.wait_for(lambda: "news" in seen, _WAIT_S), True)
+    notifier.join(_WAIT_S)
 
 
 def _send(sock: Socket, data: bytes) -> None:

@@ -10,11 +10,11 @@
     fail_sync()    the next sync raises EIO, and what it should have written never reaches the disk, although
                    reads go on showing it: so Linux behaves (Rebello et al., USENIX ATC 2020)
     capacity       bytes in all files together, without holes; a write above it stores what fits, then raises
-                   `full_errno`: ENOSPC, or EDQUOT where a quota is what is used up; `usage` tells it
+                   `full_errno`: ENOSPC, or EDQUOT where a quota is what is used up; `usage` shows it
     read_only      the file system was remounted under its writers: whatever would change it raises EROFS
     sync_ms        what a sync costs on the simulated clock
     copy(a, b)     what `cp -a a b` makes: other files with the same bytes
-    has_witnesses  False: nothing tells a file from its copy, as with FUSE
+    has_witnesses  False: nothing distinguishes a file from its copy, as with FUSE
 
     place_link, place_pipe    what somebody else has put under a name of ours
 
@@ -390,7 +390,7 @@ class SimulatedDisk:
     def witness(self, path: Path) -> FileWitness | None:
         self._step()
         inode = self._inode(path)
-        # Numbers come again soon, as they do on real ones: only the generation tells.
+        # Numbers come again soon, as they do on real ones: only the generation differs.
         return FileWitness(inode.generation % 3, inode.generation, None) if self.has_witnesses else None
 
     # ---- inside

@@ -118,7 +118,7 @@ class Machine:
         self._end(silently=False)
 
     def lose_power(self) -> None:
-        """End its process; nobody is told."""
+        """End its process; no peer is notified."""
         self._end(silently=True)
 
     def free_port(self) -> int:

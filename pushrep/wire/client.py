@@ -113,7 +113,7 @@ class ClientConnection:
         """The parts of an event of ours (Credit) for the call `correlation_id`. Raises BadArgument if that is over."""
         key, _ = PLACE_OF[type(event)]
         if key not in EVENTS_OF_CLIENTS:
-            raise BadArgument("event", f"{type(event).__name__} is nothing that a client tells")
+            raise BadArgument("event", f"{type(event).__name__} is no event of a client")
         call = self._open_calls.get(correlation_id)
         if call is None or CALL_OF_EVENT[key] is not call.api_key:
             raise BadArgument("correlation_id", f"no call {correlation_id} is open")

@@ -86,7 +86,7 @@ def expected_schema(struct: type[Any], seen: set[str] | None = None) -> Schema:
     seen = set() if seen is None else seen
     name = struct.__name__.removeprefix(
         "Wire"
-    )  # the prefix tells a part of a message from the rules' class of its name
+    )  # the prefix distinguishes a part of a message from the rules' class of its name
     if name in seen:
         return name
     seen.add(name)

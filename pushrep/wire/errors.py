@@ -41,7 +41,7 @@ class MalformedMessage(ProtocolError):
 
 
 class UnknownCall(ProtocolError):
-    """Nobody here speaks `api_key` in `version` as this kind of frame: ApiVersions tells what is spoken."""
+    """Nobody here speaks `api_key` in `version` as this kind of frame: ApiVersions answers what is spoken."""
 
     def __init__(self, api_key: int, version: int, kind: int, why: str) -> None:
         super().__init__(f"api key {api_key} version {version} kind {kind}: {why}")
@@ -70,8 +70,8 @@ class NoCommonVersion(PushrepError):
     """The peer does not speak `call` in any version that we do: `ours` and `theirs` are (oldest, newest), or None."""
 
     def __init__(self, call: str, ours: tuple[int, int], theirs: tuple[int, int] | None) -> None:
-        told = f"{theirs[0]} to {theirs[1]}" if theirs is not None else "none"
-        super().__init__(f"{call}: we speak versions {ours[0]} to {ours[1]}, the peer {told}: upgrade the older side")
+        spoken = f"{theirs[0]} to {theirs[1]}" if theirs is not None else "none"
+        super().__init__(f"{call}: we speak versions {ours[0]} to {ours[1]}, the peer {spoken}: upgrade the older side")
         self.call, self.ours, self.theirs = call, ours, theirs
 
 

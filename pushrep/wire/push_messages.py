@@ -67,7 +67,7 @@ class ApiVersion(Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiVersionsResponse(Struct):
-    """Everything that is spoken. With UNSUPPORTED_VERSION it is written in version 0, and tells what to ask with."""
+    """Everything that is spoken. With UNSUPPORTED_VERSION it is in version 0, so that any caller reads it."""
 
     error_code: ErrorCode = ErrorCode.NONE
     api_versions: tuple[ApiVersion, ...] = ()
@@ -283,7 +283,7 @@ class ListLogsRequest(Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedLog(Struct):
-    """A log that a node keeps. `error_code` tells why it is offline."""
+    """A log that a node keeps. `error_code` says why it is offline."""
 
     outbox_id: UUID
     tp: TopicIdPartition
@@ -377,7 +377,7 @@ class DescribeNodeRequest(Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribeNodeResponse(Response):
-    """`status`: the JSON object that the node answers on its control socket, without `logs`: ListLogs tells them. The
+    """`status`: the JSON object that the node answers on its control socket, without `logs`: ListLogs answers them. The
     first thousand items of each list, or fewer. Fields are added to it, and never renamed.
     """
 

@@ -87,7 +87,7 @@ class StartReplayRequest(Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartReplayResponse(Response):
-    """A refusal of a position tells the range: [`log_start_offset`, `end_offset`]. All 64 bits of the id are needed."""
+    """A refusal of a position has the range: [`log_start_offset`, `end_offset`]. All 64 bits of the id are needed."""
 
     session_id: Long = 0
     start_offset: OffsetOrNone = -1

@@ -153,7 +153,7 @@ class AppliedBatch:
 
 
 def count_dropped(batches: Mapping[int, AppliedBatch], in_table: Mapping[int, int]) -> int:
-    """Records that the filter dropped over all batches; where it didn't count, the table tells what passed."""
+    """Records that the filter dropped over all batches; where it didn't count, the table shows what passed."""
     return sum(
         batch.rows - (in_table.get(number, 0) if batch.passed is None else batch.passed)
         for number, batch in batches.items()
@@ -166,7 +166,7 @@ class Applying:
     `records` of what it reads are read and committed, replays included. `program` is what history calls it.
     """
 
-    def __init__(  # noqa: PLR0913 - what to start and when to kill it, whom to tell, and a name
+    def __init__(  # noqa: PLR0913 - what to start and when to kill it, what to call, and a name
         self,
         start: Callable[[], Child],
         checkpoint: Path,

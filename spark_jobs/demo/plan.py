@@ -47,7 +47,7 @@ class ProducerPlan(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ChaosPlan:
-    """The draws of one seed: the producer's moments as ProducerPlan tells them, and the stream's."""
+    """The draws of one seed: the producer's moments as ProducerPlan has them, and the stream's."""
 
     seed: int
     producer_kills: tuple[int, ...]
@@ -88,7 +88,7 @@ def new_seed() -> int:
 
 @dataclass(frozen=True, slots=True)
 class KafkaPlan:
-    """The draws of one seed: the producer's as ProducerPlan tells them.
+    """The draws of one seed: the producer's as ProducerPlan has them.
 
     `broker_kills`: a third of what is shipped, read by the relay and read by the apply job, when the broker is killed:
     whoever is slow, each of them has something to do at some of the kills.

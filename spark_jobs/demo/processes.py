@@ -42,7 +42,7 @@ class ProgramFailed(SparkJobError):
 
 @dataclass(frozen=True, slots=True)
 class ChildProcess:
-    """What /proc/<pid>/stat tells of a process."""
+    """What /proc/<pid>/stat says of a process."""
 
     pid: int
     name: str

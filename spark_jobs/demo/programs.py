@@ -104,7 +104,7 @@ class Programs:
         return self.surroundings.producer(self.pace, TOPIC)
 
     def stream(self) -> Child:
-        """Apply the log to the table, from the checkpoint on, until it is told to stop."""
+        """Apply the log to the table, from the checkpoint on, until it is stopped."""
         return self.surroundings.start(
             "stream",
             "spark_jobs.jobs.apply",

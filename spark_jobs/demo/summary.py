@@ -33,7 +33,7 @@ class _Found(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSummary:
-    """What both demos tell of their table and of its way. Counts are records, times seconds."""
+    """What both demos say of their table and of its way. Counts are records, times seconds."""
 
     seed: int
     flights: int

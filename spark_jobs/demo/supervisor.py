@@ -49,7 +49,7 @@ class Supervisor:
         self._children.close()
 
     def _append_and_apply(self) -> Mapping[int, AppliedBatch]:
-        """Returns what the stream told of its batches."""
+        """Returns what the stream reported of its batches."""
         appending = Appending(self._children.tracked(self._programs.producer), self._plan, self.history, self._live.say)
         while not appending.opened:  # there is no topic to read before that
             appending.step(self._children.now_s())
@@ -83,7 +83,7 @@ class Supervisor:
         done = appending.done and applying.done
         if samples and not done and now_s - samples[-1].at_s < SAMPLE_EVERY_S:
             return
-        # The stream may have committed what the producer wrote since it last told.
+        # The stream may have committed what the producer wrote since its last report.
         appended = max(appending.records, applying.records)
         samples.append(sample := Sample(now_s, appended, appending.flights, applying.records))
         flights = self._programs.pace.flights

@@ -5,7 +5,7 @@
                                     or in the database, with the rows               or PostgreSQL, in one transaction
 
 Kill it at any moment and start it with the same options: it goes on, and the table is the one that an undisturbed run
-would have made. Run it as `python -m spark_jobs.jobs.apply --help`, or give this file (`--where` tells its path) to
+would have made. Run it as `python -m spark_jobs.jobs.apply --help`, or give this file (`--where` prints its path) to
 spark-submit.
 """
 

@@ -1,7 +1,7 @@
 """What a job can refuse before it reads a record: everything at which its first batch would fail.
 
     before_spark   in milliseconds: places on this machine's disk, logs and topic, columns, Java
-    with_spark     what only Spark tells: checkpoint and table wherever they lie, whose they are, where the source
+    with_spark     what only Spark knows: checkpoint and table wherever they lie, whose they are, where the source
                    begins; of a job without a table, `progress_with_spark`
 
 Both only read; a refusal leaves nothing behind, and names the option. What changes after these checks is refused by

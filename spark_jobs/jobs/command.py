@@ -1,4 +1,4 @@
-"""What the commands of all jobs share: the options of source and run, and how a job is run and its errors are told."""
+"""What the commands of all jobs share: the options of source and run, and how a job runs and prints its errors."""
 
 import logging
 import os
@@ -106,7 +106,7 @@ def source_options(command: Command) -> Command:
 
 
 def run_options(file: str) -> Callable[[Command], Command]:
-    """Where progress is kept, when batches run, what is told; `file` is the job's own, for --where."""
+    """Where progress is kept, when batches run, what is reported; `file` is the job's own, for --where."""
 
     def tell_where(ctx: click.Context, param: click.Parameter, value: bool) -> None:  # noqa: ARG001, FBT001 - click's form
         if value:

@@ -98,7 +98,7 @@ def store_words(store: str | None, servers: str | None, config: Path | None) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class JobOptions:
-    """What every job is told of its source, its filter and its checkpoint. Raises BadJobOption."""
+    """Every job's options of its source, its filter and its checkpoint. Raises BadJobOption."""
 
     topic: str
     checkpoint: str
@@ -238,7 +238,7 @@ class JobOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ApplyOptions(JobOptions):
-    """What the apply job is told; its command's --help tells each. Raises BadJobOption.
+    """The apply job's options; its command's --help describes each. Raises BadJobOption.
 
     With a database as `sink`, `sink_table` is its table and `marks` is empty: they are stored with the rows.
     """
@@ -310,7 +310,7 @@ class ApplyOptions(JobOptions):
         if self.partition_by:
             raise BadJobOption("--partition-by", self.partition_by[0], "belongs to a table of files: leave it out")
         if lacking := [name for name in _KEY_COLUMNS if name not in self.keep]:
-            why = f"{lacking[0]} is missing: a database's rows are told apart by topic, partition and offset"
+            why = f"{lacking[0]} is missing: a database's rows are distinguished by topic, partition and offset"
             raise BadJobOption("--keep", ",".join(self.keep), why)
 
     def _named_always(self) -> tuple[str, ...]:

@@ -5,7 +5,7 @@
 
 Kill it at any moment and start it with the same options: the batch that ran is sent again, and whoever reads the
 topic through a replay filter sees each record once, in the order of its source partition. Run it as
-`python -m spark_jobs.jobs.relay --help`, or give this file (`--where` tells its path) to spark-submit.
+`python -m spark_jobs.jobs.relay --help`, or give this file (`--where` prints its path) to spark-submit.
 """
 
 import sys

@@ -41,7 +41,7 @@ class Sending:
     pids: Mapping[tuple[str, int], int]
 
     def send(self, rows: DataFrame) -> int:
-        """Every row is in the topic when this returns; how many. Raises what a task raised, as Spark tells it."""
+        """Every row is in the topic when this returns; how many. Raises what a task raised, as Spark wraps it."""
         columns: list[Any] = [
             "topic",
             "partition",

@@ -84,7 +84,7 @@ class PinStore:
         if pinned is None:
             if self._checkpoint.names("offsets"):
                 path = self._directory.path_of("")
-                raise RelayPinDamaged(path, "the checkpoint has batches, and nothing tells how they were sent")
+                raise RelayPinDamaged(path, "the checkpoint has batches, and nothing says how they were sent")
             return self._write(wanted)
         fresh = "begin with a fresh checkpoint"
         for setting, ours, theirs in (
@@ -154,7 +154,7 @@ _EPOCH_MAX = 10**9 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class RelayOptions(JobOptions):
-    """The relay's command's --help tells each. Raises BadJobOption."""
+    """The relay's command's --help describes each. Raises BadJobOption."""
 
     application: str
     to_topic: str
@@ -183,14 +183,14 @@ class RelayOptions(JobOptions):
                 by = "--to-servers" if option == "--to-option" else "--source-option kafka.bootstrap.servers"
                 raise BadJobOption(f"{option} {_SERVERS}", given[_SERVERS], f"say it by {by}")
         if self.source != "kafka" and self.from_options:
-            raise BadJobOption("--from-option", None, f"tells how to reach Kafka; source {self.source} is none")
+            raise BadJobOption("--from-option", None, f"says how to reach Kafka; source {self.source} is none")
         if self.source == "kafka" and (twice := set(self.topics()) & {self.to_topic}) and self._is_one_cluster():
             raise BadJobOption("--to-topic", twice.pop(), "it is the topic that is read: each record would come again")
         self.client()
         self._check_client()
 
     def carrier_out(self) -> str:
-        """Where the new metadata travels: as the source has it, unless told otherwise."""
+        """Where the new metadata travels: as the source has it, unless set otherwise."""
         return self.to_carrier or self.carrier
 
     def client(self) -> dict[str, str]:

@@ -34,7 +34,7 @@ _CONDITION = re.compile(r"^(?:\[[A-Z_.]+\] )")
 
 
 class Reporter:
-    """Writes events; without a path it tells people on standard error. A context manager."""
+    """Writes events; without a path it writes lines for people to standard error. A context manager."""
 
     def __init__(self, stream: TextIO | None, *, owned: bool) -> None:
         self._stream, self._owned = stream, owned

@@ -191,7 +191,7 @@ class CatalogTable:
         taken = {name.lower() for name in ours}
         for name, text in self._options.items():
             if name.lower() in taken:
-                raise BadSink(f"option {name}", text, "this sink sets it, to tell its batches: leave it out")
+                raise BadSink(f"option {name}", text, "this sink sets it, to recognise its batches: leave it out")
 
     def _write(self, rows: DataFrame, batch_id: int, replaced: Sequence[LogRange]) -> None:
         session = rows.sparkSession

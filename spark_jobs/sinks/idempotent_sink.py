@@ -29,7 +29,7 @@ FRESH_QUERY = "<new>"
 FILE_FORMATS = ("parquet", "orc", "json", "csv", "text", "avro", "xml")
 
 PLACE = "topic string, partition int, offset bigint, batch_id bigint"
-"""The columns that tell where a row's record lies, and its batch."""
+"""The columns that say where a row's record lies, and its batch."""
 
 
 class IdempotentSink(Protocol):
@@ -44,7 +44,7 @@ class IdempotentSink(Protocol):
         ...
 
     def check_columns(self, columns: StructType) -> None:
-        """Raise BadSink if rows of these columns can't be written as the sink was told to. Needs no Spark."""
+        """Raise BadSink if rows of these columns can't be written as the sink was set to. Needs no Spark."""
         ...
 
     def check(self, session: SparkSession, columns: StructType, query_id: str | None) -> None:
@@ -76,7 +76,7 @@ class TableOfAnotherQuery(SparkJobError):
 
 
 class TableNotOurs(SparkJobError):
-    """There is data in the table that this sink did not write; batches could not be told apart from it."""
+    """There is data in the table that this sink did not write; its rows could not be distinguished from batches."""
 
     def __init__(self, table: str, why: str) -> None:
         super().__init__(f"table {table}: {why}: write another table, or move what is there")

@@ -53,7 +53,7 @@ from spark_jobs.spark_internals import arrow_schema as to_arrow_types
 
 @dataclass(frozen=True)
 class TaskRange(InputPartition):
-    """Offsets [start, end) of one partition, of the log with this id, in the epochs that planning.py tells."""
+    """Offsets [start, end) of one partition, of the log with this id, in the epochs that planning.py gives."""
 
     partition: int
     start: int

@@ -120,7 +120,7 @@ class SqlTable:
         """Raise BadSqlTable if rows of these columns can't be kept."""
         for name in _KEY:
             if name not in columns.names:
-                raise BadSqlTable("column", name, "the rows need topic, partition and offset, which tell them apart")
+                raise BadSqlTable("column", name, "the rows need topic, partition and offset, their key")
         for field in columns.fields:
             quoted(field.name)
             if field.name in {_QUERY, _BATCH, _ATTEMPT}:

@@ -40,7 +40,7 @@ def test_the_page_has_every_code():
     for code, row in ERROR_TABLE.items():
         assert f"| {code.value} | {code.name} | {'yes' if row.retriable else ''} | {row.meaning} |" in page
     for reason in PushSessionEndReason:
-        assert f"| {reason.value} | {reason.name} | {'yes' if reason.replica_is_told else ''} |" in page
+        assert f"| {reason.value} | {reason.name} | {'yes' if reason.is_sent_to_replica else ''} |" in page
     for key, frames in CALLS.items():
         names = ", ".join(f"`{struct.__name__}`" for struct in frames.values())
         assert f"| {key.value} | {key.name} | {names}" in page

@@ -168,7 +168,7 @@ WRONG = {
     ),
     "rows that a database can't tell apart": (
         [*GIVEN, "--sink", "sqlite:{tmp}/d.db", "--table", "t", "--keep", "topic,offset"],
-        1, "--keep='topic,offset': partition is missing: a database's rows are told apart by",
+        1, "--keep='topic,offset': partition is missing: a database's rows are distinguished by",
     ),
     "a database that is not there": (
         [*GIVEN, "--sink", "sqlite:{tmp}/no/d.db", "--table", "t"], 1, "/no/d.db table t': unable to open database",

@@ -66,15 +66,15 @@ def test_rule_4_what_fails_stops_its_partition_only_and_is_told_once(following, 
     assert (A in reading, B in reading) == (False, True)
     assert following.stopped == {A: failed.error}
     with pytest.raises(ValueError, match="beyond the end"):
-        following.raise_untold()
+        following.raise_pending_error()
     following.begin(A, 30, HighwaterMarks(), 0, failed)
-    following.raise_untold()
+    following.raise_pending_error()
     read(reading, 10, partition=B)
     assert following.move(B, failed) is None
     assert reading.due(0) == []
     assert set(following.stopped) == {A, B}
     with pytest.raises(ValueError, match="beyond the end"):
-        following.raise_untold()
+        following.raise_pending_error()
     following.begin(A, 30, HighwaterMarks(), 0, StartTarget(8, 6, reset_marks=False))
     assert set(following.stopped) == {B}
     following.forget([A, B])

@@ -223,14 +223,14 @@ class WithoutWitness(RealFilesystem):
 def test_without_a_witness_there_is_no_verdict_and_that_is_said(home, tmp_path, caplog):
     filesystem = WithoutWitness()
     pid = append(home, b"one", filesystem=filesystem)
-    assert "nothing that tells a directory from a copy" in caplog.text
+    assert "nothing that distinguishes a directory from a copy" in caplog.text
     caplog.clear()
     cp(home, tmp_path / "copy")
     assert append(tmp_path / "copy", b"two", filesystem=filesystem) == pid
-    assert "nothing that tells a directory from a copy" in caplog.text
+    assert "nothing that distinguishes a directory from a copy" in caplog.text
     caplog.clear()
     append(home, b"two", filesystem=filesystem, copy_check=False)
-    assert "nothing that tells" not in caplog.text
+    assert "nothing that distinguishes" not in caplog.text
 
 
 def test_without_the_check_nobody_vouches_for_a_copy(home, tmp_path):
@@ -405,7 +405,7 @@ def test_an_overlay_gives_no_verdict(overlay, caplog):
     cp(overlay / "outbox", overlay / "copy")
     assert look(overlay / "copy")[1] is CopyVerdict.UNKNOWN
     assert append(overlay / "copy", b"two") == pid
-    assert "nothing that tells a directory from a copy" in caplog.text
+    assert "nothing that distinguishes a directory from a copy" in caplog.text
 
 
 def test_a_bind_mount_is_no_copy(home, tmp_path):

@@ -110,4 +110,4 @@ def test_a_disk_that_cannot_be_asked_keeps_its_level(caplog):
     watch = DiskWatch(Path("/nowhere/f"), SimulatedDisk(clock=clock), clock)
     with caplog.at_level(logging.WARNING):
         assert watch.level(LIMITS) is ROOM
-    assert "can't tell how full" in caplog.text
+    assert "how full the disk is can't be read" in caplog.text

@@ -210,7 +210,7 @@ def test_events_want_their_call(pair):
     client, server = pair
     with pytest.raises(BadArgument, match="no call 99"):
         client.event_parts(99, Credit(session_id=1, bytes=1))
-    with pytest.raises(BadArgument, match="nothing that a client tells"):
+    with pytest.raises(BadArgument, match="no event of a client"):
         client.event_parts(99, DeleteDone(recording_id=1))
     call = asked(client, server, DeleteRequest(recording_id=1))
     with pytest.raises(BadArgument, match="not answered yet"):

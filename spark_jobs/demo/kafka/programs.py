@@ -181,7 +181,7 @@ class Watching:
         self.child = start()
 
     def step(self) -> None:
-        """Read what was told."""
+        """Read what was reported."""
         for line in self.child.lines():
             event = json.loads(line)
             if event["event"] == "ends":
@@ -252,7 +252,7 @@ class KafkaPrograms:
         return self.surroundings.producer(self.pace, self.route.first, "--kafka", self.route.servers)
 
     def relay(self) -> Child:
-        """The first topic into the second, from the checkpoint on, until it is told to stop."""
+        """The first topic into the second, from the checkpoint on, until it is stopped."""
         return self._job(
             RELAY,
             self.route.first,
@@ -261,7 +261,7 @@ class KafkaPrograms:
         )
 
     def apply(self) -> Child:
-        """The second topic into the table, from the checkpoint on, until it is told to stop."""
+        """The second topic into the table, from the checkpoint on, until it is stopped."""
         return self._job(
             APPLY,
             self.route.second,

@@ -162,7 +162,7 @@ class KafkaSummary(TableSummary):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """What the programs told: records in the log, records that the filters dropped; and when the relay was done."""
+    """What the programs reported: records in the log, records that the filters dropped; and when the relay was done."""
 
     logged: int
     relay_dropped: int

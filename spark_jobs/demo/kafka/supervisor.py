@@ -93,7 +93,7 @@ class KafkaSupervisor:
         if samples and not run.done and now_s - samples[-1].at_s < SAMPLE_EVERY_S:
             return
         appending, relaying, applying = run.appending, run.relaying, run.applying
-        # A checkpoint may know of records before the watch asked again, and the watch before the producer tells.
+        # A checkpoint may know of records before the watch asked again, and the watch before the producer reports it.
         second = max(watching.records(route.second), applying.records)
         first = max(watching.records(route.first), relaying.records)
         logged = max(appending.records, first)

@@ -69,7 +69,7 @@ def test_a_topic_made_anew_is_refused_and_a_new_partition_is_not(changed):
 
 def test_a_lost_or_damaged_pin_is_never_guessed(store, progress, tmp_path):
     progress(planned=1, committed=0)
-    with pytest.raises(RelayPinDamaged, match="nothing tells how they were sent"):
+    with pytest.raises(RelayPinDamaged, match="nothing says how they were sent"):
         store.agree(PIN, None)
     (tmp_path / "c-relay").mkdir()
     (tmp_path / "c-relay" / "epoch-0.json").write_text("{")
