@@ -205,11 +205,11 @@ class ReplayFilteredConsumer:
 
     def pause(self, *partitions: TopicPartition) -> None:
         """Read nothing of these until `resume`, or until partitions come anew. Raises PositionUnknown."""
-        run(self._member.pause(_names(partitions)), self._do_at_once)
+        run(self._member.pause(_names(partitions)), self._do_now)
 
     def resume(self, *partitions: TopicPartition) -> None:
         """Read these again. Raises PositionUnknown."""
-        run(self._member.resume(_names(partitions)), self._do_at_once)
+        run(self._member.resume(_names(partitions)), self._do_now)
 
     def position(self, partition: TopicPartition) -> int | None:
         """Where it is read next, which is what `commit` stores; None while `auto_offset_reset` decides.
@@ -267,10 +267,10 @@ class ReplayFilteredConsumer:
             case AskStartpoints(question):
                 return await asyncio.to_thread(question)
             case _:
-                self._do_at_once(call)
+                self._do_now(call)
         return None
 
-    def _do_at_once(self, call: ClientCall) -> None:
+    def _do_now(self, call: ClientCall) -> None:
         """What needs no waiting; marks that do not fit beside an offset are refused."""
         match call:
             case Pause(partitions):

@@ -197,7 +197,7 @@ class GroupMember:
 
     def load_again(self) -> Steps[list[TopicPartition]]:
         """Those of the held ones that are read from now on; none, and a warning, where brokers do not answer now."""
-        return (yield from self._unless_it_passes(self._load_held())) or []
+        return (yield from self._ignoring_passing(self._load_held())) or []
 
     def pause_stopped(self) -> Steps[None]:
         """Those that may not be read, once the client has them."""
@@ -247,7 +247,7 @@ class GroupMember:
 
     def follow(self, now_s: float) -> Steps[None]:
         """Obey startpoints that are new, if it is time to ask. Raises why a partition was stopped, once for each."""
-        yield from self._unless_it_passes(self._followed(now_s))
+        yield from self._ignoring_passing(self._followed(now_s))
 
     def failing_with(self, key_of: Callable[[_Record], bytes | None]) -> Callable[[_Record], bytes | None]:
         """The same function; what it raises stays as `failure`, as the record that it could not read is not yielded."""
@@ -420,7 +420,7 @@ class GroupMember:
         if free := self._pauses.remove(reason, partitions):
             yield Resume(free)
 
-    def _unless_it_passes(self, steps: Steps[_Answer]) -> Steps[_Answer | None]:
+    def _ignoring_passing(self, steps: Steps[_Answer]) -> Steps[_Answer | None]:
         """Run the steps, and return what they return; None, and a warning, where a later read may succeed."""
         try:
             return (yield from steps)

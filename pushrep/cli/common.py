@@ -76,7 +76,7 @@ def parse_duration_s(text: str) -> int:
     return int(match[1]) * _UNIT_S[match[2]]
 
 
-def say_time(ms: int) -> str:
+def time_text(ms: int) -> str:
     """UTC to the second, or the number where the calendar ends."""
     try:
         return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

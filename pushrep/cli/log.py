@@ -14,7 +14,7 @@ import click
 
 from pushrep.cli.common import count, show_json, show_table, size
 from pushrep.cli.log_dump import dump
-from pushrep.cli.log_verify import tell_findings, verify
+from pushrep.cli.log_verify import print_findings, verify
 from pushrep.cli.options import time_ms_of
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import SegmentLog
@@ -196,7 +196,7 @@ def repair(  # noqa: PLR0913, PLR0917 - one parameter an option
         show_json(report.as_dict() | {"outbox": outbox})
     else:
         _print_report(report)
-        tell_outbox(checked_log(log), outbox)
+        print_outbox(checked_log(log), outbox)
     if not report.is_whole and not dry_run:
         click.get_current_context().exit(1)
 
@@ -225,7 +225,7 @@ def _print_report(report: RepairReport) -> None:
         verdict = "whole" if report.after.is_whole else "still DAMAGED"
         start, end = report.after.log_start_offset, report.after.verified_to
         click.echo(f"{report.log}: {verdict}: offsets [{start}, {end})")
-        tell_findings(report.after)
+        print_findings(report.after)
 
 
 @click.command()
@@ -255,7 +255,7 @@ def truncate(log: Path, offset: int, force: bool, no_keep: bool, as_json: bool) 
         click.echo(f"{path.name}: the log ended at {before:,}, it ends at {end:,} now")
         if kept:
             click.echo(f"{path.name}: kept aside: {', '.join(kept)}")
-        tell_outbox(path, outbox)
+        print_outbox(path, outbox)
 
 
 @click.command("rebuild-index")
@@ -319,7 +319,7 @@ def mark_cleaned(log: Path, offset: int, as_json: bool) -> None:  # noqa: FBT001
         show_json(report.as_dict() | {"cleaned_offset": offset})
     else:
         click.echo(f"{report.log}: cleaned below {offset:,}, where only checksums and order show what is right")
-        tell_findings(report)
+        print_findings(report)
     if not report.is_whole:
         click.get_current_context().exit(1)
 
@@ -336,7 +336,7 @@ def outbox_after_cut(log: Path, log_end_offset: int) -> dict[str, Any] | None:
     return outbox
 
 
-def tell_outbox(log: Path, outbox: dict[str, Any] | None) -> None:
+def print_outbox(log: Path, outbox: dict[str, Any] | None) -> None:
     """One line for people, if the cut calls for another epoch."""
     if outbox is not None and outbox["next_pid_epoch"] != outbox["pid_epoch"]:
         click.echo(
@@ -411,10 +411,10 @@ def purge(path: Path, before: str, dry_run: bool, as_json: bool) -> None:  # noq
             if as_json:
                 show_json(one | {"dry_run": dry_run})
             else:
-                click.echo(_sentence(one, is_dry_run=dry_run))
+                click.echo(_described(one, is_dry_run=dry_run))
 
 
-def _sentence(one: dict[str, Any], *, is_dry_run: bool) -> str:
+def _described(one: dict[str, Any], *, is_dry_run: bool) -> str:
     count = len(one["segments"])
     what = f"{count} segment{'' if count == 1 else 's'} ({size(one['size_bytes'])})"
     went, begins = ("would go", "would begin") if is_dry_run else ("went", "begins")

@@ -115,10 +115,10 @@ def _print_report(report: VerifyReport) -> None:
         f"{report.records:,} records in {report.batches:,} batches and {report.segments} segments, "
         f"{size(report.bytes_read)}{speed}{beside}"
     )
-    tell_findings(report)
+    print_findings(report)
 
 
-def tell_findings(report: VerifyReport) -> None:
+def print_findings(report: VerifyReport) -> None:
     """A line for each damage, and one for a torn tail."""
     for finding in report.findings:
         click.echo(f"  {finding.kind.value}: {place(finding)}: {finding.reason} -> {_REMEDIES[finding.kind]}")

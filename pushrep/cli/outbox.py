@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, cast
 import click
 
 from filtering import StreamMetadata, producer_id
-from pushrep.cli.common import log_at_least, parse_duration_s, say_time, show_json
+from pushrep.cli.common import log_at_least, parse_duration_s, show_json, time_text
 from pushrep.cli.input_lines import BadLine, numbered_lines
 from pushrep.cli.options import client_properties_option, client_tls, log_options, tls_options
 from pushrep.election.errors import NotLeader
@@ -413,7 +413,7 @@ def hold(  # noqa: PLR0913, PLR0917 - one parameter an option
     elif said is None:
         click.echo("standbys take over by themselves")
     else:
-        click.echo(f"no standby takes over by itself until {say_time(said['until_ms'])}: {said['reason']}")
+        click.echo(f"no standby takes over by itself until {time_text(said['until_ms'])}: {said['reason']}")
 
 
 def _duration_s(text: str) -> int:

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from pushrep.cli.common import count, say_time, show_json, size, whole_step
+from pushrep.cli.common import count, show_json, size, time_text, whole_step
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.kafka.progress import read_progress
 from pushrep.log.directory_files import outboxes_at
@@ -226,7 +226,7 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
             + (", a change of members is not settled yet" if found.get("is_changing") else "")
         )
     if (hold := found.get("hold")) is not None:
-        yield f"takeovers are held until {say_time(hold['until_ms'])}: {hold['reason']}"
+        yield f"takeovers are held until {time_text(hold['until_ms'])}: {hold['reason']}"
     if "in_sync_min" in found and found["members"]:
         below = found["under_min_insync"]
         yield f"smallest in-sync set {found['in_sync_min']}; partitions below min_insync_replicas: {below}"

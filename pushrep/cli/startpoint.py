@@ -14,15 +14,15 @@ from typing import Any
 import click
 
 from filtering.errors import shown_partition
-from pushrep.cli.common import count, say_time, show_json, show_table
+from pushrep.cli.common import count, show_json, show_table, time_text
 from pushrep.cli.startpoint_apply import apply_checkpoint
 from pushrep.cli.startpoint_export import export
 from pushrep.cli.startpoint_options import (
     Row,
     parse_option,
     parse_ttl_s,
+    place_text,
     preview,
-    say_place,
     store_of,
     topic_and_partition,
     with_author,
@@ -70,9 +70,9 @@ def list_(  # noqa: PLR0913, PLR0917 - one parameter an option
         (
             str(written.sequence),
             str(written.target),
-            say_place(written.startpoint),
+            place_text(written.startpoint),
             states_of(event_log, written.sequence),
-            say_time(written.created_ms),
+            time_text(written.created_ms),
             _expires(written),
             written.author,
             written.reason,
@@ -96,8 +96,8 @@ def show(directory: Path, store: str | None, sequence: int, as_json: bool) -> No
         show_json(_as_dict(event_log, written))
         return
     marks = ", the replay filter forgets" if written.startpoint.reset_marks else ""
-    click.echo(f"startpoint {sequence}: {written.target}: {say_place(written.startpoint)}{marks}")
-    click.echo(f"written {say_time(written.created_ms)} by {written.author}: {written.reason}")
+    click.echo(f"startpoint {sequence}: {written.target}: {place_text(written.startpoint)}{marks}")
+    click.echo(f"written {time_text(written.created_ms)} by {written.author}: {written.reason}")
     click.echo(f"expires {_expires(written)}; if it does not fit: {written.startpoint.out_of_range}")
     for reader, state in event_log.readers(sequence).items():
         click.echo(f"{reader}: {_state_text(state)}")
@@ -135,20 +135,20 @@ def line_of(fact: Fact) -> str:
     """What happened, as people read it."""
     match fact:
         case Written():
-            text = f"{fact.target}: {say_place(fact.startpoint)}, by {fact.author}: {fact.reason}"
-            return f"{say_time(fact.created_ms)}  {fact.sequence} written    {text}"
+            text = f"{fact.target}: {place_text(fact.startpoint)}, by {fact.author}: {fact.reason}"
+            return f"{time_text(fact.created_ms)}  {fact.sequence} written    {text}"
         case Applied():
             text = f"{fact.reader}: offset {fact.offset} of [{fact.start}, {fact.end})"
             policy = f"; {fact.by_policy}" if fact.by_policy is not None else ""
-            return f"{say_time(fact.at_ms)}  {fact.sequence} applied    {text}{policy}"
+            return f"{time_text(fact.at_ms)}  {fact.sequence} applied    {text}{policy}"
         case Failed():
-            return f"{say_time(fact.at_ms)}  {fact.sequence} failed     {fact.reader}: {fact.why}"
+            return f"{time_text(fact.at_ms)}  {fact.sequence} failed     {fact.reader}: {fact.why}"
         case Cancelled():
-            return f"{say_time(fact.at_ms)}  {fact.sequence} cancelled  by {fact.author}: {fact.reason}"
+            return f"{time_text(fact.at_ms)}  {fact.sequence} cancelled  by {fact.author}: {fact.reason}"
         case Expired():
-            return f"{say_time(fact.at_ms)}  {fact.sequence} expired"
+            return f"{time_text(fact.at_ms)}  {fact.sequence} expired"
         case _:
-            return f"{say_time(fact.at_ms)}  {fact.sequence} consumed   {fact.reader}"
+            return f"{time_text(fact.at_ms)}  {fact.sequence} consumed   {fact.reader}"
 
 
 def is_open(event_log: EventLog, sequence: int) -> bool:
@@ -174,13 +174,13 @@ def _state_text(state: ReaderState) -> str:
     text = str(state.state)
     if state.applied is not None:
         at = state.applied
-        text += f", at offset {at.offset} of [{at.start}, {at.end}), {say_time(at.at_ms)}"
+        text += f", at offset {at.offset} of [{at.start}, {at.end}), {time_text(at.at_ms)}"
         text += f"; {at.by_policy}" if at.by_policy is not None else ""
     return f"{text}: {state.failure}" if state.failure is not None else text
 
 
 def _expires(written: Written) -> str:
-    return "never" if written.ttl_s is None else say_time(written.created_ms + written.ttl_s * 1000)
+    return "never" if written.ttl_s is None else time_text(written.created_ms + written.ttl_s * 1000)
 
 
 def _as_dict(event_log: EventLog, written: Written) -> dict[str, Any]:
@@ -319,7 +319,7 @@ def check_fits(directory: Path, target: Target, rows: Sequence[Row], *, dry_run:
 def _print_preview(target: Target, startpoint: Startpoint, rows: Sequence[Row]) -> None:
     columns = ("consumer", "partition", "log holds", "checkpoint", "would start at", "read again", "passed by")
     show_table(
-        f"{target}: {say_place(startpoint)}",
+        f"{target}: {place_text(startpoint)}",
         columns,
         [
             (

@@ -16,7 +16,7 @@ from pushrep.cli.startpoint_options import (
     brokers,
     checkpoint_tool,
     parse_option,
-    say_place,
+    place_text,
     store_or,
     with_author,
     with_json,
@@ -117,7 +117,7 @@ def apply_checkpoint(  # noqa: PLR0913, PLR0917 - one parameter an option
             click.echo('{"dry_run": true}' if as_json else "dry run: nothing was written")
             return
         _refuse_what_fails(moves)
-        _say_watching(checkpoint, watch_s, as_json=as_json)
+        _print_watching(checkpoint, watch_s, as_json=as_json)
         pair = tool.apply(place, opened, request=request, shown=moves, now_ms=now_ms, watch_s=watch_s)
     except tool.SparkJobError as error:
         raise click.ClickException(str(error)) from error
@@ -128,7 +128,7 @@ def _finish_interrupted(  # noqa: PLR0913 - a call's all
     tool: Any, place: Any, store: StartpointStore, request: Any, watch_s: float, *, as_json: bool
 ) -> None:
     """Complete a call that was killed. Raises ClickException where it was not this call's request."""
-    _say_watching(place.checkpoint, watch_s, as_json=as_json)
+    _print_watching(place.checkpoint, watch_s, as_json=as_json)
     finished = tool.finish(place, store, watch_s=watch_s)
     if finished is None:
         raise click.ClickException("another process finished the interrupted call meanwhile: call again")
@@ -154,7 +154,7 @@ def _startpoint(
         raise click.BadParameter(error.why, param_hint="--replace-until") from error
 
 
-def _say_watching(checkpoint: Path, watch_s: float, *, as_json: bool) -> None:
+def _print_watching(checkpoint: Path, watch_s: float, *, as_json: bool) -> None:
     if not as_json:
         click.echo(f"watching {checkpoint} for {watch_s:g} s: nothing may change")
 
@@ -210,7 +210,7 @@ def _print_moves(
             fields = {name: getattr(move, name) for name in names}
             show_json(fields if rows_replaced is None else fields | {"rows": rows_replaced.get(move.partition, 0)})
         return
-    what = say_place(startpoint) if startpoint is not None else f"what waits for {place.consumer}"
+    what = place_text(startpoint) if startpoint is not None else f"what waits for {place.consumer}"
     columns = ("partition", "stands at", "goes to", "read again", "passed by")
     rows = []
     for move in moves:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import click
 
-from pushrep.cli.common import DURATION, parse_duration_s, say_time, why_missing
+from pushrep.cli.common import DURATION, parse_duration_s, time_text, why_missing
 from pushrep.cli.input_lines import parse_time_ms
 from pushrep.kafka.destination import read_properties
 from pushrep.log import NotALogDirectory, SegmentLog
@@ -136,7 +136,7 @@ def parse_place(text: str, *, out_of_range: str = "error", reset_marks: bool = F
     return Startpoint.timestamp(ms, out_of_range=out_of_range, reset_marks=reset_marks)
 
 
-def say_place(startpoint: Startpoint) -> str:
+def place_text(startpoint: Startpoint) -> str:
     """A startpoint as people read it."""
     value, until = startpoint.value, startpoint.replace_until
     match startpoint.kind:
@@ -144,7 +144,7 @@ def say_place(startpoint: Startpoint) -> str:
             rows = "" if until is None else f", rows below {until} are replaced"
             return f"offset {value}{', beside the old rows' if startpoint.append_only else rows}"
         case Kind.TIMESTAMP:
-            return say_time(value or 0)
+            return time_text(value or 0)
         case Kind.RELATIVE_RECORDS:
             return f"{value:+} records"
         case Kind.RELATIVE_MS:

@@ -24,7 +24,7 @@ from pushrep.cli.startpoint_options import (
     parse_option,
     parse_ttl_s,
     partitions_of,
-    say_place,
+    place_text,
     store_of,
     topic_and_partition,
     with_author,
@@ -162,7 +162,7 @@ def repair(  # noqa: PLR0913, PLR0917 - one parameter an option
 def _place(option: str, text: str) -> Startpoint:
     place = parse_option(option, text)
     if place.kind in _FORWARD:
-        raise click.BadParameter(f"{say_place(place)} is no place behind which rows stand", param_hint=option)
+        raise click.BadParameter(f"{place_text(place)} is no place behind which rows stand", param_hint=option)
     return place
 
 
@@ -180,7 +180,7 @@ class _Look(NamedTuple):
     now_ms: int
 
     def words(self) -> str:
-        return f"from {say_place(self.start)}" + ("" if self.end is None else f" to {say_place(self.end)}")
+        return f"from {place_text(self.start)}" + ("" if self.end is None else f" to {place_text(self.end)}")
 
     def part(self, partition: int) -> PartitionRepair | None:
         """None if nothing is to be done. Raises CantRepair."""

@@ -36,7 +36,7 @@ import click
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from pushrep.cli.common import count, say_time, show_json, size, whole_step
+from pushrep.cli.common import count, show_json, size, time_text, whole_step
 from pushrep.cli.options import client_tls, tls_options
 from pushrep.cli.replica_status import draw, drawn, look, sessions_table, table
 from pushrep.env import REAL_FILESYSTEM
@@ -260,7 +260,7 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
         of = f" of {one['outbox_id']}" if one["outbox_id"] else ""  # it is not made yet
         yield f"standby{of}: {one['state']}{': ' + one['why'] if one['why'] else ''}"
     for one in found.get("holds", ()):
-        yield f"takeovers of {one['outbox_id']} are held until {say_time(one['until_ms'])}: {one['reason']}"
+        yield f"takeovers of {one['outbox_id']} are held until {time_text(one['until_ms'])}: {one['reason']}"
     if (replays := found.get("replays")) is not None:
         ended = ", ".join(f"{reason.lower()} {n}" for reason, n in replays["ended"].items()) or "none"
         yield f"replays: {len(replays['sessions'])} of {replays['sessions_max']} run; ended: {ended}"

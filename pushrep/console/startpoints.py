@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from pushrep.cli.common import parse_duration_s
 from pushrep.cli.startpoint import check_fits, is_open, line_of, states_of
-from pushrep.cli.startpoint_options import Row, parse_place, preview, say_place
+from pushrep.cli.startpoint_options import Row, parse_place, place_text, preview
 from pushrep.env import SYSTEM_CLOCK
 from pushrep.errors import BadArgument
 from pushrep.startpoints import Startpoint, StartpointStore, Target
@@ -89,7 +89,7 @@ def lines_of(store: StartpointStore, topic: str) -> list[StartpointLine]:
     """Those of the topic, the newest first."""
     log = store.event_log()
     return [
-        StartpointLine(one, say_place(one.startpoint), states_of(log, one.sequence), is_open(log, one.sequence))
+        StartpointLine(one, place_text(one.startpoint), states_of(log, one.sequence), is_open(log, one.sequence))
         for one in reversed(list(log.all_written()))
         if one.target.topic == topic
     ][:_HISTORY_LINES]

@@ -50,7 +50,7 @@ from pushrep.election.errors import (
     TakeoverHeld,
     TooFewMembers,
 )
-from pushrep.election.follower import SetAside, StoreGrant, TakeEpoch
+from pushrep.election.follower import SetAside, StoreEpoch, StoreGrant
 from pushrep.election.grants import Grant, Quorum, Takeover, are_rivals, newest_list_of, newest_of, next_ballot
 
 LEADER_ALIVE_MS = 3_000
@@ -196,7 +196,7 @@ class Refused(NamedTuple):
     error: ReplicationError
 
 
-CandidateEffect: TypeAlias = Look | TakeEpoch | StoreGrant | SendGrant | Fetch | Lead | Refused
+CandidateEffect: TypeAlias = Look | StoreEpoch | StoreGrant | SendGrant | Fetch | Lead | Refused
 
 
 class Candidate:
@@ -453,7 +453,7 @@ class Candidate:
         self.grant = grant
         stored = replace(self._own, grant=grant, highest_epoch=grant.epoch, is_unfilled=self._own.is_unfilled or None)
         self._answers = {self.index: stored}
-        return [TakeEpoch(grant.epoch), StoreGrant(grant), SendGrant(self._others(), grant), *self._on_stored()]
+        return [StoreEpoch(grant.epoch), StoreGrant(grant), SendGrant(self._others(), grant), *self._on_stored()]
 
     def _why_held(self) -> TakeoverHeld | None:
         """Why no standby may take over now. So many have answered that one of them knows the newest hold."""

@@ -180,7 +180,7 @@ class ReplicaSession(NamedTuple):
 NO_SESSION = ReplicaSession(-1, -1)
 
 
-class TakeEpoch(NamedTuple):
+class StoreEpoch(NamedTuple):
     """Durably: from now on everything of an older leader is refused. A candidate's own number, too."""
 
     leader_epoch: int
@@ -277,7 +277,7 @@ class Answer(NamedTuple):
 
 
 FollowerEffect: TypeAlias = (
-    TakeEpoch
+    StoreEpoch
     | OpenSession
     | SetUnfencedAside
     | SetAside
@@ -389,7 +389,7 @@ def follow(
         return (Answer(_result(state, error)),)
     effects: list[FollowerEffect] = []
     if request.leader_epoch > state.leader_epoch:
-        effects.append(TakeEpoch(request.leader_epoch))
+        effects.append(StoreEpoch(request.leader_epoch))
     error = _first_refusal(SESSION_CHECKS, state, request)
     if error is not None:
         return (*effects, Answer(_result(state, error)))

@@ -160,7 +160,7 @@ class PartitionLeader:
         self._times = AppendTimes(log.log_end_offset, now_ms)
 
     @property
-    def takes_all(self) -> bool:
+    def may_append_all(self) -> bool:
         """Whether an append with ALL may begin; else NOT_ENOUGH_REPLICAS."""
         return not self.has_resigned and self.grant.may_acknowledge(self.in_sync)
 
@@ -400,7 +400,7 @@ class PartitionLeader:
 
     def _moved(self) -> list[LeaderEffect]:
         """The watermark's rise, if any: it moves only while m members are in sync, and never back."""
-        if not self.takes_all:
+        if not self.may_append_all:
             return []
         held = min([self._verified(replica) or 0 for replica in self.in_sync])
         if held <= self.high_watermark or held < self.epoch_start_offset:

@@ -141,10 +141,10 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class Watch(Protocol):
-    """See the file's map. `fileno`: of a descriptor that is readable once something was written since `heard`."""
+    """See the file's map. `fileno`: of a descriptor that is readable once something was written since `has_changed`."""
 
     def fileno(self) -> int: ...
-    def heard(self) -> bool:
+    def has_changed(self) -> bool:
         """Whether something was written since the last call. Never waits."""
         ...
 
@@ -170,7 +170,7 @@ class Inotify:
     def fileno(self) -> int:
         return self._descriptor
 
-    def heard(self) -> bool:
+    def has_changed(self) -> bool:
         is_news = False
         with self._lock, suppress(OSError):  # there is nothing, or it was closed
             while os.read(self._descriptor, _EVENTS_BYTES):

@@ -107,7 +107,7 @@ class Pipeline:
         return self._is_closed and not self._in_flight
 
     @property
-    def takes_more(self) -> bool:
+    def may_send(self) -> bool:
         """Whether one more batch may be sent now."""
         if self._is_closed or self.producer_id < 0:
             return False

@@ -520,12 +520,12 @@ async def read_contents(
     if state.progress.topic_id not in {None, facts.topic_id}:
         state.void()
     cluster = Cluster(destination, facts.topic)
-    patiently = _patiently(destination, cluster)
+    retrying = _retrying(destination, cluster)
     try:
-        await patiently(cluster.refresh)
+        await retrying(cluster.refresh)
         used = None
         if not state.progress.epochs:
-            places = await places_of_records(cluster, origin, facts.partitions, patiently)
+            places = await places_of_records(cluster, origin, facts.partitions, retrying)
             used = used_partitions(facts.topic, facts.partitions, places)
         progress = state.progress.with_topic(facts.topic_id, used or facts.partitions, state.pid_epoch)
         at: dict[int, list[ShippedPartition]] = {}
@@ -537,7 +537,7 @@ async def read_contents(
         ends = {}
         for number in range(max(counts_of(progress))):
             sources = at.get(number, [])
-            bounds = await patiently(lambda number=number: cluster.bounds(number))  # type: ignore[misc]
+            bounds = await retrying(lambda number=number: cluster.bounds(number))  # type: ignore[misc]
             known = max(bounds.start, known_offset(sources, bounds) if sources else 0)
             matching = Matching(
                 origin,
@@ -547,7 +547,7 @@ async def read_contents(
                 {one: progress.skipped_of(one) for one in state.sources},
                 is_strict=False,
             )
-            ends[number] = await read_partition(cluster, patiently, number, known, matching.match_batch)
+            ends[number] = await read_partition(cluster, retrying, number, known, matching.match_batch)
             for error in matching.unreadable.values():
                 raise error
             first |= matching.next_offsets
@@ -559,7 +559,7 @@ async def read_contents(
     return TopicContents(progress=progress, held=held, contested=contested, first=first, ends=ends)
 
 
-def _patiently(destination: KafkaDestination, cluster: Cluster) -> UntilDone:
+def _retrying(destination: KafkaDestination, cluster: Cluster) -> UntilDone:
     """Tries for a while, with growing pauses, and asks who leads before it tries again."""
     passing = (*UNREACHABLE, BrokerError, KafkaUnreachable)
     policy = RetryPolicy(

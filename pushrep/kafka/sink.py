@@ -113,16 +113,18 @@ class KafkaSink:
             source.is_new = shipped.is_new
         self._thread = threading.Thread(target=self._run, name=f"pushrep-kafka-{self.topic}", daemon=True)
 
-    def start(self, timeout_s: float, *, goes_on: bool = False) -> None:
+    def start(self, timeout_s: float, *, despite_divergence: bool = False) -> None:
         """Begin, and wait at most `timeout_s` until the topic is known. Kafka may be away: records are sent later then.
 
-        goes_on: begin also where the outbox has diverged from its topic.
+        despite_divergence: begin also where the outbox has diverged from its topic.
         Raises DestinationRefused, TopicMissing, OutboxDiverged, DestinationAhead, TopicLostRecords, if it is known by
         then.
         """
         self._thread.start()
         self._started.wait(timeout_s)
-        if (refusal := self._state.refusal) is not None and not (goes_on and isinstance(refusal, OutboxDiverged)):
+        if (refusal := self._state.refusal) is not None and not (
+            despite_divergence and isinstance(refusal, OutboxDiverged)
+        ):
             self.close()
             raise refusal
 

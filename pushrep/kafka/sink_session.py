@@ -266,7 +266,7 @@ class SinkSession:
         self._look_at_s = now_s + max(_LOOK_S_MIN if is_busy else _LOOK_S_MAX, took_s * _LOOK_SHARE)
 
     def _next_of(self, pipeline: Pipeline) -> SentBatch | None:
-        if not pipeline.takes_more:
+        if not pipeline.may_send:
             return None
         waiting = pipeline.waiting()
         if waiting is not None:

@@ -309,13 +309,13 @@ class LogDirectory:
             if self.references > 1:
                 self.references -= 1
                 return
-            self._let_flusher_go()
+            self._stop_background()
             try:
                 for name in sorted(self._attached):
                     self.detach(name, None)
                 self.sync_checkpoints()
                 self._renew_id()
-                self.reserve.with_room(lambda: write_clean_marker(self.path, self._clean, self.filesystem))
+                self.reserve.call(lambda: write_clean_marker(self.path, self._clean, self.filesystem))
             finally:
                 self.references = 0
                 del _REGISTRY.held[id(self.filesystem), str(self.path)]
@@ -366,7 +366,7 @@ class LogDirectory:
                 self._unwritten.clear()
             try:
                 for checkpoint, offsets in changed.items():
-                    self.reserve.with_room(partial(write_checkpoint, self.path, checkpoint, offsets, self.filesystem))
+                    self.reserve.call(partial(write_checkpoint, self.path, checkpoint, offsets, self.filesystem))
                     self._on_disk[checkpoint] = offsets
             except BaseException:
                 with self._lock:
@@ -425,11 +425,11 @@ class LogDirectory:
             self._lock_file.size()
         except OSError:
             self.references = 0  # callers that still have this instance get LogClosed
-            self._let_flusher_go()
+            self._stop_background()
             return False
         return True
 
-    def _let_flusher_go(self) -> None:
+    def _stop_background(self) -> None:
         self.scrub.end()
         if self._flusher is not None:
             self._flusher.detach(self)
@@ -464,7 +464,7 @@ class LogDirectory:
             return  # with copy_check=False nobody checked the witness: it must not be renewed
         new = settled_id(self.directory_id, new_id)
         try:
-            self.copy_verdict = self.reserve.with_room(lambda: write_directory_id(self.path, self.filesystem, new))
+            self.copy_verdict = self.reserve.call(lambda: write_directory_id(self.path, self.filesystem, new))
         except OSError as error:
             if error.errno not in _NO_ROOM or self.is_unsettled_copy:
                 raise
@@ -492,7 +492,7 @@ class LogDirectory:
         if known is None or self.is_unsettled_copy or self.copy_verdict is not CopyVerdict.ORIGINAL:
             return
         try:
-            self.reserve.with_room(lambda: write_directory_id(self.path, self.filesystem, known))
+            self.reserve.call(lambda: write_directory_id(self.path, self.filesystem, known))
         except OSError as error:
             _LOG.warning("%s: %s stays as it was: %s", self.path, DIRECTORY_ID_NAME, error)
 

@@ -220,7 +220,7 @@ class DiskHeadroom:
         self._users = 0
         self._fill()
 
-    def with_room(self, write: Callable[[], _Answer]) -> _Answer:
+    def call(self, write: Callable[[], _Answer]) -> _Answer:
         """Call `write` and return its result; if the disk is full, free the reserve and call it again.
 
         So `write` must be repeatable. Raises what it raises; ENOSPC and EDQUOT (as OSError, or as NoRoomToCut) only

@@ -195,7 +195,7 @@ class PublishedReader:
             return None
         return _newest(self._map, self._position, self._boot_id)
 
-    def let_go(self) -> None:
+    def unmap(self) -> None:
         """Close the mapping, which keeps the disk from being unmounted. The next `read` opens it again."""
         self._map = self._position = None
 

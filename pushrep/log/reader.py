@@ -834,7 +834,7 @@ class LogReader(ClosedAtExit):
         self._closed = True
         if self._published_lock.acquire(blocking=False):  # in a fork its holder may not exist
             try:
-                self._published.let_go()
+                self._published.unmap()
             finally:
                 self._published_lock.release()
 

@@ -476,7 +476,7 @@ class Repairer:
                     f"--from-copy, or give up what follows with --cut {self._log.name}"
                 )
             if dry_run:
-                _foretell(report, plan, place)
+                _preview(report, plan, place)
                 return report
         self._apply(report, plan, place, copy)
         return report
@@ -526,8 +526,8 @@ class Repairer:
                 self._splice(segment, copy, report)
             if place is not None:
                 view.give_up(max(view.seen_to, report.before.verified_to))
-                report.cut = view.reserve.with_room(partial(self._cut, view, place))
-            self._mend_small_files(report, copy)
+                report.cut = view.reserve.call(partial(self._cut, view, place))
+            self._repair_small_files(report, copy)
             self._drop_seals_that_lie(report, copy)
             named = {
                 finding.file.split(".")[0] for finding in self._verified().findings if finding.kind is FindingKind.INDEX
@@ -667,14 +667,14 @@ class Repairer:
             later = [base for base in list_segments(self._filesystem, self._log) if base > place.base_offset]
             kept, later_bytes = move_aside(self._filesystem, self._log, later)
             kept += [] if tail is None else [tail.finish() if isinstance(tail, TailMove) else tail]
-            view.reserve.with_room(lambda: segment.cut(place.position, place.offset))
+            view.reserve.call(lambda: segment.cut(place.position, place.offset))
         finally:
             segment.close()
         self._filesystem.sync_directory(self._log)
         epochs = read_leader_epochs(self._log, self._filesystem)
         if epochs is not None and epochs.cut_from(place.offset) != epochs:
             cut = partial(write_leader_epochs, self._log, epochs.cut_from(place.offset), self._filesystem)
-            view.reserve.with_room(cut)
+            view.reserve.call(cut)
         return Cut(
             offset=place.offset,
             segment=segment.path.name,
@@ -684,7 +684,7 @@ class Repairer:
             kept_as=tuple(reversed(kept)),
         )
 
-    def _mend_small_files(self, report: RepairReport, copy: Path | None) -> None:
+    def _repair_small_files(self, report: RepairReport, copy: Path | None) -> None:
         bad = {finding.file for finding in report.before.findings if finding.kind is FindingKind.FILE}
         remove_seals(self._filesystem, self._log, [int(name[:20]) for name in bad if name.endswith(SEAL_SUFFIX)])
         if LEADER_EPOCHS_NAME in bad:
@@ -823,7 +823,7 @@ def _first_bad(report: VerifyReport) -> int | None:
     return damaged if damaged is not None or torn is None else torn.offset
 
 
-def _foretell(report: RepairReport, plan: SplicePlan | None, place: CutPlace | None) -> None:
+def _preview(report: RepairReport, plan: SplicePlan | None, place: CutPlace | None) -> None:
     for segment in plan.segments if plan is not None else ():
         report.spliced += _spliced(segment)
     if place is not None:

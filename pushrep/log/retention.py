@@ -530,7 +530,7 @@ class BackgroundTasks:
         if flusher is not None:
             flusher.attach(self)
         self._level = self._watch.level(self._limits)
-        self._come_again()
+        self._schedule_next()
 
     def end(self) -> None:
         """The log is about to be closed: no pass runs after this, leases end."""
@@ -552,7 +552,7 @@ class BackgroundTasks:
         if self._watch.level(self._limits) >= DiskLevel.PRESSED:
             raise LeaseBroken(name, self._too_full())
         lease = self.retention.acquire_lease(name, offset, on_broken)
-        self._come_again()
+        self._schedule_next()
         return lease
 
     def about_to_cut(self, offset: int) -> None:
@@ -570,7 +570,7 @@ class BackgroundTasks:
         """More is on disk: dispatch it to derived stores, and look at the disk."""
         try:
             self._level = self._watch.level(self._limits, max_age_ms=LOOK_MS)
-            self._tell()
+            self._notify()
             if self._level >= DiskLevel.PRESSED:
                 self.retention.break_leases(self._too_full())
             if self._level >= DiskLevel.PRESSED or (
@@ -589,12 +589,12 @@ class BackgroundTasks:
         except (OSError, PushrepError) as error:
             _LOG.warning("%s: retention is put off: %s", self._watch.path, error)
         finally:
-            self._come_again()
+            self._schedule_next()
 
     def sync_derived(self) -> None:
         """The log was closed with all of it flushed: bring the derived stores up to its end, and sync them."""
         try:
-            self._tell()
+            self._notify()
             self._derived.sync()
         except (OSError, PushrepError) as error:  # the log is safe; the next opening dispatches what they lack
             _LOG.warning("%s: a derived store stays behind until the log is opened again: %s", self._watch.path, error)
@@ -603,7 +603,7 @@ class BackgroundTasks:
         if self.retention.run() and self._flusher is not None:
             self._flusher.soon(self, 0)  # there may be more to remove; flushes of other logs come first
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         assert self._log is not None
         if self._derived:
             self._derived.dispatch(self._reader, Bounds(self._log.bounds().start, self._log.stable_offset))
@@ -619,6 +619,6 @@ class BackgroundTasks:
             f"disk_pressed_percent={limits.pressed_percent} and disk_pressed_free_bytes={limits.pressed_free_bytes}"
         )
 
-    def _come_again(self) -> None:
+    def _schedule_next(self) -> None:
         if self._flusher is not None and self.retention.has_work:
             self._flusher.soon(self, self._check_ms)

@@ -115,7 +115,7 @@ class Scrub:
         with self._turn:
             self.bytes_per_s, self.pause_s = bytes_per_s, pause_s
             self._logs[log.path.name] = log
-        self._come_again(FIRST_MS)
+        self._schedule_next(FIRST_MS)
 
     def remove(self, log: Scrubbed) -> None:
         """`log` is about to be closed or cut: when this returns, nothing of it is being read."""
@@ -132,7 +132,7 @@ class Scrub:
     def resume(self) -> None:
         """Go on."""
         self._paused = False
-        self._come_again(0)
+        self._schedule_next(0)
 
     def report(self, log: Scrubbed, found: ScrubFinding) -> None:
         """Keep a finding of `log` until a later pass finds the segment whole, or it is repaired."""
@@ -169,7 +169,7 @@ class Scrub:
         known = any(one.base_offset == base and one.log == log.path.name for one in self._status.findings)
         if self._scrubber is not None and self.bytes_per_s and not known:
             self._urgent.setdefault((log, base), when_whole)
-            self._come_again(0)
+            self._schedule_next(0)
 
     def seal_cleaned(self, log: Scrubbed) -> None:
         """Read, and so seal, segments below the cleaner's offset that have no seal: nothing else proves them later."""
@@ -203,9 +203,9 @@ class Scrub:
             else:
                 self._walk = None
         if self._walk is not None:
-            self._come_again(max(1, 1000 * size // self.bytes_per_s))
+            self._schedule_next(max(1, 1000 * size // self.bytes_per_s))
         else:
-            self._come_again(1000 * self.pause_s if self._status.passes else FIRST_MS)
+            self._schedule_next(1000 * self.pause_s if self._status.passes else FIRST_MS)
 
     def _is_open(self, log: Scrubbed) -> bool:
         return self._logs.get(log.path.name) is log
@@ -214,7 +214,7 @@ class Scrub:
         log = self._logs.get(found.log)
         return log is not None and (found.base_offset, found.end_offset) not in log.sealed()
 
-    def _come_again(self, delay_ms: int) -> None:
+    def _schedule_next(self, delay_ms: int) -> None:
         if self._scrubber is not None and self.bytes_per_s:
             self._scrubber.soon(self, delay_ms)
 

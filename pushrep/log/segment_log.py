@@ -340,7 +340,7 @@ class SegmentLog(ClosedAtExit):
                 attached = Attached(
                     derived=derived, holders=holders, adopt=adopt, log_id=log_id, has_replicas=has_replicas
                 )
-                return cls(shared, around, view.reserve.with_room(lambda: open_log(around, attached)))
+                return cls(shared, around, view.reserve.call(lambda: open_log(around, attached)))
             except BaseException:
                 view.close_unclean()
                 raise

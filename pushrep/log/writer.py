@@ -329,7 +329,7 @@ class LogWriter:
             self.flush()
             if self._changed:
                 with self._leader.held():
-                    self._around.view.reserve.with_room(self._active.finish)  # index entries, on a full disk, too
+                    self._around.view.reserve.call(self._active.finish)  # index entries, on a full disk, too
                     self._active.sync()
             # Also of a log that only recovery changed: its numbers are those of before the kill. Ten thousand logs that
             # close share a few writes; the directory brings the last ones to disk.
@@ -601,7 +601,7 @@ class LogWriter:
             if offset >= self.log_end_offset:
                 return self.log_end_offset
             number = max(i for i, base in enumerate(self._bases) if base <= offset)
-            with self._wanting_room():
+            with self._no_room_to_cut():
                 self._around.view.give_up(self.log_end_offset)
             self._changed = True
             try:
@@ -627,7 +627,7 @@ class LogWriter:
             gone = [base for base, next_base in pairwise(self._bases) if next_base <= self.log_start_offset]
         try:
             # The recovery point with it: a log must never end below its start.
-            around.view.reserve.with_room(self.checkpoint)
+            around.view.reserve.call(self.checkpoint)
         except OSError as error:
             if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
                 raise
@@ -647,7 +647,7 @@ class LogWriter:
         thrown away. On a disk without room for the copy the tail is moved, into `.cut` (cut_files.py). Raises
         NoRoomToCut if there is no room even for its first piece; nothing was changed then.
         """
-        return self._around.view.reserve.with_room(self._quarantine)
+        return self._around.view.reserve.call(self._quarantine)
 
     def _quarantine(self) -> tuple[str, ...]:
         around, damaged_from = self._around, self._report.damaged_from
@@ -658,7 +658,7 @@ class LogWriter:
             segment = self._active
             position = segment.size_bytes
             tail = quarantine_tail(around.filesystem, segment.path, segment.file, position, suffix=CORRUPT_SUFFIX)
-            with self._wanting_room():
+            with self._no_room_to_cut():
                 around.view.give_up(around.view.seen_to)
             self._lower_checkpoints(damaged_from)
             self._changed = True
@@ -667,7 +667,7 @@ class LogWriter:
                 later = [base for base in list_segments(around.filesystem, around.view.path) if base > self._bases[-1]]
                 kept, _ = move_aside(around.filesystem, around.view.path, later, suffix=CORRUPT_SUFFIX)
                 kept += [] if tail is None else [tail.finish() if isinstance(tail, TailMove) else tail]
-                around.view.reserve.with_room(lambda: segment.cut(position, damaged_from))
+                around.view.reserve.call(lambda: segment.cut(position, damaged_from))
                 around.filesystem.sync_directory(around.view.path)
                 self._keep_epochs(self._epochs.cut_from(damaged_from))
             except BaseException as error:
@@ -703,7 +703,7 @@ class LogWriter:
         # Before the files change: readers take what they then miss for cut, not for corrupt.
         self._publish(self.flushed_offset)
         move_aside(around.filesystem, around.view.path, self._bases[number + 1 :])
-        around.view.reserve.with_room(lambda: segment.cut(position, end))
+        around.view.reserve.call(lambda: segment.cut(position, end))
         around.filesystem.sync_directory(around.view.path)
         self._active, self._bases = segment, self._bases[: number + 1]
         self.flushed_offset = end
@@ -719,11 +719,11 @@ class LogWriter:
             recovery_point=recovery_point,
             high_watermark=min(self.high_watermark, recovery_point) if high_watermark is None else high_watermark,
         )
-        with self._wanting_room():
+        with self._no_room_to_cut():
             view.sync_checkpoints()
 
     @contextmanager
-    def _wanting_room(self) -> Iterator[None]:
+    def _no_room_to_cut(self) -> Iterator[None]:
         """NoRoomToCut on a full disk. A checkpoint that was written by then does no harm: it is lower."""
         try:
             yield
@@ -739,7 +739,7 @@ class LogWriter:
 
     def _write_epochs(self, epochs: LeaderEpochs) -> None:
         around = self._around
-        around.view.reserve.with_room(lambda: write_leader_epochs(around.view.path, epochs, around.filesystem))
+        around.view.reserve.call(lambda: write_leader_epochs(around.view.path, epochs, around.filesystem))
         self._is_unlisted = False
 
     # ---- what replication does
@@ -777,7 +777,7 @@ class LogWriter:
         view = self._around.view
         if offset > view.cleaned_offset:
             view.checkpoint(cleaned_offset=offset)
-            view.reserve.with_room(view.sync_checkpoints)
+            view.reserve.call(view.sync_checkpoints)
 
     def _append_with_holes(self, batches: Sequence[RecordBatch]) -> None:
         """Append batches with holes before or between them: all or none, in segments of their own.

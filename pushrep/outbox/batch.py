@@ -220,7 +220,7 @@ class PendingBatch:
         return index
 
     def _add_run(self, start: int, records: int, metadata: StreamMetadata) -> None:
-        if self.runs and self.runs[-1].goes_on(start, metadata):
+        if self.runs and self.runs[-1].continues_with(start, metadata):
             self.runs[-1].records += records
         else:
             self.runs.append(Run(start, records, metadata))

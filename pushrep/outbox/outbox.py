@@ -605,7 +605,7 @@ def _begin_pid_epoch(
         return
     _show_identity(opened, identity)
     for appender in appenders:
-        appender.go_on_as(identity.pid)
+        appender.change_pid(identity.pid)
 
 
 def _show_identity(opened: "weakref.ref[Outbox]", identity: OutboxIdentity) -> None:

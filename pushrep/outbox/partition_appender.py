@@ -334,7 +334,7 @@ class PartitionAppender:
             if self._full or self._flush_requested:
                 self._call_writer()
 
-    def stands_still(self, timeout_s: float) -> bool:
+    def is_idle_within(self, timeout_s: float) -> bool:
         """Whether no round is being written, at the latest after so many seconds."""
         if not self._write_lock.acquire(timeout=timeout_s):
             return False
@@ -388,19 +388,19 @@ class PartitionAppender:
             return done, in_log, error
         return done, len(done), None
 
-    def go_on_at_log_end(self) -> None:
+    def reset_to_log_end(self) -> None:
         """The log got records from another member; nothing was taken here meanwhile."""
         self._next_offset = self.log.log_end_offset
 
-    def go_on_as(self, pid: int) -> None:
+    def change_pid(self, pid: int) -> None:
         """Records without metadata that are sealed from now on are of this PID."""
         with self._write_lock:  # no batch is between being sealed and being noted
             self.begin_pid(pid)
 
     def begin_pid(self, pid: int) -> None:
-        """As `go_on_as`, of who sees to it that nothing is written meanwhile."""
+        """As `change_pid`, of who sees to it that nothing is written meanwhile."""
         self._pid = pid
-        self._order.go_on_as(pid)
+        self._order.change_pid(pid)
 
     def last_position(self, pid: int, partition: int) -> int | None:
         """The highest source offset of the pair in the log; raises `LogStopped` if the log was cut meanwhile."""

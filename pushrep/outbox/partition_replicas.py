@@ -66,7 +66,7 @@ class PartitionReplicas:
             return self._not_enough(1) if self.needs_all else None
         if led.resigned is not None:
             return led.resigned
-        return self._not_enough(len(led.leader.in_sync)) if self.needs_all and not led.takes_all else None
+        return self._not_enough(len(led.leader.in_sync)) if self.needs_all and not led.may_append_all else None
 
     def check(self) -> None:
         """Raise the refusal, if there is one."""
@@ -116,7 +116,7 @@ class PartitionReplicas:
 
 
 @contextmanager
-def standing_still(appenders: Collection[PartitionReplicas]) -> Iterator[None]:
+def writes_paused(appenders: Collection[PartitionReplicas]) -> Iterator[None]:
     """Nothing is written to any of their logs meanwhile."""
     with ExitStack() as turns:
         for appender in appenders:

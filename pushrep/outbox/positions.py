@@ -68,7 +68,7 @@ class Run:
     def last_offset(self) -> int:
         return self.offset + self.records - 1
 
-    def goes_on(self, start: int, metadata: StreamMetadata) -> bool:
+    def continues_with(self, start: int, metadata: StreamMetadata) -> bool:
         """Whether a record at `start` with this position is the run's next."""
         return (
             start == self.start + self.records
@@ -131,7 +131,7 @@ class SourceOrder:
         elif metadata is not None:
             self.failed([Run(0, 1, position) for position in metadata[start:end]], "interrupted")
 
-    def go_on_as(self, own_pid: int) -> None:
+    def change_pid(self, own_pid: int) -> None:
         """The outbox has another PID from now on."""
         self._own_pid = own_pid
 

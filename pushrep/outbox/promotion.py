@@ -138,7 +138,7 @@ def promote(  # noqa: PLR0913 - an operator's choices
     destroyed, so that none of them will ever vote: they leave the list at once. new: "host:port" of nodes that come
     into it under new indexes, and are given everything by whoever opens the Outbox here. depose: also from a leader
     that may be alive; else one that enough members were in contact with within `leader_alive_ms` is left alone.
-    last_contact: with a leader, as `ReplicaNode.let_go` returns it; a node in another process is asked.
+    last_contact: with a leader, as `ReplicaNode.hand_over` returns it; a node in another process is asked.
     verify_s: so long sealed segments are read for what has rotted, once this member may lead; that is fetched from the
     others, and what they can't give is in `damaged`.
     Raises LeaderMayBeAlive, NotAhead (both pairs in it), TooFewMembers, LogNotFit, NotAMember, DirectoryIsCopy before
@@ -301,7 +301,7 @@ def _open_directory(directory: Path, filesystem: Filesystem, clock: Clock) -> Lo
         raise CantPromote(directory, f"process {error.pid} has it open: end its service, or the node") from error
     if held.references > 1:
         held.release()
-        raise CantPromote(directory, "this process has it open: close its Outbox, or use ReplicaNode.let_go")
+        raise CantPromote(directory, "this process has it open: close its Outbox, or use ReplicaNode.hand_over")
     return held
 
 

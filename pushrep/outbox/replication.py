@@ -40,7 +40,7 @@ from pushrep.outbox.errors import (
 )
 from pushrep.outbox.identity import OutboxIdentity, write_identity
 from pushrep.outbox.partition_appender import PartitionAppender
-from pushrep.outbox.partition_replicas import PartitionReplicas, ReplicaLag, holding_back, lag_of, standing_still
+from pushrep.outbox.partition_replicas import PartitionReplicas, ReplicaLag, holding_back, lag_of, writes_paused
 from pushrep.outbox.positions import PositionsStore
 from pushrep.outbox.promotion import Granted, Heard, ListChange, list_change, with_loss
 from pushrep.outbox.settings import ReplicaSettings
@@ -283,7 +283,7 @@ class Replication:
             refusal = too_few(grant, self._identity.member, found) or self._why_not_leading()
             if refusal is not None:
                 raise refusal
-            with standing_still(self.appenders.values()), holding_back(self.appenders.values()):
+            with writes_paused(self.appenders.values()), holding_back(self.appenders.values()):
                 granted, started = self._hand_over(partial(self._run, change)), monotonic()
                 if granted.may_acknowledge(granted.indexes - granted.entering):  # else only once that is settled
                     self._wait_for_members(started, self._settings.open_timeout_s if wait_s is None else wait_s)
@@ -356,8 +356,8 @@ class Replication:
                     f"members {sorted(agreeing)} are enough to agree to a change, so nothing has to be lost: run it "
                     "without --lost. Nothing was changed"
                 )
-            heard = self._heard_of(grant)
-            with standing_still(self.appenders.values()), holding_back(self.appenders.values()):
+            heard = self._last_contacts(grant)
+            with writes_paused(self.appenders.values()), holding_back(self.appenders.values()):
                 forced: list[Granted] = []
 
                 def force() -> Grant:
@@ -368,7 +368,7 @@ class Replication:
             self._thread("pushrep-settle", self._end_solo_lead)
             return forced[0]
 
-    def _heard_of(self, grant: Grant) -> dict[int, Heard]:
+    def _last_contacts(self, grant: Grant) -> dict[int, Heard]:
         """How far the others said that they hold the records, and when one of them answered last."""
         led = {} if self._leading is None else self._leading.partitions
         return {
@@ -662,10 +662,10 @@ class Replication:
         if self._stop.is_set() or not is_enough:
             return False
         try:
-            with standing_still(self.appenders.values()):
+            with writes_paused(self.appenders.values()):
                 granted = self._run(self._renewal, may_cut=False)
                 for appender in self.own_appenders:
-                    appender.go_on_at_log_end()
+                    appender.reset_to_log_end()
                 self._lead(granted)
         except (TooFewMembers, ReplicaUnreachable):
             return False
@@ -675,7 +675,7 @@ class Replication:
         """Until enough are in sync to take records with ALL, or another leads, or it took too long."""
         waiting = deque(self.appenders.values())  # a look at all thousands again and again would hold up who pushes
         while self.needs_all and monotonic() - started_s < wait_s:
-            while waiting and (led := waiting[0].led) is not None and (led.takes_all or led.resigned):
+            while waiting and (led := waiting[0].led) is not None and (led.may_append_all or led.resigned):
                 waiting.popleft()
             if not waiting or self._stop.wait(_PAUSE_S):
                 return

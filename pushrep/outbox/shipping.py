@@ -205,7 +205,7 @@ def start_shipping(
     _hold(to_ship, sink)
     if sink is not None:
         resources.callback(sink.close)
-        sink.start(timeout_s, goes_on=on_diverged is OnDiverged.GO_ON)
+        sink.start(timeout_s, despite_divergence=on_diverged is OnDiverged.GO_ON)
     return Shipping(to_ship, sink)
 
 

@@ -41,7 +41,7 @@ class WriterThreads:
     def stop(self, appenders: Iterable["PartitionAppender"], timeout_s: float) -> bool:
         """True once nobody writes any of these, which take nothing more; False if the disk holds one up for longer."""
         deadline_s = monotonic() + timeout_s
-        is_still = all(appender.stands_still(max(0.0, deadline_s - monotonic())) for appender in appenders)
+        is_still = all(appender.is_idle_within(max(0.0, deadline_s - monotonic())) for appender in appenders)
         release_disk_threads(self._threads)
         return is_still
 

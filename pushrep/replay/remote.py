@@ -229,7 +229,7 @@ class RemoteSession:
     def step(self) -> ReplayedBlock | None:
         """A block, or None. It waits only to reconnect."""
         with self._using:
-            if self._goodbye_said() or self.end is not None:
+            if self._is_stop_sent() or self.end is not None:
                 return None
             if not self._blocks:
                 self._read_received()
@@ -246,14 +246,14 @@ class RemoteSession:
     def rest(self) -> None:
         """Receive what was sent already, so that the node does not block; no credit is given."""
         with self._using:
-            if not self._goodbye_said() and self.end is None:
+            if not self._is_stop_sent() and self.end is None:
                 self._read_received()
 
     def _read_received(self) -> None:
         if self._pending_end is not None:
             return
         if self._attached is None:
-            self._come_again()
+            self._reconnect_if_due()
         attached = self._attached
         if attached is None:
             return
@@ -325,7 +325,7 @@ class RemoteSession:
 
     def _on_end(self, end: wire.ReplayEnd) -> None:
         is_short = self._is_short and end.reason is ReplayEndReason.LIMIT_REACHED
-        if (end.error_code in _COMES_AGAIN or is_short) and self._may_come_again():
+        if (end.error_code in _COMES_AGAIN or is_short) and self._may_reconnect():
             self._lost(end.error_message)
             return
         is_cut = end.reason is ReplayEndReason.TRUNCATED
@@ -358,19 +358,19 @@ class RemoteSession:
 
     # ---- coming again
 
-    def _may_come_again(self) -> bool:
+    def _may_reconnect(self) -> bool:
         return self._settings.reconnect and self._request is not None
 
     def _lost(self, why: str) -> None:
         self._hang_up()
         now_ms = self._clock.monotonic_ms()
-        if not self._may_come_again():
+        if not self._may_reconnect():
             self._fail(ErrorCode.REQUEST_TIMED_OUT, f"the connection broke: {why}")
             return
         if self._failures == 0:
             self._lost_ms, self._retry_ms = now_ms, now_ms
 
-    def _come_again(self) -> None:
+    def _reconnect_if_due(self) -> None:
         now_ms = self._clock.monotonic_ms()
         request = self._rest_of_request()
         if request is None or now_ms < self._retry_ms:
@@ -442,11 +442,11 @@ class RemoteSession:
 
     def wait(self, timeout_s: float) -> None:
         """Until something comes."""
-        self._waiting.wait(self._socket(), self._patience_s(timeout_s))
+        self._waiting.wait(self._socket(), self._wait_s(timeout_s))
 
     async def wait_async(self, timeout_s: float) -> None:
         """Until something comes."""
-        await self._waiting.wait_async(self._socket(), self._patience_s(timeout_s))
+        await self._waiting.wait_async(self._socket(), self._wait_s(timeout_s))
 
     def wake(self) -> None:
         """End a wait."""
@@ -455,7 +455,7 @@ class RemoteSession:
     def _socket(self) -> Any:
         return self._attached.connection.socket if self._attached is not None else None
 
-    def _patience_s(self, timeout_s: float) -> float:
+    def _wait_s(self, timeout_s: float) -> float:
         if self._attached is None:
             return min(timeout_s, max(0.001, (self._retry_ms - self._clock.monotonic_ms()) / 1000))
         return timeout_s
@@ -467,7 +467,7 @@ class RemoteSession:
         self._is_stopped = True
         if self._using.acquire(blocking=False):
             try:
-                self._goodbye_said()
+                self._is_stop_sent()
             finally:
                 self._using.release()
         else:
@@ -476,11 +476,11 @@ class RemoteSession:
     def close(self) -> None:
         """Close the connection."""
         with self._using:
-            self._goodbye_said()
+            self._is_stop_sent()
             self._hang_up()
             self._waiting.close()
 
-    def _goodbye_said(self) -> bool:
+    def _is_stop_sent(self) -> bool:
         """Whether it was stopped; the first call then says so to the node."""
         if not self._is_stopped:
             return False

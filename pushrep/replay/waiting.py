@@ -165,5 +165,5 @@ class Listening:
 
     def _on_change(self) -> None:
         watch = self._watch
-        if watch is not None and watch.heard():
+        if watch is not None and watch.has_changed():
             self._looks = 0

@@ -32,7 +32,7 @@ from pushrep.env import Clock, Network, Thread
 from pushrep.env.network import READABLE, WRITABLE
 from pushrep.errors import PushrepError
 from pushrep.log import OffsetOutOfRange
-from pushrep.replicate.connecting import OpenConnection, connect, patiently, pause_s
+from pushrep.replicate.connecting import OpenConnection, connect, pause_s, retry_connecting
 from pushrep.replicate.pusher import PendingWork, Pusher, Sent
 from pushrep.replicate.settings import PushSettings, Replica
 from pushrep.replicate.sockets import AnySocket, Piece, bytes_in_files, pieces_of, send_some
@@ -355,7 +355,7 @@ class Channel:
                 _LOG.warning("%s can't be reached, trying on: %s", self.replica, error)
 
         with suppress(PushrepError, OSError):  # stopped
-            self._opened = patiently(
+            self._opened = retry_connecting(
                 lambda: connect(self.replica.address, self._settings), self._settings, self._stop, failed
             )
             if self._stop.is_set():

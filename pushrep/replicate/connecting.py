@@ -76,7 +76,7 @@ def call(opened: OpenConnection, request: Struct) -> Struct:
                 return answer.message
 
 
-def patiently(
+def retry_connecting(
     attempt: Callable[[], T], settings: PushSettings, stop: Event, on_failure: Callable[[BaseException], None]
 ) -> T:
     """Attempt again and again, with random pauses that grow, until it succeeds or `stop` is set.
@@ -89,7 +89,7 @@ def patiently(
 
 
 def pause_s(settings: PushSettings, failures: int) -> float:
-    """How long to wait after so many failures in a row: what `patiently` waits, for who must not wait here."""
+    """How long to wait after so many failures in a row: what `retry_connecting` waits, for who must not wait here."""
     return _backoff(settings).pause_s(max(1, failures))
 
 

@@ -1,7 +1,7 @@
 """Election: carries out what a Candidate decides, by the network and on the own disk; a thin shell.
 
     Look, SendGrant            asked of all at once (member_clients.py); the answers go back to the rules
-    TakeEpoch, StoreGrant      promises.json, synced before the next effect
+    StoreEpoch, StoreGrant      promises.json, synced before the next effect
     Fetch                      set aside, cut, fetch, append, flush
     Refused                    raised; a newer grant for another is kept first, so that the directory can follow it
     Lead                       `run` returns the grant, and `begin` puts its epoch into every log
@@ -33,7 +33,7 @@ from pushrep.election.candidate import (
 )
 from pushrep.election.epochs import EpochEnd, marked_unfenced, without_unfenced
 from pushrep.election.errors import LogNotFit, NotAhead, NotLeader, TooFewMembers
-from pushrep.election.follower import StoreGrant, TakeEpoch
+from pushrep.election.follower import StoreEpoch, StoreGrant
 from pushrep.election.grants import Grant, OfferedGrant, judge_grant, newest_of, next_ballot
 from pushrep.env import SYSTEM_CLOCK, Clock
 from pushrep.log import SegmentLog
@@ -168,7 +168,7 @@ class Election:
     def _carry_out(self, effect: CandidateEffect, candidate: Candidate, timeout_s: float) -> list[CandidateEffect]:
         if isinstance(effect, Look):
             self._ask(effect.members, self._clients.describe)
-        elif isinstance(effect, TakeEpoch):
+        elif isinstance(effect, StoreEpoch):
             self._keep_number(effect.leader_epoch)
         elif isinstance(effect, StoreGrant):
             self.store(effect.grant)

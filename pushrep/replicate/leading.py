@@ -28,7 +28,7 @@ from pushrep.log import Durability, SegmentLog
 from pushrep.log.flush_scheduler import Tick
 from pushrep.records import RecordBatch
 from pushrep.replicate.channel import Beats
-from pushrep.replicate.connecting import patiently, pause_s
+from pushrep.replicate.connecting import pause_s, retry_connecting
 from pushrep.replicate.errors import PushError, ReplicaUnreachable
 from pushrep.replicate.led_partition import LedPartition, OnReplicated, PushSession
 from pushrep.replicate.manager import PushManager
@@ -375,7 +375,7 @@ class _Driver:
                 self._repair()
                 continue
             try:
-                patiently(lambda wanted=wanted: self._begin(wanted), settings, self._stop, self._report)  # type: ignore[misc]
+                retry_connecting(lambda wanted=wanted: self._begin(wanted), settings, self._stop, self._report)  # type: ignore[misc]
             except PushError:  # stopped
                 return
             except Exception as error:  # noqa: BLE001 - whatever it is: nobody else would begin sessions again

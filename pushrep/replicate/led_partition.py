@@ -153,9 +153,9 @@ class LedPartition:
         return self.leader.high_watermark
 
     @property
-    def takes_all(self) -> bool:
+    def may_append_all(self) -> bool:
         """Whether an append that waits for enough members may begin; else NOT_ENOUGH_REPLICAS."""
-        return self.leader.takes_all
+        return self.leader.may_append_all
 
     def start(self) -> None:
         """What holds already, without a word from anybody: this member alone may be enough."""

@@ -270,7 +270,7 @@ class KeptOutbox:
             if leader_epoch > before.leader_epoch or (leader_epoch == before.leader_epoch and not before.is_over):
                 self._contact = LeaderContact(leader_epoch, self._store.clock.monotonic_ms(), is_last)
 
-    def take_epoch(self, leader_epoch: int) -> None:
+    def store_epoch(self, leader_epoch: int) -> None:
         """Nothing of an older leader from now on, durably. Raises OSError."""
         with self._keeper.lock:
             if leader_epoch > self.election_state.leader_epoch:

@@ -373,7 +373,7 @@ class ReplayServer:
         while not self._stopping:
             self._do_posted()
             self._find_work()
-            self._take_turns()
+            self._step_ready()
             for found in self._poller.select(self._wait_s()):
                 self._serve(found.data)
         try:
@@ -418,7 +418,7 @@ class ReplayServer:
             else:
                 self.schedule(due)
 
-    def _take_turns(self) -> None:
+    def _step_ready(self) -> None:
         for _ in range(len(self._ready)):
             served = self._ready.popleft()
             self._is_ready.discard(served.session.id)

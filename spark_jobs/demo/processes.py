@@ -164,7 +164,7 @@ class Child:
                     killed[member.pid] = member
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(member.pid, signal.SIGKILL)
-            self._bury(members)
+            self._reap(members)
             if time.monotonic() > deadline:
                 names = ", ".join(f"{p.name} {p.pid}" for p in members)
                 raise TimeoutError(f"{names}: alive {KILL_WAIT_S:.0f} s after SIGKILL")
@@ -190,7 +190,7 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(member.pid, number)
 
-    def _bury(self, members: Sequence[ChildProcess]) -> None:
+    def _reap(self, members: Sequence[ChildProcess]) -> None:
         """Wait for the dead: the program by its handle, adopted orphans by pid; others have parents of their own."""
         for member in members:
             if member.pid == self.pid:

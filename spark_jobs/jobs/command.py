@@ -108,7 +108,7 @@ def source_options(command: Command) -> Command:
 def run_options(file: str) -> Callable[[Command], Command]:
     """Where progress is kept, when batches run, what is reported; `file` is the job's own, for --where."""
 
-    def tell_where(ctx: click.Context, param: click.Parameter, value: bool) -> None:  # noqa: ARG001, FBT001 - click's form
+    def print_path(ctx: click.Context, param: click.Parameter, value: bool) -> None:  # noqa: ARG001, FBT001 - click's form
         if value:
             click.echo(Path(file).resolve())
             ctx.exit()
@@ -118,7 +118,7 @@ def run_options(file: str) -> Callable[[Command], Command]:
         is_flag=True,
         is_eager=True,
         expose_value=False,
-        callback=tell_where,
+        callback=print_path,
         help="Print the path of this job's file, for spark-submit.",
     )
     return lambda command: _all((*_RUN, where), command)

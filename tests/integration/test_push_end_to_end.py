@@ -128,7 +128,7 @@ def test_too_few_replicas_acknowledge_nothing_and_say_so_at_the_end(world):
     service = world.service([world.node(1), world.node(2)], min_insync=3).start()
     assert service.wait(service.append(b"three of three")) is None
     world.nodes[2].stop()
-    service.wait_for(lambda leader: not leader.takes_all or not leader.sessions[2].in_flight)
+    service.wait_for(lambda leader: not leader.may_append_all or not leader.sessions[2].in_flight)
     failures = []
     service.leading.when_replicated(0, service.append(b"only two"), failures.append)
     service.wait_for(lambda leader: leader.sessions[1].acknowledged == 2)
@@ -199,7 +199,7 @@ def test_a_newer_leader_ends_the_old_ones_sessions(world):
     led = old.leading.partitions[0]
     assert isinstance(led.resigned, NotLeader)
     assert isinstance(failures[0], NotLeader)
-    assert not led.takes_all
+    assert not led.may_append_all
 
 
 def test_a_length_that_the_leaders_disk_changed_ends_the_session(world):

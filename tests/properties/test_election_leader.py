@@ -181,7 +181,7 @@ class Leading(RuleBasedStateMachine):
         if hasattr(self, "leader"):
             assert self.leader.in_sync == self.in_sync
             assert self.leader.high_watermark == self.watermark
-            assert self.leader.takes_all == (len(self.in_sync & {0, 1, 2}) >= self.grant.min_insync_replicas)
+            assert self.leader.may_append_all == (len(self.in_sync & {0, 1, 2}) >= self.grant.min_insync_replicas)
             assert len(self.ended) == len(set(self.ended)), "E2: a session's end is said once"
 
     @precondition(lambda self: hasattr(self, "leader"))

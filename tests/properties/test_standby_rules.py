@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from pushrep.election.candidate import Candidate, Lead, MemberAnswer, Purpose, Refused, SendGrant, Unasked
 from pushrep.election.errors import CantStandBy, TakeoverHeld
-from pushrep.election.follower import TakeEpoch
+from pushrep.election.follower import StoreEpoch
 from pushrep.election.grants import Grant, Hold, Member, Quorum, Takeover
 from pushrep.election.standby import (
     MAY_BECOME,
@@ -255,7 +255,7 @@ def test_a_standby_that_is_alone_takes_nothing_where_an_operator_could(unasked, 
     own = MemberAnswer(index=0, grant=grant(m=3), highest_epoch=256)
     candidate = Candidate(0, Purpose.OPEN, own, unasked=unasked)
     effects = [*candidate.start(), *candidate.on_deadline()]
-    assert any(isinstance(effect, TakeEpoch) for effect in effects) == leads
+    assert any(isinstance(effect, StoreEpoch) for effect in effects) == leads
     if not leads:
         (refused,) = (effect.error for effect in effects if isinstance(effect, Refused))
         assert (refused.answered, refused.needed) == (1, 2)
@@ -296,8 +296,8 @@ def test_a_hold_that_only_another_member_knows_refuses_a_standby_before_a_number
     (refused,) = (effect.error for effect in effects if isinstance(effect, Refused))
     assert isinstance(refused, TakeoverHeld)
     assert seen[-1] == HELD
-    assert not [effect for effect in effects if isinstance(effect, TakeEpoch)]
-    assert [effect for effect in looked(None, grant(512, hold=HELD)) if isinstance(effect, TakeEpoch)]
+    assert not [effect for effect in effects if isinstance(effect, StoreEpoch)]
+    assert [effect for effect in looked(None, grant(512, hold=HELD)) if isinstance(effect, StoreEpoch)]
 
 
 @pytest.mark.parametrize("unasked", [None, asks_by_itself(wall_ms=7_000)])

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from pushrep.election import candidate, epochs, follower, grants, leader
-from pushrep.election.follower import BeginEpoch, Found, RequestFinding, TakeEpoch
+from pushrep.election.follower import BeginEpoch, Found, RequestFinding, StoreEpoch
 from pushrep.election.grants import Grant, Quorum
 from pushrep.election.leader import PartitionLeader
 from pushrep.records.leader_epochs import LeaderEpochs
@@ -96,13 +96,13 @@ def drop_effects(patch, kind):
 
 
 def take_no_epoch(patch):
-    drop_effects(patch, TakeEpoch)
+    drop_effects(patch, StoreEpoch)
 
 
 def take_a_promise_for_an_epoch_in_the_log(patch):
     def follow(state, request, batch_at, original=follower.follow):
         found = original(state, request, batch_at)
-        if not any(isinstance(effect, TakeEpoch) for effect in found):
+        if not any(isinstance(effect, StoreEpoch) for effect in found):
             return found
         return (BeginEpoch(request.leader_epoch, state.log.log_end_offset), *found)
 
@@ -133,7 +133,7 @@ def count_ungranted_records(patch):
 def acknowledge_below_the_epoch_start(patch):
     def moved(self):
         held = min(self._verified(replica) or 0 for replica in self.in_sync)
-        if not self.takes_all or held <= self.high_watermark:
+        if not self.may_append_all or held <= self.high_watermark:
             return []
         self.high_watermark = held
         return [leader.HighWatermarkMoved(held)]

@@ -448,7 +448,7 @@ class World:
         machine.owner = Owner(None)
         machine.disk.high_watermark = min(machine.watermark, machine.disk.end)
         self.note(machine, "accept_loss")
-        for effect in (do.TakeEpoch(epoch), do.StoreGrant(grant), candidates.Lead(grant)):
+        for effect in (do.StoreEpoch(epoch), do.StoreGrant(grant), candidates.Lead(grant)):
             self.apply_candidate(machine, [effect])
 
     def may_force(self, machine):
@@ -589,7 +589,7 @@ class World:
             if isinstance(effect, candidates.Look):
                 for member in effect.members:
                     self.send("look", machine.index, member, None, machine.serial)
-            elif isinstance(effect, do.TakeEpoch):
+            elif isinstance(effect, do.StoreEpoch):
                 self.check_fences_no_living(machine)
                 self.durable(machine, numbers=effect.leader_epoch)
             elif isinstance(effect, do.StoreGrant):
@@ -1003,7 +1003,7 @@ class World:
             self.note(machine, effect)
         getattr(self, f"do_{type(effect).__name__}")(machine, machine.disk, effect)
 
-    def do_TakeEpoch(self, machine, _, effect):
+    def do_StoreEpoch(self, machine, _, effect):
         self.durable(machine, taken=effect.leader_epoch)
 
     def do_OpenSession(self, machine, _, effect):

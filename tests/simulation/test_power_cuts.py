@@ -63,7 +63,7 @@ BROKEN = {
     ),
     "files that go before the new start is on disk": Mutation(
         LogWriter.move_log_start,
-        "around.view.reserve.with_room(self.checkpoint)",
+        "around.view.reserve.call(self.checkpoint)",
         "remove_segments(around.filesystem, around.view.path, gone); self.checkpoint()",
     ),
     "a failed sync that does not poison": Mutation(LogWriter._sync, "self._poison = error", "pass"),

@@ -58,7 +58,7 @@ def test_what_was_acknowledged_survives_any_disorder(rules, torture):
 def test_the_worlds_meet_what_they_are_about():
     """Every effect, every answer of the table, truncation and catching up: in some seeds, as many as that takes."""
     wanted = {
-        "TakeEpoch", "StoreGrant", "BeginEpoch", "Truncate", "SetAside", "SetLogStart", "SetUnfencedAside",
+        "StoreEpoch", "StoreGrant", "BeginEpoch", "Truncate", "SetAside", "SetLogStart", "SetUnfencedAside",
         "Fetch", "Lead", "Refused", "Resigned", "Joined", "Left", "HighWatermarkMoved", "SessionEnded",
         "LOG_DIVERGED", "FENCED_LEADER_EPOCH", "STALE_SESSION", "ungranted", "change_members", "wipe", "admitted",
         "force", "aside", "settled",

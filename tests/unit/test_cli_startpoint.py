@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from pushrep.cli import main as cli_main
 from pushrep.cli.common import parse_duration_s
 from pushrep.cli.startpoint import startpoint as command
-from pushrep.cli.startpoint_options import parse_place, say_place
+from pushrep.cli.startpoint_options import parse_place, place_text
 from pushrep.log import SegmentLog
 from pushrep.startpoints import LogConsumer, Startpoint, StartpointFailed, StartpointStore
 
@@ -79,7 +79,7 @@ def set_(run, out, *words, topic="orders", consumer="billing"):
 )
 def test_places_are_read(text, meant):
     assert parse_place(text) == meant
-    assert say_place(meant)
+    assert place_text(meant)
 
 
 @pytest.mark.parametrize("text", ["", "noon", "-1y", "1h", "-0", "--1", "2013-13-01", str(1 << 63), "@x", "-0s"])

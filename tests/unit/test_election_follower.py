@@ -25,7 +25,7 @@ from pushrep.election.follower import (
     SetHighWatermark,
     SetLogStart,
     SetUnfencedAside,
-    TakeEpoch,
+    StoreEpoch,
     Truncate,
     follow,
     storage_error,
@@ -283,9 +283,9 @@ def test_empty_requests_are_checked_as_well():
 def test_a_newer_leader_epoch_is_taken_durably_whatever_comes_after_it():
     newer = LEADER + 1
     done = effects(THREE, request(3, 1, leader_epoch=newer))
-    assert done[:2] == (TakeEpoch(newer), OpenSession(ReplicaSession(newer, 1)))
+    assert done[:2] == (StoreEpoch(newer), OpenSession(ReplicaSession(newer, 1)))
     done = effects(THREE, request(3, 1, leader_epoch=newer, replica_epoch=0))
-    assert done[0] == TakeEpoch(newer)
+    assert done[0] == StoreEpoch(newer)
     assert result(done).error_code is ErrorCode.STALE_SESSION
     assert result(effects(THREE, request(5, 1, leader_epoch=newer))).error_code is ErrorCode.OFFSET_OUT_OF_RANGE
 

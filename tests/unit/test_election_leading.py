@@ -31,7 +31,7 @@ from pushrep.election.errors import (
     RivalGenerations,
     TooFewMembers,
 )
-from pushrep.election.follower import SetAside, StoreGrant, TakeEpoch
+from pushrep.election.follower import SetAside, StoreEpoch, StoreGrant
 from pushrep.election.grants import EPOCH_LEAP, Grant, Member, next_generation
 from pushrep.election.leader import (
     MARK_EVERY_MS,
@@ -144,7 +144,7 @@ def test_fenced_ends_every_session_and_the_lead(shown):
     assert isinstance(effects[0], Resigned)
     assert [e.replica for e in effects[1:]] == [1, 2]
     assert {e.reason for e in effects[1:]} == {PushSessionEndReason.NEW_LEADER_EPOCH}
-    assert not leader.takes_all
+    assert not leader.may_append_all
 
 
 FIRST, SECOND = next_generation(0, 5), next_generation(next_generation(0, 5), 1)
@@ -270,7 +270,7 @@ def test_with_m_1_the_leader_alone_is_enough_from_the_start():
 
 def test_below_m_the_watermark_stands_and_all_is_refused():
     leader = leading(end=4)
-    assert not leader.takes_all
+    assert not leader.may_append_all
     leader.on_append(6, 0)
     assert leader.high_watermark == 0
 
@@ -348,7 +348,7 @@ def stored(made, index, log=LOG, **changes):
 def test_an_opening_takes_its_next_number_and_stores_it_before_it_asks():
     opening = candidate()
     effects = opening.on_answer(member(1, LOG, seen=770))
-    assert [type(effect) for effect in effects] == [TakeEpoch, StoreGrant, SendGrant]
+    assert [type(effect) for effect in effects] == [StoreEpoch, StoreGrant, SendGrant]
     assert effects[0].leader_epoch == effects[2].grant.epoch == 1024, "its own, above all that anybody has seen"
     assert stored(opening, 1) == [Lead(opening.grant)]
     assert opening.state is CandidateState.LEADING
@@ -381,7 +381,7 @@ def test_a_promotion_that_is_not_ahead_is_refused_with_both_pairs_and_fences_nob
     error = refusal(effects)
     assert isinstance(error, NotAhead)
     assert (error.own, error.theirs, error.member) == ((256, 4), (256, 7), 2)
-    assert not any(isinstance(effect, TakeEpoch | StoreGrant | SendGrant) for effect in effects)
+    assert not any(isinstance(effect, StoreEpoch | StoreGrant | SendGrant) for effect in effects)
     assert not error.is_fenced
     assert "nobody was fenced" in str(error)
 
@@ -409,19 +409,19 @@ def test_a_leader_that_may_be_alive_is_fenced_by_no_promotion(purpose):
 
 def test_a_leader_that_nobody_heard_lately_is_not_alive():
     promotion = candidate(1, Purpose.PROMOTE_AND_CATCH_UP, heard(1, 5_000))
-    assert promotion.on_answer(heard(2, 3_000))[0] == TakeEpoch(257)
+    assert promotion.on_answer(heard(2, 3_000))[0] == StoreEpoch(257)
 
 
 def test_who_cant_say_has_no_contact():
     """A member of an older version."""
     promotion = candidate(1, Purpose.PROMOTE_AND_CATCH_UP, heard(1, None))
-    assert promotion.on_answer(heard(2, None))[0] == TakeEpoch(257)
+    assert promotion.on_answer(heard(2, None))[0] == StoreEpoch(257)
 
 
 def test_a_leader_whose_own_node_answers_is_not_alive():
     """Its node answers only while no service has the directory; one that shows an older grant has not heard of it."""
     promotion = candidate(1, Purpose.PROMOTE_AND_CATCH_UP, heard(1, 10))
-    assert promotion.on_answer(member(0, LOG))[0] == TakeEpoch(257)
+    assert promotion.on_answer(member(0, LOG))[0] == StoreEpoch(257)
     other = candidate(1, Purpose.PROMOTE_AND_CATCH_UP, heard(1, 10, kept=grant(epoch=512)))
     other.on_answer(member(0, LOG))
     assert isinstance(refusal(other.on_deadline()), LeaderMayBeAlive)
@@ -442,7 +442,7 @@ def test_those_that_do_not_answer_may_be_with_the_leader():
     error = refusal(looked().on_deadline())
     assert isinstance(error, LeaderMayBeAlive)
     assert (error.contacts, error.silent) == ({2: 5}, (0, 4))
-    assert looked().on_answer(heard(4, None, kept=five))[0] == TakeEpoch(257)
+    assert looked().on_answer(heard(4, None, kept=five))[0] == StoreEpoch(257)
 
 
 def test_a_promotion_compares_with_everybody_who_answers_before_it_takes_a_number():
@@ -740,7 +740,7 @@ def test_a_member_of_an_older_generation_counts_for_nothing_and_is_compared_with
     promotion = candidate(1, Purpose.PROMOTE, of_generation(1, FIRST), leader_alive_ms=0)
     assert promotion.on_answer(of_generation(0, 0, AHEAD, epoch=512)) == []
     effects = promotion.on_answer(of_generation(2, FIRST))
-    assert [type(effect) for effect in effects] == [TakeEpoch, StoreGrant, SendGrant]
+    assert [type(effect) for effect in effects] == [StoreEpoch, StoreGrant, SendGrant]
     assert promotion.grant.generation == FIRST
     late = promotion.on_answer(of_generation(0, 0, AHEAD, epoch=promotion.grant.epoch + 256))
     assert late == [], "it deposes nobody"

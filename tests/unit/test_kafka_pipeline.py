@@ -66,13 +66,13 @@ def test_the_first_batch_under_an_id_goes_alone():
     """Contract, Kafka as a destination: "the first batch under an id that is new ... goes alone"."""
     made = pipeline(is_known=False)
     first = go(made, sent())
-    assert not made.takes_more
+    assert not made.may_send
     list(made.on_answer(first, OK))
     for n in range(IN_FLIGHT_MAX):
-        assert made.takes_more
+        assert made.may_send
         assert made.has_room
         go(made, sent(n))
-    assert not made.takes_more
+    assert not made.may_send
     assert not made.has_room
 
 
@@ -80,11 +80,11 @@ def test_after_a_long_silence_the_next_one_goes_alone_again():
     made = pipeline()
     made.has_been_idle()
     go(made, sent())
-    assert not made.takes_more
+    assert not made.may_send
     busy = pipeline()
     go(busy, sent())
     busy.has_been_idle()
-    assert busy.takes_more, "what is in flight keeps the id alive"
+    assert busy.may_send, "what is in flight keeps the id alive"
 
 
 def test_after_a_failure_and_over_another_connection_the_next_one_goes_alone():
@@ -95,14 +95,14 @@ def test_after_a_failure_and_over_another_connection_the_next_one_goes_alone():
         list(made.on_answer(one, connection_lost("test")))
     made.reopen()
     made.on_sent(first)
-    assert not made.takes_more
+    assert not made.may_send
     assert list(made.on_answer(first, OK)) == [first]
     made.on_sent(second)
-    assert made.takes_more
+    assert made.may_send
     list(made.on_answer(second, OK))
     made.meets_another()
     go(made, sent(6))
-    assert not made.takes_more
+    assert not made.may_send
 
 
 def test_old_batches_go_one_by_one():
@@ -111,17 +111,17 @@ def test_old_batches_go_one_by_one():
     young, old = sent(0), sent(3)
     old.is_old = True
     go(made, young)
-    assert made.takes_more
+    assert made.may_send
     go(made, old)
-    assert not made.takes_more
+    assert not made.may_send
     list(made.on_answer(young, OK))
-    assert not made.takes_more, "the old one is still on its way"
+    assert not made.may_send, "the old one is still on its way"
     list(made.on_answer(old, OK))
     go(made, later := sent(6))
-    assert not made.takes_more, "the old one's time may have made the broker forget the id by now"
+    assert not made.may_send, "the old one's time may have made the broker forget the id by now"
     list(made.on_answer(later, OK))
     go(made, sent(9))
-    assert made.takes_more
+    assert made.may_send
 
 
 def test_sequences_go_on_and_wrap_after_two_to_the_31st():
@@ -148,7 +148,7 @@ def test_a_failure_closes_it_until_every_answer_is_in_and_is_retried_first():
     first, second, third = (go(made, sent(n)) for n in range(3))
     bytes_before = [one.data for one in (first, second, third)]
     list(made.on_answer(first, BrokerAnswer(Code.NOT_LEADER_OR_FOLLOWER, -1)))
-    assert not made.takes_more
+    assert not made.may_send
     assert not made.is_drained
     list(made.on_answer(second, BrokerAnswer(Code.OUT_OF_ORDER_SEQUENCE_NUMBER, -1)))
     list(made.on_answer(third, BrokerAnswer(Code.OUT_OF_ORDER_SEQUENCE_NUMBER, -1)))
@@ -211,7 +211,7 @@ def test_whatever_gets_lost_the_broker_has_it_once_and_in_order(data):
             assert reaction in {AnswerReaction.RETRY, AnswerReaction.REFRESH}, "the broker's state never gets lost here"
             made.reopen()
         step = data.draw(st.sampled_from(["send", "answer", "lose request", "lose answer"]))
-        if step == "send" and made.takes_more:
+        if step == "send" and made.may_send:
             one = made.waiting()
             if one is None and todo and made.has_room:
                 one = sent(todo.popleft())
@@ -253,7 +253,7 @@ def test_a_broker_that_forgets_producers_gets_copies_and_never_a_hole(data):
             wire.clear()
             following = recovered(made, broker, following)
         step = data.draw(st.sampled_from(["send", "send", "answer", "refuse", "restart"]))
-        if step == "send" and made.takes_more:
+        if step == "send" and made.may_send:
             if made.waiting() is None and following < total and made.has_room:
                 made.add(sent(following))
                 following += 1

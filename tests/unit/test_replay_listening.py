@@ -28,11 +28,11 @@ def test_a_watch_hears_of_writes_once(tmp_path):
     (tmp_path / "there").write_bytes(b"before")
     watch = watch_directory(tmp_path)
     try:
-        assert not watch.heard()
+        assert not watch.has_changed()
         with (tmp_path / "there").open("ab") as file:
             file.write(b"x")
-        assert watch.heard()
-        assert not watch.heard()
+        assert watch.has_changed()
+        assert not watch.has_changed()
     finally:
         watch.close()
         watch.close()
