@@ -159,7 +159,7 @@ def ask_aside(question: Callable[[], _Answer], name: str) -> "Future[_Answer]":
     def run() -> None:
         try:
             answer.set_result(question())
-        except BaseException as error:  # noqa: BLE001 - whoever asks for the answer raises it
+        except BaseException as error:  # noqa: BLE001 - the caller that asks for the answer raises it
             answer.set_exception(error)
 
     Thread(target=run, name=name, daemon=True).start()

@@ -37,7 +37,7 @@ from pushrep.startpoints.store import StartpointStore
 
 
 class Family(NamedTuple):
-    """One metric. name: as it is scraped. by: who shows it. labels: those of each sample, in order."""
+    """One metric. name: as it is scraped. by: the collectors that show it. labels: those of each sample, in order."""
 
     name: str
     by: str

@@ -164,7 +164,7 @@ def is_interrupted(place: CheckpointPlace, store: StartpointStore) -> bool:
 
 
 def did(store: StartpointStore, pair: BatchPair, request: Request) -> bool:
-    """Whether the pair was made by a call that asked for the same: who calls it again gets what it asked for."""
+    """Whether the pair was made by a call that asked for the same: a call that is made again gets what it asked for."""
     move = pair.moves[0]
     reader_state = store.reader_state(move.sequence, Reader(pair.consumer, pair.topic, move.partition))
     if reader_state is None:

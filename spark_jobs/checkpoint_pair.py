@@ -9,7 +9,7 @@ replaced. If the query planned a batch N of its own meanwhile, the notes are voi
 
 The marks of a query's filter lie outside its checkpoint, in any store that keeps them by batch (LocalMarks, FileMarks,
 SqlTable, TopicMarks). Before anything is written, they must be those of the checkpoint's last batch. The appended
-batches hold no record: their marks are those of the batch before, and name who was sent back by a reset.
+batches hold no record: their marks are those of the batch before, and name the partitions that a reset sent back.
 """
 
 import json

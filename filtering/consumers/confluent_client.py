@@ -33,7 +33,7 @@ _CONNECTION = (
     # Where the brokers are, and how sockets get there.
     *("bootstrap.servers", "metadata.broker.list", "metadata.recovery.", "client.id", "client.dns.lookup"),
     *("broker.address.", "socket.", "connections.", "reconnect.", "api.version.", "broker.version."),
-    # Who they are, and who asks.
+    # The members, and the one that asks.
     *("security.", "sasl.", "ssl.", "https.", "enable.ssl.", "enable.sasl.", "oauth_cb", "plugin.library.paths"),
     # What is said of it.
     *("log_level", "log.connection.close"),

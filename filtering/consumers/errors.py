@@ -22,7 +22,8 @@ class CommitFailed(ConsumerError):
     """Positions are not committed, and nothing is lost: read on and commit again.
 
     Partitions move between the group's members, or its coordinator does not answer. The next commit stores what this
-    one was to store, of the partitions that this consumer still has; the records of others come to who has them now.
+    one was to store, of the partitions that this consumer still has; the records of others come to their
+    current consumers.
     """
 
     def __init__(self, group: str, why: object) -> None:

@@ -122,7 +122,7 @@ PEM = click.Path(path_type=Path, dir_okay=False)
 
 
 def tls_options(command: F) -> F:
-    """--cert, --key and --ca of who connects to replicas."""
+    """--cert, --key and --ca for connections to replicas."""
     for option, help_ in (
         ("--ca", "Who signs the certificates of replicas (PEM)."),
         ("--key", "Its private key (PEM)."),

@@ -98,7 +98,7 @@ def _optional_address(context: click.Context, parameter: click.Parameter, text: 
     "--metrics",
     callback=_optional_address,
     metavar="HOST:PORT",
-    help="Serve /livez, /readyz and /metrics there. With --cert by TLS: /metrics to who shows a certificate of --ca.",
+    help="Serve /livez, /readyz and /metrics there. With --cert by TLS: /metrics with a certificate of --ca.",
 )
 @click.option("--max-replays", type=click.IntRange(1), help="Replays at once: 20, unless --replay says otherwise.")
 @replay_options
@@ -196,7 +196,7 @@ def stop_session(directory: Path, session: str) -> None:
     \b
       pushrep replica stop-session copies 0000000151a2b3c4
 
-    Its subscriber learns that it was stopped. The node's audit log gets who asked for it.
+    Its subscriber learns that it was stopped. The node's audit log says who asked for it.
     """  # noqa: D301 - as above
     try:
         number = int(session, 16)

@@ -58,7 +58,7 @@ class ConsoleAccess:
         passwords: Mapping[str, str] | None = None,
         *,
         is_tls: bool = False,
-        pause: Callable[[], object] = partial(time.sleep, _WRONG_S),  # noqa: B008 - it is called by who is wrong
+        pause: Callable[[], object] = partial(time.sleep, _WRONG_S),  # noqa: B008 - it is called for a wrong password
     ) -> None:
         self._passwords, self._pause = passwords, pause
         self.is_tls, self.cookie = is_tls, "__Host-pushrep" if is_tls else "pushrep"

@@ -6,7 +6,7 @@
 
 What a real importer does: it may acknowledge to its upstream only what is surely kept, and only now and then. So
 after `kill -9` it starts again behind the end of the log, and what lies between enters twice. It never starts ahead of
-the log: then a hole would follow, and whoever filters replays would lose those records for good.
+the log: then a hole would follow, and a filter of replays would drop those records for good.
 
 Progress goes to standard output, one JSON object a line, each only for what the log has acknowledged:
     {"event": "opened",   "in_log": [...], "resumes_at": [...], "producer_id": n}     next source offset per partition

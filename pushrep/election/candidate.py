@@ -5,14 +5,14 @@
        └────────────────────────────┴───────────────────────────┴──▶ REFUSED (with an error that says what to do)
 
 LOOKING asks and compares before any number is taken, so that a promotion that can't succeed fences nobody: one that is
-not ahead of everybody who answers, or whose leader may be alive. It may be if it, those that say they were in contact
+not ahead of all that answer, or whose leader may be alive. It may be if it, those that say they were in contact
 with it lately, and those that did not answer are together enough to acknowledge. A leader's own node answers only while
 no service has the directory: then that one is not alive. A member that can't say counts as one without contact.
 A member that shows a grant of an older generation counts for nothing, and a candidate of one is refused: theirs is
 another history. A member that shows no grant counts for nothing, unless nothing was ever acknowledged: it may be one
 whose disk was lost, with what it held and promised. One that got its first grant since, or began anew in another
 generation, says so (`is_unfilled`) until it has been given everything. A member counts only with the directory that the
-grant names. The first grant takes them from the look, so that one waits for all who are asked; every later one carries
+grant names. The first grant takes them from the look, so that one waits for all that are asked; every later one carries
 them on.
 GRANTING has its number and its grant on its own disk before anybody else sees them. What counts is what members answer
 after they stored this very grant: from then on nothing older can be added to what they showed.
@@ -206,7 +206,7 @@ class Candidate:
     first: the grant of an outbox that has none yet, under any number.
     change: makes the next grant from the newest one and its number, to change the members; else it is renewed.
     leader_alive_ms: another leader that was in contact so lately may be alive, and is left alone; 0: it is deposed.
-    unasked: of a standby; None: an operator, or who opens, asked for it.
+    unasked: of a standby; None: an operator, or an opening, asked for it.
     """
 
     def __init__(  # noqa: PLR0913 - who, what for, and what may differ
@@ -245,7 +245,9 @@ class Candidate:
 
     @property
     def asks_again(self) -> bool:
-        """Whether who gave no answer is asked again: a standby's, while too few have answered, or stored its grant."""
+        """Whether a member that gave no answer is asked again: a standby's, while too few have answered, or stored its
+        grant.
+        """
         waits = self.state in {CandidateState.LOOKING, CandidateState.GRANTING}
         return self._unasked is not None and waits and not self._is_enough(self.grant or self.base)
 
@@ -335,7 +337,7 @@ class Candidate:
         return tuple(sorted(self.base.indexes - {self.index}))
 
     def _counting(self) -> frozenset[int]:
-        """Who answered and is fit; once there is a grant, who stored it."""
+        """Those that answered and are fit; once there is a grant, those that stored it."""
         if self.grant is None:
             if self._is_first_grant():
                 return frozenset(self._answers)
@@ -550,7 +552,8 @@ class Candidate:
 def leader_alive(
     own: int, newest: Grant, answers: Mapping[int, MemberAnswer], silent: AbstractSet[int], leader_alive_ms: int
 ) -> LeaderMayBeAlive | None:
-    """Why the leader by the `newest` grant that anybody showed may lead on; None if it does not. own: who asks.
+    """Why the leader by the `newest` grant that anybody showed may lead on; None if it does not. own: the one that
+    asks.
 
     The error names no silent members if those that answered show it without them.
     """

@@ -86,7 +86,7 @@ class NotAMember(ReplicationError):
 
 class AnotherDirectory(ReplicationError):
     """This directory is not the one that the grant of epoch `epoch` names as member `member`: its disk is new, or it
-    is a copy. It does not lead; as a node's it is filled by who leads.
+    is a copy. It does not lead; as a node's, the leader fills it.
     """
 
     def __init__(self, member: int, epoch: int) -> None:
@@ -120,7 +120,7 @@ class NotAhead(ReplicationError):
     """Another member holds more: promote `member`, or fetch its records first (`--catch-up`).
 
     own, theirs: (newest granted epoch in the log, its end offset) of partition `partition`. is_fenced: whether a number
-    was taken before that was seen, so that whoever led does no more.
+    was taken before that was seen, so that the old leader leads no more.
     """
 
     def __init__(

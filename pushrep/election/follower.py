@@ -345,7 +345,7 @@ LEADER_CHECKS: tuple[RequestCheck, ...] = (
     ),
     RequestCheck(ErrorCode.LOG_OFFLINE, lambda state, _: state.is_offline),
 )
-"""Who speaks. After these a newer leader epoch is taken, durably, whatever the rest of the request is."""
+"""The checks of identity. After these a newer leader epoch is taken, durably, whatever the rest of the request is."""
 
 SESSION_CHECKS: tuple[RequestCheck, ...] = (
     RequestCheck(ErrorCode.STALE_SESSION, lambda state, request: request.replica_epoch != state.replica_epoch),

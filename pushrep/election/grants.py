@@ -12,7 +12,7 @@ until `may_settle`; the next grant then names the new list alone. Where the list
 forced grant (below) makes it, that one leads alone until then: the others are empty at first and don't count.
 Everything that is acknowledged meanwhile is on that member, too.
 
-A member is a directory: the grant names its id, and who answers with another counts for nothing. A member whose disk
+A member is a directory: the grant names its id, and an answer with another counts for nothing. A member whose disk
 is new is filled first; a joint grant then names the new directory beside the old one (`entering`), and acknowledgements
 don't count it before so many stored that grant that nobody can lead by the old directory any more (`may_enter`).
 `judge_grant` is a member's answer to a grant: stored, or why not.
@@ -22,7 +22,7 @@ before everything else, and its leader leads alone as above. What other members 
 history: whoever stores a grant of a higher one sets its logs aside first, and begins anew as unfilled.
 
     generation   | number: 31 bits | 32 random bits |     two forced grants of one number are rivals: neither knew of
-                                                          the other, and who meets both goes offline
+                                                          the other, and a node that meets both goes offline
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -218,7 +218,7 @@ class Grant(Struct):
         return next((one.directory_id for one in members if one.index == index), None)
 
     def is_member(self, index: int, directory_id: UUID | None) -> bool:
-        """Whether who shows this directory counts as that member; None: it shows none."""
+        """Whether a node that shows this directory counts as that member; None: it shows none."""
         named = self.directory_of(index)
         return named is None or named == directory_id
 
@@ -269,7 +269,7 @@ class Grant(Struct):
         """Whether so many others are enough for a member to come in with another directory, once they stored that
         grant: with the old directory nobody can lead any more without one of them.
 
-        Who leads with it needs N - m others of the N - 1 that there are: where m refuse, so many are not left. N - m
+        A leader with it needs N - m others of the N - 1 that there are: where m refuse, so many are not left. N - m
         are with the new directory as many as lead. There are no more than N - 1: with m = N the old directory leads
         alone, whoever refuses.
         """
@@ -338,7 +338,7 @@ class Grant(Struct):
         return replace(self.renewed(epoch, self.leader), members=members)
 
     def with_names(self, epoch: int, directories: Mapping[int, UUID]) -> "Grant":
-        """Names directories of members that had none named and were filled by who grants this. They count as before."""
+        """Names directories of members that had none named and were filled by the leader. They count as before."""
         return self._naming(epoch, directories)
 
     def with_identities(self, identities: Mapping[int, str]) -> "Grant":

@@ -43,7 +43,7 @@ class StandbyState(Enum):
     STANDING_BY = "standing_by"
     LOOKING = "looking"
     TAKING_OVER = "taking_over"
-    """It was granted the lead: from here on whoever led is fenced."""
+    """It was granted the lead: from here on the old leader is fenced."""
     LEADING = "leading"
     DEPOSED = "deposed"
     """It leads no more: another does, or it resigned."""
@@ -64,7 +64,7 @@ assert MAY_BECOME.keys() == set(StandbyState), "every state has a row"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakeoverTimes:
-    """takeover_after_ms: so long a leader is not heard before a standby looks, and so long one that can't reach a
+    """takeover_after_ms: so long without contact to a leader before a standby looks, and so long one that can't reach a
     majority, or can't append, leads on. takeover_pause_ms: so long the next takeover waits, once a standby took over.
     """
 

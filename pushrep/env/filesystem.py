@@ -11,7 +11,7 @@ What is opened is a plain file, or refused at once with its path:
     a link that leads nowhere    ELOOP, never ENOENT             ELOOP
     a directory                  EISDIR                          EISDIR
     a pipe, socket, device       EINVAL, nothing waits for it    EINVAL
-    a file that is mostly hole   EFBIG                           opened: who writes may cut it
+    a file that is mostly hole   EFBIG                           opened: the writer may cut it
 
 The last: HOLE_BYTES_MAX and more that were never written, far beyond what is allocated ahead. A scan through it would
 not come to its end.

@@ -173,7 +173,7 @@ class OutboxTakenOver(ShippingError):
     """Another instance of this outbox ships to the topic: a promoted member, or a copy of the directory.
 
     Nothing is sent, and what was on its way is refused by the brokers. With replicas it goes on by itself once enough
-    members say that this one leads. Without, who opens the outbox next takes it over again.
+    members say that this one leads. Without, the next opening of the outbox takes it over again.
     """
 
     def __init__(self, topic: str, why: str) -> None:

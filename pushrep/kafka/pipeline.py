@@ -7,8 +7,9 @@ A failure closes the pipeline: nothing more is sent until every answer is in. Th
 acknowledged says what to do: the same bytes again in the same order, or a new producer id from what the topic holds on.
 Until the first batch under an id is acknowledged it goes alone, because a broker that knows nothing of an id takes any
 first sequence number: of several, a later one could land first. The same after a long silence, when it has forgotten;
-after a failure and over another connection, since who leads now may have read its log without remembering; and always
-for batches that are old: brokers measure by a batch's newest timestamp, not by its arrival, how long an id was silent.
+after a failure and over another connection, since the current leader may have read its log without remembering; and
+always for batches that are old: brokers measure by a batch's newest timestamp, not by its arrival, how long an id was
+silent.
 
 A sealed batch above the topic's limit is cut at record borders (`pieces_of`): the one case in which records are encoded
 again.
@@ -88,7 +89,7 @@ class Pipeline:
             self._is_known = False
 
     def meets_another(self) -> None:
-        """Who is asked from now on may know nothing of our id: the next batch goes alone."""
+        """The broker that is asked from now on may not know our producer id: the next batch goes alone."""
         self._is_known = False
 
     @property

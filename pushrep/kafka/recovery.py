@@ -466,7 +466,9 @@ def backoff_of(destination: KafkaDestination) -> Backoff:
 
 
 async def in_thread(work: Callable[[], _T]) -> _T:
-    """Run what waits in a thread of its own; who is cancelled does not wait for it, as the loop's own threads would."""
+    """Run what waits in a thread of its own; a cancelled caller does not wait for it, as it would with the loop's own
+    threads.
+    """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[_T] = loop.create_future()
 

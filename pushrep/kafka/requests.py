@@ -298,7 +298,7 @@ class _ApiVersionsRequest3(RequestStruct):  # type: ignore[misc] # as above
     )
 
     def parse_response_header(self, read_buffer: BytesIO | bytes) -> Any:
-        """Of the first version, always: who asks does not know yet what the broker speaks."""
+        """Of the first version, always: the client does not know yet what the broker speaks."""
         return ResponseHeader_v0.decode(read_buffer)
 
 

@@ -415,7 +415,7 @@ class SinkSession:
     def _send(self, node: int, channel: _Channel, batches: dict[int, SentBatch]) -> bool:
         data = {partition: sent.data for partition, sent in batches.items()}
         timeout_ms = self._destination.request_timeout_ms
-        assert channel.connection is not None, "who is asked for batches is connected"
+        assert channel.connection is not None, "a channel with batches is connected"
         try:  # written here and now, so that batches are on the wire in their order
             request = ProduceBatches(self._facts.topic, self._facts.topic_id, data, timeout_ms)
             answer = channel.connection.send_in_parts(request)

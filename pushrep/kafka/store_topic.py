@@ -458,7 +458,7 @@ class KeyedTopic:
     def _write(self, records: Sequence[tuple[str, bytes | None]]) -> None:
         """Raises ChangedByOther, ChangeNotStored: nothing of it is stored."""
         producer, reading, change = self._producer, self._reading, uuid.uuid4().bytes
-        assert producer is not None, "who writes has begun"
+        assert producer is not None, "a writer has begun"
         before, self._undecided = reading.last_offset, change
         if before < 0:
             records = [(FORMAT, _json(self._format)), *records]

@@ -27,7 +27,7 @@ class Durability(Enum):
     """In the operating system's page cache: survives the end of this process, not of the machine."""
 
     FLUSHED = auto()
-    """On disk by fdatasync: survives both. One sync serves all who wait."""
+    """On disk by fdatasync: survives both. One sync serves all that wait."""
 
 
 class AppendResult(NamedTuple):

@@ -347,7 +347,7 @@ class LogDirectory:
                     self._unwritten.add(checkpoint)
 
     def sync_checkpoints(self, max_age_ms: int = 0) -> bool:
-        """Write the files whose numbers changed; on disk when this returns. One write serves all who wait.
+        """Write the files whose numbers changed; on disk when this returns. One write serves all that wait.
 
         With `max_age_ms`, nothing is done beside a write that is under way, nor within that time after the last one (up
         to four times that, if it took more than a tenth of it). The answer is whether nothing waits to be written.

@@ -43,7 +43,7 @@ _FILE_BYTES_MAX = 64 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DirectoryId:
-    """Who a directory is. directory_id: 128 random bits.
+    """A directory's identity. directory_id: 128 random bits.
 
     copy_of: the directories that it is a copy of, oldest first, until an operator says that the last is gone; empty for
     an original. is_settled: False from when it was found to be a copy until its outbox goes on as one.
@@ -75,7 +75,7 @@ class CopyVerdict(Enum):
 
 
 def read_directory_id(directory: Path, filesystem: Filesystem) -> tuple[DirectoryId | None, CopyVerdict]:
-    """Who the directory is, as written, and what its witness says. Takes no lock, changes nothing. Raises OSError."""
+    """Its identity, as written, and what its witness says. Takes no lock, changes nothing. Raises OSError."""
     path = directory / DIRECTORY_ID_NAME
     try:
         fields = read_checked_json(filesystem, path, _FILE_BYTES_MAX, _VERSION)

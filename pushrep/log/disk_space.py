@@ -211,7 +211,7 @@ _Answer = TypeVar("_Answer")
 
 
 class DiskHeadroom:
-    """The held back blocks of one directory of logs, for who holds its lock. Thread-safe."""
+    """The disk reserve of one directory of logs, for the holder of its lock. Thread-safe."""
 
     def __init__(self, directory: Path, filesystem: Filesystem, logs: int) -> None:
         self._path, self._filesystem = directory / RESERVE_NAME, filesystem

@@ -59,7 +59,7 @@ class NotALogDirectory(PushrepError):
 
 
 class CorruptPartitionMetadata(PushrepError):
-    """`partition.metadata` does not say who the log is. Restore the file from a replica or a backup.
+    """`partition.metadata` does not say which log this is. Restore the file from a replica or a backup.
 
     It is never made again over an old log: the id is part of the PIDs of everything that was read from it, and with
     another one every record would look new to the replay filter.
@@ -215,7 +215,7 @@ class DerivedStoreFailed(PushrepError):
 
 
 class PartitionMetadataMissing(PushrepError):
-    """The directory holds segments but does not say who the log is. Restore `partition.metadata`, or adopt the log.
+    """The directory holds segments but does not say which log this is. Restore `partition.metadata`, or adopt the log.
 
     Adopting gives it a new id: all records of it look new to a replay filter that saw them under another one.
     """
@@ -258,7 +258,7 @@ class DirectoryIsCopy(PushrepError):
             f"{path} is a copy of directory {copy_of.hex} (a restored backup, a clone, or moved to another disk), and "
             "a member that forgot what it promised could lose records. If it was moved, whole, and the original is "
             f"gone: pushrep replica moved {path}. Else promote another member; below a node (of a service: pushrep "
-            f"replica adopt NODE {path}) it is filled by who leads, and counts again. If all members are copies (a "
+            f"replica adopt NODE {path}) the leader fills it, and it counts again. If all members are copies (a "
             f"site that was restored): pushrep promote {path} --accept-loss goes on with what it holds; so say it of "
             "the one that holds the most"
         )

@@ -10,9 +10,9 @@ LogPoisoned. An error of one log does not keep the thread from the others. It ru
 `FlushScheduler` decides when a log's appends have to be on disk, and which thread flushes them:
 
     bytes not on disk    0 ............ flush_bytes ............ 2 * flush_bytes
-      machine's clock    the flusher    the flusher, at once     who appends waits for a sync: the disk is slower
+      machine's clock    the flusher    the flusher, at once     an append waits for a sync: the disk is slower
                          in flush_ms
-      simulated clock    who appends,   who appends
+      simulated clock    the append,    the append
                          after flush_ms
 
 A simulated clock gets no thread, so that a run can be repeated.

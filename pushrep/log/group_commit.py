@@ -2,7 +2,7 @@
 
     A  acquire ─ fdatasync ─ release ─┐
     B  acquire: waits ────────────────┤ A's sync has brought B's records to disk, too: B returns without leading
-    C  acquire: waits ────────────────┘ C's came behind it: C leads, for all who came meanwhile
+    C  acquire: waits ────────────────┘ C's came behind it: C leads, for all that came meanwhile
 
 Only the leader may close or swap the log's descriptors. A thread that is interrupted (Ctrl-C) must not stay the leader.
 So it acquires inside of the `try` that releases, and it releases by an assignment: Python looks for signals where a

@@ -264,7 +264,7 @@ NeededFrom = Callable[[], int | None]
 class Purged:
     """Whole segments that `purge_old` removed, or would remove.
 
-    `kept_by`: who needs older segments that stay, if any.
+    `kept_by`: the reader that needs older segments, which stay; None: there is none.
     """
 
     segments: tuple[SealedSegment, ...]
@@ -461,7 +461,7 @@ class Retention:
         return facts
 
     def _floor(self) -> tuple[int, str]:
-        """(the lowest offset that is needed, who needs it)."""
+        """(the lowest offset that is needed, the name of what needs it)."""
         needs = [(self._log.stable_offset, "the stable offset")]
         for name, needed_from in self._holders.items():
             offset = needed_from()

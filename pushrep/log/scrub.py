@@ -164,7 +164,7 @@ class Scrub:
         """Read this segment next: a roll could not seal it, its index is wrong, or a reader met damage there.
 
         From any thread; never waits. when_whole: called in the scrub's thread, if it is. Nothing happens without a
-        scrub in the background, or if it is known to be damaged: who tries to read again would delay a pass for ever.
+        scrub in the background, or if it is known to be damaged: a reader that tries again would delay a pass for ever.
         """
         known = any(one.base_offset == base and one.log == log.path.name for one in self._status.findings)
         if self._scrubber is not None and self.bytes_per_s and not known:

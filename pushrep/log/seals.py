@@ -95,7 +95,7 @@ class Seal:
 class HeadersCrc:
     """The CRC over the first 21 bytes of each batch, as they come.
 
-    pending: where who appends puts them, by `+=`: a call for each batch would cost twice as much. It stays the same
+    pending: where an append puts them, by `+=`: a call for each batch would cost twice as much. It stays the same
     object; `fold_if_due` is called now and then. covered: so many offsets the batches of runs hold, those that were
     compacted away inside of them included.
     """

@@ -448,7 +448,7 @@ class Segment:
             self._allocated = end  # a disk that has no room ahead may still have room for this batch
 
 
-def begin_near(  # noqa: PLR0913, PLR0917 - the files, what is looked for, who hears of a bad index
+def begin_near(  # noqa: PLR0913, PLR0917 - the files, what is looked for, what to call for a bad index
     filesystem: Filesystem,
     directory: Path,
     file: ReadableFile,

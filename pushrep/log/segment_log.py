@@ -656,7 +656,7 @@ class SegmentLog(ClosedAtExit):
     def purge(self, before_offset: int) -> int:
         """Remove the whole segments that end at or below `before_offset`; the log start offset after it.
 
-        Raises StillNeeded (naming who) if one of them is needed, OffsetOutOfRange, OSError.
+        Raises StillNeeded (naming the reader) if one of them is needed, OffsetOutOfRange, OSError.
         """
         self._checked_writer()
         return self._background.retention.purge(before_offset)
@@ -674,7 +674,7 @@ class SegmentLog(ClosedAtExit):
     ) -> Purged:
         """Remove whole segments that are old and that nobody needs: what ends at or below `before_offset`, or holds
         only records older than `before_ms`. Never the active one, nor what a holder, a lease, a replica or a derived
-        store needs: `kept_by` of the answer names who.
+        store needs: `kept_by` of the answer names it.
 
         dry_run: remove nothing, say what would go. Raises LogClosed, LogDamaged, LogPoisoned, OSError.
         """

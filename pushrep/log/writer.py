@@ -1,7 +1,7 @@
 """The one writer of a log: appends, rolls and syncs; its cuts; epochs and watermarks of replication.
 
     append   under _lock: stamp, write, index, publish the new end to readers         [log end offset]
-    flush    one thread syncs for all who wait (group_commit.py)                         [flushed offset]
+    flush    one thread syncs for all that wait (group_commit.py)                         [flushed offset]
     both     by the thread that syncs, for all that queued a request (group_commit.py)
     flusher  every flush_ms or flush_bytes (flush_scheduler.py): flush, checkpoints     [recovery point]
 

@@ -248,7 +248,7 @@ class AsyncOutbox:
             raise
 
     async def _in_turn(self, append: Callable[[], Receipt]) -> Receipt:
-        """Stand behind those who wait for memory already, up to `block_ms`."""
+        """Queue behind those that wait for memory already, up to `block_ms`."""
         self._waiting += 1
         self._in_a_row = 0
         try:

@@ -47,7 +47,8 @@ class LoopReceipts:
         self._is_called = False
 
     def future_of(self, batch: Awaited) -> "asyncio.Future[None]":
-        """It is done once the batch is decided, which it was not yet. Who does not wait to the end says so: `gave_up`.
+        """It is done once the batch is decided, which it was not yet. A caller that does not wait to the end says so:
+        `gave_up`.
 
         No coroutine around it: every full collection of garbage looks at what waits ten thousand times.
         """

@@ -158,7 +158,7 @@ class PendingBatch:
         self.failure: tuple[BaseException, bool] | None = None  # (why, may be delivered)
         self.seen = False  # a caller got the failure
         self.waiters: Latch | None = None
-        self.calls: list[Callable[[], object]] = []  # who wants to be called once it is decided
+        self.calls: list[Callable[[], object]] = []  # called once it is decided
 
     @property
     def decided(self) -> bool:
@@ -308,7 +308,7 @@ class PendingBatch:
             raise ForkedProcess(f"the outbox of {self.appender.name}", owner_pid=owner_pid, pid=os.getpid())
 
     def announce(self) -> None:
-        """It was decided, and nothing is added to it or to `calls` any more: wake all who wait, and make the calls."""
+        """It was decided, and nothing is added to it or to `calls` any more: wake all that wait, and make the calls."""
         if self.waiters is not None:
             self.waiters.open()
         for call in self.calls:
@@ -383,7 +383,7 @@ def _awaited(batch: PendingBatch, index: int) -> Generator[Any, None, int]:
     where ten thousand wait, a full collection looks at everything that they hold.
     """
     if not batch.decided:
-        from pushrep.outbox.awaiting import receipts_of_running_loop  # noqa: PLC0415 - asyncio costs who has no loop
+        from pushrep.outbox.awaiting import receipts_of_running_loop  # noqa: PLC0415 - asyncio costs a service without a loop
 
         loop = receipts_of_running_loop()
         future = loop.future_of(batch)

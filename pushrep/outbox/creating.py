@@ -150,7 +150,7 @@ def _check_address(directory: Path, first: Grant, own_id: UUID | None, push: Pus
     except PushrepError as error:
         raise CantCreate(directory.parent, f"its own node does not answer at {address}: {error}") from error
     if answer.error_code is ErrorCode.UNAUTHORISED:
-        why = f"{answer.error_message or answer.error_code.meaning}: start every node with --allow for who makes it"
+        why = f"{answer.error_message or answer.error_code.meaning}: start every node with --allow for its creator"
         raise CantCreate(directory.parent, f"its own node refuses it at {address}: {why}")
     if shown != own_id:
         raise CantCreate(directory.parent, f"at {address} is another node: name this one's address first")

@@ -10,14 +10,14 @@ A promotion on the command line gets the directory of a replica from the node th
 
 A line that is a JSON object is a question as an open outbox is asked (control.py): `status` answers what
 `pushrep status` shows of the node, `stop-replay` ends a replay session, `contact` ({"outbox_id", "state", "why"} of a
-service that stands by; the nil id for an outbox that is not made yet) says how many ms ago a leader was last heard,
+service that stands by; the nil id for an outbox that is not made yet) says how many ms ago a leader had contact,
 null for none.
 
-Both are lines. Who asks by the bare id, as older versions do, is answered without the age; older nodes read either
+Both are lines. The bare id, which older versions send, is answered without the age; older nodes read either
 form, and give none. The node keeps away as long as the connection lasts, so a promotion that is killed leaves nothing
-hanging. The socket has mode 0600: who may use it may change the files, too.
+hanging. The socket has mode 0600: a user that may use it may change the files, too.
 
-A directory that a service led from goes under a node, and follows who leads now: <outbox directory> is renamed to
+A directory that a service led from goes under a node, and follows the current leader: <outbox directory> is renamed to
 <data>/<outbox id>. Its files stay as they are: promises.json is the same for a leader and a replica, and says which
 member it is.
 

@@ -47,7 +47,7 @@ _FILE_BYTES_MAX = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxIdentity:
-    """Who this outbox is. Refuses, with `SettingRefused`, what can't name a topic or a producer."""
+    """The outbox's identity. Refuses, with `SettingRefused`, what can't name a topic or a producer."""
 
     outbox_id: str
     producer: str

@@ -42,7 +42,9 @@ class Phase(Enum):
 
 
 class MembershipStep(NamedTuple):
-    """After a step: `member` is the index of who is added or removed. warning: what an operator has to know of it."""
+    """After a step: `member` is the index of the one that is added or removed. warning: what an operator has to know of
+    it.
+    """
 
     phase: Phase
     member: int

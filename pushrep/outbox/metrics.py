@@ -80,7 +80,7 @@ class HasFacts(Protocol):
 
 
 class OutboxView(NamedTuple):
-    """An outbox by its facts alone, for who must not keep it from being collected."""
+    """An outbox by its facts alone, for a collector that must not keep it from being garbage-collected."""
 
     facts: Facts
 

@@ -92,7 +92,7 @@ def open_all(  # noqa: PLR0913 - what is opened, and by what
         topic_id = topic_id or uuid4()
         names = [log_name(identity.topic, n) for n in range(identity.partitions)]
         create = partial(create_logs, held, has_replicas=bool(identity.replicas))
-        create({names[0]: topic_id})  # alone: whoever goes on behind a crash takes the id from it
+        create({names[0]: topic_id})  # alone: the opening after a crash takes the id from it
         if identity.replicas and len(names) >= CREATE_AT_REPLICAS_MIN:
             _make_at_replicas(identity, topic_id, settings.replicas.push)
         create(dict.fromkeys(names[1:], topic_id))
@@ -243,7 +243,7 @@ def _open_log(  # noqa: PLR0913, PLR0917 - one log, and what it belongs to
         path,
         config=config,
         derived=(store,),
-        holders={OPENING: lambda: 0},  # until those are there who know what they need
+        holders={OPENING: lambda: 0},  # until the readers are there that know what they need
         log_id=log_id,
         has_replicas=bool(identity.replicas),
         filesystem=held.filesystem,

@@ -83,7 +83,7 @@ class Outbox:
     """A durable, ordered outbox over a directory of logs; made by `Outbox.open`. Thread-safe; not usable in a fork."""
 
     def __new__(cls, *given: object, **_named: object) -> Self:
-        """Raises BadArgument for who calls the class, and not `open`."""
+        """Raises BadArgument if the class is called, and not `open`."""
         if len(given) < 2 or not isinstance(given[1], Opened):
             raise BadArgument("Outbox", "is made by Outbox.open(directory, topic, partitions, producer), or open_slot")
         return super().__new__(cls)
@@ -168,7 +168,7 @@ class Outbox:
         topic: its logs' name, and that of its Kafka topic unless `kafka` names one. Fixed when the outbox is made.
         partitions: how many logs; order holds within each. Fixed when the outbox is made.
         producer: the application's name, a part of the PID. Fixed when the outbox is made.
-        durability: what a receipt promises. FLUSHED: on disk by fdatasync, one for all who wait; BUFFERED: in the page
+        durability: what a receipt promises. FLUSHED: on disk by fdatasync, one for all that wait; BUFFERED: in the page
             cache, which survives this process but not a power cut.
         carrier: where the 20 bytes of metadata travel: "key", or "header" (`stream-metadata`) to keep business keys.
             Fixed when the outbox is made.
@@ -309,7 +309,7 @@ class Outbox:
 
         directory: of this machine's node (`pushrep replica serve`), or `<data>/<outbox id>` in it. `pushrep outbox
             create` makes the outbox; until then every instance waits.
-        takeover_after_ms: for so long the leader is not heard before a standby looks; so long one that reaches no
+        takeover_after_ms: so long without contact to the leader before a standby looks; so long one that reaches no
             majority, or can't append, leads on; 2,000 at least. The same on every member.
         takeover_pause_ms: between two takeovers lies at least so much; the first one does not wait.
         on_state: called with a `StandbyState` and why it is no better one, from any thread; it must not wait.

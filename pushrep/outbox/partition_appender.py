@@ -296,7 +296,7 @@ class PartitionAppender:
         self._release(late)
 
     def _replicated(self, waiting: Waiting, failure: Exception | None) -> None:
-        """Enough members hold the batch, or it is known that they may never. Called by who counts them."""
+        """Enough members hold the batch, or it is known that they may never. Called by `Leading`."""
         batch = waiting.batch
         with self.lock:
             if batch.decided:
@@ -398,7 +398,7 @@ class PartitionAppender:
             self.begin_pid(pid)
 
     def begin_pid(self, pid: int) -> None:
-        """As `change_pid`, of who sees to it that nothing is written meanwhile."""
+        """As `change_pid`; the caller ensures that nothing is written meanwhile."""
         self._pid = pid
         self._order.change_pid(pid)
 

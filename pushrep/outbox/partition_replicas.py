@@ -52,7 +52,7 @@ class PartitionReplicas:
         self.waiting: deque[Waiting] = deque()
         """In log order; guarded by the appender's lock."""
         self.write_lock = threading.Lock()
-        """Held while a round is written: who leads is changed under it, while nothing is appended."""
+        """Held while a round is written: the leader is changed under it, while nothing is appended."""
         self.needed, self._name, self._clock = min_insync_replicas, name, clock
 
     def refusal(self) -> Exception | None:

@@ -360,7 +360,7 @@ class Granted(NamedTuple):
 
 class Heard(NamedTuple):
     """What is known of a member that does not answer. contact_ms: wall clock; held: by partition, the offset below
-    which it acknowledged everything to who leads here.
+    which it acknowledged everything to the leader here.
     """
 
     contact_ms: int = NEVER
@@ -370,8 +370,8 @@ class Heard(NamedTuple):
 class ListChange(NamedTuple):
     """Members that are destroyed leave the list, nodes at `new` come into it, without the others' agreement.
 
-    Who is destroyed votes no more: so it is as good as one that stored the new list. With those m of the old list know
-    it, who meet every N - m + 1 that could still lead by the old one.
+    A destroyed member votes no more, so it counts like one that stored the new list. With those, m of the old list know
+    the new one, and any N - m + 1 members that could still lead by the old list include one of these m.
     """
 
     lost: frozenset[int] = frozenset()

@@ -1,7 +1,7 @@
 """Old segments are removed at an operator's request: by the open outbox, or in a directory that no process has open.
 
 What a destination that was used once, a replica in the in-sync set, a lease or a derived store needs stays, and the
-answer names who needs it.
+answer names the reader that needs it.
 """
 
 from collections.abc import Iterable, Mapping

@@ -4,7 +4,7 @@
                └ too few answer: with ALL no record is taken, with LOCAL they go under an epoch without a grant;
                  `watch` looks on in the background until it leads
     while open ─▶ a tick fails what waits for longer than delivery_timeout_ms
-               ─▶ change_members: writers stand still, a new grant, a new Leading; who waited goes on waiting
+               ─▶ change_members: writers stand still, a new grant, a new Leading; what waited goes on waiting
                ─▶ a member with another directory than the grant's was filled: it comes in by grants that name it
 
 NotLeader at the open: another has the lead. The directory then keeps that grant, and can go under a node as it is.
@@ -123,7 +123,8 @@ class Replication:
     def open(self) -> None:
         """Try to become the leader; what other members have more is here then. Nobody appends yet.
 
-        Raises NotLeader, LogNotFit, NotAMember, ReplicaUnreachable if who is ahead goes away meanwhile, as logs do.
+        Raises NotLeader, LogNotFit, NotAMember, ReplicaUnreachable if the member that is ahead goes away meanwhile, as
+        logs do.
         """
         try:
             self._grant = self._run(self._renewal)
@@ -169,7 +170,7 @@ class Replication:
         if self._tick is not None:
             self._tick.end()
         for thread in self._threads:
-            if thread is not threading.current_thread():  # who lost the lead closes the outbox
+            if thread is not threading.current_thread():  # the thread that lost the lead closes the outbox
                 thread.join()
         with self._changing:  # a change that is under way leads anew at its end
             leading = self._leading
@@ -202,7 +203,7 @@ class Replication:
 
     @property
     def manager(self) -> PushManager | None:
-        """Who pushes; None until this outbox leads."""
+        """The leader's side; None until this outbox leads."""
         leading = self._leading
         return None if leading is None else leading.manager
 
@@ -452,7 +453,9 @@ class Replication:
             return
 
     def _resign(self, why: LeadGivenUp) -> LeadGivenUp:
-        """Nothing is appended, shipped or pushed any more; members that are reached hear that this leader has gone."""
+        """Nothing is appended, shipped or pushed any more; members that are reached get a last beat: this leader has
+        gone.
+        """
         _LOG.error("%s: %s", self._keeper.directory, why)
         for appender in self.appenders.values():
             appender.failure = why
@@ -564,7 +567,7 @@ class Replication:
                 self._thread("pushrep-directories", self._name_on)
 
     def _name_on(self) -> None:
-        """While it leads: who shows another directory than the grant's comes in once it was filled."""
+        """While it leads: a replica with another directory than the grant's comes in once it was filled."""
         pause_s, logged = 0.0, ""
         while not self._stop.wait(pause_s):
             with self._naming_lock:
@@ -673,7 +676,7 @@ class Replication:
 
     def _wait_for_members(self, started_s: float, wait_s: float) -> None:
         """Until enough are in sync to take records with ALL, or another leads, or it took too long."""
-        waiting = deque(self.appenders.values())  # a look at all thousands again and again would hold up who pushes
+        waiting = deque(self.appenders.values())  # to look at all thousands again and again would delay the pushers
         while self.needs_all and monotonic() - started_s < wait_s:
             while waiting and (led := waiting[0].led) is not None and (led.may_append_all or led.resigned):
                 waiting.popleft()

@@ -1,7 +1,7 @@
 """Standing by: a service waits beside its machine's node until it may lead, and then has an open outbox.
 
     promises.json: the newest grant ──┐
-    the node: when it heard the leader ├─▶ Standby (rules) ─▶ looks ─▶ the node lets go of the directory
+    the node: when the leader contacted it ├─▶ Standby (rules) ─▶ looks ─▶ the node hands the directory over
     the disk: is there room ──────────┘                             ─▶ Election, as a standby ─▶ Outbox.open ─▶ leads
                     ▲                                                        │ not enough, or another was faster
                     └────────────────────────────────────────────────────────┘
@@ -157,7 +157,7 @@ class WaitingMember(Generic[_Outbox]):
         self._asked, self._open_outbox = asked, open_outbox
         self._rules = Standby(asked.times, random.randrange)
         self._heard_ms = asked.clock.monotonic_ms()
-        """When the leader was heard last, as far as the node said; before it says anything: now."""
+        """When the node had contact with the leader last, as far as it said; before it says anything: now."""
         self._shown = self._why = ""
         self._health = ExitStack()  # of its server
         self._found: GrantedMember | None = None
@@ -256,7 +256,7 @@ class WaitingMember(Generic[_Outbox]):
         try:
             age_ms: int | None = ask(home, "contact", arguments, timeout_s=_ASK_NODE_S)
         except (NobodyAnswers, CallRefused, BadControlMessage) as error:
-            _LOG.debug("%s: its node does not say when it heard the leader: %s", home, error)
+            _LOG.debug("%s: its node does not say when the leader contacted it: %s", home, error)
         else:
             if age_ms is None:
                 return None
@@ -371,7 +371,7 @@ class WaitingMember(Generic[_Outbox]):
 
 
 def _round_s(grant: Grant, index: int) -> float:
-    """No two standbys have the same. Who leads by the grant, and looks again, has as long as the last of them."""
+    """No two standbys have the same. The leader by the grant, if it looks again, waits as long as the last of them."""
     standbys = sorted(grant.indexes - {grant.leader})
     least, most = _ROUND_S
     return least + (most - least) * standbys.index(index) / max(1, len(standbys) - 1) if index in standbys else most

@@ -288,7 +288,7 @@ _TIMESTAMP_LIMIT_MS = 1 << 62  # so that no delta leaves 64 bits; 146 million ye
 # Below 256 records its thirty numpy calls cost more, above 1 KiB the second copy of every value does.
 _RECORDS_MIN = 256
 # Values of one size without headers are joined between parts from a table: 256 of 100 B take a quarter of numpy's
-# time, 1,000 a third. The table of a size is made once; who never sends that size again pays for it.
+# time, 1,000 a third. The table of a size is made once; a caller that never sends that size again has paid for nothing.
 _EQUAL_RECORDS_MAX = 1024
 _VALUE_BYTES_MAX = 1024
 
@@ -360,7 +360,8 @@ def encode_batch(  # noqa: PLR0913 - a batch has this many fields
 def encode_alone(value: bytes, timestamp_ms: int) -> RecordBatch:
     """What `encode_batch` makes of one value without key, headers and codec, in a third of its time.
 
-    Who waits for its own record to be on disk waits for this, too. Raises BadArgument for a time out of range.
+    A caller that waits for its own record to be on disk waits for this, too. Raises BadArgument for a time out of
+    range.
     """
     if not -_TIMESTAMP_LIMIT_MS <= timestamp_ms < _TIMESTAMP_LIMIT_MS:
         raise BadArgument("timestamps_ms", f"{timestamp_ms} is outside +-2**62")

@@ -61,8 +61,8 @@ CRC_COVERS_FROM = 21
 PRODUCER_AT = 43
 MAGIC = 2
 RECORD_BYTES_MIN = 7  # length, attributes, two deltas, key length, value length, header count: a byte each
-# Upper bounds for who cuts batches by size. A record beside its key, value and headers: length, attributes, two deltas,
-# two lengths and the header count, each at its widest. A header beside its name and value: two lengths.
+# Upper bounds for callers that cut batches by size. A record beside its key, value and headers: length, attributes, two
+# deltas, two lengths and the header count, each at its widest. A header beside its name and value: two lengths.
 RECORD_OVERHEAD_BYTES_MAX = 5 + 1 + 10 + 5 + 5 + 5 + 5
 HEADER_OVERHEAD_BYTES_MAX = 5 + 5
 _COVERED = struct.Struct(">hiqqqhii")
@@ -199,7 +199,7 @@ def crc32c_of_bytes(data: bytes) -> int:
 
 
 def crc32c_in_place(data: NDArray[np.uint8]) -> int:
-    """The same of all of a view: for who makes one of many neighbours, and slices it."""
+    """The same of all of a view: for a caller that makes one of many neighbours, and slices it."""
     return int(google_crc32c.value(data))
 
 
@@ -258,7 +258,7 @@ class BatchRun:
         return rows[:, :SEALED_BYTES].tobytes()
 
     def headers(self) -> Iterator[tuple[int, BatchHeader]]:
-        """(position, header) of each batch, for who has to look at them one by one."""
+        """(position, header) of each batch, for callers that need them one by one."""
         for position, fields in zip(self.position.tolist(), self._headers.tolist(), strict=True):
             yield position, BatchHeader._make(fields)
 

@@ -163,7 +163,7 @@ class ReplayClient(ClosedAtExit):
         if self._disk is None:
             why = "a node keeps none for its readers: give a store, as pushrep.startpoints.store_at opens it"
             raise BadArgument("startpoints", why)
-        from pushrep.startpoints import STORE_NAME, StartpointStore  # noqa: PLC0415 - who only replays needs none
+        from pushrep.startpoints import STORE_NAME, StartpointStore  # noqa: PLC0415 - a replay alone needs none
 
         return StartpointStore.open(Path(self.where) / STORE_NAME, filesystem=self._disk, clock=self._clock)
 

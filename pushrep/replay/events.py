@@ -292,7 +292,7 @@ class ReadBlock:
 
 @dataclass(frozen=True, slots=True)
 class SendBlock:
-    """Send the first `spans` of what was read, to be cut to [start, end) by who gets it; then BlockSent."""
+    """Send the first `spans` of what was read, to be cut to [start, end) by the reader; then BlockSent."""
 
     start: int
     end: int

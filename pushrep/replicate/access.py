@@ -410,7 +410,7 @@ class Access:
         write_owner(directory, identity, self._filesystem)
         self.forget(place.outbox_id)
         if place.is_here:
-            _LOG.warning("outbox %s had no owner: it is %r from now on, who led it first", place.outbox_id, identity)
+            _LOG.warning("outbox %s had no owner: it is %r from now on, which led it first", place.outbox_id, identity)
 
 
 def audit(identity: str, request: Struct, call: ApiKey) -> None:

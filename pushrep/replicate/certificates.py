@@ -1,7 +1,7 @@
 """Mutual TLS by paths of PEM files, for both sides of a connection.
 
-    PushSettings(tls=mutual_tls(cert="billing.pem", key="billing.key", ca="ca.pem"))            who pushes
-    NodeSettings(tls=mutual_tls(cert="node.pem", key="node.key", ca="ca.pem", is_server=True))  who listens
+    PushSettings(tls=mutual_tls(cert="billing.pem", key="billing.key", ca="ca.pem"))            the leader
+    NodeSettings(tls=mutual_tls(cert="node.pem", key="node.key", ca="ca.pem", is_server=True))  the node
 
 Each side shows its certificate and takes only one that `ca` signed; a client also wants the replica's host name in it.
 """

@@ -456,7 +456,7 @@ class Channel:
         return parts, sents
 
     def _announces_holes(self) -> bool:
-        """Whether the replica speaks of what a cleaner took: who does not gets no hole."""
+        """Whether the replica's version knows of holes that a cleaner left; else it gets none."""
         assert self._protocol is not None, "there is a socket"
         versions = self._protocol.versions
         return versions is not None and versions.version_of(ApiKey.APPEND_RECORDS) >= HOLES_SINCE

@@ -89,7 +89,9 @@ def retry_connecting(
 
 
 def pause_s(settings: PushSettings, failures: int) -> float:
-    """How long to wait after so many failures in a row: what `retry_connecting` waits, for who must not wait here."""
+    """How long to wait after so many failures in a row: what `retry_connecting` waits, for callers that must not wait
+    here.
+    """
     return _backoff(settings).pause_s(max(1, failures))
 
 

@@ -131,10 +131,10 @@ class Election:
         """The grant to lead by: stored by enough members, this one holds all that they hold, on disk.
 
         first: of an outbox that has none yet. change: instead of a renewal. timeout_s: of each round. may_cut: whether
-        what this log has and who is ahead has not may be cut; else NotAhead says so. unasked: of a standby, so a
-        majority has to agree, and who gives no answer is asked again: it may be looking, too, and let go in time.
-        Raises NotLeader, LeaderMayBeAlive, TakeoverHeld, TooFewMembers, NotAhead, LogNotFit, NotAMember,
-        ReplicaUnreachable if who is ahead goes away while its records are fetched, LogPoisoned, OSError.
+        what this log has and the member that is ahead has not may be cut; else NotAhead says so. unasked: of a standby,
+        so a majority has to agree, and a member that gives no answer is asked again: it may be looking, too, and end
+        that in time. Raises NotLeader, LeaderMayBeAlive, TakeoverHeld, TooFewMembers, NotAhead, LogNotFit, NotAMember,
+        ReplicaUnreachable if the member that is ahead goes away while its records are fetched, LogPoisoned, OSError.
         """
         self._grants, self._may_cut = [first] if first is not None else [], may_cut
         candidate = Candidate(

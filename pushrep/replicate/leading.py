@@ -110,7 +110,7 @@ class Leading:
         self.strangers: dict[int, UUID] = {}
         """Those of them that are not the members that they stand for, and could come in."""
         self.on_directory: Callable[[], None] | None = None
-        """Called when one showed its directory, in any thread, of who lets it in once it was filled. None: nobody does,
+        """Called when one showed its directory, in any thread, to let it in once it was filled. None: nobody does,
         and one that the grant does not name counts by its index.
         """
         self.on_kept: Callable[[int], None] | None = None
@@ -246,7 +246,7 @@ class Leading:
         counts for nothing.
         """
         named, before = self.grant.directory_of(replica), {one.index for one in self.grant.previous_members}
-        is_new = bool(before) and replica not in before  # empty at first, and counted by who holds what
+        is_new = bool(before) and replica not in before  # empty at first, and counted by what each holds
         is_counted = is_new or directory_id is None or not is_unfilled or self.on_directory is None
         is_members = directory_id == named if named is not None else is_counted
         if is_members or directory_id is None:
@@ -293,7 +293,7 @@ class Leading:
             try:
                 led.on_tick(self._clock.monotonic_ms())
             except Exception:  # noqa: BLE001 - one log that fails keeps no other's replicas in sync
-                _LOG.exception("%s: a look at who lags failed", led.tp)
+                _LOG.exception("%s: the check for replicas that lag failed", led.tp)
         if interval_ms := self.manager.settings.repair_interval_ms:
             for driver in list(self._drivers):
                 driver.on_tick(self._clock.monotonic_ms(), interval_ms)
@@ -446,7 +446,7 @@ class _Driver:
         self._leading.notify_directory(self.replica.index, directory_id, is_unfilled=answer.unfilled == 1)
 
     def _refused(self, answer: wire.GrantResponse | DescribeLogResponse) -> ReplicaUnreachable:
-        """Under the name and with the words of who refuses."""
+        """Under the name and with the words of the refusal."""
         code = answer.error_code
         detail = f" ({answer.error_message})" if answer.error_message else ""
         return ReplicaUnreachable(str(self.replica.address), f"{code.name}: {code.meaning}{detail}")

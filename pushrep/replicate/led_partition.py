@@ -141,7 +141,7 @@ class LedPartition:
         self._pushes, self._on_ended = pushes, on_ended
         self._sessions: dict[SessionId, PushSession] = {}
         self._waiting: list[tuple[int, int, OnReplicated]] = []
-        # Reached by the log, and not only by the rules: who is called back reads its records from the log at once.
+        # Reached by the log, and not only by the rules: a callback reads its records from the log at once.
         self._reached = leader.high_watermark
         self._waiting_lock = threading.Lock()
         self._tickets = count()
@@ -194,7 +194,7 @@ class LedPartition:
                 self.on_log_start(log_start_offset)
 
     def on_tick(self, now_ms: int) -> None:
-        """Time passed: who lags for too long leaves the in-sync set; the log may start higher than it did."""
+        """Time passed: replicas that lag too long leave the in-sync set; the log may start higher than it did."""
         self.look_at_log_start()
         with self.lock:
             effects = self.leader.on_tick(now_ms)
@@ -272,7 +272,7 @@ class LedPartition:
     def when_replicated(self, end_offset: int, callback: OnReplicated) -> None:
         """Call back once the high watermark has reached `end_offset`; at once, in this thread, if it has."""
         with self._waiting_lock:
-            failure = self.resigned or self._closed  # seen here, or whoever says it finds this callback
+            failure = self.resigned or self._closed  # seen here, or else the end finds this callback
             is_reached = end_offset <= self._reached
             if failure is None and not is_reached:
                 heapq.heappush(self._waiting, (end_offset, next(self._tickets), callback))
@@ -309,11 +309,11 @@ class LedPartition:
             self._call_back(callback, error)
 
     def _call_back(self, callback: OnReplicated, error: BaseException | None) -> None:
-        """A fault of one who waited is logged: others wait behind it, and the answer that it came with is not over."""
+        """A callback's fault is logged: others wait behind it, and the answer that it came with is not over."""
         try:
             callback(error)
         except Exception:  # noqa: BLE001 - it is not ours
-            _LOG.exception("%s: who waited for replicas failed", self.tp)
+            _LOG.exception("%s: a callback that waited for replicas failed", self.tp)
 
     def _apply(self, effects: Sequence[LeaderEffect]) -> None:
         for effect in effects:

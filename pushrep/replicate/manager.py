@@ -184,9 +184,9 @@ class PushManager:
             push.channel.push(push.pusher)
 
     def on_high_watermark_update(self, tp: TopicIdPartition, replica_ids: Iterable[int], high_watermark: int) -> None:
-        """The high watermark rose; replicas hear of it even if no record follows. What is no rise is ignored.
+        """The high watermark rose; replicas get it even if no record follows. What is no rise is ignored.
 
-        Of the fixed interface, for who owns the state elsewhere. `Leading` has no use for it: its rules move the
+        Of the fixed interface, for an owner of the state elsewhere. `Leading` has no use for it: its rules move the
         watermark themselves, and wake the pushers that have to send it (`wake`).
         """
         self._check("on_high_watermark_update")
@@ -213,7 +213,7 @@ class PushManager:
     def is_push_replication_supported(self, *, is_internal_topic: bool, is_cluster_link_destination: bool) -> bool:
         """Whether such a topic is pushed at all.
 
-        Of the fixed interface, for who pushes a broker's topics: an outbox has no internal topics, nor cluster links.
+        Of the fixed interface, for a broker's topics: an outbox has no internal topics, nor cluster links.
         """
         return (self._push_internal or not is_internal_topic) and (self._push_links or not is_cluster_link_destination)
 

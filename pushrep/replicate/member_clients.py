@@ -60,7 +60,7 @@ class MemberAnswers:
         self._arrived: deque[MemberAnswer] = deque()
         self._asked = 0
         self.asks_again = False
-        """While it is set, and there is time, who gave no answer is asked again: it may be there soon."""
+        """While it is set, and there is time, a member that gave no answer is asked again: it may start soon."""
 
     def next(self) -> MemberAnswer | None:
         """The next answer; None when everybody who was asked has answered or failed, or the time is over."""

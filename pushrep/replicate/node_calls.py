@@ -251,7 +251,7 @@ class NodeCalls:
 
     def _describe_node(self, _request: wire.DescribeNodeRequest, sender: str) -> Struct:
         if not self._access.everywhere(sender, ApiKey.DESCRIBE_NODE):
-            raise Unauthorised(sender, ApiKey.DESCRIBE_NODE, None)  # not counted: who may list some outboxes asks, too
+            raise Unauthorised(sender, ApiKey.DESCRIBE_NODE, None)  # not counted: a scraper asks, too
         return wire.DescribeNodeResponse(status=self._describe())
 
     def _describe_damage(self, request: wire.DescribeDamageRequest, sender: str) -> Struct:

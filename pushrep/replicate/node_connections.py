@@ -54,7 +54,7 @@ class Connections:
     replays: takes over a connection on which something of its is asked.
     """
 
-    def __init__(  # noqa: PLR0913 - a listener, who answers, and what both stand on
+    def __init__(  # noqa: PLR0913 - a listener, the calls, and what both need
         self,
         listener: Listener,
         settings: NodeSettings,
@@ -184,7 +184,7 @@ class Connections:
         else:
             try:
                 parts = connection.answer(call, self._answer(call.request, sender))
-            except NotInVersion as error:  # as of a hole, to who would take it for damage
+            except NotInVersion as error:  # as of a hole, which an older version would take for damage
                 _LOG.warning("%s is too old: %s", peer.name, error)
                 parts = connection.refuse(call, ErrorCode.UNSUPPORTED_VERSION)
         send_all(peer.socket, parts)

@@ -75,7 +75,9 @@ class NodeSettings:
 
     @property
     def plain_identity(self) -> str:
-        """Who a peer without a certificate is: `local` where only this machine reaches the node, else `anonymous`."""
+        """The identity of a peer without a certificate: `local` where only this machine reaches the node, else
+        `anonymous`.
+        """
         return LOCAL if self.address.is_loopback else ANONYMOUS
 
     def rules(self) -> list[str]:

@@ -8,7 +8,7 @@
 A log that failed is closed, and opened again when it is described next: its leader comes back with backoff.
 
 Grants decide whose a directory is. While the newest one names this member, its service opens it as an Outbox, and the
-node only answers who wants to lead (`at_home`), when the service is not running. With a grant for another it follows.
+node only answers candidates (`at_home`), when the service is not running. With a grant for another it follows.
 """
 
 import logging
@@ -234,7 +234,7 @@ class KeptOutbox:
     def _settle(self, held: LogDirectory) -> None:
         if held.is_unsettled_copy:
             _LOG.warning(
-                "%s is a copy, so it counts as no member before it was filled by who leads. If it was moved, whole, "
+                "%s is a copy, so it counts as no member before the leader has filled it. If it was moved, whole, "
                 "and the original is gone: pushrep replica moved %s",
                 self.directory,
                 self.directory,
@@ -283,12 +283,12 @@ class KeptOutbox:
 
         addressed_as: the member that the sender takes this node for, which it is from its first grant on, and another
         one once that was removed. NO_MEMBER: an older sender, so it is the member that the grant knows at `address`,
-        where this node listens. is_first: nothing was ever acknowledged, so who has no grant has lost nothing.
+        where this node listens. is_first: nothing was ever acknowledged, so a member without a grant has lost nothing.
         """
         if self.election_state.grant is None:
             self.settle_directory(create=True)  # it may be named in the grant, so it has its id before that is kept
         with self._keeper.lock:
-            self._check_not_handed_over()  # who borrowed the directory writes promises there
+            self._check_not_handed_over()  # the one that it is handed to writes election state there
             kept = self.election_state
             is_live = kept.member in offered.indexes and not self._was_replaced(offered)
             if addressed_as not in {NO_MEMBER, kept.member} and is_live:
@@ -308,7 +308,7 @@ class KeptOutbox:
                 member = kept.member if is_live else found
                 member = kept.member if member == NO_MEMBER else member
                 is_named = self.directory_id in {one.directory_id for one in offered.members} - {None}
-                # Its epoch as well, as who leads keeps it: its first request would be one more write of this file.
+                # Its epoch as well, as the leader keeps it: its first request would be one more write of this file.
                 state = kept.with_grant(offered)
                 is_unfilled = state.is_unfilled or (kept.grant is None and not is_first and not is_named)
                 self._keeper.keep(replace(state, member=member, is_unfilled=is_unfilled))
@@ -558,7 +558,7 @@ class NodeStore:
             return kept
 
     def proposed_id(self, outbox_id: UUID) -> UUID:
-        """The id that the outbox's directory will have: who grants for the first time names it before it is there."""
+        """The id that the outbox's directory will have: a first grant names it before it is there."""
         while len(self._proposed) >= _PROPOSED_MAX:
             self._proposed.pop(next(iter(self._proposed)), None)
         return self._proposed.setdefault(outbox_id, new_directory_id())
@@ -568,7 +568,7 @@ class NodeStore:
         self._proposed.pop(outbox_id, None)
 
     def look_up(self, outbox_id: UUID) -> KeptOutbox:
-        """The same for who only asks: an outbox that nothing is kept of is not remembered. Raises as `outbox`."""
+        """The same for a question: an outbox that nothing is kept of is not remembered. Raises as `outbox`."""
         if outbox_id in self._outboxes or self.filesystem.exists(self.data / str(outbox_id)):
             return self.outbox(outbox_id)
         return _NotKept(outbox_id, self)

@@ -377,8 +377,8 @@ def whole_batches(data: bytes, start: int, end: int, epochs: LeaderEpochs) -> Re
     """What the log gave from `start` on, up to the batch that begins at or above `end`.
 
     The log's reader has checked that they are in their places; `cleaned_offset` is where the last hole ends, 0 if there
-    is none. Raises CorruptRecordBatch for a leader epoch that the log's list contradicts: who got it would take its log
-    for another history than the leader's.
+    is none. Raises CorruptRecordBatch for a leader epoch that the log's list contradicts: a replica that got it would
+    take its log for another history than the leader's.
     """
     at, expected, behind_hole = 0, start, 0
     base_offset = start

@@ -21,7 +21,7 @@ _WARN_EVERY_S = 24 * 3600
 
 
 class CertificateFiles(NamedTuple):
-    """PEM files: a node's certificate, its key, who signs the peers'."""
+    """PEM files: a node's certificate, its key, the authority for its peers'."""
 
     cert: Path
     key: Path

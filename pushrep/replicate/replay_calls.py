@@ -100,7 +100,7 @@ class RecordingMaintenance:
         epoch = log.leader_epochs.epoch_of(cut - 1)
         stopped = self._server.post_and_wait(recording, e.Truncated(cut, epoch))
         end = log.truncate_to(cut, force=True)
-        self._server.post_and_wait(recording, e.Truncated(cut, epoch))  # who has begun meanwhile
+        self._server.post_and_wait(recording, e.Truncated(cut, epoch))  # those that have begun meanwhile
         return wire.TruncateResponse(end_offset=end, stopped=stopped)
 
     def purge(self, asked: wire.PurgeRequest, sender: str) -> wire.PurgeResponse:
@@ -262,7 +262,7 @@ class ReplayCalls:
                 _LOG.error("%s failed: %s", type(call.request).__name__, error)
                 text = str(error)
                 post(lambda: self.refuse(line, call, ErrorCode.KAFKA_STORAGE_ERROR, text))
-            except Exception:  # noqa: BLE001 - a fault of ours; whoever asked has to hear of it
+            except Exception:  # noqa: BLE001 - a fault of ours; the caller gets an error
                 _LOG.exception("%s failed", type(call.request).__name__)
                 post(
                     lambda: self.refuse(line, call, ErrorCode.UNKNOWN_SERVER_ERROR, "a fault of the node: see its log")
@@ -359,7 +359,9 @@ class ReplayCalls:
                 self.answer(line, call, response)
 
     def _with_cut(self, refused: ReplayRefused, asked: ReplayRequest | ReplayPlan, looked: _Looked) -> ReplayRefused:
-        """Who resumes where the log has been cut learns where: as the end of what would do."""
+        """A reader that resumes where the log has been cut gets the cut's offset, as the end of the range that would
+        do.
+        """
         source, facts, before, position = looked.source, looked.facts, asked.epoch_before, asked.position
         is_late = refused.code is ErrorCode.TRUNCATED or refused.code is ErrorCode.INVALID_POSITION
         if source is None or facts is None or before is None or not isinstance(position, int) or not is_late:

@@ -127,7 +127,7 @@ class Watched:
             self._looks.pop(tp, None)
 
     def of(self, tp: TopicIdPartition) -> list[ServedSession]:
-        """Who reads it."""
+        """Its reader's name."""
         return list(self._sessions.get(tp, {}).values())
 
     def news(self) -> Iterator[ServedSession]:

@@ -96,7 +96,7 @@ class ReplicaLog:
         )
 
     def settled_state(self) -> ReplicaState:
-        """Behind the request that is being carried out, if there is one: for who promised something just now.
+        """Behind the request that is being carried out, if there is one: for a grant that was stored just now.
 
         A request that was judged before the promise may still be appended; what is shown after it has to have that.
         """
@@ -245,7 +245,7 @@ class ReplicaLog:
                 _LOG.warning("%s was not closed clean: %s", self.tp, error)
 
     def _note_refusal(self, error: AppendFailed) -> None:
-        """For who asks; logged at once, and again after a minute."""
+        """For status; logged at once, and again after a minute."""
         full = f"{self._filesystem.usage(self.log.path).used_percent:.0f} % of its disk are used"
         self.refused = f"{error} ({full}, host {platform.node()})"
         now_ms = self._clock.monotonic_ms()

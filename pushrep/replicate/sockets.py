@@ -129,7 +129,7 @@ def _is_plain(sock: AnySocket) -> TypeGuard[socket.socket]:
 def _send_slice(sock: AnySocket, part: FileSlice) -> int:
     if _is_plain(sock) and sock.gettimeout() == 0:
         sent = os.sendfile(sock.fileno(), part.file.fileno(), part.position, part.size_bytes)
-    else:  # who waits may time out
+    else:  # a wait may time out
         data = part.file.read_at(min(part.size_bytes, _READ_BYTES), part.position)  # type: ignore[attr-defined]
         sent = sock.send(memoryview(data)) if data else 0
     if sent == 0:

@@ -1,13 +1,13 @@
 """A store in a directory: the journal of its facts, and a checkpoint file for each reader.
 
-    <directory>/.lock                   flock of whoever writes; holds its pid
+    <directory>/.lock                   flock of the writer; holds its pid
     <directory>/startpoints.journal     one line a transaction:  crc32c, 8 hex digits | space | JSON | newline
         line 1                          {"format": "pushrep.startpoints", "version": 1}
         every other                     [fact, ...]        see model.py
     <directory>/startpoints.cut         the torn end that was cut last, if ever
     <directory>/checkpoints/<32 hex digits>.json       the digits: SHA-256 of consumer, topic, partition and task
         {"version": 1, "consumer": str, "topic": str, "partition": int, "task": str | null,
-         "generation": int,             rises with every claim; who holds a lower one has lost the partition
+         "generation": int,             rises with every claim; a holder of a lower one has lost the partition
          "offset": int | null,          next offset to read; null before the first commit
          "sequence": int,               of the startpoint that the commit's run started from, 0 for none
          "log": str,                    the log's own id, "" unknown
@@ -239,7 +239,7 @@ _FILE_BYTES_MAX = 1 << 16
 
 
 class CheckpointFiles:
-    """The checkpoint files of one store. Whoever changes one holds the journal's lock."""
+    """The checkpoint files of one store. To change one, hold the journal's lock."""
 
     def __init__(self, directory: Path, filesystem: Filesystem) -> None:
         self._directory, self._filesystem = directory / CHECKPOINTS_NAME, filesystem

@@ -27,8 +27,8 @@ What happens to startpoints is kept as facts, in order, and none is forgotten:
     applied    sequence, reader, at_ms, offset, start, end, log, until, by_policy, position     it was resolved, once
     consumed   sequence, reader, at_ms                                                    the commit behind it is in
     failed     sequence, reader, at_ms, why                                               it stops the reader's start
-    expired    sequence, at_ms                               for all who had not applied it
-    cancelled  sequence, at_ms, author, reason               for all who had not consumed it
+    expired    sequence, at_ms                               for all that had not applied it
+    cancelled  sequence, at_ms, author, reason               for all that had not consumed it
 
 Field by field in docs/formats/startpoints.md. Times are ms since 1970 of the writer's wall clock: for people and for
 `ttl_s` only, order is the sequence's.

@@ -186,7 +186,7 @@ class StartpointStore(ClosedAtExit):
     ) -> int:
         """Write that `consumer` (None: every one) starts `partition` (None: every one) at `startpoint`. Its sequence.
 
-        The newest wins. Who has not applied it after `ttl_s` (None: never) finds it expired.
+        The newest wins. For a consumer that has not applied it after `ttl_s` (None: never) it has expired.
         """
         (sequence,) = self._write({Target(consumer, topic, partition, task): startpoint}, reason, author, ttl_s)
         return sequence
@@ -208,7 +208,7 @@ class StartpointStore(ClosedAtExit):
 
     @changes
     def cancel(self, sequence: int, reason: str, *, author: str | None = None) -> None:
-        """Take a startpoint back, for all who have not consumed it. Raises NoSuchStartpoint, NotCancellable."""
+        """Cancel a startpoint, for all that have not consumed it. Raises NoSuchStartpoint, NotCancellable."""
         check_text("reason", reason)
         who = author_name(author)
         with self._transaction() as change:
@@ -306,7 +306,7 @@ class StartpointStore(ClosedAtExit):
 
     @changes
     def claim(self, consumer: str, topic: str, partition: int, *, task: str = "") -> Claim:
-        """Take the partition over: whoever held it can neither apply, commit nor consume from now on."""
+        """Take the partition over: its old holder can neither apply, commit nor consume from now on."""
         self._check()
         reader = Reader(consumer, topic, partition, task)
         with self._journal.locked():

@@ -166,7 +166,7 @@ class VersionRange(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """A decoded frame: who it belongs to and what it says."""
+    """A decoded frame: the call that it belongs to, and its message."""
 
     api_key: ApiKey
     version: int

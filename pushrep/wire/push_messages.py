@@ -5,7 +5,7 @@
     AppendRecords      record batches and watermarks of many partitions
     EndOffsetForEpoch  where did an epoch end in your log? (to find where two logs parted)
     Grant              this member leads from now on
-    FetchRecords       whole batches from your log, for who leads first and for repair
+    FetchRecords       whole batches from your log, for a new leader and for repair
     ListLogs           which logs do you keep?
     Beat               this leader is alive, or leads no more
     DescribeDamage     which sealed segments has your scrub found damaged?
@@ -220,7 +220,7 @@ class EndOffsetForEpochResponse(Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrantRequest(Struct):
-    """Store this grant, on disk before you answer, and describe `partitions`. `sender`: the index of who asks.
+    """Store this grant, on disk before you answer, and describe `partitions`. `sender`: the index of the one that asks.
 
     An outbox of many partitions asks for the rest by DescribeLog: a header has its limit. `member` (version 1): the
     index that the node is addressed as; one that is another live member already answers MEMBER_TWICE. `is_first`:
@@ -352,7 +352,7 @@ class DescribeDamageResponse(Response):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairRecordsRequest(Struct):
     """For the damaged segment that begins at `base_offset`: whole batches from the offset on that was wanted last; none
-    in the first request. Only who has the newest grant may send it.
+    in the first request. Only the leader by the newest grant may send it.
     """
 
     outbox_id: UUID

@@ -50,7 +50,7 @@ class HasDescriptor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FileSlice:
-    """Record batches that lie in a file: `size_bytes` from byte `position` on, for sendfile; who sends reads it."""
+    """Record batches that lie in a file: `size_bytes` from byte `position` on, for sendfile; the sender reads it."""
 
     file: HasDescriptor
     position: int

@@ -32,7 +32,7 @@ class Kill:
     back_s: float | None = None
 
     def victims(self) -> str:
-        """Who died, in a few words: what there is one of by name and pid, the rest by number."""
+        """The killed processes, in a few words: what there is one of by name and pid, the rest by number."""
         names = [name for _, name in self.processes]
         alone = [f"{name} {pid}" for pid, name in self.processes if names.count(name) == 1]
         many = [f"{names.count(name)} x {name}" for name in dict.fromkeys(names) if names.count(name) > 1]

@@ -91,7 +91,7 @@ class KafkaPlan:
     """The draws of one seed: the producer's as ProducerPlan has them.
 
     `broker_kills`: a third of what is shipped, read by the relay and read by the apply job, when the broker is killed:
-    whoever is slow, each of them has something to do at some of the kills.
+    whichever is slow, each of them has something to do at some of the kills.
     """
 
     seed: int

@@ -3,7 +3,7 @@
     source (pushrep, kafka) ─▶ ReplayFilteredBatches ─▶ one task per source partition ─▶ topic
     checkpoint: Spark's        marks beside it          key or header: (PID of this hop, source partition, offset)
 
-Kill it at any moment and start it with the same options: the batch that ran is sent again, and whoever reads the
+Kill it at any moment and start it with the same options: the batch that ran is sent again, and a reader of the
 topic through a replay filter sees each record once, in the order of its source partition. Run it as
 `python -m spark_jobs.jobs.relay --help`, or give this file (`--where` prints its path) to spark-submit.
 """

@@ -63,7 +63,7 @@ def wanted_of(options: SourceOptions) -> AskRowsWanted:
     Raises what a store raises that does not answer: which rows are to stay can't be guessed.
     """
     consumer = options.startpoint_consumer
-    assert consumer is not None, "only whoever follows startpoints is sent back"
+    assert consumer is not None, "only a follower of startpoints is sent back"
 
     def ask(ranges: Mapping[LogRange, int]) -> dict[LogRange, RowsWanted]:
         with store_place(options).open() as store:

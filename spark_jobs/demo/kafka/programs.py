@@ -240,7 +240,7 @@ class Servers:
 
 @dataclass(frozen=True, slots=True)
 class KafkaPrograms:
-    """Starts what moves the records, and who judges them."""
+    """Starts what moves the records, and what checks them."""
 
     output: KafkaOutput
     surroundings: DemoSurroundings
@@ -330,7 +330,7 @@ class Home:
         self._stack.close()
 
     def start_broker(self) -> Child:
-        """Again and again, on its data; ended by whoever asked for it."""
+        """Again and again, on its data; ended by its caller."""
         assert self.home is not None, "the brokers are the user's"
         return self._servers.broker(self.home)
 
