@@ -371,7 +371,7 @@ class PositionsStore:
 class PositionsFollower:
     """Keeps the positions of a replica's logs, beside the node that has them open, in a thread until `stop`.
 
-    Only records that can't be taken back count. For half of the time at most it reads: a log that it does not know yet
+    Only records below the stable offset count. For half of the time at most it reads: a log that it does not know yet
     may be long.
     """
 

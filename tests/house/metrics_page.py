@@ -7,11 +7,11 @@ from pushrep.metrics import FAMILIES
 HEAD = """\
 # Metrics
 
-Made from `pushrep/metrics.py` by `python -m tests.house.metrics_page`; a test holds it true.
+Made from `pushrep/metrics.py` by `python -m tests.house.metrics_page`; a test compares the two.
 
-Everything is read when it is scraped; appending counts once a batch. Names follow Prometheus' guide: sizes in
+Values are read at each scrape; an append updates its counters once a batch. Names follow Prometheus' guide: sizes in
 `_bytes`, times in `_seconds`, moments in `_timestamp_seconds` since 1970, counters `_total`, histograms
-`_duration_seconds`. Who shows what:
+`_duration_seconds`. What shows each metric (column `by`):
 
 - **service**: `Outbox.open(health=...)`, or `OutboxCollector(outbox)` of `pushrep.outbox.metrics` in your registry
 - **node**: `pushrep replica serve --metrics`, or `NodeCollector(node)` of `pushrep.replicate.node_metrics`
