@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import asynccontextmanager
+from unittest.mock import patch
 
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -11,7 +12,6 @@ from confluent_kafka import TopicPartition as ConfluentPartition
 
 from filtering import PairSplit, StreamMetadata
 from filtering.consumers import aiokafka, confluent, confluent_client
-from filtering.consumers.aiokafka_client import AiokafkaMember
 from filtering.consumers.errors import PositionUnknown
 from filtering.consumers.startpoints import StartTarget
 
@@ -40,7 +40,15 @@ class _Sent:
 
 
 class _Committed:
+    """The group's admin client."""
+
     offset, is_away = 5000, False
+
+    async def start(self):
+        pass
+
+    async def close(self):
+        pass
 
     async def list_consumer_group_offsets(self, _, partitions):
         if self.is_away:
@@ -49,12 +57,18 @@ class _Committed:
 
 
 class _Client(AIOKafkaConsumer):
-    """Never started: it fetches what is in `fetched`, and goes nowhere."""
+    """Never connected: it fetches what is in `fetched`, and goes nowhere."""
 
     def __init__(self):
         super().__init__(bootstrap_servers="127.0.0.1:1", group_id=None)
         self.assign([PARTITION, OTHER])
         self.fetched, self.seeks, self.places = [], [], []
+
+    async def start(self):
+        pass
+
+    def subscribe(self, topics, *, listener):
+        pass
 
     def seek(self, partition, offset):
         self.seeks.append(offset)
@@ -70,14 +84,13 @@ class _Client(AIOKafkaConsumer):
 
 @asynccontextmanager
 async def joined(startpoints=None, committed=None, **more):
-    client = _Client()
-    consumer = aiokafka.ReplayFilteredConsumer("orders", group_id="g", startpoints=startpoints, **more)
-    consumer._client = client
-    consumer._brokers = AiokafkaMember(client, committed or _Committed(), "g", resets_to_earliest=committed is None)
-    try:
-        yield consumer, client
-    finally:
-        await client.stop()
+    client, admin = _Client(), committed or _Committed()
+    with (
+        patch.object(aiokafka, "AIOKafkaConsumer", lambda **_: client),
+        patch.object(aiokafka, "AIOKafkaAdminClient", lambda **_: admin),
+    ):
+        async with aiokafka.ReplayFilteredConsumer("orders", group_id="g", startpoints=startpoints, **more) as consumer:
+            yield consumer, client
 
 
 @pytest.mark.parametrize("late", [5000, 1000])
@@ -160,9 +173,8 @@ def test_aiokafka_a_refused_first_batch_is_not_passed_over_where_nothing_is_comm
 
             client.fetched = [one_pair_in_two]
             assert {each: len(records) for each, records in (await consumer.getmany()).items()} == {first: 1}
-            assert [(one.partition, one.offset) for one in consumer._member.assignment.due(0)] == [
-                (first.partition, 71 + first.partition)
-            ]
+            second = OTHER if first is PARTITION else PARTITION
+            assert [consumer.position(one) for one in (first, second)] == [71 + first.partition, None]
             with pytest.raises(PairSplit):
                 await consumer.getmany()
             await consumer.seek(PARTITION, 71)
@@ -222,8 +234,7 @@ def test_aiokafka_a_callback_that_fails_at_revocation_leaves_nothing_to_commit()
         raise OSError("no commit")
 
     async def run():
-        async with joined() as (consumer, _):
-            consumer._on_revoke = fails
+        async with joined(on_revoke=fails) as (consumer, _):
             await consumer.assigned({PARTITION})
             with pytest.raises(OSError, match="no commit"):
                 await consumer.revoked({PARTITION})
@@ -239,56 +250,56 @@ def test_aiokafka_a_seek_after_a_refused_batch_brings_the_others_back_to_their_c
     async def run():
         async with joined() as (consumer, client):
             await consumer.assigned({PARTITION, OTHER})
-            consumer._member.assignment.admit(("orders", 1), 5000, None)
 
-            consumer._member.failure = OSError("refused")
+            async def one_pair_in_two():
+                return {PARTITION: [record(5000)], OTHER: [record(5001, 1)]}
+
+            async def nothing():
+                return {}
+
+            client.fetched = [one_pair_in_two, nothing]
+            await consumer.getmany()
+            with pytest.raises(PairSplit):
+                await consumer.getmany()
             client.places.clear()
             await consumer.seek(PARTITION, 7)
             assert client.places == [(PARTITION, 5000), (OTHER, 5000), (PARTITION, 7)]
             assert consumer.position(OTHER) == 5000
-            assert consumer._member.failure is None
+            assert await consumer.getmany() == {}, "it reads on"
 
     asyncio.run(run())
 
 
-def test_confluent_a_seek_after_a_refused_batch_brings_the_others_back_to_their_committed_positions():
+def test_confluent_a_seek_after_a_refused_batch_brings_the_others_back_to_their_committed_positions(of_three):
     """What one partition makes the filter refuse is gone from the client for the others as well."""
 
-    class Client:
-        seeks = ()
-
-        def committed(self, partitions, _):
-            return [ConfluentPartition(one.topic, one.partition, 50) for one in partitions]
-
-        def seek(self, place):
-            self.seeks = (*self.seeks, (place.partition, place.offset))
-
-    client = Client()
-    config = {"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "log_level": 0}
-    with confluent.ReplayFilteredConsumer(config) as consumer:
-        real, consumer._client = consumer._client, client
-        consumer._facts.client = client
-        for number in (0, 1):
-            consumer._member.assignment.assign(("orders", number), 50)
-        consumer._member.assignment.admit(("orders", 1), 50, None)
-        consumer._member.failure = OSError("refused")
-        consumer.seek(ConfluentPartition("orders", 0, 7))
-        assert client.seeks == ((0, 50), (1, 50), (0, 7))
-        assert [one.offset for one in consumer.position([ConfluentPartition("orders", 1)])] == [50]
-        consumer._check()
-        consumer._client = real
+    client = _Refused(committed=50)
+    consumer = of_three(client)
+    with pytest.raises(PairSplit):
+        consumer.consume(10, 0)
+    client.batch = []
+    consumer.seek(ConfluentPartition("orders", 0, 7))
+    assert client.seeks == [(0, 50), (1, 50), (2, 50), (0, 7)]
+    assert [one.offset for one in consumer.position([ConfluentPartition("orders", 1)])] == [50]
+    assert consumer.consume(10, 0) == [], "it reads on"
 
 
 class _Refused:
-    """A client that hands over one batch, in which one pair is of two partitions; nothing is committed."""
+    """A client that hands over one batch, in which one pair is of two partitions."""
 
-    def __init__(self, events=()):
+    def __init__(self, events=(), committed=OFFSET_INVALID):
         key = StreamMetadata(7, 0, 3).pack()
         found = [Message(topic="orders", partition=n, offset=70 + n, key=key, value=b"v") for n in (0, 1)]
-        self.batch, self.seeks = [*found, *events], []
+        self.batch, self.seeks, self.at = [*found, *events], [], committed
+
+    def assign(self, partitions):
+        self.assigned = partitions
+
+    def close(self):
+        pass
 
     def committed(self, partitions, _):
-        return [ConfluentPartition(one.topic, one.partition, OFFSET_INVALID) for one in partitions]
+        return [ConfluentPartition(one.topic, one.partition, self.at) for one in partitions]
 
     def consume(self, *_):
         return self.batch
@@ -301,20 +312,27 @@ class _Refused:
 
 
 @pytest.fixture
-def of_three():
-    """A consumer without a group's help that reads three partitions of which nothing is committed, and a client."""
+def of_client(monkeypatch):
+    """Makes a consumer around a client."""
+    config = {"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "log_level": 0, "auto.offset.reset": "latest"}
+
+    def made(client, **more):
+        monkeypatch.setattr(confluent, "Consumer", lambda _: client)
+        return confluent.ReplayFilteredConsumer(config, **more)
+
+    return made
+
+
+@pytest.fixture
+def of_three(of_client):
+    """The same, which reads three partitions without a group's help."""
 
     def reads(client):
-        consumer._client = consumer._facts.client = client
-        for number in range(3):
-            consumer._member.assignment.assign(("orders", number), None)
+        consumer = of_client(client)
+        consumer.assign([ConfluentPartition("orders", number) for number in range(3)])
         return consumer
 
-    config = {"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "log_level": 0, "auto.offset.reset": "latest"}
-    with confluent.ReplayFilteredConsumer(config) as consumer:
-        real = consumer._client
-        yield reads
-        consumer._client = consumer._facts.client = real
+    return reads
 
 
 def test_confluent_a_refused_first_batch_is_not_passed_over_where_nothing_is_committed(of_three):
@@ -344,8 +362,8 @@ class _Silent(_Refused):
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
         return super().committed(partitions, _)
 
-    def assign(self, partitions):
-        self.assigned = partitions
+    def subscribe(self, _, *, on_assign, **__):
+        self.assigned = on_assign
 
     def pause(self, partitions):
         self.paused |= {one.partition for one in partitions}
@@ -357,13 +375,13 @@ class _Silent(_Refused):
         return [one for one in self.batch if one.partition() not in self.paused]
 
 
-def test_confluent_a_read_survives_a_coordinator_that_does_not_answer(of_three, monkeypatch, caplog):
+def test_confluent_a_read_survives_a_coordinator_that_does_not_answer(of_client, monkeypatch, caplog):
     """Partitions come while it is silent: they are not read, reads go on, and a later one loads them."""
     monkeypatch.setattr(confluent_client, "ask", lambda question, *_: question(1.0))
     client = _Silent()
-    consumer = of_three(client)
-    consumer._member.assignment.drop(list(consumer._member.assignment))
-    consumer._assigned(None, [ConfluentPartition("orders", 0)])
+    consumer = of_client(client)
+    consumer.subscribe(["orders"])
+    client.assigned(client, [ConfluentPartition("orders", 0)])
     for _ in range(2):
         assert consumer.consume(10, 0) == []
     assert "a later read asks again" in caplog.text
@@ -377,19 +395,20 @@ def test_confluent_what_stands_before_a_refused_record_is_yielded_since_a_commit
     client = _Refused([event])
     consumer = of_three(client)
     assert [one.offset() for one in consumer.consume(10, 0) if one.error() is None] == [70]
-    assert [(one.partition, one.offset) for one in consumer._member.assignment.due(0)] == [(0, 71)]
+    places = [ConfluentPartition("orders", number) for number in range(3)]
+    assert [one.offset for one in consumer.position(places)] == [71, OFFSET_INVALID, OFFSET_INVALID]
     with pytest.raises(PairSplit):
         consumer.consume(10, 0)
     consumer.seek(ConfluentPartition("orders", 0, 71))
     assert sorted(client.seeks) == [(0, 70), (0, 71), (1, 71)]
 
 
-def test_confluent_a_callback_that_fails_at_revocation_leaves_nothing_to_commit():
+def test_confluent_a_callback_that_fails_at_revocation_leaves_nothing_to_commit(of_client):
     """Contract: "dropped on revocation"."""
 
-    class Client:
-        def subscribe(self, _, *, on_revoke, **__):
-            self.revoked = on_revoke
+    class Client(_Refused):
+        def subscribe(self, _, *, on_assign, on_revoke, **__):
+            self.came, self.revoked = on_assign, on_revoke
 
         def unassign(self):
             self.is_unassigned = True
@@ -397,21 +416,19 @@ def test_confluent_a_callback_that_fails_at_revocation_leaves_nothing_to_commit(
     def fails(*_):
         raise OSError("no commit")
 
-    client = Client()
-    config = {"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "log_level": 0}
-    with confluent.ReplayFilteredConsumer(config) as consumer:
-        real, consumer._client = consumer._client, client
-        consumer.subscribe(["orders"], on_revoke=fails)
-        consumer._member.assignment.assign(("orders", 0), 5)
-        with pytest.raises(OSError, match="no commit"):
-            client.revoked(client, [ConfluentPartition("orders", 0)])
-        with pytest.raises(PositionUnknown):
-            consumer.position([ConfluentPartition("orders", 0)])
-        assert client.is_unassigned
-        consumer._client = real
+    client, partitions = Client(committed=5), [ConfluentPartition("orders", 0)]
+    consumer = of_client(client)
+    consumer.subscribe(["orders"], on_revoke=fails)
+    client.came(client, partitions)
+    assert [one.offset for one in consumer.position(partitions)] == [5]
+    with pytest.raises(OSError, match="no commit"):
+        client.revoked(client, partitions)
+    with pytest.raises(PositionUnknown):
+        consumer.position(partitions)
+    assert client.is_unassigned
 
 
-def test_confluent_a_callback_that_fails_at_the_end_leaves_no_client_of_the_marks_topic_open():
+def test_confluent_a_callback_that_fails_at_the_end_leaves_no_client_of_the_marks_topic_open(of_client, monkeypatch):
     class Closing:
         is_closed = False
 
@@ -422,10 +439,9 @@ def test_confluent_a_callback_that_fails_at_the_end_leaves_no_client_of_the_mark
         def close(self):
             raise OSError("no commit")
 
-    config = {"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "log_level": 0}
-    with confluent.ReplayFilteredConsumer(config) as consumer:
-        real, consumer._client, consumer._marks_topic = consumer._client, Failing(), Closing()
-        with pytest.raises(OSError, match="no commit"):
-            consumer.close()
-        assert consumer._marks_topic.is_closed
-        consumer._client = real
+    marks_topic = Closing()
+    monkeypatch.setattr(confluent, "ConfluentMarksTopic", lambda *_: marks_topic)
+    consumer = of_client(Failing(), marks_topic="marks")
+    with pytest.raises(OSError, match="no commit"):
+        consumer.close()
+    assert marks_topic.is_closed

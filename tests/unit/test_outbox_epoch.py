@@ -14,7 +14,7 @@ from filtering import ReplayFilter, StreamMetadata
 from pushrep.cli import main as cli_main
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import Durability, LogConfig, SegmentLog, list_logs
-from pushrep.log.directory_files import CheckpointFile, read_checkpoint
+from pushrep.log.directory_files import CheckpointFile, list_segments, read_checkpoint
 from pushrep.outbox import (
     DeliveryFailed,
     LogsMissing,
@@ -81,7 +81,7 @@ def damage(home, offset):
 
 
 def locate(log, offset):
-    base = max(base for base in log._writer.bases(fresh=True) if base <= offset)
+    base = max(base for base in list_segments(REAL_FILESYSTEM, log.path) if base <= offset)
     return base, sum(batch.header.size_bytes for batch in log.batches(base, offset)) if offset > base else 0
 
 
@@ -144,7 +144,7 @@ def repair_from_a_copy_that_ends_earlier(home):
         log.truncate_to(12, force=True)
     with SegmentLog.open(home / "orders-1", CONFIG) as log:
         base, position = locate(log, 10)
-        later = [n for n in log._writer.bases(fresh=True) if n > base]
+        later = [n for n in list_segments(REAL_FILESYSTEM, log.path) if n > base]
     path = home / "orders-1" / f"{base:020d}.log"
     path.write_bytes(path.read_bytes()[: position + 30])
     for n in later:

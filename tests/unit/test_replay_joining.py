@@ -1,5 +1,7 @@
 """Identity O5: a subscriber holds every block against the one before, whatever the node has checked."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from pushrep.env import SYSTEM_CLOCK
@@ -8,16 +10,45 @@ from pushrep.records.header import misjoined
 from pushrep.replay import TO_END, NodeAccess, ReplayEndReason, ReplayRequest
 from pushrep.replay.remote import RemoteSession
 from pushrep.wire import replay_messages as wire
+from pushrep.wire.client import PeerEvent
 from pushrep.wire.error_codes import ErrorCode
 
 
+class Subscriber:
+    """A session, and the connection on which its node sends what `gets` is given."""
+
+    def __init__(self):
+        self.session = RemoteSession(
+            ("127.0.0.1", 1), 1, ReplayRequest("orders-0", 0, TO_END), NodeAccess(), SYSTEM_CLOCK
+        )
+        self.socket, self.coming = SimpleNamespace(settimeout=lambda seconds: None), []
+        self.session.start(self, wire.StartReplayResponse(session_id=1, start_offset=0, end_offset=100))
+
+    def gets(self, message):
+        """The block that the reader gets then, if any."""
+        self.coming.append(PeerEvent(1, message))
+        return self.session.step()
+
+    @property
+    def end(self):
+        return self.session.end
+
+    def ask(self, request, answer):
+        return 1, answer()
+
+    def receive(self):
+        coming, self.coming = self.coming, []
+        return coming
+
+    def close(self):
+        self.coming = None  # nothing is received any more
+
+
 @pytest.fixture
-def session():
+def subscriber():
     """It has received everything below 10, a batch border."""
-    made = RemoteSession(("127.0.0.1", 1), 1, ReplayRequest("orders-0", 0, TO_END), NodeAccess(), SYSTEM_CLOCK)
-    made._until = 100
-    made._on_message(data(0, 10, batch(0, 10)))
-    assert (made._pending_end, len(made._blocks)) == (None, 1)
+    made = Subscriber()
+    assert made.gets(data(0, 10, batch(0, 10))).end == 10
     return made
 
 
@@ -56,10 +87,9 @@ def end(offset, reason=ReplayEndReason.LIMIT_REACHED, cleaned=0):
         "it begins before", "it goes further than its records", "it goes nowhere", "it goes less far than its records",
     ],
 )  # fmt: skip
-def test_identity_o5_a_block_that_does_not_join_ends_the_replay_at_its_offset(session, block):
-    session._on_message(block)
-    assert len(session._blocks) == 1, "none of it is given"
-    found = session._pending_end
+def test_identity_o5_a_block_that_does_not_join_ends_the_replay_at_its_offset(subscriber, block):
+    assert subscriber.gets(block) is None, "none of it is given"
+    found = subscriber.end
     assert (found.code, found.offset, found.reason) == (ErrorCode.CORRUPT_MESSAGE, 10, ReplayEndReason.ERROR)
 
 
@@ -74,29 +104,28 @@ def test_identity_o5_a_block_that_does_not_join_ends_the_replay_at_its_offset(se
     ],
     ids=["the next", "cut", "a hole", "it begins behind a hole", "it ends in a hole"],
 )
-def test_identity_o5_what_joins_or_was_announced_is_given(session, block):
-    session._on_message(block)
-    assert session._pending_end is None
-    assert [(one.start, one.end) for one in session._blocks][1:] == [(block.start_offset, block.end_offset)]
+def test_identity_o5_what_joins_or_was_announced_is_given(subscriber, block):
+    given = subscriber.gets(block)
+    assert (given.start, given.end) == (block.start_offset, block.end_offset)
+    assert subscriber.end is None
 
 
-def test_identity_o5_a_batch_may_be_gone_on_with_only_where_it_was_cut(session):
-    session._on_message(data(10, 11, batch(10, 13)))
-    session._on_message(data(11, 13, batch(10, 13)))
-    assert session._pending_end is None
-    session._on_message(data(13, 15, batch(12, 15)))
-    assert session._pending_end.code is ErrorCode.CORRUPT_MESSAGE
+def test_identity_o5_a_batch_may_be_gone_on_with_only_where_it_was_cut(subscriber):
+    assert subscriber.gets(data(10, 11, batch(10, 13))).end == 11
+    assert subscriber.gets(data(11, 13, batch(10, 13))).end == 13
+    assert subscriber.gets(data(13, 15, batch(12, 15))) is None
+    assert subscriber.end.code is ErrorCode.CORRUPT_MESSAGE
 
 
-def test_identity_o5_an_end_is_reached_by_records_that_came(session):
-    session._on_message(end(12))
-    assert (session._pending_end.code, session._pending_end.offset) == (ErrorCode.CORRUPT_MESSAGE, 10)
+def test_identity_o5_an_end_is_reached_by_records_that_came(subscriber):
+    assert subscriber.gets(end(12)) is None
+    assert (subscriber.end.code, subscriber.end.offset) == (ErrorCode.CORRUPT_MESSAGE, 10)
 
 
 @pytest.mark.parametrize("last", [end(10), end(12, cleaned=12), end(12, ReplayEndReason.STOPPED)])
-def test_identity_o5_an_end_that_was_reached_or_announced_is_one(session, last):
-    session._on_message(last)
-    assert (session._pending_end.code, session._pending_end.reason) == (ErrorCode.NONE, last.reason)
+def test_identity_o5_an_end_that_was_reached_or_announced_is_one(subscriber, last):
+    assert subscriber.gets(last) is None
+    assert (subscriber.end.code, subscriber.end.reason) == (ErrorCode.NONE, last.reason)
 
 
 def test_a_batch_that_holds_the_offset_may_begin_below_it_only_where_that_is_said():
