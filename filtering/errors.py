@@ -89,7 +89,7 @@ class PairSplit(FilteringError):
     def __init__(self, pid: int, partition: int, first: int, second: int) -> None:
         super().__init__(
             f"pid {pid}, source partition {partition} was in destination partition {shown_partition(first)} and now "
-            f"appears in {shown_partition(second)}: pin the producer's partition_count, or raise its epoch after the "
+            f"appears in {shown_partition(second)}: fix the producer's partition_count, or raise its epoch after the "
             "topic has grown"
         )
         self.pid, self.partition, self.first, self.second = pid, partition, first, second

@@ -158,10 +158,10 @@ class ReplayFilteredConsumer(ClosedAtExit):
                 if on_revoke is not None:
                     on_revoke(self, partitions)
             finally:  # a commit that fails there must not make us commit for the next owner
-                self._end_commit_and_let_go(partitions)
+                self._end_commit_and_unassign(partitions)
 
         def lost(_: Consumer, partitions: list[TopicPartition]) -> None:
-            self._end_commit_and_let_go(partitions)
+            self._end_commit_and_unassign(partitions)
             if on_lost is not None:
                 on_lost(self, partitions)
 
@@ -426,7 +426,7 @@ class ReplayFilteredConsumer(ClosedAtExit):
         else:
             self._client.assign(starts)
 
-    def _end_commit_and_let_go(self, partitions: list[TopicPartition]) -> None:
+    def _end_commit_and_unassign(self, partitions: list[TopicPartition]) -> None:
         try:
             # Until these are revoked the client does not join again, so the commit counts under its present membership.
             self._end_commit()

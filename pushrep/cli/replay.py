@@ -351,17 +351,17 @@ def _pieces(replay: Replay, job: _Job) -> Iterator[tuple[list[Record], int]]:
 
 
 @contextmanager
-def _progress(replay: Replay, job: _Job) -> Iterator["_Told"]:
+def _progress(replay: Replay, job: _Job) -> Iterator["_Progress"]:
     """A bar on a terminal, for a replay that has an end and whose records go elsewhere."""
     if job.follow or not sys.stderr.isatty() or (sys.stdout.isatty() and not job.to_file):
-        yield _Told(None, replay.position)
+        yield _Progress(None, replay.position)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        yield _Told(bar, replay.position)
+        yield _Progress(bar, replay.position)
 
 
-class _Told:
+class _Progress:
     """Moves the bar by offsets."""
 
     def __init__(self, bar: Progress | None, start: int) -> None:

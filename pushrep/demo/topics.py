@@ -166,7 +166,7 @@ def make(servers: str, partitions: int, topics: tuple[str, ...]) -> None:
 @click.option("--partitions", type=click.IntRange(1), default=3)
 @click.argument("topics", nargs=-1, required=True)
 def watch(servers: str, partitions: int, topics: tuple[str, ...]) -> None:
-    """Tell where TOPICS end, until the end of this program."""
+    """Print where TOPICS end, until the end of this program."""
     ends = Ends(servers, dict.fromkeys(topics, partitions))
     while True:
         asked_at_s = time.monotonic()

@@ -282,7 +282,7 @@ class KafkaSink:
         return _MISSING_S / _MISSING_LOOKS
 
     async def _ship(self) -> None:
-        """One session; returns when the shipper closes."""
+        """One session; returns when the sink closes."""
         facts = await self._unless_closed(in_thread(lambda: look_at_topic(self._destination, self.topic)))
         if facts is None:
             return
@@ -348,7 +348,7 @@ class KafkaSink:
         return used_partitions(self.topic, facts.partitions, places or set())
 
     async def _unless_closed(self, work: Coroutine[Any, Any, _T]) -> _T | None:
-        """None if the shipper is closed meanwhile."""
+        """None if the sink is closed meanwhile."""
         assert self._wake is not None, "the loop runs"
         looking = asyncio.ensure_future(work)
         stopped = asyncio.ensure_future(self._wake.wait())

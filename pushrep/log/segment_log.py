@@ -691,7 +691,7 @@ class SegmentLog(ClosedAtExit):
         self._background.retention.hold(name, needed_from)
 
     def drop_holder(self, name: str) -> None:
-        """Let go what `name` holds; ValueError if nobody of that name does."""
+        """Release what `name` holds; ValueError if there is no holder of that name."""
         self._checked_writer()
         self._background.retention.drop(name)
 

@@ -314,7 +314,8 @@ def scan_vectorised(file: File, what: ScanRange, *, window_bytes: int = _RUN_BYT
 
 
 def _advise(file: File) -> None:
-    """Tell the system that the file is read from front to back: it reads ahead twice as much, at half the cost a byte.
+    """Advise the system that the file is read from front to back: it reads ahead twice as much, at half the cost a
+    byte.
 
     Asking for 2 to 16 MiB ahead by hand (WILLNEED) halved the speed where the system reads 8 MiB ahead
     by itself.

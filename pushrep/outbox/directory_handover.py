@@ -114,7 +114,7 @@ class HandoverSocket(ClosedAtExit):
                 return
             outbox_id = UUID(asked)
             with self._node.hand_over(outbox_id) as contact:
-                _LOG.warning("outbox %s is let go for a promotion", outbox_id)
+                _LOG.warning("outbox %s is handed over for a promotion", outbox_id)
                 age = f" {NEVER if contact.age_ms is None else contact.age_ms}" if asked.startswith(_WITH_AGE) else ""
                 connection.sendall(f"{contact.wall_ms}{age}\n".encode())
                 connection.settimeout(None)
@@ -146,9 +146,9 @@ class HandoverSocket(ClosedAtExit):
 
 @contextmanager
 def handed_over(directory: Path, outbox_id: UUID) -> Iterator[LastContact]:
-    """The directory of a replica, let go by its node if one is running: its last contact with a leader.
+    """The directory of a replica, handed over by its node if one is running: its last contact with a leader.
 
-    None where no node runs. Raises OSError if a node is there and does not let go.
+    None where no node runs. Raises OSError if a node is there and does not hand it over.
     """
     try:
         connection = connect_to(directory.resolve().parent, _TIMEOUT_S)
@@ -159,7 +159,7 @@ def handed_over(directory: Path, outbox_id: UUID) -> Iterator[LastContact]:
         connection.sendall(f"{_WITH_AGE}{outbox_id}\n".encode())
         answer = _line(connection)
         if not answer:
-            raise ConnectionResetError(f"the node in {directory.resolve().parent} does not let go of it: see its log")
+            raise ConnectionResetError(f"the node in {directory.resolve().parent} does not hand it over: see its log")
         wall_ms, *age = [int(number) for number in answer.split()]
         yield LastContact(wall_ms, age[0] if age and age[0] != NEVER else None)
 

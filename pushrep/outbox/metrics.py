@@ -96,11 +96,11 @@ class OutboxCollector(Collector):
         self._by_partition, self._away_limit_s = by_partition, kafka_away_limit_s
 
     def add(self, outbox: HasFacts) -> None:
-        """Tell of this one, too."""
+        """Show this one, too."""
         self._outboxes = (*self._outboxes, outbox)
 
     def remove(self, outbox: HasFacts) -> None:
-        """Tell of it no more."""
+        """Show it no more."""
         self._outboxes = tuple(one for one in self._outboxes if one is not outbox)
 
     def describe(self) -> Iterable[Metric]:

@@ -1,6 +1,6 @@
 """Promotion: a replica becomes the leader, by an operator's command or an embedder's call; all partitions of an outbox.
 
-    its node lets go ─▶ lock ─▶ Election: look and compare ─▶ number and grant on N - m + 1 members ─▶ compare again
+    its node hands over ─▶ lock ─▶ Election: look and compare ─▶ number and grant on N - m + 1 members ─▶ compare again
                      ─▶ fetch (catch_up) ─▶ begin
                         with accept_loss, if fewer answer: a forced grant, which says what was accepted; another
                         generation and another PID epoch begin with what lies here
@@ -224,7 +224,7 @@ def election_in(  # noqa: PLR0913 - whose, and what it asks with
     filesystem: Filesystem,
     clock: Clock,
 ) -> Iterator[Election]:
-    """The election of the member in `directory`, which its node has let go of; its logs are open until the end.
+    """The election of the member in `directory`, which its node has handed over; its logs are open until the end.
 
     first: of an outbox that has no grant yet. may_be_copy: whose original is lost, and which is one no more once it
     leads. take_s: how long a process that has the directory may take to end.

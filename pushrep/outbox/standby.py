@@ -164,7 +164,7 @@ class WaitingMember(Generic[_Outbox]):
         self._follower: PositionsFollower | None = None
 
     def run(self) -> _Outbox:
-        """Until it leads. Raises StandbyCancelled, CantStandBy, what an opening raises and time does not mend."""
+        """Until it leads. Raises StandbyCancelled, CantStandBy, what an opening raises that does not pass by itself."""
         try:
             return self._run()
         finally:

@@ -303,7 +303,7 @@ class SendBlock:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Tell that all is well at `position`, and how far one could read."""
+    """Say that the session lives, where it is, and how far one could read."""
 
     position: int
     tip: int

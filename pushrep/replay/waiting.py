@@ -143,7 +143,7 @@ class Listening:
         self._looks = _QUIET if needs_write and self._watch is not None else 0
 
     def close(self) -> None:
-        """Let go."""
+        """Close the watch; a wait ends."""
         self._is_begun = True
         self._waiting.close()
         watch, self._watch = self._watch, None

@@ -194,7 +194,7 @@ class KeptOutbox:
         """Raise Refusal while the directory is another's, or what that one promised in it can't be read."""
         with self._keeper.lock:
             if self._borrowers:
-                raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, f"{self.directory} is let go for now")
+                raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, f"{self.directory} is handed over for now")
             if not self._is_unread:
                 return
             try:
@@ -613,7 +613,7 @@ class NodeStore:
         return self._owner_of.get(tp)
 
     def close(self) -> None:
-        """Close every log, let go of the directory."""
+        """Close every log, release the directory."""
         for kept in list(self._outboxes.values()):
             kept.close()
         if self._threads is not None:

@@ -59,7 +59,7 @@ class SessionsByRecording(Protocol):
         ...
 
     def post_and_wait(self, recording: KeptRecording, event: e.Event) -> int:
-        """Tell all of them; how many that ended."""
+        """Give all of them an event; how many it ended."""
         ...
 
 

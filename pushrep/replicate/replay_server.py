@@ -245,7 +245,7 @@ class ReplayServer:
             self._wake()
 
     def post_and_wait(self, recording: KeptRecording, event: e.Event) -> int:
-        """Tell all sessions of a recording; how many that ended. For the worker's thread."""
+        """Give all sessions of a recording an event; how many it ended. For the worker's thread."""
         return self._count_ended(lambda: list(self.watched.of(recording.entry.tp)), event)
 
     def stop_session(self, session_id: int) -> bool:

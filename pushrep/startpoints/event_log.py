@@ -258,7 +258,7 @@ class FactLog(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of what is held open."""
+        """Close what is held open."""
         ...
 
 

@@ -97,7 +97,7 @@ class GroupStartpoints:
         self._is_open |= bool(self._unacknowledged)
 
     def _acknowledge(self, reader: Reader) -> None:
-        """Tell the store which startpoints are consumed by commits and not marked so yet."""
+        """Mark the startpoints in the store that commits have consumed and that are not marked so yet."""
         for one in sorted(self._unacknowledged_of(reader)):
             self._store.consume(self._claims[reader], one[1], committed=one[1])
             self._unacknowledged.remove(one)

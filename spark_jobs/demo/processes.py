@@ -257,7 +257,7 @@ class ChildProcesses:
 
 
 class Watchdog:
-    """Told again and again how far a run is; `root`: where its programs' words are."""
+    """Called again and again with how far a run is; `root`: where its programs' output is."""
 
     def __init__(self, root: Path, now_s: float) -> None:
         self._root, self._moved_at_s = root, now_s

@@ -134,7 +134,7 @@ class StreamStartpoints:
         return {partition: extent for partition, extent in extents.items() if partition in self._claims}
 
     def run_ends(self, before: StreamOffset) -> None:
-        """Tell the store where the run ends, if it answers: until the next run this is what people see."""
+        """Write to the store where the run ends, if it answers: until the next run this is what people see."""
         self._followed_ms = None
         with suppress(NotNow):
             self._follow(before.positions)
@@ -231,7 +231,7 @@ class StreamStartpoints:
         return before.marks_epoch if before is not None else 0
 
     def _follow(self, positions: Mapping[int, StreamPosition]) -> None:
-        """Tell the store what Spark has committed: at once if a startpoint is to be consumed, else every FOLLOW_MS."""
+        """Write to the store what Spark has committed: at once to consume a startpoint, else every FOLLOW_MS."""
         now_ms = self._clock.monotonic_ms()
         is_due = self._followed_ms is None or now_ms - self._followed_ms >= FOLLOW_MS
         for partition, position in positions.items():

@@ -143,7 +143,7 @@ class OutboxModel(RuleBasedStateMachine):
     @invariant()
     def memory_is_accounted(self):
         if hasattr(self, "outbox"):
-            assert 0 <= self.outbox._budget.taken <= self.outbox._budget.limit
+            assert 0 <= self.outbox.facts.budget.taken <= self.outbox.facts.budget.limit
 
 
 OutboxModel.TestCase.settings = settings(

@@ -72,7 +72,7 @@ def test_a_node_that_does_not_let_go_stops_the_promotion(pair, capsys, monkeypat
 
     monkeypatch.setattr(node, "hand_over", refuse)
     assert run(["promote", str(directory)]) == 1
-    assert "does not let go of it" in capsys.readouterr().err
+    assert "does not hand it over" in capsys.readouterr().err
     assert find_election_state(directory, REAL_FILESYSTEM) == before
 
 

@@ -121,12 +121,12 @@ def test_a_full_buffer_refuses_and_takes_nothing(tmp_path):
         assert (full.value.buffer_bytes, full.value.block_ms) == (20_000, 30)
         with pytest.raises(BufferFull):
             outbox.append_many(0, [bytes(1000)] * 10)
-        assert outbox._budget.taken <= 20_000
+        assert outbox.facts.budget.taken <= 20_000
         disk.gate.set()
         assert [receipt.result(60) for receipt in taken] == list(range(len(taken)))
         again = outbox.append(0, b"again")
         assert again.result(60) == len(taken), "the refused ones left nothing"
-        until(lambda: outbox._budget.taken == 0, "all room is given back")
+        until(lambda: outbox.facts.budget.taken == 0, "all room is given back")
 
 
 @pytest.mark.parametrize("many", [False, True])

@@ -15,11 +15,11 @@ from aiokafka.errors import (
     NotCoordinatorForGroupError,
 )
 from aiokafka.structs import OffsetAndMetadata
-from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, Message, TopicPartition
 
 from filtering import MissingRight
+from filtering.consumers import confluent
 from filtering.consumers.aiokafka_client import ask_committed
-from filtering.consumers.confluent import ReplayFilteredConsumer
 from filtering.consumers.confluent_client import ask_bounds, ask_brokers, failure_of, failure_of_transaction
 from filtering.retry import Backoff, RetryPolicy
 
@@ -118,46 +118,44 @@ def test_a_step_of_a_transaction_is_repeated_only_where_the_client_says_so():
     assert failure_of(abortable).name == "STAYS"
 
 
-@pytest.fixture
-def reader():
-    config = {"bootstrap.servers": "127.0.0.1:9", "group.id": "g", "log_level": 0}  # nobody listens, nobody is asked
-    with ReplayFilteredConsumer(config) as made:
-        yield made
-
-
 class Client:
-    """What a shell asks of its client, with the answers of a coordinator that moves."""
+    """A client with one record, and the answers of a coordinator that moves."""
 
-    def __init__(self, real, **calls):
-        self.real, self.assigned = real, []
+    def __init__(self, **calls):
+        self.assigned = []
         for name, call in calls.items():
             setattr(self, name, call)
 
     def assign(self, partitions):
         self.assigned = partitions
 
+    def poll(self, _):
+        return Message(topic="orders", partition=0, offset=0, key=b"\0" * 20, value=b"v")
+
     def close(self):
-        self.real.close()
+        pass
 
 
 class Answered(NamedTuple):
-    """A partition in an answer, as the client tells of one that failed."""
+    """A partition in an answer, as the client gives one that failed."""
 
     topic: str
     partition: int
     error: KafkaError
 
 
-def test_a_consumer_is_assigned_and_commits_while_its_coordinator_moves(reader):
+def test_a_consumer_is_assigned_and_commits_while_its_coordinator_moves(monkeypatch):
     moved = KafkaException(KafkaError(KafkaError.NOT_COORDINATOR))
     inside = [Answered("orders", 0, KafkaError(KafkaError.COORDINATOR_LOAD_IN_PROGRESS))]
     committed = Refusing(moved, inside, answer=[TopicPartition("orders", 0, OFFSET_INVALID)])
     commit = Refusing(moved, inside, answer=[TopicPartition("orders", 0, 1)])
-    reader._client = reader._facts.client = client = Client(reader._client, committed=committed, commit=commit)
+    client = Client(committed=committed, commit=commit)
+    monkeypatch.setattr(confluent, "Consumer", lambda _: client)
+    reader = confluent.ReplayFilteredConsumer({"bootstrap.servers": "127.0.0.1:9", "group.id": "g", "log_level": 0})
     reader.assign([TopicPartition("orders", 0)])
     assert [(one.topic, one.partition, one.offset) for one in client.assigned] == [("orders", 0, OFFSET_INVALID)]
     assert committed.calls == 3
-    reader._member.admit(("orders", 0), 0, b"\0" * 20)
+    assert reader.poll(0).offset() == 0
     reader.commit()
     assert commit.calls == 3
 

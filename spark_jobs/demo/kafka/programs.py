@@ -230,7 +230,7 @@ class Servers:
         return self._topics("topics", "make", servers, topics)
 
     def watch(self, servers: str, *topics: str) -> Child:
-        """Tell where they end."""
+        """Print where they end."""
         return self._topics("watch", "watch", servers, topics)
 
     def _topics(self, name: str, what: str, servers: str, topics: tuple[str, ...]) -> Child:
