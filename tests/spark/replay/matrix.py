@@ -4,10 +4,10 @@ python -m tests.spark.replay.matrix <directory of Pythons> all|pairwise|missing 
 
 One topic holds records of three producers with many replays, each with its metadata in the key, in a header and as a
 position in the value. Without a connector for a release its cells read files of the same records. A cell is `shown` if
-its sink holds what SQL says after a kill -9 in the second of two batches; else why not stands below the table. A
-release's lines are written when it is done; those of releases that are not run stay. Pairwise: of each form and
-sink one carrier, another one in each release, so that each two of release, form, carrier and sink meet. Missing: what
-the page does not show yet.
+its sink holds what SQL says after a kill -9 in the second of two batches; else why not stands below the table. The page
+is written after each cell; what it shows of cells that are not run stays. Pairwise: of each form and sink one carrier,
+another one in each release, so that each two of release, form, carrier and sink meet. Missing: what the page does not
+show yet.
 """
 
 import json
@@ -56,12 +56,13 @@ def main(pythons, how, *releases):
         log = Log(broker.bootstrap_servers, Path(home) / "files")
         for release in releases:
             began_s, python = time.monotonic(), Path(pythons).absolute() / release / "bin" / "python"
-            cells = Release(python, release, Path(home), log, postgresql)
-            shown = shown_in_the_page(release) if how == "missing" else {}
-            found = cells.run(how, shown)
+            cells, found = Release(python, release, Path(home), log, postgresql), shown_in_the_page(release)
+            for cell, answer in cells.run(how, shown=frozenset(found)):
+                found[cell] = answer
+                write(release, cells.source, found)
+                print(release, *cell, answer, flush=True)  # noqa: T201 - how far it is
             wrong += list(found.values()).count("WRONG")
-            write(release, cells.source, found)
-            print(release, f"{time.monotonic() - began_s:.0f} s", found, flush=True)  # noqa: T201 - its report
+            print(release, f"{time.monotonic() - began_s:.0f} s", flush=True)  # noqa: T201 - its report
     return 1 if wrong else 0
 
 
@@ -164,9 +165,9 @@ class Release:
         return "topic" if self._has_connector else "files"
 
     def run(self, how, shown):
-        """(form, carrier, sink) → shown, or why not; without a cell that was not asked for."""
-        found = shown | {cell: why for cell in EVERY if (why := self._lacks(cell[2])) is not None}
-        cells = [cell for cell in EVERY if cell not in found]
+        """Of each cell that is asked for, as soon as it is known: (form, carrier, sink), and shown or why not."""
+        yield from ((cell, why) for cell in EVERY if (why := self._lacks(cell[2])) is not None)
+        cells = [cell for cell in EVERY if self._lacks(cell[2]) is None and not (how == "missing" and cell in shown)]
         if how == "pairwise":
             turn = int(self._release.split(".")[1])  # 5, 0, 1, 2, 3
             chosen = {
@@ -175,7 +176,8 @@ class Release:
             cells = [cell for cell in cells if chosen[cell[::2]] == cell[1] or cell == RELAY]
         if RELAY in cells:
             create_topic(self._log.servers, self._relayed, partitions=PARTITIONS)
-        return found | (self._through(cells) if cells else {})
+        if cells:
+            yield from self._through(cells)
 
     def _lacks(self, sink):
         """Why nothing can go into this sink; None if it can."""
@@ -194,32 +196,36 @@ class Release:
             "postgresql": f"{self._postgresql}",
             "relayed": self._relayed,
         }
-        found = dict.fromkeys(cells, "did not come to its end in time")
         first = self._start({**told, "mode": "first"})
         try:
             line = next_line(first, BOUND_S)
         finally:
             kill_session(first)
         if line is None:
-            return dict.fromkeys(cells, f"did not come into its second batch: {last_line(self._place / 'program.err')}")
-        for name, why in line["failed"].items():
-            found[tuple(name.split("/"))] = why
+            why = f"did not come into its second batch: {last_line(self._place / 'program.err')}"
+            yield from ((cell, why) for cell in cells)
+            return
+        yield from ((tuple(name.split("/")), why) for name, why in line["failed"].items())
         left = [tuple(name.split("/")) for name in line["waits"]]
-        if not left:
-            return found
+        late = [cell for cell in cells if cell not in left and "/".join(cell) not in line["failed"]]
+        if left:
+            late += yield from self._again(left, told)
+        yield from ((cell, "did not come to its end in time") for cell in late)
+
+    def _again(self, left, told):
+        """Of each cell that was killed, what its sink holds in the end; returns those that did not come so far."""
         then = self._start({**told, "cells": left, "mode": "again"})
         try:
             while (line := next_line(then, BOUND_S)) is not None:
-                cell = tuple(line["cell"].split("/"))
+                left.remove(cell := tuple(line["cell"].split("/")))
                 right = self._log.kept == (self._rows_relayed() if cell == RELAY else line.get("rows"))
                 said = "shown" if right else line.get("error") or "WRONG"
                 if right and line["failed"]:
                     said = f"shown by a second start; the first: {line['failed']}"
-                found[cell] = said
-                print(self._release, line["cell"], said, flush=True)  # noqa: T201 - how far it is
+                yield cell, said
         finally:
             kill_session(then)
-        return found
+        return left
 
     def _start(self, told):
         own = {"PYTHONPATH": str(ROOT), "SPARK_LOCAL_DIRS": str(self._place / "scratch"), "SPARK_LOCAL_IP": "127.0.0.1"}
