@@ -204,7 +204,9 @@ class OpenFiles:
                 self._open.append(log)
 
 
-_GIVEN_UP = CheckpointFile.GIVEN_UP
+_GIVEN_UP, _HIGH_WATERMARK = CheckpointFile.GIVEN_UP, CheckpointFile.HIGH_WATERMARK
+_OUTLIVE = frozenset({_GIVEN_UP, _HIGH_WATERMARK})
+"""What is known of a log stays when its directory is gone: its member lacks what it held, until it is filled again."""
 AHEAD_BYTES_MAX = 1 << 30
 """Files grow ahead of their data by so much at most, over all open logs of a directory: 16 MiB for 64 of them."""
 _SOON_MS = 250
@@ -292,6 +294,13 @@ class LogDirectory:
             self._refuse_attached(name)
             self._published.entry(name).clear()
         return True
+
+    def forget_removed(self) -> None:
+        """Nothing of logs whose directories are gone counts as lost: they went on purpose. Raises OSError."""
+        with self._lock:
+            names = [*self._offsets[_HIGH_WATERMARK]]
+        for name in names:
+            self.forget_missing(name)
 
     def note_created(self, names: Iterable[str]) -> None:
         """These logs were made, empty and on disk: they open as logs that were closed clean."""
@@ -507,7 +516,7 @@ class LogDirectory:
         self._clean = {name: log for name, log in clean.items() if name in names}
         found = {checkpoint: read_checkpoint(self.path, checkpoint, self.filesystem) for checkpoint in CheckpointFile}
         found[CheckpointFile.GIVEN_UP] = read_given_up(self.path, names, self.filesystem)
-        self._offsets = {at: {n: o for n, o in of.items() if n in names or at is _GIVEN_UP} for at, of in found.items()}
+        self._offsets = {at: {n: o for n, o in of.items() if n in names or at in _OUTLIVE} for at, of in found.items()}
         for name in clean.keys() & names:  # the marker knows, too, how far a log was on disk
             self._offsets[CheckpointFile.RECOVERY_POINT].setdefault(name, clean[name].end_offset)
         self._on_disk = {checkpoint: dict(offsets) for checkpoint, offsets in self._offsets.items()}

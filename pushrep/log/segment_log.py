@@ -10,13 +10,14 @@ open ─▶ lock ─▶ marker and checkpoints ─▶ recovery, derived stores (
 
 `open_log`: identity ─▶ recovery ─▶ epochs ─▶ derived stores (cut, then given what they lack) ─▶ writer, reader, ...
 
-`held_to`, `lost_behind`: what a log with replicas lost of what it held, known when it is opened:
+What a log with replicas lost of what it held is known when it is opened, and only then:
 
-    | records ... | x damaged, or gone |                 unfilled: the end of what was known to be there
+    | records ... | x damaged, or gone |                 the end of what was known to be there
                   ^ the log ends here  ^ high watermark checkpoint; with damage, whatever was acknowledged as on disk
 
-The caller writes it to promises.json: until the log ends there again, its member is not counted. Behind damage only
-what was known to be on disk counts, not what a scan would find.
+`on_lost` is called before a checkpoint is lowered, so that a crash in between leaves it to the next opening. It writes
+the end to promises.json: until the log ends there again, its member is not counted. Behind damage only what was known
+to be on disk counts, not what a scan would find.
 """
 
 import logging
@@ -28,7 +29,7 @@ from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Self
 from uuid import UUID, uuid4
 
 from filtering.closing import ClosedAtExit
@@ -77,6 +78,7 @@ class Attached:
     adopt: bool = False
     log_id: UUID | None = None
     has_replicas: bool = False
+    lost: "_Lost | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,9 @@ def open_log(around: Surroundings, attached: Attached) -> OpenedLog:
     derived = DerivedStores(attached.derived)
     recovered, log_id, kept_epochs = _load(around, derived, attached)
     try:
+        if attached.lost is not None:
+            report = recovered.report
+            attached.lost.check(report.log_end_offset, is_damaged=report.damaged_from is not None)
         # The list of a log with replicas is written by its first epoch, so that one that is made pays for it once.
         is_unlisted = attached.has_replicas and kept_epochs is None and recovered.report.log_end_offset == 0
         epochs = _settle_epochs(around, recovered, kept_epochs, is_written=not is_unlisted)
@@ -141,11 +146,27 @@ class _RecoveredLog:
         return 0
 
 
-class _Checkpoints:
-    """Recovery's checkpoints, in the directory of logs; before a cut, derived stores are cut."""
+class _Lost:
+    """What was known of a log before its opening, and whom to tell what is not there any more."""
 
-    def __init__(self, view: DirectoryView, derived: DerivedStores) -> None:
-        self._view, self._derived = view, derived
+    def __init__(self, directory: LogDirectory, name: str, on_lost: Callable[[int], object]) -> None:
+        self._high_watermark = directory.checkpointed(CheckpointFile.HIGH_WATERMARK, name) or 0
+        self._seen, self._on_lost = directory.seen_to(name), on_lost
+
+    def check(self, log_end_offset: int, *, is_damaged: bool = False) -> None:
+        known = max(self._high_watermark, self._seen, log_end_offset + 1) if is_damaged else self._high_watermark
+        if known > log_end_offset:
+            self._on_lost(known)
+
+
+class _Checkpoints:
+    """Recovery's checkpoints, in the directory of logs; before a cut, derived stores are cut.
+
+    keeps_watermark: of a log with replicas it stays, to tell what was lost, until the log is open.
+    """
+
+    def __init__(self, view: DirectoryView, derived: DerivedStores, *, keeps_watermark: bool) -> None:
+        self._view, self._derived, self._keeps_watermark = view, derived, keeps_watermark
         self._seen_to = max(view.seen_to, derived.highest_end())
 
     def proven(self, recovery_point: int, *, soon: bool = False) -> None:
@@ -170,7 +191,7 @@ class _Checkpoints:
             name: offset
             for name, value in (
                 ("recovery_point", self._view.recovery_point),
-                ("high_watermark", self._view.high_watermark),
+                ("high_watermark", None if self._keeps_watermark else self._view.high_watermark),
             )
             if value is not None and value > offset
         }
@@ -189,7 +210,7 @@ def _load(
         filesystem.make_directory(view.path)
         log_id = _identity(view.path, filesystem, attached)
         kept_epochs = read_leader_epochs(view.path, filesystem)
-        checkpoints = _Checkpoints(view, derived)
+        checkpoints = _Checkpoints(view, derived, keeps_watermark=attached.has_replicas)
         recovery = Recovery(
             filesystem,
             view.path,
@@ -316,6 +337,7 @@ class SegmentLog(ClosedAtExit):
         adopt: bool = False,
         log_id: UUID | None = None,
         has_replicas: bool = False,
+        on_lost: Callable[[int], object] | None = None,
         filesystem: Filesystem = REAL_FILESYSTEM,
         clock: Clock = SYSTEM_CLOCK,
     ) -> Self:
@@ -324,7 +346,9 @@ class SegmentLog(ClosedAtExit):
         `derived` are cut to what the log holds, and given what they lack, before this returns. `holders` is name to a
         function as `hold` takes it. `adopt`: take segments that have no partition.metadata, as a new log.
         `log_id`: of a log that is made now, one that exists keeps its own. `has_replicas`: the high watermark rises by
-        `advance_high_watermark` alone, from where it was; else it is the log end.
+        `advance_high_watermark` alone, from where it was; else it is the log end. `on_lost(end)` is called then if the
+        log ends below what it is known to have held, up to `end`; what it raises ends the opening, and the next one calls it
+        again.
         Raises LogLocked (with the pid) if another process writes in the directory above, InvalidLogName, NotALog and
         NotALogDirectory for what can't be one, CorruptLog if files are missing, PartitionMetadataMissing and
         CorruptPartitionMetadata if it is unknown which log this is, DerivedStoreFailed, LogPoisoned if the disk fails.
@@ -334,11 +358,14 @@ class SegmentLog(ClosedAtExit):
             raise BadArgument("config", f"give a LogConfig, not {type(config).__name__}")
         shared = LogDirectory.acquire(path.parent, filesystem, clock, is_real=True)
         try:
+            lost = None if on_lost is None else _Lost(shared, path.name, on_lost)
+            if lost is not None and not filesystem.exists(path):
+                lost.check(0)  # to attach it forgets all that was known of a log that was removed
             view = shared.attach(path.name)
             try:
                 around = Surroundings(filesystem, clock, view, config if config is not None else LogConfig())
                 attached = Attached(
-                    derived=derived, holders=holders, adopt=adopt, log_id=log_id, has_replicas=has_replicas
+                    derived=derived, holders=holders, adopt=adopt, log_id=log_id, has_replicas=has_replicas, lost=lost
                 )
                 return cls(shared, around, view.reserve.call(lambda: open_log(around, attached)))
             except BaseException:
@@ -753,23 +780,3 @@ class SegmentLog(ClosedAtExit):
     def _check_fork(self) -> None:
         if self._directory.forked:
             raise ForkedProcess(f"the log {self.path}", owner_pid=self._directory.owner_pid, pid=os.getpid())
-
-
-class HeldTo(NamedTuple):
-    """What is noted beside a log that is not open: its checkpoint, and the end of what its readers may have seen."""
-
-    high_watermark: int
-    seen: int
-
-
-def held_to(directory: LogDirectory, name: str) -> HeldTo:
-    """Ask before the log is opened: opening lowers what it does not find."""
-    return HeldTo(directory.checkpointed(CheckpointFile.HIGH_WATERMARK, name) or 0, directory.seen_to(name))
-
-
-def lost_behind(log: SegmentLog, held: HeldTo) -> int | None:
-    """Up to where a log that was just opened held records that it lost; None if it lost none."""
-    known = held.high_watermark
-    if log.damaged_from is not None:
-        known = max(known, held.seen, log.log_end_offset + 1)
-    return known if known > log.log_end_offset else None

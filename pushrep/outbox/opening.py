@@ -21,7 +21,6 @@ from pushrep.kafka.progress import read_progress
 from pushrep.log import LogConfig, SegmentLog, list_logs
 from pushrep.log.directory import LogDirectory, create_logs
 from pushrep.log.directory_files import log_name
-from pushrep.log.segment_log import held_to, lost_behind
 from pushrep.outbox.epoch import missing_logs, settle_epoch, was_cut
 from pushrep.outbox.identity import KeptGrant, OutboxIdentity, settle_identity
 from pushrep.outbox.partition_replicas import PartitionReplicas
@@ -34,6 +33,7 @@ from pushrep.topic_id_partition import TopicIdPartition
 
 if TYPE_CHECKING:
     from pushrep.outbox.replication import Replication
+    from pushrep.replicate.election_state import ElectionStateStore
 
 
 _LOG = logging.getLogger("pushrep.outbox")
@@ -86,7 +86,6 @@ def open_all(  # noqa: PLR0913 - what is opened, and by what
     config = _with_retention(held, settings, identity)
     made_anew = [] if is_new else missing_logs(held, identity, accept_loss=settings.accept_loss)
     logs: list[tuple[SegmentLog, PositionsStore]] = []
-    before = {n: held_to(held, f"{identity.topic}-{n}") for n in range(identity.partitions) if identity.replicas}
     topic_id = lead.grant.topic_id if lead is not None else None
     if is_new:
         topic_id = topic_id or uuid4()
@@ -96,10 +95,11 @@ def open_all(  # noqa: PLR0913 - what is opened, and by what
         if identity.replicas and len(names) >= CREATE_AT_REPLICAS_MIN:
             _make_at_replicas(identity, topic_id, settings.replicas.push)
         create(dict.fromkeys(names[1:], topic_id))
+    state_store = _state_store(held, identity) if identity.replicas else None
     for n in range(identity.partitions):  # all of one topic, which has one id
         log_id = logs[0][0].log_id if logs else topic_id
-        logs.append(_open_log(resources, held, n, identity, config, log_id))
-    if not identity.replicas:
+        logs.append(_open_log(resources, held, n, identity, config, log_id, state_store))
+    if state_store is None:
         identity = settle_epoch(held, identity, logs, made_anew)
         held.settle_id()
         shipping = _start_shipping(resources, settings, held, identity, logs, is_new=is_new)
@@ -110,9 +110,8 @@ def open_all(  # noqa: PLR0913 - what is opened, and by what
     # Half of the wire's room comes with it, which an outbox without replicas does not need.
     from pushrep.outbox.replication import Replication  # noqa: PLC0415
 
-    replication = Replication(held, identity, logs, settings.replicas, settings.durability, clock)
+    replication = Replication(identity, logs, state_store, settings.replicas, settings.durability, clock)
     resources.callback(replication.close)
-    replication.note_lost({log.path.name: lost for log, _ in logs if (lost := lost_behind(log, before[log.partition]))})
     replication.open()  # before the PID epoch: what comes back was not lost
     identity = settle_epoch(held, identity, logs, made_anew)
     replication.start(identity.pid_epoch)
@@ -227,6 +226,12 @@ def _lead_of(held: LogDirectory) -> KeptGrant | None:
     return KeptGrant(state.grant, state.member)
 
 
+def _state_store(held: LogDirectory, identity: OutboxIdentity) -> "ElectionStateStore":
+    from pushrep.replicate.election_state import ElectionStateStore  # noqa: PLC0415 - as above
+
+    return ElectionStateStore(held.path, UUID(identity.outbox_id), held.filesystem)
+
+
 def _open_log(  # noqa: PLR0913, PLR0917 - one log, and what it belongs to
     resources: ExitStack,
     held: LogDirectory,
@@ -234,10 +239,11 @@ def _open_log(  # noqa: PLR0913, PLR0917 - one log, and what it belongs to
     identity: OutboxIdentity,
     config: LogConfig,
     log_id: UUID | None,
+    state_store: "ElectionStateStore | None",
 ) -> tuple[SegmentLog, PositionsStore]:
     path = held.path / log_name(identity.topic, partition)
     store = PositionsStore(path / POSITIONS_NAME, identity.carrier, held.filesystem)
-    if was_cut(held, path.name) and not identity.replicas:  # else each opening has an epoch of its own, which shows it
+    if was_cut(held, path.name) and state_store is None:  # else each opening has an epoch of its own, which shows it
         store.destroy()
     log = SegmentLog.open(
         path,
@@ -245,7 +251,8 @@ def _open_log(  # noqa: PLR0913, PLR0917 - one log, and what it belongs to
         derived=(store,),
         holders={OPENING: lambda: 0},  # until the readers are there that know what they need
         log_id=log_id,
-        has_replicas=bool(identity.replicas),
+        has_replicas=state_store is not None,
+        on_lost=None if state_store is None else partial(state_store.note_lost, path.name),
         filesystem=held.filesystem,
         clock=held.clock,
     )

@@ -49,7 +49,6 @@ from pushrep.log.directory import LogDirectory
 from pushrep.log.directory_files import log_name
 from pushrep.log.directory_id import read_directory_id
 from pushrep.log.errors import LogLocked, LogPoisoned
-from pushrep.log.segment_log import held_to, lost_behind
 from pushrep.outbox.directory_handover import NEVER, handed_over
 from pushrep.outbox.errors import CantPromote
 from pushrep.replicate import LastContact, NodeSettings
@@ -333,18 +332,16 @@ def _open_logs(
     logs = {}
     for number in range(grant.partitions):
         name = log_name(grant.topic, number)
-        before = held_to(held, name)  # no node may have opened it since it lost records
         logs[number] = log = SegmentLog.open(
             held.path / name,
             config or NodeSettings().log_config,
             log_id=grant.topic_id,
             has_replicas=True,
+            on_lost=partial(state_store.note_lost, name),  # no node may have opened it since it lost records
             filesystem=held.filesystem,
             clock=held.clock,
         )
         stack.enter_context(log)
-        if (end := lost_behind(log, before)) is not None:
-            state_store.note_lost({name: end})  # at once: the next opening finds no trace of it
     return logs
 
 

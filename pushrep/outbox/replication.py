@@ -27,7 +27,6 @@ from pushrep.election.standby import LeaderHealth, TakeoverTimes
 from pushrep.env import Clock
 from pushrep.errors import PushrepError
 from pushrep.log import Durability, LogClosed, SegmentLog
-from pushrep.log.directory import LogDirectory
 from pushrep.log.flush_scheduler import Tick
 from pushrep.outbox.directory_handover import NEVER
 from pushrep.outbox.errors import (
@@ -70,9 +69,9 @@ class Replication:
 
     def __init__(  # noqa: PLR0913, PLR0917 - what is led, and how
         self,
-        held: LogDirectory,
         identity: OutboxIdentity,
         logs: Sequence[tuple[SegmentLog, PositionsStore]],
+        state_store: ElectionStateStore,
         settings: ReplicaSettings,
         durability: Durability,
         clock: Clock,
@@ -81,7 +80,7 @@ class Replication:
         self._stores = {log.partition: store for log, store in logs}
         self._logs = {log.partition: log for log, _ in logs}
         self._push = settings.push or PushSettings()
-        self._keeper = ElectionStateStore(held.path, UUID(identity.outbox_id), held.filesystem)
+        self._keeper = state_store
         if self._keeper.kept.member == NO_MEMBER:
             self._keeper.keep(replace(self._keeper.kept, member=identity.member))
         self._election = Election(
@@ -115,10 +114,6 @@ class Replication:
         }
 
     # -- opening ---------------------------------------------------------------------------------------------------
-
-    def note_lost(self, lost: Mapping[str, int]) -> None:
-        """See ElectionStateStore.note_lost."""
-        self._keeper.note_lost(lost)
 
     def open(self) -> None:
         """Try to become the leader; what other members have more is here then. Nobody appends yet.

@@ -149,15 +149,13 @@ class ElectionStateStore:
                 write_election_state(self.directory, self.outbox_id, state, self.filesystem)
                 self._kept = state
 
-    def note_lost(self, lost: Mapping[str, int]) -> None:
-        """Up to where logs held records that they lost, by name; durably: this member counts for nothing before it has
+    def note_lost(self, log: str, end_offset: int) -> None:
+        """`log` held records up to `end_offset` that it lost; durably: this member counts for nothing before it has
         them again. Raises OSError.
         """
-        if lost:
-            with self.lock:
-                kept = self._kept.unfilled
-                unfilled = {name: max(end, kept.get(name, 0)) for name, end in lost.items()}
-                self.keep(replace(self._kept, unfilled={**kept, **unfilled}))
+        with self.lock:
+            kept = self._kept.unfilled
+            self.keep(replace(self._kept, unfilled={**kept, log: max(end_offset, kept.get(log, 0))}))
 
     def set_logs_aside(self, held: LogDirectory) -> None:
         """Finish what a grant of a higher generation began, if one did. held: the directory, none of its logs open.
@@ -182,6 +180,7 @@ class ElectionStateStore:
             filesystem.sync_directory(self.directory)
             for name in names:
                 held.forget_missing(name)
+            held.forget_removed()
             self.keep(replace(self._kept, log_generation=self._kept.generation))
         if names:
             _LOG.warning(

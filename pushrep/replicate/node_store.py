@@ -25,11 +25,10 @@ from pushrep.election.grants import Grant, OfferedGrant, are_rivals, judge_grant
 from pushrep.env import SYSTEM_CLOCK, Clock, Filesystem, LockHeld
 from pushrep.errors import PushrepError
 from pushrep.log.directory import LogDirectory, create_logs
-from pushrep.log.directory_files import list_logs, read_partition_metadata
+from pushrep.log.directory_files import CheckpointFile, list_logs, read_checkpoint, read_partition_metadata
 from pushrep.log.directory_id import DirectoryId, new_directory_id, read_directory_id
 from pushrep.log.disk_threads import disk_threads, release_disk_threads
 from pushrep.log.errors import LogLocked
-from pushrep.log.segment_log import held_to, lost_behind
 from pushrep.replicate.election_state import (
     NO_MEMBER,
     ElectionState,
@@ -344,11 +343,12 @@ class KeptOutbox:
                 self._keeper.keep(replace(kept, is_unfilled=False))
                 _LOG.info("%s has been given everything: it counts as member %d", self.directory, kept.member)
 
-    def note_unfilled(self, log: str, end_offset: int | None) -> None:
-        """`log` held records up to `end_offset` that it lost; None: it has them again. Raises OSError."""
-        if end_offset is not None:
-            self._keeper.note_lost({log: end_offset})
-            return
+    def note_lost(self, log: str, end_offset: int) -> None:
+        """See ElectionStateStore.note_lost."""
+        self._keeper.note_lost(log, end_offset)
+
+    def note_refilled(self, log: str) -> None:
+        """`log` has again what it lost. Raises OSError."""
         with self._keeper.lock:
             kept = self.election_state
             unfilled = {name: end for name, end in kept.unfilled.items() if name != log}
@@ -400,6 +400,9 @@ class KeptOutbox:
             if len(missing) > 1:
                 held = self._acquired()
                 try:
+                    # One that was removed is made by its opening, which notes what it held.
+                    at = CheckpointFile.HIGH_WATERMARK
+                    missing = {name: log_id for name, log_id in missing.items() if not held.checkpointed(at, name)}
                     create_logs(held, missing, has_replicas=True)
                 finally:
                     held.release()
@@ -425,6 +428,14 @@ class KeptOutbox:
         """Its files are gone, or stay: a log of that name may be opened."""
         with self._lock:
             self._removing.discard((tp.topic, tp.partition))
+
+    def forget_removed(self) -> None:
+        """Logs whose files are gone went on purpose: see LogDirectory.forget_removed. Raises OSError, LogLocked."""
+        held = self._acquired()
+        try:
+            held.forget_removed()
+        finally:
+            held.release()
 
     def release(self, tp: TopicIdPartition) -> None:
         """Close the log and know it no more, before its files go."""
@@ -464,8 +475,7 @@ class KeptOutbox:
         store = self._store
         directory = self._acquired()
         try:
-            held = held_to(directory, str(tp))
-            replica = ReplicaLog(
+            return ReplicaLog(
                 tp,
                 self.directory,
                 config=store.settings.log_config,
@@ -478,21 +488,23 @@ class KeptOutbox:
             )
         finally:
             directory.release()
-        lost_to = lost_behind(replica.log, held)
-        if lost_to is not None:
-            self.note_unfilled(str(tp), lost_to)
-        return replica
 
     def _open(self, tp: TopicIdPartition, *, create: bool) -> ReplicaLog:
         try:
             found = read_partition_metadata(self.directory / str(tp), self._store.filesystem)
             refusal = _refusal(tp, found, create=create)
+            if found is None and not create and (end := self._lost_of_removed(tp)):
+                refusal = Refusal(ErrorCode.KAFKA_STORAGE_ERROR, f"{tp} is gone: it held records up to offset {end}")
             if refusal is None:
                 return self._opened(tp)
         except (OSError, PushrepError) as error:
             _LOG.error("%s can't be opened: %s", tp, error)
             raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
         raise refusal
+
+    def _lost_of_removed(self, tp: TopicIdPartition) -> int:
+        """Up to where a log was acknowledged whose directory is gone; 0 if none is known. Raises OSError."""
+        return read_checkpoint(self.directory, CheckpointFile.HIGH_WATERMARK, self._store.filesystem).get(str(tp), 0)
 
 
 class _NotKept(KeptOutbox):

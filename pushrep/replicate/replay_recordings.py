@@ -179,6 +179,7 @@ class Recordings:
             recording.entry.tp.topic_id,
         }:
             freed = remove_files(filesystem, directory)
+            recording.kept.forget_removed()
         else:
             freed = 0
         self.catalogue.removed(recording.entry.recording_id)

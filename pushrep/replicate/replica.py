@@ -11,6 +11,7 @@ import platform
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, get_args
 
@@ -54,7 +55,8 @@ class HoldsElectionState(Protocol):
     def election_state(self) -> ElectionState: ...
     def store_epoch(self, leader_epoch: int) -> None: ...
     def forget_unfenced(self, log: str) -> None: ...
-    def note_unfilled(self, log: str, end_offset: int | None) -> None: ...
+    def note_lost(self, log: str, end_offset: int) -> None: ...
+    def note_refilled(self, log: str) -> None: ...
     def note_filled(self, tp: TopicIdPartition) -> None: ...
     def note_contact(self, leader_epoch: int) -> None: ...
 
@@ -92,7 +94,13 @@ class ReplicaLog:
         self._repair: SegmentRepair | None = None
         self._repair_lock = threading.Lock()
         self.log = SegmentLog.open(
-            directory / str(tp), config, log_id=tp.topic_id, has_replicas=True, filesystem=filesystem, clock=clock
+            directory / str(tp),
+            config,
+            log_id=tp.topic_id,
+            has_replicas=True,
+            on_lost=partial(state.note_lost, str(tp)),
+            filesystem=filesystem,
+            clock=clock,
         )
 
     def settled_state(self) -> ReplicaState:
@@ -189,7 +197,7 @@ class ReplicaLog:
     def _end_refill(self) -> None:
         unfilled_to = self._outbox.election_state.unfilled.get(str(self.tp))
         if unfilled_to is not None and self.lacks_from is None:
-            self._outbox.note_unfilled(str(self.tp), None)
+            self._outbox.note_refilled(str(self.tp))
             _LOG.warning("%s holds everything up to offset %d again", self.tp, unfilled_to)
 
     def repair(self, base_offset: int, records: Sequence[Part]) -> int | None:

@@ -1,12 +1,14 @@
 """Who leads: grants on members' disks, promotion, the old leader that comes back. Nodes and outboxes of one process."""
 
 import errno
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from uuid import UUID
 
 import pytest
@@ -639,15 +641,50 @@ def test_a_directory_that_ends_below_its_own_watermark_is_not_promoted_though_no
     assert promised(members.directory(1)).unfilled == {"orders-0": 10}
 
 
-def test_a_loss_is_remembered_though_another_partition_could_not_be_opened(members, monkeypatch):
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_a_member_whose_log_was_removed_votes_for_nobody_and_is_not_promoted(members, is_asked):
+    """Its directory is not there any more: the checkpoint beside it still says how far it was acknowledged."""
+    with members.lead(partitions=2) as outbox:
+        for number in range(5):
+            assert outbox.append(0, b"%d" % number).result(WAIT_S) == number
+        wait_until(lambda: caught_up(outbox, members.address(1), members.address(2)), "both have them")
+        members.world.nodes[2].stop()
+        for number in range(5, 10):
+            assert outbox.append(0, b"%d" % number).result(WAIT_S) == number
+        wait_until(lambda: members.world.replica(1).log.high_watermark == 10, "it knows that all are acknowledged")
+    members.world.nodes[1].stop()
+    shutil.rmtree(members.directory(1) / "orders-0")
+    members.world.node(2)  # it lacks half of them, so these two hold less than what was acknowledged
+    if is_asked:
+        members.world.node(1)
+        with pytest.raises(TooFewMembers):
+            members.promote(2, depose=True, timeout_s=1.0)
+        members.world.nodes[1].stop()
+    for _ in range(2):
+        with pytest.raises(LogNotFit):
+            promote(members.directory(1), push=QUICK, timeout_s=1.0, depose=True)
+    members.world.node(1)
+    with members.lead(partitions=2) as outbox:
+        wait_until(lambda: caught_up(outbox, members.address(1), members.address(2)), "it is filled again")
+    assert promised(members.directory(1)).unfilled == {}
+    assert members.promote(1, depose=True).partitions[0].log_end_offset == 10
+
+
+@pytest.mark.parametrize("by", ["promotion", "opening"])
+def test_a_loss_is_remembered_though_another_partition_could_not_be_opened(members, monkeypatch, by):
     """The opening that finds it lowers the log's own checkpoint: no later one sees it."""
+    directory = members.world.root / "outbox"
     with members.lead(partitions=2) as outbox:
         for number in range(5):
             assert outbox.append(0, b"%d" % number).result(WAIT_S) == number
         wait_until(lambda: caught_up(outbox, members.address(1), members.address(2)), "both have all")
         wait_until(lambda: members.world.replica(1).log.high_watermark == 5, "it knows that all are acknowledged")
-    members.world.nodes[1].stop()
-    cut_behind(members.directory(1) / "orders-0", 3)
+    opening = partial(members.lead, partitions=2)
+    if by == "promotion":
+        members.world.nodes[1].stop()
+        directory = members.directory(1)
+        opening = partial(promote, directory, push=QUICK, timeout_s=WAIT_S, depose=True)
+    cut_behind(directory / "orders-0", 3)
     opened = SegmentLog.open
 
     def failing(path, *arguments, **settings):
@@ -658,8 +695,8 @@ def test_a_loss_is_remembered_though_another_partition_could_not_be_opened(membe
     with monkeypatch.context() as patch:
         patch.setattr(SegmentLog, "open", failing)
         with pytest.raises(OSError, match="too many"):
-            promote(members.directory(1), push=QUICK, timeout_s=WAIT_S, depose=True)
-    assert promised(members.directory(1)).unfilled == {"orders-0": 5}
+            opening()
+    assert promised(directory).unfilled == {"orders-0": 5}
 
 
 def test_an_index_that_was_said_wrong_is_forgotten_and_a_loss_that_was_found_is_not(members):
@@ -714,7 +751,7 @@ def test_a_damaged_replica_waits_for_an_operator_while_its_leader_ends_below_wha
     damage(members.directory(1) / "orders-0", offset=2)
     members.world.node(1, log_config=LOOKING)
     kept = members.world.nodes[1]._store.outbox(UUID(members.outbox_id))
-    kept.note_unfilled("orders-0", 1000)
+    kept.note_lost("orders-0", 1000)
     with members.lead() as outbox:
         wait_until(lambda: "its leader ends below 1000" in caplog.text, "it says why it waits")
         assert outbox.append(0, b"5").result(WAIT_S) == 5, "the others go on"

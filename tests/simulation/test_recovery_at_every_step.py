@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from pushrep.log import Durability, LogConfig, SegmentLog
-from pushrep.log.directory import forget_directories
+from pushrep.log.directory import LogDirectory, forget_directories
+from pushrep.log.directory_files import CheckpointFile
 from pushrep.testing import PowerLost, SimulatedClock, SimulatedDisk
 
 PATH = Path("/logs/orders-0")
@@ -102,6 +103,57 @@ def test_the_next_recovery_ends_at_the_same_log(seed, end, torture):
         found = picture(log, store)
         assert found == expected, f"seed {seed}, stopped at call {step} of {steps}: {log.recovery}"
         assert log.append(b"next") == (expected[2], expected[2])
+        log.close()
+
+
+def member_below_its_watermark(seed):
+    """A member's log that a power cut took back below what its checkpoint says that enough members held."""
+    clock = SimulatedClock()
+    disk = SimulatedDisk(seed, clock=clock)
+    log = SegmentLog.open(PATH, CONFIG, has_replicas=True, filesystem=disk, clock=clock)
+    for n in range(RECORDS):
+        log.append(b"%02d" % n * 40, durability=Durability.BUFFERED, timestamps_ms=n)
+    held = LogDirectory.acquire(PATH.parent, disk, clock)
+    held.remember(PATH.name, {CheckpointFile.HIGH_WATERMARK: RECORDS})
+    held.sync_checkpoints()
+    disk.lose_power()
+    end_process(disk)
+    return disk, clock
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("end", ["kill", "power"])
+@pytest.mark.parametrize("what", ["torn", "removed"])
+def test_what_a_member_lost_is_told_however_its_opening_is_stopped(seed, end, what, torture):
+    def member():
+        disk, clock = member_below_its_watermark(seed)
+        if what == "removed":
+            disk.remove_tree(PATH)
+            disk.sync_directory(PATH.parent)
+        return disk, clock, []
+
+    def opened_member(disk, clock, noted):
+        return SegmentLog.open(PATH, CONFIG, has_replicas=True, on_lost=noted.append, filesystem=disk, clock=clock)
+
+    disk, clock, noted = member()
+    before = disk.steps
+    log = opened_member(disk, clock, noted)
+    steps = disk.steps - before
+    assert log.log_end_offset < RECORDS
+    assert set(noted) == {RECORDS}
+    log.close()
+    for step in range(1 + torture.count(seed, 0), steps + 1, torture.count(3, 1)):
+        disk, clock, noted = member()
+        disk.power_after(step)
+        with pytest.raises(PowerLost):
+            opened_member(disk, clock, noted)
+        if end == "power":
+            disk.lose_power()
+        else:
+            disk.power_at, disk.is_off = None, False
+        end_process(disk)
+        log = opened_member(disk, clock, noted)
+        assert set(noted) == {RECORDS}, f"seed {seed}, stopped at call {step} of {steps}: {log.recovery}"
         log.close()
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import shutil
 import threading
 from contextlib import suppress
 from dataclasses import replace
@@ -173,7 +174,7 @@ def filled(store):
         log.advance_high_watermark(1)
         kept.note_filled(tp)
     assert not kept.is_unfilled
-    kept.note_unfilled("orders-0", 7)
+    kept.note_lost("orders-0", 7)
     return kept
 
 
@@ -227,6 +228,33 @@ def test_a_grant_of_a_higher_generation_sets_the_logs_aside_whole(store):
     assert kept.election_state.unfilled == {}, "it lost nothing of this generation"
     assert kept.offer_grant(grant(1024, 2), 0, ADDRESSES[2], 2) is ErrorCode.FENCED_LEADER_EPOCH
     assert kept.offer_grant(forced(tag=6), 1, ADDRESSES[2], 2) is ErrorCode.INCONSISTENT_OUTBOX
+
+
+def test_what_was_removed_before_a_generation_is_no_loss_of_it(store):
+    kept = filled(store)
+    kept.close()
+    kept._acquired().release()  # its checkpoints are on disk
+    shutil.rmtree(kept.directory / str(TPS[0]))
+    with pytest.raises(Refusal, match="held records up to offset 1") as refused:
+        store.describe(kept, TPS[0], create=False)
+    assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR, "so that it does not count"
+    assert kept.offer_grant(forced(), 1, ADDRESSES[2], 2) is ErrorCode.NONE
+    for tp in TPS:
+        assert store.describe(kept, tp, create=True).log.log_end_offset == 0
+    assert kept.election_state.unfilled == {}
+
+
+def test_removed_logs_are_made_anew_as_ones_that_lost_what_they_held(store):
+    kept = filled(store)
+    kept.note_refilled("orders-0")
+    kept.close()
+    kept._acquired().release()
+    for tp in TPS:
+        shutil.rmtree(kept.directory / str(tp))
+    kept.create_missing(TPS)
+    for tp in TPS:
+        assert store.describe(kept, tp, create=True).log.log_end_offset == 0
+    assert kept.election_state.unfilled == {str(tp): 1 for tp in TPS}
 
 
 @pytest.mark.parametrize("renames", range(5))

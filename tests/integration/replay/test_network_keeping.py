@@ -119,6 +119,7 @@ def test_delete_is_told_when_the_files_are_gone_and_the_id_is_never_given_again(
     world.leader(node, stopped.tp, outbox=stopped.outbox, epoch=512).fill(5)
     (again,) = client.recordings()
     assert again.recording_id > one.recording_id
+    assert node._store.outbox(stopped.outbox).election_state.unfilled == {}, "what was deleted is no loss"
     assert len(list(client.replay(ReplayRequest("orders-0", length=TO_END)))) == 5
 
 
