@@ -93,7 +93,7 @@ def open_all(  # noqa: PLR0913 - what is opened, and by what
         create = partial(create_logs, held, has_replicas=bool(identity.replicas))
         create({names[0]: topic_id})  # alone: the opening after a crash takes the id from it
         if identity.replicas and len(names) >= CREATE_AT_REPLICAS_MIN:
-            _make_at_replicas(identity, topic_id, settings.replicas.push)
+            _make_at_replicas(resources, identity, topic_id, settings.replicas.push or PushSettings())
         create(dict.fromkeys(names[1:], topic_id))
     state_store = _state_store(held, identity) if identity.replicas else None
     for n in range(identity.partitions):  # all of one topic, which has one id
@@ -125,25 +125,16 @@ def open_all(  # noqa: PLR0913 - what is opened, and by what
     )
 
 
-def _make_at_replicas(identity: OutboxIdentity, topic_id: UUID, push: PushSettings | None) -> None:
+def _make_at_replicas(resources: ExitStack, identity: OutboxIdentity, topic_id: UUID, push: PushSettings) -> None:
     """Have the nodes make the logs of a new outbox while this member makes its own. An error is ignored here: it comes
     again when this member leads.
     """
-    from pushrep.replicate.errors import ReplicaUnreachable  # noqa: PLC0415 - as above
-    from pushrep.replicate.member_clients import MemberClients  # noqa: PLC0415 - as above
+    from pushrep.replicate.member_clients import LogCreation, MemberClients  # noqa: PLC0415 - as above
 
-    push = push or PushSettings()
     tps = [TopicIdPartition(topic_id, identity.topic, n) for n in range(identity.partitions)]
     clients = MemberClients(UUID(identity.outbox_id), identity.member, tps, push)
-
-    def make(address: str) -> None:
-        try:
-            clients.create(Address.parse(address))
-        except ReplicaUnreachable as error:
-            _LOG.debug("%s makes no logs yet: %s", address, error)
-
-    for index, address in identity.replicas:
-        push.network.threads.thread(partial(make, address), f"pushrep-make-{index}").start()
+    addresses = [Address.parse(address) for _, address in identity.replicas]
+    resources.callback(LogCreation(clients, len(tps), addresses, push).end)
 
 
 def _certificates_of(settings: OutboxSettings) -> Callable[[], dict[str, int | None]]:

@@ -7,6 +7,7 @@ id gives no answer: it is missing in the count, and the log says why.
 """
 
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -107,12 +108,11 @@ class MemberClients:
         self.generation = 0
         """Of the newest grant here."""
 
-    def create(self, address: Address) -> None:
-        """Have a node make the logs that it lacks; on its disk when this returns. Raises ReplicaUnreachable."""
-        with ReplicaClient(address, self._settings) as client:
-            made = 0
-            while made < len(self._tps):
-                made += len(self._describe(client, made, create=True).logs)
+    def create(self, client: ReplicaClient, at: int) -> int:
+        """Have a node make the logs that it lacks, from the `at`-th on; how many are on its disk by now, one more at
+        least. Raises ReplicaUnreachable.
+        """
+        return at + len(self._describe(client, at, create=True).logs)
 
     def describe(self, index: int, address: Address) -> MemberAnswer:
         """What a member holds. Raises ReplicaUnreachable, ValueError."""
@@ -202,6 +202,44 @@ class MemberClients:
         if answer.error_code is not ErrorCode.NONE or not answer.logs:
             raise ReplicaUnreachable(str(client.address), answer.why)
         return answer
+
+
+class LogCreation:
+    """Nodes make the logs that they lack, each asked in a thread of its own, until all are made or `end`.
+
+    What fails is left to whoever leads: it asks for each log once more.
+    """
+
+    def __init__(
+        self, clients: MemberClients, log_count: int, addresses: Sequence[Address], settings: PushSettings
+    ) -> None:
+        self._clients, self._log_count, self._settings = clients, log_count, settings
+        self._lock, self._is_over = threading.Lock(), False
+        self._connected: list[ReplicaClient] = []
+        threads = settings.network.threads
+        self._threads = [threads.thread(partial(self._make, one), f"pushrep-make-{one}") for one in addresses]
+        for thread in self._threads:
+            thread.start()
+
+    def end(self) -> None:
+        """Ask for no more; a request that waits for its answer is given up."""
+        with self._lock:
+            self._is_over = True
+        for client in self._connected:
+            client.cut()
+        for thread in self._threads:
+            thread.join(self._settings.shutdown_timeout_ms / 1000)
+
+    def _make(self, address: Address) -> None:
+        try:
+            with ReplicaClient(address, self._settings) as client:
+                with self._lock:
+                    self._connected.append(client)
+                made = 0
+                while made < self._log_count and not self._is_over:
+                    made = self._clients.create(client, made)
+        except ReplicaUnreachable as error:
+            _LOG.debug("%s makes no logs yet: %s", address, error)
 
 
 def _identity_of(client: ReplicaClient) -> str:

@@ -1,6 +1,8 @@
 """An Outbox and nodes on sockets of one process: who has what, what a receipt says, what is refused by name."""
 
+import errno
 import shutil
+import threading
 from contextlib import suppress
 
 import pytest
@@ -24,6 +26,7 @@ from pushrep.outbox import (
     read_identity,
 )
 from pushrep.outbox.opening import CREATE_AT_REPLICAS_MIN
+from pushrep.replicate.node_store import KeptOutbox
 from tests.integration.outboxes import SMALL, WAIT_S, open_outbox, wait_for_all, wait_until
 
 
@@ -60,6 +63,30 @@ def test_nodes_make_the_logs_of_a_new_outbox_while_it_makes_its_own(world, monke
         receipts = [outbox.append(partition, b"a") for partition in range(CREATE_AT_REPLICAS_MIN)]
         assert [receipt.result(WAIT_S) for receipt in receipts] == [0] * CREATE_AT_REPLICAS_MIN
         wait_for_all(outbox, world.nodes[1].address)
+
+
+def test_nothing_is_asked_of_nodes_any_more_once_the_opening_of_a_new_outbox_failed(world, monkeypatch):
+    world.node(1)
+    asked, goes_on = threading.Event(), threading.Event()
+
+    def create_missing(kept, tps):
+        asked.set()
+        goes_on.wait(WAIT_S)
+
+    def fail(held, wanted, **more):
+        """At every log but the first, when the node is at work."""
+        if len(wanted) > 1:
+            assert asked.wait(WAIT_S)
+            raise OSError(errno.EIO, "the disk is broken")
+        create_logs(held, wanted, **more)
+
+    monkeypatch.setattr("pushrep.outbox.opening.create_logs", fail)
+    monkeypatch.setattr(KeptOutbox, "create_missing", create_missing)
+    with pytest.raises(OSError, match="broken"):
+        open_outbox(world, 1, partitions=CREATE_AT_REPLICAS_MIN)
+    left = [thread.name for thread in threading.enumerate() if thread.name.startswith("pushrep-make")]
+    goes_on.set()
+    assert left == []
 
 
 def test_what_is_appended_is_pushed_and_a_dead_replica_costs_nothing_but_lag(world):
