@@ -68,6 +68,7 @@ from pathlib import Path
 from typing import Protocol
 from uuid import UUID
 
+from filtering.retry import Backoff
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem, write_whole
 from pushrep.errors import ForkedProcess, PushrepError
 from pushrep.log.directory_files import (
@@ -211,8 +212,8 @@ AHEAD_BYTES_MAX = 1 << 30
 """Files grow ahead of their data by so much at most, over all open logs of a directory: 16 MiB for 64 of them."""
 _SOON_MS = 250
 """How long the numbers of rolled or closed logs wait, so that one write serves many."""
-_AGAIN_MS = 1_000
-"""After how long a write that the disk refused is tried again."""
+_AGAIN = Backoff(first_s=1.0, longest_s=15.0, least=0.5)
+"""After how long a write that the disk refused is tried again in the background."""
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -231,7 +232,8 @@ class LogDirectory:
         self._write_lock = threading.Lock()
         self._written_ms: int | None = None  # when the last write ended, and how long it took
         self._write_took_ms = 0
-        self._shared_ms = _SOON_MS  # a write serves for so long; less where a log's flush_ms is short
+        self._refused, self._again_ms = 0, 0  # writes that failed in a row, and when the next is due
+        self._shared_ms = _SOON_MS  # the last write serves for so long; less while one waits that is wanted earlier
         self._lock_file = take_lock(path, filesystem)
         try:
             self.directory_id, self.copy_verdict = self._find_id()
@@ -359,11 +361,12 @@ class LogDirectory:
         """Write the files whose numbers changed; on disk when this returns. One write serves all that wait.
 
         With `max_age_ms`, nothing is done beside a write that is under way, nor within that time after the last one (up
-        to four times that, if it took more than a tenth of it). The answer is whether nothing waits to be written.
+        to four times that, if it took more than a tenth of it), nor soon after one that the disk refused. The answer is
+        whether nothing waits to be written.
         Raises OSError; the old file stands then, and the numbers are written with the next call.
         """
         self.check_usable()
-        if max_age_ms and self._write_lock.locked():
+        if max_age_ms and (self._write_lock.locked() or self.clock.monotonic_ms() < self._again_ms):
             return False
         with self._write_lock:
             began_ms = self.clock.monotonic_ms()
@@ -380,7 +383,10 @@ class LogDirectory:
             except BaseException:
                 with self._lock:
                     self._unwritten.update(changed)
+                self._refused += 1
+                self._again_ms = self.clock.monotonic_ms() + int(1000 * _AGAIN.pause_s(self._refused))
                 raise
+            self._refused = self._again_ms = 0
             if changed:
                 self._written_ms = self.clock.monotonic_ms()
                 self._write_took_ms = self._written_ms - began_ms
@@ -402,11 +408,11 @@ class LogDirectory:
     def sync_checkpoints_soon(self, delay_ms: int = _SOON_MS) -> None:
         """Have them written in the background; with a simulated clock, which has no thread, by the next write.
 
-        In `delay_ms`, or later: see `_spaced_ms`.
+        In `delay_ms`, or later: see `_spaced_ms`, and after a write that the disk refused.
         """
         self._shared_ms = min(self._shared_ms, delay_ms)
         if self._flusher is not None:
-            self._flusher.soon(self, self._spaced_ms(delay_ms))
+            self._flusher.soon(self, max(self._spaced_ms(delay_ms), self._again_ms - self.clock.monotonic_ms()))
 
     def _spaced_ms(self, wanted_ms: int) -> int:
         """`wanted_ms`, or up to four times that if the last write took more than a tenth of it."""
@@ -414,12 +420,13 @@ class LogDirectory:
 
     def flush_in_background(self) -> None:
         """The flusher's call: the checkpoints of logs that were rolled or closed."""
+        shared_ms, self._shared_ms = self._shared_ms, _SOON_MS
         try:
-            if not self.sync_checkpoints(self._shared_ms):  # a log has just written them
-                self.sync_checkpoints_soon(self._shared_ms)
+            if not self.sync_checkpoints(shared_ms):  # a log has just written them
+                self.sync_checkpoints_soon(shared_ms)
         except (OSError, PushrepError) as error:
             _LOG.warning("%s: checkpoints put off: %s", self.path, error)
-            self.sync_checkpoints_soon(_AGAIN_MS)
+            self.sync_checkpoints_soon(shared_ms)
 
     def check_usable(self) -> None:
         """Raise ForkedProcess in a fork of the owner, LogClosed after the last release."""

@@ -111,8 +111,13 @@ def test_logs_that_share_a_write_are_not_flushed_again_for_it(tmp_path, flusher)
         log.close()
 
 
-def test_checkpoints_that_the_disk_refused_are_written_later(tmp_path, flusher, monkeypatch):
-    directory = LogDirectory.acquire(tmp_path)
+def test_checkpoints_that_the_disk_refused_are_written_later_with_pauses_that_grow(
+    tmp_path, flusher, monkeypatch, caplog
+):
+    """The flusher comes as often as each log likes: a minute of a full disk would be hundreds of lines."""
+    disk = SlowDisk(SimulatedClock())
+    directory = LogDirectory.acquire(tmp_path, disk, disk.clock)
+    directory._flusher = flusher  # which a simulated clock has none of
     view = directory.attach("orders-0")
     view.checkpoint(recovery_point=1)
 
@@ -120,9 +125,31 @@ def test_checkpoints_that_the_disk_refused_are_written_later(tmp_path, flusher, 
         raise OSError(28, "no space left")
 
     with monkeypatch.context() as full:
-        full.setattr(RealFilesystem, "rename", refuse)
-        directory.flush_in_background()
-    assert flusher.asked == [directory]
+        full.setattr(SlowDisk, "rename", refuse)
+        for _ in range(600):
+            directory.flush_in_background()
+            assert flusher.asked.pop() is directory
+            disk.clock.advance(100)
+        assert 4 <= caplog.text.count("put off") <= 16
+        with pytest.raises(OSError, match="no space"):
+            view.sync_checkpoints()  # who has to know is told at once
+    disk.clock.advance(15_000)
     directory.flush_in_background()
     assert read_checkpoints(tmp_path).recovery_points == {"orders-0": 1}
+    view.checkpoint(recovery_point=2)
+    disk.clock.advance(250)
+    assert view.sync_checkpoints(250), "it is written as before"
+    directory.release()
+
+
+def test_a_write_that_was_wanted_earlier_makes_no_later_one_early(tmp_path, flusher):
+    disk = SlowDisk(SimulatedClock())
+    directory = LogDirectory.acquire(tmp_path, disk, disk.clock)
+    view = directory.attach("orders-0")
+    for recovery_point, wanted_ms, is_written in ((1, 2, True), (2, 250, False)):
+        disk.clock.advance(100)
+        view.checkpoint(recovery_point=recovery_point)
+        view.sync_checkpoints_soon(wanted_ms)
+        directory.flush_in_background()
+        assert (read_checkpoints(tmp_path).recovery_points["orders-0"] == recovery_point) is is_written
     directory.release()
