@@ -10,22 +10,31 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
 from pushrep.election.errors import NotLeader
 from pushrep.env import Clock, Filesystem
-from pushrep.errors import BadArgument
+from pushrep.errors import BadArgument, checked_path
 from pushrep.kafka.progress import read_progress
 from pushrep.log import LogConfig, SegmentLog, list_logs
 from pushrep.log.directory import LogDirectory, create_logs
 from pushrep.log.directory_files import log_name
 from pushrep.outbox.epoch import missing_logs, settle_epoch, was_cut
-from pushrep.outbox.identity import KeptGrant, OutboxIdentity, settle_identity
+from pushrep.outbox.identity import KeptGrant, OutboxIdentity, new_identity, settle_identity
 from pushrep.outbox.partition_replicas import PartitionReplicas
 from pushrep.outbox.positions import POSITIONS_NAME, PositionsStore
-from pushrep.outbox.settings import RETENTION, OutboxSettings
+from pushrep.outbox.settings import (
+    BATCH_BYTES,
+    RETENTION,
+    Acks,
+    OutboxSettings,
+    ReplicaSettings,
+    check_flags,
+    checked_config,
+)
 from pushrep.outbox.shipping import Shipping, ToShip, start_shipping
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address
@@ -58,6 +67,62 @@ class Opened:
     def replicas_of(self, log: SegmentLog) -> PartitionReplicas | None:
         """Of its partition; None without replicas."""
         return None if self.replication is None else self.replication.appenders.get(log.partition)
+
+
+def checked_opening(  # noqa: PLR0913 - the arguments of `Outbox.open` that are not passed on as they are
+    *,
+    directory: Path | str,
+    topic: str,
+    partitions: int,
+    producer: str,
+    carrier: str,
+    replicas: Sequence[str],
+    acks: Acks | None,
+    min_insync_replicas: int | None,
+    delivery_timeout_ms: int,
+    replica_lag_max_ms: int,
+    open_timeout_s: float,
+    push: PushSettings | None,
+    create: bool,
+    batch_bytes: int | None,
+    log_config: LogConfig | None,
+    **others: Any,
+) -> tuple[Path, OutboxIdentity, OutboxSettings]:
+    """Where to open, what is wanted there, and how. Nothing is read or written. Raises `SettingRefused`."""
+    config = checked_config(log_config)
+    settings = OutboxSettings(
+        replicas=ReplicaSettings(
+            replicas=replicas,
+            acks=acks,
+            min_insync_replicas=min_insync_replicas,
+            delivery_timeout_ms=delivery_timeout_ms,
+            replica_lag_max_ms=replica_lag_max_ms,
+            open_timeout_s=open_timeout_s,
+            push=push,
+        ),
+        batch_bytes=min(BATCH_BYTES, config.batch_limit_bytes) if batch_bytes is None else batch_bytes,
+        log_config=config,
+        **others,
+    )
+    wanted = new_identity(
+        producer=producer,
+        topic=topic,
+        partitions=partitions,
+        carrier=carrier,
+        replicas=replicas,
+        min_insync_replicas=min_insync_replicas,
+    )
+    check_flags(create=create)
+    return checked_path("directory", directory), wanted, settings
+
+
+def check_opening(open_outbox: Callable[..., object], *arguments: object, **settings: object) -> None:
+    """Raise TypeError, SettingRefused for what `open_outbox` would refuse before it looks into the directory."""
+    given = signature(open_outbox).bind(*arguments, **settings)
+    given.apply_defaults()
+    for name in ("filesystem", "clock"):
+        del given.arguments[name]
+    checked_opening(**given.arguments)
 
 
 def open_all(  # noqa: PLR0913 - what is opened, and by what

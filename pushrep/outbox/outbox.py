@@ -15,7 +15,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -39,8 +39,8 @@ from pushrep.outbox.errors import (
     OutboxClosed,
     RecordRefused,
 )
-from pushrep.outbox.identity import OutboxIdentity, new_identity, read_identity
-from pushrep.outbox.opening import Opened, open_all
+from pushrep.outbox.identity import OutboxIdentity, read_identity
+from pushrep.outbox.opening import Opened, check_opening, checked_opening, open_all
 from pushrep.outbox.partition_appender import (
     PartitionAppender,
     Refusing,
@@ -53,14 +53,10 @@ from pushrep.outbox.partition_appender import (
 )
 from pushrep.outbox.partition_replicas import ReplicaLag
 from pushrep.outbox.settings import (
-    BATCH_BYTES,
     BUFFER_BYTES,
     Acks,
     OnDiverged,
     OutboxSettings,
-    ReplicaSettings,
-    check_flags,
-    checked_config,
     checked_times,
 )
 from pushrep.outbox.slots import open_free_slot, refuse_other_kinds
@@ -205,43 +201,36 @@ class Outbox:
         `LogLocked`, `NotALogDirectory`, and what opening a log raises. With replicas also `DirectoryIsCopy`,
         `NotLeader`, `LogNotFit`, `ReplicaUnreachable` (one that is ahead went away while its records were fetched).
         """
-        config = checked_config(log_config)
-        settings = OutboxSettings(
-            replicas=ReplicaSettings(
-                replicas=replicas,
-                acks=acks,
-                min_insync_replicas=min_insync_replicas,
-                delivery_timeout_ms=delivery_timeout_ms,
-                replica_lag_max_ms=replica_lag_max_ms,
-                open_timeout_s=open_timeout_s,
-                push=push,
-            ),
+        directory, wanted, settings = checked_opening(
+            directory=directory,
+            topic=topic,
+            partitions=partitions,
+            producer=producer,
+            replicas=replicas,
             kafka=kafka,
             on_diverged=on_diverged,
+            acks=acks,
+            min_insync_replicas=min_insync_replicas,
             durability=durability,
+            carrier=carrier,
             codec=codec,
             linger_ms=linger_ms,
-            batch_bytes=min(BATCH_BYTES, config.batch_limit_bytes) if batch_bytes is None else batch_bytes,
+            batch_bytes=batch_bytes,
             buffer_bytes=buffer_bytes,
             block_ms=block_ms,
             close_timeout_s=close_timeout_s,
+            delivery_timeout_ms=delivery_timeout_ms,
+            replica_lag_max_ms=replica_lag_max_ms,
+            open_timeout_s=open_timeout_s,
+            push=push,
+            create=create,
             accept_loss=accept_loss,
             copy_check=copy_check,
             retention_ms=retention_ms,
             retention_bytes=retention_bytes,
-            log_config=config,
+            log_config=log_config,
             health=health,
         )
-        wanted = new_identity(
-            producer=producer,
-            topic=topic,
-            partitions=partitions,
-            carrier=carrier,
-            replicas=replicas,
-            min_insync_replicas=min_insync_replicas,
-        )
-        check_flags(create=create)
-        directory = checked_path("directory", directory)
         refuse_other_kinds(directory)
         if not create and read_identity(filesystem, directory) is None:
             raise NoOutbox(directory, "look at the path, or open it with create=True")
@@ -323,7 +312,6 @@ class Outbox:
         (`open_slot`), and `OutboxDiffers`; and what `open` raises that waiting does not change.
         """
         # The wire's half:
-        from pushrep.outbox.directory_handover import NOT_MADE  # noqa: PLC0415
         from pushrep.outbox.standby import ToStandBy, WaitingMember, refuse_standby, with_retention  # noqa: PLC0415
 
         home = checked_path("directory", directory)
@@ -344,12 +332,12 @@ class Outbox:
             on_state=on_state or (lambda _state, _why: None),
         )
 
-        def open_outbox(path: Path, others: Sequence[str], carrier: str, **more: Any) -> Outbox:
-            given = {**with_retention(settings), "carrier": carrier, **more}
+        def open_outbox(path: Path, others: Sequence[str], carrier: str) -> Outbox:
+            given = {**with_retention(settings), "carrier": carrier}
             return cls.open(path, topic, partitions, producer, replicas=others, **given)
 
-        with suppress(NoOutbox):  # nothing lies there, and what was given is looked at before that
-            open_outbox(home / str(NOT_MADE), ("127.0.0.1:1", "127.0.0.1:2"), asked.carrier or "key", create=False)
+        given = {name: value for name, value in with_retention(settings).items() if name != "acks"}  # which is ALL
+        check_opening(cls.open, home, topic, partitions, producer, **given)
         return WaitingMember(asked, open_outbox).run()
 
     def append(  # noqa: PLR0913, PLR0917 - a record's columns
