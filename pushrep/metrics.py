@@ -153,7 +153,7 @@ FAMILIES: Mapping[str, Family] = {
         ("pushrep_replay_sessions", _NODE, ("state",), "Replays that run."),
         ("pushrep_replay_sessions_limit", _NODE, (), "Replays that may run at once."),
         ("pushrep_replay_lag_max_records", _NODE, (), "Lag of the replay that is furthest behind."),
-        ("pushrep_replay_stalled_seconds", _NODE, (), "Longest time that a replay which is behind has sent nothing."),
+        ("pushrep_replay_stalled_seconds", _NODE, (), "Longest time that a replay has been behind and sent nothing."),
         ("pushrep_replay_sent_bytes_total", _NODE, (), "Bytes that replays sent."),
         ("pushrep_replay_sent_records_total", _NODE, (), "Records that replays sent."),
         ("pushrep_replay_session_ends_total", _NODE, ("reason",), "Replays that ended, by reason."),

@@ -51,7 +51,7 @@ class ReplaySession:
         self.end_reason: ReplayEndReason | None = None
         self.bytes_sent = self.records_sent = 0
         self.tip = plan.position
-        self.last_progress_ms = now_ms
+        self.last_progress_ms = self._behind_since_ms = now_ms
         self._end, self._left = plan.end, plan.records
         self._settings, self._now_ms = settings, now_ms
         self._beats_together_ms = max(1, settings.heartbeat_ms // 20)
@@ -76,6 +76,15 @@ class ReplaySession:
     def lag(self) -> int:
         """Offsets between here and what could be read at the last turn."""
         return max(0, self.tip - self.position)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether there is something that it could send; not behind a batch that waits for its bound."""
+        return self.lag > 0 and self._held_until <= self.tip
+
+    def stalled_ms(self, now_ms: int) -> int:
+        """For how long it has been behind and sent nothing; 0 if it is not behind."""
+        return max(0, now_ms - max(self.last_progress_ms, self._behind_since_ms)) if self.is_behind else 0
 
     @property
     def wants_liveness(self) -> bool:
@@ -161,8 +170,10 @@ class ReplaySession:
         return []
 
     def _turn(self, event: e.Turn) -> Effects:
-        tip = self._tip(event.facts, event.counter)
+        tip, was_behind = self._tip(event.facts, event.counter), self.is_behind
         self.tip = tip.bound
+        if not was_behind:
+            self._behind_since_ms = self._now_ms
         if event.facts.written < self.position:
             return self._cut_at(event.facts.written, -1)
         if self._end is not None and event.facts.written < self._end:
@@ -416,7 +427,7 @@ class ReplaySessions:
 class SessionCounters(NamedTuple):
     """One session. lag: offsets between what was sent and what could be. idle_ms: since anything was sent last.
 
-    credit: bytes that its subscriber is ready to take.
+    credit: bytes that its subscriber is ready to take. stalled_ms: as `ReplaySession.stalled_ms`.
     """
 
     session_id: int
@@ -428,6 +439,7 @@ class SessionCounters(NamedTuple):
     lag: int
     idle_ms: int
     credit: int
+    stalled_ms: int
 
 
 class ReplayCounters(NamedTuple):
@@ -455,8 +467,8 @@ class ReplayCounters(NamedTuple):
 
     @property
     def stalled_ms(self) -> int:
-        """The longest time that a session which is behind has sent nothing."""
-        return max((session.idle_ms for session in self.sessions if session.lag), default=0)
+        """The longest time that a session has been behind and sent nothing."""
+        return max((session.stalled_ms for session in self.sessions), default=0)
 
 
 class Totals:
@@ -497,4 +509,5 @@ def _counted(session: ReplaySession, now_ms: int) -> SessionCounters:
         session.lag,
         max(0, now_ms - session.last_progress_ms),
         session.credit,
+        session.stalled_ms(now_ms),
     )

@@ -201,8 +201,8 @@ def _problems(status: NodeStatus) -> Iterator[Problem]:
         if one.damaged_from is not None:
             yield Problem("damaged", f"{name} from offset {one.damaged_from} on: see `pushrep log verify`")
     for replay in status.replays.sessions:
-        if replay.lag and replay.idle_ms > 1000 * STALLED_LIMIT_S:
-            why = f"{replay.lag} records behind, nothing taken for {replay.idle_ms / 1000:.0f} s"
+        if replay.stalled_ms > 1000 * STALLED_LIMIT_S:
+            why = f"{replay.lag} records behind, nothing taken for {replay.stalled_ms / 1000:.0f} s"
             yield Problem("replay_stalled", f"session {replay.session_id:016x} of recording {replay.recording}: {why}")
     if status.disk is not None:
         yield from disk_problems(status.disk)

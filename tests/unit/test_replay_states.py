@@ -13,7 +13,13 @@ from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.replay_messages import ReplayEndReason
 
 SETTINGS = ReplaySettings(connect_timeout_ms=5_000, liveness_timeout_ms=10_000, heartbeat_ms=1_000, block_bytes=1_000)
-STABLE_100 = LogSnapshot(start=0, written=100, flushed=100, high_watermark=100)
+
+
+def stable(end):
+    return LogSnapshot(start=0, written=end, flushed=end, high_watermark=end)
+
+
+STABLE_100 = stable(100)
 SPAN = Span(0, 10, 400, 10)
 
 # The contract, said a second time and without the code's own table. "!" can't happen; else the states it may lead to.
@@ -329,6 +335,28 @@ def test_a_batch_that_crosses_the_bound_waits_until_it_has_passed():
     assert driver(e.Turn(STABLE_100, counter=9)) == [], "it is not read again before the counter has passed it"
     driver(e.Turn(STABLE_100, counter=10))
     assert only(driver(e.BlockRead((SPAN,))), e.SendBlock).end == 10
+
+
+def test_a_stall_is_counted_from_when_there_was_something_to_send():
+    """A follower of a quiet topic has sent nothing for an hour, and stands still for no moment of it."""
+    hour_ms = 3_600_000
+    driver = Driver(position=100).started(credit=0)
+    driver(e.Turn(STABLE_100), at=1_000)
+    driver(e.Turn(stable(101)), at=hour_ms)
+    assert (driver.session.lag, driver.session.stalled_ms(hour_ms)) == (1, 0)
+    driver(e.Turn(stable(102)), at=hour_ms + 400)
+    assert driver.session.stalled_ms(hour_ms + 500) == 500, "another record makes it no younger"
+    driver(e.Credited(10), at=hour_ms + 600)
+    assert driver.session.stalled_ms(hour_ms + 700) == 100, "it could send nothing before"
+
+
+def test_a_session_that_waits_for_its_bound_is_not_stalled():
+    driver = Driver(position=90).started()
+    driver(e.Turn(STABLE_100), e.BlockRead((Span(90, 110, 400, 20),)))
+    assert driver.session.lag == 10
+    assert driver.session.stalled_ms(50_000) == 0
+    driver(e.Turn(stable(110)), at=60_000)
+    assert driver.session.stalled_ms(60_100) == 100
 
 
 def test_a_counter_that_closed_freezes_and_its_session_ends_there():
