@@ -23,7 +23,11 @@ from pushrep.env.filesystem import Filesystem, read_whole, write_atomic
 
 
 class BadJsonFile(ValueError):
-    """The file is damaged, or of another version; the text says which."""
+    """The file is damaged, or of another version (`OtherVersion`); the text says which."""
+
+
+class OtherVersion(BadJsonFile):
+    """The file is whole, and this pushrep does not read its version: use the one that wrote it."""
 
 
 def read_checked_json(filesystem: Filesystem, path: Path, size_max: int, newest_version: int) -> dict[str, Any] | None:
@@ -46,7 +50,9 @@ def parse_checked_json(data: bytes, newest_version: int, *, ensure_ascii: bool =
         raise BadJsonFile("its checksum, crc32c, does not match")
     version = fields.pop("version", None)
     if version not in range(1, newest_version + 1):
-        raise BadJsonFile(f"its version is {version!r}, this pushrep reads {newest_version}: use the one that wrote it")
+        raise OtherVersion(
+            f"its version is {version!r}, this pushrep reads {newest_version}: use the one that wrote it"
+        )
     return dict(fields)
 
 

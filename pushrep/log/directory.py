@@ -67,6 +67,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 from uuid import UUID
+from weakref import WeakValueDictionary
 
 from filtering.retry import Backoff
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem, write_whole
@@ -732,7 +733,8 @@ class _Registry:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.held: dict[tuple[int, str], LogDirectory] = {}
+        # Weakly: one that nobody has, as its file system was thrown away with it, is not kept.
+        self.held: WeakValueDictionary[tuple[int, str], LogDirectory] = WeakValueDictionary()
 
     def after_fork_in_child(self) -> None:
         self.lock = threading.Lock()  # another thread of the parent may hold it
@@ -743,12 +745,6 @@ class _Registry:
 
 _REGISTRY = _Registry()
 os.register_at_fork(after_in_child=_REGISTRY.after_fork_in_child)
-
-
-def forget_directories(filesystem: Filesystem) -> None:
-    """For a test of a kill: let this process hold no directory on `filesystem`. Nothing is written or unlocked."""
-    for key in [key for key in _REGISTRY.held if key[0] == id(filesystem)]:
-        del _REGISTRY.held[key]
 
 
 def create_logs(held: LogDirectory, wanted: Mapping[str, UUID], *, has_replicas: bool = False) -> None:

@@ -22,13 +22,12 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import google_crc32c
+from typing import NamedTuple
 
 from filtering import producer_id
 from pushrep.election.grants import Grant, default_min_insync
 from pushrep.env import Filesystem, read_whole, write_atomic
+from pushrep.env.checked_json import BadJsonFile, OtherVersion, crc_of_fields, parse_checked_json
 from pushrep.log.directory_files import OUTBOX_FILE_NAME, is_topic, slot_directories
 from pushrep.log.inspection import is_log
 from pushrep.outbox.errors import CorruptOutboxFile, NoOutbox, OutboxDiffers, SettingRefused
@@ -116,10 +115,6 @@ def new_identity(  # noqa: PLR0913 - what is fixed
     )
 
 
-def _checksum(fields: dict[str, Any]) -> int:
-    return int(google_crc32c.value(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()))
-
-
 def encode(identity: OutboxIdentity) -> bytes:
     """The file's bytes."""
     fields = {"version": VERSION_WITH_REPLICAS if identity.replicas else VERSION, **asdict(identity)}
@@ -128,22 +123,17 @@ def encode(identity: OutboxIdentity) -> bytes:
             del fields[name]
     if identity.retention_default_ms is None:
         del fields["retention_default_ms"]
-    return (json.dumps({**fields, "crc32c": _checksum(fields)}, indent=1) + "\n").encode()
+    return (json.dumps({**fields, "crc32c": crc_of_fields(fields)}, indent=1) + "\n").encode()
 
 
 def decode(path: Path, data: bytes) -> OutboxIdentity:
     """The identity in the file's bytes; `CorruptOutboxFile` names what is wrong with them."""
     try:
-        fields = json.loads(data)
-        checksum = fields.pop("crc32c")
-        version = fields["version"]
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise CorruptOutboxFile(path, f"not an outbox's file ({error}); restore it from a copy") from error
-    if version not in {VERSION, VERSION_WITH_REPLICAS}:
-        raise CorruptOutboxFile(path, f"version {version!r}, this pushrep reads {VERSION}: use the one that wrote it")
-    if checksum != _checksum(fields):
-        raise CorruptOutboxFile(path, "its checksum does not match its fields; restore it from a copy")
-    fields.pop("version")
+        fields = parse_checked_json(data, VERSION_WITH_REPLICAS)
+    except OtherVersion as error:
+        raise CorruptOutboxFile(path, str(error)) from error
+    except BadJsonFile as error:
+        raise CorruptOutboxFile(path, f"{error}; restore it from a copy") from error
     try:
         if "replicas" in fields:
             fields["replicas"] = tuple((int(index), str(address)) for index, address in fields["replicas"])

@@ -384,28 +384,31 @@ class KeptOutbox:
 
     def create_missing(self, tps: Sequence[TopicIdPartition]) -> None:
         """Make the logs of which nothing is here, at once. What can't be made is raised where each is opened."""
-        with suppress(Refusal, OSError, PushrepError):
+        with suppress(OSError, PushrepError):
             if not self.election_state.is_led_here:
                 self.settle_directory(create=True)  # it has its id before there is a log in it
-        with self._lock, suppress(Refusal, OSError, PushrepError):
-            self._check_not_handed_over()
-            if self.election_state.is_led_here or self.election_state.are_logs_outdated:
-                return
-            missing = {
-                str(tp): tp.topic_id
-                for tp in tps
-                if (tp.topic, tp.partition) not in self._replicas.keys() | self._removing
-                and not self._store.filesystem.exists(self.directory / str(tp))
-            }
-            if len(missing) > 1:
-                held = self._acquired()
-                try:
-                    # One that was removed is made by its opening, which notes what it held.
-                    at = CheckpointFile.HIGH_WATERMARK
-                    missing = {name: log_id for name, log_id in missing.items() if not held.checkpointed(at, name)}
-                    create_logs(held, missing, has_replicas=True)
-                finally:
-                    held.release()
+            with self._lock:
+                self._check_not_handed_over()
+                if not self.election_state.is_led_here and not self.election_state.are_logs_outdated:
+                    self._create_missing(tps)
+
+    def _create_missing(self, tps: Sequence[TopicIdPartition]) -> None:
+        missing = {
+            str(tp): tp.topic_id
+            for tp in tps
+            if (tp.topic, tp.partition) not in self._replicas.keys() | self._removing
+            and not self._store.filesystem.exists(self.directory / str(tp))
+        }
+        if len(missing) < 2:
+            return
+        held = self._acquired()
+        try:
+            # One that was removed is made by its opening, which notes what it held.
+            at = CheckpointFile.HIGH_WATERMARK
+            new = {name: log_id for name, log_id in missing.items() if not held.checkpointed(at, name)}
+            create_logs(held, new, has_replicas=True)
+        finally:
+            held.release()
 
     def open_replica(self, tp: TopicIdPartition) -> ReplicaLog | None:
         """The log of `tp` if it is in use."""

@@ -18,7 +18,6 @@ from hypothesis.stateful import (
 
 from pushrep.env import read_whole, write_atomic
 from pushrep.log import AppendFailed, Durability, LeaseBroken, LogConfig, LogPoisoned, SegmentLog, StillNeeded
-from pushrep.log.directory import forget_directories
 from pushrep.testing import PowerLost, SimulatedClock, SimulatedDisk
 
 PATH = Path("/logs/orders-0")
@@ -27,7 +26,6 @@ VALUES = st.lists(st.binary(max_size=120), min_size=1, max_size=12)
 
 def end_process(disk):
     """What a kill leaves: the disk frees locks and descriptors, the memory of the process is gone."""
-    forget_directories(disk)
     disk.crash()
 
 

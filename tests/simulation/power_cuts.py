@@ -21,7 +21,6 @@ from itertools import accumulate
 from pathlib import Path
 
 from pushrep.log import AppendFailed, Durability, LogConfig, LogPoisoned, SegmentLog, StillNeeded
-from pushrep.log.directory import forget_directories
 from pushrep.records import Codec, encode_batch
 from pushrep.records.header import OFFSET_MAX
 from pushrep.testing import PowerLost, SimulatedClock, SimulatedDisk
@@ -185,7 +184,6 @@ class World:
 
 def end_process(disk):
     """What a kill leaves: locks and descriptors are free, the memory of the process is gone."""
-    forget_directories(disk)
     disk.crash()
 
 

@@ -32,7 +32,6 @@ from pushrep.election.grants import Grant, Member
 from pushrep.election.messages import batches_of
 from pushrep.errors import PushrepError
 from pushrep.log import Durability
-from pushrep.log.directory import forget_directories
 from pushrep.records.leader_epochs import LeaderEpochs
 from pushrep.replicate import NodeSettings, ReplicaNode
 from pushrep.replicate.election_state import read_election_state
@@ -353,7 +352,6 @@ class World:
             machine.host.lose_power()
         else:
             machine.host.kill()
-        forget_directories(machine.disk)
         machine.node = machine.service = None
         machine.disk.is_off = False
         if power:

@@ -14,7 +14,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from filtering import ReplayFilter, StreamMetadata
 from pushrep.log import Durability, LogConfig, SegmentLog
-from pushrep.log.directory import forget_directories
 from pushrep.log.directory_files import CheckpointFile, read_checkpoint
 from pushrep.log.directory_id import CopyVerdict, read_directory_id
 from pushrep.outbox import LogsMissing, Outbox
@@ -75,7 +74,6 @@ class Machine:
         self.disk.power_at, self.disk.is_off = None, False
         if power:
             self.disk.lose_power()
-        forget_directories(self.disk)
         self.disk.crash()
         if self.outbox is not None:
             with suppress(Exception):

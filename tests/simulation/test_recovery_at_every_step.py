@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pushrep.log import Durability, LogConfig, SegmentLog
-from pushrep.log.directory import LogDirectory, forget_directories
+from pushrep.log.directory import LogDirectory
 from pushrep.log.directory_files import CheckpointFile
 from pushrep.testing import PowerLost, SimulatedClock, SimulatedDisk
 
@@ -46,7 +46,6 @@ class Kept:
 
 
 def end_process(disk):
-    forget_directories(disk)
     disk.crash()
 
 

@@ -19,7 +19,6 @@ from pushrep.log import (
     SegmentLog,
     StillNeeded,
 )
-from pushrep.log.directory import forget_directories
 from pushrep.log.directory_files import TIME_INDEX_SUFFIX, list_segments, segment_path
 from pushrep.log.flush_scheduler import Flusher
 from pushrep.log.indexes import IndexFile
@@ -43,7 +42,6 @@ class Machine:
         return self.log
 
     def end_process(self):
-        forget_directories(self.disk)
         self.disk.crash()
         self.log = None
 

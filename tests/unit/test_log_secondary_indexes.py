@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from pushrep.log import DerivedStoreFailed, Durability, LogConfig, SegmentLog, StillNeeded
-from pushrep.log.directory import forget_directories
 from pushrep.log.reader import Bounds
 from pushrep.log.secondary_indexes import CutTo, Verdict, judge
 from pushrep.records import encode_batch
@@ -91,8 +90,7 @@ class Counting:
 def place():
     clock = SimulatedClock()
     disk = SimulatedDisk(clock=clock)
-    yield disk, clock
-    forget_directories(disk)
+    return disk, clock
 
 
 def opened(place, *stores, config=CONFIG):
@@ -100,7 +98,6 @@ def opened(place, *stores, config=CONFIG):
 
 
 def end_process(disk):
-    forget_directories(disk)
     disk.crash()
 
 

@@ -1,5 +1,6 @@
 """The outbox as its caller sees it: order, keys, receipts, carriers, positions, refusals."""
 
+import json
 import math
 import os
 import threading
@@ -10,6 +11,7 @@ import pytest
 
 from filtering import METADATA_HEADER, StreamMetadata
 from pushrep.env import REAL_FILESYSTEM
+from pushrep.env.checked_json import checked_json
 from pushrep.errors import ForkedProcess
 from pushrep.log import CorruptBatch, Durability, LogConfig, LogLocked, NotALogDirectory, SegmentLog
 from pushrep.outbox import (
@@ -30,6 +32,11 @@ from pushrep.records import Codec
 def open_outbox(path, **settings):
     wanted = {"topic": "orders", "partitions": 2, "producer": "billing", **settings}
     return Outbox.open(path, **wanted)
+
+
+def of_version(data, version):
+    fields = {name: value for name, value in json.loads(data).items() if name not in {"version", "crc32c"}}
+    return checked_json(fields, version)
 
 
 def positions(outbox, partition):
@@ -336,9 +343,10 @@ def test_what_was_fixed_at_creation_is_refused_by_name(tmp_path, setting, value)
     ("damage", "why"),
     [
         (lambda data: data.replace(b"billing", b"bilking"), "checksum"),
-        (lambda data: data[:20], "not an outbox's file"),
-        (lambda _: b"[]", "not an outbox's file"),
-        (lambda data: data.replace(b'"version": 1', b'"version": 3'), "version 3"),
+        (lambda data: data[:20], "no JSON object with a crc32c.*restore it from a copy"),
+        (lambda _: b"[]", "no JSON object with a crc32c.*restore it from a copy"),
+        (lambda data: data.replace(b'"version": 1', b'"version": 3'), "checksum"),
+        (lambda data: of_version(data, 3), r"its version is 3, this pushrep reads 2.*wrote it$"),
         (None, "is missing beside logs"),
     ],
 )

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from filtering import StreamMetadata
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK
 from pushrep.log import Durability, LogConfig, SegmentLog
-from pushrep.log.directory import forget_directories
 from pushrep.outbox import Outbox
 from pushrep.outbox import positions as module
 from pushrep.outbox.positions import (
@@ -76,7 +75,6 @@ class Machine:
         return Outbox.open(HOME, "orders", 1, "billing", filesystem=self.disk, clock=self.clock, **options)
 
     def end_process(self):
-        forget_directories(self.disk)
         self.disk.crash()
 
 
