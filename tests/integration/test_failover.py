@@ -16,12 +16,12 @@ import pytest
 from pushrep import Acks, Durability, Outbox
 from pushrep.election.errors import LeaderMayBeAlive, LogNotFit, NotAhead, NotLeader, TooFewMembers
 from pushrep.election.grants import next_ballot, owner_of
-from pushrep.env import REAL_FILESYSTEM
+from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK
 from pushrep.log import LogConfig, SegmentLog
 from pushrep.outbox import DeliveryFailed, NotEnoughReplicas, OutboxDiffers, promotion, read_identity
 from pushrep.outbox.directory_handover import adopt
 from pushrep.outbox.errors import CantAdopt, CantPromote
-from pushrep.outbox.promotion import promote
+from pushrep.outbox.promotion import election_in, promote, with_loss
 from pushrep.records import encode_batch
 from pushrep.replicate.election_state import ElectionStateStore, find_election_state
 from pushrep.replicate.replica_client import ReplicaClient
@@ -590,6 +590,24 @@ def test_m6_a_damaged_member_does_not_lead_where_others_do_without_it(members):
     with pytest.raises(LogNotFit, match=r"members \[2\] lead without it: promote one of them"):
         damaged.promote(accept_loss=True)
     assert members.promote(2, depose=True).partitions[0].log_end_offset == 30
+
+
+def test_m6_a_running_leader_gives_nothing_up_that_it_lost_itself(members):
+    """`pushrep replica replace --lost` states that another's directory is destroyed, and nothing about its own."""
+    damaged = Damaged(members)
+    members.world.nodes[2].stop()
+    with election_in(
+        damaged.directory,
+        UUID(members.outbox_id),
+        contact_age_ms=None,
+        push=QUICK,
+        log_config=LOOKING,
+        filesystem=REAL_FILESYSTEM,
+        clock=SYSTEM_CLOCK,
+    ) as election:
+        with pytest.raises(LogNotFit, match="it is damaged"):
+            with_loss(election, 0, catch_up=False, timeout_s=1.0, repaired=lambda _grant: ((), True))
+        assert election.state_store.kept.grant.generation == 0, "nothing was changed"
 
 
 def cut_behind(directory, end):
