@@ -220,10 +220,11 @@ class SourcePartitionProducer:
         else:
             key = packed
         partition = partition_for(metadata.partition, self.partition_count)
+        # Half of what the class takes.
         pending: _Pending = _new(
             _Pending,
             (partition, metadata, value, key, kept, timestamp_ms, on_delivery, self._client, self._reports),
-        )  # half of what the class takes
+        )
         if not self._try(pending):
             self._wait_for_room(pending)
         if time.monotonic() >= self._serve_at_s:
@@ -390,10 +391,8 @@ class SourcePartitionProducer:
         try:
             for pending in self._in_flight.outgoing():
                 self._send(pending)
-        except (
-            BufferError,
-            KafkaException,
-        ):  # the rest goes out with the next attempt, after what is in the log by then
+        except (BufferError, KafkaException):
+            # The rest goes out with the next attempt, after what is in the log by then.
             self._plan_renewal()
         return done
 

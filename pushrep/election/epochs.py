@@ -90,9 +90,8 @@ def granted_end(log: LogEnds, unfenced: Unfenced | None) -> EpochEnd:
         return EpochEnd(log.leader_epochs.latest_epoch, log.log_end_offset)
     if log.log_end_offset >= unfenced.granted.end_offset:
         return unfenced.granted
-    return EpochEnd(
-        log.end_at_or_below(unfenced.granted.epoch).epoch, log.log_end_offset
-    )  # a power cut took some of it
+    # A power cut took some of it.
+    return EpochEnd(log.end_at_or_below(unfenced.granted.epoch).epoch, log.log_end_offset)
 
 
 def marked_unfenced(log: LogEnds, unfenced: Unfenced | None) -> Unfenced:

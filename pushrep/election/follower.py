@@ -114,9 +114,8 @@ def find(
     place = _before(log, request)
     if place is None:
         return _from_there_on(log, high_watermark, request, batch_at)
-    if (
-        request.restart and place is not RequestFinding.BELOW_START
-    ):  # its log starts higher: it moved on since it was asked
+    # BELOW_START: this log starts higher than the leader's, as it moved on since it was asked.
+    if request.restart and place is not RequestFinding.BELOW_START:
         # The leader's log has nothing before the append offset to compare. The batch there will do: an epoch has one
         # history. To set a log aside that goes on like the leader's would take back what it acknowledged.
         at = request.append_offset

@@ -95,9 +95,8 @@ _COMMON: Mapping[ErrorCode, Reaction] = dict.fromkeys(ErrorCode, _FINAL) | {
 }
 REACTIONS: Mapping[tuple[SessionState, ErrorCode], Reaction] = MappingProxyType(
     {(state, outcome): reaction for state in SessionState for outcome, reaction in _COMMON.items()}
-    | {
-        (SessionState.REREADING, ErrorCode.CORRUPT_MESSAGE): _FINAL
-    }  # what the log itself holds is refused: once is enough
+    # What the log itself holds is refused: once is enough.
+    | {(SessionState.REREADING, ErrorCode.CORRUPT_MESSAGE): _FINAL}
     | {(SessionState.ENDED, outcome): Reaction(Step.IGNORE) for outcome in ErrorCode}
 )
 assert REACTIONS.keys() == {(state, outcome) for state in SessionState for outcome in ErrorCode}, "every pair has a row"

@@ -289,9 +289,8 @@ class KafkaSink:
         self._check(facts)
         self._state.refused(None)
         await self._fix_topic(facts)
-        if (
-            lost := self._state.progress.lost
-        ):  # before the fence: its markers raise the end of the topic, and would hide the loss
+        # Before the fence: its markers raise the end of the topic, and would hide the loss.
+        if lost := self._state.progress.lost:
             raise TopicLostRecords(self.topic, lost)
         cluster = Cluster(self._destination, self.topic)
         try:

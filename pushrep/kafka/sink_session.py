@@ -138,9 +138,8 @@ class SinkSession:
         self._state.set_trouble(None)
         await self._recovery.find_shortened(self._state.known_ends())
         self._place_all()
-        await self._resume_all(
-            self._state.went_back & self._pipelines.keys()
-        )  # before the fence: its markers would hide a loss
+        # Before the fence: its markers would hide a loss.
+        await self._resume_all(self._state.went_back & self._pipelines.keys())
         if self._fence is not None:
             await self._fence.begin()
             self._place_all()
@@ -177,9 +176,8 @@ class SinkSession:
         await self._fence.renew()
         for partition, (start, end) in self._fence.markers.items():
             for source in self._sources.get(partition, ()):
-                if (
-                    source.destination_offset == start
-                ):  # else a topic whose retention took markers would seem to have lost records
+                # Else a topic whose retention took markers would seem to have lost records.
+                if source.destination_offset == start:
                     source.destination_offset = end
         self._under(await self._recovery.until_done(self._producer_id))
         self._state.set_trouble(None)

@@ -73,6 +73,7 @@ class _Tail:
     first_timestamp_ms: int | None = None
 
     def copy(self) -> "_Tail":
+        # dataclasses.replace takes three times as long, for every append.
         return _Tail(
             self.size_bytes,
             self.next_offset,
@@ -81,7 +82,7 @@ class _Tail:
             self.max_timestamp_ms,
             self.offset_of_max,
             self.first_timestamp_ms,
-        )  # dataclasses.replace takes three times as long, for every append
+        )
 
 
 class SegmentMark(NamedTuple):
@@ -396,9 +397,8 @@ class Segment:
         itself may lie in a hole: it is the next batch then, or with `may_end_before` the end of the segment.
         Raises CorruptBatch if a walk does not reach it.
         """
-        entry = self.index.floor(
-            offset - self.base_offset - 1
-        )  # not the batch itself, as the end of the one before is wanted
+        # Not the batch itself, as the end of the one before is wanted.
+        entry = self.index.floor(offset - self.base_offset - 1)
         before = self.base_offset
         for step in scan(self.file, from_index_entry(self.file, self._all, entry)):
             if not isinstance(step, WholeBatch):

@@ -239,9 +239,8 @@ class Replay(ClosedAtExit):
 
     def _next_records(self) -> None:
         batch = self._batches.popleft()
-        self._stand_at(
-            max(batch.start, batch.batch.header.base_offset)
-        )  # an error leaves the position before the batch
+        # An error leaves the position before the batch.
+        self._stand_at(max(batch.start, batch.batch.header.base_offset))
         self._cursor = batch.cursor()
 
     def _load(self) -> bool:

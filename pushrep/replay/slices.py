@@ -433,9 +433,8 @@ class BatchWindows:
                     if segment == expected or not self._filesystem.exists(following):
                         return
                     segment, position = expected, 0
-                    file = files.get(
-                        self._directory, segment
-                    ).file  # compared with its seal once, before its first batch
+                    # Compared with its seal once, before its first batch.
+                    file = files.get(self._directory, segment).file
                     continue
                 in_place = count_in_place([batch.header for batch in batches], expected, epoch)
                 given = batches[:in_place]

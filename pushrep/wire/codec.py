@@ -84,9 +84,8 @@ def check_schemas(struct: type[Struct], versions: Versions) -> None:
 def expected_schema(struct: type[Any], seen: set[str] | None = None) -> Schema:
     """The schema that says the same as a class."""
     seen = set() if seen is None else seen
-    name = struct.__name__.removeprefix(
-        "Wire"
-    )  # the prefix distinguishes a part of a message from the rules' class of its name
+    # The prefix distinguishes a part of a message from the rules' class of its name.
+    name = struct.__name__.removeprefix("Wire")
     if name in seen:
         return name
     seen.add(name)
