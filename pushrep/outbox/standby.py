@@ -26,6 +26,7 @@ from pushrep.election.errors import CantStandBy, NotLeader, ReplicationError
 from pushrep.election.grants import Grant
 from pushrep.election.standby import Seen, Standby, StandbyState, TakeoverTimes
 from pushrep.env import REAL_FILESYSTEM, Clock, Filesystem
+from pushrep.errors import BadArgument
 from pushrep.log import LogConfig
 from pushrep.log.directory_files import log_name, slot_directories
 from pushrep.log.disk_space import DiskLevel, disk_level
@@ -160,6 +161,8 @@ class WaitingMember(Generic[_Outbox]):
         """When the node had contact with the leader last, as far as it said; before it says anything: now."""
         self._shown = self._why = ""
         self._health = ExitStack()  # of its server
+        self._serves_health = False
+        self._why_silent = ""
         self._found: GrantedMember | None = None
         self._follower: PositionsFollower | None = None
 
@@ -175,6 +178,7 @@ class WaitingMember(Generic[_Outbox]):
         self._serve_health()
         self._notify("")
         while not self._asked.cancel.is_set():
+            self._serve_health_again()
             found = self._found = self._find()
             why_not = self._rules.why_not_look(self._seen(found))
             self._notify(why_not or "")
@@ -305,17 +309,13 @@ class WaitingMember(Generic[_Outbox]):
     def _opened(self, directory: Path, granted: Grant) -> _Outbox:
         others = [one.address for one in granted.members if one.index != granted.leader and one.address]
         self._health.close()  # the outbox serves it from here on, at the same address
-        try:
-            outbox = self._open_outbox(directory, others, granted.carrier)
-        except BaseException:
-            self._serve_health()
-            raise
+        self._serves_health = False
+        outbox = self._open_outbox(directory, others, granted.carrier)
         replication = outbox.facts.replication
         if replication is None or not self._leads_soon(outbox.facts):
             outbox.close()
             if self._asked.cancel.is_set():
                 raise StandbyCancelled(self._asked.directory)
-            self._serve_health()
             raise CantPromote(directory, "too few members answered while it was opened")
         self._become(StandbyState.LEADING)
         shipping = outbox.facts.shipping
@@ -350,6 +350,20 @@ class WaitingMember(Generic[_Outbox]):
             return ProcessCollector(list, lambda: {} if shown is None else {"health": shown.expires_s()})
 
         serve_health(self._health, settings, problems, collector)
+        self._serves_health = True
+
+    def _serve_health_again(self) -> None:
+        """After an outbox was not opened. Where another process took the address meanwhile, it waits on all the same,
+        and tries again with each look.
+        """
+        if self._serves_health:
+            return
+        try:
+            self._serve_health()
+        except (BadArgument, OSError) as error:
+            if str(error) != self._why_silent:
+                _LOG.warning("%s: it answers no probes: %s", self._asked.directory, error)
+            self._why_silent = str(error)
 
     def _become(self, state: StandbyState, why: str = "") -> None:
         self._rules.become(state)

@@ -4,10 +4,12 @@ operator's hold, or the pause after the last takeover, stands in the way.
 
 import errno
 import json
+import socket
 import subprocess
 import sys
 import threading
 from contextlib import ExitStack, suppress
+from functools import wraps
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -18,10 +20,11 @@ from pushrep.cli.main import run
 from pushrep.election.errors import LeadGivenUp
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.env.filesystem import RealFile
+from pushrep.health import HealthSettings
 from pushrep.outbox import DeliveryFailed, StandbyCancelled, StandbyState, standby
 from pushrep.outbox.creating import create_outbox
 from pushrep.outbox.directory_handover import HandoverSocket, handed_over
-from pushrep.outbox.errors import CantCreate
+from pushrep.outbox.errors import CantCreate, CantPromote
 from pushrep.outbox.metrics import OutboxCollector
 from pushrep.outbox.positions import POSITIONS_NAME, decode_positions
 from pushrep.outbox.promotion import promote
@@ -35,6 +38,7 @@ from pushrep.wire.client import ClientConnection
 from pushrep.wire.server import ServerConnection
 from tests.integration.older_peers import of_version
 from tests.integration.outboxes import wait_until
+from tests.ports import reserve
 
 WAIT_S = 60
 TAKEOVER_MS = 2_000
@@ -342,6 +346,32 @@ def test_who_was_granted_the_lead_opens_also_where_a_member_is_let_go_meanwhile(
         first.end()
         if second is not None:
             second.end()
+
+
+def test_why_it_could_not_open_is_told_though_its_probes_find_their_address_taken(members, monkeypatch, caplog):
+    """It stands by on, without probes until the address is free: to end would leave one instance less."""
+    opened = Outbox.open
+    with ExitStack() as others, reserve() as held:
+        address = held.getsockname()
+
+        @wraps(opened)
+        def open_outbox(*arguments, **settings):
+            if not caplog.text.count("it answers no probes"):
+                held.listen()
+                raise CantPromote("data", "the disk is being mounted")
+            held.close()
+            return opened(*arguments, **settings)
+
+        create_outbox(members.data[0], members.addresses, "orders")
+        monkeypatch.setattr(Outbox, "open", open_outbox)
+        instance = Instance(members.data[0], health=HealthSettings(listen=f"127.0.0.1:{address[1]}"))
+        others.callback(instance.end)
+        instance.wait_until_it_leads()
+        assert any("the disk is being mounted" in why for _, why in instance.told), instance.told
+        assert "it answers no probes" in caplog.text
+        with socket.create_connection(address, WAIT_S) as probe:
+            probe.sendall(b"GET /livez HTTP/1.0\r\n\r\n")
+            assert b" 200 " in probe.recv(100)
 
 
 def test_a_look_that_began_before_another_was_promoted_takes_nothing_from_it(members):
