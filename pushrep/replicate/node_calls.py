@@ -89,7 +89,7 @@ class NodeCalls:
         )
 
     def _append(self, part: AppendRecordsPartition, sender: str) -> tuple[wire.AppendRecordsResult, KeptOutbox | None]:
-        kept = self._store.owner_of(part.tp)
+        kept = self._owner_of(part.tp, ApiKey.APPEND_RECORDS, sender)
         replica = kept.open_replica(part.tp) if kept is not None else None
         if not self._may_lead(sender, ApiKey.APPEND_RECORDS, kept):
             return wire.AppendRecordsResult(error_code=ErrorCode.UNAUTHORISED), None
@@ -209,8 +209,9 @@ class NodeCalls:
     def _end_offset_for_epoch(self, request: wire.EndOffsetForEpochRequest, sender: str) -> Struct:
         results = []
         for question in request.partitions:
-            replica = self._store.described(question.tp)
-            if not self._may_lead(sender, ApiKey.END_OFFSET_FOR_EPOCH, self._store.owner_of(question.tp)):
+            kept = self._owner_of(question.tp, ApiKey.END_OFFSET_FOR_EPOCH, sender)
+            replica = kept.open_replica(question.tp) if kept is not None else None
+            if not self._may_lead(sender, ApiKey.END_OFFSET_FOR_EPOCH, kept):
                 results.append(wire.WireEpochEnd(error_code=ErrorCode.UNAUTHORISED))
                 continue
             if replica is None:
@@ -222,7 +223,10 @@ class NodeCalls:
 
     def _fetch_records(self, request: wire.FetchRecordsRequest, sender: str) -> Struct:
         rank = (request.generation, request.grant_epoch)
-        log = self._described(request.tp, ApiKey.FETCH_RECORDS, rank, sender).log
+        kept = self._owner_of(request.tp, ApiKey.FETCH_RECORDS, sender)
+        if kept is not None:
+            self._access.check(sender, ApiKey.FETCH_RECORDS, kept.outbox_id)
+        log = self._described(request.tp, kept, rank).log
         try:
             data, cleaned_offset = log.read_to_repair(request.offset, min(request.max_bytes, FETCH_BYTES_MAX)), 0
             if data and whole_batches(data, request.offset, OFFSET_MAX, log.leader_epochs).cleaned_offset:
@@ -271,22 +275,26 @@ class NodeCalls:
 
     def _repair_records(self, request: wire.RepairRecordsRequest, sender: str) -> Struct:
         self._access.check(sender, ApiKey.REPAIR_RECORDS, request.outbox_id)
-        kept = self._store.owner_of(request.tp)
-        if kept is None or kept.outbox_id != request.outbox_id:
-            raise Refusal(ErrorCode.UNKNOWN_TOPIC_ID, f"{request.tp} was not described")
+        kept = next((one for one in self._store.owners_of(request.tp) if one.outbox_id == request.outbox_id), None)
         rank = (request.generation, request.grant_epoch)
-        replica = self._described(request.tp, ApiKey.REPAIR_RECORDS, rank, sender)
+        replica = self._described(request.tp, kept, rank)
         try:
             wanted = replica.repair(request.base_offset, request.records)
         except RepairRefused as error:
             raise Refusal(ErrorCode.CORRUPT_MESSAGE, str(error)) from error
         return wire.RepairRecordsResponse(wanted_offset=-1 if wanted is None else wanted)
 
-    def _described(self, tp: TopicIdPartition, call: ApiKey, rank: tuple[int, int], sender: str) -> ReplicaLog:
-        """A log that was described to a leader by a grant of this rank. Raises Refusal, Unauthorised."""
-        replica, kept = self._store.described(tp), self._store.owner_of(tp)
-        if kept is not None:
-            self._access.check(sender, call, kept.outbox_id)
+    def _owner_of(self, tp: TopicIdPartition, call: ApiKey, sender: str) -> KeptOutbox | None:
+        """The outbox that a call means which names the log alone: of several, the sender's."""
+        owners = self._store.owners_of(tp)
+        if len(owners) > 1:
+            own = (kept for kept in owners if self._access.may(sender, call, kept.outbox_id))
+            return next(own, owners[0])
+        return owners[0] if owners else None
+
+    def _described(self, tp: TopicIdPartition, kept: KeptOutbox | None, rank: tuple[int, int]) -> ReplicaLog:
+        """A log that was described to a leader by a grant of this rank. Raises Refusal."""
+        replica = None if kept is None else kept.open_replica(tp)
         if replica is None or kept is None:
             raise Refusal(ErrorCode.UNKNOWN_TOPIC_ID, f"{tp} was not described")
         generation, epoch = rank

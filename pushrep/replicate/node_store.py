@@ -549,7 +549,7 @@ class NodeStore:
         self._lock = threading.Lock()
         self._proposed: dict[UUID, UUID] = {}
         self._outboxes: dict[UUID, KeptOutbox] = {}
-        self._owner_of: dict[TopicIdPartition, KeptOutbox] = {}
+        self._owners_of: dict[TopicIdPartition, tuple[KeptOutbox, ...]] = {}
 
     def changed(self, tp: TopicIdPartition) -> None:
         """Readers of this log may see something new."""
@@ -591,13 +591,11 @@ class NodeStore:
     def describe(self, kept: KeptOutbox, tp: TopicIdPartition, *, create: bool) -> ReplicaLog:
         """The log of `tp`, known from now on by its topic id alone, as AppendRecords names it. Raises Refusal."""
         replica = kept.replica(tp, create=create)
-        self._owner_of[tp] = kept
+        with self._lock:
+            owners = self._owners_of.get(tp, ())
+            if owners[:1] != (kept,):
+                self._owners_of[tp] = (kept, *(one for one in owners if one is not kept))
         return replica
-
-    def described(self, tp: TopicIdPartition) -> ReplicaLog | None:
-        """The log of `tp` if it was described since the node started; else its leader has to begin a session anew."""
-        kept = self._owner_of.get(tp)
-        return kept.open_replica(tp) if kept is not None else None
 
     def identities(self) -> frozenset[str]:
         """Those that the newest grants of all that lies here name, as far as these can be read."""
@@ -623,9 +621,11 @@ class NodeStore:
         with self._lock:
             return list(self._outboxes.values())
 
-    def owner_of(self, tp: TopicIdPartition) -> KeptOutbox | None:
-        """The outbox of a described log."""
-        return self._owner_of.get(tp)
+    def owners_of(self, tp: TopicIdPartition) -> tuple[KeptOutbox, ...]:
+        """The outboxes of a log that was described since the node started, the last one first: one, as long as nobody
+        makes a log of another outbox's topic id.
+        """
+        return self._owners_of.get(tp, ())
 
     def close(self) -> None:
         """Close every log, release the directory."""

@@ -239,6 +239,13 @@ class Chaos:
         rmtree(self.world.root / name)
         self.world.serve(name)
 
+    def lose_a_log(self, name):
+        """Its directory; what lies beside it says how far it was acknowledged."""
+        self.world.nodes[name].end()
+        (log,) = (self.world.root / name).glob("*/orders-0")
+        rmtree(log)
+        self.world.serve(name)
+
     def restore(self, name):
         """An older copy of the disk under the old address."""
         root = self.world.root
@@ -283,7 +290,8 @@ class Chaos:
 
 
 KINDS = (
-    "renew", "rotate", "kill", "kill_the_service", "wipe", "restore", "move", "replace", "slow", "jump", "suspend",
+    "renew", "rotate", "kill", "kill_the_service", "wipe", "lose_a_log", "restore", "move", "replace", "slow", "jump",
+    "suspend",
 )  # fmt: skip
 
 

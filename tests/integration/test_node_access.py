@@ -360,6 +360,26 @@ def test_a2_what_one_name_created_another_one_does_not_depose(world, tls, led):
     assert [grant.epoch for grant in described.grants] in ([], [256])
 
 
+def test_a2_a_log_of_the_same_id_in_an_outbox_of_another_name_takes_no_call_from_its_leader(world, tls, led):
+    """A reader learns the topic's id, and who may create makes a log of that id in an outbox of its own."""
+    (member, service), tp = led, tp_in(world)
+    told = requests(service.grant, world.outbox_id, 1, tp)
+    look = told[0]
+    by_tp = [one for one in told if isinstance(one, (push.AppendRecordsRequest, push.EndOffsetForEpochRequest))]
+    by_tp += [only(push.FetchRecordsRequest, told), only(push.RepairRecordsRequest, told)]
+    owner, other = shown(tls, "owner"), shown(tls, "other")
+    assert ask(member.address, owner, look).error_code is ErrorCode.NONE
+    before = [codes(ask(member.address, owner, one)) for one in by_tp]
+    taken = push.DescribeLogRequest(outbox_id=FOREIGN, member=0, create=True, partitions=(tp,))
+    assert codes(ask(member.address, other, taken)) == {ErrorCode.NONE}
+    assert [codes(ask(member.address, owner, one)) for one in by_tp] == before
+    fetched = only(push.FetchRecordsRequest, told)
+    assert ask(member.address, owner, fetched).log_end_offset == 20
+    assert ask(member.address, other, fetched).log_end_offset == 0, "of its own log"
+    assert ask(member.address, owner, look).logs[0].log_end_offset == 20
+    assert ask(member.address, other, fetched).log_end_offset == 0, "whoever was described last"
+
+
 def test_a2_an_outbox_from_before_is_bound_to_the_first_name_that_leads_it(world, tls, led, caplog):
     (member, service), tp = led, tp_in(world)
     world.nodes[1].stop()

@@ -222,7 +222,7 @@ def test_a_grant_of_a_higher_generation_sets_the_logs_aside_whole(store):
     assert kept.offer_grant(forced(), 1, ADDRESSES[2], 2) is ErrorCode.NONE
     check_set_aside(kept, old)
     assert replica.failure is not None
-    assert store.described(TPS[0]) is None, "its leader has to begin a session anew"
+    assert [one.open_replica(TPS[0]) for one in store.owners_of(TPS[0])] == [None], "its leader begins a session anew"
     log = store.describe(kept, TPS[0], create=True).log
     assert (log.log_end_offset, log.high_watermark) == (0, 0)
     assert kept.election_state.unfilled == {}, "it lost nothing of this generation"

@@ -188,12 +188,12 @@ def test_every_request_gives_just_its_records_of_a_node_and_of_its_directory(
     with ExitStack() as opened:
         leader = world.leader(node, tp, outbox=outbox)
         opened.callback(leader.close)
-        built = Built(leader, lambda of: node._store.described(of).log)
+        built = Built(leader, lambda of: node._store.owners_of(of)[0].open_replica(of).log)
         for step in steps:
             built.take(step)
         log = built.log(watermark, gate, is_live=is_live)
         counter[0] = gate
-        there = node._store.described(tp).log
+        there = node._store.owners_of(tp)[0].open_replica(tp).log
         near = opened.enter_context(
             ReplayClient(
                 there.path.parent,

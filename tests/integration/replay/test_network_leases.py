@@ -39,7 +39,7 @@ class Kept:
 
     @property
     def log(self):
-        return self.node._store.described(self.leader.tp).log
+        return self.node._store.owners_of(self.leader.tp)[0].open_replica(self.leader.tp).log
 
     def pass_time(self, *, renewing):
         """Longer than lease_max_s, and until so many sessions have renewed after it."""

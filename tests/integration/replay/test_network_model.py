@@ -119,7 +119,7 @@ class Model:
         self.leader.cut(offset)
 
     def log(self):
-        return self.node._store.described(self.leader.tp).log
+        return self.node._store.owners_of(self.leader.tp)[0].open_replica(self.leader.tp).log
 
     def start_reader(self):
         position = self.chosen.choice([None, self.chosen.randint(0, len(self.values))])
