@@ -347,8 +347,7 @@ class SegmentLog(ClosedAtExit):
         function as `hold` takes it. `adopt`: take segments that have no partition.metadata, as a new log.
         `log_id`: of a log that is made now, one that exists keeps its own. `has_replicas`: the high watermark rises by
         `advance_high_watermark` alone, from where it was; else it is the log end. `on_lost(end)` is called then if the
-        log ends below what it is known to have held, up to `end`; what it raises ends the opening, and the next one calls it
-        again.
+        log ends below what it is known to have held, up to `end`; if it raises, so does this.
         Raises LogLocked (with the pid) if another process writes in the directory above, InvalidLogName, NotALog and
         NotALogDirectory for what can't be one, CorruptLog if files are missing, PartitionMetadataMissing and
         CorruptPartitionMetadata if it is unknown which log this is, DerivedStoreFailed, LogPoisoned if the disk fails.

@@ -641,8 +641,9 @@ def test_a_member_that_ends_below_its_own_watermark_checkpoint_counts_for_nothin
     assert members.promote(0).partitions[0].log_end_offset == 10
 
 
-def test_a_directory_that_ends_below_its_own_watermark_is_not_promoted_though_no_node_opened_it_since(members):
-    with members.lead() as outbox:
+def ten_of_which_member_2_lacks_five(members, **settings):
+    """All are acknowledged, and neither node runs any more."""
+    with members.lead(**settings) as outbox:
         for number in range(5):
             assert outbox.append(0, b"%d" % number).result(WAIT_S) == number
         wait_until(lambda: caught_up(outbox, members.address(1), members.address(2)), "both have them")
@@ -651,6 +652,10 @@ def test_a_directory_that_ends_below_its_own_watermark_is_not_promoted_though_no
             assert outbox.append(0, b"%d" % number).result(WAIT_S) == number
         wait_until(lambda: members.world.replica(1).log.high_watermark == 10, "it knows that all are acknowledged")
     members.world.nodes[1].stop()
+
+
+def test_a_directory_that_ends_below_its_own_watermark_is_not_promoted_though_no_node_opened_it_since(members):
+    ten_of_which_member_2_lacks_five(members)
     cut_behind(members.directory(1) / "orders-0", 5)
     members.world.node(2)  # these two would be enough, and hold as much as each other
     for _ in range(2):  # the first opening lowers the log's own checkpoint
@@ -662,15 +667,7 @@ def test_a_directory_that_ends_below_its_own_watermark_is_not_promoted_though_no
 @pytest.mark.parametrize("is_asked", [True, False])
 def test_a_member_whose_log_was_removed_votes_for_nobody_and_is_not_promoted(members, is_asked):
     """Its directory is not there any more: the checkpoint beside it still says how far it was acknowledged."""
-    with members.lead(partitions=2) as outbox:
-        for number in range(5):
-            assert outbox.append(0, b"%d" % number).result(WAIT_S) == number
-        wait_until(lambda: caught_up(outbox, members.address(1), members.address(2)), "both have them")
-        members.world.nodes[2].stop()
-        for number in range(5, 10):
-            assert outbox.append(0, b"%d" % number).result(WAIT_S) == number
-        wait_until(lambda: members.world.replica(1).log.high_watermark == 10, "it knows that all are acknowledged")
-    members.world.nodes[1].stop()
+    ten_of_which_member_2_lacks_five(members, partitions=2)
     shutil.rmtree(members.directory(1) / "orders-0")
     members.world.node(2)  # it lacks half of them, so these two hold less than what was acknowledged
     if is_asked:

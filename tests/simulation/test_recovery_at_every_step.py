@@ -49,6 +49,14 @@ def end_process(disk):
     disk.crash()
 
 
+def end_stopped(disk, end):
+    """Of the process, or of the machine with it; the power stays away no longer."""
+    if end == "power":
+        disk.lose_power()
+    disk.power_at, disk.is_off = None, False
+    end_process(disk)
+
+
 def broken(seed):
     """A log as a power cut left it: synced to record 20, torn somewhere behind; and a store that knew too much."""
     clock = SimulatedClock()
@@ -93,11 +101,7 @@ def test_the_next_recovery_ends_at_the_same_log(seed, end, torture):
         disk.power_after(step)
         with pytest.raises(PowerLost):
             opened(disk, clock, store)
-        if end == "power":
-            disk.lose_power()
-        else:
-            disk.power_at, disk.is_off = None, False  # the machine goes on, the process does not
-        end_process(disk)
+        end_stopped(disk, end)
         log = opened(disk, clock, store)
         found = picture(log, store)
         assert found == expected, f"seed {seed}, stopped at call {step} of {steps}: {log.recovery}"
@@ -146,11 +150,7 @@ def test_what_a_member_lost_is_told_however_its_opening_is_stopped(seed, end, wh
         disk.power_after(step)
         with pytest.raises(PowerLost):
             opened_member(disk, clock, noted)
-        if end == "power":
-            disk.lose_power()
-        else:
-            disk.power_at, disk.is_off = None, False
-        end_process(disk)
+        end_stopped(disk, end)
         log = opened_member(disk, clock, noted)
         assert set(noted) == {RECORDS}, f"seed {seed}, stopped at call {step} of {steps}: {log.recovery}"
         log.close()
