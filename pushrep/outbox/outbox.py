@@ -176,6 +176,7 @@ class Outbox:
         close_timeout_s: how long `close` waits for the disk.
         create: False: refuse with `NoOutbox` where there is none, so that a mistyped path makes no new one.
         accept_loss: go on although a partition's directory is missing that held records, with a PID of the next epoch.
+            With replicas they are fetched; where none of those that answer has all of them, it raises `LogNotFit`.
         copy_check: notice a directory that is a copy of another (a restored backup, a clone): it goes on with a PID of
             an epoch of its own, or is refused with replicas (`DirectoryIsCopy`). False: do not ask.
         retention_ms: whole old segments go once their newest record is older than this; -1: never. None: 7 days where

@@ -685,6 +685,20 @@ def test_a_member_whose_log_was_removed_votes_for_nobody_and_is_not_promoted(mem
     assert members.promote(1, depose=True).partitions[0].log_end_offset == 10
 
 
+def test_a_leader_whose_log_was_removed_fetches_it_or_does_not_lead(members):
+    """accept_loss says that the directory may be made anew, not that others' records are to be forgotten."""
+    ten_of_which_member_2_lacks_five(members, partitions=2)
+    shutil.rmtree(members.world.root / "outbox" / "orders-0")
+    members.world.node(2)
+    for _ in range(2):
+        with pytest.raises(LogNotFit, match=r"of \[0, 10\) it lost records"):
+            members.lead(partitions=2, accept_loss=True, open_timeout_s=1.0)
+    members.world.node(1)
+    with members.lead(partitions=2, accept_loss=True) as outbox:
+        assert outbox.append(0, b"10").result(WAIT_S) == 10
+    assert values(members.world.root / "outbox" / "orders-0") == [b"%d" % n for n in range(11)]
+
+
 @pytest.mark.parametrize("by", ["promotion", "opening"])
 def test_a_loss_is_remembered_though_another_partition_could_not_be_opened(members, monkeypatch, by):
     """The opening that finds it lowers the log's own checkpoint: no later one sees it."""
