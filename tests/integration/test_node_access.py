@@ -2,6 +2,7 @@
 
 import ipaddress
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from pushrep.cli.certs import certs, make_certificates
 from pushrep.cli.status import look_at
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import BadArgument
+from pushrep.outbox import NotEnoughReplicas
 from pushrep.outbox.promotion import promote
 from pushrep.replay import FOLLOW, NodeAccess, ReplayClient, ReplayRequest
 from pushrep.replay.plan import ReplaySettings
@@ -378,6 +380,23 @@ def test_a2_a_log_of_the_same_id_in_an_outbox_of_another_name_takes_no_call_from
     assert ask(member.address, other, fetched).log_end_offset == 0, "of its own log"
     assert ask(member.address, owner, look).logs[0].log_end_offset == 20
     assert ask(member.address, other, fetched).log_end_offset == 0, "whoever was described last"
+
+
+def test_a2_a_copy_of_outbox_json_appends_nothing_to_the_replica_of_another_name(world, tls, tmp_path):
+    member = world.node(1, certificates=server_files(tls), allow=frozenset({"owner", "other"}))
+    given = {"replicas": [str(member.address)]}
+    with Outbox.open(tmp_path / "own", "orders", 1, "billing", push=shown(tls, "owner"), **given) as outbox:
+        assert outbox.append(0, b"record").result(WAIT_S) == 0
+        home = world.nodes[1].directory / outbox.identity.outbox_id
+    (tmp_path / "stolen").mkdir()
+    shutil.copy(tmp_path / "own" / "outbox.json", tmp_path / "stolen")
+    before = tree(home)
+    settings = {"push": shown(tls, "other"), "open_timeout_s": 0.5, **given}
+    with Outbox.open(tmp_path / "stolen", "orders", 1, "billing", **settings) as stolen:
+        with pytest.raises(NotEnoughReplicas):
+            stolen.append(0, b"forged").result(WAIT_S)
+        assert tree(home) == before
+    assert world.nodes[1].unauthorised()["DESCRIBE_LOG", "other"] > 0
 
 
 def test_a2_an_outbox_from_before_is_bound_to_the_first_name_that_leads_it(world, tls, led, caplog):
