@@ -26,6 +26,7 @@ from pushrep.election.candidate import LEADER_ALIVE_MS, Fetch, MemberAnswer, Mem
 from pushrep.election.epochs import common_end, without_unfenced
 from pushrep.election.errors import (
     LogNotFit,
+    MemberTwice,
     NotAhead,
     NotLeader,
     OlderGeneration,
@@ -140,9 +141,9 @@ def promote(  # noqa: PLR0913 - an operator's choices
     last_contact: with a leader, as `ReplicaNode.hand_over` returns it; a node in another process is asked.
     verify_s: so long sealed segments are read for what has rotted, once this member may lead; that is fetched from the
     others, and what they can't give is in `damaged`.
-    Raises LeaderMayBeAlive, NotAhead (both pairs in it), TooFewMembers, LogNotFit, NotAMember, DirectoryIsCopy before
-    anything is changed; OlderGeneration, RivalGenerations, NotLeader if another's promotion was faster, CantPromote
-    with what to do, CorruptNodeFile, LogPoisoned, OSError.
+    Raises LeaderMayBeAlive, NotAhead (both pairs in it), TooFewMembers, LogNotFit, NotAMember, MemberTwice,
+    DirectoryIsCopy before anything is changed; OlderGeneration, RivalGenerations, NotLeader if another's promotion was
+    faster, CantPromote with what to do, CorruptNodeFile, LogPoisoned, OSError.
     """
     directory = Path(directory)
     found = find_election_state(directory, filesystem)
@@ -474,6 +475,9 @@ def with_loss(  # noqa: PLR0913 - what is accepted, and what it needs
         )
     _check_fit(own, counting if base.may_lead(counting) else (), may_be_damaged=may_be_damaged)
     change.check_looked(directory, base, own.index, found)
+    members, least = change.of(base)
+    coming = [one for one in members if one.index >= base.next_index]
+    _refuse_twice(election, coming, change.lost, {own.index: own, **found}, timeout_s)
     epoch = next_ballot(election.index, max(answer.highest_epoch for answer in (own, *found.values())))
     compared = [index for index, one in found.items() if one.counts or original is not None]
     theirs = {index: found[index].logs for index in compared}
@@ -487,7 +491,6 @@ def with_loss(  # noqa: PLR0913 - what is accepted, and what it needs
     accepted = _loss(_ends_of(election), last_contact_ms, absent, found)
     accepted += "".join(f"; {loss}" for loss in _losses_shown(election.own()))
     accepted += "" if original is None else f"; what directory {original.hex} took after it was copied to here"
-    members, least = change.of(base)
     members = tuple(replace(one, directory_id=own.directory_id) if one.index == own.index else one for one in members)
     reached = {index for index, one in found.items() if base.is_member(index, one.directory_id)}
     grant = replace(
@@ -517,6 +520,23 @@ def with_loss(  # noqa: PLR0913 - what is accepted, and what it needs
     _LOG.error("%s leads without %s", directory, accepted)
     stored = {index for index, answer in answers.items() if answer.grant == grant}
     return Granted(grant, tuple(sorted(base.indexes - {own.index, *stored, *change.lost})), done)
+
+
+def _refuse_twice(
+    election: Election,
+    coming: Sequence[Member],
+    lost: Collection[int],
+    known: Mapping[int, MemberAnswer],
+    timeout_s: float,
+) -> None:
+    """Raise MemberTwice where a node that comes into the list is in it already, under whatever address. One that does
+    not answer is asked again by who leads.
+    """
+    looked = election.describe_new(coming, timeout_s) if coming else {}
+    seen = {one.directory_id: index for index, one in known.items() if index not in lost}
+    for index, answer in sorted(looked.items()):
+        if answer.directory_id is not None and seen.setdefault(answer.directory_id, index) != index:
+            raise MemberTwice(seen[answer.directory_id], index)
 
 
 def _of_one_generation(kept: Grant, found: Mapping[int, MemberAnswer]) -> tuple[dict[int, MemberAnswer], int]:

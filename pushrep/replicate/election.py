@@ -12,7 +12,7 @@ appends to the logs.
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -34,7 +34,7 @@ from pushrep.election.candidate import (
 from pushrep.election.epochs import EpochEnd, marked_unfenced, without_unfenced
 from pushrep.election.errors import LogNotFit, NotAhead, NotLeader, TooFewMembers
 from pushrep.election.follower import StoreEpoch, StoreGrant
-from pushrep.election.grants import Grant, OfferedGrant, judge_grant, newest_of, next_ballot
+from pushrep.election.grants import Grant, Member, OfferedGrant, judge_grant, newest_of, next_ballot
 from pushrep.env import SYSTEM_CLOCK, Clock
 from pushrep.log import SegmentLog
 from pushrep.log.directory_files import read_leader_epochs
@@ -218,6 +218,14 @@ class Election:
         self._grants = [grant]
         self._answers = self._round(timeout_s)
         self._ask(sorted(grant.indexes - {self.index}), self._clients.describe)
+        return self._all()
+
+    def describe_new(self, members: Sequence[Member], timeout_s: float) -> dict[int, MemberAnswer]:
+        """As `describe_members`, of nodes that are to become members and that no grant names yet."""
+        self._answers = self._round(timeout_s)
+        for one in members:
+            describe = partial(self._clients.describe, one.index, Address.parse(one.address))
+            self._answers.ask(str(one.index), describe)
         return self._all()
 
     def offer(self, grant: Grant, timeout_s: float) -> dict[int, MemberAnswer]:

@@ -450,6 +450,30 @@ def test_a_second_address_of_a_member_is_not_added(world, pushrep):
         assert [one.index for one in outbox.status().members] == [0, 1]
 
 
+@pytest.mark.parametrize("is_led", [True, False])
+def test_a_second_address_of_a_member_takes_the_place_of_none_that_is_lost(world, pushrep, is_led):
+    """The list would name three, and two disks would be there."""
+    for index in (1, 2):
+        world.node(index)
+    ports = [everywhere(world, index) for index in (1, 2)]
+    replicas = [f"127.0.0.1:{port}" for port in ports]
+    with open_listed(world, partitions=1, replicas=replicas, min_insync_replicas=3) as outbox:
+        outbox.append(0, b"a").result(WAIT_S)
+        wait_for_all(outbox)
+        world.nodes[1].stop()
+        shutil.rmtree(world.root / "node-1")
+        if is_led:
+            code, _, errors = pushrep("replica", "replace", outbox.directory, 1, f"127.0.0.2:{ports[1]}", "--lost", 1)
+            assert (code, "MEMBER_TWICE" in errors) == (1, True), errors
+            assert [one.index for one in outbox.status().members] == [0, 1, 2]
+    if not is_led:
+        given = {"lost": [1], "new": [f"127.0.0.2:{ports[1]}"], "push": QUICK, "timeout_s": WAIT_S, "depose": True}
+        with pytest.raises(MemberTwice) as refused:
+            promote(outbox.directory, accept_loss=True, **given)
+        assert (refused.value.first, refused.value.second) == (2, 3)
+    assert find_election_state(outbox.directory, REAL_FILESYSTEM)[1].grant.generation == 0, "nothing was changed"
+
+
 def test_no_replace_makes_the_list_shorter(world, pushrep):
     for index in (1, 2):
         world.node(index)
