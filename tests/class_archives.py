@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SPARK, KAFKA = "spark.jsa", "kafka.jsa"
@@ -89,5 +90,6 @@ def make_spark(archive: Path) -> None:
 if __name__ == "__main__":
     directory = Path(sys.argv[1]).resolve()
     directory.mkdir(parents=True, exist_ok=True)
-    make_spark(directory / SPARK)
-    make_kafka(directory / KAFKA)
+    with ThreadPoolExecutor() as pool:
+        for making in [pool.submit(make_spark, directory / SPARK), pool.submit(make_kafka, directory / KAFKA)]:
+            making.result()

@@ -61,7 +61,7 @@ class Source:
                 key = StreamMetadata(PID, partition, offset).pack()
                 self._producer.produce(self._topic, key=key, value=b"", partition=partition)
         self.count += 1
-        self._producer.poll(0.005)
+        self._producer.poll(0.05)
 
     def flush(self):
         assert self._producer.flush(WAIT_S) == 0
@@ -183,7 +183,7 @@ def test_five_members_of_aiokafka_join_one_after_the_other_and_each_record_count
                 members.append(group.create_task(member(has_joined, stopping)))
                 while not has_joined.is_set():
                     source.send()
-                    await asyncio.sleep(0.01)
+                    await asyncio.sleep(0.05)
             source.flush()
             while not has_all(everywhere, source.count):  # noqa: ASYNC110 - other tasks fill it
                 await asyncio.sleep(0.05)

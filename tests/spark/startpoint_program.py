@@ -20,13 +20,12 @@ PROGRESS_NAME = "progress.json"
 
 
 def kill_session():
-    """kill -9 for everything in this session, ourselves last."""
+    """kill -9 for everything in this session: the driver first, which would fail without its JVM, ourselves last."""
     session = os.getsid(0)
-    for process in processes():
-        if process.session == session and process.pid != os.getpid():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGKILL)
-    os.kill(os.getpid(), signal.SIGKILL)
+    mine = (one.pid for one in processes() if one.session == session)
+    for pid in sorted(mine, key=lambda pid: (pid == os.getpid(), pid != session)):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def main():

@@ -81,7 +81,7 @@ def test_rule_2_a_driver_killed_at_each_step_applies_once_and_keeps_the_offset(s
         assert store.write("billing", "orders", 0, Startpoint.relative(records=-10), "ten records again") == back
         killed.communicate(timeout=WAIT_S)
         kill_session(killed)
-        assert killed.returncode == -signal.SIGKILL, f"{step}: it ended by itself"
+        assert killed.returncode == -signal.SIGKILL, f"{step}: it ended by itself: {said(killed)}"
         append(logs, 0, 5)
         append(logs, 1, 5)
         finished(start("available-now"))
@@ -120,7 +120,7 @@ def test_a_stream_sent_back_and_forth_live_and_killed_at_random_reads_what_a_mod
                 places[store.write("billing", "orders", partition, Startpoint.specific(place), "go")] = place
             # No synchronisation: kills and wishes are meant to meet anywhere.
             time.sleep(chance.random() * 3)
-            assert driver.poll() is None, "it ended by itself"
+            assert driver.poll() is None, f"it ended by itself: {said(driver)}"
         kill_session(driver)
     for _ in range(2):  # the store's checkpoint follows Spark's: the second run tells it the end
         finished(start("available-now"))
@@ -141,7 +141,7 @@ def test_a_stream_sent_back_and_forth_live_and_killed_at_random_reads_what_a_mod
 def until(happened, process):
     deadline = time.monotonic() + WAIT_S
     while not happened():
-        assert process.poll() is None, "the driver ended by itself"
+        assert process.poll() is None, f"the driver ended by itself: {said(process)}"
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
