@@ -135,10 +135,18 @@ class World:
         self.services.append(service)
         return service
 
+    def outboxes(self, index):
+        """What a node keeps of each outbox."""
+        return self.nodes[index]._store.outboxes()
+
+    def kept(self, index):
+        """What it keeps of the only one."""
+        (kept,) = self.outboxes(index)
+        return kept
+
     def replica(self, index, partition=0):
         """A node's open log."""
-        (kept,) = self.nodes[index]._store.outboxes()
-        return kept._replicas["orders", partition]
+        return next(one for _, one in self.nodes[index].replicas() if one.tp.partition == partition)
 
     def directory(self, index, partition=0):
         """Where a node's log lies."""

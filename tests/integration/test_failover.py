@@ -287,7 +287,7 @@ def test_letting_go_waits_for_the_look_that_is_being_answered(members):
     with members.lead() as outbox:
         wait_until(lambda: caught_up(outbox, members.address(1), members.address(2)), "they know the grant")
     members.promote(1)
-    kept = members.world.nodes[1]._store.outbox(UUID(members.outbox_id))
+    kept = members.world.kept(1)
     done = []
     with kept.at_home():
         promoting = threading.Thread(target=lambda: done.append(members.promote(1)))
@@ -749,8 +749,8 @@ def test_what_a_member_shows_after_a_grant_has_every_append_that_was_judged_befo
     with members.lead() as outbox:
         assert outbox.append(0, b"0").result(WAIT_S) == 0
         wait_until(lambda: caught_up(outbox, members.address(1), members.address(2)), "both have it")
-    kept = members.world.nodes[2]._store.outbox(UUID(members.outbox_id))
-    replica = kept._replicas["orders", 0]
+    kept = members.world.kept(2)
+    replica = members.world.replica(2)
     grant = kept.election_state.grant.renewed(next_ballot(1, kept.election_state.grant.epoch), leader=1)
     request = GrantRequest(grant=grant, sender=1, partitions=(replica.tp,))
     shown = []
@@ -779,7 +779,7 @@ def test_a_damaged_replica_waits_for_an_operator_while_its_leader_ends_below_wha
     members.world.nodes[1].stop()
     damage(members.directory(1) / "orders-0", offset=2)
     members.world.node(1, log_config=LOOKING)
-    kept = members.world.nodes[1]._store.outbox(UUID(members.outbox_id))
+    kept = members.world.kept(1)
     kept.note_lost("orders-0", 1000)
     with members.lead() as outbox:
         wait_until(lambda: "its leader ends below 1000" in caplog.text, "it says why it waits")

@@ -118,7 +118,7 @@ def test_a_wiped_disk_under_its_old_address_votes_for_nobody(three):
     assert (refused.value.answered, refused.value.needed) == (1, 2)
     with three.lead() as outbox:
         wait_for_all(outbox)
-        wait_until(lambda: not kept(three.world, 2).election_state.is_unfilled, "it was given everything")
+        wait_until(lambda: not three.world.kept(2).election_state.is_unfilled, "it was given everything")
     assert three.promote(2).partitions[0].log_end_offset == len(three.values)
     assert values(three.directory(2)) == three.values
 
@@ -138,8 +138,8 @@ def test_a_disk_that_is_lost_under_a_running_leader_is_filled_again(world):
         world.node(2)
         outbox.append(0, b"b").result(WAIT_S)
         wait_for_all(outbox)
-        wait_until(lambda: not kept(world, 2).election_state.is_unfilled, "it counts again")
-        found = kept(world, 2).directory
+        wait_until(lambda: not world.kept(2).election_state.is_unfilled, "it counts again")
+        found = world.kept(2).directory
     assert values(found) == [b"a", b"b"]
 
 
@@ -154,22 +154,17 @@ def test_a_disk_that_is_lost_under_an_idle_leader_is_noticed_and_filled_without_
         lose(world, 2)
         world.node(2)
         wait_until(lambda: counts(world, 2), "it is filled, and counts again")
-        found = kept(world, 2).directory
+        found = world.kept(2).directory
         ended = outbox.facts.replication.manager.session_ends
         assert ended.keys() <= {PushSessionEndReason.STALE_REPLICA_EPOCH, PushSessionEndReason.SHUTDOWN}
     assert values(found) == [b"a"]
 
 
 def counts(world, index):
-    if not (found := world.nodes[index]._store.outboxes()):
+    if not (found := world.outboxes(index)):
         return False
     (state,) = (one.election_state for one in found)
     return state.grant is not None and not state.is_unfilled
-
-
-def kept(world, index):
-    (found,) = world.nodes[index]._store.outboxes()
-    return found
 
 
 def test_a_wiped_disk_counts_for_nothing_before_every_partition_is_filled(world):
@@ -178,7 +173,7 @@ def test_a_wiped_disk_counts_for_nothing_before_every_partition_is_filled(world)
     with open_outbox(world, 1, partitions=2) as outbox:
         outbox.append(0, b"a").result(WAIT_S)
         wait_for_all(outbox)
-        found = kept(world, 1)
+        found = world.kept(1)
         wait_until(lambda: not found.election_state.is_unfilled, "a new member of an empty outbox is filled at once")
         tp = next(iter(found.partitions()))
         found._keeper.keep(replace(found.election_state, is_unfilled=True))
@@ -196,8 +191,8 @@ def test_replicas_that_are_first_given_to_an_outbox_with_records_count_from_its_
         world.node(index)
     open_outbox(world, 1, 2, open_timeout_s=WAIT_S).close()
     for index in (1, 2):
-        assert kept(world, index).election_state.grant is not None
-        assert not kept(world, index).election_state.is_unfilled
+        assert world.kept(index).election_state.grant is not None
+        assert not world.kept(index).election_state.is_unfilled
     with open_outbox(world, 1, 2) as outbox:
         assert outbox.append(0, b"more").result(WAIT_S) == 50
         wait_for_all(outbox)
@@ -216,13 +211,13 @@ def test_an_older_copy_of_a_disk_takes_no_part_until_it_is_filled_anew(three):
         three.promote(2)
     with three.lead() as outbox:  # the leader itself is enough with member 1
         before = outbox.facts.replication.kept_grant
-        assert kept(three.world, 2).is_unfilled
-        assert kept(three.world, 2).directory_id != before.directory_of(2)
+        assert three.world.kept(2).is_unfilled
+        assert three.world.kept(2).directory_id != before.directory_of(2)
         wait_for_all(outbox)
         grant = outbox.facts.replication.kept_grant
-        assert grant.directory_of(2) == kept(three.world, 2).directory_id
+        assert grant.directory_of(2) == three.world.kept(2).directory_id
         assert grant.members_epoch > before.members_epoch
-    assert not kept(three.world, 2).is_unfilled, "it is a copy of nothing any more"
+    assert not three.world.kept(2).is_unfilled, "it is a copy of nothing any more"
     assert three.promote(2, depose=True).partitions[0].log_end_offset == len(three.values)
 
 
@@ -243,7 +238,7 @@ def test_a_new_disk_acknowledges_nothing_before_enough_others_know_of_it(world):
             return "counts for nothing" in (told.trouble or "") and (told.lag.records, told.lag.in_sync) == (0, 0)
 
         wait_until(is_filled, "it holds everything")
-        found = kept(world, 2)
+        found = world.kept(2)
         wait_until(lambda: not found.election_state.is_unfilled, "its node says the same")
         assert values(found.directory) == [b"a", b"b"]
         assert not waiting.done()
@@ -277,7 +272,7 @@ def test_a_new_disk_comes_in_by_itself_while_a_majority_is_there(world):
         world.node(2)
         wait_for_all(outbox)
         grant = outbox.facts.replication.kept_grant
-        assert grant.directory_of(2) == kept(world, 2).directory_id
+        assert grant.directory_of(2) == world.kept(2).directory_id
         assert not grant.entering
         world.nodes[1].stop()
         assert outbox.append(0, b"c").result(WAIT_S) == 2, "it counts for ALL"
@@ -337,7 +332,7 @@ def test_an_older_copy_of_a_node_that_was_started_since_is_filled_by_the_leader_
         world.node(2)
         outbox.append(0, b"c").result(WAIT_S)
         wait_for_all(outbox)
-    assert values(kept(world, 2).directory) == [b"a", b"b", b"b", b"b", b"c"]
+    assert values(world.kept(2).directory) == [b"a", b"b", b"b", b"b", b"c"]
 
 
 def test_a_copy_of_a_services_directory_is_filled_below_a_node(three, pushrep):
@@ -352,8 +347,8 @@ def test_a_copy_of_a_services_directory_is_filled_below_a_node(three, pushrep):
     with open_outbox(three.world, 0, 1, directory=three.directory(2), durability=Durability.FLUSHED) as outbox:
         assert outbox.append(0, b"more").result(WAIT_S) == len(three.values)
         wait_for_all(outbox)
-        assert outbox.facts.replication.kept_grant.directory_of(0) == kept(three.world, 0).directory_id
-    assert not kept(three.world, 0).is_unfilled
+        assert outbox.facts.replication.kept_grant.directory_of(0) == three.world.kept(0).directory_id
+    assert not three.world.kept(0).is_unfilled
     assert values(three.directory(0)) == [*three.values, b"more"]
 
 
@@ -379,7 +374,7 @@ def test_a_whole_site_that_was_restored_goes_on_with_the_highest_as_an_accepted_
         wait_for_all(outbox)
 
         def count():
-            states = [kept(three.world, index) for index in (1, 2)]
+            states = [three.world.kept(index) for index in (1, 2)]
             return not any(one.is_unfilled or one.election_state.grant.is_led_alone for one in states)
 
         wait_until(count, "they count again")
@@ -522,7 +517,7 @@ def test_a_new_disk_under_its_old_address_becomes_a_new_member(world, pushrep, m
         assert [one.index for one in outbox.status().members] == [0, 1, 3]
         world.nodes[1].stop()
         assert outbox.append(0, b"c").result(WAIT_S) == 2, "it counts for ALL"
-        found = kept(world, 2)
+        found = world.kept(2)
         assert (found.election_state.member, found.election_state.is_unfilled) == (3, False)
         world.node(1)
         wait_for_all(outbox)
@@ -581,7 +576,7 @@ def test_old_and_new_speak_with_each_other(world, older, monkeypatch):
     with open_outbox(world, 1, 2) as outbox:
         outbox.append(0, b"b").result(WAIT_S)
         wait_for_all(outbox)
-    assert [kept(world, index).election_state.member for index in (1, 2)] == [1, 2]
+    assert [world.kept(index).election_state.member for index in (1, 2)] == [1, 2]
     with world.nodes[1].hand_over(outbox_id):
         done = promote(world.root / "node-1" / str(outbox_id), push=QUICK, timeout_s=WAIT_S)
     assert done.partitions[0].log_end_offset == 2
@@ -599,7 +594,7 @@ def test_members_that_have_no_name_in_the_grant_get_one_once_all_of_them_can_say
     world.node(1)
     with open_outbox(world, 1) as outbox:
         wait_until(lambda: outbox.status().members_epoch and not nameless(outbox), "all are named")
-        assert outbox.facts.replication.kept_grant.directory_of(1) == kept(world, 1).directory_id
+        assert outbox.facts.replication.kept_grant.directory_of(1) == world.kept(1).directory_id
         assert outbox.append(0, b"b").result(WAIT_S) == 1
 
 
@@ -692,7 +687,7 @@ def test_a_replica_that_refuses_says_so_in_its_leaders_status_by_name(world):
     with open_outbox(world, 1, 2) as outbox:
         outbox.append(0, b"a").result(WAIT_S)
         wait_for_all(outbox)
-        own = kept(world, 2).directory
+        own = world.kept(2).directory
     world.nodes[2].stop()
     others = (Member(2, "127.0.0.1:1"), Member(5))
     rewrite(
@@ -771,7 +766,7 @@ def test_there_is_a_way_back_from_every_loss(world, pushrep, lost):
         assert (len(status.members), status.min_insync_replicas) == (1 + len(new), 2)
         assert outbox.pid != pid, "what the lost ones gave out may be given out again"
     for index in coming:
-        found, member = kept(world, index).directory, kept(world, index).election_state.member
+        found, member = world.kept(index).directory, world.kept(index).election_state.member
         assert values(found) == [b"a", b"b"]
         # The service has just ended. Where its last beat was lost, the refusal says "try again some seconds later".
         again = retry_if_exception_type(LeaderMayBeAlive)
@@ -810,7 +805,7 @@ def test_a_leader_that_another_heard_lately_is_not_given_up(world):
     with open_outbox(world, 1, 2) as outbox:
         outbox.append(0, b"a").result(WAIT_S)
         wait_for_all(outbox)
-        outbox_id = kept(world, 2).outbox_id
+        outbox_id = world.kept(2).outbox_id
         choices = {"accept_loss": True, "lost": [0], "leader_alive_ms": 600_000, "push": QUICK, "timeout_s": WAIT_S}
         with world.nodes[2].hand_over(outbox_id) as told, pytest.raises(LeaderMayBeAlive) as refused:
             promote(world.root / "node-2" / str(outbox_id), last_contact=told, **choices)
@@ -845,7 +840,7 @@ def test_a_change_that_fails_prints_the_list_and_the_command_that_leads_out_work
         records = list(outbox.log(0).records(0))
     wanted = [b"a", *([b"b"] if is_led else []), b"c", b"d"]
     for index in (3, 4):
-        assert values(kept(world, index).directory) == wanted
+        assert values(world.kept(index).directory) == wanted
     pids = [StreamMetadata.unpack(record.key).pid for record in records]
     first = 1 + is_led
     assert pids[:first] == [pid] * first
@@ -916,7 +911,7 @@ def test_members_are_given_up_under_a_running_leader_only_where_too_few_are_left
         assert outbox.pid != pid
         assert identity_in(REAL_FILESYSTEM, home).pid == outbox.pid
     for index in (1, 3):
-        assert values(kept(world, index).directory) == [b"a", b"b", b"c"]
+        assert values(world.kept(index).directory) == [b"a", b"b", b"c"]
     with open_outbox(world, 1, 3, partitions=1) as outbox:
         wait_for_all(outbox)
         world.node(2)
@@ -956,7 +951,7 @@ def test_a_replace_that_can_not_settle_goes_on_by_the_command_that_it_prints(wor
         assert (code, "is member 3 already" in errors) == (1, True), errors
         wait_for_all(outbox)
     for index in (2, 3):
-        assert values(kept(world, index).directory) == [b"a", b"b"]
+        assert values(world.kept(index).directory) == [b"a", b"b"]
 
 
 def test_a_lost_member_is_replaced_while_nobody_has_the_outbox_open(world, pushrep):
@@ -974,7 +969,7 @@ def test_a_lost_member_is_replaced_while_nobody_has_the_outbox_open(world, pushr
     with open_outbox(world, 2) as outbox:
         assert outbox.append(0, b"b").result(WAIT_S) == 1
         wait_for_all(outbox)
-    assert values(kept(world, 2).directory) == [b"a", b"b"]
+    assert values(world.kept(2).directory) == [b"a", b"b"]
 
 
 def test_a_refused_promote_leaves_the_leader_leading(three, pushrep):
@@ -1007,13 +1002,13 @@ def test_an_idle_leader_is_heard_once_a_second_and_says_when_it_ends(three):
         beats = []
 
         def is_heard():
-            age_ms = kept(three.world, 1).contact_age_ms
+            age_ms = three.world.kept(1).contact_age_ms
             beats.extend([ages[-1]] if age_ms < ages[-1] else [])
             ages.append(age_ms)
             return len(beats) > 2
 
         wait_until(is_heard, "beats came while nothing was pushed")
-    assert kept(three.world, 1).contact_age_ms is None
+    assert three.world.kept(1).contact_age_ms is None
     with three.world.nodes[1].hand_over(three.outbox_id) as last_contact:
         done = promote(three.directory(1), push=QUICK, timeout_s=WAIT_S, last_contact=last_contact)
     assert done.grant.leader == 1
@@ -1026,7 +1021,7 @@ def test_a_node_that_does_not_know_beats_is_heard_by_what_is_pushed(three, monke
     with three.lead() as outbox:
         wait_for_all(outbox)
         outbox.append(0, b"pushed").result(WAIT_S)
-        assert kept(three.world, 1).contact_age_ms < 3_000
-        wait_until(lambda: kept(three.world, 1).contact_age_ms > 1_200, "no beat follows")
+        assert three.world.kept(1).contact_age_ms < 3_000
+        wait_until(lambda: three.world.kept(1).contact_age_ms > 1_200, "no beat follows")
         assert outbox.append(0, b"on the same connection").result(WAIT_S)
-    assert kept(three.world, 1).contact_age_ms is not None, "nothing says that it ended"
+    assert three.world.kept(1).contact_age_ms is not None, "nothing says that it ended"

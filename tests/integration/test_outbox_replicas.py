@@ -130,7 +130,7 @@ def test_a_receipt_with_all_says_that_enough_members_hold_the_record(world, dura
         assert [receipt.result(WAIT_S) for receipt in receipts] == list(range(50))
         assert many.result(WAIT_S) == 50
         for index in (1, 2):
-            log = world.nodes[index]._store.outboxes()[0]._replicas["orders", 0].log
+            log = world.replica(index).log
             assert log.log_end_offset == 2050, "held before the receipt said so"
             assert durability is Durability.BUFFERED or log.flushed_offset == 2050
         assert outbox.log(0).high_watermark == 2050
@@ -191,7 +191,7 @@ def test_what_is_not_replicated_in_time_may_still_be_delivered(world):
     with open_outbox(world, 1) as outbox:
         assert outbox.append(0, b"both").result(WAIT_S) == 0
     with open_outbox(world, 1, delivery_timeout_ms=150, replica_lag_max_ms=60_000) as outbox:
-        with world.nodes[1]._store.outboxes()[0]._replicas["orders", 0]._lock:  # its disk hangs
+        with world.replica(1)._lock:  # its disk hangs
             receipt = outbox.append(0, b"late", metadata=metadata)
             with pytest.raises(DeliveryFailed) as failed:
                 receipt.result(WAIT_S)
@@ -220,20 +220,20 @@ def test_records_that_wait_for_replicas_hold_their_room(world):
             while True:
                 receipts.append(outbox.append(0, b"x" * 1000))
 
-        with world.nodes[1]._store.outboxes()[0]._replicas["orders", 0]._lock:
+        with world.replica(1)._lock:
             with pytest.raises(BufferFull):
                 append_for_ever()
             assert 3 <= len(receipts) <= 8
         assert [receipt.result(WAIT_S) for receipt in receipts] == list(range(1, len(receipts) + 1))
         assert outbox.append(0, b"x" * 1000).result(WAIT_S) == len(receipts) + 1
-        assert outbox._budget.taken == 0, "everything was given back"
+        assert outbox.facts.budget.taken == 0, "everything was given back"
 
 
 def test_close_waits_for_replicas_as_long_as_it_was_told(world):
     world.node(1)
     outbox = open_outbox(world, 1, close_timeout_s=0.1, replica_lag_max_ms=60_000)
     assert outbox.append(0, b"both").result(WAIT_S) == 0
-    with world.nodes[1]._store.outboxes()[0]._replicas["orders", 0]._lock:
+    with world.replica(1)._lock:
         receipt = outbox.append(0, b"late")
         wait_until(lambda: outbox.log(0).flushed_offset == 2, "it is in this log")
         with pytest.raises(DeliveryFailed) as failed:
@@ -323,7 +323,7 @@ def test_who_was_overtaken_by_another_leader_takes_nothing_any_more(world):
     world.node(1)
     with open_outbox(world, 1) as outbox:
         assert outbox.append(0, b"ours").result(WAIT_S) == 0
-        kept = world.nodes[1]._store.outboxes()[0]
+        kept = world.kept(1)
         kept.store_epoch(2**20 + 1)  # member 1 has taken a number of its own: it leads
         with pytest.raises(DeliveryFailed) as failed:
             outbox.append(0, b"too late").result(WAIT_S)

@@ -39,7 +39,7 @@ def test_records_go_to_replicas_over_mutual_tls_and_only_to_whom_the_certificate
         for number in range(50):
             outbox.append(0, bytes(number * 100)).result(WAIT_S)
         wait_for_all(outbox)
-        assert world.nodes[1]._store.outboxes()[0]._replicas["orders", 0].log.log_end_offset == 50
+        assert world.replica(1).log.log_end_offset == 50
     directory = world.root / "other"
     with open_outbox(world, 3, directory=directory, acks=Acks.LOCAL, push=shown(certificates, "billing")) as other:
         wait_until(lambda: other.status().members[1].trouble, "it may not create there")

@@ -161,13 +161,12 @@ def test_a_grant_that_was_let_in_before_a_promotion_does_not_overwrite_what_that
     with open_outbox(world, 1, 2) as outbox:
         fill(outbox, 1)
         grant = outbox.facts.replication.grant
-    node = world.nodes[1]
-    (kept,) = node._store.kept()
+    node, kept = world.nodes[1], world.kept(1)
     with kept.at_home(), node.hand_over(grant.outbox_id):
         promoting = ElectionStateStore(kept.directory, grant.outbox_id, REAL_FILESYSTEM)
         promoted = grant.renewed(grant.epoch + 513, 1)
         promoting.keep(replace(promoting.kept, grant=promoted))
-        with pytest.raises(Refusal, match="let go"):
+        with pytest.raises(Refusal, match="handed over"):
             kept.offer_grant(grant.renewed(grant.epoch + 256, 0), 0, str(node.address))
         assert find_election_state(kept.directory, REAL_FILESYSTEM)[1].grant == promoted
     assert kept.election_state.grant == promoted
@@ -179,7 +178,7 @@ def test_a_promotion_that_leaves_promises_that_cannot_be_read_stops_that_outbox_
     with open_outbox(world, 1) as outbox:
         fill(outbox, 1)
         log = outbox.facts.replication.appenders[0].led.tp
-    (kept,) = world.nodes[1]._store.kept()
+    kept = world.kept(1)
     path = kept.directory / "promises.json"
     sound = path.read_bytes()
     with world.nodes[1].hand_over(kept.outbox_id):

@@ -31,7 +31,7 @@ def test_201_is_answered_when_enough_members_hold_it_and_503_says_that_nothing_w
         partition = web_api.partition_of("ada")
         assert (answer.status_code, answer.json) == (201, {"partition": partition, "offset": 0})
         for index in (1, 2):
-            assert world.nodes[index]._store.outboxes()[0]._replicas["orders", partition].log.log_end_offset == 1
+            assert world.replica(index, partition).log.log_end_offset == 1
         wait_for_all(outbox)
         hasty = web_api.make_app(outbox, 0.01).test_client()
         world.nodes[2].stop()

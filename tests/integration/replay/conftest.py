@@ -44,6 +44,11 @@ def until(what, told="it did not happen"):
     return found
 
 
+def open_log(node, tp):
+    """A node's log while it is in use."""
+    return next(replica.log for _, replica in node.replicas() if replica.tp == tp)
+
+
 def take(replay, count):
     """`count` records of a replay that follows."""
     got = []

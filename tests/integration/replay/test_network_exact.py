@@ -28,7 +28,7 @@ from pushrep.replay import (
 )
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.error_codes import ErrorCode
-from tests.integration.replay.conftest import QUICK, World, until
+from tests.integration.replay.conftest import QUICK, World, open_log, until
 
 EXAMPLES = 200 if settings().max_examples == 500 else 12  # the long form is torture's
 PATIENT = {"block_bytes": 300, "connect_timeout_ms": 60_000, "liveness_timeout_ms": 60_000}
@@ -188,12 +188,12 @@ def test_every_request_gives_just_its_records_of_a_node_and_of_its_directory(
     with ExitStack() as opened:
         leader = world.leader(node, tp, outbox=outbox)
         opened.callback(leader.close)
-        built = Built(leader, lambda of: node._store.owners_of(of)[0].open_replica(of).log)
+        built = Built(leader, lambda of: open_log(node, of))
         for step in steps:
             built.take(step)
         log = built.log(watermark, gate, is_live=is_live)
         counter[0] = gate
-        there = node._store.owners_of(tp)[0].open_replica(tp).log
+        there = open_log(node, tp)
         near = opened.enter_context(
             ReplayClient(
                 there.path.parent,

@@ -7,7 +7,7 @@ from pushrep.log import LogConfig
 from pushrep.replay import ReplayEndReason, ReplayFailed, ReplayRefused, ReplayRequest
 from pushrep.startpoints import Startpoint, StartpointStore
 from pushrep.wire.error_codes import ErrorCode
-from tests.integration.replay.conftest import offsets, take, until
+from tests.integration.replay.conftest import offsets, open_log, take, until
 
 LEASE_MAX_S, COUNT = 60, 4_000
 
@@ -39,7 +39,7 @@ class Kept:
 
     @property
     def log(self):
-        return self.node._store.owners_of(self.leader.tp)[0].open_replica(self.leader.tp).log
+        return open_log(self.node, self.leader.tp)
 
     def pass_time(self, *, renewing):
         """Longer than lease_max_s, and until so many sessions have renewed after it."""

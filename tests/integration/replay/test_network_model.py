@@ -19,7 +19,7 @@ from pushrep.replay import (
 from pushrep.replay.node_connection import NodeConnection
 from pushrep.wire import replay_messages as wire
 from pushrep.wire.error_codes import ErrorCode
-from tests.integration.replay.conftest import QUICK, until
+from tests.integration.replay.conftest import QUICK, open_log, until
 
 
 class Recorded:
@@ -119,7 +119,7 @@ class Model:
         self.leader.cut(offset)
 
     def log(self):
-        return self.node._store.owners_of(self.leader.tp)[0].open_replica(self.leader.tp).log
+        return open_log(self.node, self.leader.tp)
 
     def start_reader(self):
         position = self.chosen.choice([None, self.chosen.randint(0, len(self.values))])
