@@ -157,7 +157,7 @@ def pytest_report_header():
 
     return [
         f"torture: {'long' if _TORTURE.is_long else 'short'} forms, PUSHREP_TORTURE_SEED={_TORTURE.seed}",
-        f"Kafka's brokers: {broker_processes.road()}; PostgreSQL: {postgresql.road()}",
+        f"Kafka's brokers: {broker_processes.origin()}; PostgreSQL: {postgresql.origin()}",
     ]
 
 

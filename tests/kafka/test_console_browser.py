@@ -31,7 +31,7 @@ from tests.integration.outboxes import QUICK, SMALL, WAIT_S, wait_until
 
 pytest.importorskip("starlette")
 pytest.importorskip("pyspark")
-from tests.integration.test_console import PAGE, WISH, serve
+from tests.integration.test_console import FORM, PAGE, serve
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser; it is not installed")
 
@@ -101,7 +101,7 @@ PATHS = {
     "records": "/outbox/orders/records?from=18&as=json&payloads=shown",
     "node": "/node/node-1",
     "filters": "/filter",
-    "startpoints": f"/outbox/payments/startpoints?{urlencode(WISH | {'consumer': CONSUMER})}",
+    "startpoints": f"/outbox/payments/startpoints?{urlencode(FORM | {'consumer': CONSUMER})}",
 }
 
 
@@ -383,7 +383,7 @@ def orders(tmp_path):
 
 def test_without_operate_there_is_nothing_to_press(orders, tab):
     with serve(orders) as server:
-        page = tab(f"{server.url}{PAGE}?{urlencode(WISH)}")
+        page = tab(f"{server.url}{PAGE}?{urlencode(FORM)}")
         sync_api.expect(page.locator(".dry-run")).to_contain_text("would read 20 again")
         assert page.locator("form[method=post]").count() == 0
 
@@ -392,9 +392,9 @@ def test_a_form_that_another_site_posts_is_refused(orders, chromium):
     with serve(orders, operate=True) as server:
         context = chromium.new_context()
         page = context.new_page()
-        page.goto(f"{server.url}{PAGE}?{urlencode(WISH)}")
+        page.goto(f"{server.url}{PAGE}?{urlencode(FORM)}")
         token = page.locator("input[name=token]").first.get_attribute("value")
-        fields = WISH | {"reason": "forged", "token": token}
+        fields = FORM | {"reason": "forged", "token": token}
         inputs = "".join(f'<input name="{name}" value="{value}">' for name, value in fields.items())
         forged = f'<form method="post" action="{server.url}{PAGE}">{inputs}<button>Go</button></form>'
         page.route("http://elsewhere.example/", lambda route: route.fulfill(body=forged, content_type="text/html"))

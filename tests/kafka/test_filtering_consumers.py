@@ -487,11 +487,11 @@ class OneStartpoint:
         return None
 
     def __init__(self, offset, *, reset_marks):
-        self.wish, self.events = StartTarget(offset, 12, reset_marks), []
+        self.target, self.events = StartTarget(offset, 12, reset_marks), []
 
     def pending(self, consumer, facts, committed_sequence):
         self.events.append((consumer, facts.partition, facts.bounds(facts.topic, facts.partition), committed_sequence))
-        return self.wish if facts.partition == 0 and committed_sequence < self.wish.sequence else None
+        return self.target if facts.partition == 0 and committed_sequence < self.target.sequence else None
 
     def consumed(self, consumer, topic, partition, sequence):
         self.events.append(("consumed", partition, sequence))
@@ -504,16 +504,16 @@ def test_a_startpoint_sends_a_partition_back_once(broker, topic, reset_marks):
         reader.subscribe([topic])
         until(reader, 40)
         reader.commit()
-    wish = OneStartpoint(25, reset_marks=reset_marks)
+    startpoint = OneStartpoint(25, reset_marks=reset_marks)
     fill(broker, topic, 0, range(40, 45))
-    with consumer(broker, topic, startpoints=wish) as reader:
+    with consumer(broker, topic, startpoints=startpoint) as reader:
         reader.subscribe([topic])
         expected = list(range(25, 45)) if reset_marks else list(range(40, 45))
         assert until(reader, len(expected)) == {0: expected}
-        assert ("consumed", 0, 12) not in wish.events
+        assert ("consumed", 0, 12) not in startpoint.events
         reader.commit()
-        assert wish.events[-1] == ("consumed", 0, 12)
-    with consumer(broker, topic, startpoints=wish) as again:
+        assert startpoint.events[-1] == ("consumed", 0, 12)
+    with consumer(broker, topic, startpoints=startpoint) as again:
         again.subscribe([topic])
         fill(broker, topic, 0, range(43, 48))
         assert until(again, 3) == {0: [45, 46, 47]}, "applied once"
@@ -588,11 +588,11 @@ def test_what_was_committed_and_not_said_is_said_by_the_next_holder(broker, topi
     assert events(store) == ["Written", "Applied", "Consumed"]
 
 
-@pytest.mark.parametrize("wish", [Startpoint.specific(99), Startpoint.bootstrap()], ids=str)
-def test_a_startpoint_that_fails_stops_the_start_with_the_reason(broker, topic, tmp_path, wish):
+@pytest.mark.parametrize("startpoint", [Startpoint.specific(99), Startpoint.bootstrap()], ids=str)
+def test_a_startpoint_that_fails_stops_the_start_with_the_reason(broker, topic, tmp_path, startpoint):
     store = StartpointStore.open(tmp_path)
     fill(broker, topic, 0, range(3))
-    sequence = store.write(topic, topic, 0, wish, "a typo")
+    sequence = store.write(topic, topic, 0, startpoint, "a typo")
     with consumer(broker, topic, startpoints=GroupStartpoints(store)) as reader:
         reader.subscribe([topic])
         with pytest.raises(StartpointFailed, match=r"beyond the end|take EARLIEST") as failed:

@@ -282,8 +282,8 @@ def test_who_waits_for_a_record_hears_of_a_startpoint(topic, store, reader):
         assert await one.read(2 * COUNT) == EVERYTHING
         await one.commit()
         loop = asyncio.get_running_loop()
-        wish = (topic, topic, 0, Startpoint.specific(39, reset_marks=True), "the last one")
-        later = loop.run_in_executor(None, lambda: store.write(*wish))
+        startpoint = (topic, topic, 0, Startpoint.specific(39, reset_marks=True), "the last one")
+        later = loop.run_in_executor(None, lambda: store.write(*startpoint))
         assert await asyncio.wait_for(one.one(), WAIT_S) == (0, 39)
         await later
 

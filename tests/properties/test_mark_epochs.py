@@ -40,7 +40,7 @@ logs = st.lists(
     min_size=PARTITIONS,
     max_size=PARTITIONS,
 )
-# Of each partition in each batch: how many records it reads, and where it is sent before, if it is, with which wish.
+# Of each partition in each batch: how many records it reads, and where it is sent before, if it is, with which reset.
 steps = st.lists(
     st.tuples(
         *[st.tuples(st.integers(0, 6), st.none() | st.tuples(st.integers(0, 14), st.booleans()))] * PARTITIONS,

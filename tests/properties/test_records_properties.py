@@ -187,7 +187,7 @@ def test_damaged_records_under_a_valid_checksum(case, seed):
 @settings(max_examples=settings().max_examples // 2)
 @given(st.data(), st.one_of(st.integers(1, 10), st.integers(250, 600), st.just(8_300)), st.integers())
 def test_equal_sized_records_give_the_same_bytes_by_either_road(data, count, seed):
-    """The columns in one piece, and the same columns with an odd record behind them, which forces the general road."""
+    """The columns in one piece, and the same columns with an odd record behind them, which forces the general path."""
     # So many records reach the next width of an offset's varint; large ones beside them would be 200 MB an example.
     sizes = SIZES if count < 8_000 else SMALL_SIZES
     key_size, header_size = data.draw(st.one_of(st.none(), sizes)), data.draw(st.one_of(st.none(), sizes))

@@ -192,7 +192,7 @@ class Epochs(RuleBasedStateMachine):
     @precondition(is_open)
     @rule(partition=PARTITIONS, count=st.integers(1, 5))
     def append(self, partition, count):
-        with suppress(Exception):  # a lane that met a cut refuses until the next open
+        with suppress(Exception):  # an appender that met a cut refuses until the next open
             self.machine.append(partition, count)
 
     @precondition(is_open)

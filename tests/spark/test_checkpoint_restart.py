@@ -38,8 +38,8 @@ def store(tmp_path):
 def send(tmp_path, checkpoint, store):
     """Write a startpoint and apply it to the checkpoint, without the half minute of watching."""
 
-    def to(topic, partition, wish, *, sleep=lambda _s: None, **place):
-        store.write(CONSUMER, topic, partition, wish, "again")
+    def to(topic, partition, startpoint, *, sleep=lambda _s: None, **place):
+        store.write(CONSUMER, topic, partition, startpoint, "again")
         where = CheckpointPlace(checkpoint=tmp_path / "checkpoint", consumer=CONSUMER, **place)
         return apply(where, store, sleep=sleep)
 

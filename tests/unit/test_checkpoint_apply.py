@@ -256,9 +256,9 @@ def test_a_dry_run_writes_nothing_and_needs_no_reason(cp):
     assert contents(cp.parent) == before
 
 
-def waiting(cp, tmp_path, offset=100, **wish):
+def waiting(cp, tmp_path, offset=100, **fields):
     store = StartpointStore.open(tmp_path / "store")
-    store.write("billing", "orders", None, Startpoint.specific(offset, **wish), "said before")
+    store.write("billing", "orders", None, Startpoint.specific(offset, **fields), "said before")
     return store, CheckpointPlace(checkpoint=cp, consumer="billing")
 
 

@@ -1,4 +1,4 @@
-"""librdkafka's messages as columns: the same as asking each of them; events and mixtures are left to the slow road."""
+"""librdkafka's messages as columns: the same as asking each of them; events and mixtures are left to the slow path."""
 
 from confluent_kafka import KafkaError, Message
 from hypothesis import given

@@ -84,7 +84,7 @@ def only(effects, kind):
 
 
 def drivers_in(state):
-    """Sessions in that state, by every short road that leads there."""
+    """Sessions in that state, by every short way that leads there."""
     if state is ReplayState.INIT:
         yield Driver(position=5)
         for event in (e.SegmentOpened(), e.SubscriberAttached(10_000)):
@@ -124,9 +124,9 @@ def test_every_state_can_be_reached():
 def test_an_event_leads_where_the_table_says_and_nowhere_else(state, kind):
     may = MAY[state.name][kind]
     seen = set()
-    roads = sum(1 for _ in drivers_in(state))
-    for road, event, late in itertools.product(range(roads), EVENTS[kind], (0, 60_000)):
-        driver = next(itertools.islice(drivers_in(state), road, None))
+    ways = sum(1 for _ in drivers_in(state))
+    for way, event, late in itertools.product(range(ways), EVENTS[kind], (0, 60_000)):
+        driver = next(itertools.islice(drivers_in(state), way, None))
         ends_before = len(driver.ends())
         try:
             driver(event, at=driver.now + late)

@@ -38,8 +38,8 @@ def facts(position, end=100, partition=0):
     return PartitionFacts("orders", partition, lambda topic, partition: (10, end), first_at, position)
 
 
-def write(store, wish, partition=0):
-    return store.write("billing", "orders", partition, wish, "why")
+def write(store, startpoint, partition=0):
+    return store.write("billing", "orders", partition, startpoint, "why")
 
 
 def events(store):
@@ -89,8 +89,8 @@ def test_rule_3_who_lost_the_partition_neither_applies_nor_consumes(store, group
 
 def test_rule_4_what_fails_is_a_refusal_with_its_reason(store, group):
     group.pending("billing", facts(60), 0)
-    for wish, told in ((Startpoint.specific(999), "beyond the end"), (Startpoint.bootstrap(), "take EARLIEST")):
-        sequence = write(store, wish)
+    for startpoint, told in ((Startpoint.specific(999), "beyond the end"), (Startpoint.bootstrap(), "take EARLIEST")):
+        sequence = write(store, startpoint)
         for ask in (group.moved, group.pending):
             refusal = ask("billing", facts(60), 0)
             assert isinstance(refusal, RefusedStartpoint)
@@ -105,8 +105,8 @@ def test_rule_4_what_fails_is_a_refusal_with_its_reason(store, group):
 def test_rule_9_whether_marks_begin_anew_is_said(store, group):
     for reset_marks in (True, False):
         write(store, Startpoint.timestamp(42_000, reset_marks=reset_marks))
-        wish = group.pending("billing", facts(60), 0)
-        assert (wish.offset, wish.reset_marks) == (42, reset_marks)
+        target = group.pending("billing", facts(60), 0)
+        assert (target.offset, target.reset_marks) == (42, reset_marks)
 
 
 def test_the_version_changes_with_what_is_written_and_not_with_reading(store, group):

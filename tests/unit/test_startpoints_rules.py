@@ -46,8 +46,8 @@ def claim(store):
     return store.claim("billing", "orders", 0)
 
 
-def write(store, wish, partition=0, **more):
-    return store.write("billing", "orders", partition, wish, "why", author="ann", **more)
+def write(store, startpoint, partition=0, **more):
+    return store.write("billing", "orders", partition, startpoint, "why", author="ann", **more)
 
 
 def test_rule_1_startpoint_before_checkpoint_before_default_and_before_a_reset(store, claim):
@@ -61,10 +61,12 @@ def test_rule_1_startpoint_before_checkpoint_before_default_and_before_a_reset(s
     assert (start.offset, start.origin, start.sequence) == (7, Origin.STARTPOINT, number)
 
 
-@pytest.mark.parametrize("wish", [Startpoint.latest(), Startpoint.relative(records=-5), Startpoint.timestamp(95_000)])
-def test_rule_2_resolved_once_and_the_stored_offset_is_used_again(store, claim, wish):
+@pytest.mark.parametrize(
+    "startpoint", [Startpoint.latest(), Startpoint.relative(records=-5), Startpoint.timestamp(95_000)]
+)
+def test_rule_2_resolved_once_and_the_stored_offset_is_used_again(store, claim, startpoint):
     store.commit(claim, 100)
-    write(store, wish)
+    write(store, startpoint)
     first = store.start(claim, log_of(100))
     again = store.claim("billing", "orders", 0)  # after a crash
     assert store.start(again, log_of(200), position=150) == first
@@ -93,14 +95,14 @@ def test_rule_3_the_commit_carries_the_sequence_and_comes_after_progress(store, 
     assert store.apply(thief, log_of(100)).offset == 10
 
 
-@pytest.mark.parametrize("wish", [Startpoint.specific, Startpoint.timestamp])
-def test_rule_4_what_does_not_fit_follows_the_policy_and_never_silently(store, claim, wish):
-    write(store, wish(500_000))
+@pytest.mark.parametrize("startpoint", [Startpoint.specific, Startpoint.timestamp])
+def test_rule_4_what_does_not_fit_follows_the_policy_and_never_silently(store, claim, startpoint):
+    write(store, startpoint(500_000))
     for _ in range(2):
         with pytest.raises(StartpointFailed):
             store.start(claim, log_of(100))
     for policy, offset in (("earliest", 3), ("latest", 100)):
-        number = write(store, wish(500_000, out_of_range=policy))
+        number = write(store, startpoint(500_000, out_of_range=policy))
         assert store.start(claim, log_of(100, start=3)).offset == offset
         assert store.reader_state(number, BILLING).applied.by_policy, "the history says why"
 

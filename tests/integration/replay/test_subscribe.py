@@ -146,8 +146,8 @@ def test_bootstrap_holds_the_other_partition(place, store):
 
 def test_rule_4_out_of_range_and_a_time_without_a_record_stop_the_partition(place, store):
     with subscribe(place, store, partitions=[0]) as consumer:
-        for wish in (Startpoint.specific(COUNT + 1), Startpoint.timestamp(10**9)):
-            store.write("billing", "orders", 0, wish, "a typo")
+        for startpoint in (Startpoint.specific(COUNT + 1), Startpoint.timestamp(10**9)):
+            store.write("billing", "orders", 0, startpoint, "a typo")
             with pytest.raises(StartpointFailed):
                 consumer.poll()
         number = store.write("billing", "orders", 0, Startpoint.timestamp(10**9, out_of_range="earliest"), "go on")

@@ -37,8 +37,8 @@ class Topic:
 
     def send(self, partition, offset, *, reset_marks):
         """A startpoint, and what it means: go there, and forget or not."""
-        wish = Startpoint.specific(offset, reset_marks=reset_marks)
-        self.store.write("billing", "orders", partition, wish, "again")
+        startpoint = Startpoint.specific(offset, reset_marks=reset_marks)
+        self.store.write("billing", "orders", partition, startpoint, "again")
         for n in range(2) if partition is None else [partition]:
             self.read[n] = offset
             if reset_marks:
