@@ -2,13 +2,15 @@
 
 import os
 import shutil
+import struct
 import subprocess
 import sys
+import zlib
 
 import pytest
 
 from filtering import HighwaterMarks
-from pushrep.log import LogLocked
+from pushrep.log import LogLocked, SegmentLog
 from spark_jobs import marks as marks_module
 from spark_jobs.batch_marks import ADOPTED, VERSIONS, BatchMarks, LogRange, MarksKey
 from spark_jobs.marks import LocalMarks, MarksStoreDamaged
@@ -121,12 +123,18 @@ def test_a_half_written_generation_does_not_count(path, monkeypatch):
         assert store.read("q", 11) == batch(11)
 
 
+def append_part(path, value, part, parts):
+    """To the log of a store that is closed, as docs/formats/batch-marks.md has it."""
+    (directory,) = path.glob("marks-*")
+    with SegmentLog.open(directory) as log:
+        log.append([value], keys=[struct.pack(">II", part, parts)])
+
+
 def test_parts_without_their_rest_do_not_count(path, monkeypatch):
     monkeypatch.setattr(marks_module, "PART_BYTES", 500)
     with LocalMarks(path) as store:
         store.write(batch(0), keep=9)
-        log = store._opened()
-        log.append([b"x" * 500], keys=[marks_module._PART.pack(0, 2)])
+    append_part(path, b"x" * 500, 0, 2)
     with LocalMarks(path) as store:
         assert (store.owner(), store.batches("q")) == ("q", [0])
         store.write(batch(1), keep=9)
@@ -149,13 +157,10 @@ def test_a_flipped_bit_is_refused_by_name_and_nothing_is_cut(path):
 
 def test_marks_of_another_version_are_refused_by_name(path):
     with LocalMarks(path) as store:
-        body = bytearray(batch(0).to_bytes()[:-4])
-        body[7] = VERSIONS[-1] + 1
-        import struct
-        import zlib
-
-        data = bytes(body) + struct.pack(">I", zlib.crc32(body))
-        store._opened().append([data], keys=[marks_module._PART.pack(0, 1)])
+        store.write(batch(0), keep=9)
+    body = bytearray(batch(1).to_bytes()[:-4])
+    body[7] = VERSIONS[-1] + 1
+    append_part(path, bytes(body) + struct.pack(">I", zlib.crc32(body)), 0, 1)
     with (
         LocalMarks(path) as store,
         pytest.raises(MarksStoreDamaged, match="version 5, this release reads up to version 4"),
