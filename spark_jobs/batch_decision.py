@@ -158,7 +158,7 @@ class BatchPlan:
 
     `stretches`, `bitmaps`: log offsets that drop, by (topic, partition); every other row passes. `all_dropped`: (topic,
     pid, source partition) of the pairs of which no row passes. `unlikely_pairs`: those that look like keys that are
-    metadata by chance.
+    metadata by chance. `by_runs`: whether there were rows, and their runs decided.
     """
 
     marks: Mapping[MarksKey, HighwaterMarks]
@@ -173,6 +173,7 @@ class BatchPlan:
     dropped_rows: int
     late: int
     jumped: int
+    by_runs: bool
 
 
 def plan_batch(
@@ -225,6 +226,7 @@ def plan_batch(
         dropped_rows,
         late,
         jumped if rule.counts_gaps else 0,
+        bool(in_order) and all(one.verdict is None for one in in_order),
     )
 
 

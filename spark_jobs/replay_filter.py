@@ -21,8 +21,8 @@ from pyspark.sql import DataFrame
 from filtering.marks import HighwaterMarks
 from filtering.replay_filter import check_ttl
 from pushrep.env import SYSTEM_CLOCK, Clock
-from spark_jobs.batch_decision import PartitionRows, ranges_of
-from spark_jobs.batch_marks import ADOPTED, BatchMarks, LogRange, MarksKey
+from spark_jobs.batch_decision import BatchPlan, PartitionRows, ranges_of
+from spark_jobs.batch_marks import ADOPTED, BatchMarks, LogRange, MarksKey, SentBack
 from spark_jobs.columns import SourcePosition
 from spark_jobs.errors import (
     CheckpointWentBack,
@@ -69,7 +69,8 @@ __all__ = [
 
 _LOG = logging.getLogger(__name__)
 _WITHOUT_RUNS = 16
-"""After a batch with too many runs to be of use, this many batches are filtered without looking for runs."""
+"""After a batch with too many runs so many are filtered without looking for runs; after one whose runs decided nothing
+1, and if the next look is in vain, too, 2, then 4, until as many."""
 
 Handler = Callable[[DataFrame, int], Any]
 
@@ -115,7 +116,7 @@ class ReplayFilteredBatches:
         self._handler, self._store, self._adopt = handler, marks, adopt
         self._on_dropped, self._on_counts = on_dropped, on_counts
         self._replacing, self._clock = replacing, clock
-        self._without_runs = 0  # batches still to come without looking for runs
+        self._without_runs = self._pause = 0  # batches still to come without looking for runs; at first so many
         self._has_warned_of_no_metadata = False
         self.last_counts: BatchCounts | None = None
 
@@ -149,7 +150,7 @@ class ReplayFilteredBatches:
                 found = by_rows(keyed, marks, self._rule, sent_back)  # what they were judged by was others
             before = marks
             replaced, handler = reread.ranges(), reread.handler(cast("ReplacingHandler", handler))
-        plan = plan_frame(keyed, found, before, rule=self._rule, now_ms=self._clock.wall_ms(), sent_back=sent_back)
+        plan = self._planned(keyed, found, before, sent_back)
         warn_of_chance_keys(_LOG, f"batch {batch_id}", plan.pairs, plan.unlikely_pairs)
         count_input = None if pruned is df else input_counter(df, pruned)
         filtered = filtered_by(df if count_input is None else pruned, plan, unchanged_check(keyed, found, self._rule))
@@ -167,12 +168,27 @@ class ReplayFilteredBatches:
         self._report(filtered.counts(batch_id))
 
     def _first_pass(self, keyed: DataFrame, stored: BatchMarks) -> list[PartitionRows]:
-        """The first pass: by runs, unless a batch shortly before had too many."""
-        found = None if self._without_runs else by_runs(keyed, self._rule, stored.sent_back)
-        if found is not None:
-            return found
-        self._without_runs = (self._without_runs or _WITHOUT_RUNS + 1) - 1
-        return by_rows(keyed, stored.marks, self._rule, stored.sent_back)
+        """The first pass: by runs, unless those of batches shortly before decided nothing."""
+        found = None
+        if self._without_runs:
+            self._without_runs -= 1
+        else:
+            found = by_runs(keyed, self._rule, stored.sent_back)
+            longer = _WITHOUT_RUNS if found is None else min(2 * self._pause or 1, _WITHOUT_RUNS)
+            self._without_runs = self._pause = longer  # if they decide, `_planned` takes it back
+        return by_rows(keyed, stored.marks, self._rule, stored.sent_back) if found is None else found
+
+    def _planned(
+        self,
+        keyed: DataFrame,
+        found: list[PartitionRows],
+        before: Mapping[MarksKey, HighwaterMarks],
+        sent_back: tuple[SentBack, ...],
+    ) -> BatchPlan:
+        plan = plan_frame(keyed, found, before, rule=self._rule, now_ms=self._clock.wall_ms(), sent_back=sent_back)
+        if plan.by_runs:
+            self._without_runs = self._pause = 0
+        return plan
 
     def filter_frame(self, df: DataFrame, marks: Mapping[MarksKey, HighwaterMarks] | None = None) -> FilteredFrame:
         """A batch frame by this rule, for backfills: no store, no handler; see the function `filter_frame`."""

@@ -147,6 +147,17 @@ class Frames:
         one = self.spark.sparkContext.parallelize([row.cells(carrier) for row in rows], 1)
         return self.spark.createDataFrame(one, SCHEMA)
 
+    def counted(self, rows):
+        """The same, and an accumulator of the rows that were read of it."""
+        read = self.spark.sparkContext.accumulator(0)
+
+        def reading(cells):
+            read.add(1)
+            return cells
+
+        one = self.spark.sparkContext.parallelize([row.cells() for row in rows], 1).map(reading)
+        return self.spark.createDataFrame(one, SCHEMA), read
+
 
 def _interleaved(rows, rng):
     """A random merge that keeps the order inside each log partition."""

@@ -291,6 +291,25 @@ def test_where_runs_are_too_many_nobody_looks_for_them_for_a_while(
     assert table.ids == logs.Model().kept([row for batch in batches for row in batch])
 
 
+def test_where_runs_cross_they_are_looked_for_in_vain_less_and_less_often(
+    frames, logs, store, table, inside_query, monkeypatch
+):
+    inside_query("q")
+    monkeypatch.setattr(replay_filter, "_WITHOUT_RUNS", 2)
+    once, rows, reads = ReplayFilteredBatches(table, store), [], []
+    for n, sources in enumerate([(0, 1, 2, 1, 3, 2, 4)] * 5 + [(0, 1), (0, 1, 2, 1, 3, 2, 4)]):
+        batch = [
+            logs.Row("t", 0, at := 10 * n + i, StreamMetadata(1, 0, 5 * n + s), None, f"a{at}")
+            for i, s in enumerate(sources)
+        ]
+        frame, read = frames.counted(batch)
+        once(frame, n)
+        rows += batch
+        reads.append(read.value // len(batch))
+    assert reads == [3, 2, 3, 2, 2, 2, 3], "the sixth batch has no crossing runs"
+    assert table.ids == logs.Model().kept(rows)
+
+
 def test_marks_expire_at_the_commit_and_only_there(frames, logs, store, inside_query):
     class Hands:
         now = 1_000_000
