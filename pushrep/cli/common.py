@@ -52,14 +52,14 @@ def log_at_least(level: int) -> None:
 
 
 log_format_option = click.option(
-    "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Of what is logged."
+    "--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Format of log lines."
 )
 log_level_option = click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="warning",
     show_default=True,
-    help="The least that is logged.",
+    help="The lowest level that is logged.",
 )
 
 

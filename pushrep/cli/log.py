@@ -232,7 +232,7 @@ def _print_report(report: RepairReport) -> None:
 @click.argument("log", type=click.Path(path_type=Path))
 @click.argument("offset", type=click.IntRange(0))
 @click.option("--force", is_flag=True, help="Also below the high watermark: acknowledged records go.")
-@click.option("--no-keep", is_flag=True, help="Of the segment that is cut keep nothing: for a full disk.")
+@click.option("--no-keep", is_flag=True, help="Keep no copy of what is cut: for a full disk.")
 @click.option("--json", "as_json", is_flag=True, help="The new end as a JSON object.")
 def truncate(log: Path, offset: int, force: bool, no_keep: bool, as_json: bool) -> None:  # noqa: FBT001 - click's
     """Cut LOG at the base of the batch that holds OFFSET. What goes is kept as .cut files (pushrep log restore)."""

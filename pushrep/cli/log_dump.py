@@ -28,7 +28,9 @@ from pushrep.records import CorruptRecordBatch, Record, UnsupportedCodec
 @click.option("--records", is_flag=True, help="Every record below its batch.")
 @click.option("--indexes", is_flag=True, help="The .index and .timeindex of each segment, too.")
 @click.option("--from", "from_", type=click.IntRange(0), default=0, help="Only what holds this offset or later ones.")
-@click.option("--to", type=click.IntRange(0), default=OFFSET_LIMIT, show_default=False, help="Up to this one, without.")
+@click.option(
+    "--to", type=click.IntRange(0), default=OFFSET_LIMIT, show_default=False, help="Up to this offset, exclusive."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object an entry.")
 def dump(  # noqa: PLR0913, PLR0917 - one parameter an option
     path: Path, records: bool, indexes: bool, from_: int, to: int, as_json: bool,  # noqa: FBT001

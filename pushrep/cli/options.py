@@ -64,7 +64,7 @@ copy_check_option = click.option(
     "--copy-check/--no-copy-check",
     default=True,
     show_default=True,
-    help="Notice a directory that is a copy of another (a restored backup, a clone), or do not ask.",
+    help="Whether to check that the directory is no copy of another (a restored backup, a clone).",
 )
 
 client_properties_option = click.option(
@@ -124,9 +124,9 @@ PEM = click.Path(path_type=Path, dir_okay=False)
 def tls_options(command: F) -> F:
     """--cert, --key and --ca for connections to replicas."""
     for option, help_ in (
-        ("--ca", "Who signs the certificates of replicas (PEM)."),
+        ("--ca", "The authority of replicas' certificates (PEM)."),
         ("--key", "Its private key (PEM)."),
-        ("--cert", "The certificate that replicas are shown (PEM), with --key and --ca: mutual TLS."),
+        ("--cert", "The certificate to show to replicas (PEM), with --key and --ca: mutual TLS."),
     ):
         command = click.option(option, type=PEM, help=help_)(command)
     return command

@@ -58,7 +58,7 @@ _AGAIN_S = 0.05
     type=click.IntRange(2_000),
     default=TAKEOVER_AFTER_MS,
     show_default=True,
-    help="How long the leader is not heard before a standby checks.",
+    help="So long without contact to the leader before a standby checks.",
 )
 @click.option(
     "--takeover-pause-ms",
@@ -335,7 +335,9 @@ def drop(directory: Path, topic: str) -> None:
     show_default=True,
     help="Where the stream metadata travels. Fixed.",
 )
-@click.option("--min-insync", type=click.IntRange(1), help="Members that have to have a record.  [default: a majority]")
+@click.option(
+    "--min-insync", type=click.IntRange(1), help="Members that must have an acknowledged record.  [default: a majority]"
+)
 @click.option("--another", is_flag=True, help="One more of TOPIC in DATA: its instances name its directory.")
 @tls_options
 @_JSON
@@ -371,9 +373,9 @@ def create(  # noqa: PLR0913, PLR0917 - one parameter an option
 @click.command()
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False, exists=True))
 @click.option("--for", "length", metavar="DURATION", help="30m, 1h or 2d, from now on.")
-@click.option("--reason", default="", help="Why; shown to whoever asks.")
+@click.option("--reason", default="", help="Why; kept with the hold.")
 @click.option("--end", is_flag=True, help="Standbys may take over again, from now on.")
-@click.option("--show", is_flag=True, help="Whether, until when and why they are held, as it is known in DIRECTORY.")
+@click.option("--show", is_flag=True, help="Show whether, until when and why takeovers are held, by DIRECTORY.")
 @_JSON
 def hold(  # noqa: PLR0913, PLR0917 - one parameter an option
     directory: Path, length: str | None, reason: str, end: bool, show: bool, as_json: bool,  # noqa: FBT001 - click's

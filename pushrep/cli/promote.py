@@ -37,7 +37,13 @@ from pushrep.replicate.settings import PushSettings
     help="A leader that members were in contact with so lately may be alive.",
 )
 @click.option("--member", type=click.IntRange(0, 255), help="Its index, if the node listens under another address.")
-@click.option("--timeout-s", type=click.FloatRange(0), default=5.0, show_default=True, help="For the others to answer.")
+@click.option(
+    "--timeout-s",
+    type=click.FloatRange(0),
+    default=5.0,
+    show_default=True,
+    help="Seconds to wait for the others' answers.",
+)
 @tls_options
 def promote_command(  # noqa: PLR0913, PLR0917 - the options
     directory: Path,

@@ -151,7 +151,7 @@ def node_options(command: F) -> F:
     options = [
         click.option("--cert", type=_PATH, help="For a node with TLS: your certificate (PEM), with --key and --ca."),
         click.option("--key", type=_PATH, help="Your private key (PEM)."),
-        click.option("--ca", type=_PATH, help="Who signed the node's certificate (PEM)."),
+        click.option("--ca", type=_PATH, help="The authority of the node's certificate (PEM)."),
     ]
     for option in reversed(options):
         with_node = option(with_node)

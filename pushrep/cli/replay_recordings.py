@@ -44,7 +44,7 @@ def extend(address: str, name: str, leader_epoch: int, node: NodeAccess | None) 
 @recording.command()
 @click.argument("address")
 @click.argument("name", metavar="TOPIC-N|ID")
-@click.option("--at", "offset", type=click.IntRange(0), required=True, help="What lies from here on is cut off.")
+@click.option("--at", "offset", type=click.IntRange(0), required=True, help="Cut from this offset on.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @node_options
 def truncate(address: str, name: str, offset: int, yes: bool, node: NodeAccess | None) -> None:  # noqa: FBT001

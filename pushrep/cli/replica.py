@@ -91,7 +91,7 @@ def _optional_address(context: click.Context, parameter: click.Parameter, text: 
 @click.option("--flush", is_flag=True, help="Answer after fsync always, not only when the leader asks for it.")
 @click.option("--cert", type=_PATH, help="This node's certificate (PEM), with --key and --ca: mutual TLS.")
 @click.option("--key", type=_PATH, help="Its private key (PEM).")
-@click.option("--ca", type=_PATH, help="Who signs the certificates of leaders (PEM).")
+@click.option("--ca", type=_PATH, help="The authority of leaders' certificates (PEM).")
 @click.option("--plain", is_flag=True, help="Listen off loopback without TLS: anybody who reaches the port may write.")
 @click.option("--max-connections", type=click.IntRange(1), default=1024, show_default=True)
 @click.option(

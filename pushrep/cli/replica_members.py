@@ -33,7 +33,7 @@ _LEAST = click.option(
     "--min-insync-replicas",
     "least",
     type=click.IntRange(1),
-    help="Of the new list.  [default: more than half where it was that, else as it was]",
+    help="min_insync_replicas of the new list.  [default: more than half where it was that, else as it was]",
 )
 Step: TypeAlias = Callable[[], dict[str, Any]]
 
@@ -41,7 +41,11 @@ Step: TypeAlias = Callable[[], dict[str, Any]]
 def _change_options(command: F) -> F:
     """What every change of members takes: --timeout, how its nodes are reached, --json."""
     timeout = click.option(
-        "--timeout", type=click.FloatRange(0), default=600.0, show_default=True, help="Seconds; then run it again."
+        "--timeout",
+        type=click.FloatRange(0),
+        default=600.0,
+        show_default=True,
+        help="Give up after so many seconds; run it again then.",
     )
     as_json = click.option("--json", "as_json", is_flag=True, help="The members as a JSON object.")
     return timeout(tls_options(as_json(command)))

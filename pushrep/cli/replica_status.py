@@ -46,7 +46,7 @@ _NOBODY = "closed"
 @click.command()
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False), default=".")
 @click.option("--partitions", "with_partitions", is_flag=True, help="Each partition, too: offsets, sets, sessions.")
-@click.option("--watch", is_flag=True, help="Look again and again until Ctrl-C.")
+@click.option("--watch", is_flag=True, help="Repeat until Ctrl-C.")
 @click.option("--every", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Seconds, for --watch.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, with --watch one a look.")
 def status(directory: Path, every: float, *, with_partitions: bool, watch: bool, as_json: bool) -> None:

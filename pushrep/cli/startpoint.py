@@ -42,7 +42,7 @@ from pushrep.startpoints.model import OVER, Applied, Cancelled, Expired, Fact, F
 @with_store
 @click.option("--consumer", help="Only those for this consumer.")
 @click.option("--topic", help="Only those of this topic.")
-@click.option("--all", "all_", is_flag=True, help="Those that are over, too.")
+@click.option("--all", "all_", is_flag=True, help="Finished ones, too.")
 @with_json
 def list_(  # noqa: PLR0913, PLR0917 - one parameter an option
     directory: Path, store: str | None, consumer: str | None, topic: str | None, all_: bool, as_json: bool  # noqa: FBT001
@@ -280,7 +280,7 @@ def set_(  # noqa: PLR0913, PLR0917 - one parameter an option
 @click.command()
 @with_store
 @click.argument("sequences", metavar="[NUMBER]...", nargs=-1, type=click.IntRange(1))
-@click.option("--all", "all_", is_flag=True, help="All that still can be.")
+@click.option("--all", "all_", is_flag=True, help="All that can still be cancelled.")
 @with_author
 @with_json
 def cancel(  # noqa: PLR0913, PLR0917 - one parameter an option

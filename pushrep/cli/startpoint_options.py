@@ -170,7 +170,11 @@ def with_place(default: str) -> Callable[[_Command], _Command]:
     words = f"Where the startpoints are: a directory, or kafka:TOPIC.  [default: {default}]"
     option = click.option("--store", metavar="PLACE", help=words)
     servers = click.option(
-        BOOTSTRAP_SERVERS, metavar="HOST:PORT,...", expose_value=False, callback=_noted, help="Of --store kafka:TOPIC."
+        BOOTSTRAP_SERVERS,
+        metavar="HOST:PORT,...",
+        expose_value=False,
+        callback=_noted,
+        help="Brokers of --store kafka:TOPIC.",
     )
     config = click.option(
         KAFKA_CONFIG,

@@ -62,7 +62,7 @@ _LOGS = ("outbox", "log", "start", "end", "HWM", "epoch", "what is wrong")
 @click.command()
 @click.argument("places", nargs=-1, metavar="[DIRECTORY|HOST:PORT]...")
 @click.option("--partitions", "with_partitions", is_flag=True, help="Each partition of an outbox, too.")
-@click.option("--watch", is_flag=True, help="Look again and again until Ctrl-C.")
+@click.option("--watch", is_flag=True, help="Repeat until Ctrl-C.")
 @click.option("--every", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Seconds, for --watch.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a look.")
 @tls_options

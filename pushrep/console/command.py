@@ -40,7 +40,11 @@ def _new_password(context: click.Context, _parameter: click.Parameter, name: str
     help="Port 0 lets the system choose.",
 )
 @click.option(
-    "--every", type=click.FloatRange(0.1), default=2.0, show_default=True, help="Seconds between two looks at each."
+    "--every",
+    type=click.FloatRange(0.1),
+    default=2.0,
+    show_default=True,
+    help="Seconds between two refreshes of each place.",
 )
 @click.option(
     "--avro-schema", "schemas", multiple=True, metavar="TOPIC=FILE", help="For values of Avro, to be shown; repeatable."

@@ -108,7 +108,7 @@ Examples
 @shared_options("demo-kafka-out", cores="each of the two Spark jobs")
 @click.option("--brokers", help="HOST:PORT,... of brokers that run.  [default: one of the demo's own, which is killed]")
 @click.option("--database", help="postgresql://HOST/DATABASE that runs.  [default: one of the demo's own]")
-@click.option("--kills", type=click.IntRange(1, 5), default=2, help="Of the producer, and as many of the broker.")
+@click.option("--kills", type=click.IntRange(1, 5), default=2, help="Kills of the producer, and as many of the broker.")
 @click.option("--master", help="spark://HOST:7077, whose workers see --out by the same path.  [default: local]")
 @click.option(
     "--kafka-jars",
