@@ -56,6 +56,13 @@ class FilterRule:
         return self.carrier.key(df) if isinstance(self.carrier, SourcePosition) else carrier_key(self.carrier, df)
 
     @property
+    def pid_condition(self) -> str:
+        """Whether the column `pid` is one of `only_pids`, in SQL; true without any."""
+        if self.only_pids is None:
+            return "true"
+        return f"pid in ({', '.join(map(str, sorted(self.only_pids)))})" if self.only_pids else "false"
+
+    @property
     def may_be_chance(self) -> bool:
         """Whether bytes that a producer wrote for another purpose may be taken for metadata."""
         return not isinstance(self.carrier, SourcePosition)

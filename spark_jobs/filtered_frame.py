@@ -282,9 +282,8 @@ def _aggregated(keyed: DataFrame, rule: FilterRule) -> Any:
         number(key, 9).alias("middle"),  # the source partition, and the offset's upper half
         number(key, 13).alias("source_offset"),
     )
-    ours = "middle >= 0 and source_offset >= 0"  # false or null for what is not metadata, see columns.py
-    if rule.only_pids is not None:
-        ours += f" and pid in ({', '.join(map(str, sorted(rule.only_pids)))})" if rule.only_pids else " and false"
+    # The first two are false or null for what is not metadata, see columns.py.
+    ours = f"middle >= 0 and source_offset >= 0 and {rule.pid_condition}"
     of_partition = [name for name in names if name != "offset"]
     asked = numbers.selectExpr(
         *(f"`{name}`" for name in (*of_partition, "offset", "place")),

@@ -35,7 +35,7 @@ from filtering.marks import HighwaterMarks
 from filtering.stream_metadata import OFFSET_MAX
 from spark_jobs.batch_decision import PartitionRows, epochs_of, merged_marks, ranges_of
 from spark_jobs.batch_marks import LogRange, MarksKey, SentBack
-from spark_jobs.columns import is_stream_metadata, stream_metadata_columns
+from spark_jobs.columns import stream_metadata_columns
 from spark_jobs.errors import CantReplace
 from spark_jobs.filter_settings import FilterRule
 from spark_jobs.filtered_frame import KEY, keyed_frame
@@ -205,8 +205,9 @@ class RereadBatch:
             raise CantReplace(*one[:3], why + "marks say nothing of that place; go back to there, or further")
         again = one._replace(end=max(one.start, until))
         held = self.table.held(self.session, again, self.batch_id)
-        keyed = keyed_frame(self.records(self.session, again), self.rule).where(_governed(F.col(KEY), self.rule))
-        kept = keyed.join(held, "offset", "left_semi").select(*stream_metadata_columns(KEY))
+        keyed = keyed_frame(self.records(self.session, again), self.rule)
+        pairs = keyed.join(held, "offset", "left_semi").select(*stream_metadata_columns(KEY))
+        kept = pairs.where(f"pid is not null and {self.rule.pid_condition}")
         lowest = to_arrow(kept.groupBy("pid", "source_partition").agg(F.min("source_offset").alias("lowest")))
         found = LowestHeld(*(np.asarray(column).astype(np.int64) for column in lowest.columns))
         if not len(found.pids) and self._drops_all(one, marks) and held.isEmpty():
@@ -237,12 +238,3 @@ class RereadBatch:
 
     def _at(self, topic: str, partition: int) -> _StoredRows:
         return self.stored_rows.get((topic, partition), _StoredRows())
-
-
-def _governed(key: Column, rule: FilterRule) -> Column:
-    """Whether the rule is for this key: metadata, and of one of `only_pids` if there are any."""
-    ours = is_stream_metadata(key)
-    if rule.only_pids is not None:
-        pids = [pid.to_bytes(8, "big", signed=True) for pid in sorted(rule.only_pids)]
-        ours &= F.substring(key, 1, 8).isin(pids) if pids else F.lit(False)
-    return ours
