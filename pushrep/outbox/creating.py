@@ -132,9 +132,9 @@ def _prepared(directory: Path, first: Grant) -> UUID | None:
         held.settle_id()
         names = [log_name(first.topic, n) for n in range(first.partitions)]
         create_logs(held, dict.fromkeys(names, first.topic_id), has_replicas=True)
-        keeper = ElectionStateStore(directory, first.outbox_id, REAL_FILESYSTEM)
-        keeper.keep(ElectionState(member=0))
-        return keeper.directory_id
+        state_store = ElectionStateStore(directory, first.outbox_id, REAL_FILESYSTEM)
+        state_store.keep(ElectionState(member=0))
+        return state_store.directory_id
     finally:
         held.release()
 

@@ -80,11 +80,16 @@ class Replication:
         self._stores = {log.partition: store for log, store in logs}
         self._logs = {log.partition: log for log, _ in logs}
         self._push = settings.push or PushSettings()
-        self._keeper = state_store
-        if self._keeper.kept.member == NO_MEMBER:
-            self._keeper.keep(replace(self._keeper.kept, member=identity.member))
+        self._state_store = state_store
+        if self._state_store.kept.member == NO_MEMBER:
+            self._state_store.keep(replace(self._state_store.kept, member=identity.member))
         self._election = Election(
-            self._keeper, self._logs, self._push, addresses=dict(identity.replicas), fetched=self._fetched, clock=clock
+            self._state_store,
+            self._logs,
+            self._push,
+            addresses=dict(identity.replicas),
+            fetched=self._fetched,
+            clock=clock,
         )
         self._grant: Grant | None = None
         self._leading: Leading | None = None
@@ -126,7 +131,7 @@ class Replication:
         except TooFewMembers as error:
             self._grant = None
             taken = "no record is taken" if self.needs_all else "records go under an epoch without a grant"
-            _LOG.warning("%s: %s; until they do, %s", self._keeper.directory, error, taken)
+            _LOG.warning("%s: %s; until they do, %s", self._state_store.directory, error, taken)
 
     def start(self, pid_epoch: int) -> None:
         """Lead, if there is a grant, and wait until enough are in sync. Raises as `open`."""
@@ -187,12 +192,12 @@ class Replication:
     @property
     def kept_grant(self) -> Grant | None:
         """The newest grant of this directory, whether this outbox leads by it or not."""
-        return self._keeper.kept.grant
+        return self._state_store.kept.grant
 
     @property
     def members(self) -> tuple[Member, ...]:
         """Of the newest grant, this directory's own too; of a change that is not settled, those of both lists."""
-        grant = self._keeper.kept.grant or self._first()
+        grant = self._state_store.kept.grant or self._first()
         known = {one.index: one for one in (*grant.previous_members, *grant.members)}
         return tuple(known[index] for index in sorted(known))
 
@@ -273,7 +278,7 @@ class Replication:
         it goes on as an open that found too few.
         """
         with self._changing:
-            grant = self._keeper.kept.grant or self._first()
+            grant = self._state_store.kept.grant or self._first()
             looked = self._election.describe_members(grant, self._settings.open_timeout_s)
             found = {index: answer for index, answer in looked.items() if answer.grant is not None}
             refusal = too_few(grant, self._identity.member, found) or self._why_not_leading()
@@ -292,7 +297,7 @@ class Replication:
         that can, or later where too few stored it; NotEnoughReplicas, NotLeader as `change_members`.
         """
         with self._changing:
-            grant = self._keeper.kept.grant or self._first()
+            grant = self._state_store.kept.grant or self._first()
             found = self._election.describe_members(grant, self._settings.open_timeout_s)
         older = sorted(index for index, one in found.items() if not one.carries_holds)
         can = {index for index, one in found.items() if one.grant is not None} - {*older}
@@ -306,7 +311,7 @@ class Replication:
         stored = {index for index, one in answers.items() if one.grant is not None and one.grant.hold == granted.hold}
         self._check_holding(granted, stored, "it is stored there, and has to be said again")
         how_long = f"for {length_ms / 1000:.0f} s: {reason}" if length_ms else "no more"
-        _LOG.warning("%s: takeovers are held %s", self._keeper.directory, how_long)
+        _LOG.warning("%s: takeovers are held %s", self._state_store.directory, how_long)
         return granted
 
     def _check_holding(self, grant: Grant, others: Collection[int], what_to_do: str) -> None:
@@ -320,7 +325,7 @@ class Replication:
     def check_enough_answer(self) -> None:
         """Raise TooFewMembers if those that answer now are too few to lead. Waits for them."""
         with self._changing:
-            grant = self._keeper.kept.grant or self._first()
+            grant = self._state_store.kept.grant or self._first()
             found = self._election.describe_members(grant, min(_ASK_S, self._settings.open_timeout_s))
         if (refusal := too_few(grant, self._identity.member, found)) is not None:
             raise refusal
@@ -333,9 +338,9 @@ class Replication:
         OSError. If it stops half-way, it goes on as an open that found too few.
         """
         with self._changing:
-            grant, own = self._keeper.kept.grant, self._identity.member
+            grant, own = self._state_store.kept.grant, self._identity.member
             if self._stop.is_set() or grant is None:
-                raise OutboxClosed(self._keeper.directory)
+                raise OutboxClosed(self._state_store.directory)
             if (refusal := self._why_not_leading()) is not None and not isinstance(refusal, NotEnoughReplicas):
                 raise refusal
             change = list_change(self._election, lost, new)
@@ -343,7 +348,7 @@ class Replication:
             shown = newest_of([grant, *(one.grant for one in found.values())]) or grant
             if shown.rank > grant.rank:
                 raise NotLeader(shown.leader, shown.epoch)
-            change.check_looked(self._keeper.directory, grant, own, found)
+            change.check_looked(self._state_store.directory, grant, own, found)
             agreeing = {own, *(index for index, one in found.items() if one.grant is not None)} - lost
             if self._leading is not None and all(
                 len(quorum.members & agreeing) >= quorum.to_change for quorum in grant.quorums
@@ -388,7 +393,7 @@ class Replication:
                 heard=heard,
             )
         finally:
-            kept = self._keeper.kept.grant
+            kept = self._state_store.kept.grant
             if kept is not None and kept.pid_epoch > self._identity.pid_epoch:  # it is stored, whatever came then
                 self._begin_pid_epoch(kept, change.lost)
 
@@ -399,9 +404,11 @@ class Replication:
             appender.begin_pid(self._identity.pid)
         self.on_identity(self._identity)
         try:
-            write_identity(self._keeper.filesystem, self._keeper.directory, self._identity)
+            write_identity(self._state_store.filesystem, self._state_store.directory, self._identity)
         except OSError as error:  # the next opening reads it from the grant
-            _LOG.warning("%s: outbox.json does not show PID epoch %d: %s", self._keeper.directory, grant.epoch, error)
+            _LOG.warning(
+                "%s: outbox.json does not show PID epoch %d: %s", self._state_store.directory, grant.epoch, error
+            )
 
     def leads_by_the_newest_grant(self) -> bool:
         """Whether min_insync_replicas members answer, this one counted, and none keeps a newer grant than this one's.
@@ -436,7 +443,7 @@ class Replication:
                     why_no_append = next(filter(None, (log.why_no_append() for log in self._logs.values())), "")
                 except LogClosed:  # by `close`
                     return
-                grant = self._keeper.kept.grant or self._first()
+                grant = self._state_store.kept.grant or self._first()
                 why = health.why_resign(grant, why_no_append, self._clock.monotonic_ms())
                 if why is None:
                     continue
@@ -444,14 +451,14 @@ class Replication:
             try:
                 on_lost(lost)
             except Exception:  # noqa: BLE001 - it is not ours
-                _LOG.exception("%s: the callback for a lost lead failed", self._keeper.directory)
+                _LOG.exception("%s: the callback for a lost lead failed", self._state_store.directory)
             return
 
     def _resign(self, why: LeadGivenUp) -> LeadGivenUp:
         """Nothing is appended, shipped or pushed any more; members that are reached get a last beat: this leader has
         gone.
         """
-        _LOG.error("%s: %s", self._keeper.directory, why)
+        _LOG.error("%s: %s", self._state_store.directory, why)
         for appender in self.appenders.values():
             appender.failure = why
         with self._changing:  # a change that is under way leads anew at its end
@@ -461,7 +468,7 @@ class Replication:
 
     def _why_not_leading(self) -> Exception | None:
         if self._stop.is_set():
-            return OutboxClosed(self._keeper.directory)
+            return OutboxClosed(self._state_store.directory)
         for appender in self.appenders.values():
             if appender.failure is not None or appender.led is None:
                 return appender.failure or NotEnoughReplicas(self._identity.topic, in_sync=1, needed=appender.needed)
@@ -495,7 +502,7 @@ class Replication:
     # -- leading ---------------------------------------------------------------------------------------------------
 
     def _run(self, change: Change, *, may_cut: bool = True) -> Grant:
-        first = self._first() if self._keeper.kept.grant is None else None
+        first = self._first() if self._state_store.kept.grant is None else None
         timeout_s = self._settings.open_timeout_s
         return self._election.run(Purpose.OPEN, timeout_s, first=first, change=change, may_cut=may_cut)
 
@@ -574,7 +581,7 @@ class Replication:
                 is_due, pause_s = True, _LOOK_AGAIN_S
                 level = logging.INFO if str(error) == logged else logging.WARNING
                 logged = str(error)
-                _LOG.log(level, "%s: a directory can't come in yet: %s", self._keeper.directory, error)
+                _LOG.log(level, "%s: a directory can't come in yet: %s", self._state_store.directory, error)
             with self._naming_lock:
                 if not is_due and not self._shown:
                     self._is_naming = False
@@ -605,7 +612,7 @@ class Replication:
 
     def _names_missing(self, grant: Grant, leading: Leading) -> dict[int, UUID]:
         """The directories of members that the grant does not name, once each of them has said its own."""
-        shown = {**leading.directories, self._identity.member: self._keeper.directory_id}
+        shown = {**leading.directories, self._identity.member: self._state_store.directory_id}
         names = {index: one for index in grant.nameless if (one := shown.get(index)) is not None}
         return names if names.keys() == grant.nameless and not leading.strangers else {}
 
@@ -650,7 +657,7 @@ class Replication:
     def _lead_if_enough(self) -> bool:
         if self._leading is not None:  # by a forced grant
             return True
-        grant = self._keeper.kept.grant or self._first()
+        grant = self._state_store.kept.grant or self._first()
         found = self._election.describe_members(grant, self._settings.open_timeout_s)
         is_led_by_another = any(
             one.grant is not None and one.grant.rank > grant.rank and one.grant.leader != grant.leader

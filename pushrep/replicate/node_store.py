@@ -91,7 +91,7 @@ class KeptOutbox:
         self._contact, self._contact_lock = LeaderContact(-1, store.started_ms, is_over=False), threading.Lock()
         self._replicas: dict[tuple[str, int], ReplicaLog] = {}
         self._removing: set[tuple[str, int]] = set()
-        self._keeper = ElectionStateStore(self.directory, outbox_id, store.filesystem)
+        self._state_store = ElectionStateStore(self.directory, outbox_id, store.filesystem)
 
     @property
     def directory_id(self) -> UUID | None:
@@ -115,15 +115,15 @@ class KeptOutbox:
     @property
     def election_state(self) -> ElectionState:
         """The newest grant and leader epoch, as they stand on disk."""
-        return self._keeper.kept
+        return self._state_store.kept
 
     def look_again(self) -> None:
         """A directory that was put here while the node runs, or that its service may have written to since.
 
         Raises CorruptNodeFile, OSError.
         """
-        if self._keeper.kept == ElectionState() or self.election_state.is_led_here:
-            self._keeper.read_again()
+        if self._state_store.kept == ElectionState() or self.election_state.is_led_here:
+            self._state_store.read_again()
 
     @contextmanager
     def at_home(self) -> Iterator[None]:
@@ -139,7 +139,7 @@ class KeptOutbox:
             held = self._acquire()
             try:
                 self._settle(held)
-                self._keeper.read_again()
+                self._state_store.read_again()
                 self._is_visited = True
                 self._finish_setting_aside()
                 yield
@@ -162,7 +162,7 @@ class KeptOutbox:
                 self._check_not_handed_over()
                 held = self._acquired()
                 try:
-                    self._keeper.set_logs_aside(held)
+                    self._state_store.set_logs_aside(held)
                     held.forget_original()  # nothing of what that one promised holds in this generation
                 finally:
                     held.release()
@@ -176,14 +176,14 @@ class KeptOutbox:
 
         What its promises are then decides who opens it next. While they can't be read nobody does.
         """
-        with self._lock, self._keeper.lock:  # a grant that was let in before is on disk now, or is refused
+        with self._lock, self._state_store.lock:  # a grant that was let in before is on disk now, or is refused
             self._borrowers += 1
         try:
             with self._visiting:  # a call that is answered right now has the directory
                 self.close()
             yield self.directory
         finally:
-            with self._lock, self._keeper.lock:  # no grant is judged between the two by what was promised before
+            with self._lock, self._state_store.lock:  # no grant is judged between the two by what was promised before
                 self._borrowers -= 1
                 self._is_unread = True
             with suppress(Refusal):  # it is logged; the next call tries again
@@ -191,13 +191,13 @@ class KeptOutbox:
 
     def _check_not_handed_over(self) -> None:
         """Raise Refusal while the directory is another's, or what that one promised in it can't be read."""
-        with self._keeper.lock:
+        with self._state_store.lock:
             if self._borrowers:
                 raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, f"{self.directory} is handed over for now")
             if not self._is_unread:
                 return
             try:
-                self._keeper.read_again()
+                self._state_store.read_again()
             except (OSError, PushrepError) as error:
                 _LOG.error("%s: nothing of it is answered until its promises can be read: %s", self.directory, error)
                 raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
@@ -271,9 +271,9 @@ class KeptOutbox:
 
     def store_epoch(self, leader_epoch: int) -> None:
         """Nothing of an older leader from now on, durably. Raises OSError."""
-        with self._keeper.lock:
+        with self._state_store.lock:
             if leader_epoch > self.election_state.leader_epoch:
-                self._keeper.keep(replace(self.election_state, leader_epoch=leader_epoch))
+                self._state_store.keep(replace(self.election_state, leader_epoch=leader_epoch))
 
     def offer_grant(
         self, offered: Grant, sender: int, address: str, addressed_as: int = NO_MEMBER, *, is_first: bool = False
@@ -286,7 +286,7 @@ class KeptOutbox:
         """
         if self.election_state.grant is None:
             self.settle_directory(create=True)  # it may be named in the grant, so it has its id before that is kept
-        with self._keeper.lock:
+        with self._state_store.lock:
             self._check_not_handed_over()  # the one that it is handed to writes election state there
             kept = self.election_state
             is_live = kept.member in offered.indexes and not self._was_replaced(offered)
@@ -298,7 +298,7 @@ class KeptOutbox:
                 )
             outcome = judge_grant(OfferedGrant(offered, sender, kept.grant, kept.leader_epoch))
             if are_rivals(offered.generation, kept.generation) and offered != kept.rival:
-                self._keeper.keep(replace(kept, rival=offered))
+                self._state_store.keep(replace(kept, rival=offered))
                 _LOG.error("%s: %s was forced beside %s", self.directory, offered, kept.grant)
             is_renamed = addressed_as not in {NO_MEMBER, kept.member}  # it is no other live one, as was seen above
             is_news = offered != kept.grant or offered.carrying([kept.grant]).carried != kept.carried
@@ -310,7 +310,7 @@ class KeptOutbox:
                 # Its epoch as well, as the leader keeps it: its first request would be one more write of this file.
                 state = kept.with_grant(offered)
                 is_unfilled = state.is_unfilled or (kept.grant is None and not is_first and not is_named)
-                self._keeper.keep(replace(state, member=member, is_unfilled=is_unfilled))
+                self._state_store.keep(replace(state, member=member, is_unfilled=is_unfilled))
                 if is_named and member not in offered.entering:
                     self._forget_original()
         self._finish_setting_aside()
@@ -334,32 +334,32 @@ class KeptOutbox:
 
     def note_filled(self, tp: TopicIdPartition) -> None:
         """Its leader gave `tp` everything; this member counts once that is so of all partitions. Raises OSError."""
-        with self._keeper.lock:
+        with self._state_store.lock:
             kept = self.election_state
             if not kept.is_unfilled or kept.grant is None:
                 return
             self._filled.add(tp.partition)
             if self._filled >= set(range(kept.grant.partitions)):
-                self._keeper.keep(replace(kept, is_unfilled=False))
+                self._state_store.keep(replace(kept, is_unfilled=False))
                 _LOG.info("%s has been given everything: it counts as member %d", self.directory, kept.member)
 
     def note_lost(self, log: str, end_offset: int) -> None:
         """See ElectionStateStore.note_lost."""
-        self._keeper.note_lost(log, end_offset)
+        self._state_store.note_lost(log, end_offset)
 
     def note_refilled(self, log: str) -> None:
         """`log` has again what it lost. Raises OSError."""
-        with self._keeper.lock:
+        with self._state_store.lock:
             kept = self.election_state
             unfilled = {name: end for name, end in kept.unfilled.items() if name != log}
-            self._keeper.keep(replace(kept, unfilled=unfilled))
+            self._state_store.keep(replace(kept, unfilled=unfilled))
 
     def forget_unfenced(self, log: str) -> None:
         """What `log` held without a grant is cut off. Raises OSError."""
-        with self._keeper.lock:
+        with self._state_store.lock:
             kept = self.election_state
             unfenced = {name: mark for name, mark in kept.unfenced.items() if name != log}
-            self._keeper.keep(replace(kept, unfenced=unfenced))
+            self._state_store.keep(replace(kept, unfenced=unfenced))
 
     def replica(self, tp: TopicIdPartition, *, create: bool = False) -> ReplicaLog:
         """The open log of `tp`; one that failed is tried again here. Raises Refusal."""

@@ -57,7 +57,7 @@ class Watched(KeptOutbox):
         self.__dict__["unread"] = value
 
     def offer_if_it_would_be_judged_now(self):
-        lock = self.__dict__.get("_keeper") and self._keeper.lock
+        lock = self.__dict__.get("_state_store") and self._state_store.lock
         if lock and lock.acquire(blocking=False):
             with suppress(Refusal):
                 self.offer_grant(grant(512), 0, ADDRESSES[1])
