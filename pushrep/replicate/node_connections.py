@@ -18,7 +18,7 @@ from functools import partial
 from pushrep.env import REAL_NETWORK, SYSTEM_CLOCK, Clock, Listener, Network, Thread
 from pushrep.replicate.access import identity_in
 from pushrep.replicate.node_settings import NodeSettings
-from pushrep.replicate.replay_line import Handed
+from pushrep.replicate.replay_connection import Handed
 from pushrep.replicate.replay_server import REPLAY_CALLS
 from pushrep.replicate.sockets import AnySocket, send_all, tune
 from pushrep.wire.calls import ApiKey

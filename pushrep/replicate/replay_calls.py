@@ -32,7 +32,7 @@ from pushrep.replay.slices import OpenSegments
 from pushrep.replay.source import READ_ERRORS
 from pushrep.replicate.access import audit
 from pushrep.replicate.node_store import Refusal
-from pushrep.replicate.replay_line import Line
+from pushrep.replicate.replay_connection import ReplayConnection
 from pushrep.replicate.replay_recordings import KeptRecording, NodeSource, Recordings
 from pushrep.replicate.replay_session_io import ServedSession, Server
 from pushrep.wire import replay_messages as wire
@@ -210,7 +210,7 @@ class ReplayCalls:
     def __init__(self, server: ServerOfCalls) -> None:
         self._server = server
         self._keeping = RecordingMaintenance(server)
-        self._calls: Mapping[type[Struct], Callable[[Line, Call, Any], None]] = {
+        self._calls: Mapping[type[Struct], Callable[[ReplayConnection, Call, Any], None]] = {
             wire.StartReplayRequest: self._start,
             wire.AttachRequest: self._attach,
             wire.StopReplayRequest: self._stop,
@@ -221,34 +221,38 @@ class ReplayCalls:
             wire.DeleteRequest: self._delete,
         }
 
-    def dispatch(self, line: Line, call: Call | ClientEvent) -> None:
+    def dispatch(self, connection: ReplayConnection, call: Call | ClientEvent) -> None:
         """Carry out a peer's request or event."""
         if isinstance(call, ClientEvent):
-            self._on_event(line, call)
+            self._on_event(connection, call)
         elif call.api_key is ApiKey.API_VERSIONS:
-            line.send(line.protocol.answer_versions(call))
-            self._server.flush(line)
+            connection.send(connection.protocol.answer_versions(call))
+            self._server.flush(connection)
         elif (carry_out := self._calls.get(type(call.request))) is not None:
             access = self._server.recordings.access
-            if not access.could(line.sender, call.api_key):
-                self.refuse(line, call, ErrorCode.UNAUTHORISED, str(access.refused(line.sender, call.api_key)))
+            if not access.could(connection.sender, call.api_key):
+                self.refuse(
+                    connection, call, ErrorCode.UNAUTHORISED, str(access.refused(connection.sender, call.api_key))
+                )
                 return
-            carry_out(line, call, call.request)
+            carry_out(connection, call, call.request)
         else:
             # Its sessions share a thread: what a leader asks here could hold all of them up.
-            self.refuse(line, call, ErrorCode.INVALID_REQUEST, "this connection replays: push on another one")
+            self.refuse(connection, call, ErrorCode.INVALID_REQUEST, "this connection replays: push on another one")
 
-    def answer(self, line: Line, call: Call, response: Struct) -> None:
+    def answer(self, connection: ReplayConnection, call: Call, response: Struct) -> None:
         """Send it, if there is still somebody to send it to."""
-        if line.is_open:
-            line.send(line.protocol.answer(call, response))
-            self._server.flush(line)
+        if connection.is_open:
+            connection.send(connection.protocol.answer(call, response))
+            self._server.flush(connection)
 
-    def refuse(self, line: Line, call: Call, code: ErrorCode, why: str) -> None:
+    def refuse(self, connection: ReplayConnection, call: Call, code: ErrorCode, why: str) -> None:
         """The same for an answer that says why not."""
-        self.answer(line, call, refusal(call.api_key, code, why))
+        self.answer(connection, call, refusal(call.api_key, code, why))
 
-    def on_disk(self, line: Line, call: Call, job: Callable[[], Any], then: Callable[[Any], None]) -> None:
+    def on_disk(
+        self, connection: ReplayConnection, call: Call, job: Callable[[], Any], then: Callable[[Any], None]
+    ) -> None:
         """`job` in the worker's thread, then `then(its result)` in ours; its errors are answered."""
         post = self._server.post
 
@@ -257,15 +261,17 @@ class ReplayCalls:
                 found = job()
             except KeepingRefused as refused:
                 code, why = refused.code, refused.why
-                post(lambda: self.refuse(line, call, code, why))
+                post(lambda: self.refuse(connection, call, code, why))
             except (OSError, PushrepError) as error:
                 _LOG.error("%s failed: %s", type(call.request).__name__, error)
                 text = str(error)
-                post(lambda: self.refuse(line, call, ErrorCode.KAFKA_STORAGE_ERROR, text))
+                post(lambda: self.refuse(connection, call, ErrorCode.KAFKA_STORAGE_ERROR, text))
             except Exception:  # noqa: BLE001 - a fault of ours; the caller gets an error
                 _LOG.exception("%s failed", type(call.request).__name__)
                 post(
-                    lambda: self.refuse(line, call, ErrorCode.UNKNOWN_SERVER_ERROR, "a fault of the node: see its log")
+                    lambda: self.refuse(
+                        connection, call, ErrorCode.UNKNOWN_SERVER_ERROR, "a fault of the node: see its log"
+                    )
                 )
             else:
                 post(lambda: then(found))
@@ -274,18 +280,18 @@ class ReplayCalls:
 
     # ---- sessions
 
-    def _start(self, line: Line, call: Call, asked: wire.StartReplayRequest) -> None:
+    def _start(self, connection: ReplayConnection, call: Call, asked: wire.StartReplayRequest) -> None:
         asked_ms = self._server.now_ms()
         try:
             request = request_of(asked)
         except BadArgument as error:
-            self.refuse(line, call, ErrorCode.INVALID_REQUEST, str(error))
+            self.refuse(connection, call, ErrorCode.INVALID_REQUEST, str(error))
             return
         self.on_disk(
-            line,
+            connection,
             call,
-            lambda: self._look_up(request, line.sender),
-            lambda looked: self._judge(line, call, request, looked, asked_ms),
+            lambda: self._look_up(request, connection.sender),
+            lambda looked: self._judge(connection, call, request, looked, asked_ms),
         )
 
     def _look_up(self, request: ReplayRequest, sender: str) -> _Looked:
@@ -307,7 +313,9 @@ class ReplayCalls:
             return _Looked(is_allowed=True)
         return _Looked(True, recording, source, facts, first_at)
 
-    def _judge(self, line: Line, call: Call, request: ReplayRequest, looked: _Looked, asked_ms: int) -> None:
+    def _judge(
+        self, connection: ReplayConnection, call: Call, request: ReplayRequest, looked: _Looked, asked_ms: int
+    ) -> None:
         server = self._server
         try:
             session = server.sessions.start(
@@ -319,32 +327,34 @@ class ReplayCalls:
                 is_allowed=looked.is_allowed,
             )
         except ReplayRefused as refused:
-            self._refuse_start(line, call, self._with_cut(refused, request, looked))
+            self._refuse_start(connection, call, self._with_cut(refused, request, looked))
             if looked.source is not None:
                 looked.source.close()
             return
         assert looked.source is not None, "without a log it was refused"
         assert looked.recording is not None, "the log is a recording's"
         served = ServedSession(session, looked.source, server.files, server)
-        served.identity, served.outbox_id = line.sender, looked.recording.entry.outbox_id
+        served.identity, served.outbox_id = connection.sender, looked.recording.entry.outbox_id
         server.keep(served, looked.recording)
-        server.on_disk(lambda: self._open(line, call, served, looked))
+        server.on_disk(lambda: self._open(connection, call, served, looked))
 
-    def _open(self, line: Line, call: Call, served: ServedSession, looked: _Looked) -> None:
+    def _open(self, connection: ReplayConnection, call: Call, served: ServedSession, looked: _Looked) -> None:
         """In the worker's thread."""
         event = served.open()
-        self._server.post(lambda: self._opened(line, call, served, event, looked))
+        self._server.post(lambda: self._opened(connection, call, served, event, looked))
 
-    def _opened(self, line: Line, call: Call, served: ServedSession, event: e.Event, looked: _Looked) -> None:
+    def _opened(
+        self, connection: ReplayConnection, call: Call, served: ServedSession, event: e.Event, looked: _Looked
+    ) -> None:
         if served.session.state is ReplayState.DONE:  # a cut, a deletion or its time came first
             served.never_opened()
-            self._refuse_start(line, call, _ended_early(served.session))
+            self._refuse_start(connection, call, _ended_early(served.session))
             return
         for effect in served.handle(event):
             if isinstance(effect, e.Refuse):
                 refused = ReplayRefused(effect.code, effect.why)
-                self._refuse_start(line, call, self._with_cut(refused, served.session.plan, looked))
-            elif isinstance(effect, e.Started) and not line.is_open:
+                self._refuse_start(connection, call, self._with_cut(refused, served.session.plan, looked))
+            elif isinstance(effect, e.Started) and not connection.is_open:
                 served.handle(e.Stop())  # nobody knows its id
             elif isinstance(effect, e.Started):
                 facts, plan = looked.facts, served.session.plan
@@ -356,7 +366,7 @@ class ReplayCalls:
                     log_start_offset=facts.start,
                     end_offset=tip if plan.end is None else plan.end,
                 )
-                self.answer(line, call, response)
+                self.answer(connection, call, response)
 
     def _with_cut(self, refused: ReplayRefused, asked: ReplayRequest | ReplayPlan, looked: _Looked) -> ReplayRefused:
         """A reader that resumes where the log has been cut gets the cut's offset, as the end of the range that would
@@ -371,101 +381,106 @@ class ReplayCalls:
             return ReplayRefused(refused.code, refused.why, start=facts.start, end=cut)
         return refused
 
-    def _refuse_start(self, line: Line, call: Call, refused: ReplayRefused) -> None:
+    def _refuse_start(self, connection: ReplayConnection, call: Call, refused: ReplayRefused) -> None:
         response = wire.StartReplayResponse(error_code=refused.code, error_message=refused.why)
         if refused.start is not None and refused.end is not None:
             response = replace(response, log_start_offset=refused.start, end_offset=refused.end)
-        self.answer(line, call, response)
+        self.answer(connection, call, response)
 
-    def _attach(self, line: Line, call: Call, asked: wire.AttachRequest) -> None:
+    def _attach(self, connection: ReplayConnection, call: Call, asked: wire.AttachRequest) -> None:
         served = self._server.served.get(asked.session_id)
-        if served is not None and served.identity != line.sender:
-            self._server.recordings.access.refused(line.sender, ApiKey.ATTACH)
+        if served is not None and served.identity != connection.sender:
+            self._server.recordings.access.refused(connection.sender, ApiKey.ATTACH)
             served = None  # as one that is not there
-        if served is None or served.line is not None or served.session.state is not ReplayState.INIT:
+        if served is None or served.connection is not None or served.session.state is not ReplayState.INIT:
             why = "no such replay, or its time to attach is over, or it has a subscriber"
-            self.refuse(line, call, ErrorCode.UNKNOWN_REPLAY, why)
+            self.refuse(connection, call, ErrorCode.UNKNOWN_REPLAY, why)
             return
-        self.answer(line, call, wire.AttachResponse())
-        if line.is_open:
-            served.attach(line, call, asked.credit_bytes)
+        self.answer(connection, call, wire.AttachResponse())
+        if connection.is_open:
+            served.attach(connection, call, asked.credit_bytes)
 
-    def _on_event(self, line: Line, event: ClientEvent) -> None:
+    def _on_event(self, connection: ReplayConnection, event: ClientEvent) -> None:
         if isinstance(event.message, wire.Credit):
             served = self._server.served.get(event.message.session_id)
-            if served is not None and served.line is line:
+            if served is not None and served.connection is connection:
                 served.handle(e.Credited(event.message.bytes))
 
-    def _stop(self, line: Line, call: Call, asked: wire.StopReplayRequest) -> None:
+    def _stop(self, connection: ReplayConnection, call: Call, asked: wire.StopReplayRequest) -> None:
         access = self._server.recordings.access
         if asked.recording_id < 0:
             served = self._server.served.get(asked.session_id)
-            is_own = served is None or served.identity == line.sender
-            if served is not None and not is_own and not access.may_stop(line.sender, served.outbox_id):
-                access.refused(line.sender, ApiKey.STOP_REPLAY)
-                self.answer(line, call, wire.StopReplayResponse(stopped=0))  # as of one that is not there
+            is_own = served is None or served.identity == connection.sender
+            if served is not None and not is_own and not access.may_stop(connection.sender, served.outbox_id):
+                access.refused(connection.sender, ApiKey.STOP_REPLAY)
+                self.answer(connection, call, wire.StopReplayResponse(stopped=0))  # as of one that is not there
                 return
             if not is_own:
-                audit(line.sender, asked, ApiKey.STOP_REPLAY)
+                audit(connection.sender, asked, ApiKey.STOP_REPLAY)
             now_ms = self._server.now_ms()
-            self._answer_stopped(line, call, self._server.sessions.stop(asked.session_id, now_ms))
+            self._answer_stopped(connection, call, self._server.sessions.stop(asked.session_id, now_ms))
             return
         recording_id, recordings = asked.recording_id, self._server.recordings
 
         def may() -> bool:
             recording = recordings.find(recording_id)
-            if not access.may_stop(line.sender, None if recording is None else recording.entry.outbox_id):
-                access.refused(line.sender, ApiKey.STOP_REPLAY)
+            if not access.may_stop(connection.sender, None if recording is None else recording.entry.outbox_id):
+                access.refused(connection.sender, ApiKey.STOP_REPLAY)
                 return False
-            audit(line.sender, asked, ApiKey.STOP_REPLAY)
+            audit(connection.sender, asked, ApiKey.STOP_REPLAY)
             return True
 
         def stop(is_allowed: bool) -> None:  # noqa: FBT001 - the worker's answer
             if is_allowed:
-                self._answer_stopped(line, call, self._notify_all(recording_id, e.Stop()))
+                self._answer_stopped(connection, call, self._notify_all(recording_id, e.Stop()))
             else:
-                self.refuse(line, call, ErrorCode.UNAUTHORISED, "")
+                self.refuse(connection, call, ErrorCode.UNAUTHORISED, "")
 
-        self.on_disk(line, call, may, stop)
+        self.on_disk(connection, call, may, stop)
 
     def _notify_all(self, recording_id: int, event: e.Event) -> list[tuple[ReplaySession, Effects]]:
         return self._server.sessions.notify_all(recording_id, event, self._server.now_ms())
 
-    def _answer_stopped(self, line: Line, call: Call, stopped: list[tuple[ReplaySession, Effects]]) -> None:
+    def _answer_stopped(
+        self, connection: ReplayConnection, call: Call, stopped: list[tuple[ReplaySession, Effects]]
+    ) -> None:
         for session, effects in stopped:
             served = self._server.served.get(session.id)
             if served is not None:
                 served.carry_out(effects)
-        self.answer(line, call, wire.StopReplayResponse(stopped=sum(1 for _, effects in stopped if effects)))
+        self.answer(connection, call, wire.StopReplayResponse(stopped=sum(1 for _, effects in stopped if effects)))
 
     # ---- keeping house
 
-    def _describe(self, line: Line, call: Call, asked: wire.DescribeRecordingsRequest) -> None:
-        recordings, sender = self._server.recordings, line.sender
+    def _describe(self, connection: ReplayConnection, call: Call, asked: wire.DescribeRecordingsRequest) -> None:
+        recordings, sender = self._server.recordings, connection.sender
         self.on_disk(
-            line, call, lambda: recordings.described(asked, sender), lambda found: self.answer(line, call, found)
+            connection,
+            call,
+            lambda: recordings.described(asked, sender),
+            lambda found: self.answer(connection, call, found),
         )
 
-    def _keep(self, job: Callable[[Any, str], Struct]) -> Callable[[Line, Call, Any], None]:
-        return lambda line, call, asked: self.on_disk(
-            line, call, lambda: job(asked, line.sender), lambda found: self.answer(line, call, found)
+    def _keep(self, job: Callable[[Any, str], Struct]) -> Callable[[ReplayConnection, Call, Any], None]:
+        return lambda connection, call, asked: self.on_disk(
+            connection, call, lambda: job(asked, connection.sender), lambda found: self.answer(connection, call, found)
         )
 
-    def _delete(self, line: Line, call: Call, asked: wire.DeleteRequest) -> None:
+    def _delete(self, connection: ReplayConnection, call: Call, asked: wire.DeleteRequest) -> None:
         def marked(recording: KeptRecording) -> None:
-            self.answer(line, call, wire.DeleteResponse())
-            self._server.on_disk(lambda: self._remove(line, call, recording))
+            self.answer(connection, call, wire.DeleteResponse())
+            self._server.on_disk(lambda: self._remove(connection, call, recording))
 
-        self.on_disk(line, call, lambda: self._keeping.mark_deleted(asked, line.sender), marked)
+        self.on_disk(connection, call, lambda: self._keeping.mark_deleted(asked, connection.sender), marked)
 
-    def _remove(self, line: Line, call: Call, recording: KeptRecording) -> None:
+    def _remove(self, connection: ReplayConnection, call: Call, recording: KeptRecording) -> None:
         """In the worker's thread."""
         done = self._keeping.remove(recording)
 
         def answer() -> None:
-            if line.is_open:
-                line.send(line.protocol.event(call, done))
-                self._server.flush(line)
+            if connection.is_open:
+                connection.send(connection.protocol.event(call, done))
+                self._server.flush(connection)
 
         self._server.post(answer)
 

@@ -1,7 +1,7 @@
 """ReplayServer: all replays of a node in one thread; a session is not a thread, and an idle one is a timer.
 
-    node_connections.py ─ adopt ─▶ Line ─▶ calls (replay_calls.py) ─▶ worker: opens logs, looks up times, keeps house
-    appends ─ changed ─▶ sessions of that log are ready                      └──── post ────▶ answers, sessions
+    node_connections.py ─ adopt ─▶ ReplayConnection ─▶ calls (replay_calls.py) ─▶ worker: opens logs, finds times, ...
+    appends ─ changed ─▶ sessions of that log are ready                     └──── post ────▶ answers, sessions
     ready: | session | session | ... |   each its turn, one block, then to the end of the queue: all get the same
     timers: heartbeats, time to attach, liveness, rates
 
@@ -33,7 +33,7 @@ from pushrep.replay.plan import LOG_BOUNDS, LogSnapshot, ReplaySettings, tip_of
 from pushrep.replay.session import ReplayCounters, ReplaySession, ReplaySessions, Totals
 from pushrep.replay.slices import OpenSegments
 from pushrep.replicate.replay_calls import ReplayCalls
-from pushrep.replicate.replay_line import Handed, Line
+from pushrep.replicate.replay_connection import Handed, ReplayConnection
 from pushrep.replicate.replay_recordings import KeptRecording, Marker, Recordings
 from pushrep.replicate.replay_session_io import ServedSession
 from pushrep.topic_id_partition import TopicIdPartition
@@ -207,7 +207,7 @@ class ReplayServer:
         self._totals = Totals()
         self._network, self._clock = network, clock
         self._calls = ReplayCalls(self)
-        self._lines: set[Line] = set()
+        self._connections: set[ReplayConnection] = set()
         self._posted: deque[Callable[[], None]] = deque()
         self._ready: deque[ServedSession] = deque()
         self._is_ready: set[int] = set()
@@ -344,11 +344,11 @@ class ReplayServer:
         self._due.pop(served.session.id, None)
         self.watched.remove(served)
         self._totals.ended(served.session)
-        line = served.line
-        if line is not None and line.is_open and not line.is_idle:
-            self.flush(line)
-            if line.is_open and not line.is_idle and served.session.state is ReplayState.DONE:
-                self._close_if_stuck(line)
+        connection = served.connection
+        if connection is not None and connection.is_open and not connection.is_idle:
+            self.flush(connection)
+            if connection.is_open and not connection.is_idle and served.session.state is ReplayState.DONE:
+                self._close_if_stuck(connection)
 
     def schedule(self, served: ServedSession) -> None:
         """A turn at the time it asks for, at the latest."""
@@ -357,14 +357,14 @@ class ReplayServer:
             self._due[session_id] = due_ms
             heappush(self._timers, (due_ms, session_id))
 
-    def flush(self, line: Line) -> None:
+    def flush(self, connection: ReplayConnection) -> None:
         """Send what waits there, as far as the network takes it."""
         try:
-            line.flush()
+            connection.flush()
         except OSError as error:
-            self._hang_up(line, error)
+            self._hang_up(connection, error)
             return
-        self._watch_line(line)
+        self._watch_connection(connection)
 
     # ---- inside
 
@@ -429,67 +429,67 @@ class ReplayServer:
             except Exception:  # noqa: BLE001 - as above
                 _LOG.exception("a replay session failed")
                 served.handle(e.SubscriberGone())
-                if served.line is not None:
-                    self._hang_up(served.line, None)
+                if served.connection is not None:
+                    self._hang_up(served.connection, None)
             self.schedule(served)
 
     def _begin(self, handed: Handed) -> None:
-        line = Line(handed)
-        self._lines.add(line)
+        connection = ReplayConnection(handed)
+        self._connections.add(connection)
         assert self._poller is not None, "it runs"
-        self._poller.register(line.socket, line.mask, line)
-        self._dispatch(line, list(handed.calls))
-        self._serve(line)  # TLS may have read more than was asked for
+        self._poller.register(connection.socket, connection.mask, connection)
+        self._dispatch(connection, list(handed.calls))
+        self._serve(connection)  # TLS may have read more than was asked for
 
-    def _serve(self, line: Line) -> None:
-        if not line.is_open:
+    def _serve(self, connection: ReplayConnection) -> None:
+        if not connection.is_open:
             return
         try:
-            line.flush()
-            calls = line.receive()
+            connection.flush()
+            calls = connection.receive()
         except ProtocolError as error:
-            _LOG.warning("%s is cut off: %s", line.name, error.reason)
-            self._hang_up(line, None)
+            _LOG.warning("%s is cut off: %s", connection.name, error.reason)
+            self._hang_up(connection, None)
         except (OSError, ssl.SSLError) as error:
-            self._hang_up(line, error)
+            self._hang_up(connection, error)
         else:
-            self._dispatch(line, calls)
-            self._watch_line(line)
+            self._dispatch(connection, calls)
+            self._watch_connection(connection)
 
-    def _dispatch(self, line: Line, calls: list[Call | ClientEvent]) -> None:
+    def _dispatch(self, connection: ReplayConnection, calls: list[Call | ClientEvent]) -> None:
         for call in calls:
             try:
-                self._calls.dispatch(line, call)
+                self._calls.dispatch(connection, call)
             except Exception:  # noqa: BLE001 - a fault of ours ends one connection, not the server
-                _LOG.exception("%s is cut off", line.name)
-                self._hang_up(line, None)
+                _LOG.exception("%s is cut off", connection.name)
+                self._hang_up(connection, None)
                 return
 
-    def _watch_line(self, line: Line) -> None:
-        wanted = line.wanted_mask
-        if line.is_open and wanted != line.mask and self._poller is not None:
-            line.mask = wanted
-            self._poller.modify(line.socket, wanted, line)
+    def _watch_connection(self, connection: ReplayConnection) -> None:
+        wanted = connection.wanted_mask
+        if connection.is_open and wanted != connection.mask and self._poller is not None:
+            connection.mask = wanted
+            self._poller.modify(connection.socket, wanted, connection)
 
-    def _close_if_stuck(self, line: Line) -> None:
-        if not any(served.line is line for served in self.served.values()):
-            self._hang_up(line, None)
+    def _close_if_stuck(self, connection: ReplayConnection) -> None:
+        if not any(served.connection is connection for served in self.served.values()):
+            self._hang_up(connection, None)
 
-    def _hang_up(self, line: Line, error: Exception | None) -> None:
-        if not line.is_open:
+    def _hang_up(self, connection: ReplayConnection, error: Exception | None) -> None:
+        if not connection.is_open:
             return
         if error is not None:
-            _LOG.info("%s went: %s", line.name, error)
-        self._lines.discard(line)
-        assert self._poller is not None, "lines are met while it runs"
-        self._poller.unregister(line.socket)
-        line.close()
-        for served in [served for served in self.served.values() if served.line is line]:
+            _LOG.info("%s went: %s", connection.name, error)
+        self._connections.discard(connection)
+        assert self._poller is not None, "a connection is served while it runs"
+        self._poller.unregister(connection.socket)
+        connection.close()
+        for served in [served for served in self.served.values() if served.connection is connection]:
             served.handle(e.SubscriberGone())
 
     def _end(self) -> None:
         for served in list(self.served.values()):
             served.node_stops()
-        for line in list(self._lines):
-            self._hang_up(line, None)
+        for connection in list(self._connections):
+            self._hang_up(connection, None)
         self.files.close()

@@ -1,4 +1,4 @@
-"""ServedSession: a ReplaySession over a log of this node, for a subscriber at the other end of a Line.
+"""ServedSession: a ReplaySession over a log of this node, for a subscriber at the other end of a ReplayConnection.
 
     turn ─▶ ReadBlock ─▶ headers ─▶ BlockRead ─▶ SendBlock ─▶ ReplayData: a header and slices of files ─▶ Sent
 
@@ -17,7 +17,7 @@ from pushrep.replay.plan import LogSnapshot
 from pushrep.replay.session import ReplaySession
 from pushrep.replay.slices import FoundBatch, NoBatchThere, OpenSegment, OpenSegments, SliceReader
 from pushrep.replay.source import READ_ERRORS
-from pushrep.replicate.replay_line import Line
+from pushrep.replicate.replay_connection import ReplayConnection
 from pushrep.replicate.replay_recordings import NodeSource
 from pushrep.wire import replay_messages as wire
 from pushrep.wire.calls import HOLES_SINCE
@@ -45,7 +45,7 @@ class Server(Protocol):
         """It is DONE."""
         ...
 
-    def flush(self, line: Line) -> None:
+    def flush(self, connection: ReplayConnection) -> None:
         """Something is to be sent there."""
         ...
 
@@ -63,7 +63,7 @@ class ServedSession:
 
     def __init__(self, session: ReplaySession, source: NodeSource, files: OpenSegments, server: Server) -> None:
         self.session, self.source = session, source
-        self.line: Line | None = None
+        self.connection: ReplayConnection | None = None
         self.identity = ""
         """Who began it: nobody else may attach to it."""
         self.outbox_id: UUID | None = None
@@ -106,9 +106,9 @@ class ServedSession:
 
     # ---- the server's thread
 
-    def attach(self, line: Line, call: Call, credit_bytes: int) -> None:
+    def attach(self, connection: ReplayConnection, call: Call, credit_bytes: int) -> None:
         """Its one subscriber is there."""
-        self.line, self._call = line, call
+        self.connection, self._call = connection, call
         self.handle(e.SubscriberAttached(credit_bytes))
 
     def handle(self, event: e.Event) -> list[e.Effect]:
@@ -241,16 +241,16 @@ class ServedSession:
         self.handle(e.BlockSent())
 
     def _beat(self, beat: e.Heartbeat) -> None:
-        if self.line is not None and self.line.is_idle:  # else there is news enough on its way
+        if self.connection is not None and self.connection.is_idle:  # else there is news enough on its way
             at = beat.position
             tip = max(beat.tip, at)
             self._send(wire.ReplayData(session_id=self.session.id, start_offset=at, end_offset=at, tip_offset=tip))
 
     def _send(self, event: Struct, sent: Callable[[], None] | None = None) -> None:
-        line, call = self.line, self._call
-        if line is not None and call is not None and line.is_open:
-            line.send(line.protocol.event(call, event), sent)
-            self._server.flush(line)
+        connection, call = self.connection, self._call
+        if connection is not None and call is not None and connection.is_open:
+            connection.send(connection.protocol.event(call, event), sent)
+            self._server.flush(connection)
 
     def _renew(self, offset: int) -> None:
         if self._lease is not None:

@@ -33,7 +33,7 @@ class Handed(NamedTuple):
     closed: Callable[[], None]
 
 
-class Line:
+class ReplayConnection:
     """The server's end of a connection. For one thread. Everything raises OSError once the peer is gone."""
 
     def __init__(self, handed: Handed) -> None:
