@@ -188,7 +188,7 @@ class BeginsAnew(ShippingError):
     """What a session knows is not to be relied on any more: the next one finds out what the topic holds."""
 
 
-class NotPinned(ShippingError):
+class PartitionCountNotStored(ShippingError):
     """How many partitions are used is not known to enough members yet; it is said again until it is."""
 
     def __init__(self, why: str) -> None:

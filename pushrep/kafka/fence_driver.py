@@ -234,7 +234,7 @@ class FenceDriver:
             case core.ReadMarkers(producer):
                 return await self._read_markers(producer)
             case core.AskMembers():
-                return core.MembersSaid(await in_thread(self._leadership.is_newest))
+                return core.MembersAnswered(await in_thread(self._leadership.is_newest))
         raise AssertionError(f"{effect} is the session's")
 
     async def _init(self, named: ProducerId) -> Event:

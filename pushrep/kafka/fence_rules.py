@@ -160,13 +160,13 @@ class NotAllowed(NamedTuple):
     why: str
 
 
-class MembersSaid(NamedTuple):
+class MembersAnswered(NamedTuple):
     """Whether this member leads by the newest grant; False also where too few answered."""
 
     is_newest: bool
 
 
-Event = Begun | Given | Added | Ended | MarkersRead | Matched | RenewalDue | FenceRefused | NotAllowed | MembersSaid
+Event = Begun | Given | Added | Ended | MarkersRead | Matched | RenewalDue | FenceRefused | NotAllowed | MembersAnswered
 
 EXPECTED: Mapping[FenceState, frozenset[type[Event]]] = {
     FenceState.NEW: frozenset({Begun}),
@@ -176,7 +176,7 @@ EXPECTED: Mapping[FenceState, frozenset[type[Event]]] = {
     FenceState.MARKERS: frozenset({Begun, MarkersRead}),
     FenceState.MATCH: frozenset({Begun, Matched}),
     FenceState.SHIPPING: frozenset({Begun, RenewalDue}),
-    FenceState.ASKING: frozenset({Begun, MembersSaid}),
+    FenceState.ASKING: frozenset({Begun, MembersAnswered}),
     FenceState.TAKEN_OVER: frozenset({Begun}),
     FenceState.FORGOTTEN: frozenset({Begun}),
     FenceState.UNFENCED: frozenset({Begun}),
@@ -268,7 +268,7 @@ class Fence:
                 return self._refused(why)
             case NotAllowed(why):
                 return self._not_allowed(why)
-            case MembersSaid(is_newest):
+            case MembersAnswered(is_newest):
                 return self._members_said(is_newest=is_newest)
 
     def _begin(self) -> Effect:

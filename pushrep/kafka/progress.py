@@ -318,7 +318,7 @@ class FixedPartitionCounts(Protocol):
         ...
 
     def keep(self, topic_id: UUID, partitions: tuple[int, ...]) -> None:
-        """Enough members have them on disk when this returns. Waits for them; raises NotPinned."""
+        """Enough members have them on disk when this returns. Waits for them; raises PartitionCountNotStored."""
         ...
 
 

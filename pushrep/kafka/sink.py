@@ -24,9 +24,9 @@ from pushrep.kafka.errors import (
     DestinationAhead,
     DestinationRefused,
     KafkaUnreachable,
-    NotPinned,
     OutboxDiverged,
     OutboxTakenOver,
+    PartitionCountNotStored,
     RebaseUnfinished,
     ShippingError,
     TopicLostRecords,
@@ -226,7 +226,7 @@ class KafkaSink:
                 except TopicReplaced as error:
                     _LOG.warning("%s: it is shipped again from the logs' start", error)
                     pause_s = 0.0
-                except (*UNREACHABLE, BrokerError, KafkaUnreachable, BeginsAnew, NotPinned) as error:
+                except (*UNREACHABLE, BrokerError, KafkaUnreachable, BeginsAnew, PartitionCountNotStored) as error:
                     pause_s = self._failed(error)
                 except LogClosed:
                     return
@@ -263,7 +263,7 @@ class KafkaSink:
 
     def _failed(self, error: BaseException) -> float:
         """The pause after a failure that may pass by itself."""
-        if isinstance(error, NotPinned):
+        if isinstance(error, PartitionCountNotStored):
             self._started.set()  # the topic is known; members may answer later
         self._state.set_trouble(str(error) or repr(error))
         self._failures += 1
@@ -312,7 +312,7 @@ class KafkaSink:
     async def _fix_topic(self, facts: TopicFacts) -> None:
         """What is fixed at first use is on disk, at every member, before the first batch is sent.
 
-        Raises NotPinned, DestinationRefused, KafkaUnreachable.
+        Raises PartitionCountNotStored, DestinationRefused, KafkaUnreachable.
         """
         state = self._state
         before = state.progress

@@ -11,7 +11,7 @@ Nothing is thrown away but indexes (they can be rebuilt). The copy comes first: 
 cut before anything has changed. It is exact to the byte; zeros at its end, mostly space that was allocated ahead, are a
 hole in the file and take no room. A cut that was stopped and is done again finds its copy and makes no second one.
 
-On a disk that has no room for a copy, a bad tail is moved (`TailMove`), piece by piece, from its end:
+On a disk that has no room for a copy, a bad tail is moved (`TailBackup`), piece by piece, from its end:
 
     1000.log                    | ..... | t o r n |          1000.log.<position>.cut.moving   |             |
       first piece               | ..... | t o r n |                                           |          n  |
@@ -155,7 +155,7 @@ _PIECE_BYTES_UNKNOWN = 4 * _PIECE_BYTES_MIN  # a quarter of the reserve
 _PIECE_BYTES_MAX = 1 << 20
 
 
-class TailMove:
+class TailBackup:
     """Moves all from `position` on out of `file`, which is `path`. Use once: `finish`.
 
     When it is made, a first piece is in its new place, and nothing has changed in the old one. Raises NoRoomToCut if
@@ -233,7 +233,7 @@ class TailMove:
 
 def quarantine_tail(
     filesystem: Filesystem, path: Path, file: File, position: int, *, suffix: str = CUT_SUFFIX
-) -> str | TailMove | None:
+) -> str | TailBackup | None:
     """Save a bad tail before it is cut: the name of its copy, None for no bytes. Where there is no room for a copy,
     its move into `.cut`, whatever the suffix: finish it when the checkpoints say that the log ends there.
 
@@ -245,7 +245,7 @@ def quarantine_tail(
             return keep_range(filesystem, path, file, position, suffix=suffix)
         except NoRoomToCut:
             pass
-    return TailMove(filesystem, path, file, position)
+    return TailBackup(filesystem, path, file, position)
 
 
 def moving_path(path: Path, position: int) -> Path:

@@ -56,7 +56,7 @@ import numpy as np
 
 from pushrep.env import Clock, File, Filesystem
 from pushrep.log.config import LogConfig
-from pushrep.log.cut_files import TailMove, end_moves, move_aside, quarantine_tail, remove_segments
+from pushrep.log.cut_files import TailBackup, end_moves, move_aside, quarantine_tail, remove_segments
 from pushrep.log.directory_files import (
     INDEX_SUFFIX,
     TIME_INDEX_SUFFIX,
@@ -626,7 +626,7 @@ class Recovery:
         self._progress.about_to_cut(torn.next_offset)
         kept, size_bytes = move_aside(self._filesystem, self._directory, later)
         size_bytes += tail_bytes
-        if isinstance(tail, TailMove):
+        if isinstance(tail, TailBackup):
             tail, self._moving = tail.finish(), ()
         remove_seals(self._filesystem, self._directory, [segment.base_offset])
         segment.file.truncate(torn.position)

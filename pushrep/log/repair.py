@@ -47,7 +47,7 @@ from uuid import UUID
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, File, Filesystem, LockHeld
 from pushrep.errors import BadArgument
 from pushrep.log.config import LogConfig
-from pushrep.log.cut_files import TailMove, keep_range, move_aside, quarantine_tail
+from pushrep.log.cut_files import TailBackup, keep_range, move_aside, quarantine_tail
 from pushrep.log.directory import DirectoryView, LogDirectory
 from pushrep.log.directory_files import (
     CORRUPT_SUFFIX,
@@ -666,7 +666,7 @@ class Repairer:
             self._lower_checkpoints(view, place.offset)
             later = [base for base in list_segments(self._filesystem, self._log) if base > place.base_offset]
             kept, later_bytes = move_aside(self._filesystem, self._log, later)
-            kept += [] if tail is None else [tail.finish() if isinstance(tail, TailMove) else tail]
+            kept += [] if tail is None else [tail.finish() if isinstance(tail, TailBackup) else tail]
             view.reserve.call(lambda: segment.cut(place.position, place.offset))
         finally:
             segment.close()

@@ -46,7 +46,7 @@ from uuid import UUID
 from pushrep.env import Clock, Filesystem
 from pushrep.errors import PushrepError
 from pushrep.log.config import POSITION_MAX, AppendResult, LogConfig
-from pushrep.log.cut_files import TailMove, keep_range, move_aside, quarantine_tail, remove_segments
+from pushrep.log.cut_files import TailBackup, keep_range, move_aside, quarantine_tail, remove_segments
 from pushrep.log.directory import DirectoryView
 from pushrep.log.directory_files import CORRUPT_SUFFIX, CleanLog, list_segments, parse_log_name, write_leader_epochs
 from pushrep.log.disk_space import RESERVE_BYTES_MIN
@@ -666,7 +666,7 @@ class LogWriter:
                 # Not only those that the log counts as its own: it ends at the damage.
                 later = [base for base in list_segments(around.filesystem, around.view.path) if base > self._bases[-1]]
                 kept, _ = move_aside(around.filesystem, around.view.path, later, suffix=CORRUPT_SUFFIX)
-                kept += [] if tail is None else [tail.finish() if isinstance(tail, TailMove) else tail]
+                kept += [] if tail is None else [tail.finish() if isinstance(tail, TailBackup) else tail]
                 around.view.reserve.call(lambda: segment.cut(position, damaged_from))
                 around.filesystem.sync_directory(around.view.path)
                 self._keep_epochs(self._epochs.cut_from(damaged_from))

@@ -35,7 +35,7 @@ from pushrep.outbox.settings import (
     check_flags,
     checked_config,
 )
-from pushrep.outbox.shipping import Shipping, ToShip, start_shipping
+from pushrep.outbox.shipping import Shipping, ShippingSource, start_shipping
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address
 from pushrep.topic_id_partition import TopicIdPartition
@@ -249,7 +249,7 @@ def _start_shipping(  # noqa: PLR0913, PLR0917 - what is opened, and for whom
     is_new: bool = False,
 ) -> Shipping:
     known = held.directory_id
-    to_ship = ToShip(
+    to_ship = ShippingSource(
         directory=held.path,
         identity=identity,
         logs=[log for log, _ in logs],

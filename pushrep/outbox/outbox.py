@@ -313,11 +313,11 @@ class Outbox:
         (`open_slot`), and `OutboxDiffers`; and what `open` raises that waiting does not change.
         """
         # The wire's half:
-        from pushrep.outbox.standby import ToStandBy, WaitingMember, refuse_standby, with_retention  # noqa: PLC0415
+        from pushrep.outbox.standby import StandbyRequest, WaitingMember, refuse_standby, with_retention  # noqa: PLC0415
 
         home = checked_path("directory", directory)
         refuse_standby(home, settings)
-        asked = ToStandBy(
+        asked = StandbyRequest(
             directory=home,
             topic=topic,
             partitions=partitions,

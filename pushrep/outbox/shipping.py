@@ -23,7 +23,7 @@ from filtering.extras import needed_by
 from pushrep.env import Clock, Filesystem
 from pushrep.errors import BadArgument, PushrepError
 from pushrep.kafka.destination import KafkaDestination
-from pushrep.kafka.errors import NotPinned
+from pushrep.kafka.errors import PartitionCountNotStored
 from pushrep.kafka.progress import ShippingProgress, Skip, read_progress, write_progress
 from pushrep.log import SegmentLog
 from pushrep.outbox.destinations import checked_skip, destination_of
@@ -49,26 +49,26 @@ class GrantedPartitionCounts:
         self._replication = replication
 
     def known(self, topic_id: UUID) -> tuple[int, ...]:
-        """As in the grant by which it leads. Raises NotPinned while it does not lead."""
+        """As in the grant by which it leads. Raises PartitionCountNotStored while it does not lead."""
         return tuple(one.partitions for one in self._grant().destinations if one.topic_id == topic_id)
 
     def keep(self, topic_id: UUID, partitions: tuple[int, ...]) -> None:
-        """A new grant that says so, unless the grant does already. Raises NotPinned."""
+        """A new grant that says so, unless the grant does already. Raises PartitionCountNotStored."""
         replication = self._replication
         if self.known(topic_id) == partitions:
             return
         if not replication.own_appenders:
-            raise NotPinned("the outbox is not open yet")
+            raise PartitionCountNotStored("the outbox is not open yet")
         try:
             with replication.step_lock:
                 replication.change_members(lambda newest, epoch: newest.with_partitions_of(epoch, topic_id, partitions))
         except (PushrepError, OSError) as error:
-            raise NotPinned(str(error)) from error
+            raise PartitionCountNotStored(str(error)) from error
 
     def _grant(self) -> "Grant":
         grant = self._replication.grant
         if grant is None:
-            raise NotPinned("too few members answer")
+            raise PartitionCountNotStored("too few members answer")
         return grant
 
 
@@ -90,7 +90,7 @@ class GrantedLeadership:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToShip:
+class ShippingSource:
     """What there is to ship from. copy_id: the directory's own id, if it is a copy of another that may be in use."""
 
     directory: Path
@@ -107,7 +107,7 @@ class ToShip:
 class Shipping:
     """The destinations of an open outbox; made by `start_shipping`."""
 
-    def __init__(self, to_ship: ToShip, sink: "KafkaSink | None") -> None:
+    def __init__(self, to_ship: ShippingSource, sink: "KafkaSink | None") -> None:
         self._to_ship, self.sink = to_ship, sink
         self._logs, self._clock = to_ship.logs, to_ship.clock
         self._dropping = threading.Lock()
@@ -187,7 +187,7 @@ def holder_name(topic: str) -> str:
 
 def start_shipping(
     resources: ExitStack,
-    to_ship: ToShip,
+    to_ship: ShippingSource,
     destination: KafkaDestination | None,
     timeout_s: float,
     on_diverged: OnDiverged = OnDiverged.REFUSE,
@@ -209,7 +209,7 @@ def start_shipping(
     return Shipping(to_ship, sink)
 
 
-def _hold(to_ship: ToShip, sink: "KafkaSink | None") -> None:
+def _hold(to_ship: ShippingSource, sink: "KafkaSink | None") -> None:
     known = read_progress(to_ship.filesystem, to_ship.directory)
     for log in to_ship.logs:
         for topic, progress in known.items():
@@ -235,7 +235,7 @@ def origin_of(identity: OutboxIdentity, progress: Iterable[ShippingProgress]) ->
     return RecordOrigin(carrier=identity.carrier, pids=pids, pid_epoch=pid_epoch)
 
 
-def _shipped(to_ship: ToShip) -> "SinkConfig":
+def _shipped(to_ship: ShippingSource) -> "SinkConfig":
     from pushrep.kafka.fence_driver import AloneLeadership  # noqa: PLC0415
     from pushrep.kafka.progress import OwnPartitionCounts  # noqa: PLC0415
     from pushrep.kafka.sink import SinkConfig  # noqa: PLC0415

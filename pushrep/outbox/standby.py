@@ -84,7 +84,7 @@ OnState = Callable[[StandbyState, str], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToStandBy:
+class StandbyRequest:
     """What `Outbox.stand_by` was asked for.
 
     directory: as `Outbox.stand_by` takes it. carrier: None for the grant's. cancel: set, it waits no longer.
@@ -154,7 +154,7 @@ def members_at(directory: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> lis
 class WaitingMember(Generic[_Outbox]):
     """One member's waiting. open_outbox(directory, the other members' addresses, carrier): opens what was granted."""
 
-    def __init__(self, asked: ToStandBy, open_outbox: Callable[[Path, Sequence[str], str], _Outbox]) -> None:
+    def __init__(self, asked: StandbyRequest, open_outbox: Callable[[Path, Sequence[str], str], _Outbox]) -> None:
         self._asked, self._open_outbox = asked, open_outbox
         self._rules = Standby(asked.times, random.randrange)
         self._heard_ms = asked.clock.monotonic_ms()

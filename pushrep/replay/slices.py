@@ -60,7 +60,7 @@ _FIRST_BYTES = 4096  # the header of a large batch, or some small batches whole:
 _FILES_MAX = 64
 
 
-class NoBatchThere(PushrepError):
+class BatchNotFound(PushrepError):
     """Where offset `position` should be there is no batch's header: the log was cut meanwhile, or is damaged."""
 
     def __init__(self, position: int, segment: int, why: str) -> None:
@@ -184,7 +184,7 @@ class SliceReader:
         """The batches that hold offsets in [position, limit), about `max_bytes` of them, one at least.
 
         written: where the log ended when `limit` was taken: no batch of then ends behind it. Empty if compaction left
-        none. Raises NoBatchThere, CorruptBatch for a segment that is not the one that was sealed, OSError,
+        none. Raises BatchNotFound, CorruptBatch for a segment that is not the one that was sealed, OSError,
         CorruptRecordBatch for offsets that can't be read.
         """
         if position >= limit:
@@ -213,7 +213,7 @@ class SliceReader:
                 is_all, following = True, None
             if following is None:
                 if not is_all and not found:
-                    raise NoBatchThere(expected, segment, why_not(file, what))
+                    raise BatchNotFound(expected, segment, why_not(file, what))
                 self._next = (expected, segment, what.position, what.leader_epoch)
                 return found
             what = self._range(following, leader_epoch=what.leader_epoch)
@@ -233,7 +233,7 @@ class SliceReader:
                 segment, expected, base, next_offset, written
             ):
                 if not found:
-                    raise NoBatchThere(expected, segment, f"a batch there says that it holds [{base}, {next_offset})")
+                    raise BatchNotFound(expected, segment, f"a batch there says that it holds [{base}, {next_offset})")
                 is_all = True  # what stands before it goes out first
             if is_all or base >= limit:
                 is_all = True
@@ -283,7 +283,7 @@ class SliceReader:
             self._bases = list_segments(self._filesystem, self._directory)
         at = bisect_right(self._bases, offset) - 1
         if at < 0:
-            raise NoBatchThere(offset, self._bases[0] if self._bases else 0, "no segment begins so early")
+            raise BatchNotFound(offset, self._bases[0] if self._bases else 0, "no segment begins so early")
         base = self._bases[at]
         file = self._files.get(self._directory, base).file
         return begin_near(self._filesystem, self._directory, file, self._range(base), offset)
@@ -421,7 +421,7 @@ class BatchWindows:
         """Every batch that holds an offset in [start, end), as far as all is plain, by windows. Raises nothing."""
         files = OpenSegments(self._filesystem)
         places = SliceReader(self._directory, self._filesystem, files)
-        with closing(files), suppress(NoBatchThere, CorruptBatch, OSError):
+        with closing(files), suppress(BatchNotFound, CorruptBatch, OSError):
             what = places.place(start)
             segment, position, epoch = what.base_offset, what.position, what.leader_epoch
             expected = segment if what.next_offset is None else what.next_offset
@@ -544,7 +544,7 @@ class Tail:
     def _find(self, last: BatchHeader) -> _Place | None:
         """The position of that batch, by the index."""
         files = OpenSegments(self._filesystem)
-        with closing(files), suppress(NoBatchThere, CorruptBatch, CorruptRecordBatch, OSError):
+        with closing(files), suppress(BatchNotFound, CorruptBatch, CorruptRecordBatch, OSError):
             reader = SliceReader(self._directory, self._filesystem, files)
             for found in reader.read(last.base_offset, last.next_offset, 1, want_offsets=False):
                 return _Place(last, found.segment, found.position)

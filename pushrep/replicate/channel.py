@@ -52,7 +52,7 @@ _STEPS = 16
 """So many answers win back `request_bytes_max`: what was lost by chance comes back, what is refused is tried seldom."""
 
 
-class OnItsWay(NamedTuple):
+class RequestInFlight(NamedTuple):
     """A request without an answer. `file_bytes` of it lay in files; it takes `slots` of those that may be in flight."""
 
     sent_ms: int
@@ -149,7 +149,7 @@ class Channel:
         self._protocol: ClientConnection | None = None
         self._outgoing: list[Piece] = []
         self._events = READABLE
-        self._in_flight: dict[int, OnItsWay] = {}
+        self._in_flight: dict[int, RequestInFlight] = {}
         self._slots = 0  # of all that is in flight
         self._file_requests = FileRequests(settings)
         self._linger_until_ms: int | None = None
@@ -388,7 +388,7 @@ class Channel:
         correlation_id, frame = self._protocol.ask(AppendRecordsRequest(partitions=tuple(parts)))
         self._outgoing = pieces_of(frame)
         file_bytes = bytes_in_files(self._outgoing)
-        request = OnItsWay(now_ms, sents, max(1, file_bytes // self._settings.request_bytes_max), file_bytes)
+        request = RequestInFlight(now_ms, sents, max(1, file_bytes // self._settings.request_bytes_max), file_bytes)
         self._in_flight[correlation_id], self._slots = request, self._slots + request.slots
         for part, sent in zip(parts, sents, strict=True):
             if part.records:
@@ -413,7 +413,7 @@ class Channel:
         assert self._protocol is not None, "there is a socket"
         correlation_id, frame = self._protocol.ask(request)
         self._outgoing += pieces_of(frame)
-        self._in_flight[correlation_id] = OnItsWay(now_ms, [], 0, 0)
+        self._in_flight[correlation_id] = RequestInFlight(now_ms, [], 0, 0)
         self._beat_ms, self._is_beating = now_ms + BEAT_MS, True
         self._write()
 
@@ -527,7 +527,7 @@ class Channel:
         elif response.error_code is ErrorCode.NONE:
             self._beats.on_own(self.replica.index)
 
-    def _answered(self, request: OnItsWay, response: AppendRecordsResponse) -> None:
+    def _answered(self, request: RequestInFlight, response: AppendRecordsResponse) -> None:
         if response.error_code is not ErrorCode.NONE or len(response.results) != len(request.parts):
             results = [AppendRecordsResult(error_code=response.error_code)] * len(request.parts)
         else:

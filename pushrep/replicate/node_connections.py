@@ -18,13 +18,13 @@ from functools import partial
 from pushrep.env import REAL_NETWORK, SYSTEM_CLOCK, Clock, Listener, Network, Thread
 from pushrep.replicate.access import identity_in
 from pushrep.replicate.node_settings import NodeSettings
-from pushrep.replicate.replay_connection import Handed
+from pushrep.replicate.replay_connection import AcceptedConnection
 from pushrep.replicate.replay_server import REPLAY_CALLS
 from pushrep.replicate.sockets import AnySocket, send_all, tune
 from pushrep.wire.calls import ApiKey
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.errors import NotInVersion, ProtocolError
-from pushrep.wire.frames import Spares
+from pushrep.wire.frames import SpareBuffers
 from pushrep.wire.server import Call, ServerConnection
 from pushrep.wire.values import Struct
 
@@ -59,7 +59,7 @@ class Connections:
         listener: Listener,
         settings: NodeSettings,
         answer: Callable[[Struct, str], Struct],
-        replays: Callable[[Handed], None] | None = None,
+        replays: Callable[[AcceptedConnection], None] | None = None,
         *,
         network: Network = REAL_NETWORK,
         clock: Clock = SYSTEM_CLOCK,
@@ -68,7 +68,7 @@ class Connections:
         """For connections from now on; those that are open keep what they began with."""
         self._listener, self._settings, self._answer = listener, settings, answer
         self._replays = replays
-        self._spares = Spares()
+        self._spares = SpareBuffers()
         self._threads, self._clock = network.threads, clock
         self._lock = threading.Lock()
         self._peers: dict[Peer, None] = {}  # in the order they came
@@ -168,7 +168,7 @@ class Connections:
                 hand_over = self._replays if call.api_key in REPLAY_CALLS and not self._stopping.is_set() else None
                 if hand_over is not None and peer.has_spoken:
                     closed = partial(self._forget, peer)
-                    hand_over(Handed(peer.socket, connection, calls[number:], peer.name, sender, closed))
+                    hand_over(AcceptedConnection(peer.socket, connection, calls[number:], peer.name, sender, closed))
                     return True
                 self._reply(peer, connection, call, sender)
             connection.done()

@@ -19,7 +19,7 @@ _FRAMES_MAX = 256
 _READS_MAX = 16
 
 
-class Handed(NamedTuple):
+class AcceptedConnection(NamedTuple):
     """A connection on which replays are asked for. calls: what was read of it already. sender: its certificate's name.
 
     closed: to be called once it is.
@@ -36,7 +36,7 @@ class Handed(NamedTuple):
 class ReplayConnection:
     """The server's end of a connection. For one thread. Everything raises OSError once the peer is gone."""
 
-    def __init__(self, handed: Handed) -> None:
+    def __init__(self, handed: AcceptedConnection) -> None:
         self.name, self.sender, self.protocol = handed.name, handed.sender, handed.protocol
         self.closed = handed.closed
         self.socket = handed.socket

@@ -33,7 +33,7 @@ from pushrep.replay.plan import LOG_BOUNDS, LogSnapshot, ReplaySettings, tip_of
 from pushrep.replay.session import ReplayCounters, ReplaySession, ReplaySessions, Totals
 from pushrep.replay.slices import OpenSegments
 from pushrep.replicate.replay_calls import ReplayCalls
-from pushrep.replicate.replay_connection import Handed, ReplayConnection
+from pushrep.replicate.replay_connection import AcceptedConnection, ReplayConnection
 from pushrep.replicate.replay_recordings import KeptRecording, Marker, Recordings
 from pushrep.replicate.replay_session_io import ServedSession
 from pushrep.topic_id_partition import TopicIdPartition
@@ -222,7 +222,7 @@ class ReplayServer:
 
     # ---- any thread
 
-    def adopt(self, handed: Handed) -> None:
+    def adopt(self, handed: AcceptedConnection) -> None:
         """Serve this connection from now on."""
         with self._start_lock:
             if self._thread is None and not self._stopping:
@@ -433,7 +433,7 @@ class ReplayServer:
                     self._hang_up(served.connection, None)
             self.schedule(served)
 
-    def _begin(self, handed: Handed) -> None:
+    def _begin(self, handed: AcceptedConnection) -> None:
         connection = ReplayConnection(handed)
         self._connections.add(connection)
         assert self._poller is not None, "it runs"

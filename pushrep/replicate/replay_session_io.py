@@ -15,7 +15,7 @@ from pushrep.replay import events as e
 from pushrep.replay.events import ReplayState
 from pushrep.replay.plan import LogSnapshot
 from pushrep.replay.session import ReplaySession
-from pushrep.replay.slices import FoundBatch, NoBatchThere, OpenSegment, OpenSegments, SliceReader
+from pushrep.replay.slices import BatchNotFound, FoundBatch, OpenSegment, OpenSegments, SliceReader
 from pushrep.replay.source import READ_ERRORS
 from pushrep.replicate.replay_connection import ReplayConnection
 from pushrep.replicate.replay_recordings import NodeSource
@@ -184,7 +184,7 @@ class ServedSession:
                 want_offsets=wanted.want_offsets,
                 written=self._facts.written,
             )
-        except NoBatchThere as error:
+        except BatchNotFound as error:
             self._look_again(wanted, error)
             return
         except READ_ERRORS as error:
@@ -193,7 +193,7 @@ class ServedSession:
         self._found, self._looks = found, 0
         self.handle(e.BlockRead(tuple([one.span for one in found])))
 
-    def _look_again(self, wanted: e.ReadBlock, error: NoBatchThere) -> None:
+    def _look_again(self, wanted: e.ReadBlock, error: BatchNotFound) -> None:
         self._slices.forget()
         self._looks += 1
         if self._looks > _LOOKS_MAX:

@@ -41,7 +41,7 @@ _LOG = logging.getLogger("pushrep.node")
 _STANDBY_MS = 5_000  # one that said nothing for so long has ended, or leads
 
 
-class StandbyWord(NamedTuple):
+class StandbyReport(NamedTuple):
     """What a service that stands by beside a node said last, and when, monotonic ms."""
 
     state: str
@@ -99,7 +99,7 @@ class ReplicaNode:
         answer = self._answers.answer
         self._connections = Connections(listener, settings, answer, self._replays.adopt, network=network, clock=clock)
         self._clock = clock
-        self._standbys: dict[UUID, StandbyWord] = {}
+        self._standbys: dict[UUID, StandbyReport] = {}
         self._is_stopped = False
         files = [*(settings.certificates or ()), *([] if settings.allow_file is None else [settings.allow_file])]
         self._reloading = (
@@ -198,11 +198,11 @@ class ReplicaNode:
 
     def note_standby(self, outbox_id: UUID, state: str, why: str) -> None:
         """A service that stands by for this outbox says how far it is; it does several times a second."""
-        self._standbys[outbox_id] = StandbyWord(state, why, self._clock.monotonic_ms())
+        self._standbys[outbox_id] = StandbyReport(state, why, self._clock.monotonic_ms())
         if outbox_id.int:  # a service that waited for an outbox to be made; if it still waits, it reports again
             self._standbys.pop(UUID(int=0), None)
 
-    def standbys(self) -> dict[UUID, StandbyWord]:
+    def standbys(self) -> dict[UUID, StandbyReport]:
         """The standbys of now, by outbox."""
         since_ms = self._clock.monotonic_ms() - _STANDBY_MS
         return {outbox_id: one for outbox_id, one in list(self._standbys.items()) if one.at_ms >= since_ms}

@@ -88,7 +88,7 @@ _Parameters = ParamSpec("_Parameters")
 _Answer = TypeVar("_Answer")
 
 
-class CheckpointKeeper(Protocol):
+class CheckpointStore(Protocol):
     """Where checkpoints lie. `save` is called under the store's lock."""
 
     def load(self, reader: Reader) -> Checkpoint:
@@ -139,7 +139,7 @@ class StartpointStore(ClosedAtExit):
     NotWritten, which the methods don't repeat; it is on disk when the method returns.
     """
 
-    def __init__(self, facts: FactLog, checkpoints: CheckpointKeeper, clock: Clock) -> None:
+    def __init__(self, facts: FactLog, checkpoints: CheckpointStore, clock: Clock) -> None:
         """Use `open`, or `pushrep.kafka.startpoints.open_store` for a topic."""
         self.place = facts.place
         self._clock = clock

@@ -118,7 +118,7 @@ class Memory(Protocol):
     def give_back(self, buffer: mmap, /) -> None: ...
 
 
-class Spares:
+class SpareBuffers:
     """Buffers of SPARE_BYTES for the bodies of frames, used again and again. Thread-safe.
 
     New pages cost more than the reads into them. The buffer that was given back last is acquired first: its bytes

@@ -26,7 +26,7 @@ from pushrep.wire.calls import (
 )
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.errors import MalformedFrame, ProtocolError, UnknownCall
-from pushrep.wire.frames import FrameKind, FrameLimits, FrameReader, OpenedFrame, Prefix, Spares
+from pushrep.wire.frames import FrameKind, FrameLimits, FrameReader, OpenedFrame, Prefix, SpareBuffers
 from pushrep.wire.push_messages import ApiVersionsRequest
 from pushrep.wire.values import Part, Struct
 
@@ -60,7 +60,7 @@ class ServerConnection:
         vocabulary: Vocabulary = VOCABULARY,
         limits: FrameLimits | None = None,
         calls_max: int = 4096,
-        spares: Spares | None = None,
+        spares: SpareBuffers | None = None,
     ) -> None:
         if calls_max < 1:
             raise BadArgument("calls_max", f"{calls_max} is below 1")

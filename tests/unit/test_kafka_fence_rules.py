@@ -23,7 +23,7 @@ WAITS_FOR = {
     core.AddPartitions: core.Added,
     core.AbortTransaction: core.Ended,
     core.ReadMarkers: core.MarkersRead,
-    core.AskMembers: core.MembersSaid,
+    core.AskMembers: core.MembersAnswered,
     core.Match: core.Matched,
     core.Ship: core.RenewalDue,
     core.RefuseShipping: core.Begun,
@@ -91,9 +91,11 @@ def test_with_members_the_newest_grant_decides():
     """Contract: "its grant is the newest: it inits anew; else, or with fewer answers, it neither inits nor ships"."""
     fence = shipping(Fence(has_members=True))
     assert go(fence, core.Begun(), core.FenceRefused("PRODUCER_FENCED")) == core.AskMembers()
-    assert go(fence, core.MembersSaid(is_newest=False)) == core.RefuseShipping("PRODUCER_FENCED", is_taken_over=True)
+    assert go(fence, core.MembersAnswered(is_newest=False)) == core.RefuseShipping(
+        "PRODUCER_FENCED", is_taken_over=True
+    )
     assert go(fence, core.Begun()) == core.AskMembers(), "they may say otherwise later"
-    assert go(fence, core.MembersSaid(is_newest=True)) == core.InitProducer(NO_PRODUCER)
+    assert go(fence, core.MembersAnswered(is_newest=True)) == core.InitProducer(NO_PRODUCER)
 
 
 @pytest.mark.parametrize("has_members", [False, True])
@@ -103,7 +105,7 @@ def test_a_changed_producer_id_goes_on_and_is_said(has_members):
     effect = go(fence, core.Begun(), core.Given(ProducerId(9, 0)))
     if has_members:
         assert effect == core.AskMembers()
-        effect = go(fence, core.MembersSaid(is_newest=True))
+        effect = go(fence, core.MembersAnswered(is_newest=True))
     assert effect == core.AddPartitions(ProducerId(9, 0))
     assert fence.earlier_unfenced
 
@@ -114,7 +116,7 @@ def test_a_changed_producer_id_is_refused_where_a_fence_is_required(has_members)
     effect = go(fence, core.Begun(), core.Given(ProducerId(9, 0)))
     if has_members:
         assert effect == core.AskMembers()
-        effect = go(fence, core.MembersSaid(is_newest=True))
+        effect = go(fence, core.MembersAnswered(is_newest=True))
     assert isinstance(effect, core.RefuseShipping)
     assert "earlier instances are not fenced" in effect.why
     assert not effect.is_taken_over
@@ -124,7 +126,7 @@ def test_a_changed_producer_id_is_refused_where_a_fence_is_required(has_members)
 def test_a_renewal_that_had_to_begin_anew_matches():
     """Another instance shipped meanwhile, before this one was found to lead after all."""
     fence = shipping(Fence(has_members=True))
-    go(fence, core.RenewalDue(), core.FenceRefused("x"), core.FenceRefused("x"), core.MembersSaid(is_newest=True))
+    go(fence, core.RenewalDue(), core.FenceRefused("x"), core.FenceRefused("x"), core.MembersAnswered(is_newest=True))
     go(fence, core.Given(ProducerId(7, 9)), core.Added(), core.Ended(ProducerId(7, 10)))
     assert go(fence, core.MarkersRead()) == core.Match()
 
@@ -181,7 +183,7 @@ def events_of(kind):
         core.RenewalDue: [core.RenewalDue()],
         core.FenceRefused: [core.FenceRefused("refused")],
         core.NotAllowed: [core.NotAllowed("not allowed")],
-        core.MembersSaid: [core.MembersSaid(is_newest=True), core.MembersSaid(is_newest=False)],
+        core.MembersAnswered: [core.MembersAnswered(is_newest=True), core.MembersAnswered(is_newest=False)],
     }[kind]
 
 
@@ -228,11 +230,11 @@ def step(world, event):
     assert type(event) in EXPECTED[before.state]
     assert WAITS_FOR[type(effect)] in EXPECTED[fence.state] or effect == core.Ship(None)
     has_given = before.producer != NO_PRODUCER or fence.producer != NO_PRODUCER
-    allowed = event == core.MembersSaid(is_newest=True)
+    allowed = event == core.MembersAnswered(is_newest=True)
     may_be_unnamed = (world.may_be_unnamed and not has_given) or allowed
     has_markers = isinstance(event, core.MarkersRead)
     is_another = isinstance(event, core.Given) and before.producer.id not in {-1, event.producer.id}
-    is_anew = isinstance(event, core.Begun | core.MembersSaid) or (is_another and not before.producer.is_exhausted)
+    is_anew = isinstance(event, core.Begun | core.MembersAnswered) or (is_another and not before.producer.is_exhausted)
     has_matched = isinstance(event, core.Matched) or (world.has_matched and not is_anew)
     if isinstance(effect, core.InitProducer) and effect.named == NO_PRODUCER:
         assert world.may_be_unnamed or allowed

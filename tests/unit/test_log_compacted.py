@@ -22,7 +22,7 @@ from pushrep.log.seals import read_seal
 from pushrep.log.verify import verify_log
 from pushrep.records import BatchHeader, RecordBatch, encode_batch
 from pushrep.records.header import MAGIC_AT
-from pushrep.replay.slices import NoBatchThere, OpenSegments, SliceReader
+from pushrep.replay.slices import BatchNotFound, OpenSegments, SliceReader
 from pushrep.testing import SimulatedClock, SimulatedDisk
 
 NAME = "compact-0"
@@ -103,7 +103,7 @@ def test_by_headers_alone_a_hole_between_segments_is_one_as_far_as_the_cleaner_c
         if start < 60 and cleaned < 60:
             below = min(start, 50)
             assert found_from(reader, below, 50) == [first for first in firsts if below - 3 < first < 50]
-            with pytest.raises(NoBatchThere, match=r"segment 50 holds no batch for offset 5.*base offset 53 where 50"):
+            with pytest.raises(BatchNotFound, match=r"segment 50 holds no batch for offset 5.*base offset 53 where 50"):
                 found_from(reader, max(start, 50), END)
         else:
             assert found_from(reader, start, END) == [first for first in firsts if first > start - 3]
@@ -117,14 +117,14 @@ def slice_reader(log_path):
 def test_by_headers_alone_a_gap_between_segments_that_no_cleaner_made_is_none(log_path):
     write_checkpoint(log_path.parent, CheckpointFile.CLEANED_OFFSET, {NAME: 15})
     assert found_from(slice_reader(log_path), 6, 15) == [6, 12]
-    with pytest.raises(NoBatchThere, match="offset 15"):
+    with pytest.raises(BatchNotFound, match="offset 15"):
         found_from(slice_reader(log_path), 6, END)
 
 
 def test_by_headers_alone_a_damaged_batch_before_a_hole_is_no_part_of_the_hole(log_path):
     write_byte(log_path, 0, 1, MAGIC_AT, 7)
     assert found_from(slice_reader(log_path), 0, 9) == [6]
-    with pytest.raises(NoBatchThere, match="offset 9"):
+    with pytest.raises(BatchNotFound, match="offset 9"):
         found_from(slice_reader(log_path), 0, END)
 
 
@@ -153,7 +153,7 @@ def test_a_leader_epoch_that_falls_from_one_segment_to_the_next_is_found_by_ever
     for segment, epoch in {0: 5, 20: 3, 50: 6, 60: 6}.items():
         for number in range(len(CLEANED[segment])):
             write_byte(log_path, segment, number, LEADER_EPOCH_LAST_AT, epoch)
-    with pytest.raises((CorruptBatch, NoBatchThere), match="falls from 5 to 3"):
+    with pytest.raises((CorruptBatch, BatchNotFound), match="falls from 5 to 3"):
         way(log_path)
 
 

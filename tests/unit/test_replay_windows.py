@@ -7,7 +7,7 @@ from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.records import Codec, encode_batch
 from pushrep.replay import TO_END, ReplayClient, ReplayRefused, ReplayRequest, ReplayTruncated, slices, source
 from pushrep.replay.plan import Span
-from pushrep.replay.slices import BUFFER_BYTES, BatchWindows, Buffers, NoBatchThere, OpenSegments, SliceReader
+from pushrep.replay.slices import BUFFER_BYTES, BatchNotFound, BatchWindows, Buffers, OpenSegments, SliceReader
 from pushrep.testing.simulated_disk import SimulatedClock
 from pushrep.wire.values import size_of
 
@@ -81,7 +81,7 @@ def test_slices_name_the_bytes_of_the_batches_and_their_spans(log, torture):
         assert size_of(pieces) >= min(max_bytes, size_of(pieces))
         for one in held:
             one.release()
-    with pytest.raises(NoBatchThere):
+    with pytest.raises(BatchNotFound):
         reader.read(log.log_end_offset, log.log_end_offset + 1, 1, want_offsets=False)
     files.close()
 

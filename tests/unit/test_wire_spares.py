@@ -5,7 +5,7 @@ import os
 import pytest
 
 from pushrep.wire.client import ClientConnection, first_request
-from pushrep.wire.frames import SPARE_BYTES, Spares
+from pushrep.wire.frames import SPARE_BYTES, SpareBuffers
 from pushrep.wire.server import ServerConnection
 from tests.unit.test_wire_connections import append_request, joined
 
@@ -26,7 +26,7 @@ def received(connection, data, size=1 << 30):
 
 @pytest.fixture
 def spares():
-    return Spares()
+    return SpareBuffers()
 
 
 @pytest.fixture
