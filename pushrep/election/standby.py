@@ -156,7 +156,7 @@ class Standby:
         return self._why_held(now_ms)
 
     def _learn(self, grant: Grant, now_ms: int, wall_ms: int, *, is_here: bool) -> None:
-        """is_here: this member stood by when its own node got the answer."""
+        """is_here: this member stood by when its own node got this grant."""
         takeover, hold = grant.takeover, grant.hold
         if takeover is not None and (self._takeover is None or takeover > self._takeover):
             pause_ms = self.times.takeover_pause_ms
