@@ -46,9 +46,9 @@ class _MovedModules(MetaPathFinder, Loader):
         """A name of the old module is the new one's, the same object: `except` and `isinstance` hold across both."""
         old, new = module.__name__, MOVED[module.__name__]
         warnings.warn(f"{old} is {new}", DeprecationWarning, stacklevel=2)
-        there = import_module(new)
-        module.__doc__ = there.__doc__
-        module.__dict__["__getattr__"] = lambda name: getattr(there, name)
+        moved = import_module(new)
+        module.__doc__ = moved.__doc__
+        module.__dict__["__getattr__"] = lambda name: getattr(moved, name)
 
 
 def let_moved_modules_import() -> None:

@@ -107,8 +107,8 @@ class Scrub:
     def status(self) -> ScrubStatus:
         """What it has found so far, without segments that were cut or removed since."""
         status = self._status
-        there = tuple(one for one in status.findings if not self._is_gone(one))
-        return status if there == status.findings else replace(status, findings=there)
+        current = tuple(one for one in status.findings if not self._is_gone(one))
+        return status if current == status.findings else replace(status, findings=current)
 
     def add(self, log: Scrubbed, bytes_per_s: int, pause_s: int) -> None:
         """`log` is open; the settings are those of the log that came last. 0 bytes a second: nothing is read."""

@@ -60,9 +60,11 @@ def create_outbox(  # noqa: PLR0913 - what is fixed
     data = Path(data)
     if not (data / REPLICA_EPOCH_NAME).exists():
         raise CantCreate(data, "it is no node's directory: start `pushrep replica serve` there first")
-    there = [one.directory for one in members_at(data) if one.kept.grant is not None and one.kept.grant.topic == topic]
-    if there and not another:
-        made = f"an outbox of topic {topic} is made already: {there[0]}. Its instances lead it once they run"
+    existing = [
+        one.directory for one in members_at(data) if one.kept.grant is not None and one.kept.grant.topic == topic
+    ]
+    if existing and not another:
+        made = f"an outbox of topic {topic} is made already: {existing[0]}. Its instances lead it once they run"
         raise CantCreate(data, f"{made}; for one more of that topic give --another, and each instance its directory")
     addresses = [str(Address.parse(one)) for one in members]
     if len(set(addresses)) != len(addresses):

@@ -198,6 +198,6 @@ def destination_of(known: Mapping[str, ShippingProgress], topic: object) -> str:
     if topic is None and len(known) == 1:
         return next(iter(known))
     if not isinstance(topic, str) or topic not in known:
-        there = ", ".join(sorted(known)) or "none"
-        raise BadArgument("topic", f"name a destination that the outbox has shipped to; there are: {there}")
+        names = ", ".join(sorted(known)) or "none"
+        raise BadArgument("topic", f"name a destination that the outbox has shipped to; there are: {names}")
     return topic

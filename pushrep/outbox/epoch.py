@@ -46,9 +46,9 @@ def missing_logs(held: LogDirectory, identity: OutboxIdentity, *, accept_loss: b
     Their names are all that is known of them, and the first directory that is made hides it: so before that it is
     noted on disk, for an opening after a crash in between, that readers may have seen whatever they held.
     """
-    there = set(held.filesystem.list(held.path))
+    present = set(held.filesystem.list(held.path))
     names = [log_name(identity.topic, n) for n in range(identity.partitions)]
-    missing = [name for name in names if name not in there]
+    missing = [name for name in names if name not in present]
     ends = {name: seen for name in missing if (seen := held.seen_to(name))}
     if ends and not accept_loss:
         raise LogsMissing(held.path, ends)
