@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from spark_jobs.batch_marks import LogRange
 from spark_jobs.errors import CantReplace, RolledBackOverReplaced
@@ -109,6 +109,27 @@ def idempotent_table(
     if format.lower() not in FILE_FORMATS:
         raise BadSink("format", format, f"a path takes one of {', '.join(FILE_FORMATS)}; name a catalog table for it")
     return DirectoryTable(target, format, options=options or {}, partition_by=partition_by, adopt=adopt)
+
+
+def _name(name: str) -> str:
+    """A column in SQL."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _text(text: str) -> str:
+    """A text in SQL."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def _type(kind: DataType) -> str:
+    """A type as SQL declares it, names inside it in quotes."""
+    if isinstance(kind, StructType):
+        return f"struct<{', '.join(f'{_name(field.name)}: {_type(field.dataType)}' for field in kind.fields)}>"
+    if isinstance(kind, ArrayType):
+        return f"array<{_type(kind.elementType)}>"
+    if isinstance(kind, MapType):
+        return f"map<{_type(kind.keyType)}, {_type(kind.valueType)}>"
+    return kind.simpleString()
 
 
 class CatalogTable:
@@ -204,7 +225,7 @@ class CatalogTable:
             columns = session.table(self._name).columns
             # As a writer's option insertInto would ignore it, and empty the whole table.
             with setting(session, "spark.sql.sources.partitionOverwriteMode", "dynamic"):
-                numbered.select(*columns).write.insertInto(self._name, overwrite=True)
+                numbered.select(*map(_name, columns)).write.insertInto(self._name, overwrite=True)
             return
         options, record = self._options, None
         if committing is not None and self._expected is not None and self._expected[0] == batch_id:
@@ -308,8 +329,7 @@ class CatalogTable:
         settled = settle(owners, query_id, self._adopt, self._name)
         if settled is not owners:
             self._drop_after(session, settled.first_batch_id(query_id))
-            text = settled.to_text().replace("'", "\\'")
-            session.sql(f"ALTER TABLE {self._name} SET TBLPROPERTIES ('{_PROPERTY}' = '{text}')")
+            session.sql(f"ALTER TABLE {self._name} SET TBLPROPERTIES ({_text(_PROPERTY)} = {_text(settled.to_text())})")
         self._place = query_id, settled.first_batch_id(query_id)
         return self._place[1]
 
@@ -320,6 +340,16 @@ class CatalogTable:
             first, *more = map(F.col, partitions)
             table = empty.writeTo(self._name).using(self._format).partitionedBy(first, *more)
             table.tableProperty(_PROPERTY, Owners().with_first(query_id).to_text()).create()
+            return
+        if self._is_files():
+            # Declared, not written as an empty frame: a kill leaves files of that, over which Spark makes no table.
+            columns = ", ".join(f"{_name(field.name)} {_type(field.dataType)}" for field in empty.schema.fields)
+            told = ", ".join(f"{_text(name)} = {_text(text)}" for name, text in self._options.items())
+            rows.sparkSession.sql(
+                f"CREATE TABLE {self._name} ({columns}) USING {self._format} {f'OPTIONS ({told}) ' if told else ''}"
+                f"PARTITIONED BY ({', '.join(map(_name, partitions))}) "
+                f"TBLPROPERTIES ({_text(_PROPERTY)} = {_text(Owners().with_first(query_id).to_text())})"
+            )
             return
         empty.write.format(self._format).options(**self._options).partitionBy(*partitions).saveAsTable(self._name)
 

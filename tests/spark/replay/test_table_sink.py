@@ -4,10 +4,14 @@ import contextlib
 import itertools
 import json
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
+from urllib.parse import urlsplit
 
 import pyarrow.dataset as ds
 import pytest
+from pyspark.sql import DataFrameWriter
 
 from filtering import HighwaterMarks
 from spark_jobs.batch_decision import PartitionRows
@@ -197,6 +201,22 @@ def test_partition_columns_of_the_user(spark, tmp_path, inside_query):
         assert sorted((r["id"], r["odd"], r["batch_id"]) for r in read.collect()) == [(i, i % 2, 0) for i in range(6)]
     assert (tmp_path / "table" / "batch_id=0" / "odd=1").is_dir()
     spark.sql("drop table by_parity")
+
+
+def test_a_table_is_made_without_files_whose_rest_would_keep_it_from_being_made(spark, inside_query, monkeypatch):
+    inside_query("q")
+    rows = spark.sql("""select 7L as id, named_struct('a b', array(map('k', 1.5BD)), '`', 2) as `odd ``name`""")
+    sink = idempotent_table("declared", options={"note": "it's a \\"})
+    with monkeypatch.context() as killed:
+        killed.setattr(DataFrameWriter, "insertInto", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            sink(rows, 0)
+    warehouse = Path(urlsplit(spark.conf.get("spark.sql.warehouse.dir")).path)
+    assert list((warehouse / "declared").iterdir()) == []
+    assert spark.table("declared").schema.simpleString() == f"{rows.schema.simpleString()[:-1]},batch_id:bigint>"
+    idempotent_table("declared")(rows, 0)
+    assert spark.table("declared").drop("batch_id").collect() == rows.collect()
+    spark.sql("drop table declared")
 
 
 def test_data_of_others_is_left_alone(spark, tmp_path, inside_query):
