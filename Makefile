@@ -150,7 +150,8 @@ $(SPARKS)/.done: pyproject.toml Makefile | $(VENV)/.dev
 
 spark-releases: $(SPARKS)/.done $(TABLES)/.done  ## The core of each Spark form, and Delta and Iceberg, under each release of pyspark, in .venv-sparks/
 	PUSHREP_SPARK_PYTHONS=$$(printf '%s:' $(RELEASES:%=$(CURDIR)/$(SPARKS)/%/bin/python)) \
-		$(BIN)/python -m pytest tests/spark/replay/test_releases.py --timeout 1800 $(PYTEST_ARGS)
+		$(BIN)/python -m pytest tests/spark/replay/test_releases.py tests/spark/replay/test_write_points.py \
+		--timeout 1800 $(PYTEST_ARGS)
 
 # All of it takes an hour and more. What the page does not show yet: make matrix RELEASES=4.2.0 MATRIX=missing
 MATRIX ?= all

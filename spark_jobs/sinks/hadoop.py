@@ -108,12 +108,7 @@ class HadoopDirectory:
         """
         if not self.renames_directories:
             return self._put_new(name, data)
-        stream = self._fs.create(self._path(name + ".writing"), True)  # overwrites what a kill left
-        try:
-            stream.write(bytearray(data))
-            stream.hsync()  # on the disks: what a store confirms must survive the machine
-        finally:
-            stream.close()
+        self._write(name + ".writing", data)
         return not self._fs.exists(self._path(name)) and self.rename(name + ".writing", name)
 
     def check_creates_once(self) -> None:
@@ -136,6 +131,14 @@ class HadoopDirectory:
             raise StoreUnfit(self.path_of(""))
         finally:
             self.remove(name)
+
+    def _write(self, name: str, data: bytes) -> None:
+        stream = self._fs.create(self._path(name), True)  # overwrites what a kill left
+        try:
+            stream.write(bytearray(data))
+            stream.hsync()  # on the disks: what a store confirms must survive the machine
+        finally:
+            stream.close()
 
     def _opened_new(self, name: str) -> Any:
         builder = self._fs.createFile(self._path(name)).recursive().overwrite(False)

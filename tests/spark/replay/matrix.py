@@ -21,6 +21,7 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
+from contextlib import contextmanager
 from pathlib import Path
 
 from filtering import METADATA_HEADER, StreamMetadata
@@ -67,23 +68,27 @@ def main(pythons, how, *releases):
 
 
 class Log:
-    """The records, in a topic and in files, a file a batch; and which of them SQL keeps."""
+    """The records, in a topic (without servers in none) and in files, a file a batch; and which of them SQL keeps."""
 
-    def __init__(self, servers, files):
-        self.servers, self.topic, self.files = servers, "matrix", files
+    def __init__(self, servers, files, batches=BATCHES):
+        self.servers, self.topic, self.files, self._batches = servers, "matrix", files, batches
         rng = random.Random(16)
         self.rows = []  # partition, offset, producer, source offset
         for partition in range(PARTITIONS):
             at = dict.fromkeys(range(3), 0)
-            for offset in range(BATCH * BATCHES // PARTITIONS):
+            for offset in range(BATCH * batches // PARTITIONS):
                 producer = rng.randrange(3)
                 if rng.random() < 0.15:
                     at[producer] = max(0, at[producer] - rng.randint(1, 9))
                 self.rows.append((partition, offset, producer, at[producer]))
                 at[producer] += 1
         self.kept = kept_by_sql(self.rows)
-        assert len(self.rows) // 3 < len(self.kept) < len(self.rows) * 5 // 6, "some of each"
-        self._fill_topic()
+        assert len(self.rows) // 5 < len(self.kept) < len(self.rows) * 5 // 6, "some of each"
+        first = [place for place in self.kept if place[1] < BATCH // PARTITIONS]
+        self.between_batches = [], first, self.kept
+        """What a sink may hold between a kill and the next start."""
+        if servers is not None:
+            self._fill_topic()
         self._fill_files()
 
     def _fill_topic(self):
@@ -100,7 +105,7 @@ class Log:
 
         self.files.mkdir()
         each = BATCH // PARTITIONS
-        for batch in range(BATCHES):
+        for batch in range(self._batches):
             rows = [row for row in self.rows if batch * each <= row[1] < (batch + 1) * each]
             cells = [(*carried(row), self.topic, row[0], row[1]) for row in rows]
             keys, values, headers, topics, partitions, offsets = zip(*cells, strict=True)
@@ -153,11 +158,13 @@ class Release:
         self._place = home / release
         self._place.mkdir()
         self._relayed = f"relayed-{release}"
+        self.stopped_behind = {}
+        """Of the cells that name a write: which one it was."""
         minor = release.rpartition(".")[0]
         own = ROOT / ".cache" / ("spark-kafka/libs" if minor == "4.2" else f"spark-tables/{minor}")
         self._jars = sorted(map(str, own.glob("*.jar")))
-        self._has_connector = any("spark-sql-kafka" in jar for jar in self._jars)
-        self._has_tables = any("iceberg" in jar for jar in self._jars)
+        self._has_connector = log.servers is not None and any("spark-sql-kafka" in jar for jar in self._jars)
+        self.has_tables = any("iceberg" in jar for jar in self._jars)
 
     @property
     def source(self):
@@ -174,39 +181,39 @@ class Release:
                 (form, sink): CARRIERS[(n + turn) % 3] for n, (form, sink) in enumerate(sorted({c[::2] for c in cells}))
             }
             cells = [cell for cell in cells if chosen[cell[::2]] == cell[1] or cell == RELAY]
-        if RELAY in cells:
-            create_topic(self._log.servers, self._relayed, partitions=PARTITIONS)
         if cells:
-            yield from self._through(cells)
+            yield from self.through(cells)
 
     def _lacks(self, sink):
         """Why nothing can go into this sink; None if it can."""
         if sink == "topic" and not self._has_connector:
             return "Maven has no Kafka connector for this release"
-        if sink in {"delta", "iceberg"} and not self._has_tables:
+        if sink in {"delta", "iceberg"} and not self.has_tables:
             return "Maven has no jar of it for this release"
         return None
 
-    def _through(self, cells):
+    def through(self, cells):
+        """The same of these cells, which may name the write that each stops behind (matrix_program.py)."""
+        for cell in cells:
+            if cell[2] == "topic":
+                create_topic(self._log.servers, relayed(self._relayed, cell), partitions=PARTITIONS)
         told = {
             "cells": cells,
             "jars": self._jars,
-            "tables": self._has_tables,
+            "tables": self.has_tables,
             "source": self._log.source(has_connector=self._has_connector),
             "postgresql": f"{self._postgresql}",
             "relayed": self._relayed,
         }
-        first = self._start({**told, "mode": "first"})
-        try:
+        with self._start({**told, "mode": "first"}) as first:
             line = next_line(first, BOUND_S)
-        finally:
-            kill_session(first)
         if line is None:
             why = f"did not come into its second batch: {last_line(self._place / 'program.err')}"
             yield from ((cell, why) for cell in cells)
             return
         yield from ((tuple(name.split("/")), why) for name, why in line["failed"].items())
-        left = [tuple(name.split("/")) for name in line["waits"]]
+        self.stopped_behind = {tuple(name.split("/")): write for name, write in line["waits"].items()}
+        left = list(self.stopped_behind)
         late = [cell for cell in cells if cell not in left and "/".join(cell) not in line["failed"]]
         if left:
             late += yield from self._again(left, told)
@@ -214,25 +221,25 @@ class Release:
 
     def _again(self, left, told):
         """Of each cell that was killed, what its sink holds in the end; returns those that did not come so far."""
-        then = self._start({**told, "cells": left, "mode": "again"})
-        try:
+        with self._start({**told, "cells": left, "mode": "again"}) as then:
             while (line := next_line(then, BOUND_S)) is not None:
                 left.remove(cell := tuple(line["cell"].split("/")))
-                right = self._log.kept == (self._rows_relayed() if cell == RELAY else line.get("rows"))
+                rows = self._rows_relayed(cell) if cell[2] == "topic" else line.get("rows")
+                right = rows == self._log.kept and line.get("seen") in self._log.between_batches
                 said = "shown" if right else line.get("error") or "WRONG"
                 if right and line["failed"]:
                     said = f"shown by a second start; the first: {line['failed']}"
                 yield cell, said
-        finally:
-            kill_session(then)
         return left
 
+    @contextmanager
     def _start(self, told):
+        """The program; killed at the end, however it ends."""
         own = {"PYTHONPATH": str(ROOT), "SPARK_LOCAL_DIRS": str(self._place / "scratch"), "SPARK_LOCAL_IP": "127.0.0.1"}
         own |= {"PYSPARK_PYTHON": WORKERS_PYTHON, "PUSHREP_TESTS_PYTHON": str(self._python)}
         own |= {"PYSPARK_SUBMIT_ARGS": "--driver-memory 2g pyspark-shell"}
         with (self._place / "program.err").open("a") as errors:
-            return subprocess.Popen(
+            program = subprocess.Popen(
                 [str(self._python), str(PROGRAM), str(self._place), json.dumps(told)],
                 env=os.environ | own,
                 cwd=self._place,
@@ -241,11 +248,17 @@ class Release:
                 text=True,
                 start_new_session=True,
             )
+        with program:
+            try:
+                yield program
+            finally:
+                kill_session(program)
 
-    def _rows_relayed(self):
+    def _rows_relayed(self, cell):
         """Of the records that a reader behind a filter sees in the relay's topic: where each lay first."""
         rows, ids = [], {}
-        for partition, records in consume_all(self._log.servers, self._relayed, range(PARTITIONS)).items():
+        topic = relayed(self._relayed, cell)
+        for partition, records in consume_all(self._log.servers, topic, range(PARTITIONS)).items():
             for record in records:
                 key = StreamMetadata.unpack(record.key)
                 rows.append((partition, record.offset, (key.pid, key.partition), key.offset))
@@ -253,6 +266,11 @@ class Release:
         numbers = {pair: n for n, pair in enumerate(dict.fromkeys(row[2] for row in rows))}
         kept = kept_by_sql([(*row[:2], numbers[row[2]], row[3]) for row in rows])
         return sorted(ids[tuple(where)] for where in kept)
+
+
+def relayed(name, cell):
+    """The topic of a relay's cell: each write has its own."""
+    return "-".join([name, *cell[3:]])
 
 
 def next_line(process, bound_s):

@@ -1,9 +1,12 @@
 """The cells of one release in one Spark: their queries run beside each other, are killed by one kill -9, and run again.
 
 python matrix_program.py <place> <settings: JSON>       settings: see matrix.py
-    first    every query stops inside its second batch, with its rows on the way into the sink; a JSON line tells which
-             do so and which failed; then this process waits to be killed
-    again    every query goes on to the end; a JSON line a cell tells which rows its sink holds
+    first    every query stops: inside its second batch, with its rows on the way into the sink, or where its cell says
+             so; a JSON line tells which do so and which failed; then this process waits to be killed
+    again    every query goes on to the end; a JSON line a cell tells which rows its sink held before, and holds now
+
+A cell is (form, carrier, sink), or with n behind it: stopped behind the nth write of its driver (write_points.py), from
+its first batch on; 0: in a task that writes rows of its second batch.
 """
 
 import contextlib
@@ -16,6 +19,7 @@ import time
 from pathlib import Path
 
 from sessions import quiet_session
+from write_points import behind_each_write
 
 AT = "at struct<producer: string, file: bigint, row: bigint>"
 COLUMNS = (
@@ -36,7 +40,11 @@ def main(place, told):
     use_driver_python(spark)
     cells = [Cell(spark, place, told, *cell) for cell in told["cells"]]
     try:
-        (first if told["mode"] == "first" else again)(cells)
+        if told["mode"] == "first":
+            with behind_each_write(lambda what: written(spark, cells, what)):
+                first(cells)
+        else:
+            again(cells)
     finally:
         spark.stop()
 
@@ -54,8 +62,16 @@ def first(cells):
         left = [cell for cell in left if not (cell.waits() or cell.failed())]
         time.sleep(0.2)
     failed = {cell.name: cell.failed() for cell in cells if cell.failed()}
-    say(failed=failed, waits=[cell.name for cell in cells if cell.waits()])
+    say(failed=failed, waits={cell.name: cell.stopped_behind for cell in cells if cell.waits()})
     time.sleep(GATE_S)
+
+
+def written(spark, cells, what):
+    """Tell the cell whose query, or job, runs in this thread."""
+    query_id = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
+    for cell in cells:
+        if cell.runs_in(threading.current_thread(), query_id):
+            cell.has_written(what)
 
 
 def again(cells):
@@ -68,6 +84,8 @@ def again(cells):
 def session(place, told):
     rocksdb = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     more = {"spark_driver_memory": "2g", "spark_sql_streaming_stateStore_providerClass": rocksdb}
+    if any(cell[2] == "catalog" for cell in told["cells"]):  # whose tables outlive a kill
+        more |= {"spark_sql_catalogImplementation": "hive", "spark_hadoop_hive_exec_scratchdir": f"{place}/hive"}
     # More threads than cores: most of them wait.
     return quiet_session(place, told["jars"], 16, tables=told["tables"], **more)
 
@@ -75,16 +93,19 @@ def session(place, told):
 class Cell:
     """One form over one carrier into one sink, from its own checkpoint."""
 
-    def __init__(self, spark, place, told, form, carrier, sink):
-        self.name, self.form, self.carrier, self.sink = f"{form}/{carrier}/{sink}", form, carrier, sink
+    def __init__(self, spark, place, told, form, carrier, sink, *write):
+        self.name, self.form, self.carrier, self.sink = "/".join([form, carrier, sink, *write]), form, carrier, sink
         self.stops = told["mode"] == "first"
+        self.write = int(*write) if write else None
+        self.stopped_behind, self._writes = None, 0
         self._spark, self._source, self._postgresql = spark, told["source"], told["postgresql"]
-        self._relayed = told["relayed"]
+        self._relayed = "-".join([told["relayed"], *write])
         self._place = Path(place) / self.name.replace(" ", "-").replace("/", "-")
         self._place.mkdir(parents=True, exist_ok=True)
         release = spark.version.replace(".", "_")  # one database holds the tables of all releases
         self._table = f"{self._place.name.replace('-', '_').lower()}_{release}"
-        self._waits, self._error, self._query = threading.Event(), None, None
+        self._waits, self._error, self._query, self._seen = threading.Event(), None, None, None
+        self._job = None
 
     def waits(self):
         return self._waits.is_set() or (self._place / "waits").exists()
@@ -100,6 +121,8 @@ class Cell:
         if self._query is not None or self._error is not None:
             return
         try:
+            if self._seen is None and not self.stops:
+                self._seen = self._seen_rows()
             self._query = self._start()
         except Exception as error:  # noqa: BLE001 - what a release refuses by name is its answer
             self._error = error
@@ -111,7 +134,8 @@ class Cell:
             try:
                 if self._query is not None:
                     self._query.awaitTermination()
-                    return say(cell=self.name, rows=sorted(map(list, self._rows())), failed=failed)
+                    rows = sorted(map(list, self._rows()))
+                    return say(cell=self.name, seen=self._seen, rows=rows, failed=failed)
             except Exception as error:  # noqa: BLE001 - one cell's failure is its own
                 self._error = error
             failed, self._query, self._error = line_of(self._error), None, None
@@ -138,14 +162,14 @@ class Cell:
 
     def _start(self):
         from spark_jobs import LocalMarks, ReplayFilteredBatches, filter_replays
+        from spark_jobs.file_marks import FileMarks
 
         if self.form == "relay":
             return self._relay()
         if self.form == "operator":
             kept = filter_replays(self._events(), carrier=self._carrier()).select(*ROWS)
             if self.stops:
-                place, cut = str(self._place), self._source["cut"]
-                kept = kept.mapInArrow(lambda batches: stopping(batches, place, cut), kept.schema)
+                kept = self.stopped_in_a_task(kept)
             writer = kept.writeStream.option("checkpointLocation", f"{self._place}/checkpoint")
             writer = writer.trigger(availableNow=True)
             if self.sink == "iceberg":
@@ -156,6 +180,8 @@ class Cell:
             return writer.format("delta" if self.sink == "delta" else "parquet").start(f"{self._place}/table")
         sink = self._sink()
         marks = sink if self.sink in {"sqlite", "postgresql"} else LocalMarks(self._place / "marks")
+        if self.sink == "path" and self.write is not None:
+            marks = FileMarks(f"{self._place}/marks", self._spark)
         once = ReplayFilteredBatches(Stopping(sink, self), marks, carrier=self._carrier())
         writer = self._events().writeStream.foreachBatch(once)
         return writer.option("checkpointLocation", f"{self._place}/checkpoint").trigger(availableNow=True).start()
@@ -175,7 +201,7 @@ class Cell:
             send(sending, rows.where(f"offset < {cut * 3 // 2}"))
             return self.stop_here()
 
-        if self.stops:
+        if self.stops and self.write is None:
             relay_sending.Sending.send = send_half
         servers = self._source["options"]["kafka.bootstrap.servers"]
         options = RelayOptions(
@@ -188,9 +214,9 @@ class Cell:
             checkpoint=f"{self._place}/checkpoint",
             marks=f"{self._place}/marks",
         )
-        job = Relay(self._spark, options)
-        job.start()
-        return job
+        self._job = Relay(self._spark, options)
+        self._job.start()
+        return self._job
 
     def _sink(self):
         from spark_jobs import idempotent_table
@@ -200,13 +226,38 @@ class Cell:
             return SqlTable(f"sqlite:{self._place}/table.db", "found")
         if self.sink == "postgresql":
             return SqlTable(self._postgresql, self._table)
+        if self.sink == "catalog":
+            return idempotent_table(self._table)
         if self.sink == "iceberg":
             return idempotent_table(f"ice.db.{self._table}", "iceberg")
         return idempotent_table(f"{self._place}/table", "delta" if self.sink == "delta" else "parquet")
 
+    def stopped_in_a_task(self, rows):
+        place, cut = str(self._place), self._source["cut"]
+        return rows.mapInArrow(lambda batches: stopping(batches, place, cut), rows.schema)
+
+    def runs_in(self, thread, query_id):
+        """Whether this is its job's thread, or the query of its checkpoint."""
+        metadata = self._place / "checkpoint" / "metadata"
+        return thread is self._job or (query_id is not None and metadata.exists() and query_id in metadata.read_text())
+
+    def has_written(self, what):
+        """Stop behind the write that the cell is for."""
+        self._writes += 1
+        if self._writes == self.write:
+            self.stopped_behind = what
+            self.stop_here()
+
     def stop_here(self):
         self._waits.set()
         time.sleep(GATE_S)
+
+    def _seen_rows(self):
+        """What a reader saw before this start."""
+        try:
+            return sorted(map(list, self._rows()))
+        except Exception:  # noqa: BLE001 - there is no table yet
+            return []
 
     def _rows(self):
         if self.sink == "topic":
@@ -219,8 +270,10 @@ class Cell:
 
             with psycopg.connect(self._postgresql) as database:
                 return database.execute(f'select partition, "offset" from {self._table}').fetchall()
-        if self.sink == "iceberg":
-            found = self._spark.table(f"ice.db.{self._table}")
+        if self.sink in {"catalog", "iceberg"}:
+            name = self._table if self.sink == "catalog" else f"ice.db.{self._table}"
+            self._spark.catalog.refreshTable(name)  # each session remembers what it has seen of a table
+            found = self._spark.table(name)
         else:
             found = self._spark.read.format("delta" if self.sink == "delta" else "parquet").load(f"{self._place}/table")
         return [(row["partition"], row["offset"]) for row in found.select("partition", "offset").collect()]
@@ -257,7 +310,7 @@ class Relay(threading.Thread):
 
 
 class Stopping:
-    """The handler, which stops in its second batch with its rows written and its marks not."""
+    """The handler; where its cell names no write it stops in its second batch with its rows written, its marks not."""
 
     def __init__(self, sink, cell):
         self._sink, self._cell = sink, cell
@@ -265,8 +318,11 @@ class Stopping:
             self.expect = sink.expect
 
     def __call__(self, rows, batch_id):
-        self._sink(rows.select(*ROWS), batch_id)
-        if self._cell.stops and batch_id == 1:
+        rows, stops = rows.select(*ROWS), self._cell.stops and batch_id == 1
+        if stops and self._cell.write == 0:
+            rows = self._cell.stopped_in_a_task(rows)
+        self._sink(rows, batch_id)
+        if stops and self._cell.write is None:
             self._cell.stop_here()
 
 

@@ -1,0 +1,72 @@
+"""A driver that is killed behind any of its writes, or while a task writes: the next one goes on, once each row.
+
+All queries of a release run in one Spark, each stops at a place of its own, and one kill -9 ends them. What a reader
+sees then is whole batches. Rows of other batches replaced: test_apply_job.py, tables_program.py.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyspark
+import pytest
+
+from tests.kafka.cluster import KafkaCluster, missing
+from tests.kafka.spark_driver import missing_jars
+from tests.postgresql import running_server
+from tests.spark.replay.matrix import Log, Release
+
+pytestmark = [pytest.mark.java, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(3600)]
+
+PYTHONS = [python for python in os.environ.get("PUSHREP_SPARK_PYTHONS", "").split(":") if python]
+ASIDE = ("file aside", "renamed")
+BATCH_OF_FILES = ("removed", "rows aside", "removed", "renamed", *ASIDE)
+BATCH_OF_A_DATABASE = ("INSERT", "INSERT", "DELETE", "DELETE", "COMMIT")
+POINTS = {
+    "path": ("removed", *ASIDE, *BATCH_OF_FILES, *BATCH_OF_FILES),
+    "catalog": ("CREATE", "ALTER", "rows", "marks", "ALTER", "rows", "marks"),
+    "sqlite": ("CREATE", "CREATE", "COMMIT", "CREATE", "COMMIT", *BATCH_OF_A_DATABASE, *BATCH_OF_A_DATABASE),
+    "topic": (*ASIDE, "sent", "marks", "sent", "marks"),
+    "delta": ("made", "rows", "marks", "rows", "marks"),
+}
+"""The writes of a query's first two batches, in order; a path's marks are files, too."""
+POINTS |= {"postgresql": POINTS["sqlite"], "iceberg": POINTS["delta"]}
+
+
+def check_each(release, sinks):
+    """Kill behind each write of these sinks, 0 in a task; and one behind the last, to which no query comes."""
+    forms = {sink: "relay" if sink == "topic" else "foreachBatch" for sink in sinks}
+    numbers = {sink: range(sink == "topic", len(POINTS[sink]) + 2) for sink in sinks}
+    cells = [(forms[sink], "key", sink, str(n)) for sink in sinks for n in numbers[sink]]
+    found = dict(release.through(cells))
+    reached = {
+        sink: tuple(filter(None, (release.stopped_behind.get(cell) for cell in cells if cell[2] == sink)))
+        for sink in sinks
+    }
+    assert reached == {sink: POINTS[sink] for sink in sinks}, found
+    for (*_, sink, n), said in found.items():
+        ends = "shown" if int(n) <= len(POINTS[sink]) else "it ended by itself"
+        assert said.endswith(ends), f"{sink}, behind write {n}: {said}"
+
+
+def test_kill_9_behind_each_write(tmp_path, torture):
+    if not torture.is_long:
+        pytest.skip("each write of five sinks takes minutes of both cores: make torture runs it")
+    if why := missing() or missing_jars():
+        pytest.skip(why)
+    with KafkaCluster(tmp_path / "broker") as broker, running_server() as postgresql:
+        log = Log(broker.bootstrap_servers, tmp_path / "files")
+        release = Release(Path(sys.executable), pyspark.__version__, tmp_path, log, postgresql)
+        check_each(release, ("path", "catalog", "sqlite", "postgresql", "topic"))
+
+
+@pytest.mark.skipif(not PYTHONS, reason="make spark-releases names Pythons with other releases of pyspark")
+@pytest.mark.parametrize("python", PYTHONS)
+def test_kill_9_behind_each_write_into_a_table_with_transactions(python, tmp_path):
+    asked = [python, "-c", "import pyspark; print(pyspark.__version__)"]
+    number = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    release = Release(Path(python), number, tmp_path, Log(None, tmp_path / "files"), None)
+    if not release.has_tables:
+        pytest.skip(f"no jars of Delta and Iceberg for Spark {number}: make spark-releases fetches what there is")
+    check_each(release, ("delta", "iceberg"))
