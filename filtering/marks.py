@@ -12,9 +12,10 @@ Columns: one row for each pair, sorted by (pid, partition), and how two rows of 
                             replay of the newest record is no advance
     bits                    shifted up to the larger offset, then OR; the lower offset becomes a bit itself
 
-A row with its bits says which offsets are closed: those seen, and all below the window. The row with the larger
-offset has the higher floor, so shifting forgets nothing that it does not close: merging is the union of closed
-offsets, hence associative, commutative and idempotent. That is what lets Spark merge the results of slices.
+A row with its bits says which offsets are closed: those seen, and all below the window. The window of the row with the
+larger offset begins higher: bits that shifting drops from the other row lie below it, so they are closed anyhow.
+Merging is therefore the union of closed offsets, hence associative, commutative and idempotent. That is what lets Spark
+merge the results of slices.
 
 Bytes, format version 1: what a marks store keeps and a commit carries.
 
@@ -93,7 +94,7 @@ def checked(columns: MarkColumns) -> MarkColumns:
 
 
 def with_window(columns: MarkColumns, window: int) -> MarkColumns:
-    """The same marks for another window: narrower forgets, wider holds all that was below the old one as seen."""
+    """The same marks for another window: a narrower one forgets, a wider one has all below the old one as seen."""
     bits = window_bits.resized(columns.bitmaps, columns.offsets, columns.window, window)
     return columns._replace(bitmaps=bits, window=window)
 

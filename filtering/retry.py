@@ -10,8 +10,9 @@
 It stands here because every package may import filtering. It waits by the process's own monotonic clock, since no
 simulation drives a broker, a lock or a database. A caller that must be woken earlier gives `call` a `sleep` of its own.
 A caller that must not block takes only the length of a pause (`Backoff.pause_s`), and waits itself: the fence driver
-and recovery of pushrep/kafka in their event loop; channel.py and leading.py of pushrep/replicate, through
-connecting.py there; replays (pushrep/replay/remote.py); the producer of partitioner/confluent.py.
+recovery and sink of pushrep/kafka in their event loop; channel.py and leading.py of pushrep/replicate, through
+connecting.py there; replays (pushrep/replay/remote.py); what writes checkpoints (pushrep/log/directory.py) and follows
+startpoints (pushrep/startpoints/store.py); the producer of partitioner/confluent.py.
 """
 
 import random
@@ -43,7 +44,7 @@ class Backoff(NamedTuple):
     least: float = 0.0
 
     def pause_s(self, failures: int) -> float:
-        """0 before any failure."""
+        """The pause after so many failures in a row, drawn anew each time; 0 for none."""
         if failures < 1:
             return 0.0
         most_s = min(self.longest_s, self.first_s * (1 << min(failures - 1, _DOUBLINGS_MAX)))
@@ -54,9 +55,9 @@ class Backoff(NamedTuple):
 class RetryPolicy:
     """When a call that failed is made again.
 
-    passes: after which errors; every other one is raised at once. within_s: seconds after the first call in which
-    others may begin, or a function that says so for the last error; None: for ever. attempts: how many calls at most;
-    None: any number. Where no other call may begin, the last error is raised.
+    passes: whether the call is made again after this error; if not, it is raised at once. within_s: seconds after the
+    first call in which others may begin, or a function that says so for the last error; None: for ever. attempts: how
+    many calls at most; None: any number. Where no other call may begin, the last error is raised.
     """
 
     passes: Callable[[BaseException], bool]
@@ -74,7 +75,8 @@ class RetryPolicy:
     ) -> _Answer:
         """What `question` returns. Blocks.
 
-        is_stopped: asked after a failure; then its error is raised. on_failure: called with each error that passes.
+        is_stopped: asked after each failure that passes; if so, that error is raised. on_failure: called with each
+        error that passes.
         """
 
         def notify(state: RetryCallState) -> None:
@@ -120,9 +122,11 @@ class RetryPolicy:
 class Failure(Enum):
     """What the failure of a call means for the next one."""
 
-    PASSES = auto()
+    TRANSIENT = auto()
+    """It passes: the next call may succeed."""
     NOT_THERE = auto()
-    STAYS = auto()
+    """As TRANSIENT for a moment: what was asked for may be new."""
+    PERMANENT = auto()
 
 
 Judge = Callable[[BaseException], Failure]
@@ -149,11 +153,13 @@ def _broker_policy(judge: Judge, timeout_s: float) -> RetryPolicy:
     def within_s(error: BaseException) -> float:
         return min(APPEARS_WITHIN_S, timeout_s) if judge(error) is Failure.NOT_THERE else timeout_s
 
-    return RetryPolicy(passes=lambda error: judge(error) is not Failure.STAYS, backoff=_ASK_BACKOFF, within_s=within_s)
+    return RetryPolicy(
+        passes=lambda error: judge(error) is not Failure.PERMANENT, backoff=_ASK_BACKOFF, within_s=within_s
+    )
 
 
 def ask_aside(question: Callable[[], _Answer], name: str) -> "Future[_Answer]":
-    """What `question` returns or raises, in a daemon thread of that name."""
+    """What `question` returns or raises; it runs once, in a daemon thread called `name`."""
     answer: Future[_Answer] = Future()
 
     def run() -> None:

@@ -40,8 +40,8 @@ def failure_of(error: BaseException) -> Failure:
         return Failure.NOT_THERE
     # NoError: how the client raises a broker's error about one partition when the answer as a whole is right.
     if isinstance(error, NoError | TimeoutError) or (isinstance(error, KafkaError) and error.retriable):
-        return Failure.PASSES
-    return Failure.STAYS
+        return Failure.TRANSIENT
+    return Failure.PERMANENT
 
 
 def missing_right(error: BaseException, group: str, topic: str, on_topic: str = "READ") -> MissingRight | None:

@@ -413,7 +413,7 @@ class ReplayFilteredConsumer(ClosedAtExit):
         except Exception as error:
             self._assign(partitions)
             self._run(self._member.hold(_names(partitions)))
-            if failure_of(error) is not Failure.PASSES:
+            if failure_of(error) is not Failure.TRANSIENT:
                 raise
             _LOG.warning("group %r: partitions came and can't be loaded now, reads try again: %s", self._group, error)
             return
@@ -462,7 +462,7 @@ class ReplayFilteredConsumer(ClosedAtExit):
             with naming_rights(self._group, offsets[0].topic):
                 ask_partitions(lambda _: self._client.commit(offsets=offsets, asynchronous=False))
         except KafkaException as error:
-            if error.args[0].code() in REBALANCED or failure_of(error) is not Failure.STAYS:
+            if error.args[0].code() in REBALANCED or failure_of(error) is not Failure.PERMANENT:
                 raise CommitFailed(self._group, error.args[0]) from error
             raise
 

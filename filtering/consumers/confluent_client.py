@@ -125,25 +125,25 @@ def connection_of(config: Mapping[str, Any]) -> dict[str, Any]:
 def failure_of(error: BaseException) -> Failure:
     """How `retry.ask` treats a KafkaException; a late future of an admin client counts as brokers that are late."""
     if isinstance(error, TimeoutError):
-        return Failure.PASSES
+        return Failure.TRANSIENT
     if not isinstance(error, KafkaException):
-        return Failure.STAYS
+        return Failure.PERMANENT
     return failure_of_code(error.args[0])
 
 
 def failure_of_code(error: KafkaError) -> Failure:
     """The same for an error inside an answer, or an event."""
     if error.fatal() or error.txn_requires_abort():
-        return Failure.STAYS
+        return Failure.PERMANENT
     if error.code() in _NOT_THERE:
         return Failure.NOT_THERE
-    return Failure.PASSES if error.retriable() or error.code() in _PASSES else Failure.STAYS
+    return Failure.TRANSIENT if error.retriable() or error.code() in _PASSES else Failure.PERMANENT
 
 
 def failure_of_transaction(error: BaseException) -> Failure:
     """The same for a step of a transaction, which may be called again only where the client says so."""
     again = isinstance(error, KafkaException) and error.args[0].retriable()
-    return Failure.PASSES if again else Failure.STAYS
+    return Failure.TRANSIENT if again else Failure.PERMANENT
 
 
 def flush(producer: Producer, timeout_s: float) -> None:
@@ -255,7 +255,7 @@ class ConfluentMarksTopic:
                 return None
             if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
                 continue  # the client looks for its group's coordinator, and no group is used here
-            if failure_of_code(error) is not Failure.PASSES:
+            if failure_of_code(error) is not Failure.TRANSIENT:
                 raise missing_right(error, "", self._topic) or KafkaException(error)
         raise KafkaException(_LATE)
 

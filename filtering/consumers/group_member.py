@@ -425,7 +425,7 @@ class GroupMember:
         try:
             return (yield from steps)
         except Exception as error:
-            if self._client.failure_of(error) is not Failure.PASSES:
+            if self._client.failure_of(error) is not Failure.TRANSIENT:
                 raise
             _LOG.warning("group %r: brokers do not answer now, a later read asks again: %s", self._group, error)
             return None

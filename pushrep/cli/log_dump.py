@@ -1,6 +1,6 @@
 """`pushrep log dump`: the lines of Kafka's DumpLogSegments, so that the two can be compared with diff."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,8 @@ def dump(  # noqa: PLR0913, PLR0917 - one parameter an option
     # A file that the writer removed meanwhile is passed over.
     shown = [_show(file, window, records=records, as_json=as_json) for file in files if file == path or file.exists()]
     if not any(found for _, found in shown) and from_:
-        click.echo(f"nothing at or above --from {from_}", err=True)
+        below = "" if to == OFFSET_LIMIT else f" and below --to {to}"
+        click.echo(f"nothing at or above --from {from_}{below}", err=True)
     if not all(good for good, _ in shown):
         click.get_current_context().exit(1)
 
@@ -114,11 +115,9 @@ def _batch_line(entry: DumpedBatch) -> str:
 
 
 def _record_lines(entry: DumpedBatch) -> Iterator[str]:
-    header = entry.batch.header
-    try:
-        found = entry.batch.records()
-    except (CorruptRecordBatch, UnsupportedCodec) as error:
-        yield f"| records can't be decoded: {error}"
+    header, found = entry.batch.header, _records_of(entry)
+    if isinstance(found, str):
+        yield f"| records can't be decoded: {found}"
         return
     for record in found:
         sequence = header.base_sequence + record.offset - header.base_offset if header.base_sequence >= 0 else -1
@@ -129,6 +128,14 @@ def _record_lines(entry: DumpedBatch) -> Iterator[str]:
             f"headerKeys: [{','.join(name for name, _ in record.headers)}]"
         )
         yield line + (_marker(record) if header.is_control else _payload(record))
+
+
+def _records_of(entry: DumpedBatch) -> Iterable[Record] | str:
+    """Its records, or why they can't be decoded."""
+    try:
+        return entry.batch.records()
+    except (CorruptRecordBatch, UnsupportedCodec) as error:
+        return str(error)
 
 
 def _marker(record: Record) -> str:
@@ -199,7 +206,8 @@ def _batch_json(entry: DumpedBatch, *, records: bool) -> dict[str, Any]:
         "isvalid": True,
     }
     if records:
-        fields["records"] = [_record_json(record) for record in entry.batch.records()]
+        found = _records_of(entry)
+        fields |= {"undecodable": found} if isinstance(found, str) else {"records": [*map(_record_json, found)]}
     return fields
 
 

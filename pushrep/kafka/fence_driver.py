@@ -1,7 +1,8 @@
 """The fence at one topic as a session carries it out: fence_rules.py decides, the brokers are asked here.
 
     FenceDriver.begin ─▶ init ─▶ add ─▶ end ─▶ markers ─▶ (the session matches) ─▶ matched ─▶ producer id and epoch
-    FenceDriver.renew ─▶ add ─▶ end ─▶ markers ─▶ the next epoch        when `wants_renewal`, and nothing is under way
+    FenceDriver.renew ─▶ (init, where the end raises no epoch) ─▶ add ─▶ end ─▶ markers ─▶ the next epoch
+                         when `wants_renewal`, and nothing is under way
 
 Transactional id: pushrep-<outbox id>-<topic id>; behind it -<directory id> for a copy that is not to stop the original.
 A renewal is due at a quarter of `transactional.id.expiration.ms`, so that the coordinator does not forget the id, and
@@ -146,15 +147,16 @@ class FenceDriver:
         self._unmarked: dict[int, int] = {}  # Kafka partition to the offset at which the search for its marker goes on
         self._ends: dict[int, int] = {}  # where the search began, for partitions in which it met only markers
         self.markers: dict[int, tuple[int, int]] = {}
-        """Kafka partition to the range of offsets, up to its marker, that holds only markers; others are left out."""
+        """Of each Kafka partition, from its end before the transaction to behind the fence's marker, if only control
+        batches lie there; partitions in which other batches came are left out."""
         expirations_ms = facts.transactional_id_expiration_ms // 4, facts.producer_id_expiration_ms // 2
         self._renew_every_ms = max(1, min(expirations_ms))
         self._renew_at_ms = 0
         self._wait_until_ms: int | None = None
 
     @property
-    def is_standing(self) -> bool:
-        """Whether batches go under the fence's producer id."""
+    def ships_fenced(self) -> bool:
+        """Whether batches go under the fence's producer id; not while it is renewed."""
         return self._fence.state is FenceState.SHIPPING
 
     @property
@@ -163,9 +165,10 @@ class FenceDriver:
         return max(self._cluster.partitions, self._facts.partitions)
 
     async def begin(self) -> None:
-        """Shut out all other instances; go on without a fence if the right for it is missing.
+        """Shut out all other instances, but for those that `Fence.earlier_unfenced` names.
 
-        Raises OutboxTakenOver, DestinationRefused, BeginsAnew, TopicMissing.
+        Goes on without a fence where the right for it is missing or the brokers can't fence; if one is required, it
+        raises DestinationRefused instead. Raises OutboxTakenOver, BeginsAnew, TopicMissing.
         """
         await self._run(core.Begun())
 
@@ -173,13 +176,13 @@ class FenceDriver:
         """Under which producer id and epoch to ship from sequence number 0; None: there is no fence."""
         if self._fence.state is FenceState.MATCH:
             self._shipping(self._fence.on(core.Matched()))
-        return self._fence.producer if self.is_standing else None
+        return self._fence.producer if self.ships_fenced else None
 
     def wants_renewal(self) -> bool:
         """Whether nothing new may be sent before the fence is renewed."""
         now_ms = self._clock.monotonic_ms()
         has_leaders = len(self._cluster.leaders) == self._partitions  # so that all get their marker
-        if not self.is_standing or now_ms < self._renew_at_ms or not has_leaders:
+        if not self.ships_fenced or now_ms < self._renew_at_ms or not has_leaders:
             return False
         if self._wait_until_ms is None:
             self._wait_until_ms = now_ms + _NOT_DRAINED_MS
@@ -287,7 +290,10 @@ class FenceDriver:
     # -- the coordinator -------------------------------------------------------------------------------------------
 
     async def _ask(self, request: Any) -> Any:
-        """The answer, or the event that its error is, or SHORTER. Raises BrokerError and what UNREACHABLE names."""
+        """The coordinator's answer; for a code that refuses, the event FenceRefused or NotAllowed, or SHORTER.
+
+        Raises BrokerError and what UNREACHABLE names.
+        """
         code: int = Code.NONE
         for _ in range(_SOON_TRIES):
             try:
@@ -312,9 +318,9 @@ class FenceDriver:
         raise BrokerError(f"transactional id {self._name}", code)
 
     async def _has_no_transactions(self) -> bool:
-        """Whether nobody has ever had a transactional id there, nor gets one. Producer ids come without one, too.
+        """Whether the brokers have missed their topic of transactions for so long that nobody gets a transactional id.
 
-        A coordinator that is away for a while is waited for.
+        False once this fence has a producer id: then a coordinator is only away, and is waited for.
         """
         if self._fence.producer != core.NO_PRODUCER or await self._cluster.has_topic(_TRANSACTIONS_TOPIC):
             self._no_coordinator_since_ms = None
@@ -364,7 +370,7 @@ class FenceDriver:
 
 
 def _error_code_of(answer: Any) -> int:
-    """The error that decides in an answer about partitions: OPERATION_NOT_ATTEMPTED counts only if alone."""
+    """One of the errors in an answer about partitions; OPERATION_NOT_ATTEMPTED only if there is no other."""
     if not hasattr(answer, "errors"):
         return int(answer.error_code)
     codes = {code for _, partitions in answer.errors for _, code in partitions} - {Code.NONE}

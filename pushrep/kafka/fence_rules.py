@@ -1,12 +1,14 @@
 """One instance ships an outbox to a topic: states by which others' batches are shut out before this one sends. Pure.
 
-                    ┌──────────────── refused ────────────────┐  named: with the producer id and epoch that it has
+                    ┌───── refused ────┐  named: with the producer id and epoch that it has
     NEW ─ begin ─▶ INIT ─▶ ADD ─▶ END ─▶ MARKERS ─▶ MATCH ─▶ SHIPPING ─ renew (drained) ─▶ ADD, or INIT
                     │ refused by name                            ▲ after a renewal: straight from MARKERS
                     ▼                                            (any state) ─ begin: another session ─▶ INIT, named
                   ASKING ─ this one leads by the newest grant ─▶ INIT without a name
                     └──── another leads, or too few answer, or nobody is to be asked ─▶ TAKEN_OVER
-    A named init that is answered with another producer id asks, too: the coordinator forgot the one that it had.
+    A named init that is answered with another producer id leads to ASKING, too: the coordinator forgot ours. Where
+    nobody is to be asked, it goes on under the new id, or is FORGOTTEN if a fence is required. A new id is expected,
+    and nobody is asked, where the epochs of ours were nearly used up. UNFENCED, FORGOTTEN: see FenceState.
 
 A transactional id has one producer id, and its epoch rises with each InitProducerId. A transaction over all partitions
 that is aborted writes a marker of that epoch into each: behind it the partition refuses older ones. EndTxn answers
@@ -57,9 +59,10 @@ class FenceState(Enum):
     ASKING = auto()
     TAKEN_OVER = auto()
     FORGOTTEN = auto()
-    """A fence is required, and the coordinator forgot the id: the next opening goes on."""
+    """A fence is required, and the coordinator forgot the id: nothing is shipped until the outbox is opened again."""
     UNFENCED = auto()
-    """It may not, or the brokers can't: it ships under producer ids of its own, and nobody is shut out."""
+    """This instance has no right to fence, or the brokers can't: it ships under ids that the brokers give out, nobody
+    is shut out, and each session tries the fence again."""
 
 
 # What the shell is to do next.
@@ -90,7 +93,7 @@ class ReadMarkers(NamedTuple):
 
 
 class Match(NamedTuple):
-    """Find out what the topic holds. Nothing of an earlier instance is added to it any more."""
+    """Find out what the topic holds. No earlier instance adds to it any more, unless `earlier_unfenced`."""
 
 
 class Ship(NamedTuple):
@@ -310,7 +313,7 @@ class Fence:
 
     def _refused(self, why: str) -> Effect:
         if self.state is not FenceState.INIT or self.producer == NO_PRODUCER:
-            return self._init(self.producer)  # a transaction that timed out is no refusal: the init decides
+            return self._init(self.producer)  # a transaction that timed out refuses nothing: the init decides
         return self._ask(why)
 
     def _ask(self, why: str) -> Effect:

@@ -149,11 +149,11 @@ class ShippingRecovery:
             del state.unread[partition]
 
     async def recover(
-        self, pipeline: Pipeline, sources: Sequence[ShippedPartition], *, is_fenced: bool
+        self, pipeline: Pipeline, sources: Sequence[ShippedPartition], *, has_fence: bool
     ) -> tuple[ShippedPartition, str] | None:
         """Bring a drained pipeline on its way again; a log partition that has to stop, and why.
 
-        is_fenced: all pipelines have one producer id, and another one for this pipeline needs all of them to stop.
+        has_fence: all pipelines have one producer id, and another one for this pipeline needs all of them to stop.
         Raises BeginsAnew, TopicReplaced, TopicMissing, OutboxDiverged, DestinationAhead, TopicLostRecords.
         """
         first, reaction = pipeline.verdict()
@@ -161,7 +161,7 @@ class ShippingRecovery:
         why = f"{self._facts.topic}-{pipeline.partition}: {first.answer}"
         _LOG.info("%s, so: %s", why, reaction.name)
         if reaction is AnswerReaction.RESYNC:
-            if is_fenced:
+            if has_fence:
                 raise BeginsAnew(why)
             await self._resync(pipeline, sources)
         elif reaction is AnswerReaction.SPLIT:

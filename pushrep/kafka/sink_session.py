@@ -464,7 +464,7 @@ class SinkSession:
             if 0 <= done.base_offset < self._ends.get(partition, 0):
                 self._fail(self._recovery.went_back(partition))
                 return
-            if done.base_offset > (known := self._ends.get(partition, 0)) and not self._is_fenced:
+            if done.base_offset > (known := self._ends.get(partition, 0)) and not self._has_fence:
                 self._others_wrote(partition, known, done.base_offset)
             self._ends[partition] = max(at, known)
             source.on_acknowledged(done.end, done.log_crc, at, newest)
@@ -479,8 +479,8 @@ class SinkSession:
             self._ready[partition] = None
 
     @property
-    def _is_fenced(self) -> bool:
-        return self._fence is not None and self._fence.is_standing
+    def _has_fence(self) -> bool:
+        return self._fence is not None and self._fence.ships_fenced
 
     def _others_wrote(self, partition: int, start: int, end: int) -> None:
         """Read what others wrote to [start, end) between our records: it may be a copy of this outbox."""
@@ -497,7 +497,7 @@ class SinkSession:
 
     async def _recover(self, pipeline: Pipeline) -> None:
         sources = self._sources[pipeline.partition]
-        stopped = await self._recovery.recover(pipeline, sources, is_fenced=self._is_fenced)
+        stopped = await self._recovery.recover(pipeline, sources, has_fence=self._has_fence)
         if stopped is not None:
             self._stop_source(*stopped)
         self._ready[pipeline.partition] = None

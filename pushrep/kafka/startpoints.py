@@ -303,7 +303,7 @@ def _failure_of(error: BaseException) -> Failure:
     """A topic that has just been made is not known to every broker yet."""
     if isinstance(error, TopicMissing):
         return Failure.NOT_THERE
-    return Failure.PASSES if isinstance(error, KafkaUnreachable) else Failure.STAYS
+    return Failure.TRANSIENT if isinstance(error, KafkaUnreachable) else Failure.PERMANENT
 
 
 def _json(fields: Mapping[str, Any]) -> bytes:

@@ -144,7 +144,7 @@ class CommittedRecords:
             return None  # the client looks for its group's coordinator; no group is used here
         if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - its only name
             self.position = max(self.position, offset)  # behind the mark that ends a transaction
-        elif failure_of_code(error) is not Failure.PASSES:
+        elif failure_of_code(error) is not Failure.TRANSIENT:
             raise KafkaException(error)
         return None
 
@@ -481,7 +481,7 @@ class KeyedTopic:
 
 
 def _missing_topics(error: BaseException) -> Failure:
-    return Failure.NOT_THERE if isinstance(error, TopicMissing) else Failure.STAYS
+    return Failure.NOT_THERE if isinstance(error, TopicMissing) else Failure.PERMANENT
 
 
 def _failure_of_begin(error: BaseException) -> Failure:
@@ -490,14 +490,14 @@ def _failure_of_begin(error: BaseException) -> Failure:
 
 
 def _failure_of_change(error: BaseException) -> Failure:
-    return _judged(error.__cause__, _AGAIN) if isinstance(error, ChangeNotStored) else Failure.STAYS
+    return _judged(error.__cause__, _AGAIN) if isinstance(error, ChangeNotStored) else Failure.PERMANENT
 
 
 def _judged(error: BaseException | None, passing: set[int]) -> Failure:
     if not isinstance(error, KafkaException):
-        return Failure.STAYS
-    again = error.args[0].code() in passing or failure_of_code(error.args[0]) is Failure.PASSES
-    return Failure.PASSES if again else Failure.STAYS
+        return Failure.PERMANENT
+    again = error.args[0].code() in passing or failure_of_code(error.args[0]) is Failure.TRANSIENT
+    return Failure.TRANSIENT if again else Failure.PERMANENT
 
 
 def _json(fields: Mapping[str, Any]) -> bytes:

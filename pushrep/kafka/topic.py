@@ -169,7 +169,7 @@ def _expirations_ms(admin: _Admin, broker: str) -> tuple[int, int]:
     try:
         settings = admin.settings_of(ConfigResource(ResourceType.BROKER, broker))
     except (KafkaException, TimeoutError) as error:
-        if failure_of(error) is Failure.PASSES:
+        if failure_of(error) is Failure.TRANSIENT:
             raise
         _LOG.info("%s can't be asked for, so its default is taken: %s", _EXPIRATION, error)
         settings = {}

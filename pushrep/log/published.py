@@ -1,6 +1,6 @@
 """What a writer publishes to readers: a small mapped file per directory of logs, written without lock or system call.
 
-    .pushrep_published     big-endian, records of 512 bytes; grows by whole records, never shrinks, is never replaced
+    .pushrep_published     big-endian, records of 512 bytes; grows by whole records; writers never replace it
     record 0    magic 8 | version u32 | record bytes u32 | CRC-32C u32 of the 16 before
     record n    one log:
       0    name length u16 | CRC-32C u32 of the name | name (at most 260 bytes)
@@ -10,8 +10,8 @@
             64  CRC-32C u32 of the 64 before
 
 A writer fills the slot that it did not fill last, so one whole slot stands at every moment. A reader takes the valid
-one of the highest sequence: CRC right, and written since this machine started - what a process wrote survives its end
-in the page cache, not the machine's. No such slot: the reader knows only what the checkpoints say.
+one of the highest sequence: CRC right, and written since this machine started. What a process wrote stays in the page
+cache after its end; a stop of the machine can lose it. No such slot: the reader knows only what the checkpoints say.
 A reader's mapping stays true while the file grows or is repaired in place; shrinking it would kill readers (SIGBUS).
 """
 
@@ -155,9 +155,9 @@ class PublishedFile:
         return self._filesystem.map_shared(self._path, size, writable=True)
 
     def _first_free(self) -> int:
-        """Behind the last record that was ever named: a damaged name in the middle leaves its record unused.
+        """Where a new record goes: behind the last that is not all zeros, so none with a damaged name is used again.
 
-        64 MiB of empty ones end the search: a power cut leaves holes, but a few bytes can claim to be terabytes.
+        64 MiB of zeros end the search: a power cut can leave holes, but a sparse file can seem terabytes long.
         """
         position = end = RECORD_BYTES
         empty = bytes(RECORD_BYTES)
@@ -169,7 +169,7 @@ class PublishedFile:
 
 
 class PublishedReader:
-    """Follows one log's record from any process. Cheap to ask again; never blocks the writer."""
+    """Follows one log's record from any process. Never blocks the writer; `read` costs least while that publishes."""
 
     def __init__(self, directory: Path | str, log_name: str, filesystem: Filesystem = REAL_FILESYSTEM) -> None:
         self._path, self._name, self._filesystem = Path(directory) / PUBLISHED_NAME, log_name, filesystem
@@ -181,7 +181,7 @@ class PublishedReader:
     def read(self) -> PublishedState | None:
         """What the writer published last; None if there is no file, or no valid slot since this machine started.
 
-        If nothing changed since the last call, the file is opened again: another may have taken its name.
+        If nothing changed since the last call, the file is opened again: by now a restored directory may hold another.
         """
         state = self._current()
         if state is None or state.sequence == self._sequence:
@@ -196,7 +196,7 @@ class PublishedReader:
         return _newest(self._map, self._position, self._boot_id)
 
     def unmap(self) -> None:
-        """Close the mapping, which keeps the disk from being unmounted. The next `read` opens it again."""
+        """Drop the mapping: while it exists, the disk can't be unmounted. The next `read` opens it again."""
         self._map = self._position = None
 
     def _attach(self) -> None:
@@ -273,7 +273,7 @@ def _name_block(name: str) -> bytes:
     data = name.encode("ascii")
     if not 0 < len(data) <= _NAME_BYTES_MAX:
         raise ValueError(f"a log's name has 1 to {_NAME_BYTES_MAX} bytes, not {len(data)}")
-    # The zero behind the name keeps "a-1" from being found in "a-12": its length and CRC differ as well.
+    # A zero ends the name; length and CRC in front of it already tell "a-1" from "a-12".
     return _NAME.pack(len(data), google_crc32c.value(data)) + data + b"\x00"
 
 

@@ -1,7 +1,8 @@
 """AsyncOutbox: an Outbox for tasks of asyncio or uvloop. What waits suspends its task, never the loop.
 
-    receipt = await outbox.append(...)     suspends only while the buffer is full       offset = await receipt
+    receipt = await outbox.append(...)       offset = await receipt
 
+`append` suspends while the buffer is full, and for one turn of the loop after 128 appends in a row.
 Appending itself happens in the loop's thread, for it costs a microsecond and never touches the disk. The outbox's own
 threads write; awaiting.py brings their answers into the loop. Opening, closing, flushing take a thread each, for as
 long as they last.
@@ -68,7 +69,7 @@ class OpeningOutbox:
         raise TypeError(_NOT_OPEN.format("with"))
 
     def __exit__(self, *_: object) -> None:
-        """Never: what `with` looks for beforehand."""
+        """Never called: `with` looks for it before it calls `__enter__`, whose error says what to write."""
 
     async def __aenter__(self) -> "AsyncOutbox":
         self._opened = await self
@@ -114,7 +115,9 @@ class AsyncOutbox:
         self._block_ms = outbox.facts.settings.block_ms
         self._room = asyncio.Lock()  # held by the task that waits for memory first; the others stand behind it
         self._waiting = 0
-        self._in_a_row = _APPENDS_IN_A_ROW  # so many more; 0 while a task waits, which comes first
+        self._in_a_row = (
+            _APPENDS_IN_A_ROW  # before the loop gets a turn; 0 while a task waits for memory, which comes first
+        )
 
     @property
     def directory(self) -> Path:
@@ -142,8 +145,8 @@ class AsyncOutbox:
     ) -> Receipt:
         """Append one record; `await` the receipt for its offset. Arguments and errors as of `Outbox.append`.
 
-        Suspends the task while the buffer is full, up to `block_ms`, then raises `BufferFull`. Cancelled before it
-        returned, it took nothing.
+        Suspends the task while the buffer is full, up to `block_ms`, then raises `BufferFull`; and for one turn of the
+        loop after 128 appends in a row. Cancelled before it returned, it took nothing.
         """
         if headers and hasattr(headers, "__next__"):
             headers = tuple(headers)  # it may be looked at twice
@@ -163,13 +166,13 @@ class AsyncOutbox:
                             values.append(value)
                             return Receipt(batch, len(values) - 1)  # type: ignore[arg-type]
                 except (KeyError, TypeError):
-                    pass  # which partitions there are, it says
+                    pass  # `outbox.append` raises the error that names the partitions
             try:
                 return outbox.append(partition, value, key, headers, timestamp_ms, metadata, block=False)
             except BufferFull:
                 pass
         record = (partition, value, key, headers, timestamp_ms, metadata)
-        return await self._taken(partial(self.outbox.append, *record, block=False))
+        return await self._append_in_turn(partial(self.outbox.append, *record, block=False))
 
     async def append_many(  # noqa: PLR0913 - the records' columns
         self,
@@ -185,7 +188,7 @@ class AsyncOutbox:
 
         It runs in the loop: some thousand records at a time keep the other tasks waiting for a millisecond or two.
         """
-        return await self._taken(
+        return await self._append_in_turn(
             lambda: self.outbox.append_many(
                 partition,
                 values,
@@ -233,7 +236,7 @@ class AsyncOutbox:
     ) -> None:
         await _in_thread(partial(self.outbox.__exit__, kind, error, traceback))
 
-    async def _taken(self, append: Callable[[], Receipt]) -> Receipt:
+    async def _append_in_turn(self, append: Callable[[], Receipt]) -> Receipt:
         try:
             await asyncio.sleep(0)
             if not self._waiting:

@@ -1,4 +1,4 @@
-"""The job that moves a log or a topic into a topic for the next hop, every record once behind that topic's readers.
+"""The job that sends a log or a topic to another topic, whose readers with a replay filter see each record once.
 
     source (pushrep, kafka) ─▶ ReplayFilteredBatches ─▶ one task per source partition ─▶ topic
     checkpoint: Spark's        marks beside it          key or header: (PID of this hop, source partition, offset)
@@ -50,19 +50,23 @@ Refused or failed: one line on standard error that names the option, and 1 (2: w
 
 @click.command(epilog=_EPILOG, context_settings={"max_content_width": 110, "show_default": True})
 @source_options
-@click.option("--application", required=True, help="Who sends, part of the new PID; of its own for each relay.")
+@click.option("--application", required=True, help="Name of the sender, part of the new PID; each relay has its own.")
 @click.option("--to-topic", required=True, help="The topic to send to; it must be there.")
 @click.option("--to-servers", help="Its brokers.  [default: those of --source kafka]")
 @click.option("--to-option", "to_options", type=NameValue(), multiple=True, help="Any librdkafka setting for it.")
 @click.option("--to-carrier", type=click.Choice(["key", "header"]), help="[default: as --carrier]")
 @click.option(
-    "--from-option", "from_options", type=NameValue(), multiple=True, help="librdkafka's for the source's brokers."
+    "--from-option",
+    "from_options",
+    type=NameValue(),
+    multiple=True,
+    help="Any librdkafka setting for the source.",
 )
 @click.option("--partition-count", type=click.IntRange(min=1), help="Partitions to use, pinned at the first start.")
-@click.option("--epoch", type=click.IntRange(min=0), default=0, help="Of the PID; raised with --partition-count.")
+@click.option("--epoch", type=click.IntRange(min=0), default=0, help="Of the PID; raise it with --partition-count.")
 @run_options(__file__)
 def main(**given: Any) -> None:
-    """Relay a log or a topic to a topic: replays dropped, each record with its place here as metadata for there.
+    """Relay a log or a topic to a topic: replays dropped, each record's metadata being its offset in the source.
 
     A record keeps value, headers, timestamp and its partition's number (modulo the partitions used). Its new
     metadata is its own offset in the source, under the PID of this relay. A batch that runs again sends again:

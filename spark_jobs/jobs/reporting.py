@@ -34,7 +34,7 @@ _CONDITION = re.compile(r"^(?:\[[A-Z_.]+\] )")
 
 
 class Reporter:
-    """Writes events; without a path it writes lines for people to standard error. A context manager."""
+    """Writes events; without a stream it writes lines for people to standard error. A context manager."""
 
     def __init__(self, stream: TextIO | None, *, owned: bool) -> None:
         self._stream, self._owned = stream, owned
@@ -64,7 +64,9 @@ class Reporter:
         self._sums = counts.added_to(self._sums)
         fields = {("batch" if name == "batch_id" else name): value for name, value in asdict(counts).items()}
         text = f"{counts.kept} kept, {counts.dropped} replays dropped, {counts.unkeyed} without metadata pass"
-        text = f"batch {counts.batch_id}: {counts.rows} records, {'run before, not again' if counts.skipped else text}"
+        if counts.skipped:
+            text = "stored before, not written again"
+        text = f"batch {counts.batch_id}: {counts.rows} records, {text}"
         self._event("batch", text, fields | {"seconds": round(seconds, 3)})
 
     def stopped(self) -> None:
@@ -74,7 +76,7 @@ class Reporter:
         self._event("stopped", text, {"batches": self._batches, "kept": kept})
 
     def failed(self, error: str) -> None:
-        """For programs; people get the error by itself."""
+        """Write the event `failed`; without a stream nothing, since the error is shown elsewhere."""
         if self._stream is not None:
             self._event("failed", error, {"error": error})
 
@@ -86,7 +88,10 @@ class Reporter:
     def problems(self) -> Iterator[Problem]:
         """What is wrong with the job."""
         if self._query is None:
-            yield Problem("not_answering", "the query has not begun: Spark starts, or looks at source, table and marks")
+            yield Problem(
+                "not_answering",
+                "the query has not begun: Spark is starting, or source, table and marks are being checked",
+            )
 
     def _event(self, event: str, text: str, fields: dict[str, Any]) -> None:
         if self._stream is None:
@@ -121,7 +126,7 @@ class BadHealth(SparkJobError):
 
 @contextlib.contextmanager
 def served(settings: HealthSettings | None, name: str, reporter: Reporter) -> Iterator[None]:
-    """Answer /livez, /readyz (200 once the query runs) and /metrics meanwhile; None: nobody. Raises BadHealth."""
+    """Answer /livez, /readyz (200 once the query runs) and /metrics meanwhile. Raises BadHealth."""
     if settings is None:
         yield
         return

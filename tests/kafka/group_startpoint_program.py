@@ -60,7 +60,7 @@ class Confluent:
             if message.error() is None:
                 found.append(message.offset())
             else:  # of the client's events, which it gets over by itself, alone
-                assert failure_of_code(message.error()) is Failure.PASSES, message.error()
+                assert failure_of_code(message.error()) is Failure.TRANSIENT, message.error()
         return found
 
     async def commit(self):

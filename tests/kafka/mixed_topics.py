@@ -167,7 +167,7 @@ def _read(servers: str, places: Sequence[Place], carrier: str) -> list[tuple[Pla
             message = consumer.poll(_TIMEOUT_S)
             assert message is not None, f"nothing came for {_TIMEOUT_S} s"
             if (error := message.error()) is not None:
-                if failure_of_code(error) is Failure.PASSES:
+                if failure_of_code(error) is Failure.TRANSIENT:
                     continue  # an event: the client goes on by itself
                 assert error.code() == KafkaError._PARTITION_EOF, error
                 ended += 1

@@ -154,7 +154,7 @@ def _changed(
             code = error.args[0].code() if isinstance(error, KafkaException) else None
             if is_doubtful and code == done:
                 return None
-            passes = failure_of(error) is not Failure.STAYS
+            passes = failure_of(error) is not Failure.PERMANENT
             if monotonic() > deadline_s or not (passes or code in again):
                 raise
             is_doubtful |= passes
@@ -209,7 +209,7 @@ def _to_the_ends(consumer: Consumer, left: int) -> Iterator[tuple[int, Seen]]:
         message = consumer.poll(_TIMEOUT_S)
         assert message is not None, f"nothing came for {_TIMEOUT_S} s"
         if (error := message.error()) is not None:
-            if failure_of_code(error) is Failure.PASSES:
+            if failure_of_code(error) is Failure.TRANSIENT:
                 continue  # an event: the client goes on by itself
             assert error.code() == KafkaError._PARTITION_EOF, error
             left -= 1

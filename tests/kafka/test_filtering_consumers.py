@@ -65,7 +65,7 @@ def records_of(messages):
     return [
         message
         for message in messages
-        if message.error() is None or failure_of_code(message.error()) is not Failure.PASSES
+        if message.error() is None or failure_of_code(message.error()) is not Failure.TRANSIENT
     ]
 
 

@@ -317,7 +317,7 @@ def test_people_get_a_line_a_batch(capsys):
     assert said.out == ""
     assert said.err.splitlines() == [
         "batch 3: 10 records, 7 kept, 2 replays dropped, 1 without metadata pass",
-        "batch 4: 5 records, run before, not again",
+        "batch 4: 5 records, stored before, not written again",
         "done: batches 2, records kept 7, without metadata 1",
     ]
 

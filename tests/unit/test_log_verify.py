@@ -4,12 +4,14 @@ import shutil
 
 import pytest
 
+from pushrep.cli.main import run
 from pushrep.log import LogConfig, NotALog, SegmentLog
 from pushrep.log.directory_files import segment_path
 from pushrep.log.dump import DumpedBatch, DumpedEnd, OffsetWindow, dump_file
 from pushrep.log.inspection import lock_holder, logs_at, summarize
 from pushrep.log.verify import FindingKind, verify_log
-from pushrep.records import encode_batch
+from pushrep.records import RecordBatch, encode_batch
+from pushrep.records.header import CRC_COVERS_FROM, HEADER_BYTES, crc32c, write_crc
 from pushrep.replay import TO_END, ReplayClient, ReplayRequest
 
 CONFIG = LogConfig(segment_bytes=400, index_interval_bytes=100)
@@ -201,3 +203,15 @@ def test_a_dump_stops_at_damage(log):
     assert not end.is_clean
     assert end.end.next_offset == 6
     assert end.rest_bytes > 61
+
+
+def test_a_dump_says_which_records_can_not_be_decoded(tmp_path, capsys):
+    """A batch is whole by its checksum; only who decodes it finds out."""
+    batch = bytearray(encode_batch([b"value"] * 3, timestamps_ms=1).data)
+    batch[HEADER_BYTES:] = b"\xff" * (len(batch) - HEADER_BYTES)
+    write_crc(batch, crc32c(batch, CRC_COVERS_FROM))
+    with SegmentLog.open(tmp_path / "orders-0") as log:
+        log.append(RecordBatch(batch))
+    for as_json, sign in (([], "can't be decoded: "), (["--json"], '"undecodable": ')):
+        assert run(["log", "dump", str(tmp_path / "orders-0"), "--records", *as_json]) == 0
+        assert sign in capsys.readouterr().out

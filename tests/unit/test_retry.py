@@ -114,8 +114,8 @@ def test_a_step_of_a_transaction_is_repeated_only_where_the_client_says_so():
     abortable = KafkaException(KafkaError(KafkaError._TIMED_OUT, "", False, False, True))
     plain = KafkaException(KafkaError(KafkaError._TIMED_OUT))
     found = [failure_of_transaction(one).name for one in (retriable, abortable, plain)]
-    assert found == ["PASSES", "STAYS", "STAYS"]
-    assert failure_of(abortable).name == "STAYS"
+    assert found == ["TRANSIENT", "PERMANENT", "PERMANENT"]
+    assert failure_of(abortable).name == "PERMANENT"
 
 
 class Client:
