@@ -11,16 +11,12 @@ request of the call itself is written after the watch, so a refused call leaves 
 
 import sys
 import time
-from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import ClassVar
 
-from filtering.stream_metadata import OFFSET_MAX
 from pushrep.startpoints import Reader, Resolved, Startpoint, StartpointStore, State, resolve
-from spark_jobs.batch_marks import LogRange
 from spark_jobs.checkpoint_files import (
     MovableSource,
     QueryCheckpoint,
@@ -42,7 +38,8 @@ from spark_jobs.checkpoint_pair import (
     newest_pair,
     save_pair,
 )
-from spark_jobs.errors import CantReplace, SparkJobError
+from spark_jobs.errors import SparkJobError
+from spark_jobs.job_sink import Sink
 from spark_jobs.marks_stores import Brokers
 
 __all__ = [
@@ -120,42 +117,6 @@ class CheckpointPlace:
 def tool() -> ModuleType:
     """This module, for the command line, which stands below it and finds it by its entry point."""
     return sys.modules[__name__]
-
-
-@dataclass(frozen=True, slots=True)
-class Sink:
-    """What an apply job fills, as its options name it."""
-
-    sink: str
-    table: str | None
-    format: str
-    refusals: ClassVar = (SparkJobError,)
-
-    @property
-    def is_database(self) -> bool:
-        """Whether the job's marks lie there, too."""
-        from spark_jobs.jobs.options import is_database  # noqa: PLC0415 - pyspark, for this look alone
-
-        return is_database(self.sink)
-
-    def held(self, topic: str, partition: int, start: int) -> "array[int]":
-        """The log offsets of its rows from `start` on in a partition, ascending. Starts no Spark.
-
-        Raises CantReplace if these rows can't be replaced, or only Spark can look at them; BadSink, BadSqlTable,
-        BadJobOption where a database does not answer.
-        """
-        from spark_jobs.jobs.checks import named  # noqa: PLC0415 - as above
-        from spark_jobs.sinks.directory_table import offsets_in  # noqa: PLC0415
-        from spark_jobs.sql import SqlTable  # noqa: PLC0415
-
-        where = LogRange(topic, partition, start, OFFSET_MAX)
-        if self.is_database:
-            table = SqlTable(self.sink, self.table or "")
-            with named("--sink", table.location):
-                return table.offsets_in(where)
-        if "/" not in self.sink:
-            raise CantReplace(topic, partition, start, f"{self.sink} is a catalog's table: only Spark can look at it")
-        return offsets_in(self.sink, self.format, where)
 
 
 def is_interrupted(place: CheckpointPlace, store: StartpointStore) -> bool:

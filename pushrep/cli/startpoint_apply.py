@@ -17,8 +17,10 @@ from pushrep.cli.startpoint_options import (
     checkpoint_tool,
     parse_option,
     place_text,
+    sink_of,
     store_or,
     with_author,
+    with_conf,
     with_json,
     with_place,
 )
@@ -58,6 +60,7 @@ STORE_SUFFIX, MARKS_SUFFIX = "-startpoints", "-marks"
 @click.option("--table", help="Of --marks or --sink DATABASE: the table of the rows.")
 @click.option("--sink", metavar="WHERE", help="The apply job's: show how many of its rows a reset of marks replaces.")
 @click.option("--format", "sink_format", default="parquet", show_default=True, help="Of --sink PATH.")
+@with_conf
 @click.option("--stopped", is_flag=True, help="The query is stopped; without it nothing is written.")
 @click.option(
     "--watch-s",
@@ -73,7 +76,8 @@ def apply_checkpoint(  # noqa: PLR0913, PLR0917 - one parameter an option
     checkpoint: Path, words: str | None, partition: int | None, out_of_range: str, reset_marks: bool,  # noqa: FBT001
     consumer: str | None, store: str | None, logs: Path | None, topic: str | None, source: str | None,
     marks: str | None, table: str | None, stopped: bool, watch_s: float, dry_run: bool, reason: str, author: str | None,  # noqa: FBT001
-    as_json: bool, sink: str | None, sink_format: str, replace_until: int | None,  # noqa: FBT001
+    as_json: bool, sink: str | None, sink_format: str, conf: tuple[str, ...],  # noqa: FBT001
+    replace_until: int | None,
 ) -> None:  # fmt: skip
     """Move a stopped, stateless Spark query: its CHECKPOINT gets one more, empty batch that ends at the new position.
 
@@ -99,7 +103,7 @@ def apply_checkpoint(  # noqa: PLR0913, PLR0917 - one parameter an option
     if sink is not None and startpoint is not None and not reset_marks:
         raise click.UsageError("--sink is for --reset-marks: without it no row is replaced")
     tool = checkpoint_tool("apply-checkpoint")
-    looked = None if sink is None else tool.Sink(sink, table, sink_format)
+    looked = None if sink is None else sink_of(tool, sink, table, sink_format, conf)
     if marks is None and looked is not None and looked.is_database:
         marks = sink
     try:

@@ -9,7 +9,7 @@ earliest  latest  bootstrap      the ends of the log
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -189,6 +189,21 @@ def with_place(default: str) -> Callable[[_Command], _Command]:
 def with_json(command: _Command) -> _Command:
     """The option --json."""
     return click.option("--json", "as_json", is_flag=True, help="JSON, one object a line.")(command)
+
+
+def with_conf(command: _Command) -> _Command:
+    """The option --conf, of what starts Spark to look at a table."""
+    words = "Of Spark, for a --sink of Delta or Iceberg, again and again: the jars and catalogs that the job has."
+    return click.option("--conf", "conf", multiple=True, metavar="NAME=VALUE", help=words)(command)
+
+
+def sink_of(tool: Any, sink: str, table: str | None, sink_format: str, conf: Sequence[str]) -> Any:
+    """What the apply job fills, let go with the command. Raises UsageError."""
+    if bad := next((one for one in conf if "=" not in one), None):
+        raise click.UsageError(f"--conf {bad}: give NAME=VALUE")
+    made = tool.Sink(sink, table, sink_format, dict(one.split("=", 1) for one in conf))
+    click.get_current_context().call_on_close(made.close)
+    return made
 
 
 def with_author(command: _Command) -> _Command:

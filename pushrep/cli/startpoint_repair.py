@@ -25,9 +25,11 @@ from pushrep.cli.startpoint_options import (
     parse_ttl_s,
     partitions_of,
     place_text,
+    sink_of,
     store_of,
     topic_and_partition,
     with_author,
+    with_conf,
     with_json,
     with_store,
 )
@@ -108,6 +110,7 @@ class PartitionRepair(NamedTuple):
 @click.option("--sink", metavar="WHERE", help="The apply job's.")
 @click.option("--table", help="Of --sink DATABASE: the table of the rows.")
 @click.option("--format", "sink_format", default="parquet", show_default=True, help="Of --sink PATH.")
+@with_conf
 @click.option("--append-only", is_flag=True, help="Replace nothing: new rows are written beside the old ones.")
 @click.option(
     "--ttl", default="12h", show_default=True, help="Expires if not applied by then: 90s, 30m, 12h, 2d, never."
@@ -117,8 +120,8 @@ class PartitionRepair(NamedTuple):
 @with_json
 def repair(  # noqa: PLR0913, PLR0917 - one parameter an option
     directory: Path, store: str | None, topic: str, consumer: str, from_: str, to: str | None, sink: str | None,
-    table: str | None, sink_format: str, append_only: bool, ttl: str, dry_run: bool, reason: str, author: str | None,  # noqa: FBT001
-    as_json: bool,  # noqa: FBT001
+    table: str | None, sink_format: str, conf: tuple[str, ...], append_only: bool, ttl: str, dry_run: bool,  # noqa: FBT001
+    reason: str, author: str | None, as_json: bool,  # noqa: FBT001
 ) -> None:  # fmt: skip
     """Let the apply job read again from a place on: the rows of these records are replaced in its table.
 
@@ -137,7 +140,9 @@ def repair(  # noqa: PLR0913, PLR0917 - one parameter an option
     start, end, ttl_s = _place("--from", from_), None if to is None else _place("--to", to), parse_ttl_s(ttl)
     opened = store_of(directory, store)
     name, only = topic_and_partition(directory, topic)
-    looked = None if sink is None else checkpoint_tool("startpoint repair").Sink(sink, table, sink_format)
+    looked = None
+    if sink is not None:
+        looked = sink_of(checkpoint_tool("startpoint repair"), sink, table, sink_format, conf)
     look = _Look(directory, opened, opened.event_log(), consumer, name, start, end, looked, SYSTEM_CLOCK.wall_ms())
     known = [partition for partition in partitions_of(directory, name) if only in (None, partition)]
     parts = [part for part in map(look.part, known) if part is not None]

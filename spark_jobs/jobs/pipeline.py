@@ -11,7 +11,7 @@ import json
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import FrameType
 from typing import Protocol, cast
@@ -62,7 +62,10 @@ def apply(options: ApplyOptions, reporter: Reporter, *, debug: bool = False) -> 
     """
     check_database(options)
     before_spark(options, partial(columns_without_spark, options))
-    with served(options.health, f"apply {options.topic}", reporter), session_of("apply", options, debug=debug) as spark:
+    with (
+        served(options.health, f"apply {options.topic}", reporter),
+        session_of(f"apply-{options.topic}", options.conf, debug=debug) as spark,
+    ):
         apply_in(spark, options, reporter)
 
 
@@ -236,13 +239,13 @@ def _run(query: StreamingQuery, between: OneBatchAtATime, stop: threading.Event)
 
 
 @contextlib.contextmanager
-def session_of(job: str, options: JobOptions, *, debug: bool) -> Iterator[SparkSession]:
+def session_of(name: str, conf: Mapping[str, str], *, debug: bool) -> Iterator[SparkSession]:
     """The active session, left running; else one of the job's own, stopped at the end."""
     ours = SparkSession.getActiveSession() is None
-    builder = SparkSession.builder.appName(f"pushrep-{job}-{options.topic}")
+    builder = SparkSession.builder.appName(f"pushrep-{name}")
     # A job needs no web pages of its plans; --conf may say otherwise.
-    for name, value in {"spark.ui.showConsoleProgress": "false", **options.conf}.items():
-        builder = builder.config(name, value)
+    for setting, value in {"spark.ui.showConsoleProgress": "false", **conf}.items():
+        builder = builder.config(setting, value)
     spark = builder.getOrCreate()
     try:
         if not debug:

@@ -231,7 +231,10 @@ def relay(options: RelayOptions, reporter: Reporter, *, debug: bool = False) -> 
     """Run the query until it has read all (available-now), a signal comes, or it fails: then what failed is raised."""
     before_spark(options)
     inspect(options)  # without topics no Spark is started
-    with served(options.health, f"relay {options.topic}", reporter), session_of("relay", options, debug=debug) as spark:
+    with (
+        served(options.health, f"relay {options.topic}", reporter),
+        session_of(f"relay-{options.topic}", options.conf, debug=debug) as spark,
+    ):
         relay_in(spark, options, reporter)
 
 

@@ -20,9 +20,11 @@ batch (Delta). A `run` ends when batches are taken back, since Delta ignores a t
 import json
 import logging
 import uuid
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
@@ -48,7 +50,7 @@ from spark_jobs.sinks.idempotent_sink import (
     settle,
     with_batch_id,
 )
-from spark_jobs.spark_internals import setting
+from spark_jobs.spark_internals import setting, to_arrow
 
 _LOG = logging.getLogger(__name__)
 
@@ -197,6 +199,12 @@ class CatalogTable:
             raise BadSink("target", self._name, f"{why}: alter the table, or write another")
         settle(self._owners(session), query_id or FRESH_QUERY, self._adopt, self._name)
 
+    def _check_there(self, session: SparkSession) -> None:
+        """Raises BadSink."""
+        self._check_session(session)
+        if not self._exists(session):
+            raise BadSink("target", self._name, "there is no such table")
+
     def _check_session(self, session: SparkSession) -> None:
         """Raise BadSink where the format's own jar is not in the session, or options would be ours and others'."""
         committing = self._committing()
@@ -294,6 +302,14 @@ class CatalogTable:
                 restored_to = int(to)
             elif (record := _Record.parse(commit["userMetadata"])) is not None:
                 yield record
+
+    def offsets_in(self, session: SparkSession, where: LogRange) -> "array[int]":
+        """The offsets of the rows in a log range, ascending. Raises CantReplace, BadSink."""
+        self._check_there(session)
+        rows = session.table(self._name)
+        held_until_in(rows, where)  # refuses what can't be replaced
+        found = to_arrow(held_in(rows, where)).column("offset")
+        return array("q", np.sort(found.to_numpy()).astype(np.int64).tobytes())
 
     def _others(self, session: SparkSession, batch_id: int) -> DataFrame:
         """The rows of other batches."""

@@ -220,10 +220,7 @@ def offsets_in(path: str, format: str, where: LogRange) -> "array[int]":  # noqa
     import pyarrow.dataset as ds  # noqa: PLC0415 - a second to load, for this look alone
 
     if format.lower() not in _REPLACING_FORMATS:
-        why = (
-            f"{format} is neither parquet nor orc; Delta and Iceberg are replaced, too, but only Spark can look at them"
-        )
-        raise CantReplace(*where[:3], why)
+        raise CantReplace(*where[:3], f"{format} is neither parquet nor orc, nor Delta or Iceberg")
     try:
         files = ds.OrcFileFormat() if format.lower() == "orc" else ds.ParquetFileFormat()
         rows = ds.dataset(path, format=files, partitioning="hive")

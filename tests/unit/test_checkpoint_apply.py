@@ -467,7 +467,7 @@ def test_a_reset_shows_how_many_rows_of_the_job_s_table_go_and_refuses_one_that_
     assert [(one["partition"], one["rows"]) for one in told[:-1]] == [(0, 40), (1, 30)]
     for wrong, why in (
         ("mysql://x/y", "mysql"),
-        ("orders", "only Spark can look"),
+        ("orders", "exchanges whole batches only"),
         (f"{tmp_path}/none", "can't be read"),
     ):
         answer = run(cp, "--to", 100, "--reset-marks", "--marks", url, "--table", "orders", "--sink", wrong)

@@ -130,7 +130,7 @@ REFUSED = [
     (["--from", "latest", "--sink", "./t"], "no place behind which rows stand"),
     (["--from", "25", "--sink", "./nowhere"], "can't be read"),
     (["--from", "25", "--sink", "./t", "--format", "json"], "json is neither parquet nor orc"),
-    (["--from", "25", "--sink", "orders"], "only Spark can look"),
+    (["--from", "25", "--sink", "orders"], "exchanges whole batches only"),
     (["--from", "25", "--sink", "mysql://x/y"], "mysql"),
     (["--from", "25", "--sink", "postgresql://127.0.0.1:1/x", "--table", "orders"], "127.0.0.1"),
     (["--from", "100", "--sink", "SINK"], "beyond the end"),

@@ -46,6 +46,7 @@ def log(spark, start, end, epoch, text):
 def through(spark, place, form, die_at):
     """The stream into the table, to its end or to where it dies; then what a look at the table gives."""
     from spark_jobs import LocalMarks, ReplayFilteredBatches, idempotent_table
+    from spark_jobs.job_sink import Sink
     from spark_jobs.replacing import Replacing
 
     name = f"{place}/delta-table" if form == "delta" else "ice.db.orders"
@@ -78,6 +79,9 @@ def through(spark, place, form, die_at):
     assert [one[:4] for one in replaced] in ([("t", 0, 5, 15)], []), replaced
     table = f"delta.`{name}`" if form == "delta" else name
     assert rows_of(spark.table(table)) == EXPECTED
+    looked = Sink(name, None, form, {})
+    assert list(looked.held("t", 0, 5)) == [n for n in KEPT if n >= 5], "a preview tells its rows"
+    looked.close()
     every_version(spark, form, table)
     rolled_back(spark, sink, table, query_id)
     # The apply job, which begins a table of its own.
