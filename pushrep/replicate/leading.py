@@ -306,6 +306,7 @@ class _Driver:
         self.replica = replica
         self._leading = leading
         self._wanted = list(tps)
+        self._logged: dict[TopicIdPartition, str] = {}  # why no session of a log begins, while that stays so
         self._failures = 0
         self._client: ReplicaClient | None = None
         self.trouble: str | None = None
@@ -459,8 +460,11 @@ class _Driver:
             except ValueError as error:  # no log has such a list of epochs
                 why = str(error)
             else:
+                self._logged.pop(description.tp, None)
                 return
-        _LOG.warning("%s: %s: %s", description.tp, self.replica, why)
+        is_news = self._logged.get(description.tp) != why
+        self._logged[description.tp] = why
+        _LOG.log(logging.WARNING if is_news else logging.DEBUG, "%s: %s: %s", description.tp, self.replica, why)
         if description.error_code is not ErrorCode.KAFKA_STORAGE_ERROR:  # `refused` says more
             self.refusal = f"{description.error_code.name}: {why}"
         self.begin_anew(description.tp, is_first_success=False)

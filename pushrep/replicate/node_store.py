@@ -38,7 +38,7 @@ from pushrep.replicate.election_state import (
 )
 from pushrep.replicate.errors import CorruptNodeFile, NodeInUse
 from pushrep.replicate.node_settings import NodeSettings
-from pushrep.replicate.replica import ReplicaLog
+from pushrep.replicate.replica import DiskTrouble, ReplicaLog
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.error_codes import ErrorCode
 
@@ -91,6 +91,7 @@ class KeptOutbox:
         self._contact, self._contact_lock = LeaderContact(-1, store.started_ms, is_over=False), threading.Lock()
         self._replicas: dict[tuple[str, int], ReplicaLog] = {}
         self._removing: set[tuple[str, int]] = set()
+        self._unopened: dict[TopicIdPartition, DiskTrouble] = {}
         self._state_store = ElectionStateStore(self.directory, outbox_id, store.filesystem)
 
     @property
@@ -454,8 +455,9 @@ class KeptOutbox:
 
     def refused(self, tps: Iterable[TopicIdPartition]) -> str:
         """Why the disk took nothing of one of these logs the last time; empty if it did."""
-        open_ones = [self._replicas.get((tp.topic, tp.partition)) for tp in tps]
-        return next((one.refused for one in open_ones if one is not None and one.refused is not None), "")
+        found = [self._unopened.get(tp) or self._replicas.get((tp.topic, tp.partition)) for tp in tps]
+        told = (one.why if isinstance(one, DiskTrouble) else one.refused for one in found if one is not None)
+        return next((why for why in told if why is not None), "")
 
     def partitions(self) -> Iterator[TopicIdPartition]:
         """Every log that lies here, in use or not."""
@@ -499,9 +501,13 @@ class KeptOutbox:
             if found is None and not create and (end := self._lost_of_removed(tp)):
                 refusal = Refusal(ErrorCode.KAFKA_STORAGE_ERROR, f"{tp} is gone: it held records up to offset {end}")
             if refusal is None:
-                return self._opened(tp)
+                replica = self._opened(tp)
+                self._unopened.pop(tp, None)
+                return replica
         except (OSError, PushrepError) as error:
-            _LOG.error("%s can't be opened: %s", tp, error)
+            store = self._store
+            trouble = self._unopened.setdefault(tp, DiskTrouble(store.data, store.filesystem, store.clock))
+            trouble.note(f"{tp} can't be opened", error)
             raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from error
         raise refusal
 

@@ -48,6 +48,26 @@ class CantFollow(PushrepError):
     """The log can't do what the rules ask for."""
 
 
+class DiskTrouble:
+    """Why a node's disk refused something the last time, with the host and how full it is; None since it did not.
+
+    Logged at once, and again after a minute.
+    """
+
+    def __init__(self, path: Path, filesystem: Filesystem, clock: Clock) -> None:
+        self._path, self._filesystem, self._clock = path, filesystem, clock
+        self._logged_at_ms: int | None = None
+        self.why: str | None = None
+
+    def note(self, what: str, error: BaseException) -> None:
+        full = f"{self._filesystem.usage(self._path).used_percent:.0f} % of its disk are used"
+        self.why = f"{error} ({full}, host {platform.node()})"
+        now_ms = self._clock.monotonic_ms()
+        if self._logged_at_ms is None or now_ms - self._logged_at_ms >= _LOGGED_AGAIN_MS:
+            self._logged_at_ms = now_ms
+            _LOG.warning("%s: %s", what, self.why)
+
+
 class HoldsElectionState(Protocol):
     """The outbox of a log: what it has promised is asked anew for every request, and made durable."""
 
@@ -84,10 +104,7 @@ class ReplicaLog:
         self.finding: RequestFinding | None = None
         """Why it waits for an operator, if it does."""
         self.last_contact_ms = -1
-        self.refused: str | None = None
-        """Why its disk took nothing the last time, with the host and how full it is; None since it took something."""
-        self._refused_at_ms: int | None = None
-        self._filesystem = filesystem
+        self._trouble = DiskTrouble(directory, filesystem, clock)
         self._outbox, self._clock, self._flush, self._news = state, clock, flush, news
         self._session: ReplicaSession = NO_SESSION
         self._lock = threading.Lock()
@@ -142,14 +159,14 @@ class ReplicaLog:
                     effects = follow(self.state(), request, self._batch_at)
                 self._carry_out_all(effects[:-1])
             except AppendFailed as error:  # nothing was written; the leader comes again with backoff
-                self._note_refusal(error)
+                self._trouble.note(str(self.tp), error)
                 return storage_error(self.state())
             except (OSError, PushrepError) as error:
                 return self._fail(error, state)
             answer = effects[-1]
             assert isinstance(answer, Answer), "the last effect answers"
             if self.refused is not None and answer.result.error_code is ErrorCode.NONE and request.batches:
-                self.refused = None
+                self._trouble.why = None
             if answer.result.error_code is not ErrorCode.FENCED_LEADER_EPOCH:
                 self._outbox.note_contact(request.leader_epoch)
             promised = self._outbox.election_state
@@ -158,6 +175,11 @@ class ReplicaLog:
             if answer.result.error_code is ErrorCode.NONE and promised.is_unfilled:
                 self._note_filled(request)
             return answer.result
+
+    @property
+    def refused(self) -> str | None:
+        """Why its disk took nothing the last time; None since it took something."""
+        return self._trouble.why
 
     @property
     def lacks_from(self) -> int | None:
@@ -251,15 +273,6 @@ class ReplicaLog:
                 self.log.close()
             except (OSError, PushrepError) as error:
                 _LOG.warning("%s was not closed clean: %s", self.tp, error)
-
-    def _note_refusal(self, error: AppendFailed) -> None:
-        """For status; logged at once, and again after a minute."""
-        full = f"{self._filesystem.usage(self.log.path).used_percent:.0f} % of its disk are used"
-        self.refused = f"{error} ({full}, host {platform.node()})"
-        now_ms = self._clock.monotonic_ms()
-        if self._refused_at_ms is None or now_ms - self._refused_at_ms >= _LOGGED_AGAIN_MS:
-            self._refused_at_ms = now_ms
-            _LOG.warning("%s: %s", self.tp, self.refused)
 
     def _fail(self, error: BaseException, state: ReplicaState) -> AppendRecordsResult:
         _LOG.error("%s is offline, the others go on: %s", self.tp, error)

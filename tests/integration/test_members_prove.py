@@ -2,6 +2,7 @@
 
 import errno
 import json
+import logging
 import os
 import platform
 import re
@@ -651,6 +652,42 @@ def test_a_full_replica_says_so_in_its_leaders_status_and_goes_on_when_there_is_
         wait_for_all(outbox)
         assert outbox.status().members[1].trouble is None
         assert [replica.refused for _, replica in world.nodes[1].replicas()] == [None], "nothing of it is told any more"
+
+
+class Unreadable(RealFilesystem):
+    """A disk that opens no segment, as one that failed under a node which was started since."""
+
+    is_broken = True
+
+    def open(self, path, **how):
+        if self.is_broken and path.suffix == ".log":
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return super().open(path, **how)
+
+
+def test_a_replica_whose_log_can_not_be_opened_says_why_in_its_leaders_status(world, caplog):
+    world.node(1)
+    with open_outbox(world, 1, acks=Acks.LOCAL) as outbox:
+        outbox.append(0, b"a").result(WAIT_S)
+        wait_for_all(outbox)
+        disk, address = Unreadable(), world.nodes[1].address
+        world.nodes[1].stop()
+        settings = NodeSettings(address=address, allow=frozenset({"any"}), log_config=SMALL)
+        world.nodes[1] = ReplicaNode(world.root / "node-1", settings, filesystem=disk)
+
+        def trouble():
+            return outbox.status().members[1].trouble or ""
+
+        wait_until(lambda: "KAFKA_STORAGE_ERROR" in trouble(), "the status says why")
+        assert "Input/output error" in trouble()
+        assert platform.node() in trouble()
+        wait_until(lambda: sum(world.nodes[1].refusals().values()) > 5, "it is asked on")
+        for who in ("can't be opened", "orders-0: replica 1"):
+            told = [one for one in caplog.records if who in one.getMessage() and one.levelno >= logging.WARNING]
+            assert len(told) == 1, "logged once a minute, by the node and by its leader"
+        disk.is_broken = False
+        wait_for_all(outbox)
+        assert outbox.status().members[1].trouble is None
 
 
 def rewrite(directory, change):
