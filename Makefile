@@ -148,7 +148,7 @@ $(SPARKS)/.done: pyproject.toml Makefile | $(VENV)/.dev
 		"pyspark==$$release" 'pyarrow<22' || exit 1; done
 	@touch $@
 
-spark-releases: $(SPARKS)/.done $(TABLES)/.done  ## The core of each Spark form, and Delta and Iceberg, under each release of pyspark, in .venv-sparks/
+spark-releases: $(SPARKS)/.done $(TABLES)/.done jars  ## The core of each Spark form, and Delta and Iceberg, under each release of pyspark, in .venv-sparks/
 	PUSHREP_SPARK_PYTHONS=$$(printf '%s:' $(RELEASES:%=$(CURDIR)/$(SPARKS)/%/bin/python)) \
 		$(BIN)/python -m pytest tests/spark/replay/test_releases.py tests/spark/replay/test_write_points.py \
 		--timeout 1800 $(PYTEST_ARGS)

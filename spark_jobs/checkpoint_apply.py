@@ -35,11 +35,12 @@ from spark_jobs.checkpoint_pair import (
     check_marks,
     free_backup,
     is_purged,
+    marks_at,
     newest_pair,
     save_pair,
 )
-from spark_jobs.errors import SparkJobError
-from spark_jobs.job_sink import Sink
+from spark_jobs.errors import CantUndo, SparkJobError
+from spark_jobs.job_sink import Replaced, Sink
 from spark_jobs.marks_stores import Brokers
 
 __all__ = [
@@ -58,6 +59,7 @@ __all__ = [
     "did",
     "finish",
     "is_interrupted",
+    "look_at_repair",
     "preview",
     "query_id_of",
     "source_at",
@@ -184,6 +186,31 @@ def preview(place: CheckpointPlace, store: StartpointStore, *, request: Request 
         raise SourceNotMovable(name, "rows of files have no offsets, so none are replaced: leave out where rows stay")
     check_marks(place.marks, found.query_id, found.batch, topic=source.topic, moves=moves)
     return moves
+
+
+def look_at_repair(place: CheckpointPlace, sink: Sink) -> Replaced:
+    """What the newest repair of the query replaced in the sink, and what `sink.undo` would put back. Writes nothing.
+
+    Raises as `source_at` does, MarksMissing, MarksUnreachable, and CantUndo: no partition was sent back, it is not read
+    through yet, or the table can't give the rows of before back.
+    """
+    sink.refuse_without_versions()
+    found, _, source = source_at(place)
+    where = str(place.checkpoint)
+    if place.marks is None:
+        raise CantUndo(
+            where, "the marks of the job tell which partitions a repair sent back: say where they lie, --marks"
+        )
+    marks, _ = marks_at(place.marks, found.query_id, found.batch)
+    sent_back = [one for one in marks.sent_back if one.topic == source.topic]
+    if not sent_back:
+        raise CantUndo(where, f"no partition of {source.topic} was sent back with --reset-marks")
+    number = max(one.number for one in sent_back)
+    for one in sent_back:
+        if one.number == number and (position := source.positions[one.partition]) < one.stood_at:
+            why = f"partition {one.partition} is read again up to {one.stood_at} and stands at {position}"
+            raise CantUndo(where, f"{why}: let the job read to there (--trigger available-now), and call again")
+    return sink.replaced(found.query_id, number)
 
 
 def finish(

@@ -1,22 +1,33 @@
-"""What an apply job fills, as the command line looks at it: which rows a repair replaces there.
+"""What an apply job fills, as the command line looks at it: which rows a repair replaces there, and how it is undone.
 
-a path of files, a database      looked at without Spark
-Delta, Iceberg                   Spark looks, once it is asked
+a path of files, a database      looked at without Spark         the rows of before a repair are gone
+Delta, Iceberg                   Spark looks, once it is asked   they keep the version of before: sinks/catalog_table.py
 """
 
 from array import array
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from filtering.stream_metadata import OFFSET_MAX
+from pushrep.startpoints.model import author_name
 from spark_jobs.batch_marks import LogRange
-from spark_jobs.errors import CantReplace, SparkJobError
+from spark_jobs.errors import CantReplace, CantUndo, SparkJobError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from spark_jobs.sinks.catalog_table import CatalogTable
+    from spark_jobs.sinks.table_commits import Repair
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """A repair, and by partition how many rows go when it is undone, and how many come back; none if it is undone."""
+
+    repair: "Repair"
+    rows: Mapping[int, tuple[int, int]]
 
 
 class Sink:
@@ -59,6 +70,38 @@ class Sink:
             raise CantReplace(topic, partition, start, why)
         return offsets_in(self._sink, self._format, where)
 
+    def refuse_without_versions(self) -> None:
+        """Raise CantUndo for a table that keeps no rows of before. Starts no Spark."""
+        self._with_versions()
+
+    def replaced(self, query_id: str, number: int) -> Replaced:
+        """What the batches of a query replaced in a startpoint epoch. Raises CantUndo, BadSink, BadJobOption."""
+        from spark_jobs.jobs.checks import named  # noqa: PLC0415 - as above
+
+        table = self._with_versions()
+        with named("--sink", self._sink):
+            session = self._session()
+            repair = table.repair_of(session, query_id, number)
+            if repair is not None and repair.is_undone:
+                return Replaced(repair, {})
+            exchanged = () if repair is None else table.exchanged(session, repair)
+            counts: list[dict[int, int]] = [dict(rows.groupBy("partition").count().collect()) for rows in exchanged]
+        if repair is None or not any(counts):
+            raise CantUndo(self._sink, "no batch has replaced a row since a partition was sent back")
+        gone, back = counts
+        return Replaced(repair, {one: (gone.get(one, 0), back.get(one, 0)) for one in sorted({*gone, *back})})
+
+    def undo(self, shown: Replaced, *, reason: str, author: str | None) -> None:
+        """Put the rows of before back, in one commit that says who did it, and why. Raises BadJobOption.
+
+        The query stands where it stood, and so do its marks: once a repair is read through, they are those of before.
+        """
+        from spark_jobs.jobs.checks import named  # noqa: PLC0415 - as above
+
+        said = {"author": author_name(author), "reason": reason}
+        with named("--sink", self._sink):
+            self._with_versions().undo(self._session(), shown.repair, said)
+
     def close(self) -> None:
         """Stop Spark, if a look has started it."""
         self._resources.close()
@@ -71,6 +114,16 @@ class Sink:
 
         table = idempotent_table(self._sink, self._format)
         assert isinstance(table, CatalogTable)
+        return table
+
+    def _with_versions(self) -> "CatalogTable":
+        if (table := self._versioned()) is None:
+            kind = self._sink.partition(":")[0] if self.is_database else self._format
+            raise CantUndo(
+                f"--sink of {kind}",
+                "it keeps no rows of before a repair, as Delta and Iceberg do (--format): restore a copy of it, or let "
+                "the code of before run over the same records by another repair",
+            )
         return table
 
     def _session(self) -> "SparkSession":

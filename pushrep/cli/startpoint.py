@@ -5,6 +5,7 @@ list, show, history     read only; no lock is taken
 repair                  as set, with a look at the table whose rows are replaced: startpoint_repair.py
 export                  as Spark's startingOffsets: startpoint_export.py
 apply-checkpoint        into the checkpoint of a stopped query: startpoint_apply.py
+undo-repair             the rows of before come back, from a table that keeps its versions: startpoint_undo.py
 """
 
 from collections.abc import Sequence
@@ -31,6 +32,7 @@ from pushrep.cli.startpoint_options import (
     written_store_of,
 )
 from pushrep.cli.startpoint_repair import repair
+from pushrep.cli.startpoint_undo import undo_repair
 from pushrep.env import SYSTEM_CLOCK
 from pushrep.errors import PushrepError
 from pushrep.log.directory_files import shown_name
@@ -370,5 +372,5 @@ def startpoint() -> None:
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
 
 
-for command in (set_, repair, list_, show, cancel, history, export, apply_checkpoint):
+for command in (set_, repair, list_, show, cancel, history, export, apply_checkpoint, undo_repair):
     startpoint.add_command(command)

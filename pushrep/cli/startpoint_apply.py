@@ -107,7 +107,7 @@ def apply_checkpoint(  # noqa: PLR0913, PLR0917 - one parameter an option
     if marks is None and looked is not None and looked.is_database:
         marks = sink
     try:
-        place = _place(tool, checkpoint, consumer, marks, table, source=source, topic=topic, logs=logs)
+        place = checkpoint_place(tool, checkpoint, consumer, marks, table, source=source, topic=topic, logs=logs)
         opened = store_or(store, checkpoint.with_name(checkpoint.name + STORE_SUFFIX), marks)
         request = None if startpoint is None else tool.Request(startpoint, partition, reason, author)
         if not dry_run and tool.is_interrupted(place, opened):
@@ -172,9 +172,10 @@ def _show_pair(pair: Any, checkpoint: Path, *, as_json: bool) -> None:
     click.echo(f"as it was before: {backup}")
 
 
-def _place(
+def checkpoint_place(
     tool: Any, checkpoint: Path, consumer: str | None, marks: str | None, table: str | None, **of_source: Any
 ) -> Any:
+    """What the options name: the checkpoint, whose startpoints, its marks, its source. Raises UsageError."""
     beside = checkpoint.with_name(checkpoint.name + MARKS_SUFFIX)
     known = marks if marks is not None else str(beside) if beside.is_dir() else None
     if known is not None and Path(known).is_dir():  # the same for a call from elsewhere that finishes this one

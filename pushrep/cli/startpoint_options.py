@@ -169,13 +169,13 @@ def with_place(default: str) -> Callable[[_Command], _Command]:
     """The options --store, and what a store in a topic needs to be reached; `default` as people read it."""
     words = f"Where the startpoints are: a directory, or kafka:TOPIC.  [default: {default}]"
     option = click.option("--store", metavar="PLACE", help=words)
-    servers = click.option(
-        BOOTSTRAP_SERVERS,
-        metavar="HOST:PORT,...",
-        expose_value=False,
-        callback=_noted,
-        help="Brokers of --store kafka:TOPIC.",
-    )
+    return lambda command: option(with_brokers("--store")(command))
+
+
+def with_brokers(of: str) -> Callable[[_Command], _Command]:
+    """What a topic needs to be reached that the option `of` names."""
+    words = f"Brokers of {of} kafka:TOPIC."
+    servers = click.option(BOOTSTRAP_SERVERS, metavar="HOST:PORT,...", expose_value=False, callback=_noted, help=words)
     config = click.option(
         KAFKA_CONFIG,
         type=click.Path(path_type=Path, dir_okay=False, exists=True),
@@ -183,7 +183,7 @@ def with_place(default: str) -> Callable[[_Command], _Command]:
         callback=_noted,
         help="Properties of its client, as librdkafka spells them.",
     )
-    return lambda command: option(servers(config(command)))
+    return lambda command: servers(config(command))
 
 
 def with_json(command: _Command) -> _Command:

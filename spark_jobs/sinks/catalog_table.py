@@ -7,22 +7,15 @@
 
 Which query wrote which batches is in the table property `pushrep.queries` (`Owners` of idempotent_sink.py). In Delta
 and Iceberg a batch may replace rows of others (../replacing.py): the batches that hold them are overwritten with it,
-without these rows, in the same commit. Each commit says whose it is, beside the rows:
-
-    Delta      userMetadata = <record>, txnAppId = pushrep-<query>-<run>, txnVersion = batch
-    Iceberg    snapshot property pushrep = <record>
-    <record>   {"query": id, "run": text, "batch": n, "ranges": [log ranges], "replaced": [log ranges]}, JSON
-
-so a batch that the table has is not written again, and a driver that was believed dead can't overwrite with an old
-batch (Delta). A `run` ends when batches are taken back, since Delta ignores a txnVersion below one that it has.
+without these rows, in the same commit. Each commit says whose it is, beside the rows (table_commits.py); so a batch
+that the table has is not written again, and a driver that was believed dead can't overwrite with an old batch (Delta).
+A `run` ends when batches are taken back, since Delta ignores a txnVersion below one that it has.
 """
 
-import json
 import logging
 import uuid
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
 
 import numpy as np
 from pyspark.sql import DataFrame, SparkSession
@@ -50,43 +43,14 @@ from spark_jobs.sinks.idempotent_sink import (
     settle,
     with_batch_id,
 )
+from spark_jobs.sinks.table_commits import DELTA, ICEBERG, RECORD, BatchRecord, Commit, Repair, repair_in
 from spark_jobs.spark_internals import setting, to_arrow
 
 _LOG = logging.getLogger(__name__)
 
 _PROPERTY = "pushrep.queries"
-_RECORD = "pushrep"
-_DELTA, _ICEBERG = "delta", "iceberg"
 _RECORDS_READ = 100
 """Commits that are looked through for the last of ours; those between are others', such as compactions."""
-
-
-class _Record(NamedTuple):
-    """The record in a commit: the batch that it holds."""
-
-    query: str
-    run: str
-    batch: int
-    ranges: Sequence[LogRange]
-    replaced: Sequence[LogRange]
-
-    @classmethod
-    def parse(cls, text: str | None) -> "_Record | None":
-        """The record in a commit's text; None for a commit of another program."""
-        try:
-            fields: dict[str, Any] = json.loads(text or "")
-            ranges, replaced = ([LogRange(*one) for one in fields[name]] for name in ("ranges", "replaced"))
-            return cls(fields["query"], fields["run"], fields["batch"], ranges, replaced)
-        except (ValueError, KeyError, TypeError):
-            return None
-
-    def options(self, format: str) -> dict[str, str]:  # noqa: A002 - Spark's own word
-        """The writer's, so that the commit carries it."""
-        text = json.dumps(self._asdict(), separators=(",", ":"))
-        if format == _ICEBERG:
-            return {f"snapshot-property.{_RECORD}": text}
-        application = f"pushrep-{self.query}-{self.run}"
-        return {"userMetadata": text, "txnAppId": application, "txnVersion": str(self.batch)}
 
 
 def idempotent_table(
@@ -106,7 +70,7 @@ def idempotent_table(
     """
     if "/" not in target:
         return CatalogTable(target, format, options=options or {}, partition_by=partition_by, adopt=adopt)
-    if format.lower() == _DELTA:
+    if format.lower() == DELTA:
         return CatalogTable(f"delta.`{target}`", format, options=options or {}, partition_by=partition_by, adopt=adopt)
     if format.lower() not in FILE_FORMATS:
         raise BadSink("format", format, f"a path takes one of {', '.join(FILE_FORMATS)}; name a catalog table for it")
@@ -152,7 +116,7 @@ class CatalogTable:
         self._partition_by, self._adopt = tuple(partition_by), adopt
         self._place: tuple[str, int] | None = None
         self._expected: tuple[int, tuple[LogRange, ...]] | None = None
-        self._last: _Record | None = None
+        self._last: BatchRecord | None = None
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
         self._write(rows, batch_id, ())
@@ -208,7 +172,7 @@ class CatalogTable:
     def _check_session(self, session: SparkSession) -> None:
         """Raise BadSink where the format's own jar is not in the session, or options would be ours and others'."""
         committing = self._committing()
-        if committing == _DELTA and "DeltaSparkSessionExtension" not in (
+        if committing == DELTA and "DeltaSparkSessionExtension" not in (
             session.conf.get("spark.sql.extensions", "") or ""
         ):
             why = (
@@ -216,7 +180,7 @@ class CatalogTable:
                 "of Spark 4.2 there was no release of it"
             )
             raise BadSink("format", self._format, why)
-        ours = () if committing is None else _Record("", "", 0, (), ()).options(committing)
+        ours = () if committing is None else BatchRecord("", "", 0, (), ()).options(committing)
         taken = {name.lower() for name in ours}
         for name, text in self._options.items():
             if name.lower() in taken:
@@ -254,7 +218,7 @@ class CatalogTable:
         numbered.writeTo(self._name).options(**options).overwrite(F.col(BATCH_COLUMN).isin(numbers))
         self._last = record
 
-    def _record(self, session: SparkSession, committing: str, replaced: Sequence[LogRange]) -> _Record:
+    def _record(self, session: SparkSession, committing: str, replaced: Sequence[LogRange]) -> BatchRecord:
         """The next commit's record; the table's last record if it has the batch. Raises RolledBackOverReplaced."""
         assert self._expected is not None
         query_id, (batch_id, ranges) = query_of(session), self._expected
@@ -275,33 +239,38 @@ class CatalogTable:
             self._drop_after(session, self._opened(session, None) + batch_id)
         elif last is not None:
             run = last.run
-        return _Record(query_id, run, batch_id, ranges, tuple(replaced))
+        return BatchRecord(query_id, run, batch_id, ranges, tuple(replaced))
 
-    def _records(self, session: SparkSession, committing: str) -> Iterator[_Record]:
+    def _records(self, session: SparkSession, committing: str) -> Iterator[BatchRecord]:
         """The records of the newest commits that the table consists of, the newest first."""
-        if committing == _ICEBERG:
+        found = (
+            BatchRecord.parse(commit.text) for commit in self._commits(session, committing, f"LIMIT {_RECORDS_READ}")
+        )
+        return (record for record in found if record is not None)
+
+    def _commits(self, session: SparkSession, committing: str, limit: str = "") -> Iterator[Commit]:
+        """The commits that the table consists of, the newest first."""
+        if committing == ICEBERG:
             name = self._name
             if "." not in name:
                 name = f"{session.catalog.currentCatalog()}.{session.catalog.currentDatabase()}.{name}"
-            texts = session.sql(
-                f"SELECT s.summary['{_RECORD}'] FROM {name}.history h JOIN {name}.snapshots s "  # noqa: S608 - a name
-                "ON h.snapshot_id = s.snapshot_id WHERE h.is_current_ancestor "
-                f"ORDER BY h.made_current_at DESC LIMIT {_RECORDS_READ}"
+            told = session.sql(
+                f"SELECT s.snapshot_id, s.operation, s.summary['{RECORD}'] "  # noqa: S608 - a name
+                f"FROM {name}.history h JOIN {name}.snapshots s ON h.snapshot_id = s.snapshot_id "
+                f"WHERE h.is_current_ancestor ORDER BY h.made_current_at DESC {limit}"
             ).collect()
-            found = (_Record.parse(text) for (text,) in texts)
-            yield from (record for record in found if record is not None)
+            yield from (Commit(*one) for one in told)
             return
         restored_to: int | None = None
-        for commit in session.sql(f"DESCRIBE HISTORY {self._name} LIMIT {_RECORDS_READ}").collect():
+        for commit in session.sql(f"DESCRIBE HISTORY {self._name} {limit}").collect():
             if restored_to is not None and commit["version"] > restored_to:
                 continue  # a RESTORE took it back
+            yield Commit(commit["version"], commit["operation"], commit["userMetadata"])
             if commit["operation"] == "RESTORE":
                 to = (commit["operationParameters"] or {}).get("version")
                 if to is None or not str(to).isdigit():
                     return
                 restored_to = int(to)
-            elif (record := _Record.parse(commit["userMetadata"])) is not None:
-                yield record
 
     def offsets_in(self, session: SparkSession, where: LogRange) -> "array[int]":
         """The offsets of the rows in a log range, ascending. Raises CantReplace, BadSink."""
@@ -310,6 +279,28 @@ class CatalogTable:
         held_until_in(rows, where)  # refuses what can't be replaced
         found = to_arrow(held_in(rows, where)).column("offset")
         return array("q", np.sort(found.to_numpy()).astype(np.int64).tobytes())
+
+    def repair_of(self, session: SparkSession, query_id: str, number: int) -> Repair | None:
+        """What a query's batches of this startpoint epoch replaced; None: nothing. Raises BadSink, CantUndo."""
+        self._check_there(session)
+        committing = self._committing()
+        assert committing is not None, "only Delta and Iceberg keep versions"
+        return repair_in(self._commits(session, committing), self._name, query_id, number)
+
+    def exchanged(self, session: SparkSession, repair: Repair) -> tuple[DataFrame, DataFrame]:
+        """The rows that go when it is undone, and those of before that come back."""
+        old = session.sql(f"SELECT * FROM {self._name} VERSION AS OF {repair.before}")  # noqa: S608 - a number
+        there = within_any(repair.ranges)
+        return session.table(self._name).where(there), old.where(there)
+
+    def undo(self, session: SparkSession, repair: Repair, said: Mapping[str, str]) -> None:
+        """Put the rows of before back, in one commit that says of which repair, and what is `said` of it."""
+        gone, back = self.exchanged(session, repair)
+        batches = gone.select(BATCH_COLUMN).union(back.select(BATCH_COLUMN)).distinct().collect()
+        touched = F.col(BATCH_COLUMN).isin([row[0] for row in batches])
+        kept = session.table(self._name).where(touched & ~within_any(repair.ranges))
+        options = repair.undo_options(self._format.lower(), said)
+        kept.unionByName(back).writeTo(self._name).options(**options).overwrite(touched)
 
     def _others(self, session: SparkSession, batch_id: int) -> DataFrame:
         """The rows of other batches."""
@@ -322,7 +313,7 @@ class CatalogTable:
 
     def _committing(self) -> str | None:
         """The format, if its commits carry a record: Delta or Iceberg; one commit of theirs can overwrite any rows."""
-        return self._format.lower() if self._format.lower() in {_DELTA, _ICEBERG} else None
+        return self._format.lower() if self._format.lower() in {DELTA, ICEBERG} else None
 
     def _exists(self, session: SparkSession) -> bool:
         path = self._name.removeprefix("delta.`").removesuffix("`")

@@ -20,7 +20,7 @@ REFUSALS = BEFORE_THE_TABLE | {ErrorCode.UNKNOWN_TOPIC_ID.name, ErrorCode.KAFKA_
 STARTPOINTS = {str(rule) for rule in range(1, 10)}
 PROMISES = {
     "kinds", "bootstrap", "newest", "readers", "states", "record", "topic", "crash", "processes", "groups", "plain",
-    "source", "export", "apply-checkpoint", "command", "away", "repair", "replaced", "kept",
+    "source", "export", "apply-checkpoint", "command", "away", "repair", "replaced", "kept", "undone",
 }  # fmt: skip
 
 FILTERING = {

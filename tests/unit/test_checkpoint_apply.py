@@ -31,7 +31,7 @@ from pushrep.startpoints import (
     StartpointStore,
     Written,
 )
-from spark_jobs import checkpoint_apply, checkpoint_pair
+from spark_jobs import checkpoint_apply, checkpoint_pair, job_sink
 from spark_jobs.batch_marks import BatchMarks, MarksKey, SentBack
 from spark_jobs.checkpoint_apply import CheckpointPlace, MarksPlace, apply
 from spark_jobs.checkpoint_files import QueryRunning
@@ -508,6 +508,34 @@ def test_rows_from_where_it_says_on_stay_and_what_can_not_be_honoured_is_refused
     assert (answer.exit_code, "read again up to 180, and it stands at 100" in said) == (1, True), said
     assert run(cp, "--to", 50, "--reset-marks", "--partition", 0).exit_code == 0, "to the end covers it"
     assert not (cp / "offsets" / "5").exists()
+
+
+def test_a_sink_that_keeps_no_rows_of_before_has_no_undo(cp, tmp_path):
+    """It is said before anything is looked at, with what to do instead."""
+    make(cp, KAFKA)
+    for sink in (f"sqlite:{tmp_path / 'shop.db'}", f"{tmp_path}/table", "orders"):
+        answer = CliRunner().invoke(command, ["undo-repair", str(cp), "--sink", sink, "--reason", "why"])
+        said = " ".join(answer.output.split())
+        assert (answer.exit_code, "keeps no rows of before" in said, "restore a copy" in said) == (1, True, True), said
+    assert not (tmp_path / "shop.db").exists()
+
+
+def test_a_repair_that_is_not_read_through_is_not_undone(cp, tmp_path, monkeypatch):
+    """Refused before a Spark is started to look at the table."""
+    monkeypatch.setattr(job_sink.Sink, "_session", lambda _: pytest.fail("Spark was asked"))
+    make(cp, KAFKA)
+
+    def refused():
+        words = ["undo-repair", str(cp), "--sink", f"{tmp_path}/table", "--format", "delta", "--dry-run"]
+        answer = CliRunner().invoke(command, words)
+        assert answer.exit_code == 1, answer.output
+        return " ".join(answer.output.split())
+
+    assert "say where they lie, --marks. Nothing was written" in refused()
+    local_marks_of(f"{cp}-marks")
+    assert "no partition of orders was sent back with --reset-marks" in refused()
+    assert run(cp, "--to", 100, "--reset-marks", "--partition", 0).exit_code == 0
+    assert "partition 0 is read again up to 180 and stands at 100: let the job read to there" in refused()
 
 
 def test_what_only_a_job_that_follows_startpoints_can_honour_is_refused(cp, tmp_path):

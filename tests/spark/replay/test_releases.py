@@ -15,6 +15,8 @@ import pytest
 from filtering.stream_metadata import StreamMetadata
 from spark_jobs import filter_frame, spark_internals
 from spark_jobs.spark_internals import SparkTooOld, a_task_a_number
+from tests.kafka.cluster import KafkaCluster
+from tests.kafka.plain_client import create_topic
 
 pytestmark = pytest.mark.spark
 
@@ -28,6 +30,15 @@ SOURCE = {
     "4.2": "ran",
     "4.3": "ran",
 }
+
+
+def tables_of(python):
+    """Where the jars of Delta and Iceberg for this Python's Spark are."""
+    asked = [python, "-c", "import pyspark; print(pyspark.__version__.rpartition('.')[0])"]
+    release = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    if not list((TABLES / release).glob("*.jar")):
+        pytest.skip(f"no jars of Delta and Iceberg for Spark {release}: make spark-releases fetches what there is")
+    return TABLES / release
 
 
 @pytest.mark.skipif(not PYTHONS, reason="make spark-releases names Pythons with other releases of pyspark")
@@ -46,11 +57,7 @@ def test_each_form_runs_or_is_refused_by_name(python, tmp_path):
 @pytest.mark.parametrize("python", PYTHONS)
 @pytest.mark.parametrize("form", ["delta", "iceberg"])
 def test_a_table_with_transactions_is_right_after_a_startpoint_killed_around_its_commit(python, form, tmp_path):
-    asked = [python, "-c", "import pyspark; print(pyspark.__version__.rpartition('.')[0])"]
-    release = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
-    jars = TABLES / release
-    if not list(jars.glob("*.jar")):
-        pytest.skip(f"no jars of Delta and Iceberg for Spark {release}: make spark-releases fetches what there is")
+    jars = tables_of(python)
     program = Path(__file__).with_name("tables_program.py")
     own = {**os.environ, "PYSPARK_PYTHON": python, "PYTHONPATH": str(program.parents[3])}
     for die_at in ("before", "after", "-"):
@@ -58,6 +65,23 @@ def test_a_table_with_transactions_is_right_after_a_startpoint_killed_around_its
         ran = subprocess.run(command, env=own, capture_output=True, text=True, timeout=900)
         assert ran.returncode == (0 if die_at == "-" else -signal.SIGKILL), (die_at, ran.stderr[-4000:])
     assert ran.stdout.splitlines()[-1] == "ran"
+
+
+@pytest.mark.java
+@pytest.mark.skipif(not PYTHONS, reason="make spark-releases names Pythons with other releases of pyspark")
+@pytest.mark.parametrize("python", PYTHONS)
+@pytest.mark.parametrize("form", ["delta", "iceberg"])
+def test_a_repair_of_a_table_with_versions_is_undone_killed_around_its_commit(python, form, tmp_path):
+    """By the commands: the preview of rows, the repair with an end, its undo, another repair, and what is refused."""
+    jars = tables_of(python)
+    program = Path(__file__).with_name("undo_program.py")
+    own = {**os.environ, "PYSPARK_PYTHON": python, "PYTHONPATH": str(program.parents[3])}
+    with KafkaCluster(tmp_path / "broker") as broker:
+        create_topic(broker.bootstrap_servers, "orders")
+        for step, code in (("killed before", -signal.SIGKILL), ("killed behind", -signal.SIGKILL), ("again", 0)):
+            command = [python, program, tmp_path, jars, form, broker.bootstrap_servers, "orders", step]
+            ran = subprocess.run(command, env=own, capture_output=True, text=True, timeout=900)
+            assert ran.returncode == code, (step, ran.stdout[-2000:], ran.stderr[-4000:])
 
 
 def test_without_to_arrow_and_inner_names_rows_are_judged_the_same(frames, logs, monkeypatch):
