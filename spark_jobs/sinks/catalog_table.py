@@ -33,13 +33,13 @@ from spark_jobs.sinks.idempotent_sink import (
     FRESH_QUERY,
     PLACE,
     BadSink,
+    BatchTable,
     IdempotentSink,
     Owners,
     TableNotOurs,
     held_in,
     held_until_in,
     query_of,
-    refuse_columns,
     settle,
     with_batch_id,
 )
@@ -74,7 +74,8 @@ def idempotent_table(
         return CatalogTable(f"delta.`{target}`", format, options=options or {}, partition_by=partition_by, adopt=adopt)
     if format.lower() not in FILE_FORMATS:
         raise BadSink("format", format, f"a path takes one of {', '.join(FILE_FORMATS)}; name a catalog table for it")
-    return DirectoryTable(target, format, options=options or {}, partition_by=partition_by, adopt=adopt)
+    path = target.rstrip("/") or "/"
+    return DirectoryTable(path, format, options=options or {}, partition_by=partition_by, adopt=adopt)
 
 
 def _name(name: str) -> str:
@@ -98,25 +99,12 @@ def _type(kind: DataType) -> str:
     return kind.simpleString()
 
 
-class CatalogTable:
+class CatalogTable(BatchTable):
     """The sink for a table's name; see `idempotent_table`."""
 
-    commits_marks = False
-
-    def __init__(
-        self,
-        name: str,
-        format: str,  # noqa: A002 - Spark's own word
-        *,
-        options: Mapping[str, str],
-        partition_by: Sequence[str],
-        adopt: tuple[str, int] | None,
-    ) -> None:
-        self._name, self._format, self._options = name, format, dict(options)
-        self._partition_by, self._adopt = tuple(partition_by), adopt
-        self._place: tuple[str, int] | None = None
-        self._expected: tuple[int, tuple[LogRange, ...]] | None = None
-        self._last: BatchRecord | None = None
+    _place: tuple[str, int] | None = None
+    _expected: tuple[int, tuple[LogRange, ...]] | None = None
+    _last: BatchRecord | None = None
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
         self._write(rows, batch_id, ())
@@ -136,18 +124,9 @@ class CatalogTable:
             raise CantReplace(*where[:3], why + "parquet or orc, and a database")
         return held_until_in(self._others(session, batch_id), where)
 
-    def held(self, session: SparkSession, where: LogRange, batch_id: int) -> DataFrame:
-        """The column `offset` of such rows in a log range."""
-        return held_in(self._others(session, batch_id), where)
-
     def drop_from(self, batch_id: int) -> None:
-        session = SparkSession.getActiveSession()
-        if session is None:
-            raise BadSink("target", self._name, "no Spark session is active here")
+        session = self._active_session()
         self._drop_after(session, self._opened(session, None) + batch_id)
-
-    def check_columns(self, columns: StructType) -> None:
-        refuse_columns(columns, self._partition_by)
 
     def check(self, session: SparkSession, columns: StructType, query_id: str | None) -> None:
         self.check_columns(columns)

@@ -18,7 +18,7 @@ For these, and for table formats with transactions of their own, name a catalog 
 
 import logging
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
@@ -35,12 +35,11 @@ from spark_jobs.sinks.idempotent_sink import (
     FRESH_QUERY,
     PLACE,
     BadSink,
+    BatchTable,
     Owners,
     TableNotOurs,
-    held_in,
     held_until_in,
     query_of,
-    refuse_columns,
     settle,
 )
 from spark_jobs.spark_internals import setting
@@ -55,23 +54,10 @@ _WRITING, _REPLACING = f"{_OWN}/writing", f"{_OWN}/replacing"
 _OWNERS = f"{_OWN}/owners-"
 
 
-class DirectoryTable:
+class DirectoryTable(BatchTable):
     """The sink for a path; see `idempotent_table`."""
 
-    commits_marks = False
-
-    def __init__(
-        self,
-        path: str,
-        format: str,  # noqa: A002 - Spark's own word
-        *,
-        options: Mapping[str, str],
-        partition_by: Sequence[str],
-        adopt: tuple[str, int] | None,
-    ) -> None:
-        self._path, self._format, self._options = path.rstrip("/") or "/", format, dict(options)
-        self._partition_by, self._adopt = tuple(partition_by), adopt
-        self._place: tuple[str, HadoopDirectory, int] | None = None
+    _place: tuple[str, HadoopDirectory, int] | None = None
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
         directory, first = self._opened(rows.sparkSession)
@@ -95,9 +81,9 @@ class DirectoryTable:
         self._write_aside(directory, first + batch_id, rows)
         self._place = None  # if this is interrupted, the next call completes it
         if not directory.rename(_WRITING, _REPLACING):
-            raise BadSink("target", self._path, f"the file system refused to rename {_WRITING} to {_REPLACING}")
+            raise BadSink("target", self._name, f"the file system refused to rename {_WRITING} to {_REPLACING}")
         self._finish_replacing(directory)
-        _LOG.info("batch %d replaces rows of %d others in %s", first + batch_id, len(others), self._path)
+        _LOG.info("batch %d replaces rows of %d others in %s", first + batch_id, len(others), self._name)
 
     def held_until(self, session: SparkSession, where: LogRange, batch_id: int) -> int:
         """The log offset behind a partition's last row of other batches; 0 without any. Raises CantReplace."""
@@ -108,12 +94,8 @@ class DirectoryTable:
             raise CantReplace(*where[:3], "it lies in an object store, where batches don't change together")
         return held_until_in(self._others(session, batch_id), where)
 
-    def held(self, session: SparkSession, where: LogRange, batch_id: int) -> DataFrame:
-        """The column `offset` of such rows in a log range."""
-        return held_in(self._others(session, batch_id), where)
-
     def _others(self, session: SparkSession, batch_id: int) -> DataFrame:
-        """Where the rows of other batches lie."""
+        """Topic, partition and offset of the rows of other batches."""
         directory, first = self._opened(session)
         if not any(name.startswith(f"{BATCH_COLUMN}=") for name in directory.names()):
             return session.createDataFrame([], PLACE)
@@ -137,7 +119,7 @@ class DirectoryTable:
             assert len(moves) <= 1, f"one task writes one object: {moves}"
         for source, target in moves:
             if not directory.rename(source, target):
-                raise BadSink("target", self._path, f"the file system refused to rename {source} to {target}")
+                raise BadSink("target", self._name, f"the file system refused to rename {source} to {target}")
 
     def _finish_replacing(self, directory: HadoopDirectory) -> None:
         for name in directory.names(_REPLACING):
@@ -146,43 +128,37 @@ class DirectoryTable:
 
     def drop_from(self, batch_id: int) -> None:
         if self._place is None:
-            session = SparkSession.getActiveSession()
-            if session is None:
-                raise BadSink("target", self._path, "no Spark session is active here")
-            self._opened(session)
+            self._opened(self._active_session())
         _, directory, first = cast("tuple[str, HadoopDirectory, int]", self._place)
         self._drop(directory, first + batch_id)
-
-    def check_columns(self, columns: StructType) -> None:
-        refuse_columns(columns, self._partition_by)
 
     def check(self, session: SparkSession, columns: StructType, query_id: str | None) -> None:
         self.check_columns(columns)
         if "path" in {name.lower() for name in self._options}:
             raise BadSink(
-                "target", self._path, "its path is given, an option path of the format beside it is not taken"
+                "target", self._name, "its path is given, an option path of the format beside it is not taken"
             )
-        directory = HadoopDirectory(session, self._path)
+        directory = HadoopDirectory(session, self._name)
         if unusable := directory.why_unusable():
-            raise BadSink("target", self._path, unusable)
+            raise BadSink("target", self._name, unusable)
         self._refuse_partitions(directory)
-        settle(self._owners(directory), query_id or FRESH_QUERY, self._adopt, self._path)
+        settle(self._owners(directory), query_id or FRESH_QUERY, self._adopt, self._name)
 
     def _opened(self, session: SparkSession) -> tuple[HadoopDirectory, int]:
         query_id = query_of(session)
         if self._place is None or self._place[0] != query_id:
-            directory = HadoopDirectory(session, self._path)
+            directory = HadoopDirectory(session, self._name)
             self._refuse_partitions(directory)
             self._finish_replacing(directory)
             owners = self._owners(directory)
-            settled = settle(owners, query_id, self._adopt, self._path)
+            settled = settle(owners, query_id, self._adopt, self._name)
             if settled is not owners:
                 first = settled.first_batch_id(query_id)
                 # What the adopted query wrote after the adopted batch is removed: before the new owner is named,
                 # so that a kill in between leaves the old one and this runs again.
                 self._drop(directory, first)
                 if not directory.create(f"{_OWNERS}{len(settled.queries)}.json", settled.to_text()):
-                    raise BadSink("target", self._path, f"the file system refused to make a file in {_OWN}")
+                    raise BadSink("target", self._name, f"the file system refused to make a file in {_OWN}")
             self._place = query_id, directory, settled.first_batch_id(query_id)
         return self._place[1], self._place[2]
 
@@ -193,14 +169,14 @@ class DirectoryTable:
 
     def _owners(self, directory: HadoopDirectory) -> Owners:
         if directory.is_file():
-            raise TableNotOurs(self._path, "is a file")
+            raise TableNotOurs(self._name, "is a file")
         written = [
             int(n) for name in directory.names(_OWN) if (n := name.removesuffix(".json")[len("owners-") :]).isdigit()
         ]
         if written:
-            return Owners.from_text(directory.read(f"{_OWNERS}{max(written)}.json"), self._path)
+            return Owners.from_text(directory.read(f"{_OWNERS}{max(written)}.json"), self._name)
         if others := [name for name in directory.names() if name != _OWN]:
-            raise TableNotOurs(self._path, f"holds {others[0]!r}, which this sink did not write")
+            raise TableNotOurs(self._name, f"holds {others[0]!r}, which this sink did not write")
         return Owners()
 
     def _drop(self, directory: HadoopDirectory, first: int) -> None:

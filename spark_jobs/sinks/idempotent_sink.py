@@ -9,7 +9,8 @@ began. `Owners` (pure) keeps that, so that one query never overwrites another's 
 """
 
 import json
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -140,6 +141,56 @@ def held_in(rows: DataFrame, where: LogRange) -> DataFrame:
     return rows.where(within(where)).select("offset")
 
 
+class BatchTable(ABC):
+    """What DirectoryTable and CatalogTable share. `name`: the table's, or a path."""
+
+    commits_marks = False
+
+    def __init__(
+        self,
+        name: str,
+        format: str,  # noqa: A002 - Spark's own word
+        *,
+        options: Mapping[str, str],
+        partition_by: Sequence[str],
+        adopt: tuple[str, int] | None,
+    ) -> None:
+        self._name, self._format, self._options = name, format, dict(options)
+        self._partition_by, self._adopt = tuple(partition_by), adopt
+
+    def check_columns(self, columns: StructType) -> None:
+        """Raise BadSink for rows that no table of ours can hold, and for partitions by what they don't have."""
+        names = {name.lower(): name for name in columns.names}
+        if BATCH_COLUMN in names:
+            why = "the table has a column of this name for the number of the batch: give the rows' own another name"
+            raise BadSink("column", names[BATCH_COLUMN], why)
+        for name in self._partition_by:
+            if name.lower() not in names:
+                raise BadSink("partition_by", name, f"there is no such column; there are {', '.join(columns.names)}")
+            kind = columns[names[name.lower()]].dataType
+            if isinstance(kind, ArrayType | MapType | StructType) or kind.typeName() == "variant":
+                raise BadSink("partition_by", name, f"its type is {kind.simpleString()}: partitions need a simple one")
+        chosen = [name.lower() for name in self._partition_by]
+        if len(set(chosen)) < len(chosen):
+            raise BadSink("partition_by", ",".join(self._partition_by), "a column is named twice")
+        if columns.names and len(chosen) == len(columns.names):
+            raise BadSink("partition_by", ",".join(self._partition_by), "a column must be left to be written")
+
+    def held(self, session: SparkSession, where: LogRange, batch_id: int) -> DataFrame:
+        """The column `offset` of the rows of other batches in a log range."""
+        return held_in(self._others(session, batch_id), where)
+
+    @abstractmethod
+    def _others(self, session: SparkSession, batch_id: int) -> DataFrame:
+        """The rows of other batches."""
+
+    def _active_session(self) -> SparkSession:
+        session = SparkSession.getActiveSession()
+        if session is None:
+            raise BadSink("target", self._name, "no Spark session is active here")
+        return session
+
+
 def settle(owners: Owners, query_id: str, adopt: tuple[str, int] | None, table: str) -> Owners:
     """The owners once this query writes: unchanged if it does already. Raises TableOfAnotherQuery."""
     if owners.owner == query_id:
@@ -159,22 +210,3 @@ def query_of(session: SparkSession) -> str:
 def with_batch_id(rows: DataFrame, batch_id: int) -> DataFrame:
     """The rows with the table's batch_id as their last column."""
     return rows.withColumn(BATCH_COLUMN, F.lit(batch_id).cast("bigint"))
-
-
-def refuse_columns(columns: StructType, partition_by: Sequence[str]) -> None:
-    """Raise BadSink for rows that no table of ours can hold, and for partitions by what they don't have."""
-    names = {name.lower(): name for name in columns.names}
-    if BATCH_COLUMN in names:
-        why = "the table has a column of this name for the number of the batch: give the rows' own another name"
-        raise BadSink("column", names[BATCH_COLUMN], why)
-    for name in partition_by:
-        if name.lower() not in names:
-            raise BadSink("partition_by", name, f"there is no such column; there are {', '.join(columns.names)}")
-        kind = columns[names[name.lower()]].dataType
-        if isinstance(kind, ArrayType | MapType | StructType) or kind.typeName() == "variant":
-            raise BadSink("partition_by", name, f"its type is {kind.simpleString()}: partitions need a simple one")
-    chosen = [name.lower() for name in partition_by]
-    if len(set(chosen)) < len(chosen):
-        raise BadSink("partition_by", ",".join(partition_by), "a column is named twice")
-    if columns.names and len(chosen) == len(columns.names):
-        raise BadSink("partition_by", ",".join(partition_by), "a column must be left to be written")
