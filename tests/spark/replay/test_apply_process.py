@@ -4,8 +4,11 @@ import json
 import random
 import re
 import signal
+import sqlite3
 import sys
+import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pyarrow.dataset as ds
@@ -13,6 +16,7 @@ import pytest
 
 from filtering import StreamMetadata
 from pushrep import Outbox
+from pushrep.cli import main as cli_main
 from tests.integration.test_health import get, ready
 from tests.ports import reserve
 from tests.spark_programs import QUIET, SparkPrograms, kill_session, said
@@ -163,3 +167,74 @@ def test_an_error_in_a_batch_is_one_line_and_1(start, job_options, tmp_path):
     last = json.loads(out.splitlines()[-1])
     assert (last["event"], "offset 0" in last["error"]) == ("failed", True)
     assert not list((tmp_path / "table").glob("batch_id=*")), "nothing of it is written"
+
+
+class Looks:
+    """Somebody who looks at the table all the while; what was found, each time."""
+
+    def __init__(self, look):
+        self.found, self._ended, self._look = set(), threading.Event(), look
+        self._thread = threading.Thread(target=self._go_on)
+
+    def _go_on(self):
+        while not self._ended.wait(0.005):
+            self.found.add(self._look())
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._ended.set()
+        self._thread.join()
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", ["database", "path"])
+def test_a_job_meets_a_repair_while_it_runs(start, tmp_path, torture, kind):
+    """It replaces the rows between two batches, no reader of a database sees half of it, and it goes on behind them."""
+    if not torture.is_long:
+        pytest.skip("the long form: in one session, and killed, a repair is tested by test_apply_job.py")
+    append(tmp_path / "log", 0, 200)
+    sink = ["--sink", str(tmp_path / "table")]
+    if kind == "database":
+        sink = ["--sink", f"sqlite:{tmp_path / 'orders.db'}", "--table", "orders"]
+    process = start(
+        *("--path", str(tmp_path / "log"), "--topic", "orders", "--consumer", "billing", "--value-format", "string"),
+        *("--checkpoint", str(tmp_path / "checkpoint"), "--trigger", "100ms", "--json", "-", *sink),
+    )
+
+    def kept(wanted):
+        """Wait until so many rows more have passed the filter."""
+        for line in process.stdout:
+            wanted -= json.loads(line).get("kept", 0)
+            if wanted <= 0:
+                break
+        assert wanted == 0, said(process)
+
+    def rows():
+        """(partition, value) -> batch. Each stands once."""
+        if kind == "path":
+            names = ["partition", "value", "batch_id"]
+            found = ds.dataset(tmp_path / "table", format="parquet", partitioning="hive").to_table(names).to_pylist()
+            seen = [tuple(row.values()) for row in found]
+        else:
+            with closing(sqlite3.connect(tmp_path / "orders.db", timeout=60)) as database:
+                seen = database.execute('SELECT "partition", value, pushrep_batch FROM orders').fetchall()
+        assert len({row[:2] for row in seen}) == len(seen)
+        return {(partition, int(value)): batch for partition, value, batch in seen}
+
+    kept(400)
+    first = rows()
+    with Looks(lambda: len(rows()) if kind == "database" else 400) as looks:
+        words = ["--consumer", "billing", "--from", "50", "--to", "150", "--reason", "rates"]
+        assert cli_main.run(["startpoint", "repair", str(tmp_path / "log"), "orders", *words, *sink]) == 0
+        kept(300)
+    assert looks.found == {400}, "a reader saw half of it"
+    append(tmp_path / "log", 200, 220)
+    kept(40)
+    process.terminate()
+    assert finished(process)[-1]["event"] == "stopped"
+    second = rows()
+    assert sorted(second) == up_to(220)
+    assert {place for place in first if second[place] != first[place]} == {p for p in first if 50 <= p[1] < 150}
