@@ -82,22 +82,22 @@ _PROGRAMS = {  # each with a Spark of its own
     "tests/spark/test_startpoints_kill.py",
     "tests/spark/replay/test_apply_process.py",
 }
-# In which order they begin, from both ends: every second process takes the last first. So what waits for JVMs and
-# brokers runs beside what computes, and the unit tests, whose faults are told early, begin at once, too. The long ones
-# stand at the ends, so that none is left alone at the end of all; what is not named here is short.
-_BEGIN = (
+# In which order they begin: the long ones first, so that none is left alone at the end; between those that start JVMs
+# the unit tests, whose faults are told early. What is not named here is short and fills up at the end.
+_ORDER = (
     "tests/spark/replay",
     "tests/kafka/test_demo_kafka.py",
-    "tests/house/test_docs.py",
+    "tests/unit/",
     "tests/spark",
-    "tests/kafka/test_console_browser.py",
+    "tests/house/",
     "a Spark driver",
     "three brokers",
     "tests/kafka/",
     "tests/crash/",
-    "tests/house/",
+    "tests/properties/",
+    "tests/simulation/",
+    "tests/integration/",
 )
-_END = ("tests/integration/", "tests/simulation/", "tests/properties/", "tests/unit/")
 
 
 def _scope(nodeid):
@@ -109,12 +109,9 @@ def _scope(nodeid):
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
-    order = (*_BEGIN, "", *_END)
-    named = [name for name in order if name]
-
     def turn(item):
         scope = _scope(item.nodeid)
-        return order.index(next((name for name in named if scope.startswith(name)), ""))
+        return next((n for n, begin in enumerate(_ORDER) if scope.startswith(begin)), len(_ORDER))
 
     if hasattr(config, "workerinput"):  # one process of several
         items.sort(key=turn)
@@ -132,7 +129,7 @@ def pytest_collection():
 
 
 class Scopes(LoadScopeScheduling):
-    """Hands out scopes in the order of the collection; to every second process in the opposite one."""
+    """Hands out scopes in the order of the collection."""
 
     def __init__(self, config, log):
         config.option.loadscopereorder = False  # that goes by the number of tests, which says little of their time
@@ -140,11 +137,6 @@ class Scopes(LoadScopeScheduling):
 
     def _split_scope(self, nodeid):
         return _scope(nodeid)
-
-    def _assign_work_unit(self, node):
-        if self.nodes.index(node) % 2:
-            self.workqueue.move_to_end(next(reversed(self.workqueue)), last=False)
-        super()._assign_work_unit(node)
 
 
 def pytest_xdist_make_scheduler(config, log):

@@ -233,12 +233,12 @@ class CatalogTable(BatchTable):
             name = self._name
             if "." not in name:
                 name = f"{session.catalog.currentCatalog()}.{session.catalog.currentDatabase()}.{name}"
-            told = session.sql(
+            snapshots = session.sql(
                 f"SELECT s.snapshot_id, s.operation, s.summary['{RECORD}'] "  # noqa: S608 - a name
                 f"FROM {name}.history h JOIN {name}.snapshots s ON h.snapshot_id = s.snapshot_id "
                 f"WHERE h.is_current_ancestor ORDER BY h.made_current_at DESC {limit}"
             ).collect()
-            yield from (Commit(*one) for one in told)
+            yield from (Commit(*one) for one in snapshots)
             return
         restored_to: int | None = None
         for commit in session.sql(f"DESCRIBE HISTORY {self._name} {limit}").collect():
@@ -330,9 +330,9 @@ class CatalogTable(BatchTable):
         if self._is_files():
             # Declared, not written as an empty frame: a kill leaves files of that, over which Spark makes no table.
             columns = ", ".join(f"{_name(field.name)} {_type(field.dataType)}" for field in empty.schema.fields)
-            told = ", ".join(f"{_text(name)} = {_text(text)}" for name, text in self._options.items())
+            given = ", ".join(f"{_text(name)} = {_text(text)}" for name, text in self._options.items())
             rows.sparkSession.sql(
-                f"CREATE TABLE {self._name} ({columns}) USING {self._format} {f'OPTIONS ({told}) ' if told else ''}"
+                f"CREATE TABLE {self._name} ({columns}) USING {self._format} {f'OPTIONS ({given}) ' if given else ''}"
                 f"PARTITIONED BY ({', '.join(map(_name, partitions))}) "
                 f"TBLPROPERTIES ({_text(_PROPERTY)} = {_text(Owners().with_first(query_id).to_text())})"
             )

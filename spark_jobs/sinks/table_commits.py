@@ -69,8 +69,8 @@ class Commit(NamedTuple):
     def undoes(self) -> tuple[str, int] | None:
         """Query and number of the repair that it took back, if that is what it did."""
         try:
-            told = json.loads(self.text or "")["undo"]
-            return told["query"], told["number"]
+            undone = json.loads(self.text or "")["undo"]
+            return undone["query"], undone["number"]
         except (ValueError, KeyError, TypeError):
             return None
 
