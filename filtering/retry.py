@@ -22,9 +22,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum, auto
 from threading import Thread
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from tenacity import AsyncRetrying, RetryCallState, Retrying, retry_if_exception
+if TYPE_CHECKING:  # callers that only pause do not load it
+    from tenacity import RetryCallState
 
 TIMEOUT_S = 60.0
 """How long brokers are asked altogether: as long as Kafka's own clients do (`default.api.timeout.ms`)."""
@@ -78,8 +79,9 @@ class RetryPolicy:
         is_stopped: asked after each failure that passes; if so, that error is raised. on_failure: called with each
         error that passes.
         """
+        from tenacity import Retrying  # noqa: PLC0415
 
-        def notify(state: RetryCallState) -> None:
+        def notify(state: "RetryCallState") -> None:
             error = None if state.outcome is None else state.outcome.exception()
             if on_failure is not None and error is not None:
                 on_failure(error)
@@ -94,6 +96,7 @@ class RetryPolicy:
 
     async def call_async(self, question: Callable[[], Awaitable[_Answer]]) -> _Answer:
         """As `call`, in an event loop."""
+        from tenacity import AsyncRetrying  # noqa: PLC0415
 
         async def called() -> _Answer:  # what tenacity awaits has to be a coroutine function
             return await question()
@@ -101,6 +104,8 @@ class RetryPolicy:
         return await AsyncRetrying(**self._settings())(called)
 
     def _settings(self) -> dict[str, Any]:
+        from tenacity import retry_if_exception  # noqa: PLC0415
+
         return {
             "retry": retry_if_exception(self.passes),
             "wait": lambda state: self.backoff.pause_s(state.attempt_number),
@@ -108,7 +113,7 @@ class RetryPolicy:
             "reraise": True,
         }
 
-    def _is_enough(self, state: RetryCallState) -> bool:
+    def _is_enough(self, state: "RetryCallState") -> bool:
         """Tenacity's question after every failure."""
         if self.attempts is not None and state.attempt_number >= self.attempts:
             return True

@@ -69,7 +69,7 @@ def test_a_stream_of_files_gives_what_the_rule_says_and_counts_its_input_once(lo
     ]  # runs decide it alone: the batch of nothing else
     batches = [[*steady[:20]], *logs.in_batches(topics, 2, seed=5), [*steady[20:], *again(steady[10:20], logs)]]
     seen, passes, by_column = {}, [], {}
-    for place, name in ((replay_filter, "by_runs"), (filtered_frame, "by_rows")):
+    for place, name in ((replay_filter, "by_runs"), (replay_filter, "by_rows"), (filtered_frame, "by_rows")):
         monkeypatch.setattr(place, name, spied(getattr(place, name), passes))
 
     def handle(rows, n):
@@ -83,7 +83,7 @@ def test_a_stream_of_files_gives_what_the_rule_says_and_counts_its_input_once(lo
     assert set.union(*seen.values()) == logs.Model().kept([row for batch in batches for row in batch])
     assert sum(map(len, seen.values())) == len(set.union(*seen.values())), "no row passes in two batches"
     runs, rows = ("by_runs", "narrow"), ("by_rows", "narrow")
-    assert passes == [runs, runs, rows, runs, rows, runs], "rows are looked at where runs cross"
+    assert passes == [runs, runs, rows, rows, runs], "rows are looked at where runs cross, and in the batch behind it"
     assert set(by_column.values()) == {True}, "the handler gets rows from the files, too"
     assert {p["batchId"]: p["numInputRows"] for p in progress} == {n: len(rows) for n, rows in enumerate(batches)}
 
