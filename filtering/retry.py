@@ -9,7 +9,7 @@
 
 It stands here because every package may import filtering. It waits by the process's own monotonic clock, since no
 simulation drives a broker, a lock or a database. A caller that must be woken earlier gives `call` a `sleep` of its own.
-A caller that must not block takes only the length of a pause (`Backoff.pause_s`), and waits itself: the fence driver
+A caller that must not block takes only the length of a pause (`Backoff.pause_s`), and waits itself: fence driver,
 recovery and sink of pushrep/kafka in their event loop; channel.py and leading.py of pushrep/replicate, through
 connecting.py there; replays (pushrep/replay/remote.py); what writes checkpoints (pushrep/log/directory.py) and follows
 startpoints (pushrep/startpoints/store.py); the producer of partitioner/confluent.py.

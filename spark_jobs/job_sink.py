@@ -14,6 +14,7 @@ from filtering.stream_metadata import OFFSET_MAX
 from pushrep.startpoints.model import author_name
 from spark_jobs.batch_marks import LogRange
 from spark_jobs.errors import CantReplace, CantUndo, SparkJobError
+from spark_jobs.sinks.table_commits import WITH_VERSIONS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -108,7 +109,7 @@ class Sink:
 
     def _versioned(self) -> "CatalogTable | None":
         """The table, if it is one of Delta or Iceberg. Raises BadSink for a path of Iceberg."""
-        if self.is_database or self._format.lower() not in {"delta", "iceberg"}:
+        if self.is_database or self._format.lower() not in WITH_VERSIONS:
             return None
         from spark_jobs.sinks.catalog_table import CatalogTable, idempotent_table  # noqa: PLC0415 - as above
 

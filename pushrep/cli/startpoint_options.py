@@ -193,12 +193,12 @@ def with_json(command: _Command) -> _Command:
 
 def with_conf(command: _Command) -> _Command:
     """The option --conf, of what starts Spark to look at a table."""
-    words = "Of Spark, for a --sink of Delta or Iceberg, again and again: the jars and catalogs that the job has."
+    words = "A setting of the Spark that looks at a --sink of Delta or Iceberg, as the job has it; may be repeated."
     return click.option("--conf", "conf", multiple=True, metavar="NAME=VALUE", help=words)(command)
 
 
 def sink_of(tool: Any, sink: str, table: str | None, sink_format: str, conf: Sequence[str]) -> Any:
-    """What the apply job fills, let go with the command. Raises UsageError."""
+    """What the apply job fills, closed with the command. Raises UsageError."""
     if bad := next((one for one in conf if "=" not in one), None):
         raise click.UsageError(f"--conf {bad}: give NAME=VALUE")
     made = tool.Sink(sink, table, sink_format, dict(one.split("=", 1) for one in conf))

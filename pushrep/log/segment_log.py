@@ -23,6 +23,7 @@ to be on disk counts, not what a scan would find.
 import logging
 import os
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -721,12 +722,17 @@ class SegmentLog(ClosedAtExit):
         self._checked_writer()
         self._background.retention.drop(name)
 
-    def acquire_lease(self, name: str, offset: int, on_broken: OnLeaseBroken | None = None) -> Lease:
+    def acquire_lease(
+        self, name: str, offset: int, on_broken: OnLeaseBroken | None = None, *, told: OnLeaseBroken | None = None
+    ) -> Lease:
         """Keep everything from `offset` on for a reader of the past, as long as it renews within `lease_max_s`.
 
         `on_broken(reason)` is called if the lease is broken: not renewed, or the disk is too full; it must not wait.
-        Raises OffsetOutOfRange, LeaseBroken if the disk is too full now.
+        `told` is its old name. Raises OffsetOutOfRange, LeaseBroken if the disk is too full now.
         """
+        if told is not None:
+            warnings.warn("acquire_lease(told=...) is on_broken=...", DeprecationWarning, stacklevel=2)
+            on_broken = told
         self._checked_writer()
         return self._background.acquire_lease(name, offset, on_broken)
 

@@ -115,9 +115,8 @@ class AsyncOutbox:
         self._block_ms = outbox.facts.settings.block_ms
         self._room = asyncio.Lock()  # held by the task that waits for memory first; the others stand behind it
         self._waiting = 0
-        self._in_a_row = (
-            _APPENDS_IN_A_ROW  # before the loop gets a turn; 0 while a task waits for memory, which comes first
-        )
+        # So many more before the loop gets a turn; 0 while a task waits for memory, which comes first.
+        self._in_a_row = _APPENDS_IN_A_ROW
 
     @property
     def directory(self) -> Path:

@@ -455,9 +455,12 @@ class KeptOutbox:
 
     def refused(self, tps: Iterable[TopicIdPartition]) -> str:
         """Why the disk took nothing of one of these logs the last time; empty if it did."""
-        found = [self._unopened.get(tp) or self._replicas.get((tp.topic, tp.partition)) for tp in tps]
-        told = (one.why if isinstance(one, DiskTrouble) else one.refused for one in found if one is not None)
-        return next((why for why in told if why is not None), "")
+        for tp in tps:
+            unopened, replica = self._unopened.get(tp), self._replicas.get((tp.topic, tp.partition))
+            why = unopened.why if unopened is not None else replica.refused if replica is not None else None
+            if why is not None:
+                return why
+        return ""
 
     def partitions(self) -> Iterator[TopicIdPartition]:
         """Every log that lies here, in use or not."""

@@ -60,7 +60,10 @@ class DiskTrouble:
         self.why: str | None = None
 
     def note(self, what: str, error: BaseException) -> None:
-        full = f"{self._filesystem.usage(self._path).used_percent:.0f} % of its disk are used"
+        try:
+            full = f"{self._filesystem.usage(self._path).used_percent:.0f} % of its disk are used"
+        except OSError:  # a disk that is gone answers nothing, and the first error says more
+            full = "its disk does not say how full it is"
         self.why = f"{error} ({full}, host {platform.node()})"
         now_ms = self._clock.monotonic_ms()
         if self._logged_at_ms is None or now_ms - self._logged_at_ms >= _LOGGED_AGAIN_MS:

@@ -43,7 +43,16 @@ from spark_jobs.sinks.idempotent_sink import (
     settle,
     with_batch_id,
 )
-from spark_jobs.sinks.table_commits import DELTA, ICEBERG, RECORD, BatchRecord, Commit, Repair, repair_in
+from spark_jobs.sinks.table_commits import (
+    DELTA,
+    ICEBERG,
+    RECORD,
+    WITH_VERSIONS,
+    BatchRecord,
+    Commit,
+    Repair,
+    repair_in,
+)
 from spark_jobs.spark_internals import setting, to_arrow
 
 _LOG = logging.getLogger(__name__)
@@ -292,7 +301,7 @@ class CatalogTable(BatchTable):
 
     def _committing(self) -> str | None:
         """The format, if its commits carry a record: Delta or Iceberg; one commit of theirs can overwrite any rows."""
-        return self._format.lower() if self._format.lower() in {DELTA, ICEBERG} else None
+        return self._format.lower() if self._format.lower() in WITH_VERSIONS else None
 
     def _exists(self, session: SparkSession) -> bool:
         path = self._name.removeprefix("delta.`").removesuffix("`")

@@ -21,6 +21,8 @@ from spark_jobs.errors import CantUndo
 
 RECORD = "pushrep"
 DELTA, ICEBERG = "delta", "iceberg"
+WITH_VERSIONS = frozenset({DELTA, ICEBERG})
+"""Formats that keep the rows of before a commit."""
 _KEEP_ROWS = {"OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES", "UNSET TBLPROPERTIES", "replace"}
 """Operations behind which every row is what it was: Delta's, and Iceberg's in small letters."""
 

@@ -26,6 +26,7 @@ from pushrep.replicate.election_state import (
 )
 from pushrep.replicate.node_settings import NodeSettings
 from pushrep.replicate.node_store import KeptOutbox, NodeStore, Refusal
+from pushrep.replicate.replica import DiskTrouble
 from pushrep.replicate.sockets import Address
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.error_codes import ErrorCode
@@ -334,3 +335,13 @@ def test_m4_a_node_becomes_another_member_where_it_was_replaced_as_the_one_that_
             kept.offer_grant(offered, 0, ADDRESSES[2], 3)
         assert refused.value.code is outcome
         assert kept.election_state.member == 2
+
+
+def test_a_disk_that_answers_nothing_is_in_trouble_by_its_first_error():
+    class Gone(RealFilesystem):
+        def usage(self, path):
+            raise OSError(errno.EIO, "Input/output error", str(path))
+
+    trouble = DiskTrouble(Path("data"), Gone(), SYSTEM_CLOCK)
+    trouble.note("orders-0 can't be opened", OSError(errno.ENODEV, "No such device"))
+    assert "No such device" in trouble.why

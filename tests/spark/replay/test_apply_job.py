@@ -8,6 +8,7 @@ import sys
 import threading
 from collections import Counter
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import fastavro
@@ -346,7 +347,7 @@ def test_a_repair_replaces_exactly_the_rows_from_where_to_where_it_says(run, out
     last_batch = max(batch for _, batch in first.values())
     table.repair("--from", "25", "--to", "55")
     outbox([b"%d" % n for n in range(45, 60)], 45)  # at 95 to 109, of which 45 to 49 are replays
-    with Looks(table) as looks:
+    with Looks(partial(rows_below_95, table) if table.kind == "database" else None) as looks:
         run(**table.options | {"max_records_per_trigger": 44})
     assert looks.found in ({len(first)}, set()), "a reader saw half of it"
     second = table.rows()
@@ -363,17 +364,21 @@ def test_a_repair_replaces_exactly_the_rows_from_where_to_where_it_says(run, out
     assert again == {(partition, n) for partition, n in third if partition == 1 and n >= 96}
 
 
+def rows_below_95(table):
+    with closing(sqlite3.connect(table.place / "orders.db", timeout=60)) as database:
+        return database.execute('SELECT count(*) FROM orders WHERE "offset" < 95').fetchone()[0]
+
+
 class Looks:
-    """Somebody who looks at a database all the while: how many rows there were below offset 95, each time."""
+    """Somebody who looks at a database all the while, by `look`; what was found, each time. None: at nothing."""
 
-    def __init__(self, table):
-        self.found, self._ended, self._table = set(), threading.Event(), table
-        self._thread = threading.Thread(target=self._look)
+    def __init__(self, look):
+        self.found, self._ended, self._look = set(), threading.Event(), look
+        self._thread = threading.Thread(target=self._go_on)
 
-    def _look(self):
-        while self._table.kind == "database" and not self._ended.wait(0.001):
-            with closing(sqlite3.connect(self._table.place / "orders.db", timeout=60)) as database:
-                self.found.add(database.execute('SELECT count(*) FROM orders WHERE "offset" < 95').fetchone()[0])
+    def _go_on(self):
+        while self._look is not None and not self._ended.wait(0.001):
+            self.found.add(self._look())
 
     def __enter__(self):
         self._thread.start()

@@ -6,7 +6,6 @@ import re
 import signal
 import sqlite3
 import sys
-import threading
 import time
 from contextlib import closing
 from pathlib import Path
@@ -19,6 +18,7 @@ from pushrep import Outbox
 from pushrep.cli import main as cli_main
 from tests.integration.test_health import get, ready
 from tests.ports import reserve
+from tests.spark.replay.test_apply_job import Looks
 from tests.spark_programs import QUIET, SparkPrograms, kill_session, said
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -169,26 +169,6 @@ def test_an_error_in_a_batch_is_one_line_and_1(start, job_options, tmp_path):
     assert not list((tmp_path / "table").glob("batch_id=*")), "nothing of it is written"
 
 
-class Looks:
-    """Somebody who looks at the table all the while; what was found, each time."""
-
-    def __init__(self, look):
-        self.found, self._ended, self._look = set(), threading.Event(), look
-        self._thread = threading.Thread(target=self._go_on)
-
-    def _go_on(self):
-        while not self._ended.wait(0.005):
-            self.found.add(self._look())
-
-    def __enter__(self):
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self._ended.set()
-        self._thread.join()
-
-
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", ["database", "path"])
 def test_a_job_meets_a_repair_while_it_runs(start, tmp_path, torture, kind):
@@ -226,11 +206,11 @@ def test_a_job_meets_a_repair_while_it_runs(start, tmp_path, torture, kind):
 
     kept(400)
     first = rows()
-    with Looks(lambda: len(rows()) if kind == "database" else 400) as looks:
+    with Looks((lambda: len(rows())) if kind == "database" else None) as looks:
         words = ["--consumer", "billing", "--from", "50", "--to", "150", "--reason", "rates"]
         assert cli_main.run(["startpoint", "repair", str(tmp_path / "log"), "orders", *words, *sink]) == 0
         kept(300)
-    assert looks.found == {400}, "a reader saw half of it"
+    assert looks.found == ({400} if kind == "database" else set()), "a reader saw half of it"
     append(tmp_path / "log", 200, 220)
     kept(40)
     process.terminate()

@@ -41,12 +41,17 @@ def tables_of(python):
     return TABLES / release
 
 
+def run(python, program, *words):
+    """A program beside this file, in that Python, to its end."""
+    path = Path(__file__).with_name(program)
+    own = {**os.environ, "PYSPARK_PYTHON": python, "PYTHONPATH": str(path.parents[3])}
+    return subprocess.run([python, path, *words], env=own, capture_output=True, text=True, timeout=900)
+
+
 @pytest.mark.skipif(not PYTHONS, reason="make spark-releases names Pythons with other releases of pyspark")
 @pytest.mark.parametrize("python", PYTHONS)
 def test_each_form_runs_or_is_refused_by_name(python, tmp_path):
-    program = Path(__file__).with_name("releases_program.py")
-    own = {**os.environ, "PYSPARK_PYTHON": python, "PYTHONPATH": str(program.parents[3])}
-    ran = subprocess.run([python, program, tmp_path], env=own, capture_output=True, text=True, timeout=900)
+    ran = run(python, "releases_program.py", tmp_path)
     assert ran.returncode == 0, ran.stderr[-4000:]
     told = json.loads(ran.stdout.splitlines()[-1])
     assert [told[form] for form in FORMS] == ["ran"] * len(FORMS)
@@ -58,11 +63,8 @@ def test_each_form_runs_or_is_refused_by_name(python, tmp_path):
 @pytest.mark.parametrize("form", ["delta", "iceberg"])
 def test_a_table_with_transactions_is_right_after_a_startpoint_killed_around_its_commit(python, form, tmp_path):
     jars = tables_of(python)
-    program = Path(__file__).with_name("tables_program.py")
-    own = {**os.environ, "PYSPARK_PYTHON": python, "PYTHONPATH": str(program.parents[3])}
     for die_at in ("before", "after", "-"):
-        command = [python, program, tmp_path, jars, form, die_at]
-        ran = subprocess.run(command, env=own, capture_output=True, text=True, timeout=900)
+        ran = run(python, "tables_program.py", tmp_path, jars, form, die_at)
         assert ran.returncode == (0 if die_at == "-" else -signal.SIGKILL), (die_at, ran.stderr[-4000:])
     assert ran.stdout.splitlines()[-1] == "ran"
 
@@ -74,13 +76,10 @@ def test_a_table_with_transactions_is_right_after_a_startpoint_killed_around_its
 def test_a_repair_of_a_table_with_versions_is_undone_killed_around_its_commit(python, form, tmp_path):
     """By the commands: the preview of rows, the repair with an end, its undo, another repair, and what is refused."""
     jars = tables_of(python)
-    program = Path(__file__).with_name("undo_program.py")
-    own = {**os.environ, "PYSPARK_PYTHON": python, "PYTHONPATH": str(program.parents[3])}
     with KafkaCluster(tmp_path / "broker") as broker:
         create_topic(broker.bootstrap_servers, "orders")
         for step, code in (("killed before", -signal.SIGKILL), ("killed behind", -signal.SIGKILL), ("again", 0)):
-            command = [python, program, tmp_path, jars, form, broker.bootstrap_servers, "orders", step]
-            ran = subprocess.run(command, env=own, capture_output=True, text=True, timeout=900)
+            ran = run(python, "undo_program.py", tmp_path, jars, form, broker.bootstrap_servers, "orders", step)
             assert ran.returncode == code, (step, ran.stdout[-2000:], ran.stderr[-4000:])
 
 
