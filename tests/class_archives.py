@@ -17,7 +17,7 @@ SETTINGS = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 """A test's JVM lives for seconds: Java's second compiler would never earn back what it costs, half of its CPU time."""
 INTERPRETED = "-Dspark.sql.codegen.wholeStage=false -Dspark.sql.codegen.factoryMode=NO_CODEGEN"
 """Of Spark's JVMs: a plan for a handful of rows is walked. To write, compile and load Java for each took a quarter of
-the CPU time of a streaming test. The examples of the docs run as a reader's do, with code generated."""
+the CPU time of a streaming test. README's examples run as a reader's do, with code generated."""
 _TIMEOUT_S = 900
 
 

@@ -7,6 +7,9 @@ Spark starts a Python for each run of a streaming query, and a daemon whose fork
 the processor time of the streaming tests was imports. And it waits for 10 s at most until that Python connects, which a
 busy machine may need for the imports alone. The first Python that a JVM starts begins the fork server, in the JVM's own
 session and process group; it ends with the JVM. Where none can be, Python starts as always.
+
+`pushrep` in the examples of the docs (house/programs/) is forked in the same way: of a server that has imported the
+commands and ends with who runs the examples. `worker_forks.py --commands-of PID -m pushrep.cli.main ARGUMENTS`
 """
 
 import _socket  # Python's own `socket` above it takes as long to import as all else that a caller does
@@ -20,6 +23,7 @@ _PRELOADED = (
     *("pyspark.sql.streaming.stateful_processor_api_client", "spark_jobs.keyed_state", "spark_jobs.sources.datasource"),
     *os.environ.get("PUSHREP_TESTS_PRELOADED", "").split(),
 )
+_COMMANDS, _MARKS = "pushrep.cli.main", "spark_jobs.marks_command"
 _SPARKS_ZIPS = "/python/lib/"
 _SIZE, _FD_SIZE = 8, 4
 
@@ -27,31 +31,35 @@ _SIZE, _FD_SIZE = 8, 4
 def main():
     if sys.argv[1:2] == ["--serve"]:
         sys.path[0] = ""  # as with -m; ours is tests/
-        jvm, name, ready = sys.argv[2:]
+        kind, parent, name, ready = sys.argv[2:]
         if listener := _listener(name, int(ready)):
-            run(**serve(int(jvm), listener))
+            run(**serve(kind, int(parent), listener))
         return
-    if sys.platform == "linux" and sys.argv[1:2] == ["-m"] and os.getppid() > 1:
-        ask(os.getppid())
+    kind, parent = "workers", os.getppid()
+    if sys.argv[1:2] == ["--commands-of"]:
+        kind, parent = "commands", int(sys.argv[2])
+        del sys.argv[1:3]
+    if sys.platform == "linux" and sys.argv[1:2] == ["-m"] and parent > 1:
+        ask(kind, parent)
     os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 
 
-def ask(jvm):
+def ask(kind, parent):
     """Have the module run by a fork, and end as that ends. Returns if nobody forks."""
-    with open(f"/proc/{jvm}/stat") as stat:  # noqa: PTH123 - importing pathlib takes longer than all the rest
+    with open(f"/proc/{parent}/stat") as stat:  # noqa: PTH123 - importing pathlib takes longer than all the rest
         began = stat.read().rpartition(")")[2].split()[19]
     # Some of Spark's Pythons have the same places twice in it: the second is never looked at. And a zip of Spark's own
     # is read anew by each fork and compiled by each server: the same modules are installed here.
     places = dict.fromkeys(os.environ.get("PYTHONPATH", "").split(os.pathsep))
     places = os.pathsep.join(place for place in places if _SPARKS_ZIPS not in place)
     os.environ["PYTHONPATH"] = places
-    name = f"pushrep-tests-{jvm}-{began}-{zlib.crc32(places.encode())}"
+    name = f"pushrep-tests-{kind}-{parent}-{began}-{zlib.crc32(places.encode())}"
     request = marshal.dumps({"argv": sys.argv[2:], "cwd": os.getcwd(), "environment": dict(os.environ)})  # noqa: PTH109
     server = _socket.socket(_socket.AF_UNIX)
     try:
         server.connect("\0" + name)
     except ConnectionRefusedError:
-        _begin_server(jvm, name)
+        _begin_server(kind, parent, name)
         server.connect("\0" + name)
     streams = b"".join(stream.to_bytes(_FD_SIZE, sys.byteorder) for stream in (0, 1, 2))
     try:
@@ -70,12 +78,12 @@ def ask(jvm):
     os._exit(code)
 
 
-def _begin_server(jvm, name):
+def _begin_server(kind, parent, name):
     """Returns once it listens, or knows that another does."""
     read, write = os.pipe()
     os.set_inheritable(write, True)
     streams = [(os.POSIX_SPAWN_OPEN, stream, os.devnull, os.O_RDWR, 0) for stream in range(3)]
-    command = [sys.executable, __file__, "--serve", str(jvm), name, str(write)]
+    command = [sys.executable, __file__, "--serve", kind, str(parent), name, str(write)]
     os.posix_spawn(sys.executable, command, os.environ, file_actions=streams)
     os.close(write)
     os.read(read, 1)
@@ -126,25 +134,36 @@ class Forks:
         os.kill(self.callers.pop(caller)[1], signal.SIGTERM)
 
 
-def serve(jvm, listener):
-    """Fork for whoever asks, and end when the JVM does. Returns only in a fork: what it is to run."""
+def _imported(kind):
+    """What the forks find imported."""
+    if kind == "workers":
+        return _PRELOADED
+    import pkgutil
+
+    import pushrep.cli
+
+    return (*(f"pushrep.cli.{found.name}" for found in pkgutil.iter_modules(pushrep.cli.__path__)), _MARKS)
+
+
+def serve(kind, parent, listener):
+    """Fork for whoever asks, and end when the parent does. Returns only in a fork: what it is to run."""
     import contextlib
     import gc
     import importlib
     import select
     import socket
 
-    jvm_ends, poll, forks = os.pidfd_open(jvm), select.poll(), Forks()
-    for module in _PRELOADED:
+    parent_ends, poll, forks = os.pidfd_open(parent), select.poll(), Forks()
+    for module in _imported(kind):
         with contextlib.suppress(ModuleNotFoundError):  # other releases of Spark lack some
             importlib.import_module(module)
     gc.collect()
     gc.freeze()  # or each fork's first collection would copy all
-    poll.register(jvm_ends, select.POLLIN)
+    poll.register(parent_ends, select.POLLIN)
     poll.register(listener, select.POLLIN)
     while True:
         for ready, _ in poll.poll():
-            if ready == jvm_ends:
+            if ready == parent_ends:
                 os._exit(0)
             elif ready in forks.children:
                 forks.end(poll, ready)
@@ -176,6 +195,8 @@ def run(argv, cwd, environment):
     sys.argv = argv
     code = 0
     try:
+        if argv[0] == _COMMANDS:  # as the console script does
+            sys.modules[_COMMANDS].main()
         runpy.run_module(argv[0], run_name="__main__", alter_sys=True)
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)

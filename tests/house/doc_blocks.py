@@ -21,7 +21,9 @@ _NO_TEST = re.compile(r"<!--\s*no-test:\s*(?P<reason>.*?)\s*-->")
 _SPARK = re.compile(r"<!--\s*spark\s*-->")
 _KAFKA = re.compile(r"<!--\s*kafka\s*-->")
 _ADDRESS = "localhost:9092"
-_PROGRAMS = Path(sys.executable).parent
+_PYTHON = sys.executable
+COMMANDS = Path(__file__).with_name("programs")
+"""`pushrep`, without the time that it takes to start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,8 @@ def run_blocks(blocks):
     """Run them in the current directory; the first failure raises."""
     namespace = {"__name__": "__main__"}
     # Commands run as in an activated environment. Python blocks don't: Spark's workers are to find the driver's Python.
-    activated = os.environ | {"PATH": str(_PROGRAMS) + os.pathsep + os.environ["PATH"]}
+    activated = os.environ | {"PATH": os.pathsep.join([str(COMMANDS), str(Path(_PYTHON).parent), os.environ["PATH"]])}
+    activated = {"PUSHREP_TESTS_COMMANDS_OF": str(os.getpid()), "PUSHREP_TESTS_PYTHON": _PYTHON} | activated
     for block in blocks:
         if block.language == "python":
             # The empty lines put the code where it stands in the file, so that tracebacks point there.

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from tests.class_archives import INTERPRETED
-from tests.spark_programs import WORKERS_PYTHON
+from tests.spark_programs import FORKLESS_CHECKPOINTS, QUIET, WORKERS_PYTHON
 
 ROOT = Path(__file__).parents[2]
 DOCS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 RUNNER = Path(__file__).with_name("doc_blocks.py")
 TIMEOUT_S = 900
-SMALL = "--conf spark.ui.enabled=false --conf spark.sql.shuffle.partitions=2 pyspark-shell"
+SMALL = f"{QUIET} --conf spark.sql.streaming.checkpointFileManagerClass={FORKLESS_CHECKPOINTS} pyspark-shell"
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s#]+)(?:#[^)]*)?\)|src(?:set)?=\"([^\"]+)\"")
 
 _spec = importlib.util.spec_from_file_location("doc_blocks", RUNNER)
@@ -44,9 +44,10 @@ def run(path, directory, *flags):
     warnings = [] if "--with-spark" in flags else ["-W", "error"]
     # Spark's workers are forked: a busy machine has no time to start each. One page's Spark is else as a reader's.
     own = {"PYSPARK_PYTHON": WORKERS_PYTHON, "PYSPARK_SUBMIT_ARGS": SMALL}
-    own["JDK_JAVA_OPTIONS"] = os.environ["JDK_JAVA_OPTIONS"].replace(INTERPRETED, "")
     if path.name == "README.md":
-        own = {"PUSHREP_DRIVER_PYTHON": WORKERS_PYTHON}
+        generated = os.environ["JDK_JAVA_OPTIONS"].replace(INTERPRETED, "")
+        own = {"PUSHREP_DRIVER_PYTHON": WORKERS_PYTHON, "JDK_JAVA_OPTIONS": generated}
+    own["PUSHREP_TESTS_COMMANDS_OF"] = str(os.getpid())  # every page's `pushrep` is a fork of the same
     return subprocess.run(
         [sys.executable, *warnings, str(RUNNER), str(path), *flags],
         cwd=directory,

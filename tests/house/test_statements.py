@@ -1,6 +1,5 @@
 """Every statement of push replication, startpoints and replay filtering has its test; so has a replica's table."""
 
-import ast
 import re
 from functools import cache
 from pathlib import Path
@@ -76,13 +75,8 @@ IDENTITY = {
 
 @cache
 def functions(path):
-    """{name: source} of a test file."""
-    text = (ROOT / path).read_text(encoding="utf-8")
-    return {
-        node.name: ast.get_source_segment(text, node)
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.FunctionDef)
-    }
+    """The names of a test file's own; to parse the files took seconds."""
+    return set(re.findall(r"^def (\w+)\(", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE))
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,11 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
+from tests.house.doc_blocks import COMMANDS
 from tests.programs import mentioning
 from tests.spark_programs import WORKERS_PYTHON
 
@@ -48,7 +50,27 @@ def test_a_fork_is_as_a_start_but_has_its_libraries(place):
         assert forked == started
     twice = os.pathsep.join(2 * [os.environ.get("PYTHONPATH", "")])
     assert told(WORKERS_PYTHON, place, "0", PYTHONPATH=twice)[0] == 0
-    assert len(mentioning(f"--serve\0{os.getpid()}\0")) == 1, "one server for this parent"
+    assert len(mentioning(f"--serve\0workers\0{os.getpid()}\0")) == 1, "one server for this parent"
+
+
+@pytest.mark.parametrize(
+    "words", [["--version"], ["append", "out", "t", "-"], ["log", "verify", "nowhere"], ["log", "no-such"]]
+)
+def test_a_command_of_the_docs_is_as_the_one_that_is_installed(tmp_path, words):
+    def told(program, place):
+        (tmp_path / place).mkdir()
+        own = {"PUSHREP_TESTS_COMMANDS_OF": str(os.getpid())}
+        return subprocess.run(
+            [program, *words], cwd=tmp_path / place, env=os.environ | own,
+            input=b"a\nb\n", capture_output=True, timeout=120,
+        )  # fmt: skip
+
+    forked, started = told(COMMANDS / "pushrep", "forked"), told(Path(sys.executable).with_name("pushrep"), "started")
+    assert forked.returncode == started.returncode
+    assert (forked.stdout, forked.stderr) == (started.stdout, started.stderr)
+    assert [path.name for path in (tmp_path / "forked").rglob("*.log")] == [
+        path.name for path in (tmp_path / "started").rglob("*.log")
+    ]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="there Python starts as always")
@@ -62,7 +84,7 @@ def test_it_ends_with_who_asked_and_the_server_with_its_parent(place):
         assert reader.stdout.read() == b"", "nobody has its output open any more"
     with subprocess.Popen([sys.executable, "-c", f"import subprocess; subprocess.run({command})"], **pipes) as parent:
         assert parent.stdout.readline() == b"begun\n"
-        server = f"--serve\0{parent.pid}\0"
+        server = f"--serve\0workers\0{parent.pid}\0"
         assert mentioning(server)
         parent.kill()
     deadline = time.monotonic() + 60
