@@ -56,12 +56,12 @@ class Backoff(NamedTuple):
 class RetryPolicy:
     """When a call that failed is made again.
 
-    passes: whether the call is made again after this error; if not, it is raised at once. within_s: seconds after the
-    first call in which others may begin, or a function that says so for the last error; None: for ever. attempts: how
-    many calls at most; None: any number. Where no other call may begin, the last error is raised.
+    is_retriable: whether the call is made again after this error; if not, it is raised at once. within_s: seconds after
+    the first call in which others may begin, or a function that says so for the last error; None: for ever. attempts:
+    how many calls at most; None: any number. Where no other call may begin, the last error is raised.
     """
 
-    passes: Callable[[BaseException], bool]
+    is_retriable: Callable[[BaseException], bool]
     backoff: Backoff
     within_s: Callable[[BaseException], float] | float | None = None
     attempts: int | None = None
@@ -76,8 +76,8 @@ class RetryPolicy:
     ) -> _Answer:
         """What `question` returns. Blocks.
 
-        is_stopped: asked after each failure that passes; if so, that error is raised. on_failure: called with each
-        error that passes.
+        is_stopped: asked after each retriable failure; if so, that error is raised. on_failure: called with each
+        retriable error.
         """
         from tenacity import Retrying  # noqa: PLC0415
 
@@ -107,7 +107,7 @@ class RetryPolicy:
         from tenacity import retry_if_exception  # noqa: PLC0415
 
         return {
-            "retry": retry_if_exception(self.passes),
+            "retry": retry_if_exception(self.is_retriable),
             "wait": lambda state: self.backoff.pause_s(state.attempt_number),
             "stop": self._is_enough,
             "reraise": True,
@@ -128,7 +128,7 @@ class Failure(Enum):
     """What the failure of a call means for the next one."""
 
     TRANSIENT = auto()
-    """It passes: the next call may succeed."""
+    """The next call may succeed."""
     NOT_THERE = auto()
     """As TRANSIENT for a moment: what was asked for may be new."""
     PERMANENT = auto()
@@ -159,7 +159,7 @@ def _broker_policy(judge: Judge, timeout_s: float) -> RetryPolicy:
         return min(APPEARS_WITHIN_S, timeout_s) if judge(error) is Failure.NOT_THERE else timeout_s
 
     return RetryPolicy(
-        passes=lambda error: judge(error) is not Failure.PERMANENT, backoff=_ASK_BACKOFF, within_s=within_s
+        is_retriable=lambda error: judge(error) is not Failure.PERMANENT, backoff=_ASK_BACKOFF, within_s=within_s
     )
 
 

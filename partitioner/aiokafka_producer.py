@@ -67,7 +67,7 @@ _FINAL = (
     InvalidTopicError,
 )
 _SENT_AGAIN = RetryPolicy(
-    passes=lambda error: isinstance(error, KafkaError) and not isinstance(error, _FINAL),
+    is_retriable=lambda error: isinstance(error, KafkaError) and not isinstance(error, _FINAL),
     backoff=Backoff(first_s=0.05, longest_s=5.0),
 )
 _SHARED = {"bootstrap_servers", "security_protocol", "ssl_context", "client_id"}

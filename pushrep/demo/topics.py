@@ -49,7 +49,7 @@ class TopicsNotKnown(TopicsNotMade):
 
 _PATIENTLY: Final = RetryPolicy(
     # A broker that just starts has no controller yet, and knows of no broker that could hold a topic.
-    passes=lambda error: isinstance(error, TopicsNotKnown | KafkaException),
+    is_retriable=lambda error: isinstance(error, TopicsNotKnown | KafkaException),
     backoff=Backoff(LOOK_EVERY_S, LOOK_EVERY_S, least=1.0),
     within_s=MADE_WITHIN_S,
 )

@@ -36,7 +36,7 @@ from pushrep.kafka.fence_rules import (
 from pushrep.kafka.recovery import backoff_of, in_thread
 from pushrep.kafka.requests import (
     AbortTxn,
-    AbortTxnAndRaise,
+    AbortTxnAndBumpEpoch,
     AskFeatures,
     InitProducerId,
     transaction_version_of,
@@ -256,11 +256,11 @@ class FenceDriver:
         features = await self._ask(AskFeatures())
         if isinstance(features, _BAD):
             return features
-        raises = transaction_version_of(features) >= 2
-        answer = await self._ask((AbortTxnAndRaise if raises else AbortTxn)(self._name, *producer))
+        bumps_epoch = transaction_version_of(features) >= 2
+        answer = await self._ask((AbortTxnAndBumpEpoch if bumps_epoch else AbortTxn)(self._name, *producer))
         if isinstance(answer, _BAD):
             return answer
-        return core.Ended(ProducerId(answer.producer_id, answer.producer_epoch) if raises else None)
+        return core.Ended(ProducerId(answer.producer_id, answer.producer_epoch) if bumps_epoch else None)
 
     async def _read_markers(self, producer: ProducerId) -> Event:
         until_ms = self._clock.monotonic_ms() + _MARKERS_WITHIN_MS

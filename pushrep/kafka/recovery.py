@@ -565,7 +565,7 @@ def _retrying(destination: KafkaDestination, cluster: Cluster) -> UntilDone:
     """Tries for a while, with growing pauses, and asks who leads before it tries again."""
     passing = (*UNREACHABLE, BrokerError, KafkaUnreachable)
     policy = RetryPolicy(
-        passes=lambda error: isinstance(error, passing), backoff=backoff_of(destination), attempts=_ATTEMPTS
+        is_retriable=lambda error: isinstance(error, passing), backoff=backoff_of(destination), attempts=_ATTEMPTS
     )
 
     async def until_done(what: Callable[[], Awaitable[_T]], /) -> _T:

@@ -258,7 +258,7 @@ class AbortTxn(Request[EndTxnRequest_v0]):  # type: ignore[misc] # as above
         return request_struct_class(*self._fields)
 
 
-class AbortTxnAndRaise(Request[_EndTxnRequest5]):  # type: ignore[misc] # as above
+class AbortTxnAndBumpEpoch(Request[_EndTxnRequest5]):  # type: ignore[misc] # as above
     """The same under transaction version 2: its answer names the producer id and epoch to go on with."""
 
     API_KEY = 26

@@ -232,7 +232,9 @@ def election_in(  # noqa: PLR0913 - whose, and what it asks with
     """
     with ExitStack() as stack:
         waiting = RetryPolicy(
-            passes=lambda error: isinstance(error, CantPromote), backoff=Backoff(0.05, 0.05, least=1.0), within_s=take_s
+            is_retriable=lambda error: isinstance(error, CantPromote),
+            backoff=Backoff(0.05, 0.05, least=1.0),
+            within_s=take_s,
         )
         held = waiting.call(lambda: _open_directory(directory, filesystem, clock))
         stack.callback(held.release)

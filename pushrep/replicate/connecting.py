@@ -84,7 +84,7 @@ def retry_connecting(
     Raises the last error once it is. `on_failure`: called with each.
     """
     passing = (ReplicaUnreachable, ProtocolError, OSError)
-    policy = RetryPolicy(passes=lambda error: isinstance(error, passing), backoff=_backoff(settings))
+    policy = RetryPolicy(is_retriable=lambda error: isinstance(error, passing), backoff=_backoff(settings))
     return policy.call(attempt, sleep=stop.wait, is_stopped=stop.is_set, on_failure=on_failure)
 
 

@@ -121,7 +121,9 @@ class Journal:
         wait_s = self.budget.left_s(self.lock_wait_s)
         try:
             self._filesystem.make_directory(self.directory)
-            policy = RetryPolicy(passes=lambda error: isinstance(error, LockHeld), backoff=_BACKOFF, within_s=wait_s)
+            policy = RetryPolicy(
+                is_retriable=lambda error: isinstance(error, LockHeld), backoff=_BACKOFF, within_s=wait_s
+            )
             return policy.call(lambda: self._filesystem.lock(self.directory / LOCK_NAME), sleep=self._sleep)
         except LockHeld as error:
             raise StoreBusy(self.directory, error.pid, wait_s) from error

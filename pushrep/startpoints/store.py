@@ -113,7 +113,7 @@ def changes(
     def changing(self: "_Store", /, *args: _Parameters.args, **more: _Parameters.kwargs) -> _Answer:
         wait_s = self._journal.budget.left_s(self._journal.lock_wait_s)
         try:
-            policy = RetryPolicy(passes=_is_overtaken, backoff=_BACKOFF, within_s=wait_s)
+            policy = RetryPolicy(is_retriable=_is_overtaken, backoff=_BACKOFF, within_s=wait_s)
             return policy.call(lambda: method(self, *args, **more))
         except Overtaken as error:
             raise StoreBusy(self.place, None, wait_s) from error

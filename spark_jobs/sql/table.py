@@ -279,7 +279,7 @@ class SqlTable:
                 connection.commit()
                 return result
 
-        policy = RetryPolicy(passes=lambda error: isinstance(error, lost), backoff=_BACKOFF, attempts=_ATTEMPTS)
+        policy = RetryPolicy(is_retriable=lambda error: isinstance(error, lost), backoff=_BACKOFF, attempts=_ATTEMPTS)
         return policy.call(attempt)
 
     def _execute(self, connection: Any, statement: str, *values: Any) -> int:

@@ -6,7 +6,7 @@ import pytest
 
 from pushrep.kafka.requests import (
     AbortTxn,
-    AbortTxnAndRaise,
+    AbortTxnAndBumpEpoch,
     AskFeatures,
     InitProducerId,
     transaction_version_of,
@@ -33,7 +33,7 @@ def test_an_init_names_what_the_caller_has(version):
 def test_the_end_of_a_transaction_in_both_versions():
     plain = AbortTxn("id", 7, 5).prepare({26: (0, 5)})
     assert (plain.API_VERSION, plain.encode()) == (0, bytes.fromhex("0002" + b"id".hex() + "0000000000000007000500"))
-    raising = AbortTxnAndRaise("id", 7, 5).prepare({26: (0, 5)})
+    raising = AbortTxnAndBumpEpoch("id", 7, 5).prepare({26: (0, 5)})
     assert (raising.API_VERSION, raising.encode()) == (
         5,
         bytes.fromhex("03" + b"id".hex() + "000000000000000700050000"),

@@ -197,7 +197,7 @@ def test_pauses_double_up_to_the_longest_and_are_random_from_the_least_share_on(
 def test_a_policy_calls_again_so_often_and_raises_the_last_error():
     pauses = []
     policy = RetryPolicy(
-        passes=lambda error: isinstance(error, OSError), backoff=Backoff(1.0, 2.0, least=1.0), attempts=4
+        is_retriable=lambda error: isinstance(error, OSError), backoff=Backoff(1.0, 2.0, least=1.0), attempts=4
     )
     call = Refusing(*(OSError(number) for number in range(9)))
     with pytest.raises(OSError, match="3"):
@@ -211,7 +211,7 @@ def test_a_policy_calls_again_so_often_and_raises_the_last_error():
 
 def test_a_policy_begins_no_call_that_its_time_is_over_for():
     policy = RetryPolicy(
-        passes=lambda _: True,
+        is_retriable=lambda _: True,
         backoff=Backoff(3600.0, 3600.0, least=1.0),
         within_s=lambda error: 7200.0 if isinstance(error, OSError) else 60.0,
     )
@@ -223,7 +223,7 @@ def test_a_policy_begins_no_call_that_its_time_is_over_for():
 
 def test_a_policy_that_is_stopped_raises_the_error_that_came_before_it():
     failures, stopped = [], iter([False, True])
-    policy = RetryPolicy(passes=lambda error: isinstance(error, OSError), backoff=Backoff(0.1, 1.0))
+    policy = RetryPolicy(is_retriable=lambda error: isinstance(error, OSError), backoff=Backoff(0.1, 1.0))
     call = Refusing(OSError(1), OSError(2), OSError(3), answer="never")
     with pytest.raises(OSError, match="2"):
         policy.call(call, sleep=lambda _: True, is_stopped=lambda: next(stopped), on_failure=failures.append)
