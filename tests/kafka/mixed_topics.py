@@ -49,10 +49,10 @@ class MixedTopic:
         self._settings = {"bootstrap.servers": servers, "log_level": 0, "linger.ms": 5}
         self._connect()
 
-    def write(self, records: int) -> None:
+    def write(self, records: int, stretch: int = 30) -> None:
         """So many more, in stretches; about one of four is in a transaction that aborts. All is decided at the end."""
         while records > 0:
-            size = min(records, self._rng.randint(5, 30))
+            size = min(records, self._rng.randint(5, stretch))
             records -= size
             hand = self._rng.choice(["plain", "commit", "plain", "abort"])
             producer = self._plain if hand == "plain" else self._transactional
@@ -115,10 +115,12 @@ class MixedTopic:
 
 
 class Judged(NamedTuple):
-    """What the rule keeps of the committed records, and how many it drops."""
+    """What the rule keeps of the committed records, how many it drops, and the marks in the end."""
 
     kept: set[Place]
     dropped: int
+    marks: dict[tuple[str, int, int], int]
+    """By topic, PID and source partition."""
 
 
 def brute_force(
@@ -136,7 +138,7 @@ def brute_force(
         for at, key in _read(servers, places, carrier)
     ]
     kept = model.kept(rows)
-    return Judged(kept, len(rows) - len(kept))
+    return Judged(kept, len(rows) - len(kept), model.highest)
 
 
 def _parsed(key: bytes | None) -> SimpleNamespace | None:

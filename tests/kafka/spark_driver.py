@@ -54,8 +54,9 @@ def own_spark_home(directory: Path) -> Path:
 class SparkDriver:
     """`with SparkDriver(directory) as driver: driver.run(place=..., options=...)`; orders: spark_driver_program.py."""
 
-    def __init__(self, directory: Path, master: str = "local[2]") -> None:
+    def __init__(self, directory: Path, master: str = "local[2]", answer_s: float = DEADLINE_S) -> None:
         directory.mkdir(parents=True, exist_ok=True)
+        self._answer_s = answer_s
         self._begin(directory, master)
 
     def restart(self) -> None:
@@ -123,11 +124,11 @@ class SparkDriver:
 
     def _answer(self) -> Any:
         try:
-            line = self._answers.get(timeout=DEADLINE_S)
+            line = self._answers.get(timeout=self._answer_s)
         except Empty:
             said = self._said()
             self.restart()  # a late answer would be taken for that of the next order
-            raise OrderFailed(f"the driver did not answer within {DEADLINE_S} s: {said}") from None
+            raise OrderFailed(f"the driver did not answer within {self._answer_s} s: {said}") from None
         if not line:
             raise OrderFailed(f"the driver has ended: {self._said()}")
         answer = json.loads(line)

@@ -16,10 +16,11 @@ import pytest
 
 from filtering import StreamMetadata
 from pushrep import Outbox
+from spark_jobs import LocalMarks
 from tests.kafka.cluster import missing
 from tests.kafka.mixed_topics import MixedTopic, brute_force
-from tests.kafka.plain_client import create_topic
-from tests.kafka.spark_driver import OrderFailed, SparkDriver, missing_jars, table
+from tests.kafka.plain_client import add_partitions, create_topic
+from tests.kafka.spark_driver import SparkDriver, missing_jars, table
 from tests.spark.replay.conftest import Model, Row
 
 pytestmark = [pytest.mark.java, pytest.mark.spark, pytest.mark.slow]
@@ -31,7 +32,7 @@ DEADLINE_S = 240
 def driver(tool_or_skip, tmp_path_factory):
     pytest.importorskip("pyspark")
     tool_or_skip(missing() or missing_jars())
-    with SparkDriver(tmp_path_factory.mktemp("cluster"), "local-cluster[2,1,1024]") as driver:
+    with SparkDriver(tmp_path_factory.mktemp("cluster"), "local-cluster[2,1,1024]", answer_s=900) as driver:
         yield driver
 
 
@@ -59,16 +60,13 @@ def kill_waiting(driver, gate, kills):
     return killed
 
 
-def topic_of(servers, rng, records):
-    create_topic(servers, name := f"cluster-{uuid.uuid4().hex[:8]}", partitions=3)
-    MixedTopic(servers, name, 3, rng).write(records)
-    options = {
+def options_of(servers, topic):
+    return {
         "kafka.bootstrap.servers": servers,
         "kafka.isolation.level": "read_committed",
-        "subscribe": name,
+        "subscribe": topic,
         "startingOffsets": "earliest",
     }
-    return options, brute_force(servers, {name: 3}).kept
 
 
 @pytest.mark.timeout(900)
@@ -77,12 +75,14 @@ def test_killed_executors_change_nothing_of_a_topic_s_rows(driver, broker, gate,
     """The same results as local; a task that runs again, and state that is loaded anew, give the same rows."""
     if not torture.is_long:
         pytest.skip("the test over a log is the short form")
-    options, expected = topic_of(broker.bootstrap_servers, torture.random("cluster", form), torture.count(150, 4000))
-    driver.start(place=tmp_path, form=form, gate=gate, options=options | {"minPartitions": "4"})
+    servers = broker.bootstrap_servers
+    create_topic(servers, name := f"cluster-{uuid.uuid4().hex[:8]}", partitions=3)
+    MixedTopic(servers, name, 3, torture.random("cluster", form)).write(torture.count(150, 4000))
+    driver.start(place=tmp_path, form=form, gate=gate, options=options_of(servers, name) | {"minPartitions": "4"})
     killed = kill_waiting(driver, gate, 2)
     driver.finish(place=tmp_path)
     assert len(set(killed)) == 2, "both kills met an executor at work"
-    assert table(tmp_path) == expected
+    assert table(tmp_path) == brute_force(servers, {name: 3}).kept
 
 
 @pytest.mark.timeout(900)
@@ -108,32 +108,65 @@ def test_killed_executors_change_nothing_of_a_log_s_rows(driver, gate, tmp_path,
     assert table(tmp_path) == Model().kept(rows)
 
 
-@pytest.mark.timeout(1800)
-def test_kills_at_random_moments_of_many_batches(driver, broker, tmp_path, torture):
-    """Any executor, at any moment, for as long as the query runs; one that gave up is started again."""
-    if not torture.is_long:
-        pytest.skip("the kills at the gate above are the short form")
-    rng = torture.random("moments")
-    options, expected = topic_of(broker.bootstrap_servers, rng, 6000)
-    ended, killed = threading.Event(), []
+def run_through_kills(driver, rng, place, **query):
+    """Run the query to its end, and kill an executor in every other batch. Its id, and the batches that were hit.
+
+    The kill comes when a drawn part of the time is over that the batch before took: however slow the machine is, most
+    kills fall into their batch, and none falls into the one that runs again.
+    """
+    ended, hit = threading.Event(), []
 
     def kills():
-        while not ended.wait(rng.uniform(2, 8)):
-            for pid in rng.sample(sorted(found := driver.executors()), min(1, len(found))):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-                    killed.append(pid)
+        planned_s = {}
+        while not ended.wait(0.02):
+            batch = max((int(file.name) for file in (place / "checkpoint" / "offsets").glob("[0-9]*")), default=-1)
+            if batch < 0 or batch in planned_s:
+                continue
+            planned_s[batch] = time.monotonic()
+            if batch % 2 == 0 or batch - 1 not in planned_s:
+                continue
+            if ended.wait(rng.uniform(0.1, 0.9) * (planned_s[batch] - planned_s[batch - 1])):
+                break
+            if not (place / "checkpoint" / "commits" / str(batch)).exists():
+                for pid in rng.sample(sorted(found := driver.executors()), min(1, len(found))):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                        hit.append(batch)
 
     killer = threading.Thread(target=kills)
     killer.start()
     try:
-        for _ in range(10):
-            with contextlib.suppress(OrderFailed):
-                driver.run(place=tmp_path, options=options | {"minPartitions": "6", "maxOffsetsPerTrigger": "300"})
-                break
+        query_id = driver.run(place=place, **query)
     finally:
         ended.set()
         killer.join()
-    driver.run(place=tmp_path, options=options)
-    assert killed
-    assert table(tmp_path) == expected
+    return query_id, hit
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("form", ["batches", "operator"])
+def test_a_million_records_through_kills_splits_and_new_partitions(driver, broker, tmp_path, form, torture):
+    if not torture.is_long:
+        pytest.skip("the kills at the gate above are the short form")
+    rng, servers = torture.random("million", form), broker.bootstrap_servers
+    create_topic(servers, name := f"million-{uuid.uuid4().hex[:8]}", partitions=3)
+    topic, hit = MixedTopic(servers, name, 3, rng), []
+    limits = {"minPartitions": "6", "maxRecordsPerPartition": "20000", "maxOffsetsPerTrigger": "100000"}
+    options = options_of(servers, name) | limits
+    for part, records in enumerate((500_000, 500_000, 1_000)):  # the last ones meet the marks of all others
+        if part == 1:
+            add_partitions(servers, name, 5)
+            topic.grow(5)
+        topic.rewind()
+        topic.write(records, stretch=3000)
+        query_id, more = run_through_kills(driver, rng, tmp_path, form=form, options=options)
+        hit += more
+    judged = brute_force(servers, {name: 5})
+    assert hit, "a kill met a batch"
+    assert judged.dropped > 10_000, "many replays"
+    assert table(tmp_path) == judged.kept
+    if form == "batches":
+        with contextlib.closing(LocalMarks(tmp_path / "marks")) as store:
+            marks = store.read(query_id, max(store.batches(query_id))).marks
+        found = {(name, *pair): entry.offset for own in marks.values() for pair, entry in own.items()}
+        assert found == judged.marks
