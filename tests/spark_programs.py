@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from spark_jobs.demo.processes import processes
+from tests.class_archives import KAFKA, use
 
 ROOT = Path(__file__).parents[1]
 WORKERS_PYTHON = str(Path(__file__).with_name("worker_python"))
@@ -17,8 +18,15 @@ QUIET = "--conf spark.ui.enabled=false --conf spark.sql.shuffle.partitions=2"
 FORKLESS_CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 """Spark's own manager starts `readlink` four times a file that it renames: a sixth of a streaming test's CPU time."""
 _GONE_S = 120
-# Half of the batches are enough to die in one and go on.
-QUICK_DEMO = f"import sys; from spark_jobs.demo import plan; plan.BATCHES_MIN = 7; sys.executable = {WORKERS_PYTHON!r}"
+# Four batches are enough to die in one and go on.
+QUICK_DEMO = f"""\
+import sys
+from pushrep.testing import kafka_node
+from spark_jobs.demo import plan
+plan.BATCHES_MIN = 4
+kafka_node.QUICK_START += {tuple(use(ROOT / ".cache" / "java" / KAFKA))}
+sys.executable = {WORKERS_PYTHON!r}
+"""
 """Words of Python before a demo begins: it takes its Sparks' Pythons from what it runs in itself."""
 
 

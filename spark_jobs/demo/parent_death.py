@@ -1,8 +1,9 @@
-"""Run a program that can't outlive its parent: `python -m spark_jobs.demo.parent_death PARENT PROGRAM ...`.
+"""Run a program that can't outlive its parent: `python -IS parent_death.py PARENT PROGRAM ...`.
 
 The kernel is asked to kill this process when its parent dies (Linux, prctl PR_SET_PDEATHSIG), then the program takes
 its place. A program of its own and not a `preexec_fn`: nothing runs between fork and exec in a parent that has threads.
-The JVM that a driver starts needs none of it: it ends when its standard input, the driver, is gone.
+The JVM that a driver starts needs none of it: it ends when its standard input, the driver, is gone. Run as a file, it
+imports nothing of ours: that would cost as much as the program's own start.
 """
 
 import ctypes

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final, Self
 
+from spark_jobs.demo import parent_death
 from spark_jobs.errors import SparkJobError
 
 _PR_SET_CHILD_SUBREAPER = 36  # include/uapi/linux/prctl.h
@@ -116,7 +117,7 @@ class Child:
         """Start `command` in `directory`; its standard error is appended to the file `errors`."""
         with errors.open("ab") as file:
             process = subprocess.Popen(  # noqa: S603 - our own programs, no shell
-                [sys.executable, "-P", "-m", "spark_jobs.demo.parent_death", str(os.getpid()), *command],
+                [sys.executable, "-IS", parent_death.__file__, str(os.getpid()), *command],
                 cwd=directory,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,

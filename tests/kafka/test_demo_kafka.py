@@ -34,7 +34,7 @@ SHORT = ("--limit", str(FLIGHTS), "--rate", "300", "--kills", "1", "--seed", "20
 
 
 def command(out, *options):
-    program = f"{QUICK_DEMO}; from spark_jobs.demo.kafka.command import demo_kafka; demo_kafka()"
+    program = f"{QUICK_DEMO}from spark_jobs.demo.kafka.command import demo_kafka; demo_kafka()"
     return [sys.executable, "-c", program, "--out", str(out), *SHORT, *JARS, *options]
 
 

@@ -19,7 +19,7 @@ SHORT = ("--limit", str(FLIGHTS), "--rate", "800", "--seed", "20130101")
 
 
 def command(out, *options):
-    program = f"{QUICK_DEMO}; from spark_jobs.demo.command import demo; demo()"
+    program = f"{QUICK_DEMO}from spark_jobs.demo.command import demo; demo()"
     return [sys.executable, "-c", program, "--out", str(out), *SHORT, *options]
 
 
