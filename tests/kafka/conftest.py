@@ -20,6 +20,24 @@ def tool_or_skip():
     return decide
 
 
+_shared = {}  # the clusters of the fixtures of these names
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    if "broker" in item.fixturenames and "broker" in _shared:
+        _shared["broker"].wake()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item, nextitem):
+    """The broker rests behind the tests of this directory, the three behind those of a file; who asks wakes them."""
+    for name, cluster in _shared.items():
+        here, there = (one and (one.path.parent if name == "broker" else one.path) for one in (item, nextitem))
+        if here != there:
+            cluster.rest()
+
+
 @pytest.fixture(autouse=True)
 def patient_readers(monkeypatch):
     """A running reader waits for its store as long as a stalled machine may take; else it goes on without, for now."""
@@ -32,15 +50,23 @@ def broker(tool_or_skip, tmp_path_factory):
     """One real broker for all tests; who kills it starts it again and waits until it serves."""
     tool_or_skip(missing())
     with KafkaCluster(tmp_path_factory.mktemp("broker")) as cluster:
+        _shared["broker"] = cluster
         yield cluster
 
 
 @pytest.fixture(scope="session")
-def three_brokers(tool_or_skip, tmp_path_factory):
-    """Three real brokers for all tests; who kills one starts it again and waits until it serves."""
+def _three_brokers(tool_or_skip, tmp_path_factory):
     tool_or_skip(missing())
     with KafkaCluster(tmp_path_factory.mktemp("brokers"), nodes=3) as cluster:
+        _shared["three_brokers"] = cluster
         yield cluster
+
+
+@pytest.fixture
+def three_brokers(_three_brokers):
+    """Three real brokers for all tests; who kills one starts it again and waits until it serves."""
+    _three_brokers.wake()
+    return _three_brokers
 
 
 @pytest.fixture(scope="session")
