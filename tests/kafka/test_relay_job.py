@@ -6,10 +6,8 @@ through SourcePartitionProducer; a batch that runs again sends again, and reader
 
 import json
 import shutil
-import signal
 import sys
 import uuid
-from functools import partial
 
 import pytest
 
@@ -25,7 +23,6 @@ from tests.spark_programs import SparkPrograms, kill_session, said
 pytestmark = [pytest.mark.java, pytest.mark.spark, pytest.mark.slow]
 
 RECORDS, SOURCES, PID = 900, 3, 7
-DEADLINE_S = 240
 
 
 @pytest.fixture
@@ -61,33 +58,14 @@ def topics(broker):
 
 
 @pytest.fixture
-def launch(tmp_path):
-    """Start the job; at the end none is left."""
-    quiet = ("spark.ui.enabled=false", "spark.sql.shuffle.partitions=2", "spark.driver.host=127.0.0.1")
-    command = [
-        *(sys.executable, "-m", "spark_jobs.jobs.relay", "--application", "billing", "--to-option", "log_level=0"),
-        *("--checkpoint", tmp_path / "checkpoint", "--max-records-per-trigger", "1500", "--json", "-"),
-        *(part for setting in quiet for part in ("--conf", setting)),
-    ]
-    with SparkPrograms(tmp_path) as programs:
-        yield lambda *arguments: programs.start([*command, *arguments])
-
-
-@pytest.fixture
-def relay(broker, topics, jars, launch):
-    """Start the job from one topic to the other."""
+def relay(broker, topics, tmp_path):
+    """The job's arguments, from one topic to the other."""
     source, destination = topics
-    return partial(
-        launch,
-        *("--source", "kafka", "--topic", source, "--to-topic", destination, "--conf", f"spark.jars={jars}"),
-        *("--source-option", f"kafka.bootstrap.servers={broker.bootstrap_servers}"),
-    )
-
-
-def finished(process):
-    out, _ = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 0, said(process)
-    return [json.loads(line) for line in out.splitlines()]
+    return [
+        *("--source", "kafka", "--topic", source, "--to-topic", destination, "--application", "billing"),
+        *("--source-option", f"kafka.bootstrap.servers={broker.bootstrap_servers}", "--to-option", "log_level=0"),
+        *("--checkpoint", str(tmp_path / "checkpoint"), "--max-records-per-trigger", "1500", "--json", "-"),
+    ]
 
 
 def until_in_the_middle(process):
@@ -109,28 +87,27 @@ def relayed_pid(broker, tmp_path, source):
     return producer_id(application="billing", stream=source, source=incarnation, destination=pin["destination"])
 
 
-def test_every_record_once_in_order_also_when_the_jvm_is_killed(broker, topics, relay, tmp_path):
+def test_every_record_once_in_order_also_when_the_jvm_is_killed(broker, topics, relay, jars, spark_driver, tmp_path):
     """Contract "Spark", relay: each record once behind a filter, order per source partition, over a kill -9."""
     source, destination = topics
-    first = relay()
-    until_in_the_middle(first)
-    kill_session(first)
+    with SparkPrograms(tmp_path) as programs, reserve() as held:
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+        own = ("--conf", f"spark.jars={jars}", "--conf", "spark.driver.host=127.0.0.1", "--health", address)
+        first = programs.start([sys.executable, "-m", "spark_jobs.jobs.relay", *relay, *own])
+        until_in_the_middle(first)
+        assert ready(f"http://{address}")[:2] == (200, [])
+        assert f'kept_records_total{{name="relay {source}",source=' in get(f"http://{address}/metrics")[1].decode()
+        kill_session(first)
     as_if_killed_a_moment_earlier(tmp_path)
     before = sum(len(consume(broker.bootstrap_servers, destination, partition)) for partition in range(2))
     assert before > 0, "killed after the first batch, most often within the second"
     # n is pinned at the first use: partitions that come later are not used.
     add_partitions(broker.bootstrap_servers, destination, 5)
-    with reserve() as held:
-        address = f"127.0.0.1:{held.getsockname()[1]}"
-        left = sum(len(consume(broker.bootstrap_servers, source, partition)) for partition in range(SOURCES))
-        again = relay("--health", address, "--trigger", "100ms")
-        while left > 0:
-            event = json.loads(again.stdout.readline() or said(again))
-            left -= event.get("rows", 0)
-    assert ready(f"http://{address}")[:2] == (200, [])
-    assert f'kept_records_total{{name="relay {source}",source=' in get(f"http://{address}/metrics")[1].decode()
-    again.send_signal(signal.SIGTERM)
-    assert finished(again)[-1]["event"] == "stopped"
+    code, told = spark_driver.job(name="relay", arguments=relay)
+    assert code == 0, told
+    events = [json.loads(line) for line in told.splitlines() if line.startswith("{")]
+    left = sum(len(consume(broker.bootstrap_servers, source, partition)) for partition in range(SOURCES))
+    assert (sum(event.get("rows", 0) for event in events), events[-1]["event"]) == (left, "stopped")
 
     pid = relayed_pid(broker, tmp_path, source)
     found = read_filtered(broker.bootstrap_servers, destination, 5)

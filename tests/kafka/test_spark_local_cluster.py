@@ -1,7 +1,8 @@
-"""Spark on local-cluster[2,1,1024]: the same results as local, executors killed on the way by kill -9.
+"""Spark on a local cluster: the same results as local, executors killed on the way by kill -9.
 
-Executors are processes of their own, so nothing is shared with the driver by accident. The gate of the driver program
-makes sure that a kill meets a task: tasks wait there until enough of them have died.
+The long form has two executors; the short form one of two cores, in whose place another one comes. They are processes
+of their own, so nothing is shared with the driver by accident. The gate of the driver program makes sure that a kill
+meets a task: tasks wait there until enough of them have died.
 """
 
 import contextlib
@@ -29,10 +30,11 @@ DEADLINE_S = 240
 
 
 @pytest.fixture(scope="module")
-def driver(tool_or_skip, tmp_path_factory):
+def driver(tool_or_skip, tmp_path_factory, torture):
     pytest.importorskip("pyspark")
     tool_or_skip(missing() or missing_jars())
-    with SparkDriver(tmp_path_factory.mktemp("cluster"), "local-cluster[2,1,1024]", answer_s=900) as driver:
+    master = "local-cluster[2,1,1024]" if torture.is_long else "local-cluster[1,2,1024]"
+    with SparkDriver(tmp_path_factory.mktemp("cluster"), master, answer_s=900) as driver:
         yield driver
 
 

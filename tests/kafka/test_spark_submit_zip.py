@@ -61,6 +61,7 @@ def submit(tool_or_skip, bare_python, tmp_path):
         told = subprocess.run(where, env=environment(), capture_output=True, text=True, check=True, timeout=180)
         (file := tmp_path / f"{job}.py").write_bytes(Path(told.stdout.rstrip("\n")).read_bytes())
         python = {name: str(bare_python) for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")}
+        own = {} if master.startswith("local[") else {"SPARK_HOME": str(own_spark_home(tmp_path))}
         process = subprocess.Popen(
             [
                 *(Path(sys.executable).with_name("spark-submit"), "--master", master, "--driver-memory", "1g"),
@@ -69,7 +70,7 @@ def submit(tool_or_skip, bare_python, tmp_path):
                 *(file, *arguments, "--json", "-"),
             ],
             cwd=tmp_path,
-            env=bare() | python | {"SPARK_HOME": str(own_spark_home(tmp_path))},
+            env=bare() | python | own,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
         started.append(process)
