@@ -36,8 +36,9 @@ os.register_at_fork(after_in_child=gc.disable)
 _NO_CLOCK = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("pushrep", **_NO_CLOCK)
 settings.register_profile("torture", **_NO_CLOCK, max_examples=500)
-# In CI the same examples and seed each time, so that a red run tells of its change; every other run looks for new ones.
-settings.register_profile("ci", **_NO_CLOCK, derandomize=True)
+# In CI the same examples and seed each time, so that a red run tells of its change; every other run looks for new ones,
+# and for twice as many.
+settings.register_profile("ci", **_NO_CLOCK, derandomize=True, max_examples=50)
 
 
 class Torture(NamedTuple):

@@ -14,7 +14,7 @@ from pushrep.demo.flights import COLUMNS
 from pushrep.demo.producer import BadPosition, LaggingPosition, load_position, save_position, start_offsets
 from pushrep.log import SegmentLog
 
-MANY = 30_000  # more than is appended while this process, which wants to kill it, gets no processor for a while
+MANY = 15_000  # more than is appended while this process, which wants to kill it, gets no processor for a while
 ROW = "2013,1,1,517,515,2,830,819,11,UA,{flight},N14228,{origin},IAH,227,1400,5,15,2013-01-01T10:00:00Z"
 
 
@@ -65,7 +65,7 @@ def test_kills_repeat_records_and_lose_none(tmp_path):
     flights = write_flights(tmp_path / "flights.csv", MANY, seed=1)
     again = 0
     for until in (700, 1900, 2800):
-        process = start(tmp_path, rate=2000)
+        process = start(tmp_path, rate=1000)
         told = hear(process, until)
         assert end(process, signal.SIGKILL)[0] == -signal.SIGKILL
         again += sum(told[0]["in_log"]) - sum(told[0]["resumes_at"])

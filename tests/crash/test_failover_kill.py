@@ -65,6 +65,7 @@ with outbox:
                 number += 1
             value, receipt = pending.popleft()
             say("acked", receipt.result(), value)
+            stop.wait(0.003)
         except (NotEnoughReplicas, DeliveryFailed):
             settle()
             stop.wait(0.01)
@@ -174,7 +175,7 @@ class Trio:
     def start_producer(self, index, *others):
         others = [self.proxies[other].address for other in (others or {0, 1, 2} - {index})]
         arguments = (str(self.directory(index)), str(self.next_number), *others)
-        return Process("-c", PRODUCER, *arguments, stdin=subprocess.PIPE)
+        return Process("-c", PRODUCER, *arguments, has_input=True)
 
     def produce(self, *others):
         self.producer = self.start_producer(self.leader, *others)

@@ -20,4 +20,6 @@ def report_of(root, kills, *more):
 
 @pytest.mark.slow
 def test_every_order_is_once_in_the_log_after_the_leader_was_killed(tmp_path, torture):
-    report_of(tmp_path / "world", 20 if torture.is_long else 1)
+    if not torture.is_long:
+        pytest.skip("with a broker, tests/kafka/test_shipping_standbys.py looks at the same and at the topic")
+    report_of(tmp_path / "world", 20)

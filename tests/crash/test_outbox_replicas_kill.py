@@ -1,8 +1,6 @@
 """A producer with two `pushrep replica serve` processes: killed in turn, and nothing that ALL acknowledged is lost."""
 
 import signal
-import subprocess
-import sys
 import threading
 from collections import Counter
 
@@ -12,6 +10,7 @@ from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import SegmentLog
 from pushrep.outbox import read_identity
 from tests.ports import reserve
+from tests.programs import PythonProgram
 
 WAIT_S = 120
 
@@ -52,6 +51,7 @@ with Outbox.open(
                 number += 1
             value, receipt = pending.popleft()
             say("acked", receipt.result(), value)
+            stop.wait(0.003)
         except NotEnoughReplicas:
             if not refused:
                 refused = True
@@ -68,10 +68,8 @@ with Outbox.open(
 class Process:
     """What it says is read in the background."""
 
-    def __init__(self, *command, **pipes):
-        self.process = subprocess.Popen(
-            [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, **pipes
-        )
+    def __init__(self, *command, has_input=False):
+        self.process = PythonProgram(*command, has_input=has_input)
         self.lines, self.counts, self.is_over = [], Counter(), False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._read, daemon=True)
@@ -133,7 +131,7 @@ class Three:
 
     def produce(self, *, min_insync_replicas):
         command = ("-c", PRODUCER, str(self.root / "outbox"), str(min_insync_replicas))
-        self.producer = Process(*command, *self.addresses.values(), stdin=subprocess.PIPE)
+        self.producer = Process(*command, *self.addresses.values(), has_input=True)
         self.producer.wait_for("open")
         return self.producer
 

@@ -6,8 +6,6 @@ m = 2 of 3, records in the page cache: kill -9 takes no acknowledged one. Who le
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -24,6 +22,7 @@ from pushrep.wire.push_messages import DescribeLogRequest, DescribeLogResponse
 from tests.kafka.cluster import missing
 from tests.kafka.dump_tool import dump_segments
 from tests.ports import reserve
+from tests.programs import PythonProgram
 
 PROGRAM = Path(__file__).with_name("leading_program.py")
 WAIT_S = 120
@@ -84,14 +83,9 @@ class Three:
         return self.root / f"member-{index}" / str(self.outbox_id)
 
     def serve(self, index):
-        process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "pushrep.cli.main", "replica", "serve", str(self.root / f"member-{index}")),
-                *("--listen", str(self.addresses[index]), "--allow", str(self.outbox_id)),
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
+        process = PythonProgram(
+            *("-m", "pushrep.cli.main", "replica", "serve", str(self.root / f"member-{index}")),
+            *("--listen", str(self.addresses[index]), "--allow", str(self.outbox_id)),
         )
         self.nodes[index] = process
         line = process.stdout.readline()
@@ -101,19 +95,9 @@ class Three:
         self.leader, self.epoch = index, next_ballot(index, self.epoch)
         self.directory(index).mkdir(parents=True, exist_ok=True)
         replicas = [f"{other}={self.addresses[other]}" for other in sorted(self.nodes)]
-        process = subprocess.Popen(
-            [
-                sys.executable,
-                str(self.program_path),
-                str(self.directory(index)),
-                str(self.outbox_id),
-                str(self.epoch),
-                *replicas,
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
+        process = PythonProgram(
+            *(str(self.program_path), str(self.directory(index)), str(self.outbox_id), str(self.epoch), *replicas),
+            has_input=True,
         )
         self.program = Lines(process)
         self.program.wait_for("leads")

@@ -4,7 +4,6 @@ What is looked at are offsets and the order of events; memory is what the system
 """
 
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -53,7 +52,7 @@ class Slow(Three):
 
     def produce(self):
         command = ("-c", PRODUCER, str(self.root / "outbox"))
-        self.producer = Process(*command, *self.addresses.values(), stdin=subprocess.PIPE)
+        self.producer = Process(*command, *self.addresses.values(), has_input=True)
         self.producer.wait_for("open")
         return self.producer
 

@@ -164,6 +164,7 @@ class Clients:
                     if answer.status == 201:
                         self.kept[said["slot"], said["offset"]] = b"%d" % number
                         self.changed.notify_all()
+            self.stop.wait(0.01)
 
     def wait_for_more(self, more):
         with self.changed:
@@ -205,7 +206,7 @@ def test_gunicorn_workers_that_are_killed_lose_nothing_that_was_acknowledged(tmp
 def test_celery_workers_that_are_killed_lose_nothing_that_was_acknowledged(tmp_path, torture):
     (tmp_path / "queue").mkdir()
     environment = os.environ | {"CELERY_ROOT": str(tmp_path), "PYTHONPATH": f"{ROOT}:{Path(__file__).parent}"}
-    fill = "from celery_program import order\nfor n in range(3000): order.delay(n)"
+    fill = f"from celery_program import order\nfor n in range({torture.count(1000, 3000)}): order.delay(n)"
     subprocess.run([sys.executable, "-c", fill], cwd=tmp_path, env=environment, check=True, timeout=WAIT_S)
     command = [sys.executable, "-m", "celery", "-A", "celery_program", "worker", "--concurrency", "3", "-l", "warning"]
 

@@ -65,7 +65,8 @@ def lead(outbox):
             say("acked", receipt.result(), wanted, outbox.facts.replication.grant.epoch, time.monotonic())
             number = wanted
         except NotEnoughReplicas:
-            stop.wait(0.01)
+            pass
+        stop.wait(0.01)
     if not told[0]:
         return
     if "kafka" in settings:
@@ -132,9 +133,9 @@ class Machines:
 
     def run(self, index):
         self.services[index] = Process(
-            "-c", SERVICE, str(self.data(index)), str(self.takeover_ms), self.home(index), *self.ships_to,
-            stdin=subprocess.PIPE,
-        )  # fmt: skip
+            *("-c", SERVICE, str(self.data(index)), str(self.takeover_ms), self.home(index), *self.ships_to),
+            has_input=True,
+        )
 
     @staticmethod
     def home(index):

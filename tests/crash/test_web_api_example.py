@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -112,6 +113,7 @@ class Customers:
                     self.kept[name].append(number)
                 self.changed.notify_all()
             number += 1
+            time.sleep(0.02)
 
     def wait_for(self, each):
         """Until every one of them has so many."""

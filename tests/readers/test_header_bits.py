@@ -44,7 +44,10 @@ def test_an_undamaged_log_is_read_whole(way, kind, directory):
 def test_one_rotten_bit_of_a_header_gives_no_wrong_record_and_no_silent_end(way, kind, directory, torture):
     log = make_log(directory / "logs" / OUTBOX, cleaned=kind == "cleaned")
     flips = log.flips(torture)
-    flips = flips[:: 7 if way.is_dear and not torture.is_long else 1] + MISSED_ONCE
+    if not torture.is_long:  # each bit meets a third of the ways
+        stride = 7 if way.is_dear else 3
+        flips = flips[WAYS.index(way) % stride :: stride]
+    flips += MISSED_ONCE
     faults = faults_of(way, log, directory, flips, torture)
     assert not faults
 

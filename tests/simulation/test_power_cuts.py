@@ -1,4 +1,4 @@
-"""0 flushed records lost over 25,000 seeded steps, 10^6 in the long form; code that is broken on purpose is caught.
+"""0 flushed records lost over 10,000 seeded steps, 10^6 in the long form; code that is broken on purpose is caught.
 
 The seeds of the worlds come from the run's own (the header of the run tells it); the message of a world that goes
 wrong says how to run that world again, alone.
@@ -101,7 +101,7 @@ def run_worlds(seeds, often=()):
 
 @pytest.mark.slow
 def test_nothing_flushed_is_lost(torture):
-    wanted = torture.count(25_000, 1_000_000)
+    wanted = torture.count(10_000, 1_000_000)
     draw = torture.random("power cuts")
     taken, accidents = run_worlds([draw.getrandbits(40) for _ in range(wanted // WORLD_STEPS)])
     print(f"{taken:,} steps, {dict(accidents)} and openings after them, PUSHREP_TORTURE_SEED={torture.seed}")  # noqa: T201
