@@ -72,7 +72,7 @@ class Fleet:
         return [
             *(sys.executable, "-m", "spark_jobs.jobs.apply", "--path", path, "--topic", "payments"),
             *("--consumer", CONSUMER, "--sink", f"{table}/", "--checkpoint", root / "sums-checkpoint"),
-            *("--json", root / self.events.name, "--trigger", "200ms", *self._query_options),
+            *("--json", root / self.events.name, "--trigger", "500ms", *self._query_options),
             *(part for setting in _QUIET for part in ("--conf", setting)),
         ]
 
