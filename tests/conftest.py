@@ -1,7 +1,8 @@
 """What all tests share: hypothesis without a clock (a busy machine is no fault of the code), short and long forms.
 
-`make torture` sets PUSHREP_TORTURE=1: tests that use the fixture `torture` then run their long forms, and hypothesis
-looks at more examples. The seed stands in the header of the run; `PUSHREP_TORTURE_SEED=<seed> make torture` repeats it.
+`make torture` sets PUSHREP_TORTURE=1: tests that use the fixture `torture` then run their long forms, those marked
+`long` run at all, and hypothesis looks at more examples. The seed stands in the header of the run;
+`PUSHREP_TORTURE_SEED=<seed> make torture` repeats it.
 """
 
 import gc
@@ -116,6 +117,11 @@ def pytest_collection_modifyitems(config, items):
 
     if hasattr(config, "workerinput"):  # one process of several
         items.sort(key=turn)
+
+
+def pytest_runtest_setup(item):
+    if not _TORTURE.is_long and item.get_closest_marker("long"):
+        pytest.skip("of the long form: make torture runs it")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -143,7 +143,7 @@ def test_logs_go_on_at_the_named_time_and_the_backup_restores(spark, logs, tmp_p
     assert run(frame, checkpoint) == rows(0, COUNT, COUNT + 2), "as if nothing had happened"
 
 
-@pytest.fixture(params=["local", "files", "postgresql"])
+@pytest.fixture(params=["local", pytest.param("files", marks=pytest.mark.long), "postgresql"])
 def kept_in(request, spark, tmp_path):
     """Where a query's marks are, as apply-checkpoint names them; and a context that opens the store for the query."""
     place = str(tmp_path / "marks")

@@ -89,7 +89,7 @@ def append(log, start, end):
 def test_kill_9_at_random_never_changes_the_table(start, job_options, tmp_path, torture):
     """Killed, then finished by spark-submit, then run until SIGTERM: every run goes on with the same log and table."""
     rng, seed = torture.random("kills"), torture.seed
-    for number in range(torture.count(2, 20)):
+    for number in range(torture.count(1, 20)):
         process = start(*job_options)
         batches = rng.randint(0, 1) if number == 0 else rng.randint(0, 2)
         for line in process.stdout:

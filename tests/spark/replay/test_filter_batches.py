@@ -57,7 +57,7 @@ def topics(logs):
     return [row for seed in range(100, 112) for row in logs.random_topic(seed)]
 
 
-@pytest.mark.parametrize(("carrier", "window"), [("key", 0), ("header", 4)])
+@pytest.mark.parametrize(("carrier", "window"), [pytest.param("key", 0, marks=pytest.mark.long), ("header", 4)])
 def test_a_stream_of_batches_with_failures_gives_what_the_rule_says(
     frames, logs, topics, store, table, inside_query, carrier, window
 ):

@@ -20,6 +20,12 @@ RULES = {
     "only-pids": {"only_pids": [5, -7]},
     "window-only-pids": {"window": 3, "only_pids": [2**62]},
 }
+SHORT = {("plain", "key"), ("window", "header"), ("only-pids", "key"), ("window-only-pids", "header")}
+CELLS = [
+    pytest.param(rule, carrier, id=f"{name}-{carrier}", marks=[] if (name, carrier) in SHORT else [pytest.mark.long])
+    for name, rule in RULES.items()
+    for carrier in ("key", "header")
+]
 
 
 @pytest.fixture
@@ -27,8 +33,7 @@ def topics(logs):
     return [row for seed in range(40) for row in logs.random_topic(seed)]
 
 
-@pytest.mark.parametrize("carrier", ["key", "header"])
-@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+@pytest.mark.parametrize(("rule", "carrier"), CELLS)
 def test_splits_and_shuffles_change_nothing(frames, logs, topics, rule, carrier):
     only = rule.get("only_pids")
     model = logs.Model(rule.get("window", 0), None if only is None else frozenset(only))
@@ -47,8 +52,7 @@ def test_splits_and_shuffles_change_nothing(frames, logs, topics, rule, carrier)
     assert shuffled.ranges == split.ranges
 
 
-@pytest.mark.parametrize("carrier", ["key", "header"])
-@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+@pytest.mark.parametrize(("rule", "carrier"), CELLS)
 def test_operator_form_on_a_batch_frame(frames, logs, topics, rule, carrier):
     only = rule.get("only_pids")
     model = logs.Model(rule.get("window", 0), None if only is None else frozenset(only))

@@ -81,7 +81,7 @@ def query(spark, tmp_path):
     return Query(spark, tmp_path)
 
 
-@pytest.mark.parametrize(("carrier", "window"), [("key", 0), ("header", 6)])
+@pytest.mark.parametrize(("carrier", "window"), [pytest.param("key", 0, marks=pytest.mark.long), ("header", 6)])
 def test_restarts_go_on_with_the_marks_in_the_checkpoint(query, frames, logs, torture, carrier, window):
     """Marks live in Spark's checkpoint; the form in foreachBatch keeps the same rows; order of rows does not count."""
     first = torture.random(carrier).randrange(10**6) if torture.is_long else 200

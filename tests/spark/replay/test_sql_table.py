@@ -26,6 +26,14 @@ def url(request, tmp_path):
     return new_database(request.getfixturevalue("postgresql"), f"t{abs(hash(str(tmp_path)))}")
 
 
+def _first(kind, other):
+    """Parameters of a test whose long form alone takes the other database, too."""
+    return pytest.mark.parametrize("url", [kind, pytest.param(other, marks=pytest.mark.long)], indirect=True)
+
+
+SQLITE, POSTGRESQL = _first("sqlite", "postgresql"), _first("postgresql", "sqlite")
+
+
 def query(url, statement):
     if url.startswith("sqlite:"):
         with closing(sqlite3.connect(url.removeprefix("sqlite:"))) as connection:
@@ -66,6 +74,7 @@ def filtered(table, **more):
     return ReplayFilteredBatches(sink, table, **more), sink
 
 
+@SQLITE
 def test_a_stream_of_batches_with_failures_gives_what_the_rule_says(frames, logs, inside_query, url):
     inside_query("q")
     topics = [row for seed in range(100, 106) for row in logs.random_topic(seed)]
@@ -85,6 +94,7 @@ def test_a_stream_of_batches_with_failures_gives_what_the_rule_says(frames, logs
     assert {row[0] for row in query(url, "SELECT pushrep_query FROM orders")} == {"q"}
 
 
+@POSTGRESQL
 def test_a_batch_that_is_stored_is_skipped_and_a_rolled_back_one_is_replaced(frames, logs, inside_query, url):
     inside_query("q")
     rows = logs.random_topic(3)
@@ -103,6 +113,7 @@ def test_a_batch_that_is_stored_is_skipped_and_a_rolled_back_one_is_replaced(fra
     assert table.owner() == "q"
 
 
+@SQLITE
 def test_a_table_that_is_handler_and_store_takes_a_rolled_back_checkpoint(frames, logs, inside_query, url):
     inside_query("q")
     rows = logs.random_topic(3)
@@ -258,6 +269,7 @@ def test_a_serialization_failure_is_tried_again(frames, logs, inside_query, post
     assert ids(postgresql, "strictly") == logs.Model().kept(rows)
 
 
+@POSTGRESQL
 def test_a_second_driver_of_the_same_query_commits_nothing(frames, logs, inside_query, url):
     inside_query("q")
     rows = logs.random_topic(8)
@@ -288,6 +300,7 @@ def test_marks_without_their_rows_are_refused(url):
         SqlTable(url, "orders").write(BatchMarks("q", 0), keep=3)
 
 
+@SQLITE
 def test_an_adopted_table_goes_on_behind_the_adopted_batch(frames, logs, inside_query, url):
     inside_query("old")
     rows = logs.random_topic(10)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 from urllib.parse import urlsplit
 
+import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 from pyspark.sql import DataFrameWriter
@@ -26,7 +27,7 @@ from spark_jobs.sinks.idempotent_sink import BadSink, Owners, TableNotOurs, Tabl
 pytestmark = pytest.mark.spark
 
 
-@pytest.fixture(params=["parquet", "orc", "catalog"])
+@pytest.fixture(params=["parquet", pytest.param("orc", marks=pytest.mark.long), "catalog"])
 def kind(request):
     return request.param
 
@@ -140,6 +141,7 @@ def test_a_batch_that_replaces_others_rows_ends_right_wherever_it_was_stopped(
 
     for name in ("remove", "rename"):
         monkeypatch.setattr(HadoopDirectory, name, stopping(getattr(HadoopDirectory, name)))
+    parts = ds.partitioning(pa.schema([("batch_id", pa.int64()), ("text", pa.string())]), flavor="hive")
     for steps in range(20):
         shutil.copytree(tmp_path / "before", tmp_path / str(steps))
         left = itertools.count(-steps)
@@ -148,8 +150,8 @@ def test_a_batch_that_replaces_others_rows_ends_right_wherever_it_was_stopped(
             break
         left = itertools.count(1)
         sink(str(steps)).replace(rows(6, 10, "new"), 2, [again])
-        found = spark.read.schema("`offset` long, text string, batch_id long").parquet(str(tmp_path / str(steps)))
-        rows_found = sorted((row["offset"], row["text"], row["batch_id"]) for row in found.collect())
+        found = ds.dataset(tmp_path / str(steps), format="parquet", partitioning=parts).to_table()
+        rows_found = sorted((row["offset"], row["text"], row["batch_id"]) for row in found.to_pylist())
         assert rows_found == expected, f"stopped behind step {steps}"
     assert steps == 8, "the other batch and this one go into place, one after the other"
 
