@@ -18,12 +18,12 @@ QUIET = "--conf spark.ui.enabled=false --conf spark.sql.shuffle.partitions=2"
 FORKLESS_CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 """Spark's own manager starts `readlink` four times a file that it renames: a sixth of a streaming test's CPU time."""
 _GONE_S = 120
-# Four batches are enough to die in one and go on.
+# Five batches are enough to die in one and go on.
 QUICK_DEMO = f"""\
 import sys
 from pushrep.testing import kafka_node
 from spark_jobs.demo import plan
-plan.BATCHES_MIN = 4
+plan.BATCHES_MIN = 5
 kafka_node.QUICK_START += {tuple(use(ROOT / ".cache" / "java" / KAFKA))}
 sys.executable = {WORKERS_PYTHON!r}
 """

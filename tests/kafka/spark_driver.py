@@ -71,9 +71,7 @@ class SparkDriver:
         program = Path(__file__).with_name("spark_driver_program.py")
         own = environment()
         if not master.startswith("local["):
-            # Who kills an executor knows it as the grandparent of its Python workers. And only a cluster of its own has
-            # a home of its own: no archive of classes fits another one.
-            own |= {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+            # Only a cluster of its own has a home of its own: no archive of classes fits another one.
             own |= {"SPARK_HOME": str(own_spark_home(directory))}
         self._process = subprocess.Popen(
             [sys.executable, str(program), master, jars, str(directory / "scratch")],

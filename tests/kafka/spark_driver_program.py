@@ -14,17 +14,21 @@ import sys
 import time
 from pathlib import Path
 
+from tests.spark_programs import FORKLESS_CHECKPOINTS
+
 ANSWER = "answer "
 GATE_S = 120
 
 
 def waits_at(gate, batches):
     """A worker's part of a job: says that it is there, and goes on when the gate is open."""
-    parents = {os.getppid(), int(Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[1])}
+    # This process was forked by the worker daemon, and that by a server whose command line names the executor.
+    server = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[1]
+    parents = [int(word) for word in Path(f"/proc/{server}/cmdline").read_text().split("\0") if word.isdigit()]
     for number, batch in enumerate(batches):
         if number == 0 and not (gate / "open").exists():
             aside = gate / f".{os.getpid()}-{time.monotonic_ns()}"
-            aside.write_text(json.dumps(sorted(parents)))
+            aside.write_text(json.dumps(parents))
             aside.rename(gate / f"waits{aside.name}")
             deadline_s = time.monotonic() + GATE_S
             while not (gate / "open").exists() and time.monotonic() < deadline_s:
@@ -83,6 +87,8 @@ class Driver:
             "spark.local.dir": scratch,
             "spark.sql.shuffle.partitions": "2",
             "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+            "spark.sql.streaming.pollingDelay": "100ms",  # a query that follows its topics asks again behind it
+            "spark.sql.streaming.checkpointFileManagerClass": FORKLESS_CHECKPOINTS,
             "spark.sql.streaming.stateStore.providerClass": provider,
             "spark.executorEnv.PYTHONPATH": ":".join(sys.path),
         }

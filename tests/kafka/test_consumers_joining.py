@@ -76,7 +76,13 @@ def judged(everywhere, count):
 
 
 @pytest.mark.parametrize(
-    ("protocol", "asynchronous"), [*((one, False) for one in PROTOCOLS), ("consumer protocol", True)]
+    ("protocol", "asynchronous"),
+    [
+        ("eager", False),
+        ("cooperative", False),
+        pytest.param("consumer protocol", False, marks=pytest.mark.long),
+        ("consumer protocol", True),
+    ],
 )
 def test_five_members_join_one_after_the_other_and_each_record_counts_once(broker, protocol, asynchronous):
     create_topic(broker.bootstrap_servers, topic := next(_names), partitions=PARTITIONS)

@@ -123,7 +123,7 @@ def assert_accepted(ends):
 def test_a_death_at_any_call_that_changes_the_disk(tmp_path, preallocate, torture, tool_or_skip):
     tool_or_skip(missing())
     config = LogConfig(**LAYOUT, preallocate_bytes=preallocate)
-    step = torture.count(7, 1)
+    step = torture.count(13, 1)
     nth = 1 + torture.random(preallocate).randrange(step)
     ends, lived = {}, False
     while not lived:
@@ -162,7 +162,7 @@ def test_torn_tails(tmp_path, codec, torture, tool_or_skip):
     tool_or_skip(missing())
     draw, ends = torture.random(codec), {}
     config = LogConfig(**LAYOUT, codec=codec)
-    for round_ in range(torture.count(2, 20)):
+    for round_ in range(torture.count(1, 20)):
         for name, tear in TEARS.items():
             path = tmp_path / f"{name} {round_}".replace(" ", "_").replace(",", "") / "t-0"
             die_at(path, config, 60 + 3 * round_)
