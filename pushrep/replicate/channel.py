@@ -47,6 +47,7 @@ from pushrep.wire.push_messages import (
     BeatRequest,
     BeatResponse,
 )
+from pushrep.wire.values import size_of
 
 _STEPS = 16
 """So many answers win back `request_bytes_max`: what was lost by chance comes back, what is refused is tried seldom."""
@@ -85,6 +86,10 @@ BEAT_MS = 1_000
 _GRACE_S = 0.2
 _TOO_OLD = "does not speak of holes and gets none until it is upgraded (UNSUPPORTED_VERSION)"
 _PARTS_MAX = 1024  # partitions in one request: its header stays far below what a peer takes
+_SMALL_SHARE = 4
+"""A request of less than this part of `request_bytes_max`, in bytes, and of `_PARTS_MAX` is small. It takes half of the
+requests that may be in flight: one is carried out and one is at hand, and what comes meanwhile goes together. A node
+syncs the partitions of one request beside each other, but requests one after the other."""
 
 
 class Beats(NamedTuple):
@@ -388,12 +393,19 @@ class Channel:
         correlation_id, frame = self._protocol.ask(AppendRecordsRequest(partitions=tuple(parts)))
         self._outgoing = pieces_of(frame)
         file_bytes = bytes_in_files(self._outgoing)
-        request = RequestInFlight(now_ms, sents, max(1, file_bytes // self._settings.request_bytes_max), file_bytes)
+        request = RequestInFlight(now_ms, sents, self._slots_of(parts, file_bytes), file_bytes)
         self._in_flight[correlation_id], self._slots = request, self._slots + request.slots
         for part, sent in zip(parts, sents, strict=True):
             if part.records:
                 sent.pusher.sent_records(now_ms, self._settings.watermark_linger_ms)
         self._write()
+
+    def _slots_of(self, parts: list[AppendRecordsPartition], file_bytes: int) -> int:
+        settings = self._settings
+        is_small = len(parts) * _SMALL_SHARE < _PARTS_MAX and not file_bytes
+        if is_small and sum(size_of(part.records) for part in parts) * _SMALL_SHARE < settings.request_bytes_max:
+            return max(1, settings.requests_in_flight_max // 2)
+        return max(1, file_bytes // settings.request_bytes_max)
 
     def _beat(self, now_ms: int) -> None:
         """One a second, and one at a time: they show that the leader lives, not how fast it is answered.
