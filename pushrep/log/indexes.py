@@ -54,6 +54,7 @@ class IndexFile:
         "_dropped",
         "_entry",
         "_filesystem",
+        "_is_there",
         "_last",
         "_path",
         "_pending",
@@ -70,6 +71,7 @@ class IndexFile:
         self._retaken = False
         self._ragged = False  # bytes behind the last whole entry
         self._written = 0  # whole entries in the file
+        self._is_there = False  # the file, for all that is known here
         self._last: tuple[int, int] | None = None
         self._synced = True
         try:
@@ -83,6 +85,7 @@ class IndexFile:
         entry = self._entry
         with self._opened() as file:
             if file is not None:
+                self._is_there = True
                 size = file.size()
                 self._written, self._ragged = size // entry.size, size % entry.size != 0
                 self._last = self._read(file, self._written - 1) if self._written else None
@@ -116,14 +119,14 @@ class IndexFile:
         """Write the waiting entries to the file; it may be called again after a failure."""
         if self._dropped or self._ragged:
             self._cut_file()
-        if self._pending or not self._filesystem.exists(self._path):
+        if self._pending or not self._is_there:  # not looked for: each flush of each log would
             data = b"".join([self._entry.pack(*entry) for entry in self._pending])
             with self._opened(create=True) as file:
                 if file is not None:
                     file.write_at(data, self._written * self._entry.size)
             self._written += len(self._pending)
             self._pending.clear()
-            self._synced = False
+            self._synced, self._is_there = False, True
 
     def sync(self, *, retaken: bool = False) -> None:
         """Sync every entry; costs nothing if there are no new ones.
