@@ -9,8 +9,11 @@ from pushrep.env.filesystem import (
     LockHeld,
     RealFilesystem,
     Watch,
+    WholeSync,
+    put_in_place,
     read_whole,
     write_atomic,
+    write_beside,
     write_whole,
 )
 from pushrep.env.network import (
@@ -65,9 +68,12 @@ __all__ = [
     "Thread",
     "Threads",
     "Watch",
+    "WholeSync",
+    "put_in_place",
     "read_whole",
     "refuse_in_forks",
     "shared_by_process",
     "write_atomic",
+    "write_beside",
     "write_whole",
 ]

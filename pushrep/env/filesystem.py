@@ -26,6 +26,11 @@ again.
 The inode number alone says nothing: a file system gives the number of a removed file again, often to the next one.
 Sources: ioctl_iflags(2), statx(2), statfs(2), linux/magic.h.
 
+A WholeSync brings everything that any process wrote to one file system to disk, by one call: syncfs(2). It is
+there where the system says whether that succeeded: Linux 5.8 and later, on file systems that are known to sync data
+and names by it. Its error names no file, and it waits for what others wrote: good for what is made as a whole, or not
+at all.
+
 A Watch reports writes to a directory's files by any process: inotify(7), where the system has it. It does not report
 syncs and writes through a mapping, nor what was written.
 """
@@ -35,6 +40,7 @@ import errno
 import fcntl
 import mmap
 import os
+import re
 import stat
 import struct
 import sys
@@ -46,6 +52,8 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, TypeAlias
 
 _GET_VERSION = 0x80087601  # _IOR('v', 1, long); the kernel fills in 4 bytes
+_SYNCS_WHOLE = frozenset({0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x01021994})  # ext4, xfs, btrfs, f2fs, tmpfs
+_SYNCFS_SAYS_ERRORS = (5, 8)
 _AT_EMPTY_PATH, _STATX_BTIME = 0x1000, 0x800
 _BTIME_AT = 80  # of struct statx: seconds i64, nanoseconds u32
 _WITHOUT_LASTING_NUMBERS = frozenset(
@@ -130,6 +138,53 @@ def _birth_ns(fd: int) -> int | None:
         return None
     seconds, nanoseconds = struct.unpack_from("=qI", answer.raw, _BTIME_AT)
     return int(seconds) * 10**9 + int(nanoseconds)
+
+
+@cache
+def _syncfs_says_errors() -> bool:
+    release = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    if sys.platform != "linux" or release is None or not hasattr(_libc(), "syncfs"):
+        return False
+    return (int(release[1]), int(release[2])) >= _SYNCFS_SAYS_ERRORS
+
+
+class WholeSync(Protocol):
+    """See the file's map."""
+
+    def sync(self) -> None:
+        """Everything that was written to the file system until now is on disk when this returns.
+
+        Raises OSError, also for a write since this was made that failed meanwhile: what the disk holds is unknown then.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+class _SyncFs:
+    """By a descriptor from before the writes: the kernel tells each what failed since it was opened."""
+
+    def __init__(self, descriptor: int, path: Path) -> None:
+        self._descriptor, self._path = descriptor, path
+
+    def sync(self) -> None:
+        if _libc().syncfs(self._descriptor):
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), str(self._path))
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def whole_sync(directory: Path) -> WholeSync | None:
+    """Of the file system that holds `directory`; None where there is none."""
+    if not _syncfs_says_errors():
+        return None
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    if _type_of(fd) not in _SYNCS_WHOLE:
+        os.close(fd)
+        return None
+    return _SyncFs(fd, directory)
 
 
 _IN_MODIFY = 0x0000_0002
@@ -302,6 +357,10 @@ class Filesystem(Protocol):
 
     def remove(self, path: Path) -> None: ...
     def sync_directory(self, directory: Path) -> None: ...
+    def whole_sync(self, directory: Path) -> WholeSync | None:
+        """Of the file system that holds `directory`, made before the writes that it syncs; None: sync each file."""
+        ...
+
     def lock(self, path: Path) -> File:
         """Take an exclusive flock, write our pid into the file; LockHeld at once if it is taken. close() frees it."""
         ...
@@ -437,6 +496,9 @@ class RealFilesystem:
         finally:
             os.close(fd)
 
+    def whole_sync(self, directory: Path) -> WholeSync | None:
+        return whole_sync(directory)
+
     def lock(self, path: Path) -> File:
         file = RealFile(_open_plain(path, create=True, writable=True), path)
         try:
@@ -557,15 +619,29 @@ def write_atomic(filesystem: Filesystem, path: Path, parts: Iterable[Buffer]) ->
 
 def write_whole(filesystem: Filesystem, path: Path, data: bytes) -> None:
     """The same, but that the caller syncs the directory."""
-    temp = path.with_name(path.name + ".tmp")
-    file = filesystem.open(temp, create=True)
+    write_beside(filesystem, path, data)
+    put_in_place(filesystem, path)
+
+
+def write_beside(filesystem: Filesystem, path: Path, data: bytes, *, sync: bool = True) -> None:
+    """Write what `path` is to hold, under the name that `put_in_place` takes it from. `sync`: it is on disk then."""
+    file = filesystem.open(_temporary(path), create=True)
     try:
         file.truncate(0)
         file.write_at(data, 0)
-        file.sync()
+        if sync:
+            file.sync()
     finally:
         file.close()
-    filesystem.rename(temp, path)
+
+
+def put_in_place(filesystem: Filesystem, path: Path) -> None:
+    """What was written beside `path`, and is on disk, gets its name; the caller syncs the directory."""
+    filesystem.rename(_temporary(path), path)
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(path.name + ".tmp")
 
 
 def read_whole(filesystem: Filesystem, path: Path, size_max: int) -> bytes | None:

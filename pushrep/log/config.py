@@ -94,7 +94,8 @@ class LogConfig:
         of the log that was opened last. 0: not at all.
     scrub_pause_s: so long after all of them were read the next round begins.
     open_files_max: how many files the logs of one directory keep open for writing together, the setting of the log
-        that was opened last; the longest unused are closed, and opened again when they are needed.
+        that was opened last; the longest unused are closed, and opened again when they are needed. Those of all
+        directories take half of the descriptors that the process may have (`ulimit -n`) at most.
     """
 
     segment_bytes: int = GIB
@@ -120,7 +121,7 @@ class LogConfig:
     disk_refuse_free_bytes: int = 10 * GIB
     scrub_bytes_per_s: int = 4 * MIB
     scrub_pause_s: int = 3600
-    open_files_max: int = 512
+    open_files_max: int = 4096
 
     def __post_init__(self) -> None:
         _within("segment_bytes", self.segment_bytes, _BATCH_BYTES_MIN, POSITION_MAX)

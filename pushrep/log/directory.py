@@ -19,9 +19,11 @@ Locking, in this order: the registry's, _write_lock (files), _lock (fields; neve
 `create_logs` makes many logs at once: what each needs is written, then synced together, and the directory above once.
 
     <directory>/<topic>-<n>/                        all made, then <directory> synced once
-                   /partition.metadata     sync  ┐
-                   /00000000000000000000.*       │  in this order, many logs beside each other (disk_threads.py);
-                   /leader-epoch-checkpoint  sync┘  the log's own directory is synced once behind them
+                   /partition.metadata.tmp       ┐  contents of all of them: one sync of the file system, or each
+                   /leader-epoch-checkpoint.tmp  ┘  synced, beside the others (disk_threads.py)
+                   /partition.metadata           ┐
+                   /00000000000000000000.*       │  in this order; then the names, in the same way
+                   /leader-epoch-checkpoint      ┘
 
 Each is then an empty log that was closed clean, and its opening writes nothing. A crash in between leaves some of the
 names, from the front: the opening of such a log makes the rest, one sync after the other.
@@ -31,6 +33,8 @@ names, from the front: the opening of such a log makes the rest, one sync after 
     a log opens its file ─▶ | oldest ... newest |       above the limit: the oldest that was not used since it was last
                                                         looked at closes its file (second chance, a cheap kind of LRU)
 
+The files of all directories together take half of the descriptors that the process may have; above that, too, the
+directory that opens one more closes another of its own.
 A file is closed only when all of it is flushed: the kernel reports a later write error only to descriptors that were
 open when it happened. So a log with unflushed bytes is flushed first.
 
@@ -58,6 +62,7 @@ only behind a sync that succeeded, and readers go no further.
 import errno
 import logging
 import os
+import resource
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -70,8 +75,9 @@ from uuid import UUID
 from weakref import WeakValueDictionary
 
 from filtering.retry import Backoff
-from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem, write_whole
+from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem, put_in_place
 from pushrep.errors import ForkedProcess, PushrepError
+from pushrep.log.config import LogConfig
 from pushrep.log.directory_files import (
     INDEX_SUFFIX,
     LOG_SUFFIX,
@@ -82,6 +88,7 @@ from pushrep.log.directory_files import (
     CleanLog,
     decode_checkpoint,
     encode_partition_metadata,
+    epochs_files,
     is_log_name,
     parse_log_name,
     read_bounded,
@@ -92,7 +99,6 @@ from pushrep.log.directory_files import (
     take_lock,
     write_checkpoint,
     write_clean_marker,
-    write_first_epochs,
 )
 from pushrep.log.directory_id import (
     DIRECTORY_ID_NAME,
@@ -104,7 +110,7 @@ from pushrep.log.directory_id import (
     write_directory_id,
 )
 from pushrep.log.disk_space import DiskHeadroom, DiskWatch
-from pushrep.log.disk_threads import run_beside_each_other
+from pushrep.log.disk_threads import ManyFiles
 from pushrep.log.errors import DirectoryIsCopy, LogClosed, LogLocked
 from pushrep.log.flush_scheduler import process_flusher, process_scrubber
 from pushrep.log.published import PublishedEntry, PublishedFile, PublishedState
@@ -156,11 +162,35 @@ class FileOwner(Protocol):
         ...
 
 
+class _OpenInProcess:
+    """How many files all directories have open. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.after_fork_in_child()
+
+    def after_fork_in_child(self) -> None:
+        """The logs belong to the parent."""
+        self._lock, self._count = threading.Lock(), 0
+
+    def add(self, count: int) -> None:
+        with self._lock:
+            self._count = max(0, self._count + count)
+
+    @property
+    def are_many(self) -> bool:
+        """Whether others need the rest: sockets, readers."""
+        return self._count > resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2 >= 0
+
+
+_OPEN = _OpenInProcess()
+os.register_at_fork(after_in_child=_OPEN.after_fork_in_child)
+
+
 class OpenFiles:
     """The logs of one directory that have a file open. Thread-safe; call it without holding any log's lock."""
 
     def __init__(self) -> None:
-        self.limit = 512
+        self.limit = LogConfig().open_files_max
         self._lock = threading.Lock()
         self._open: deque[FileOwner] = deque()
         self._known: set[FileOwner] = set()
@@ -176,9 +206,10 @@ class OpenFiles:
                 return
             self._known.add(log)
             self._open.append(log)
+        _OPEN.add(1)
         for flush in (False, True):
             for _ in range(2 * len(self._open)):
-                if len(self._known) <= self.limit:
+                if len(self._known) <= self.limit and not _OPEN.are_many:
                     return
                 self._close_one(log, flush=flush)
 
@@ -187,6 +218,7 @@ class OpenFiles:
         with self._lock:
             if log in self._known:
                 self._known.discard(log)
+                _OPEN.add(-1)
                 with suppress(ValueError):  # another thread is about to close it
                     self._open.remove(log)
 
@@ -200,8 +232,9 @@ class OpenFiles:
             closed = log.close_idle_file(flush=flush)
         log.used = False
         with self._lock:
-            if closed:
+            if closed and log in self._known:
                 self._known.discard(log)
+                _OPEN.add(-1)
             elif log in self._known:
                 self._open.append(log)
 
@@ -754,18 +787,19 @@ def create_logs(held: LogDirectory, wanted: Mapping[str, UUID], *, has_replicas:
     Raises OSError: some may be made then, and some in part. LogLocked for one that is open.
     """
     missing = {name: log_id for name, log_id in wanted.items() if held.forget_missing(name)}
-    paths = [held.path / name for name in missing]
-    held.filesystem.make_directories(paths)
-    fill = partial(_fill, held.filesystem, has_epochs=not has_replicas)
-    calls = [partial(fill, held.path / name, log_id) for name, log_id in missing.items()]
-    run_beside_each_other(held.filesystem, held.clock, held.path, calls)
+    if not missing:
+        return
+    filesystem, ids = held.filesystem, {held.path / name: log_id for name, log_id in missing.items()}
+    filesystem.make_directories(ids)
+    epochs = () if has_replicas else epochs_files(LeaderEpochs().assigned(0, 0))
+    with ManyFiles(filesystem, held.clock, list(ids)) as files:
+        metadata = [(path / PARTITION_METADATA_NAME, encode_partition_metadata(one)) for path, one in ids.items()]
+        files.write_beside([*metadata, *((path / name, data) for path in ids for name, data in epochs)])
+        for path in ids:
+            put_in_place(filesystem, path / PARTITION_METADATA_NAME)
+            for suffix in (LOG_SUFFIX, TIME_INDEX_SUFFIX, INDEX_SUFFIX):
+                filesystem.open(segment_path(path, 0, suffix), create=True).close()
+            for name, _ in epochs:
+                put_in_place(filesystem, path / name)
+        files.sync_directories(list(ids))
     held.note_created(missing)
-
-
-def _fill(filesystem: Filesystem, path: Path, log_id: UUID, *, has_epochs: bool) -> None:
-    write_whole(filesystem, path / PARTITION_METADATA_NAME, encode_partition_metadata(log_id))
-    for suffix in (LOG_SUFFIX, TIME_INDEX_SUFFIX, INDEX_SUFFIX):
-        filesystem.open(segment_path(path, 0, suffix), create=True).close()
-    if has_epochs:
-        write_first_epochs(path, LeaderEpochs().assigned(0, 0), filesystem)
-    filesystem.sync_directory(path)

@@ -98,8 +98,18 @@ from uuid import UUID
 import google_crc32c
 
 from filtering.errors import PARTITION_BITS, SLOT_BIT, shown_partition
-from pushrep.env import REAL_FILESYSTEM, File, Filesystem, LockHeld, read_whole, write_atomic, write_whole
+from pushrep.env import (
+    REAL_FILESYSTEM,
+    SYSTEM_CLOCK,
+    File,
+    Filesystem,
+    LockHeld,
+    put_in_place,
+    read_whole,
+    write_atomic,
+)
 from pushrep.errors import checked_path
+from pushrep.log.disk_threads import ManyFiles
 from pushrep.log.errors import CorruptPartitionMetadata, InvalidLogName, LogLocked, NotALogDirectory
 from pushrep.records.header import OFFSET_MAX
 from pushrep.records.leader_epochs import EPOCH_MAX, LeaderEpochs
@@ -432,25 +442,39 @@ def read_leader_epochs(log_directory: Path, filesystem: Filesystem = REAL_FILESY
 
 def write_leader_epochs(log_directory: Path, epochs: LeaderEpochs, filesystem: Filesystem = REAL_FILESYSTEM) -> None:
     """Replace the file; on disk under its name when this returns. Raises OSError, the old file then stands."""
-    data = encode_leader_epochs(epochs)
-    crc = google_crc32c.value(data)
-    # A standing file that is bad must stay bad until it is replaced: its CRC is admitted only if it was known.
-    standing = _standing_crc(log_directory, filesystem)
-    is_known = standing in _known_crcs(log_directory, filesystem)
-    before = standing if is_known else crc
-    write_whole(filesystem, log_directory / LEADER_EPOCHS_CRC_NAME, b"%08x %08x\n" % (crc, before))
-    if is_known:  # else nothing is lost where only one of the two names comes to disk: it counts as absent as before
-        filesystem.sync_directory(log_directory)
-    write_whole(filesystem, log_directory / LEADER_EPOCHS_NAME, data)
-    filesystem.sync_directory(log_directory)
+    with ManyFiles(filesystem, SYSTEM_CLOCK, [log_directory]) as files:
+        write_lists_of_epochs({log_directory: epochs}, files, filesystem)
 
 
-def write_first_epochs(log_directory: Path, epochs: LeaderEpochs, filesystem: Filesystem) -> None:
-    """The same in a directory that has no list yet, and whose names the caller syncs."""
+def write_lists_of_epochs(lists: Mapping[Path, LeaderEpochs], files: ManyFiles, filesystem: Filesystem) -> None:
+    """The same for many logs, by directory. Raises OSError: for each the old file or the new one stands then."""
+    known: list[Path] = []
+    written: list[tuple[Path, bytes]] = []
+    for directory, epochs in lists.items():
+        # A standing file that is bad must stay bad until it is replaced: its CRC is admitted only if it was known.
+        standing = _standing_crc(directory, filesystem)
+        is_known = standing in _known_crcs(directory, filesystem)
+        known += [directory] if is_known else []
+        written += [(directory / name, data) for name, data in epochs_files(epochs, standing if is_known else None)]
+    files.write_beside(written)
+    for directory in lists:
+        put_in_place(filesystem, directory / LEADER_EPOCHS_CRC_NAME)
+    if known:  # of others nothing is lost where only one of the two names comes to disk: it counts as absent as before
+        files.sync_directories(known)
+    for directory in lists:
+        put_in_place(filesystem, directory / LEADER_EPOCHS_NAME)
+    files.sync_directories(list(lists))
+
+
+def epochs_files(epochs: LeaderEpochs, crc_before: int | None = None) -> tuple[tuple[str, bytes], tuple[str, bytes]]:
+    """(name, contents) of the CRC and of the list, in the order in which they get their names.
+
+    crc_before: of the list that stands; None if there is none that counts.
+    """
     data = encode_leader_epochs(epochs)
     crc = google_crc32c.value(data)
-    write_whole(filesystem, log_directory / LEADER_EPOCHS_CRC_NAME, b"%08x %08x\n" % (crc, crc))
-    write_whole(filesystem, log_directory / LEADER_EPOCHS_NAME, data)
+    before = crc if crc_before is None else crc_before
+    return (LEADER_EPOCHS_CRC_NAME, b"%08x %08x\n" % (crc, before)), (LEADER_EPOCHS_NAME, data)
 
 
 def _decode_known(data: bytes, crcs: frozenset[int]) -> LeaderEpochs:

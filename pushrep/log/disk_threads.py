@@ -9,6 +9,9 @@ for all that wait. One call each, so a failed sync is known by its file (docs/de
 
 A disk that hangs blocks the threads of its own file system only, and no caller of `run_all` for files of another one.
 The threads end with the last user.
+
+`ManyFiles` makes many files at once, which are nothing before all are there: where the file system can be synced whole
+(`Filesystem.whole_sync`), one call is for all of them; else each is synced, beside the others.
 """
 
 import logging
@@ -16,12 +19,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from time import monotonic
-from typing import Generic, TypeVar
+from types import TracebackType
+from typing import Generic, Self, TypeVar
 
-from pushrep.env import SYSTEM_CLOCK, Clock, Filesystem, shared_by_process
+from pushrep.env import SYSTEM_CLOCK, Clock, Filesystem, shared_by_process, write_beside
 
 _T = TypeVar("_T")
 _LOG = logging.getLogger("pushrep.log")
@@ -153,6 +158,44 @@ def run_beside_each_other(
         threads.run_all(calls)
     finally:
         release_disk_threads(threads)
+
+
+class ManyFiles:
+    """Files and names in some directories, at least one, brought to disk together. A context manager."""
+
+    def __init__(self, filesystem: Filesystem, clock: Clock, directories: Sequence[Path]) -> None:
+        """The directories are there, and nothing is written yet."""
+        self._filesystem, self._clock, self._directory = filesystem, clock, directories[0]
+        is_one = len(directories) >= _WORTH_IT and len(set(map(_device_of, directories))) == 1
+        self._whole = filesystem.whole_sync(self._directory) if is_one else None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
+    ) -> None:
+        if self._whole is not None:
+            self._whole.close()
+
+    def write_beside(self, files: Sequence[tuple[Path, bytes]]) -> None:
+        """As `pushrep.env.write_beside`, of each; all are on disk when this returns. Raises OSError."""
+        if self._whole is None:
+            self._each([partial(write_beside, self._filesystem, path, data) for path, data in files])
+            return
+        for path, data in files:
+            write_beside(self._filesystem, path, data, sync=False)
+        self._whole.sync()
+
+    def sync_directories(self, directories: Sequence[Path]) -> None:
+        """The names in them are on disk when this returns. Raises OSError."""
+        if self._whole is None:
+            self._each([partial(self._filesystem.sync_directory, one) for one in directories])
+        else:
+            self._whole.sync()
+
+    def _each(self, calls: Sequence[Callable[[], object]]) -> None:
+        run_beside_each_other(self._filesystem, self._clock, self._directory, calls)
 
 
 def _device_of(directory: Path) -> int:

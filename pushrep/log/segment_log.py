@@ -25,7 +25,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -48,10 +48,11 @@ from pushrep.log.directory_files import (
     read_partition_metadata,
     real_log_path,
     write_leader_epochs,
+    write_lists_of_epochs,
     write_partition_metadata,
 )
 from pushrep.log.disk_space import DiskAboveLimit, DiskLevel, DiskWatch
-from pushrep.log.disk_threads import run_beside_each_other
+from pushrep.log.disk_threads import ManyFiles, run_beside_each_other
 from pushrep.log.errors import BelowHighWatermark, NotALog, OffsetOutOfRange, PartitionMetadataMissing
 from pushrep.log.flush_scheduler import process_flusher
 from pushrep.log.group_commit import may_be_interrupted
@@ -568,6 +569,30 @@ class SegmentLog(ClosedAtExit):
         Raises EpochOutOfPlace for another offset, or below the epoch of the last record, OSError.
         """
         self._checked_writer().begin_epoch(leader_epoch, start_offset)
+
+    def begin_epochs(self, begun: Sequence[tuple["SegmentLog", int, int]]) -> None:
+        """`begin_epoch` of many logs, each with its leader epoch and start offset; this is one of them.
+
+        Raises as that does; on disk the epoch may stand in some of the lists then.
+        """
+        around = self._around
+        with ExitStack() as beginning:
+            lists: dict[Path, LeaderEpochs] = {}
+            for log, leader_epoch, start_offset in sorted(begun, key=lambda one: one[0].path):  # as two calls may meet
+                epochs = beginning.enter_context(log.beginning_epoch(leader_epoch, start_offset))
+                if epochs is not None:
+                    lists[log.path] = epochs
+
+            def write() -> None:
+                with ManyFiles(around.filesystem, around.clock, list(lists)) as files:
+                    write_lists_of_epochs(lists, files, around.filesystem)
+
+            if lists:
+                around.view.reserve.call(write)
+
+    def beginning_epoch(self, leader_epoch: int, start_offset: int) -> AbstractContextManager[LeaderEpochs | None]:
+        """See LogWriter.beginning_epoch."""
+        return self._checked_writer().beginning_epoch(leader_epoch, start_offset)
 
     def run_beside_others(self, calls: Sequence[Callable[[], object]]) -> None:
         """Calls that wait for this log's disk, beside each other; raises what the first raised, behind the last."""

@@ -834,17 +834,27 @@ class LogWriter:
 
     def begin_epoch(self, leader_epoch: int, start_offset: int) -> None:
         """See SegmentLog.begin_epoch; writes nothing if the list has it. After an error nothing has changed."""
+        with self.beginning_epoch(leader_epoch, start_offset) as epochs:
+            if epochs is not None:
+                self._write_epochs(epochs)
+
+    @contextmanager
+    def beginning_epoch(self, leader_epoch: int, start_offset: int) -> Iterator[LeaderEpochs | None]:
+        """The list that the caller brings to disk; at the end of the block it is the log's, and until then nothing else
+        changes the log. None: the log has the epoch. Raises as `begin_epoch`.
+        """
         with self._lock:
             self._check_writable()
             epochs = self._epochs.assigned(leader_epoch, start_offset)
             if epochs is self._epochs:
+                yield None
                 return
             path, end = self._around.view.path, self.log_end_offset
             newest = self._epochs.epoch_of(end - 1)
             if start_offset != end or leader_epoch < newest:
                 raise EpochOutOfPlace(path, leader_epoch, start_offset, end=end, newest_epoch=newest)
-            self._write_epochs(epochs)
-            self._epochs = epochs
+            yield epochs
+            self._epochs, self._is_unlisted = epochs, False
             self._publish(self.flushed_offset)
 
     def forget_epochs_above(self, leader_epoch: int) -> None:

@@ -356,14 +356,10 @@ class Election:
 
 def _begin_epochs(logs: Collection[SegmentLog], epoch: int) -> None:
     """What is in them is on disk, and `epoch` begins behind it. Raises LogPoisoned, OSError."""
-
-    def begin(log: SegmentLog) -> None:
-        if log.log_end_offset:  # of thousands that are new each would have its checkpoint written within a second
-            log.flush()
-        log.begin_epoch(epoch, log.log_end_offset)
-
     for one in islice(logs, 1):
-        one.run_beside_others([partial(begin, log) for log in logs])
+        # Of thousands that are new each would have its checkpoint written within a second.
+        one.run_beside_others([log.flush for log in logs if log.log_end_offset])
+        one.begin_epochs([(log, epoch, log.log_end_offset) for log in logs])
 
 
 def too_few(grant: Grant, own: int, found: Mapping[int, MemberAnswer]) -> TooFewMembers | None:

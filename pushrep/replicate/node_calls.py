@@ -23,7 +23,7 @@ from pushrep.replicate.access import Access, Unauthorised, audit
 from pushrep.replicate.election_state import NO_MEMBER
 from pushrep.replicate.node_store import KeptOutbox, NodeStore, Refusal
 from pushrep.replicate.pusher import whole_batches
-from pushrep.replicate.replica import ReplicaLog
+from pushrep.replicate.replica import ReplicaLog, begin_epochs
 from pushrep.replicate.sockets import Address
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire import push_messages as wire
@@ -75,6 +75,7 @@ class NodeCalls:
 
     def _append_records(self, request: wire.AppendRecordsRequest, sender: str) -> Struct:
         grants = {}
+        self._begin_epochs(request.partitions, sender)
         answered = self._store.carry_out(
             [partial(self._append, part, sender) for part in request.partitions],
             syncs=self._waits_for_several_syncs(request.partitions),
@@ -97,6 +98,18 @@ class NodeCalls:
             # It was described to this leader before the node started again, or it never was.
             return wire.AppendRecordsResult(error_code=ErrorCode.STALE_SESSION), None
         return replica.follow(part), kept
+
+    def _begin_epochs(self, parts: Sequence[AppendRecordsPartition], sender: str) -> None:
+        """A leader's sessions begin with such a request: of thousands each would sync the epoch for itself."""
+        asked: dict[ReplicaLog, AppendRecordsPartition] = {}
+        for part in parts:
+            if _may_begin_epoch(part):
+                kept = self._owner_of(part.tp, ApiKey.APPEND_RECORDS, sender)
+                replica = kept.open_replica(part.tp) if kept is not None else None
+                if replica is not None and self._may_lead(sender, ApiKey.APPEND_RECORDS, kept):
+                    asked[replica] = part
+        if len(asked) > 1:
+            begin_epochs(asked)
 
     def _waits_for_several_syncs(self, parts: Sequence[AppendRecordsPartition]) -> bool:
         """Then they wait beside each other. A partition that is named twice is carried out in the request's order."""

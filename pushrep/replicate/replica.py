@@ -9,7 +9,8 @@ One request at a time: nothing is judged before the effects of the one before it
 import logging
 import platform
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -178,6 +179,21 @@ class ReplicaLog:
             if answer.result.error_code is ErrorCode.NONE and promised.is_unfilled:
                 self._note_filled(request)
             return answer.result
+
+    def epoch_to_begin(self, request: AppendRecordsPartition) -> does.BeginEpoch | None:
+        """What `follow` would first bring to disk, if that is an epoch without a record. Only while it is `held`."""
+        if self.failure is not None:
+            return None
+        for effect in follow(self.state(), request, self._batch_at):
+            if not isinstance(effect, does.OpenSession):
+                return effect if isinstance(effect, does.BeginEpoch) else None
+        return None
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """No request is judged meanwhile."""
+        with self._lock:
+            yield
 
     @property
     def refused(self) -> str | None:
@@ -363,6 +379,22 @@ _DONE_BY: Mapping[type, Callable[[ReplicaLog, Any], None]] = {
     does.Truncate: lambda self, do: self._cut(do.offset),
 }
 assert {*_DONE_BY, Answer} == set(get_args(FollowerEffect)), "every effect is carried out"
+
+
+def begin_epochs(asked: Mapping[ReplicaLog, AppendRecordsPartition]) -> None:
+    """Bring the epochs that these requests begin without a record to disk together. `follow` finds them there.
+
+    What can't be brought there is left to `follow`.
+    """
+    with ExitStack() as held:
+        begun = []
+        for replica, request in sorted(asked.items(), key=lambda one: one[0].tp):  # two requests that meet take turns
+            held.enter_context(replica.held())
+            if (effect := replica.epoch_to_begin(request)) is not None:
+                begun.append((replica.log, effect.leader_epoch, effect.start_offset))
+        with suppress(OSError, PushrepError):
+            if len(begun) > 1:
+                begun[0][0].begin_epochs(begun)
 
 
 def cut_unfenced(log: SegmentLog, kept: LogEnds) -> None:

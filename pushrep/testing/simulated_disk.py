@@ -15,6 +15,8 @@
     sync_ms        what a sync costs on the simulated clock
     copy(a, b)     what `cp -a a b` makes: other files with the same bytes
     has_witnesses  False: nothing distinguishes a file from its copy, as with FUSE
+    syncs_whole    True: `whole_sync` is there; else every file and directory is synced by name, so that one that was
+                   forgotten shows
 
     place_link, place_pipe    what somebody else has put under a name of ours
 
@@ -182,6 +184,7 @@ class SimulatedDisk:
         self.full_errno = errno.ENOSPC
         self.read_only = False
         self.has_witnesses = True
+        self.syncs_whole = False
         self.steps = 0
         self._random = random.Random(seed)  # noqa: S311 - faults that replay, not secrets
         self._directories: dict[str, DirectoryEntries] = {"/": DirectoryEntries()}  # by text: a Path takes long to hash
@@ -351,6 +354,19 @@ class SimulatedDisk:
             self._refuse_read_only(directory)
         names.keep(len(names.unsynced))
 
+    def whole_sync(self, directory: Path) -> "_SimulatedWholeSync | None":  # noqa: ARG002 - there is one file system
+        self._step()
+        return _SimulatedWholeSync(self) if self.syncs_whole else None
+
+    def sync_all(self) -> None:
+        """Every file, then every name, one after the other: the power may go in between."""
+        inodes = {id(one): one for names in self._directories.values() for one in names.now.values()}
+        for inode in inodes.values():
+            if inode.unsynced:
+                self._syncing(inode)
+        for directory in list(self._directories):
+            self.sync_directory(Path(directory))
+
     def lock(self, path: Path) -> File:
         file = self.open(path, create=True)
         assert isinstance(file, _SimulatedFile)
@@ -483,6 +499,19 @@ class SimulatedDisk:
             inode.unsynced.clear()  # the pages count as clean from now on, and the disk never saw them
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         inode.sync()
+
+
+class _SimulatedWholeSync:
+    """See `WholeSync`."""
+
+    def __init__(self, disk: SimulatedDisk) -> None:
+        self._disk = disk
+
+    def sync(self) -> None:
+        self._disk.sync_all()
+
+    def close(self) -> None:
+        """There is nothing to give back."""
 
 
 class _SimulatedFile:

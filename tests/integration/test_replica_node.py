@@ -20,6 +20,7 @@ from pushrep.election.grants import Grant, Member, next_generation
 from pushrep.env.filesystem import RealFilesystem
 from pushrep.errors import BadArgument
 from pushrep.log import SegmentLog
+from pushrep.log.directory_files import read_leader_epochs
 from pushrep.records import encode_batch
 from pushrep.replay.client import ReplayClient
 from pushrep.replay.errors import ReplayRefused
@@ -42,6 +43,7 @@ from pushrep.wire.push_messages import (
     EndOffsetForEpochRequest,
     EndOffsetForEpochResponse,
     EpochQuestion,
+    EpochStart,
     FetchRecordsRequest,
     FetchRecordsResponse,
     GrantRequest,
@@ -105,8 +107,8 @@ def push(client, *parts):
 def grant_of(epoch, leader=None, **more):
     leader = epoch % 256 if leader is None else leader
     fields = {"members": (Member(0), Member(1), Member(2)), "min_insync_replicas": 2, "members_epoch": epoch, **more}
-    fixed = {"pid_epoch": 0, "topic_id": TP.topic_id, "topic": "orders", "partitions": 1, "carrier": "key"}
-    return Grant(outbox_id=OUTBOX, epoch=epoch, leader=leader, **fields, **fixed)
+    fixed = {"pid_epoch": 0, "topic_id": TP.topic_id, "topic": "orders", "carrier": "key"}
+    return Grant(outbox_id=OUTBOX, epoch=epoch, leader=leader, **{"partitions": 1, **fields}, **fixed)
 
 
 def offer(client, grant, sender=None):
@@ -244,6 +246,46 @@ class _BadFile:
         if self._disk.is_broken and name in self._disk.fails:
             raise OSError(errno.EIO, "the disk is gone")
         return getattr(self._file, name)
+
+
+class _SyncedWhole(RealFilesystem):
+    """Counts syncs of the whole file system, which may fail."""
+
+    wholes = 0
+    is_broken = False
+
+    def whole_sync(self, _directory):
+        return self
+
+    def sync(self):
+        self.wholes += 1
+        if self.is_broken:
+            raise OSError(errno.EIO, "the disk is gone")
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_the_epoch_of_many_sessions_is_brought_to_disk_together_or_else_by_each(start, is_broken):
+    disk = _SyncedWhole()
+    node = start(filesystem=disk)
+    tps = [TopicIdPartition(TP.topic_id, "orders", number) for number in range(5)]
+    with ReplicaClient(node.address) as client:
+        assert offer(client, grant_of(256, partitions=5)).error_code is ErrorCode.NONE
+        epoch = describe(client, *tps).replica_epoch
+        wholes, disk.is_broken = disk.wholes, is_broken
+        results = push(client, *(part(epoch, 0, tp=tp) for tp in tps))
+        assert {one.error_code for one in results} == {ErrorCode.NONE}
+        assert disk.wholes - wholes == (1 if is_broken else 2), "contents, then names"
+        described = describe(client, *tps).logs
+        assert {log.leader_epochs for log in described} == {(EpochStart(epoch=256, start_offset=0),)}
+        again = disk.wholes
+        push(client, *(part(epoch, 0, b"a", tp=tp) for tp in tps))
+        assert disk.wholes == again, "a record is synced in its own file"
+    for tp in tps:
+        kept = read_leader_epochs(node.directory / str(OUTBOX) / str(tp))
+        assert kept.entries == ((256, 0),)
 
 
 def test_a_disk_error_takes_one_log_offline_and_it_comes_back(start):

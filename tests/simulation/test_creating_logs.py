@@ -1,10 +1,17 @@
-"""Many logs made at once: whole after any power cut, no sync for each in the directory above."""
+"""Many logs made at once, and led at once: whole after any power cut, few syncs for all of them."""
 
+import errno
+import os
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from uuid import uuid4
 
+import pytest
+
 from pushrep.env import RealFilesystem
+from pushrep.env.filesystem import _syncfs_says_errors, whole_sync
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.log.directory import LogDirectory, create_logs
 from pushrep.log.directory_files import read_leader_epochs
@@ -15,7 +22,7 @@ from tests.unit.gated_disk import MeetingDisk
 
 HOME = Path("/data")
 LOG_ID = uuid4()
-NAMES = [f"orders-{n}" for n in range(3)]
+NAMES = [f"orders-{n}" for n in range(4)]
 
 
 def create(disk, clock):
@@ -31,18 +38,24 @@ def create_and_begin(disk, clock):
     held = LogDirectory.acquire(HOME, disk, clock)
     try:
         create_logs(held, dict.fromkeys(NAMES, LOG_ID), has_replicas=True)
-        for name in NAMES:
-            with SegmentLog.open(HOME / name, has_replicas=True, filesystem=disk, clock=clock) as log:
-                log.begin_epoch(256, 0)
-                log.append(b"x", durability=Durability.FLUSHED)
+        for epoch in (256, 512):
+            with ExitStack() as opened:
+                logs = [
+                    opened.enter_context(SegmentLog.open(HOME / name, has_replicas=True, filesystem=disk, clock=clock))
+                    for name in NAMES
+                ]
+                logs[0].begin_epochs([(log, epoch, log.log_end_offset) for log in logs])
+                for log in logs:
+                    log.append(b"x", durability=Durability.FLUSHED)
     finally:
         held.release()
 
 
-def create_until(steps, seed, create=create):
+def create_until(steps, seed, create=create, *, syncs_whole=False):
     """The power goes at that step; False if all were made before."""
     clock = SimulatedClock()
     disk = SimulatedDisk(seed, clock=clock)
+    disk.syncs_whole = syncs_whole
     disk.power_after(steps)
     try:
         create(disk, clock)
@@ -51,11 +64,12 @@ def create_until(steps, seed, create=create):
     return disk, clock, True
 
 
-def test_a_log_with_replicas_has_its_first_epoch_before_its_first_record_after_a_power_cut_at_any_step():
-    done, steps = False, 0
+@pytest.mark.parametrize("syncs_whole", [False, True])
+def test_a_log_with_replicas_has_each_epoch_before_its_first_record_after_a_power_cut_at_any_step(syncs_whole, torture):
+    done, steps, stride = False, 3 * syncs_whole, torture.count(7, 1)
     while not done:
-        steps += 1
-        disk, clock, done = create_until(steps, steps, create_and_begin)
+        steps += stride
+        disk, clock, done = create_until(steps, steps, create_and_begin, syncs_whole=syncs_whole)
         disk.lose_power()
         for name in NAMES:
             with SegmentLog.open(HOME / name, log_id=LOG_ID, has_replicas=True, filesystem=disk, clock=clock) as log:
@@ -63,18 +77,21 @@ def test_a_log_with_replicas_has_its_first_epoch_before_its_first_record_after_a
                 assert log.recovery.damaged_from is None
                 kept = read_leader_epochs(HOME / name, disk)
                 if log.log_end_offset:
-                    assert (log.leader_epochs.entries, kept.entries) == (((256, 0),),) * 2
-                log.begin_epoch(512, log.log_end_offset)
+                    begun = ((256, 0), (512, 1))[: len(kept.entries)]
+                    assert log.leader_epochs.entries == kept.entries == begun
+                    assert len(begun) >= log.log_end_offset
+                log.begin_epoch(768, log.log_end_offset)
                 log.append(b"y")
-                assert read_leader_epochs(HOME / name, disk).latest_epoch == 512
+                assert read_leader_epochs(HOME / name, disk).latest_epoch == 768
     assert steps > 50, "it was cut in the middle of everything"
 
 
-def test_after_a_power_cut_at_any_step_each_opens_with_its_id_and_takes_records():
-    done, steps = False, 0
+@pytest.mark.parametrize("syncs_whole", [False, True])
+def test_after_a_power_cut_at_any_step_each_opens_with_its_id_and_takes_records(syncs_whole, torture):
+    done, steps, stride = False, 3 * syncs_whole, torture.count(7, 1)
     while not done:
-        steps += 1
-        disk, clock, done = create_until(steps, steps)
+        steps += stride
+        disk, clock, done = create_until(steps, steps, syncs_whole=syncs_whole)
         disk.lose_power()
         for name in NAMES:
             with SegmentLog.open(HOME / name, log_id=LOG_ID, filesystem=disk, clock=clock) as log:
@@ -93,9 +110,36 @@ def test_what_was_made_is_there_after_a_power_cut_and_opens_as_closed_clean():
             assert (log.log_id, log.recovery.opening) == (LOG_ID, Opening.NORMAL)
 
 
+@pytest.mark.parametrize("syncs_whole", [False, True])
+def test_epochs_that_could_not_be_brought_to_disk_have_not_begun(syncs_whole):
+    disk, clock, _ = create_until(10_000, 1, syncs_whole=syncs_whole)
+    with ExitStack() as opened:
+        logs = [
+            opened.enter_context(SegmentLog.open(HOME / name, has_replicas=True, filesystem=disk, clock=clock))
+            for name in NAMES
+        ]
+        disk.fail_sync()
+        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+            logs[0].begin_epochs([(log, 256, 0) for log in logs])
+        assert {log.leader_epochs.latest_epoch for log in logs} == {0}
+        logs[0].begin_epochs([(log, 256, 0) for log in logs])
+        assert {read_leader_epochs(log.path, disk).latest_epoch for log in logs} == {256}
+
+
 class CountingDisk(RealFilesystem):
+    syncs_whole = False
+
     def __init__(self):
-        self.synced, self.files_synced = Counter(), Counter()
+        self.synced, self.files_synced, self.wholes = Counter(), Counter(), 0
+
+    def whole_sync(self, directory):
+        return self if self.syncs_whole else None
+
+    def sync(self):
+        self.wholes += 1
+
+    def close(self):
+        pass
 
     def open(self, path, *, create=False, writable=True):
         return CountedFile(super().open(path, create=create, writable=writable), path, self.files_synced)
@@ -139,6 +183,39 @@ def test_a_log_with_replicas_that_is_made_and_led_takes_five_syncs(tmp_path):
             log.begin_epoch(256, 0)
             assert disk.files_synced[name] + disk.synced[name] == 5
     held.release()
+
+
+def test_thousands_that_are_made_and_led_take_five_syncs_together_where_a_file_system_is_synced_whole(tmp_path):
+    disk = CountingDisk()
+    disk.syncs_whole = True
+    held = LogDirectory.acquire(tmp_path / "logs", disk)
+    names = [f"orders-{n}" for n in range(5)]
+    disk.synced.clear()
+    create_logs(held, dict.fromkeys(names, LOG_ID), has_replicas=True)
+    with ExitStack() as opened:
+        logs = [
+            opened.enter_context(SegmentLog.open(tmp_path / "logs" / name, has_replicas=True, filesystem=disk))
+            for name in names
+        ]
+        logs[0].begin_epochs([(log, 256, 0) for log in logs])
+        assert (disk.wholes, disk.synced, sum(disk.files_synced[name] for name in names)) == (4, {"logs": 1}, 0)
+        logs[0].begin_epochs([(log, 512, 0) for log in logs])
+        assert disk.wholes == 7, "a list that is replaced has its new CRC on disk before"
+    held.release()
+
+
+def test_a_file_system_is_synced_whole_only_where_it_says_whether_it_succeeded(tmp_path, monkeypatch):
+    assert whole_sync(Path("/proc")) is None, "what it holds is on no disk, and other kinds are not known"
+    if (whole := whole_sync(tmp_path)) is not None:
+        whole.sync()
+        whole.close()
+        with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
+            whole.sync()
+    for release, says in (("5.7.19-x", False), ("5.8.0", True), ("6.1", True), ("unknown", False)):
+        _syncfs_says_errors.cache_clear()
+        monkeypatch.setattr(os, "uname", lambda release=release: SimpleNamespace(release=release))
+        assert _syncfs_says_errors() is says
+    _syncfs_says_errors.cache_clear()
 
 
 def test_the_first_record_of_a_log_with_replicas_that_comes_without_an_epoch_brings_the_list_along(tmp_path):

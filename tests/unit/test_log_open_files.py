@@ -1,12 +1,13 @@
 """Few files stay open: the pool alone, and fifty logs under a limit of eight."""
 
 import os
+import resource
 import threading
 from pathlib import Path
 
 import pytest
 
-from pushrep.log import Durability, LogConfig, SegmentLog
+from pushrep.log import Durability, LogConfig, SegmentLog, directory
 from pushrep.log.directory import OpenFiles
 
 
@@ -59,6 +60,30 @@ def test_a_log_that_closed_by_itself_is_forgotten(pool):
     pool.forget(log)
     pool.forget(log)
     assert len(pool) == 0
+
+
+def test_the_files_of_all_directories_take_half_of_the_descriptors_of_the_process(monkeypatch):
+    monkeypatch.setattr(directory, "_OPEN", directory._OpenInProcess())
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (8, 8))
+    first, second = OpenFiles(), OpenFiles()
+    for _ in range(4):
+        first.opened(Log())
+    assert len(first) == 4
+    logs = [Log() for _ in range(3)]
+    for log in logs:
+        second.opened(log)
+    assert (len(first), len(second)) == (4, 1), "it keeps the one that it needs now, and closes others of its own"
+    assert [log.open for log in logs] == [False, False, True]
+    second.forget(logs[2])
+    first.opened(Log())
+    assert len(first) == 4
+
+
+def test_without_a_limit_of_descriptors_the_setting_holds(pool, monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    for _ in range(5):
+        pool.opened(Log())
+    assert len(pool) == 3
 
 
 def open_log_files(directory):
