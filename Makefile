@@ -158,24 +158,31 @@ MATRIX ?= all
 matrix: $(SPARKS)/.done $(TABLES)/.done jars  ## Each release, form, carrier and sink, killed and run again, as a table in docs/spark.md
 	$(BIN)/python -m tests.spark.replay.matrix $(SPARKS) $(MATRIX) $(RELEASES)
 
-S3 := .cache/spark-s3
+STORES := .cache/spark-stores
 MOTO := .venv-moto
 MOTO_VERSION := 5.2.5
-# S3A and two servers of S3, one of Maven's jars and one of Python's packages. One Maven at a time.
-$(S3)/.done: tests/spark/s3/pom.xml tests/spark/s3/server.xml tests/spark/s3/jars.sha256
+AZURITE_VERSION := 3.37.0
+FAKE_GCS_VERSION := v1.56.1
+# Clients of three stores, and four servers: one of Maven's jars, one of Python's packages, one of npm's, one of Go's; without
+# npm or Go its tests skip and say so. One Maven at a time.
+$(STORES)/.done: $(wildcard tests/spark/stores/*.xml) tests/spark/stores/jars.sha256
 	@$(HAS_MAVEN)
-	@echo "fetching S3A and s3proxy into $(S3) ..."
-	@rm -rf $(S3)
-	@mvn -q -B -f tests/spark/s3/pom.xml dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory=$(CURDIR)/$(S3)/libs
-	@mvn -q -B -f tests/spark/s3/server.xml dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory=$(CURDIR)/$(S3)/server
-	@cd $(S3) && $(SUMS) $(CURDIR)/tests/spark/s3/jars.sha256
+	@echo "fetching clients of object stores, and servers, into $(STORES) ..."
+	@rm -rf $(STORES)
+	@mvn -q -B -f tests/spark/stores/pom.xml dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory=$(CURDIR)/$(STORES)/libs
+	@mvn -q -B -f tests/spark/stores/server.xml dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory=$(CURDIR)/$(STORES)/server
+	@cd $(STORES) && $(SUMS) $(CURDIR)/tests/spark/stores/jars.sha256
+	@npm install --silent --no-audit --no-fund --prefix $(STORES)/npm azurite@$(AZURITE_VERSION) || echo "no Azurite: npm could not fetch it"
+	@GOBIN=$(CURDIR)/$(STORES)/go go install github.com/fsouza/fake-gcs-server@$(FAKE_GCS_VERSION) || echo "no fake-gcs-server: Go could not build it"
 	@touch $@
 
-object-stores: $(VENV)/.dev $(S3)/.done  ## Tables, marks and checkpoints in S3's servers: s3proxy, and moto in .venv-moto/
+object-stores: $(VENV)/.dev $(STORES)/.done  ## Tables, marks and checkpoints in S3 (s3proxy; moto in .venv-moto/), Azure (Azurite), Google (fake-gcs-server)
 	@test -x $(MOTO)/bin/moto_server || { $(PYTHON) -m venv $(MOTO) && \
 		$(MOTO)/bin/python -m pip --disable-pip-version-check --quiet install 'moto[server,s3]==$(MOTO_VERSION)'; }
-	PUSHREP_S3_JARS=$$(ls $(CURDIR)/$(S3)/libs/*.jar | paste -sd,) PUSHREP_S3_SERVER=$(CURDIR)/$(S3)/server \
-	PUSHREP_S3_MOTO=$(CURDIR)/$(MOTO)/bin/moto_server $(BIN)/python -m pytest tests/spark/test_object_stores.py \
+	PUSHREP_STORES_JARS=$$(ls $(CURDIR)/$(STORES)/libs/*.jar | paste -sd,) PUSHREP_STORES_S3PROXY=$(CURDIR)/$(STORES)/server \
+	PUSHREP_STORES_MOTO=$(CURDIR)/$(MOTO)/bin/moto_server \
+	PUSHREP_STORES_AZURITE=$$(ls $(CURDIR)/$(STORES)/npm/node_modules/.bin/azurite-blob) \
+	PUSHREP_STORES_GCS=$$(ls $(CURDIR)/$(STORES)/go/fake-gcs-server) $(BIN)/python -m pytest tests/spark/test_object_stores.py \
 		--timeout 1800 $(PYTEST_ARGS)
 
 quick: $(VENV)/.dev  ## The tests without Spark and Java

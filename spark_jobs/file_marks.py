@@ -37,9 +37,9 @@ class FileMarks:
     """Marks in a directory of any file system that Spark knows, for ReplayFilteredBatches.
 
     path: a directory of their own, beside the checkpoint. session: the active one if none is given. check: whether the
-    first use tests that an object store lets only one writer create a file; for reading alone it need not. Use raises
-    StoreUnfit for a store that does not, MarksFenced if another driver wrote since this store was first used,
-    MarksStoreDamaged for a file that can't be read, and what Hadoop's client raises.
+    first use tests that an object store lets only one writer create a file, and shows it whole; for reading alone it
+    need not. Use raises StoreUnfit for a store that does not, MarksFenced if another driver wrote since this store was
+    first used, MarksStoreDamaged for a file that can't be read, and what Hadoop's client raises.
     """
 
     def __init__(self, path: str, session: SparkSession | None = None, *, check: bool = True) -> None:
@@ -119,5 +119,5 @@ class FileMarks:
                 raise MarksStoreDamaged(self.location, "no Spark session is active here: give one")
             self._directory = HadoopDirectory(session, self.location)
             if self._check:
-                self._directory.check_creates_once()
+                self._directory.check_new_objects(once=True)
         return self._directory

@@ -157,6 +157,7 @@ class DirectoryTable(BatchTable):
                 # What the adopted query wrote after the adopted batch is removed: before the new owner is named,
                 # so that a kill in between leaves the old one and this runs again.
                 self._drop(directory, first)
+                directory.check_new_objects(_OWN, once=False)
                 if not directory.create(f"{_OWNERS}{len(settled.queries)}.json", settled.to_text()):
                     raise BadSink("target", self._name, f"the file system refused to make a file in {_OWN}")
             self._place = query_id, directory, settled.first_batch_id(query_id)

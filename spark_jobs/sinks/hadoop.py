@@ -2,12 +2,15 @@
 
     a file system    a file is there from its opening on    a directory is renamed as one
     an object store  an object is there, whole, from its closing on    a "directory" is renamed object by object
+    Azure, flat      an object is there, empty, from its opening on    the same
 
 So a new file is written aside and renamed on a file system; in an object store it is one object, put there on the
 condition that none has its name (S3's If-None-Match). S3A knows that condition since Hadoop 3.4.2, and only where it is
-asked for by name: without, of two writers of one name the second overwrites the first.
+asked for by name: without, of two writers of one name the second overwrites the first. Azure's client (ABFS) sets it
+itself wherever it renames: there a new file is written aside, under a name that no other writer has, and renamed.
 """
 
+import contextlib
 import os
 from typing import Any, Final
 from uuid import uuid4
@@ -19,20 +22,28 @@ from spark_jobs.errors import SparkJobError
 from spark_jobs.spark_internals import hadoop_of
 
 _FILE_SYSTEMS: Final = frozenset({"file", "hdfs", "viewfs", "webhdfs", "swebhdfs"})
+_AZURE: Final = frozenset({"abfs", "abfss"})
 _HIERARCHICAL: Final = "fs.capability.etags.preserved.in.rename"
 """A capability that Azure's client has for an account with a hierarchical namespace, and no object store has."""
 _IF_NONE_MATCH: Final = "fs.option.create.conditional.overwrite"
 
 
-class StoreUnfit(SparkJobError):
-    """This store lets two writers create one object: keep elsewhere what only one may write."""
+_TWO_WRITERS: Final = (
+    "of two drivers that make one new file there the second overwrites the first, so two drivers at once would not be "
+    "noticed. S3 needs Hadoop 3.4.2 or newer (Spark 4.1) and a server that obeys If-None-Match; otherwise keep marks "
+    "in a topic (kafka:TOPIC) or with the rows in a database"
+)
+_HALF_WRITTEN: Final = (
+    "a file is seen there while it is being written, so a kill would leave a part of it under the name of the whole. "
+    "Keep marks in a topic (kafka:TOPIC), and rows in Delta, in Iceberg, or with the marks in a database"
+)
 
-    def __init__(self, location: str) -> None:
-        super().__init__(
-            f"{location}: of two drivers that make one new file there the second overwrites the first, so two "
-            "drivers at once would not be noticed. S3 needs Hadoop 3.4.2 or newer (Spark 4.1) and a server that obeys "
-            "If-None-Match; otherwise keep marks in a topic (kafka:TOPIC) or with the rows in a database"
-        )
+
+class StoreUnfit(SparkJobError):
+    """This store lets two writers create one object, or shows one half written: use another, as the message says."""
+
+    def __init__(self, location: str, why: str) -> None:
+        super().__init__(f"{location}: {why}")
         self.location = location
 
 
@@ -48,6 +59,7 @@ class HadoopDirectory:
         scheme = self._root.toUri().getScheme()
         self.renames_directories = scheme in _FILE_SYSTEMS or self._fs.hasPathCapability(self._root, _HIERARCHICAL)
         """Whether a directory moves as one: False for an object store."""
+        self._puts_by_renaming = scheme in _AZURE
 
     def path_of(self, name: str) -> str:
         """With its file system's scheme."""
@@ -83,6 +95,8 @@ class HadoopDirectory:
 
     def rename(self, name: str, to: str) -> bool:
         """False if the file system refuses."""
+        if not self.renames_directories:  # of these some want an object for the directory, too
+            self._fs.mkdirs(self._path(to).getParent())
         return bool(self._fs.rename(self._path(name), self._path(to)))
 
     def read(self, name: str) -> str:
@@ -111,26 +125,45 @@ class HadoopDirectory:
         self._write(name + ".writing", data)
         return not self._fs.exists(self._path(name)) and self.rename(name + ".writing", name)
 
-    def check_creates_once(self) -> None:
-        """Raises StoreUnfit for an object store that lets two writers make one object. Leaves nothing behind."""
+    def check_new_objects(self, below: str = "", *, once: bool) -> None:
+        """Raises StoreUnfit for an object store that shows an object before it is whole, or, where only one writer may
+        create it (`once`), lets two of them. Tries it in the directory `below` this one, and leaves nothing behind but
+        after a kill; a file system needs no check.
+        """
         if self.renames_directories:
             return
-        name = f"_probe-{uuid4().hex}"
+        name = f"{below}/_probe-{uuid4().hex}.new".removeprefix("/")
         try:
+            if self._puts_by_renaming:
+                self._put_new(name, b"1")
+                if once and self._put_new(name, b"2"):
+                    raise StoreUnfit(self.path_of(""), _TWO_WRITERS)
+                return
             first = self._opened_new(name)
             first.write(bytearray(b"1"))
-            try:
-                second = self._opened_new(name)
-                second.write(bytearray(b"2"))
+            if self._fs.exists(self._path(name)):
+                with contextlib.suppress(Py4JJavaError):
+                    first.close()
+                raise StoreUnfit(self.path_of(""), _HALF_WRITTEN)
+            if not once:
                 first.close()
-                second.close()
-            except Py4JJavaError:
-                if self.names().count(name) and self.read_bytes(name) == b"1":
-                    return
-                raise
-            raise StoreUnfit(self.path_of(""))
+            elif not self._refuses_second(name, first):
+                raise StoreUnfit(self.path_of(""), _TWO_WRITERS)
         finally:
             self.remove(name)
+
+    def _refuses_second(self, name: str, first: Any) -> bool:
+        """Whether of two that opened a new file at once the second can't close it; closes the first one."""
+        try:
+            second = self._opened_new(name)
+            second.write(bytearray(b"2"))
+            first.close()
+            second.close()
+        except Py4JJavaError:
+            if self._fs.exists(self._path(name)) and self.read_bytes(name) == b"1":
+                return True
+            raise
+        return False
 
     def _write(self, name: str, data: bytes) -> None:
         stream = self._fs.create(self._path(name), True)  # overwrites what a kill left
@@ -148,15 +181,26 @@ class HadoopDirectory:
 
     def _put_new(self, name: str, data: bytes) -> bool:
         try:
-            stream = self._opened_new(name)
-            stream.write(bytearray(data))
-            stream.close()
+            if not self._puts_by_renaming:
+                stream = self._opened_new(name)
+                stream.write(bytearray(data))
+                stream.close()
+                return True
+            if self._renamed_new(name, data):
+                return True
         except Py4JJavaError:
-            # If an answer is lost, the client asks again and is refused: the object itself shows who wrote it.
             if not self._fs.exists(self._path(name)):
                 raise
-            return self.read_bytes(name) == data
-        return True
+        # If an answer is lost, the client asks again and is refused: the object itself shows who wrote it.
+        return self.read_bytes(name) == data
+
+    def _renamed_new(self, name: str, data: bytes) -> bool:
+        aside = f"{name}.writing-{uuid4().hex}"
+        try:
+            self._write(aside, data)
+            return self.rename(aside, name)
+        finally:
+            self.remove(aside)
 
     def _path(self, name: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(self._root, name) if name else self._root

@@ -1,6 +1,7 @@
-"""Table, marks and checkpoint in S3's servers: killed at each write, two drivers at once, and who is refused.
+"""Table, marks and checkpoint in object stores: killed at each write, two drivers at once, and who is refused.
 
-`make object-stores` fetches what this needs: S3A, s3proxy (over a directory) and moto, and names them.
+`make object-stores` fetches what this needs, and names it: Hadoop's clients of S3, of Azure (ABFS, a flat account by
+its Blob endpoint) and of Google; s3proxy (over a directory), moto, Azurite and fake-gcs-server.
 """
 
 import contextlib
@@ -19,8 +20,10 @@ from tests.spark_programs import SparkPrograms, kill_session, said
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(1800)]
 
-JARS, SERVER, MOTO = (os.environ.get(f"PUSHREP_S3_{name}", "") for name in ("JARS", "SERVER", "MOTO"))
-PROGRAM = Path(__file__).parent / "s3" / "program.py"
+NAMES = ("JARS", "S3PROXY", "MOTO", "AZURITE", "GCS")
+JARS, *SERVERS = (os.environ.get(f"PUSHREP_STORES_{name}", "") for name in NAMES)
+SERVERS = dict(zip(map(str.lower, NAMES[1:]), SERVERS, strict=True))
+PROGRAM = Path(__file__).parent / "stores" / "program.py"
 SETTINGS = """\
 s3proxy.authorization=none
 s3proxy.endpoint={endpoint}
@@ -28,40 +31,122 @@ s3proxy.ignore-unknown-headers=true
 jclouds.provider=filesystem
 jclouds.filesystem.basedir={place}
 """
+ACCOUNT, KEY = "tests.dfs.core.windows.net", "dGVzdHM="
+MIB = str(1 << 20)
 
 if not JARS:
-    pytest.skip("make object-stores names S3A's jars and the servers", allow_module_level=True)
+    pytest.skip("make object-stores names the clients' jars and the servers", allow_module_level=True)
 
 
-@pytest.fixture(scope="module", params=["s3proxy", "moto"])
-def endpoint(request, tmp_path_factory):
-    """Of a server with a bucket, ended with the tests."""
-    place, held = tmp_path_factory.mktemp(request.param), reserve()
-    port = held.getsockname()[1]
-    endpoint = f"http://127.0.0.1:{port}"
-    if request.param == "s3proxy":
-        (place / "settings").write_text(SETTINGS.format(endpoint=endpoint, place=place / "store"))
-        (place / "store").mkdir()
-        command = ["java", "-DLOG_LEVEL=warn", "-cp", f"{SERVER}/*", "org.gaul.s3proxy.Main"]
-        command += ["--properties", place / "settings"]
-    else:
-        command = [MOTO, "-H", "127.0.0.1", "-p", str(port)]
+@pytest.fixture(scope="module", params=SERVERS)
+def store(request, tmp_path_factory):
+    """A bucket of a server, which ends with the tests: its root, and the settings of Hadoop's client."""
+    name, place, held = request.param, tmp_path_factory.mktemp(request.param), reserve()
+    if not SERVERS[name]:
+        pytest.skip(f"make object-stores could not fetch {name}")
+    at = f"127.0.0.1:{held.getsockname()[1]}"
+    command, asked, root, settings = described(name, at, place)
     held.close()
-    with (place / "said").open("w") as output, subprocess.Popen(command, stdout=output, stderr=output) as server:
+    own = os.environ | {"AZURITE_ACCOUNTS": f"tests:{KEY}"}
+    with (
+        (place / "said").open("w") as output,
+        subprocess.Popen(command, cwd=place, env=own, stdout=output, stderr=output) as server,
+    ):
         try:
-            while not _has_bucket(endpoint):
+            while not _answers(asked):
                 assert server.poll() is None, (place / "said").read_text()[-2000:]
-            yield endpoint
+            yield root, settings
         finally:
             server.kill()
 
 
-def _has_bucket(endpoint):
-    """Whether it answered the request for one."""
+def described(name, at, place):
+    """How a server is started, the request for a bucket, and what its client must know."""
+    host, port = at.split(":")
+    if name == "azurite":
+        command = [
+            SERVERS[name],
+            "--blobHost",
+            host,
+            "--blobPort",
+            port,
+            "--skipApiVersionCheck",
+            "--inMemoryPersistence",
+        ]
+        return command, urllib.request.Request(f"http://{at}/"), f"abfs://bucket@{ACCOUNT}", azure_settings(at)
+    if name == "gcs":
+        command = [
+            SERVERS[name],
+            "-scheme",
+            "http",
+            "-host",
+            host,
+            "-port",
+            port,
+            "-public-host",
+            at,
+            "-backend",
+            "memory",
+        ]
+        named = {"Content-Type": "application/json"}
+        asked = urllib.request.Request(f"http://{at}/storage/v1/b?project=p", b'{"name": "bucket"}', named)
+        return command, asked, "gs://bucket", google_settings(at)
+    command = [SERVERS[name], "-H", host, "-p", port]
+    if name == "s3proxy":
+        (place / "settings").write_text(SETTINGS.format(endpoint=f"http://{at}", place=place / "store"))
+        (place / "store").mkdir()
+        command = ["java", "-DLOG_LEVEL=warn", "-cp", f"{SERVERS[name]}/*", "org.gaul.s3proxy.Main"]
+        command += ["--properties", place / "settings"]
+    return command, urllib.request.Request(f"http://{at}/bucket", method="PUT"), "s3a://bucket", s3_settings(at)
+
+
+def s3_settings(at):
+    return {
+        "fs.s3a.endpoint": f"http://{at}",
+        "fs.s3a.endpoint.region": "us-east-1",
+        "fs.s3a.access.key": "a",
+        "fs.s3a.secret.key": "b",
+        "fs.s3a.path.style.access": "true",
+    }
+
+
+def azure_settings(at):
+    return {
+        "fs.azure.abfs.endpoint": at,
+        "fs.azure.always.use.https": "false",
+        "fs.azure.networking.library": "JDK_HTTP_URL_CONNECTION",
+        "fs.azure.account.auth.type": "SharedKey",
+        f"fs.azure.account.key.{ACCOUNT}": KEY,
+        "fs.azure.account.hns.enabled": "false",
+        "fs.azure.fns.account.service.type": "BLOB",
+        "fs.azure.ingress.service.type": "BLOB",
+        "fs.azure.createRemoteFileSystemDuringInitialization": "true",
+    }
+
+
+def google_settings(at):
+    """Sizes as numbers: Hadoop 3.5 has defaults of the same names for a client of its own, with letters behind them."""
+    sizes = ("block.size", "outputstream.buffer.size", "inputstream.inplace.seek.limit")
+    sizes += ("inputstream.min.range.request.size", "rewrite.max.chunk.size")
+    return {f"fs.gs.{name}": MIB for name in sizes} | {
+        "fs.gs.impl": "com.google.cloud.hadoop.fs.gcs.GoogleHadoopFileSystem",
+        "fs.AbstractFileSystem.gs.impl": "com.google.cloud.hadoop.fs.gcs.GoogleHadoopFS",
+        "fs.gs.client.type": "HTTP_API_CLIENT",
+        "fs.gs.storage.root.url": f"http://{at}/",
+        "fs.gs.auth.type": "UNAUTHENTICATED",
+        "fs.gs.project.id": "p",
+        "fs.gs.operation.move.enable": "false",  # the server doesn't know this call; without it the client copies
+    }
+
+
+def _answers(asked):
+    """Whether the server answered the request, and did not refuse to make the bucket."""
     with contextlib.suppress(urllib.error.URLError, ConnectionError):
-        made = urllib.request.Request(f"{endpoint}/bucket", method="PUT")
-        with urllib.request.urlopen(made, timeout=60) as answer:
-            return answer.status == 200
+        try:
+            with urllib.request.urlopen(asked, timeout=60) as answer:
+                return answer.status == 200
+        except urllib.error.HTTPError:
+            return asked.get_method() == "GET"
     return False
 
 
@@ -77,26 +162,32 @@ def told(process):
     return json.loads(out.splitlines()[-1])
 
 
-def test_stopped_at_each_write_and_run_again_the_table_is_sqls_answer(programs, endpoint):
-    points = told(programs.start([sys.executable, PROGRAM, "stops", endpoint, JARS]))["points"]
+def arguments(what, store, *more):
+    root, settings = store
+    return [sys.executable, PROGRAM, what, root, json.dumps(settings), JARS, *more]
+
+
+def test_stopped_at_each_write_and_run_again_the_table_is_sqls_answer(programs, store):
+    points = told(programs.start(arguments("stops", store)))["points"]
     assert points >= 20, "before and behind each write of two batches"
 
 
-def test_of_two_drivers_one_is_refused_and_a_store_that_lets_both_is_named(programs, endpoint):
-    seen = told(programs.start([sys.executable, PROGRAM, "drivers", endpoint, JARS]))
+def test_of_two_drivers_one_is_refused_and_a_store_that_lets_both_is_named(programs, store):
+    seen = told(programs.start(arguments("drivers", store)))
     assert "written by another driver while batch 0 of query q ran" in seen["second"]
-    assert (seen["stands"], seen["again"]) == ("first", False)
-    assert "unfit/marks: of two drivers" in seen["unfit"]
-    assert seen["left"] == []
+    assert all(made == [stands] for made, stands in seen["at_once"]), seen["at_once"]
+    assert (seen["again"], seen["aside"], seen["left"]) == (False, [], [])
     assert "a batch is one there" in seen["partitioned"]
+    if store[0].startswith("s3a:"):  # the others' clients can't be told to write without a condition
+        assert "unfit/marks: of two drivers" in seen["unfit"]
 
 
-def test_a_query_killed_in_a_batch_goes_on_with_its_checkpoint_in_the_store(request, programs, endpoint, tmp_path):
+def test_a_query_killed_in_a_batch_goes_on_with_its_checkpoint_in_the_store(request, programs, store, tmp_path):
     """s3proxy lists no empty directory, and Spark wants to find those of its checkpoint: there it lies on this disk."""
-    in_store = request.node.callspec.params["endpoint"] == "moto"
-    checkpoint = "s3a://bucket/query/checkpoint" if in_store else str(tmp_path / "checkpoint")
-    killed = programs.start([sys.executable, PROGRAM, "query", endpoint, JARS, 2, checkpoint])
+    in_store = request.node.callspec.params["store"] != "s3proxy"
+    checkpoint = f"{store[0]}/query/checkpoint" if in_store else str(tmp_path / "checkpoint")
+    killed = programs.start(arguments("query", store, 2, checkpoint))
     assert killed.stdout.readline() == "in batch 1\n", said(killed)
     kill_session(killed)
-    finished = programs.start([sys.executable, PROGRAM, "query", endpoint, JARS, 3, checkpoint])
+    finished = programs.start(arguments("query", store, 3, checkpoint))
     assert told(finished)["rows"] == 7

@@ -6,10 +6,12 @@ import pytest
 from click.testing import CliRunner
 
 from filtering.marks import HighwaterMarks
+from spark_jobs import idempotent_table
 from spark_jobs.batch_marks import BatchMarks, MarksKey
 from spark_jobs.file_marks import FileMarks
 from spark_jobs.marks import MarksFenced
 from spark_jobs.marks_command import marks
+from spark_jobs.sinks.hadoop import StoreUnfit
 
 pytestmark = pytest.mark.spark
 
@@ -29,3 +31,16 @@ def test_files_are_shown_exported_and_reset(spark, tmp_path, scheme):
     assert FileMarks(place, spark).owner() is None
     with pytest.raises(MarksFenced, match="batch 1 of query q"):
         store.read("q", 1)  # a driver that runs meanwhile must not go on
+
+
+def test_an_unknown_store_that_shows_files_half_written_is_refused_by_name(spark, tmp_path):
+    """A kill would leave a part of a file there, under the name of the whole."""
+    settings = spark.sparkContext._jsc.hadoopConfiguration()
+    settings.set("fs.unknown.impl", "org.apache.hadoop.fs.viewfs.ViewFileSystemOverloadScheme")
+    settings.set("fs.viewfs.overload.scheme.target.file.impl", "org.apache.hadoop.fs.LocalFileSystem")
+    settings.set("fs.viewfs.mounttable.store.link./held", tmp_path.as_uri())
+    with pytest.raises(StoreUnfit, match=r"unknown://store/held/marks: a file is seen there while it is being written"):
+        FileMarks("unknown://store/held/marks", spark).owner()
+    with pytest.raises(StoreUnfit, match="rows in Delta, in Iceberg"):
+        idempotent_table("unknown://store/held/table")(spark.range(1), 0)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

@@ -1,8 +1,8 @@
-"""Table, marks and checkpoint in an object store, by S3A. A JSON line tells what was seen.
+"""Table, marks and checkpoint in an object store, by Hadoop's client. A JSON line tells what was seen.
 
-python program.py stops <endpoint> <jars>         stopped before and behind each write, and run again
-                  drivers <endpoint> <jars>       two drivers of one query; a store without conditional writes
-                  query <endpoint> <jars> <n> <checkpoint>
+python program.py stops <root> <settings: JSON> <jars>      stopped before and behind each write, and run again
+                  drivers <root> <settings> <jars>          two drivers of one query; a store without conditional writes
+                  query <root> <settings> <jars> <n> <checkpoint>
                                                   a query of <n> files; waits to be killed in its batch 1 if <n> is 2
 """
 
@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import json
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -18,22 +19,16 @@ BATCHES = ([0, 1, 2, 5], [3, 1, 5, 6, 2], [6, 7, 8])
 """Source offsets of one pair, in the order of the log."""
 
 
-def session(endpoint, jars, **more):
+def session(settings, jars):
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master("local[2]").config("spark.jars", jars)
-    settings = {
+    settings = {f"spark.hadoop.{name}": value for name, value in settings.items()} | {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.sql.shuffle.partitions": "2",
-        "spark.hadoop.fs.s3a.endpoint": endpoint,
-        "spark.hadoop.fs.s3a.endpoint.region": "us-east-1",
-        "spark.hadoop.fs.s3a.access.key": "a",
-        "spark.hadoop.fs.s3a.secret.key": "b",
-        "spark.hadoop.fs.s3a.path.style.access": "true",
-        **more,
     }
     for name, value in settings.items():
         builder = builder.config(name, value)
@@ -69,34 +64,37 @@ def held(spark, table):
     return sorted((row.batch_id, row.value) for row in found.collect())
 
 
-def stops(spark):
+def stops(spark, root):
     """In-process stops: nothing that runs behind a stop is the program's, as behind kill -9."""
     from spark_jobs import ReplayFilteredBatches, idempotent_table
     from spark_jobs.file_marks import FileMarks
     from spark_jobs.sinks.hadoop import HadoopDirectory
 
     spark.sparkContext.setLocalProperty("sql.streaming.queryId", "q")
-    left = itertools.count(1)
+    left, is_dead = itertools.count(1), threading.Event()
 
     class Stopped(BaseException):
         pass
 
+    def step():
+        if is_dead.is_set() or next(left) == 0:
+            is_dead.set()
+            raise Stopped
+
     def stopping(inner):
-        def step(*told):
-            if next(left) == 0:
-                raise Stopped
+        def stepped(*told):
+            step()
             result = inner(*told)
-            if next(left) == 0:
-                raise Stopped
+            step()
             return result
 
-        return step
+        return stepped
 
     for name in ("remove", "rename", "_put_new"):
         setattr(HadoopDirectory, name, stopping(getattr(HadoopDirectory, name)))
     frames, answer = [rows(spark, n) for n in range(2)], expected(spark, 2)
     for point in range(100):
-        place = f"s3a://bucket/stops/{point}"
+        place = f"{root}/stops/{point}"
         left = itertools.count(-point)
         stopped = False
         for _ in range(2):
@@ -106,6 +104,7 @@ def stops(spark):
                     once(frame, number)
                 break
             stopped, left = True, itertools.count(1)
+            is_dead.clear()
         left = itertools.count(1)
         assert held(spark, f"{place}/table") == answer, f"stopped at point {point}"
         store = FileMarks(f"{place}/marks", spark)
@@ -117,7 +116,7 @@ def stops(spark):
     raise AssertionError("no end of write points")
 
 
-def drivers(spark):
+def drivers(spark, root):
     from spark_jobs import ReplayFilteredBatches
     from spark_jobs.file_marks import FileMarks
     from spark_jobs.marks import MarksFenced
@@ -126,7 +125,7 @@ def drivers(spark):
     from spark_jobs.sinks.idempotent_sink import BadSink
 
     spark.sparkContext.setLocalProperty("sql.streaming.queryId", "q")
-    place = "s3a://bucket/drivers/marks"
+    place = f"{root}/drivers/marks"
     kept = []
 
     def second_in_between(frame, batch_id):
@@ -143,41 +142,53 @@ def drivers(spark):
     except MarksFenced as error:
         told["second"] = str(error)
     # At the very same moment: both have looked, both put the same name.
-    directory = HadoopDirectory(spark, "s3a://bucket/drivers/names")
-    first, second = directory._opened_new("n"), directory._opened_new("n")
-    first.write(bytearray(b"first"))
-    second.write(bytearray(b"second"))
-    first.close()
-    with contextlib.suppress(Exception):
-        second.close()
-    told["stands"] = directory.read("n")
-    told["again"] = directory.create("n", "third")
+    directory = HadoopDirectory(spark, f"{root}/drivers/names")
+    told["at_once"] = [at_once(directory, f"n{turn}") for turn in range(20)]
+    told["again"] = directory.create("n0", "third")
+    told["aside"] = sorted(set(directory.names()) - {f"n{turn}" for turn in range(20)})
+    try:
+        idempotent_table(f"{root}/unfit/table", partition_by=["topic"]).check(spark, rows(spark, 0).schema, None)
+    except BadSink as error:
+        told["partitioned"] = str(error)
     unconditional = spark.sparkContext._jsc.hadoopConfiguration()
     unconditional.set("fs.s3a.create.conditional.enabled", "false")
     unconditional.set("fs.s3a.impl.disable.cache", "true")
     try:
-        FileMarks("s3a://bucket/unfit/marks", spark).owner()
+        FileMarks(f"{root}/unfit/marks", spark).owner()
     except StoreUnfit as error:
         told["unfit"] = str(error)
-    told["left"] = HadoopDirectory(spark, "s3a://bucket/unfit/marks").names()
-    try:
-        idempotent_table("s3a://bucket/unfit/table", partition_by=["topic"]).check(spark, rows(spark, 0).schema, None)
-    except BadSink as error:
-        told["partitioned"] = str(error)
+    told["left"] = HadoopDirectory(spark, f"{root}/unfit/marks").names()
     return told
 
 
-def query(spark, batches, checkpoint):
+def at_once(directory, name):
+    """Of two writers that begin together: who says that it made the file, and who did."""
+    begins, made = threading.Barrier(2), []
+
+    def writer(text):
+        begins.wait()
+        if directory.create(name, text):
+            made.append(text)
+
+    writers = [threading.Thread(target=writer, args=(text,)) for text in ("first", "second")]
+    for one in writers:
+        one.start()
+    for one in writers:
+        one.join()
+    return made, directory.read(name)
+
+
+def query(spark, root, batches, checkpoint):
     """From files into a table, all of it in the store; the checkpoint where it is told to."""
     from spark_jobs import ReplayFilteredBatches, idempotent_table
     from spark_jobs.file_marks import FileMarks
 
     batches = int(batches)
     for number in range(batches):
-        files = f"s3a://bucket/query/log/{number}"
+        files = f"{root}/query/log/{number}"
         rows(spark, number).write.mode("ignore").parquet(files)
         time.sleep(1.1)  # files of one second come in any order
-    table = idempotent_table("s3a://bucket/query/table")
+    table = idempotent_table(f"{root}/query/table")
 
     def handler(frame, batch_id):
         table(frame, batch_id)
@@ -186,18 +197,18 @@ def query(spark, batches, checkpoint):
             time.sleep(600)
 
     handler.drop_from = table.drop_from
-    events = spark.readStream.schema(COLUMNS).option("maxFilesPerTrigger", 1).parquet("s3a://bucket/query/log/*")
-    once = ReplayFilteredBatches(handler, FileMarks("s3a://bucket/query/marks", spark))
+    events = spark.readStream.schema(COLUMNS).option("maxFilesPerTrigger", 1).parquet(f"{root}/query/log/*")
+    once = ReplayFilteredBatches(handler, FileMarks(f"{root}/query/marks", spark))
     writer = events.writeStream.foreachBatch(once).option("checkpointLocation", checkpoint)
     writer.trigger(availableNow=True).start().awaitTermination()
-    assert held(spark, "s3a://bucket/query/table") == expected(spark, batches)
+    assert held(spark, f"{root}/query/table") == expected(spark, batches)
     return {"rows": len(expected(spark, batches))}
 
 
-def main(what, endpoint, jars, *more):
-    spark = session(endpoint, jars)
+def main(what, root, settings, jars, *more):
+    spark = session(json.loads(settings), jars)
     try:
-        print(json.dumps(globals()[what](spark, *more)), flush=True)  # noqa: T201 - its answer
+        print(json.dumps(globals()[what](spark, root, *more)), flush=True)  # noqa: T201 - its answer
     finally:
         spark.stop()
 
