@@ -31,6 +31,14 @@ s3proxy.ignore-unknown-headers=true
 jclouds.provider=filesystem
 jclouds.filesystem.basedir={place}
 """
+LOGBACK = """\
+<configuration>
+  <appender name="said" class="ch.qos.logback.core.ConsoleAppender">
+    <encoder><pattern>%msg%n</pattern></encoder>
+  </appender>
+  <root level="warn"><appender-ref ref="said"/></root>
+</configuration>
+"""
 ACCOUNT, KEY = "tests.dfs.core.windows.net", "dGVzdHM="
 MIB = str(1 << 20)
 
@@ -64,30 +72,12 @@ def described(name, at, place):
     """How a server is started, the request for a bucket, and what its client must know."""
     host, port = at.split(":")
     if name == "azurite":
-        command = [
-            SERVERS[name],
-            "--blobHost",
-            host,
-            "--blobPort",
-            port,
-            "--skipApiVersionCheck",
-            "--inMemoryPersistence",
-        ]
+        command = [SERVERS[name], "--blobHost", host, "--blobPort", port]
+        command += ["--skipApiVersionCheck", "--inMemoryPersistence"]
         return command, urllib.request.Request(f"http://{at}/"), f"abfs://bucket@{ACCOUNT}", azure_settings(at)
     if name == "gcs":
-        command = [
-            SERVERS[name],
-            "-scheme",
-            "http",
-            "-host",
-            host,
-            "-port",
-            port,
-            "-public-host",
-            at,
-            "-backend",
-            "memory",
-        ]
+        command = [SERVERS[name], "-scheme", "http", "-backend", "memory"]
+        command += ["-host", host, "-port", port, "-public-host", at]
         named = {"Content-Type": "application/json"}
         asked = urllib.request.Request(f"http://{at}/storage/v1/b?project=p", b'{"name": "bucket"}', named)
         return command, asked, "gs://bucket", google_settings(at)
@@ -95,8 +85,9 @@ def described(name, at, place):
     if name == "s3proxy":
         (place / "settings").write_text(SETTINGS.format(endpoint=f"http://{at}", place=place / "store"))
         (place / "store").mkdir()
-        command = ["java", "-DLOG_LEVEL=warn", "-cp", f"{SERVERS[name]}/*", "org.gaul.s3proxy.Main"]
-        command += ["--properties", place / "settings"]
+        (place / "logback.xml").write_text(LOGBACK)  # without it every byte of every request is logged
+        command = ["java", f"-Dlogback.configurationFile={place / 'logback.xml'}", "-cp", f"{SERVERS[name]}/*"]
+        command += ["org.gaul.s3proxy.Main", "--properties", place / "settings"]
     return command, urllib.request.Request(f"http://{at}/bucket", method="PUT"), "s3a://bucket", s3_settings(at)
 
 
