@@ -33,8 +33,8 @@ names, from the front: the opening of such a log makes the rest, one sync after 
     a log opens its file ─▶ | oldest ... newest |       above the limit: the oldest that was not used since it was last
                                                         looked at closes its file (second chance, a cheap kind of LRU)
 
-The files of all directories together take half of the descriptors that the process may have; above that, too, the
-directory that opens one more closes another of its own.
+The files of all directories together take half of the descriptors that the process may have; above that, too, a
+directory that opens one more closes others, down to its part of that half, the same for each that has files open.
 A file is closed only when all of it is flushed: the kernel reports a later write error only to descriptors that were
 open when it happened. So a log with unflushed bytes is flushed first.
 
@@ -170,16 +170,18 @@ class _OpenInProcess:
 
     def after_fork_in_child(self) -> None:
         """The logs belong to the parent."""
-        self._lock, self._count = threading.Lock(), 0
+        self._lock, self._files, self._directories = threading.Lock(), 0, 0
 
-    def add(self, count: int) -> None:
+    def changed(self, before: int, now: int) -> None:
+        """A directory had so many files open, and has so many now."""
         with self._lock:
-            self._count = max(0, self._count + count)
+            self._files = max(0, self._files + now - before)
+            self._directories = max(0, self._directories + bool(now) - bool(before))
 
-    @property
-    def are_many(self) -> bool:
-        """Whether others need the rest: sockets, readers."""
-        return self._count > resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2 >= 0
+    def are_too_many(self, count: int) -> bool:
+        """Whether a directory that has so many open has more than its part, while all have too many together."""
+        half = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2  # sockets and readers need some, too
+        return self._files > half >= 0 and count > half // max(1, self._directories)
 
 
 _OPEN = _OpenInProcess()
@@ -206,10 +208,11 @@ class OpenFiles:
                 return
             self._known.add(log)
             self._open.append(log)
-        _OPEN.add(1)
+            _OPEN.changed(len(self._known) - 1, len(self._known))
         for flush in (False, True):
             for _ in range(2 * len(self._open)):
-                if len(self._known) <= self.limit and not _OPEN.are_many:
+                count = len(self._known)
+                if count <= self.limit and not _OPEN.are_too_many(count):
                     return
                 self._close_one(log, flush=flush)
 
@@ -217,10 +220,13 @@ class OpenFiles:
         """`log` has closed its own file."""
         with self._lock:
             if log in self._known:
-                self._known.discard(log)
-                _OPEN.add(-1)
+                self._forget(log)
                 with suppress(ValueError):  # another thread is about to close it
                     self._open.remove(log)
+
+    def _forget(self, log: FileOwner) -> None:
+        self._known.discard(log)
+        _OPEN.changed(len(self._known) + 1, len(self._known))
 
     def _close_one(self, newcomer: FileOwner, *, flush: bool) -> None:
         with self._lock:
@@ -233,8 +239,7 @@ class OpenFiles:
         log.used = False
         with self._lock:
             if closed and log in self._known:
-                self._known.discard(log)
-                _OPEN.add(-1)
+                self._forget(log)
             elif log in self._known:
                 self._open.append(log)
 

@@ -106,7 +106,9 @@ class NodeCalls:
             if _may_begin_epoch(part):
                 kept = self._owner_of(part.tp, ApiKey.APPEND_RECORDS, sender)
                 replica = kept.open_replica(part.tp) if kept is not None else None
-                if replica is not None and self._may_lead(sender, ApiKey.APPEND_RECORDS, kept):
+                if kept is None or replica is None:
+                    continue
+                if self._access.may(sender, ApiKey.APPEND_RECORDS, kept.outbox_id, begins=True):  # `_append` refuses
                     asked[replica] = part
         if len(asked) > 1:
             begin_epochs(asked)

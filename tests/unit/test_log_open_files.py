@@ -66,16 +66,20 @@ def test_the_files_of_all_directories_take_half_of_the_descriptors_of_the_proces
     monkeypatch.setattr(directory, "_OPEN", directory._OpenInProcess())
     monkeypatch.setattr(resource, "getrlimit", lambda _: (8, 8))
     first, second = OpenFiles(), OpenFiles()
-    for _ in range(4):
+    for _ in range(6):
         first.opened(Log())
-    assert len(first) == 4
+    assert len(first) == 4, "alone it may have all of that half"
     logs = [Log() for _ in range(3)]
     for log in logs:
         second.opened(log)
-    assert (len(first), len(second)) == (4, 1), "it keeps the one that it needs now, and closes others of its own"
-    assert [log.open for log in logs] == [False, False, True]
-    second.forget(logs[2])
+    assert (len(first), len(second)) == (4, 2), "a second one gets its part of it, whatever the first has"
+    assert [log.open for log in logs] == [False, True, True]
     first.opened(Log())
+    assert (len(first), len(second)) == (2, 2), "and the first goes down to its own when it opens the next"
+    for log in logs:
+        second.forget(log)
+    for _ in range(3):
+        first.opened(Log())
     assert len(first) == 4
 
 
