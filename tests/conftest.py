@@ -68,16 +68,14 @@ _TORTURE = Torture(
 settings.load_profile("torture" if _TORTURE.is_long else "ci" if os.environ.get("CI") else "pushrep")
 
 
-# Several processes share the work by scopes: a file, or the files that share one Spark or three brokers, which take
-# their time to start. One broker starts within seconds: each process that wants one has its own.
+# Several processes share the work by scopes: a file, or the files that share one Spark, which takes its time to start.
+# A broker starts within seconds: each process that wants one has its own.
 _SCOPES = {
     "tests/kafka/test_relay_job.py": "a Spark driver",
     "tests/kafka/test_relay_refusals.py": "a Spark driver",
     "tests/kafka/test_rights.py": "a Spark driver",
     "tests/kafka/test_spark_checkpoint.py": "a Spark driver",
     "tests/kafka/test_spark_kafka_source.py": "a Spark driver",
-    "tests/kafka/test_shipping_kills.py": "three brokers",
-    "tests/kafka/test_source_partition_producer.py": "three brokers",
 }
 _PROGRAMS = {  # each with a Spark of its own
     "tests/spark/test_demo.py",
@@ -93,7 +91,7 @@ _ORDER = (
     "tests/spark",
     "tests/house/",
     "a Spark driver",
-    "three brokers",
+    "tests/kafka/test_shipping_kills.py",
     "tests/kafka/",
     "tests/crash/",
     "tests/properties/",

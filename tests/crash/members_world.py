@@ -325,7 +325,7 @@ class Producing:
         self._thread.join()
 
     def _run(self):
-        while not self._stop.wait(0.002):
+        while not self._stop.wait(0.01):
             self.append()
 
 

@@ -18,8 +18,6 @@ def report_of(root, kills, *more):
     return done.stdout
 
 
-@pytest.mark.slow
-def test_every_order_is_once_in_the_log_after_the_leader_was_killed(tmp_path, torture):
-    if not torture.is_long:
-        pytest.skip("with a broker, tests/kafka/test_shipping_standbys.py looks at the same and at the topic")
+@pytest.mark.long  # with a broker, tests/kafka/test_shipping_standbys.py looks at the same and at the topic
+def test_every_order_is_once_in_the_log_after_the_leader_was_killed(tmp_path):
     report_of(tmp_path / "world", 20)

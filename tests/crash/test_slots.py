@@ -29,7 +29,7 @@ from tests.unit.gated_disk import until
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 120
-KILLS = 4
+KILLS = 2
 
 
 def open_slot(path, **more):

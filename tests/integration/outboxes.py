@@ -22,12 +22,13 @@ def open_outbox(world, *indexes, **settings):
     return Outbox.open(replicas=addresses, **given)
 
 
-def wait_until(what, why):
+def wait_until(what, why, every_s=0.005):
+    """every_s: longer for a question that costs a client or a page."""
     pause = threading.Event()
-    for _ in range(WAIT_S * 200):
+    for _ in range(int(WAIT_S / every_s)):
         if what():
             return
-        pause.wait(0.005)
+        pause.wait(every_s)
     pytest.fail(f"never so: {why}")
 
 

@@ -341,12 +341,12 @@ def a_startpoint_is_set_by_hand_and_the_query_applies_it(server, page, fleet):
         return wanted in said and ("no checkpoint" in said) == (at is None)
 
     with StartpointStore.open(fleet.world.root / "payments" / STORE_NAME) as store:
-        wait_until(is_told, "a dry run counts from the checkpoint")
+        wait_until(is_told, "a dry run counts from the checkpoint", 0.2)
     page.get_by_label("Reason, kept as history").fill("wrote nonsense")
     page.get_by_role("button", name="Set this startpoint").click()
     row = page.locator("#startpoint-table tbody tr")
     sync_api.expect(row).to_contain_text("wrote nonsense")
-    wait_until(lambda: page.reload() and "applied" in row.inner_text(), "the query applies it")
+    wait_until(lambda: page.reload() and "applied" in row.inner_text(), "the query applies it", 0.2)
     wait_until(lambda: sum(one["dropped"] for one in fleet.batches()) == again + 15, "it says what it dropped")
 
 

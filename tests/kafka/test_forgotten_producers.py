@@ -162,7 +162,7 @@ def test_an_outbox_ships_gapless_to_a_broker_that_forgot_it(forgetful, proxy, to
     ) as outbox:
         for _ in range(2):
             append(outbox, 20)
-            wait_until(lambda: known_producers(forgetful, topic) == 0, "the broker forgets who is silent")
+            wait_until(lambda: known_producers(forgetful, topic) == 0, "the broker forgets who is silent", 0.2)
         append(outbox, 20)
         found = read_filtered(forgetful.bootstrap_servers, topic, 1)
         assert [one.value for one in found.of(outbox.pid, 0)] == [VALUE % n for n in range(60)]

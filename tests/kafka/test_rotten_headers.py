@@ -113,7 +113,7 @@ def test_a_batch_that_rotted_once_it_was_shipped_stops_its_own_partition_until_i
             outbox.wait_shipped(WAIT_S)
         assert caught.value.partition == 0
         outbox.append(1, b"of the other one").result(WAIT_S)
-        wait_until(lambda: values(broker, topic, 1)[-1] == b"of the other one", "it is shipped")
+        wait_until(lambda: values(broker, topic, 1)[-1] == b"of the other one", "it is shipped", 0.1)
         segment.write_bytes(whole)
         if not is_newest:
             wait_until(lambda: not outbox.lag()[f"kafka:{topic}"].stopped, "it is looked at again")

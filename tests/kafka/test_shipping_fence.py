@@ -365,7 +365,7 @@ def test_an_id_that_the_coordinator_forgot_is_said_or_refused(forgetful, tmp_pat
         with monkeypatch.context() as suspended:  # as a machine that sleeps
             suspended.setattr(FenceDriver, "wants_renewal", lambda _: False)
             forgotten = lambda: is_forgotten(forgetful.bootstrap_servers, topic, fence_name(outbox))  # noqa: E731
-            wait_until(forgotten, "the coordinator forgets the id")
+            wait_until(forgotten, "the coordinator forgets the id", 0.2)
         append(outbox)
         if fence == "required":
             wait_until(lambda: not fence_of(outbox).is_standing, "the renewal finds it out")
@@ -393,7 +393,9 @@ def test_records_that_are_older_than_the_expiration_are_forgotten_with_their_epo
         outbox.append(0, b"of 2013", timestamp_ms=1_370_000_000_000)
         outbox.wait_shipped(WAIT_S)
         taken = {0: Code.NONE}
-        wait_until(lambda: send_under(forgetful.bootstrap_servers, topic, [0], older, 7) == taken, "it is forgotten")
+        wait_until(
+            lambda: send_under(forgetful.bootstrap_servers, topic, [0], older, 7) == taken, "it is forgotten", 0.2
+        )
         assert send_under(forgetful.bootstrap_servers, topic, [2], older) == {2: Code.INVALID_PRODUCER_EPOCH}
         monkeypatch.undo()
         wait_renewed(outbox, 1)

@@ -4,13 +4,11 @@ The judge is the replay filter: what a plain consumer reads, filtered, is every 
 """
 
 import asyncio
-import contextlib
 import functools
 import itertools
 import time
 
 import pytest
-from aiokafka.errors import KafkaError
 
 from filtering import METADATA_HEADER, ReplayFilter, StreamMetadata
 from partitioner import NoSuchTopic, NotDelivered, PartitionStopped, TopicCompacted, TopicShrunk
@@ -254,73 +252,6 @@ def test_aiokafkas_producer_delivers_every_record_once(broker, topic):
         kept, raw = filtered(broker, topic, partition)
         assert kept == {partition: list(range(500)), partition + 2: list(range(500))}
         assert raw == 1000
-
-
-@pytest.mark.parametrize("which", ["confluent", "aiokafka"])
-def test_with_the_leader_unknown_past_every_timeout_there_is_no_hole(three_brokers, which):
-    """A topic of one copy whose broker is dead: aiokafka drops such a batch, and would go on with the next."""
-    create_topic(three_brokers.bootstrap_servers, name := next(_topics), copies=1)
-    leader = leader_of(three_brokers, name)
-    (asyncio.run(aio_story(three_brokers, name, leader)) if which == "aiokafka" else story(three_brokers, name, leader))
-    assert filtered(three_brokers, name, 0)[0] == {0: list(range(150))}
-
-
-def leader_of(cluster, topic):
-    from confluent_kafka.admin import AdminClient
-
-    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers, "log_level": 0})
-    return admin.list_topics(topic, timeout=30).topics[topic].partitions[0].leader
-
-
-def story(cluster, topic, leader):
-    with confluent(cluster, topic) as producer:
-        produce(producer, range(50), sources=(0,))
-        producer.flush()
-        cluster.kill(leader)
-        produce(producer, range(50, 100), sources=(0,))
-        with pytest.raises(NotDelivered):
-            producer.flush(3)
-        produce(producer, range(100, 150), sources=(0,))
-        cluster.start(leader)
-        cluster.wait_ready()
-        producer.flush(WAIT_S)
-
-
-async def started(make):
-    """A producer whose patience may be shorter than what a machine stalls for, started."""
-    deadline_s = time.monotonic() + WAIT_S
-    while True:
-        producer = make()
-        try:
-            await producer.start()
-        except (KafkaError, NoSuchTopic):
-            assert time.monotonic() < deadline_s
-        else:
-            return producer
-
-
-async def aio_story(cluster, topic, leader):
-    hasty = {"request_timeout_ms": 1000, "metadata_max_age_ms": 500, "retry_backoff_ms": 50}
-    async with contextlib.AsyncExitStack() as closing:
-        producer = await started(lambda: aio(cluster, topic, **hasty))
-        closing.push_async_exit(producer)
-
-        async def send(offsets):
-            for offset in offsets:
-                await producer.send(StreamMetadata(PID, 0, offset), b"%d" % offset)
-
-        await send(range(50))
-        await producer.flush()
-        cluster.kill(leader)
-        await send(range(50, 100))
-        async with asyncio.timeout(WAIT_S):
-            while not producer.failures:  # until the client has given a batch up
-                with pytest.raises(NotDelivered):
-                    await producer.flush(timeout_s=0.2)
-        await send(range(100, 150))
-        cluster.start(leader)
-        await asyncio.to_thread(cluster.wait_ready)
-        await producer.flush(WAIT_S)
 
 
 @pytest.mark.filterwarnings("ignore:.*Use files:DeprecationWarning")  # by the client, at its import

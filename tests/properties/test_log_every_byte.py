@@ -153,7 +153,7 @@ def values(log):
 
 
 def test_nothing_promised_all_before_the_bad_batch_is_there_and_every_byte_behind_it_is_kept(torture):
-    for told, data, at in some_of(prefixes() + flips(inside_of_crc=True), torture, short=3):
+    for told, data, at in some_of(prefixes() + flips(inside_of_crc=True), torture, short=6):
         begins, offset = WHOLE.batch_at(at)
         case = Case(data, promised=0)
         report = case.verify()
@@ -177,7 +177,7 @@ def test_nothing_promised_all_before_the_bad_batch_is_there_and_every_byte_behin
 
 def test_everything_promised_the_place_is_named_and_nothing_is_changed(torture):
     """Opening looks at the newest segment only, by design: what lies before it is found by the read that meets it."""
-    for told, data, at in some_of(prefixes() + flips(inside_of_crc=True), torture, short=3):
+    for told, data, at in some_of(prefixes() + flips(inside_of_crc=True), torture, short=6):
         begins, offset = WHOLE.batch_at(at)
         case = Case(data, promised=len(VALUES))
         before = case.segments()

@@ -302,7 +302,7 @@ MUTATIONS = (
     Mutation("a member is the directory that the grant names", count_whatever_directory_answers, WIPED, first_seed=16),
     Mutation("a directory is named once it is filled", name_a_directory_that_is_not_filled, WIPED_OF_TWO, first_seed=3),
     Mutation("a directory comes in by a grant that it stored", settle_a_directory_at_once, WIPED_OFTEN, first_seed=104),
-    Mutation("a directory comes in by two grants", count_a_directory_before_it_is_settled, WIPED_OFTEN, first_seed=104),
+    Mutation("a directory comes in by two grants", count_a_directory_before_it_is_settled, WIPED_OFTEN, first_seed=227),
     Mutation("no number is taken twice", take_the_numbers_of_a_directory_that_is_gone, WIPED_OF_TWO, first_seed=74),
     Mutation("generations are compared before epochs", compare_epochs_before_generations, FORCED, first_seed=5),
     Mutation("a grant of an older generation is refused", store_an_older_generation, FORCED_FIVE, first_seed=10),
@@ -311,5 +311,5 @@ MUTATIONS = (
     Mutation("who leads behind a loss leads alone", count_the_others_at_once_behind_a_loss, FORCED, first_seed=9),
     Mutation("a replica follows its own generation", follow_another_generation, FORCED_FIVE, first_seed=5),
     Mutation("two that were forced beside each other go offline", let_rivals_be, FORCED_FIVE, first_seed=20),
-    Mutation("two lists have their say while they change", swap_lists_without_a_joint_grant, CHANGING, first_seed=7),
+    Mutation("two lists have their say while they change", swap_lists_without_a_joint_grant, CHANGING, first_seed=21),
 )

@@ -131,8 +131,8 @@ def test_a_crash_at_any_call_gives_no_offset_twice(way, power, torture):
     way(whole)
     steps = whole.disk.steps - before
     for seed in range(torture.count(1, 5)):
-        first = torture.random(way.__name__, power, seed).randrange(1, torture.count(9, 2))
-        for step in range(first, steps + 1, torture.count(9, 1)):
+        first = torture.random(way.__name__, power, seed).randrange(1, torture.count(18, 2))
+        for step in range(first, steps + 1, torture.count(18, 1)):
             machine = with_records(seed, way)
             machine.disk.power_after(step)
             with suppress(Exception):  # it hits a writer's thread or us, and comes as what each makes of it
@@ -307,7 +307,7 @@ def test_a_crash_at_any_call_of_a_copys_opening_gives_no_offset_twice(power, whi
     before = whole.disk.steps
     open_and_append(whole)
     steps = whole.disk.steps - before
-    stride = torture.count(11, 1)
+    stride = torture.count(22, 1)
     for step in range(torture.random("copy", power, while_open).randrange(1, stride + 1), steps + 1, stride):
         machine = a_restored_copy(step, while_open=while_open)
         original = read_directory_id(BACKUP, machine.disk)[0]

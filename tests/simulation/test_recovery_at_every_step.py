@@ -96,7 +96,7 @@ def test_the_next_recovery_ends_at_the_same_log(seed, end, torture):
     assert expected[2] > 20
     assert log.recovery.cut is not None or expected[2] == RECORDS
     log.close()
-    for step in range(1 + torture.count(seed + 3 * (end == "kill"), 0), steps + 1, torture.count(12, 1)):
+    for step in range(1 + torture.count(seed + 3 * (end == "kill"), 0), steps + 1, torture.count(24, 1)):
         disk, clock, store = broken(seed)
         disk.power_after(step)
         with pytest.raises(PowerLost):
@@ -145,7 +145,7 @@ def test_what_a_member_lost_is_told_however_its_opening_is_stopped(seed, end, wh
     assert log.log_end_offset < RECORDS
     assert set(noted) == {RECORDS}
     log.close()
-    for step in range(1 + torture.count(seed, 0), steps + 1, torture.count(3, 1)):
+    for step in range(1 + torture.count(seed, 0), steps + 1, torture.count(6, 1)):
         disk, clock, noted = member()
         disk.power_after(step)
         with pytest.raises(PowerLost):

@@ -89,7 +89,7 @@ def calls_of_a_whole_life():
 def test_stopped_at_any_call(end, torture):
     steps = calls_of_a_whole_life()
     assert steps > 100
-    for seed in range(torture.count(2, 20)):
+    for seed in range(torture.count(1, 20)):
         for step in range(1, steps + 1):
             life = Life(seed)
             life.disk.power_after(step)
@@ -111,7 +111,7 @@ def test_stopped_at_any_call(end, torture):
 def test_killed_and_then_without_power(torture):
     """A kill leaves what was never synced to be seen; whoever believes it must not outlive a power cut by it."""
     steps = calls_of_a_whole_life()
-    for n in range(torture.count(300, 20_000)):
+    for n in range(torture.count(150, 20_000)):
         chance = torture.random(n)
         life = Life(chance.randrange(1 << 30))
         told = []
