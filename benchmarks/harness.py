@@ -48,16 +48,18 @@ def compare(
     unit: str = "records/s",
     ours: str | None = None,
     goals: Mapping[str, float] | None = None,
+    warm_ups: int = 1,
 ) -> dict[str, Any]:
-    """Run every side `rounds` times in turn after one warm-up; rates per side, and ours over each peer, pair by pair.
+    """Run every side `rounds` times in turn after `warm_ups`; rates per side, and ours over each peer, pair by pair.
 
     `sides`: name to function that returns the amount of work done, or that and its own seconds. `ours`: the side that
     the others are peers of (the first by default). `goals`: peer's name to the least ratio wanted, shown beside what
     was measured.
     """
     ours = ours or next(iter(sides))
-    for side in sides.values():
-        side()
+    for _ in range(warm_ups):
+        for side in sides.values():
+            side()
     rates: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(rounds):
         for name, side in sides.items():
