@@ -191,9 +191,9 @@ def key_numbers(spark: SparkSession) -> Numbers:
     return _found[application]
 
 
-def by_digits(key: Column, position: int) -> Column:
+def by_digits(key: str, position: int) -> Column:
     """By functions that Spark promises."""
-    return number_by_digits(key, position, 8)
+    return number_by_digits(F.expr(key), position, 8)
 
 
 _WHOLE = (ByteType, ShortType, IntegerType, LongType)

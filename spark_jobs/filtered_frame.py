@@ -64,7 +64,7 @@ STRETCHES_MAX = 64
 _LOG = logging.getLogger(__name__)
 _SHUFFLE = "spark.sql.shuffle.partitions"
 _COLUMNS = ("topic", "partition", "offset")
-_WHOLE_KEY = f"if(octet_length({KEY}) = {KEY_BYTES}, {KEY}, null) as {KEY}"
+_WHOLE_KEY = f"if(octet_length({KEY}) = {KEY_BYTES}, {KEY}, null)"
 _BITMAP = ("_pushrep_topic", "_pushrep_partition", "_pushrep_number", "_pushrep_words")
 _BITMAP_SCHEMA = f"{_BITMAP[0]} string, {_BITMAP[1]} int, {_BITMAP[2]} bigint, {_BITMAP[3]} array<bigint>"
 
@@ -253,7 +253,7 @@ def by_rows(
     def decide(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return decide_rows(batches, marks, numbers, rule)
 
-    columns = keyed.select(F.expr(_WHOLE_KEY), *_COLUMNS, *_epoch_columns(keyed))
+    columns = keyed.select(F.expr(f"{_WHOLE_KEY} as {KEY}"), *_COLUMNS, *_epoch_columns(keyed))
     with _few_shuffle_partitions(keyed):  # `repartition` asks for the number
         # By columns only: adaptive execution may join such partitions but never cuts one.
         in_order = columns.repartition("topic", "partition").sortWithinPartitions("topic", "partition", "offset")
@@ -272,30 +272,30 @@ def _aggregated(keyed: DataFrame, rule: FilterRule) -> Any:
     Groups and bounds are numbers, except the topic: Spark aggregates these by hashing, and binary values by sorting.
     """
     epochs = _epoch_columns(keyed)
-    names = [*_COLUMNS, *(EPOCH_COLUMNS if epochs else ())]
-    number, key = key_numbers(keyed.sparkSession), F.col(KEY)
-    # As text: an expression made by functions costs a call into the JVM for each of its parts, some milliseconds.
-    numbers = keyed.select(*_COLUMNS, *epochs, F.expr(_WHOLE_KEY)).select(
+    number = key_numbers(keyed.sparkSession)
+    # As text: an expression made by functions costs a call into the JVM for each of its parts, some milliseconds. And
+    # few frames: each is analysed by itself.
+    numbers = keyed.select(
         F.expr("`offset` - monotonically_increasing_id() as place"),  # differs between Spark partitions, too
-        *names,
-        number(key, 1).alias("pid"),
-        number(key, 9).alias("middle"),  # the source partition, and the offset's upper half
-        number(key, 13).alias("source_offset"),
+        *_COLUMNS,
+        *epochs,
+        number(_WHOLE_KEY, 1).alias("pid"),
+        number(_WHOLE_KEY, 9).alias("middle"),  # the source partition, and the offset's upper half
+        number(_WHOLE_KEY, 13).alias("source_offset"),
     )
     # The first two are false or null for what is not metadata, see columns.py.
     ours = f"middle >= 0 and source_offset >= 0 and {rule.pid_condition}"
-    of_partition = [name for name in names if name != "offset"]
-    asked = numbers.selectExpr(
-        *(f"`{name}`" for name in (*of_partition, "offset", "place")),
+    groups = (
+        *(f"`{name}`" for name in ("topic", "partition", *(EPOCH_COLUMNS if epochs else ()), "place")),
         f"if({ours}, pid, null) as pid",
         f"if({ours}, shiftright(middle, 32), null) as source_partition",
         f"if({ours}, source_offset - `offset`, null) as run",
     )
     # In quotes, as a session may keep SQL's own words to itself.
     bounds = ("min(`offset`) `start`", "max(`offset`) `last`", "count(1) `rows`")
-    groups = asked.groupBy(*of_partition, "pid", "source_partition", "run", "place")
     with _few_shuffle_partitions(keyed):
-        return to_arrow(groups.agg(*map(F.expr, bounds)).limit(RUNS_MAX + 1))
+        found = numbers.groupBy(*map(F.expr, groups)).agg(*map(F.expr, bounds))
+        return to_arrow(found.limit(RUNS_MAX + 1))
 
 
 def _few_shuffle_partitions(keyed: DataFrame) -> AbstractContextManager[None]:

@@ -154,13 +154,15 @@ class ReplayFilteredBatches:
         warn_of_chance_keys(_LOG, f"batch {batch_id}", plan.pairs, plan.unlikely_pairs)
         count_input = None if pruned is df else input_counter(df, pruned)
         filtered = filtered_by(df if count_input is None else pruned, plan, unchanged_check(keyed, found, self._rule))
-        rows_read = RowsRead(df)
-        read_before = rows_read.count()
-        handler(filtered.rows, batch_id)
         if count_input is not None:
+            handler(filtered.rows, batch_id)
             count_input(plan.rows)
-        elif rows_read.fewer_than(plan.rows, since=read_before):
-            filtered.check_unchanged()  # the marks are those of all rows, so they have to be there still
+        else:
+            rows_read = RowsRead(df)
+            read_before = rows_read.count()
+            handler(filtered.rows, batch_id)
+            if rows_read.fewer_than(plan.rows, since=read_before):
+                filtered.check_unchanged()  # the marks are those of all rows, so they have to be there still
         if self._on_dropped is not None:
             self._on_dropped(filtered.dropped, batch_id)
         after = BatchMarks(query_id, batch_id, filtered.ranges, filtered.marks, replaced, sent_back)

@@ -170,8 +170,9 @@ def use_driver_python(spark: SparkSession) -> None:
 # Spark's promised functions get from bytes to a number by digits only (columns.py), which takes longer than all else
 # that the first pass does with a key. Inside, Spark has `ByteArray.getPrefix`, which sorts compare by. It is used where
 # it exists and gives the right numbers.
-Numbers = Callable[[Column, int], Column]
-"""(binary column, position from 1) → the eight bytes there, big-endian and signed; only for keys that hold them."""
+Numbers = Callable[[str, int], Column]
+"""(binary expression in SQL, position from 1) → the eight bytes there, big-endian and signed; only for keys that hold
+them. In SQL, as an expression made by functions costs a call into the JVM for each of its parts."""
 
 _VECTORS: Final = (0, 1, 0x0102030405060708, 2**63 - 1, -1, -2, -(2**63))
 
@@ -183,10 +184,11 @@ def by_prefix(spark: SparkSession) -> Numbers | None:
         call = _prefix_of(_jvm_of(spark))
         eights = [number.to_bytes(8, "big", signed=True) for number in _VECTORS]
 
-        def prefix(key: Column, position: int) -> Column:
-            return call(key if position == 1 else F.substring(key, position, 8))  # it reads the first eight itself
+        def prefix(key: str, position: int) -> Column:
+            # It reads the first eight itself.
+            return call(F.expr(key if position == 1 else f"substring({key}, {position}, 8)"))
 
-        calls = [prefix(F.lit(b"!" * (at - 1) + eight + b"key"), at) for eight in eights for at in (1, 4)]
+        calls = [prefix(f"X'{(b'!' * (at - 1) + eight + b'key').hex()}'", at) for eight in eights for at in (1, 4)]
         # One row of literals: the optimizer computes it, no job runs.
         found = spark.sql("select 1").select(*calls).first()
         return prefix if found is not None and found[::2] == found[1::2] == _VECTORS else None

@@ -214,3 +214,20 @@ def test_without_the_inner_function_the_digits_are_taken(spark, monkeypatch):
     monkeypatch.setattr(columns, "_found", {})
     monkeypatch.setattr(spark_internals, "_prefix_of", lambda _: lambda eight: F.lit(7))
     assert columns.key_numbers(spark) is columns.by_digits, "it gives other numbers than it should"
+
+
+def test_the_first_pass_makes_few_calls_into_the_jvm(spark, frames, logs, monkeypatch):
+    """Each is a message to another process, and a batch waits for all of them, however few rows it has."""
+    keyed = keyed_frame(frames.split(logs.random_topic(1), 2), FilterRule())
+    by_runs(keyed, FilterRule())  # what is asked once a session was asked
+    sent, client = [], spark.sparkContext._gateway._gateway_client
+    send = client.send_command
+
+    def counted(command, *rest, **named):
+        if not command.startswith("m\n"):  # Python's garbage collector lets an object go
+            sent.append(command)
+        return send(command, *rest, **named)
+
+    monkeypatch.setattr(client, "send_command", counted)
+    assert by_runs(keyed, FilterRule())
+    assert 50 < len(sent) < 160  # 137 where this was written
