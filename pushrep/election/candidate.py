@@ -144,7 +144,7 @@ class MemberAnswer:
         return not self.is_unfilled and all(log.why_unfit is None for log in self.logs.values())
 
 
-class Unasked(NamedTuple):
+class StandbyElection(NamedTuple):
     """A standby's election, which nobody asked for: it needs as many members as `Grant.may_take_over` wants.
 
     why_not: why none takes over under a grant that carries this, empty if one may. wall_ms: when it begins.
@@ -206,7 +206,7 @@ class Candidate:
     first: the grant of an outbox that has none yet, under any number.
     change: makes the next grant from the newest one and its number, to change the members; else it is renewed.
     leader_alive_ms: another leader that was in contact so lately may be alive, and is left alone; 0: it is deposed.
-    unasked: of a standby; None: an operator, or an opening, asked for it.
+    standby: whose election it is; None: an operator, or an opening, asked for it.
     """
 
     def __init__(  # noqa: PLR0913 - who, what for, and what may differ
@@ -218,10 +218,10 @@ class Candidate:
         first: Grant | None = None,
         change: Callable[[Grant, int], Grant] | None = None,
         leader_alive_ms: int = LEADER_ALIVE_MS,
-        unasked: Unasked | None = None,
+        standby: StandbyElection | None = None,
     ) -> None:
         self.index, self.purpose, self._change = index, purpose, change
-        self._unasked = unasked
+        self._standby = standby
         self._leader_alive_ms, self._is_over = leader_alive_ms, False
         self.state = CandidateState.LOOKING
         self.grant: Grant | None = None
@@ -249,7 +249,7 @@ class Candidate:
         grant.
         """
         waits = self.state in {CandidateState.LOOKING, CandidateState.GRANTING}
-        return self._unasked is not None and waits and not self._is_enough(self.grant or self.base)
+        return self._standby is not None and waits and not self._is_enough(self.grant or self.base)
 
     def start(self) -> list[CandidateEffect]:
         """Ask everybody."""
@@ -292,12 +292,12 @@ class Candidate:
         )
 
     def _needed(self, quorum: Quorum) -> int:
-        return quorum.to_lead if self._unasked is None else quorum.to_take_over
+        return quorum.to_lead if self._standby is None else quorum.to_take_over
 
     def _is_enough(self, grant: Grant) -> bool:
         """Whether those that count are enough to lead by it."""
         counting = self._counting()
-        return grant.may_lead(counting) if self._unasked is None else grant.may_take_over(counting)
+        return grant.may_lead(counting) if self._standby is None else grant.may_take_over(counting)
 
     def on_fetched(self, partition: int) -> list[CandidateEffect]:
         """A Fetch is carried out."""
@@ -445,8 +445,8 @@ class Candidate:
         else:
             grant = self.base.renewed(epoch, self.index)
         grant = grant.carrying(answer.grant for answer in self._answers.values())
-        if self._unasked is not None and self._was_led_by_another:
-            grant = replace(grant, takeover=Takeover(epoch, self._unasked.wall_ms))
+        if self._standby is not None and self._was_led_by_another:
+            grant = replace(grant, takeover=Takeover(epoch, self._standby.wall_ms))
         shown = self._answers.items()
         grant = grant.with_identities(
             {index: one.identity for index, one in shown if one.identity and grant.is_member(index, one.directory_id)}
@@ -459,9 +459,9 @@ class Candidate:
 
     def _why_held(self) -> TakeoverHeld | None:
         """Why no standby may take over now. So many have answered that one of them knows the newest hold."""
-        if self._unasked is None or not self._was_led_by_another:
+        if self._standby is None or not self._was_led_by_another:
             return None
-        why_not = self._unasked.why_not(self.base.carrying(answer.grant for answer in self._answers.values()))
+        why_not = self._standby.why_not(self.base.carrying(answer.grant for answer in self._answers.values()))
         return TakeoverHeld(why_not) if why_not else None
 
     def _goes_on(self, newest: Grant | None) -> bool | ReplicationError:

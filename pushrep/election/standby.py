@@ -8,7 +8,7 @@
 Nobody leads, as far as this member knows, if the leader said so, or its own node had no contact with it for
 `takeover_after_ms`, and its grant is known here for as long; one whose grant this member keeps as its own looks at
 once. Standbys wait for a moment that is drawn by chance, so that mostly one looks first. Then a Candidate decides, as
-`Unasked`: the members that answer show whether the leader lives (candidate.py), and the ballots say who leads.
+`StandbyElection`: the members that answer show whether the leader lives (candidate.py), and the ballots say who leads.
 
 Two more things keep standbys from taking over: an operator's hold, and the pause after a takeover by a standby
 (`takeover_pause_ms`). Without the pause, a fault that ends one leader after the other would leave none of them the time

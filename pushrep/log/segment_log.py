@@ -62,7 +62,7 @@ from pushrep.log.retention import BackgroundTasks, Lease, NeededFrom, OnLeaseBro
 from pushrep.log.scrub import Scrub, ScrubFinding
 from pushrep.log.secondary_indexes import DerivedStore, DerivedStores
 from pushrep.log.segment_repair import SegmentRepair, new_indexes, rebuild_suspect_indexes
-from pushrep.log.writer import LogWriter, Surroundings, WriterState
+from pushrep.log.writer import LogContext, LogWriter, WriterState
 from pushrep.records import Record, RecordBatch
 from pushrep.records.encoder import Headers, Keys
 from pushrep.records.header import OFFSET_MAX
@@ -94,18 +94,18 @@ class OpenedLog:
     background: BackgroundTasks
 
 
-def open_log(around: Surroundings, attached: Attached) -> OpenedLog:
-    """Open the log of `around`, whose directory is locked. Raises as SegmentLog.open."""
-    config, view, filesystem = around.config, around.view, around.filesystem
+def open_log(context: LogContext, attached: Attached) -> OpenedLog:
+    """Open the log of `context`, whose directory is locked. Raises as SegmentLog.open."""
+    config, view, filesystem = context.config, context.view, context.filesystem
     derived = DerivedStores(attached.derived)
-    recovered, log_id, kept_epochs = _load(around, derived, attached)
+    recovered, log_id, kept_epochs = _load(context, derived, attached)
     try:
         if attached.lost is not None:
             report = recovered.report
             attached.lost.check(report.log_end_offset, is_damaged=report.damaged_from is not None)
         # The list of a log with replicas is written by its first epoch, so that one that is made pays for it once.
         is_unlisted = attached.has_replicas and kept_epochs is None and recovered.report.log_end_offset == 0
-        epochs = _settle_epochs(around, recovered, kept_epochs, is_written=not is_unlisted)
+        epochs = _settle_epochs(context, recovered, kept_epochs, is_written=not is_unlisted)
         found = _RecoveredLog(recovered, view.cleaned_offset)
         if derived:
             derived.settle(found.bounds(), epochs)
@@ -114,14 +114,14 @@ def open_log(around: Surroundings, attached: Attached) -> OpenedLog:
         recovered.active.close()
         raise
     view.open_files.limit = config.open_files_max
-    background = BackgroundTasks(view.disk, config.disk_limits, derived, config.retention_check_ms, around.clock)
+    background = BackgroundTasks(view.disk, config.disk_limits, derived, config.retention_check_ms, context.clock)
     watermark = _watermark(view, recovered.report) if attached.has_replicas else None
-    writer = LogWriter(around, recovered, epochs, background, watermark, is_unlisted=is_unlisted)
+    writer = LogWriter(context, recovered, epochs, background, watermark, is_unlisted=is_unlisted)
     reader = BatchReader(filesystem, view.path, writer)
-    retention = Retention(writer, reader, derived, config, view.path, filesystem, around.clock)
+    retention = Retention(writer, reader, derived, config, view.path, filesystem, context.clock)
     for name, needed_from in (attached.holders or {}).items():
         retention.hold(name, needed_from)
-    background.begin(writer, reader, retention, process_flusher() if around.clock is SYSTEM_CLOCK else None)
+    background.begin(writer, reader, retention, process_flusher() if context.clock is SYSTEM_CLOCK else None)
     return OpenedLog(log_id, recovered.report, writer, reader, background)
 
 
@@ -204,10 +204,10 @@ class _Checkpoints:
 
 
 def _load(
-    around: Surroundings, derived: DerivedStores, attached: Attached
+    context: LogContext, derived: DerivedStores, attached: Attached
 ) -> tuple[Recovered, UUID, LeaderEpochs | None]:
     """Read the log's own files, and the list of epochs that is kept; the directory of logs is locked by now."""
-    filesystem, view = around.filesystem, around.view
+    filesystem, view = context.filesystem, context.view
     try:
         filesystem.make_directory(view.path)
         log_id = _identity(view.path, filesystem, attached)
@@ -216,8 +216,8 @@ def _load(
         recovery = Recovery(
             filesystem,
             view.path,
-            around.config,
-            around.clock,
+            context.config,
+            context.clock,
             checkpoints,
             is_copy=view.is_copy,
             log_id=log_id,
@@ -269,15 +269,15 @@ def _watermark(view: DirectoryView, report: RecoveryReport) -> int:
 
 
 def _settle_epochs(
-    around: Surroundings, recovered: Recovered, kept: LeaderEpochs | None, *, is_written: bool
+    context: LogContext, recovered: Recovered, kept: LeaderEpochs | None, *, is_written: bool
 ) -> LeaderEpochs:
     """The list of epochs as the log has them: none above its end, those that the scan met, at least one."""
-    filesystem, path, report = around.filesystem, around.view.path, recovered.report
+    filesystem, path, report = context.filesystem, context.view.path, recovered.report
     epochs = LeaderEpochs()
     if kept is not None:
         epochs = kept.cut_from(report.log_end_offset + 1).cut_below(report.log_start_offset)
     if kept is None:
-        reader = BatchReader(filesystem, path, _RecoveredLog(recovered, around.view.cleaned_offset))
+        reader = BatchReader(filesystem, path, _RecoveredLog(recovered, context.view.cleaned_offset))
         for batch in reader.batches(report.log_start_offset):
             epochs = epochs.assigned(max(0, batch.header.leader_epoch), batch.header.base_offset)
     begun = [entry for entry in epochs.entries if entry[1] == report.log_end_offset]  # no record of it yet
@@ -306,17 +306,17 @@ class SegmentLog(ClosedAtExit):
             raise BadArgument("SegmentLog", "is made by SegmentLog.open(directory)")
         return super().__new__(cls)
 
-    def __init__(self, directory: LogDirectory, around: Surroundings, opened: OpenedLog) -> None:
+    def __init__(self, directory: LogDirectory, context: LogContext, opened: OpenedLog) -> None:
         """Use `SegmentLog.open`."""
-        self._directory, self._around = directory, around
-        self.path: Path = around.view.path
+        self._directory, self._context = directory, context
+        self.path: Path = context.view.path
         self.topic, self.partition = parse_log_name(self.path.name)
         self.log_id = opened.log_id
         self.recovery: RecoveryReport = opened.report
         self.cuts = self.quarantines = 0
         """Times that it was truncated, and that damage was set aside, since it was opened."""
         self._writer, self._reader, self._background = opened.writer, opened.reader, opened.background
-        config = around.config
+        config = context.config
         scrub = directory.scrub
         scrub.add(self._writer, config.scrub_bytes_per_s, config.scrub_pause_s)
         for found in self.recovery.damaged_segments:
@@ -364,11 +364,11 @@ class SegmentLog(ClosedAtExit):
                 lost.check(0)  # to attach it forgets all that was known of a log that was removed
             view = shared.attach(path.name)
             try:
-                around = Surroundings(filesystem, clock, view, config if config is not None else LogConfig())
+                context = LogContext(filesystem, clock, view, config if config is not None else LogConfig())
                 attached = Attached(
                     derived=derived, holders=holders, adopt=adopt, log_id=log_id, has_replicas=has_replicas, lost=lost
                 )
-                return cls(shared, around, view.reserve.call(lambda: open_log(around, attached)))
+                return cls(shared, context, view.reserve.call(lambda: open_log(context, attached)))
             except BaseException:
                 view.close_unclean()
                 raise
@@ -433,15 +433,15 @@ class SegmentLog(ClosedAtExit):
     @property
     def disk(self) -> DiskWatch:
         """The disk below the directory of logs: how full it is, how long its syncs took."""
-        return self._around.view.disk
+        return self._context.view.disk
 
     def why_no_append(self) -> str:
         """Why it takes no records now, without an append being tried; empty if it does."""
         writer = self._checked_writer()
         if not writer.is_writable:
             return f"{self.path} takes no more records: a sync failed, or it is damaged"
-        if self.disk.level(self._around.config.disk_limits) is DiskLevel.FULL:
-            return str(DiskAboveLimit(self.path, self.disk.usage, self._around.config.disk_limits))
+        if self.disk.level(self._context.config.disk_limits) is DiskLevel.FULL:
+            return str(DiskAboveLimit(self.path, self.disk.usage, self._context.config.disk_limits))
         return ""
 
     @property
@@ -474,11 +474,11 @@ class SegmentLog(ClosedAtExit):
         if found is None:
             return None
         done = partial(self._repaired, base_offset)
-        return SegmentRepair(self._around.filesystem, writer, base_offset, found.end_offset, done)
+        return SegmentRepair(self._context.filesystem, writer, base_offset, found.end_offset, done)
 
     def _seal_cleaned(self) -> None:
         """Make sure, after a kill or cut, that segments with holes are sealed: a read behind a hole needs the seal."""
-        if not self._around.view.cleaned_offset:
+        if not self._context.view.cleaned_offset:
             return
         with suppress(OSError):  # without room: what the newest holds is read as it is, until it rolls
             self._writer.roll_cleaned()
@@ -489,12 +489,12 @@ class SegmentLog(ClosedAtExit):
 
     def _rebuild_index(self, base_offset: int) -> None:
         """Make a sealed segment's indexes anew, beside the old ones, while others read and append."""
-        around, writer, cuts = self._around, self._writer, self._writer.cuts
+        context, writer, cuts = self._context, self._writer, self._writer.cuts
         following = dict(writer.sealed()).get(base_offset)
         if following is None:
             return
         try:
-            with new_indexes(around.filesystem, self.path, base_offset, following, around.config) as put:
+            with new_indexes(context.filesystem, self.path, base_offset, following, context.config) as put:
                 is_put = writer.replace_sealed(base_offset, following, cuts, put)
         except (OSError, PushrepError) as error:  # readers manage without indexes
             _LOG.warning("%s: the indexes of segment %d are not made anew: %s", self.path, base_offset, error)
@@ -540,8 +540,8 @@ class SegmentLog(ClosedAtExit):
             refuse_columns(keys=keys, headers=headers, timestamps_ms=timestamps_ms)
             times: int | Sequence[int] = 0  # it has its own
         else:
-            times = self._around.clock.wall_ms() if timestamps_ms is None else timestamps_ms
-        batches = to_batches(data, keys, headers, times, self._around.config)
+            times = self._context.clock.wall_ms() if timestamps_ms is None else timestamps_ms
+        batches = to_batches(data, keys, headers, times, self._context.config)
         if durability is Durability.FLUSHED and base_offset is None and not may_be_interrupted():
             return writer.append_together(batches)
         result = writer.append(batches, base_offset)
@@ -575,7 +575,7 @@ class SegmentLog(ClosedAtExit):
 
         Raises as that does; on disk the epoch may stand in some of the lists then.
         """
-        around = self._around
+        context = self._context
         with ExitStack() as beginning:
             lists: dict[Path, LeaderEpochs] = {}
             for log, leader_epoch, start_offset in sorted(begun, key=lambda one: one[0].path):  # as two calls may meet
@@ -584,11 +584,11 @@ class SegmentLog(ClosedAtExit):
                     lists[log.path] = epochs
 
             def write() -> None:
-                with ManyFiles(around.filesystem, around.clock, list(lists)) as files:
-                    write_lists_of_epochs(lists, files, around.filesystem)
+                with ManyFiles(context.filesystem, context.clock, list(lists)) as files:
+                    write_lists_of_epochs(lists, files, context.filesystem)
 
             if lists:
-                around.view.reserve.call(write)
+                context.view.reserve.call(write)
 
     def beginning_epoch(self, leader_epoch: int, start_offset: int) -> AbstractContextManager[LeaderEpochs | None]:
         """See LogWriter.beginning_epoch."""
@@ -596,7 +596,7 @@ class SegmentLog(ClosedAtExit):
 
     def run_beside_others(self, calls: Sequence[Callable[[], object]]) -> None:
         """Calls that wait for this log's disk, beside each other; raises what the first raised, behind the last."""
-        run_beside_each_other(self._around.filesystem, self._around.clock, self.path, calls)
+        run_beside_each_other(self._context.filesystem, self._context.clock, self.path, calls)
 
     def forget_epochs_above(self, leader_epoch: int) -> None:
         """Epochs that began and hold no record yet are not the log's, durably, if they are newer than `leader_epoch`.
@@ -644,7 +644,7 @@ class SegmentLog(ClosedAtExit):
 
     def slices(self) -> LogSlices:
         """The batches as slices of files, to be sent. Don't use it while the log is cut, or after `close`."""
-        return LogSlices(self._around.filesystem, self.path, self._checked_writer())
+        return LogSlices(self._context.filesystem, self.path, self._checked_writer())
 
     def batches(self, start: int, end: int | None = None) -> Iterator[RecordBatch]:
         """Every batch that holds an offset in [start, end), up to the log end of now. Raises as `read`."""
@@ -780,7 +780,7 @@ class SegmentLog(ClosedAtExit):
                 self._background.sync_derived()
                 self._rebuild_suspect_indexes()
         finally:
-            view = self._around.view
+            view = self._context.view
             try:
                 if clean is None:
                     view.close_unclean()
@@ -790,10 +790,10 @@ class SegmentLog(ClosedAtExit):
                 self._directory.release()
 
     def _rebuild_suspect_indexes(self) -> None:
-        around, suspects = self._around, self._reader.suspect_segments
+        context, suspects = self._context, self._reader.suspect_segments
         if suspects:
             try:
-                rebuild_suspect_indexes(around.filesystem, self.path, suspects, around.config)
+                rebuild_suspect_indexes(context.filesystem, self.path, suspects, context.config)
             except OSError as error:  # readers manage without indexes
                 _LOG.warning("%s: its indexes are not made anew: %s", self.path, error)
 

@@ -77,8 +77,8 @@ STALE_SUFFIX = ".stale"
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What a log stands on."""
+class LogContext:
+    """What a log needs of its process and its directory."""
 
     filesystem: Filesystem
     clock: Clock
@@ -107,7 +107,7 @@ class LogWriter:
 
     def __init__(  # noqa: PLR0913 - what a log goes on from
         self,
-        around: Surroundings,
+        context: LogContext,
         recovered: Recovered,
         epochs: LeaderEpochs,
         background: BackgroundTasks,
@@ -118,8 +118,8 @@ class LogWriter:
         self._is_unlisted = is_unlisted
         self._watermark = watermark  # before anything is published to readers
         self._log_id = recovered.log_id
-        self._ahead_bytes_max = around.view.ahead_bytes_max
-        self._around, self._config, self._background = around, around.config, background
+        self._ahead_bytes_max = context.view.ahead_bytes_max
+        self._context, self._config, self._background = context, context.config, background
         self._active = recovered.active
         self._bases = recovered.bases
         self._epochs = epochs
@@ -142,7 +142,7 @@ class LogWriter:
         self.used = True  # for OpenFiles
         self._changed = recovered.active.size_bytes == 0  # else the files have their final form already
         self._active.close()  # opened again by the first append
-        self._flush_scheduler = FlushScheduler(self, around.config, around.clock)
+        self._flush_scheduler = FlushScheduler(self, context.config, context.clock)
         if recovered.has_news:
             self._flush_scheduler.schedule()  # the recovery point that was found gets to disk soon
         self._publish(self.flushed_offset)
@@ -189,7 +189,7 @@ class LogWriter:
 
     def cleaned_offset(self) -> int:
         """Below it Kafka's cleaner may have left holes between segments."""
-        return self._around.view.cleaned_offset
+        return self._context.view.cleaned_offset
 
     def revision(self) -> int:
         """Grows with everything that is published, a cut before its files change included."""
@@ -202,7 +202,7 @@ class LogWriter:
             # Higher than the field if Ctrl-C came between a write and its assignment.
             base_offset = self.log_end_offset = self._active.next_offset
             if expected is not None and expected != base_offset:
-                raise LogEndMoved(self._around.view.path, expected=expected, end=base_offset)
+                raise LogEndMoved(self._context.view.path, expected=expected, end=base_offset)
             self._background.check_disk()
             self.used, was_open = True, self._active.is_open
             self._changed = True
@@ -212,7 +212,7 @@ class LogWriter:
             self._active.write_indexes_if_due()
             result = AppendResult(base_offset, self.log_end_offset - 1)
         if not was_open:
-            self._around.view.open_files.opened(self)
+            self._context.view.open_files.opened(self)
         self._flush_if_due(self._unflushed_bytes)
         return result
 
@@ -234,7 +234,7 @@ class LogWriter:
         finally:
             leader.owner = None
             leader.notify()
-        self._around.view.open_files.opened(self)
+        self._context.view.open_files.opened(self)
         self._flush_now(self._flush_scheduler.on_acknowledged())
         return mine.answer()
 
@@ -264,12 +264,12 @@ class LogWriter:
             self.flush()
             share_ms = min(SHARE_MS, self._config.flush_ms // 4)
             if not self.checkpoint(share_ms):  # another log has just written the files: ours are written with the next
-                self._around.view.sync_checkpoints_soon(share_ms)
+                self._context.view.sync_checkpoints_soon(share_ms)
             self._background.after_flush()
         except LogPoisoned:
-            _LOG.exception("%s takes no more appends", self._around.view.path)
+            _LOG.exception("%s takes no more appends", self._context.view.path)
         except (OSError, PushrepError) as error:  # the log itself is on disk; the recovery point rises another time
-            _LOG.warning("%s: checkpoint put off: %s", self._around.view.path, error)
+            _LOG.warning("%s: checkpoint put off: %s", self._context.view.path, error)
             self._flush_scheduler.schedule()
 
     def checkpoint(self, max_age_ms: int = 0) -> bool:
@@ -283,7 +283,7 @@ class LogWriter:
             segment = self._active
             segment.write_indexes()
         segment.sync_written_indexes()
-        view = self._around.view
+        view = self._context.view
         with self._lock:
             if self._poison is not None:  # half cut, perhaps: what is known of the log is not what the disk holds
                 raise LogPoisoned(view.path, self._poison)
@@ -329,7 +329,7 @@ class LogWriter:
             self.flush()
             if self._changed:
                 with self._leader.held():
-                    self._around.view.reserve.call(self._active.finish)  # index entries, on a full disk, too
+                    self._context.view.reserve.call(self._active.finish)  # index entries, on a full disk, too
                     self._active.sync()
             # Also of a log that only recovery changed: its numbers are those of before the kill. Ten thousand logs that
             # close share a few writes; the directory brings the last ones to disk.
@@ -339,12 +339,12 @@ class LogWriter:
             self._ended = True
             self._leader.notify()
             self._active.close()
-            self._around.view.open_files.forget(self)
+            self._context.view.open_files.forget(self)
 
     @property
     def path(self) -> Path:
         """The log's directory."""
-        return self._around.view.path
+        return self._context.view.path
 
     @property
     def log_id(self) -> UUID | None:
@@ -366,12 +366,12 @@ class LogWriter:
 
     def keep_seal(self, seal: Seal) -> bool:
         """Write what the scrub has made, unless the segment was cut or taken up again meanwhile. Raises OSError."""
-        around = self._around
+        context = self._context
         with self._lock:
             if not self.is_writable or seal.base_offset not in self._kept():
                 return False
-            write_seal(around.filesystem, around.view.path, seal)
-            around.filesystem.sync_directory(around.view.path)
+            write_seal(context.filesystem, context.view.path, seal)
+            context.filesystem.sync_directory(context.view.path)
             return True
 
     def roll_cleaned(self) -> None:
@@ -385,7 +385,7 @@ class LogWriter:
                 return
             self.used = self._changed = True
             self._roll()
-        self._around.view.open_files.opened(self)
+        self._context.view.open_files.opened(self)
 
     def replace_sealed(self, base: int, following: int, cuts: int, put: Callable[[], None]) -> bool:
         """Call `put`, which renames another file over a sealed segment's, unless the log was cut since `cuts`, or the
@@ -404,10 +404,10 @@ class LogWriter:
     def check_open(self) -> None:
         """Raise LogClosed after `close`."""
         if self.is_closed:
-            raise LogClosed(self._around.view.path)
+            raise LogClosed(self._context.view.path)
 
     def _check_writable(self) -> None:
-        path, report = self._around.view.path, self._report
+        path, report = self._context.view.path, self._report
         if self.is_closed:
             raise LogClosed(path)
         if self._poison is not None:
@@ -458,14 +458,14 @@ class LogWriter:
     def _take_back(self, segment: Segment, mark: SegmentMark, bases: tuple[int, ...], cause: BaseException) -> None:
         """Nothing of a failed append remains: segments that it began go, the one it began in is cut to where it was."""
         if self._poison is not None:
-            raise LogPoisoned(self._around.view.path, cause) from cause
+            raise LogPoisoned(self._context.view.path, cause) from cause
         try:
             if self._active is not segment:
                 self._active.close()
-                remove_seals(self._around.filesystem, self._around.view.path, [segment.base_offset])
+                remove_seals(self._context.filesystem, self._context.view.path, [segment.base_offset])
             self._active, self._bases = segment, bases
             # From the directory: a thread may be interrupted after it made a segment and before it is in `_bases`.
-            filesystem, path = self._around.filesystem, self._around.view.path
+            filesystem, path = self._context.filesystem, self._context.view.path
             begun = [base for base in list_segments(filesystem, path) if base > bases[-1]]
             move_aside(filesystem, path, begun, keep=False)
             segment.rewind(mark)
@@ -477,14 +477,14 @@ class LogWriter:
         """Files were left half changed, by a failure or an interruption: the log has to be opened again."""
         self._poison = error
         if isinstance(error, OSError):
-            raise LogPoisoned(self._around.view.path, error) from error
+            raise LogPoisoned(self._context.view.path, error) from error
 
     def _roll(self, base_offset: int | None = None) -> None:
         """Close the newest segment and begin the next. What is in the old one is on disk before the new name is.
 
         base_offset: where the next one begins, behind a hole; None: where the old one ends.
         """
-        old, view = self._active, self._around.view
+        old, view = self._active, self._context.view
         old.write()
         old.finish()
         try:
@@ -494,7 +494,7 @@ class LogWriter:
             raise
         is_sealed = self._seal(old)
         begin = old.next_offset if base_offset is None else base_offset
-        new = Segment.create(self._around.filesystem, view.path, begin, self._config)
+        new = Segment.create(self._context.filesystem, view.path, begin, self._config)
         new.ahead_bytes_max = old.ahead_bytes_max
         self._active, self._bases = new, (*self._bases, new.base_offset)
         self._background.rolled()
@@ -516,12 +516,12 @@ class LogWriter:
 
         Not for a segment that was reopened with records in it, nor without room: the scrub makes it later.
         """
-        around = self._around
-        seal = segment.seal(self._log_id, parse_log_name(around.view.name)[1])
+        context = self._context
+        seal = segment.seal(self._log_id, parse_log_name(context.view.name)[1])
         if seal is None:
             return False
         try:
-            write_seal(around.filesystem, around.view.path, seal)
+            write_seal(context.filesystem, context.view.path, seal)
         except OSError:
             return False
         return True
@@ -532,11 +532,11 @@ class LogWriter:
             target, segment, size = self.log_end_offset, self._active, self._unflushed_bytes
             file = segment.file
         try:
-            self._around.view.disk.timed(file.sync)
+            self._context.view.disk.timed(file.sync)
         except OSError as error:
             with self._lock:
                 self._poison = error
-            raise LogPoisoned(self._around.view.path, error) from error
+            raise LogPoisoned(self._context.view.path, error) from error
         with self._lock:
             self._unflushed_bytes -= size
             flushed_offset = max(self.flushed_offset, target)
@@ -550,7 +550,7 @@ class LogWriter:
     def _publish(self, flushed_offset: int) -> None:
         self._revision += 1
         end, watermark = self.log_end_offset, self._watermark
-        self._around.view.publish(
+        self._context.view.publish(
             end,
             flushed_offset,
             end if watermark is None else watermark,
@@ -563,9 +563,9 @@ class LogWriter:
         if self.flushed_offset >= min(wanted, self.log_end_offset):
             return True
         if self._poison is not None:
-            raise LogPoisoned(self._around.view.path, self._poison) from self._poison
+            raise LogPoisoned(self._context.view.path, self._poison) from self._poison
         if self._ended:
-            raise LogClosed(self._around.view.path)
+            raise LogClosed(self._context.view.path)
         return False
 
     def _is_answered(self, request: CommitRequest) -> bool:
@@ -573,7 +573,7 @@ class LogWriter:
         if request.result is not None:
             return self._is_settled(request.result.last_offset + 1)
         if request.error is None and self._ended:
-            raise LogClosed(self._around.view.path)
+            raise LogClosed(self._context.view.path)
         return request.error is not None
 
     def _flush_if_due(self, unflushed_bytes: int = 0) -> None:
@@ -602,7 +602,7 @@ class LogWriter:
                 return self.log_end_offset
             number = max(i for i, base in enumerate(self._bases) if base <= offset)
             with self._no_room_to_cut():
-                self._around.view.give_up(self.log_end_offset)
+                self._context.view.give_up(self.log_end_offset)
             self._changed = True
             try:
                 at = self._cut(number, offset, keep=keep)
@@ -619,7 +619,7 @@ class LogWriter:
 
         The bases of those. The new start is on disk before a file goes. Raises OSError: the next call goes on.
         """
-        around = self._around
+        context = self._context
         with self._lock:
             self._check_writable()
             self.log_start_offset = max(self.log_start_offset, offset)
@@ -627,14 +627,14 @@ class LogWriter:
             gone = [base for base, next_base in pairwise(self._bases) if next_base <= self.log_start_offset]
         try:
             # The recovery point with it: a log must never end below its start.
-            around.view.reserve.call(self.checkpoint)
+            context.view.reserve.call(self.checkpoint)
         except OSError as error:
             if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
                 raise
             with self._leader.held(), self._lock:
                 self._active.trim()  # what was allocated ahead makes room for the few bytes that free the most
             self.checkpoint()
-        remove_segments(around.filesystem, around.view.path, gone)
+        remove_segments(context.filesystem, context.view.path, gone)
         with self._lock:
             self._bases = tuple(base for base in self._bases if base not in gone)
             self._keep_epochs(self._epochs.cut_below(self.log_start_offset))
@@ -647,28 +647,30 @@ class LogWriter:
         thrown away. On a disk without room for the copy the tail is moved, into `.cut` (cut_files.py). Raises
         NoRoomToCut if there is no room even for its first piece; nothing was changed then.
         """
-        return self._around.view.reserve.call(self._quarantine)
+        return self._context.view.reserve.call(self._quarantine)
 
     def _quarantine(self) -> tuple[str, ...]:
-        around, damaged_from = self._around, self._report.damaged_from
+        context, damaged_from = self._context, self._report.damaged_from
         if damaged_from is None:
             return ()
         with self._leader.held(), self._lock:
             self.check_open()
             segment = self._active
             position = segment.size_bytes
-            tail = quarantine_tail(around.filesystem, segment.path, segment.file, position, suffix=CORRUPT_SUFFIX)
+            tail = quarantine_tail(context.filesystem, segment.path, segment.file, position, suffix=CORRUPT_SUFFIX)
             with self._no_room_to_cut():
-                around.view.give_up(around.view.seen_to)
+                context.view.give_up(context.view.seen_to)
             self._lower_checkpoints(damaged_from)
             self._changed = True
             try:
                 # Not only those that the log counts as its own: it ends at the damage.
-                later = [base for base in list_segments(around.filesystem, around.view.path) if base > self._bases[-1]]
-                kept, _ = move_aside(around.filesystem, around.view.path, later, suffix=CORRUPT_SUFFIX)
+                later = [
+                    base for base in list_segments(context.filesystem, context.view.path) if base > self._bases[-1]
+                ]
+                kept, _ = move_aside(context.filesystem, context.view.path, later, suffix=CORRUPT_SUFFIX)
                 kept += [] if tail is None else [tail.finish() if isinstance(tail, TailBackup) else tail]
-                around.view.reserve.call(lambda: segment.cut(position, damaged_from))
-                around.filesystem.sync_directory(around.view.path)
+                context.view.reserve.call(lambda: segment.cut(position, damaged_from))
+                context.filesystem.sync_directory(context.view.path)
                 self._keep_epochs(self._epochs.cut_from(damaged_from))
             except BaseException as error:
                 self._poison_by(error)
@@ -678,17 +680,17 @@ class LogWriter:
 
     def _cut(self, number: int, offset: int, *, keep: bool) -> int:
         """Checkpoints, later segments, this one, epochs: a crash between any two leaves a log that opens."""
-        around, base = self._around, self._bases[number]
+        context, base = self._context, self._bases[number]
         segment = self._active
         if number + 1 < len(self._bases):
             self._active.close()
-            segment = Segment(around.filesystem, around.view.path, base, self._config)
+            segment = Segment(context.filesystem, context.view.path, base, self._config)
         following = self._bases[number + 1] if number + 1 < len(self._bases) else None
-        in_hole = following is not None and following <= around.view.cleaned_offset
+        in_hole = following is not None and following <= context.view.cleaned_offset
         try:
             position, end = segment.locate(offset, may_end_before=in_hole)
             if keep:
-                keep_range(around.filesystem, segment.path, segment.file, position)
+                keep_range(context.filesystem, segment.path, segment.file, position)
             self._background.about_to_cut(end)
             self._lower_checkpoints(min(end, self.flushed_offset), high_watermark=min(end, self.high_watermark))
         except BaseException:
@@ -702,19 +704,19 @@ class LogWriter:
         self.log_start_offset = min(self.log_start_offset, end)
         # Before the files change: readers take what they then miss for cut, not for corrupt.
         self._publish(self.flushed_offset)
-        move_aside(around.filesystem, around.view.path, self._bases[number + 1 :])
-        around.view.reserve.call(lambda: segment.cut(position, end))
-        around.filesystem.sync_directory(around.view.path)
+        move_aside(context.filesystem, context.view.path, self._bases[number + 1 :])
+        context.view.reserve.call(lambda: segment.cut(position, end))
+        context.filesystem.sync_directory(context.view.path)
         self._active, self._bases = segment, self._bases[: number + 1]
         self.flushed_offset = end
         self._unflushed_bytes = 0
-        around.view.lower_to_end(end)
+        context.view.lower_to_end(end)
         # In a log with replicas an epoch that starts at its end stays: what is below may be safe only by that.
         self._keep_epochs(self._epochs.cut_from(end if self._watermark is None else end + 1))
         return end
 
     def _lower_checkpoints(self, recovery_point: int, high_watermark: int | None = None) -> None:
-        view = self._around.view
+        view = self._context.view
         view.checkpoint(
             recovery_point=recovery_point,
             high_watermark=min(self.high_watermark, recovery_point) if high_watermark is None else high_watermark,
@@ -730,7 +732,7 @@ class LogWriter:
         except OSError as error:
             if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
                 raise
-            raise NoRoomToCut(self._around.view.path, RESERVE_BYTES_MIN, error) from error
+            raise NoRoomToCut(self._context.view.path, RESERVE_BYTES_MIN, error) from error
 
     def _keep_epochs(self, epochs: LeaderEpochs) -> None:
         if epochs is not self._epochs:
@@ -738,8 +740,8 @@ class LogWriter:
             self._write_epochs(self._epochs)
 
     def _write_epochs(self, epochs: LeaderEpochs) -> None:
-        around = self._around
-        around.view.reserve.call(lambda: write_leader_epochs(around.view.path, epochs, around.filesystem))
+        context = self._context
+        context.view.reserve.call(lambda: write_leader_epochs(context.view.path, epochs, context.filesystem))
         self._is_unlisted = False
 
     # ---- what replication does
@@ -757,7 +759,7 @@ class LogWriter:
             header = batch.header
             if header.base_offset != expected:
                 if not expected < header.base_offset <= cleaned_offset:
-                    raise LogEndMoved(self._around.view.path, expected=header.base_offset, end=expected)
+                    raise LogEndMoved(self._context.view.path, expected=header.base_offset, end=expected)
                 dense, behind_hole = min(dense, number), header.base_offset
             if header.leader_epoch < epoch_before:  # the next opening would take it for damage
                 raise CorruptRecordBatch(f"leader epoch falls from {epoch_before} to {header.leader_epoch}")
@@ -774,7 +776,7 @@ class LogWriter:
 
     def _admit_holes_below(self, offset: int) -> None:
         """Write the cleaned offset to disk before the batches behind the hole: else an opening would find damage."""
-        view = self._around.view
+        view = self._context.view
         if offset > view.cleaned_offset:
             view.checkpoint(cleaned_offset=offset)
             view.reserve.call(view.sync_checkpoints)
@@ -788,7 +790,7 @@ class LogWriter:
         with self._lock:
             self._check_writable()
             self._background.check_disk()
-            around, before, size_bytes = self._around, self._epochs, 0
+            context, before, size_bytes = self._context, self._epochs, 0
             epochs = before
             for batch in batches:
                 epochs = epochs.assigned(batch.header.leader_epoch, batch.header.base_offset)
@@ -816,7 +818,7 @@ class LogWriter:
             self._unflushed_bytes += size_bytes
             self.log_end_offset = self._active.next_offset
             self._publish(self.flushed_offset)
-        around.view.open_files.opened(self)
+        context.view.open_files.opened(self)
         self._flush_if_due(self._unflushed_bytes)
 
     def size_from(self, offset: int) -> int:
@@ -829,7 +831,7 @@ class LogWriter:
             in_active = active.size_bytes - (entry[1] if entry is not None else 0)
         if offset >= active.base_offset:
             return in_active
-        filesystem, directory = self._around.filesystem, self._around.view.path
+        filesystem, directory = self._context.filesystem, self._context.view.path
         return in_active + size_of_sealed(filesystem, directory, bases[:-1], offset)
 
     def begin_epoch(self, leader_epoch: int, start_offset: int) -> None:
@@ -849,7 +851,7 @@ class LogWriter:
             if epochs is self._epochs:
                 yield None
                 return
-            path, end = self._around.view.path, self.log_end_offset
+            path, end = self._context.view.path, self.log_end_offset
             newest = self._epochs.epoch_of(end - 1)
             if start_offset != end or leader_epoch < newest:
                 raise EpochOutOfPlace(path, leader_epoch, start_offset, end=end, newest_epoch=newest)
@@ -861,11 +863,11 @@ class LogWriter:
         """See SegmentLog.forget_epochs_above."""
         with self._lock:
             self._check_writable()
-            around, end = self._around, self.log_end_offset
+            context, end = self._context, self.log_end_offset
             kept = tuple(entry for entry in self._epochs.entries if entry[0] <= leader_epoch)
             for epoch, start in self._epochs.entries[len(kept) :]:
                 if start != end:
-                    raise EpochOutOfPlace(around.view.path, epoch, start, end=end, newest_epoch=epoch)
+                    raise EpochOutOfPlace(context.view.path, epoch, start, end=end, newest_epoch=epoch)
             self._keep_epochs(LeaderEpochs(kept) if len(kept) < len(self._epochs.entries) else self._epochs)
             self._publish(self.flushed_offset)
 
@@ -876,23 +878,23 @@ class LogWriter:
         the oldest ones, which open as a shorter log, or none, which opens as an empty one; the leader begins it anew
         again.
         """
-        around = self._around
+        context = self._context
         with self._leader.held(), self._lock:
             self._check_writable()
-            around.view.give_up(self.log_end_offset)
+            context.view.give_up(self.log_end_offset)
             self._background.about_to_cut(0)
             self._changed = True
             self.cuts += 1
             try:
                 # A log that is shorter than its recovery point would be refused: both go down before a file does.
-                around.view.checkpoint(recovery_point=0, high_watermark=0)
-                around.view.sync_checkpoints()
-                around.view.lower_published(0)
+                context.view.checkpoint(recovery_point=0, high_watermark=0)
+                context.view.sync_checkpoints()
+                context.view.lower_published(0)
                 self._active.close()
-                kept, _ = move_aside(around.filesystem, around.view.path, self._bases, suffix=STALE_SUFFIX)
-                around.view.checkpoint(recovery_point=offset, high_watermark=offset, log_start_offset=offset)
-                around.view.sync_checkpoints()
-                self._active = Segment.create(around.filesystem, around.view.path, offset, self._config)
+                kept, _ = move_aside(context.filesystem, context.view.path, self._bases, suffix=STALE_SUFFIX)
+                context.view.checkpoint(recovery_point=offset, high_watermark=offset, log_start_offset=offset)
+                context.view.sync_checkpoints()
+                self._active = Segment.create(context.filesystem, context.view.path, offset, self._config)
                 self._bases, self._unflushed_bytes = (offset,), 0
                 self.log_start_offset = self.log_end_offset = self.flushed_offset = offset
                 if self._watermark is not None:

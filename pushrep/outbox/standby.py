@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
-from pushrep.election.candidate import LEADER_ALIVE_MS, Purpose, Unasked
+from pushrep.election.candidate import LEADER_ALIVE_MS, Purpose, StandbyElection
 from pushrep.election.errors import CantStandBy, NotLeader, ReplicationError
 from pushrep.election.grants import Grant
 from pushrep.election.standby import Seen, Standby, StandbyState, TakeoverTimes
@@ -295,9 +295,9 @@ class WaitingMember(Generic[_Outbox]):
                     raise NotLeader(kept.leader, kept.epoch)
                 # Its own lead it takes from nobody: another's newer grant is kept then, and followed.
                 purpose = Purpose.OPEN if grant.leader == election.index else Purpose.PROMOTE_AND_CATCH_UP
-                unasked = Unasked(self._why_not_take_over, asked.clock.wall_ms())
+                standby = StandbyElection(self._why_not_take_over, asked.clock.wall_ms())
                 patience_s = min(_round_s(grant, election.index), asked.open_timeout_s)
-                granted = election.run(purpose, patience_s, unasked=unasked)
+                granted = election.run(purpose, patience_s, standby=standby)
                 self._become(StandbyState.TAKING_OVER)
                 election.begin(granted)
             return self._opened(found.directory, granted)

@@ -29,7 +29,7 @@ from pushrep.election.candidate import (
     Purpose,
     Refused,
     SendGrant,
-    Unasked,
+    StandbyElection,
 )
 from pushrep.election.epochs import EpochEnd, marked_unfenced, without_unfenced
 from pushrep.election.errors import LogNotFit, NotAhead, NotLeader, TooFewMembers
@@ -126,15 +126,16 @@ class Election:
         first: Grant | None = None,
         change: Change | None = None,
         may_cut: bool = True,
-        unasked: Unasked | None = None,
+        standby: StandbyElection | None = None,
     ) -> Grant:
         """The grant to lead by: stored by enough members, this one holds all that they hold, on disk.
 
         first: of an outbox that has none yet. change: instead of a renewal. timeout_s: of each round. may_cut: whether
-        what this log has and the member that is ahead has not may be cut; else NotAhead says so. unasked: of a standby,
-        so a majority has to agree, and a member that gives no answer is asked again: it may be looking, too, and end
-        that in time. Raises NotLeader, LeaderMayBeAlive, TakeoverHeld, TooFewMembers, NotAhead, LogNotFit, NotAMember,
-        ReplicaUnreachable if the member that is ahead goes away while its records are fetched, LogPoisoned, OSError.
+        what this log has and the member that is ahead has not may be cut; else NotAhead says so. standby: whose
+        election it is, so a majority has to agree, and a member that gives no answer is asked again: it may be
+        looking, too, and end that in time. Raises NotLeader, LeaderMayBeAlive, TakeoverHeld, TooFewMembers, NotAhead,
+        LogNotFit, NotAMember, ReplicaUnreachable if the member that is ahead goes away while its records are fetched,
+        LogPoisoned, OSError.
         """
         self._grants, self._may_cut = [first] if first is not None else [], may_cut
         candidate = Candidate(
@@ -144,7 +145,7 @@ class Election:
             first=first,
             change=change,
             leader_alive_ms=self.leader_alive_ms,
-            unasked=unasked,
+            standby=standby,
         )
         self._answers = self._round(timeout_s, candidate)
         effects: deque[CandidateEffect] = deque(candidate.start())

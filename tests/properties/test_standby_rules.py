@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from pushrep.election.candidate import Candidate, Lead, MemberAnswer, Purpose, Refused, SendGrant, Unasked
+from pushrep.election.candidate import Candidate, Lead, MemberAnswer, Purpose, Refused, SendGrant, StandbyElection
 from pushrep.election.errors import CantStandBy, TakeoverHeld
 from pushrep.election.follower import StoreEpoch
 from pushrep.election.grants import Grant, Hold, Member, Quorum, Takeover
@@ -246,14 +246,14 @@ def test_every_state_is_left_by_the_table_alone():
 
 
 def asks_by_itself(why_not="", wall_ms=0):
-    return Unasked(lambda _: why_not, wall_ms)
+    return StandbyElection(lambda _: why_not, wall_ms)
 
 
-@pytest.mark.parametrize(("unasked", "leads"), [(None, True), (asks_by_itself(), False)])
-def test_a_standby_that_is_alone_takes_nothing_where_an_operator_could(unasked, leads):
+@pytest.mark.parametrize(("standby", "leads"), [(None, True), (asks_by_itself(), False)])
+def test_a_standby_that_is_alone_takes_nothing_where_an_operator_could(standby, leads):
     """Three members, m = 3: one is enough to lead, and could be the one that is cut off."""
     own = MemberAnswer(index=0, grant=grant(m=3), highest_epoch=256)
-    candidate = Candidate(0, Purpose.OPEN, own, unasked=unasked)
+    candidate = Candidate(0, Purpose.OPEN, own, standby=standby)
     effects = [*candidate.start(), *candidate.on_deadline()]
     assert any(isinstance(effect, StoreEpoch) for effect in effects) == leads
     if not leads:
@@ -266,7 +266,7 @@ def test_a_standby_leads_once_so_many_have_stored_its_grant_not_when_they_answer
     """Five members, m = 5: one is enough for an operator, three for a standby. All answer the look."""
     shown = grant(count=5, m=5)
     answers = [MemberAnswer(index=index, grant=shown, highest_epoch=256) for index in range(5)]
-    candidate = Candidate(1, Purpose.PROMOTE_AND_CATCH_UP, answers[1], unasked=asks_by_itself())
+    candidate = Candidate(1, Purpose.PROMOTE_AND_CATCH_UP, answers[1], standby=asks_by_itself())
     effects = candidate.start()
     for answer in (answers[0], *answers[2:]):
         effects += candidate.on_answer(answer)
@@ -282,9 +282,9 @@ def test_a_standby_leads_once_so_many_have_stored_its_grant_not_when_they_answer
 HELD = Hold(256, 0, 60_000, "work")
 
 
-def looked(unasked, shown, purpose=Purpose.PROMOTE_AND_CATCH_UP, own=None):
+def looked(standby, shown, purpose=Purpose.PROMOTE_AND_CATCH_UP, own=None):
     """Member 1 of three looks, and member 2 answers with `shown`; member 0 led, and is silent."""
-    candidate = Candidate(1, purpose, MemberAnswer(index=1, grant=own or grant(), highest_epoch=256), unasked=unasked)
+    candidate = Candidate(1, purpose, MemberAnswer(index=1, grant=own or grant(), highest_epoch=256), standby=standby)
     answer = MemberAnswer(index=2, grant=shown, highest_epoch=shown.epoch)
     return [*candidate.start(), *candidate.on_answer(answer), *candidate.on_deadline()]
 
@@ -292,7 +292,7 @@ def looked(unasked, shown, purpose=Purpose.PROMOTE_AND_CATCH_UP, own=None):
 def test_a_hold_that_only_another_member_knows_refuses_a_standby_before_a_number_is_taken_and_no_operator():
     """Its own node was away when the hold came."""
     seen = []
-    effects = looked(Unasked(lambda one: (seen.append(one.hold), "held")[1], 0), grant(512, hold=HELD))
+    effects = looked(StandbyElection(lambda one: (seen.append(one.hold), "held")[1], 0), grant(512, hold=HELD))
     (refused,) = (effect.error for effect in effects if isinstance(effect, Refused))
     assert isinstance(refused, TakeoverHeld)
     assert seen[-1] == HELD
@@ -300,13 +300,13 @@ def test_a_hold_that_only_another_member_knows_refuses_a_standby_before_a_number
     assert [effect for effect in looked(None, grant(512, hold=HELD)) if isinstance(effect, StoreEpoch)]
 
 
-@pytest.mark.parametrize("unasked", [None, asks_by_itself(wall_ms=7_000)])
-def test_the_next_grant_carries_what_anybody_shows_and_a_standbys_says_when_it_took_over(unasked):
+@pytest.mark.parametrize("standby", [None, asks_by_itself(wall_ms=7_000)])
+def test_the_next_grant_carries_what_anybody_shows_and_a_standbys_says_when_it_took_over(standby):
     """Also what a grant lacks that came by an older peer."""
     own = grant(hold=HELD, takeover=Takeover(3, 1))
-    (sent,) = (one.grant for one in looked(unasked, grant(512), own=own) if isinstance(one, SendGrant))
+    (sent,) = (one.grant for one in looked(standby, grant(512), own=own) if isinstance(one, SendGrant))
     assert sent.hold == HELD
-    assert sent.takeover == (Takeover(3, 1) if unasked is None else Takeover(sent.epoch, 7_000))
+    assert sent.takeover == (Takeover(3, 1) if standby is None else Takeover(sent.epoch, 7_000))
     mine = grant(257, hold=HELD, takeover=Takeover(3, 1))
-    (sent,) = (one.grant for one in looked(unasked, grant(257), Purpose.OPEN, own=mine) if isinstance(one, SendGrant))
+    (sent,) = (one.grant for one in looked(standby, grant(257), Purpose.OPEN, own=mine) if isinstance(one, SendGrant))
     assert sent.takeover == Takeover(3, 1), "to lead on is no takeover"

@@ -37,7 +37,7 @@ from tests.simulation.power_cuts import (
 WORLD_STEPS = 1000
 
 BROKEN = {
-    "a flush that does not sync": Mutation(LogWriter._sync, "self._around.view.disk.timed(file.sync)", "pass"),
+    "a flush that does not sync": Mutation(LogWriter._sync, "self._context.view.disk.timed(file.sync)", "pass"),
     "an answer before the flush": Mutation(
         SegmentLog.append, "writer.flush_acknowledged(result.last_offset + 1)", "pass"
     ),
@@ -63,8 +63,8 @@ BROKEN = {
     ),
     "files that go before the new start is on disk": Mutation(
         LogWriter.move_log_start,
-        "around.view.reserve.call(self.checkpoint)",
-        "remove_segments(around.filesystem, around.view.path, gone); self.checkpoint()",
+        "context.view.reserve.call(self.checkpoint)",
+        "remove_segments(context.filesystem, context.view.path, gone); self.checkpoint()",
     ),
     "a failed sync that does not poison": Mutation(LogWriter._sync, "self._poison = error", "pass"),
     "a recovery that does not sync what it believes": Mutation(Recovery._settle, "file.sync()", "pass"),

@@ -18,7 +18,7 @@ from pushrep.election.candidate import (
     Purpose,
     Refused,
     SendGrant,
-    Unasked,
+    StandbyElection,
 )
 from pushrep.election.candidate import Lead as LeadEffect
 from pushrep.election.follower import StoreGrant
@@ -127,8 +127,8 @@ class World:
         self.note_clock(machine, machine.grant)
         age_ms = machine.contact_age_ms(now_ms)
         if standby.why_not_look(Seen(now_ms, machine.grant, machine.index, age_ms, wall_ms=wall_ms)) is None:
-            unasked = Unasked(lambda grant: self.told(machine, grant), wall_ms)
-            if self.elect(machine, unasked) is None:
+            standby = StandbyElection(lambda grant: self.told(machine, grant), wall_ms)
+            if self.elect(machine, standby) is None:
                 standby.on_refused(now_ms)
 
     def note_clock(self, machine, grant):
@@ -142,14 +142,14 @@ class World:
         self.note_clock(machine, grant)
         return machine.service.why_not_take_over(grant, machine.now_ms(self), machine.wall_ms(self))
 
-    def elect(self, machine, unasked=None, change=None):
+    def elect(self, machine, standby=None, change=None):
         """The grant, if it leads by one now."""
         led_by, now_ms = machine.grant.leader, machine.now_ms(self)
         is_own = led_by == machine.index
         purpose = Purpose.OPEN if is_own else Purpose.PROMOTE_AND_CATCH_UP
-        alive_ms = min(LEADER_ALIVE_MS, TIMES.takeover_after_ms) if unasked is not None else 0
+        alive_ms = min(LEADER_ALIVE_MS, TIMES.takeover_after_ms) if standby is not None else 0
         candidate = Candidate(
-            machine.index, purpose, self.answer(machine), unasked=unasked, change=change, leader_alive_ms=alive_ms
+            machine.index, purpose, self.answer(machine), standby=standby, change=change, leader_alive_ms=alive_ms
         )
         todo, granted = deque(candidate.start()), None
         while todo:
@@ -170,7 +170,7 @@ class World:
                 todo += candidate.on_deadline()
         if granted is not None:
             machine.service = Leads(granted, now_ms)
-            self.check(machine, granted, is_takeover=unasked is not None and not is_own)
+            self.check(machine, granted, is_takeover=standby is not None and not is_own)
         return granted
 
     def answer(self, machine):
