@@ -11,7 +11,7 @@ from collections import Counter
 
 import pytest
 
-from pushrep.env import write_atomic, write_whole
+from pushrep.env import write_atomic, write_beside
 from pushrep.errors import PushrepError
 from pushrep.log.cut_files import move_aside
 from pushrep.log.recovery import Recovery
@@ -43,7 +43,7 @@ BROKEN = {
     ),
     "a roll that leaves the old segment unsynced": Mutation(LogWriter._roll, "old.sync()", "pass"),
     "a new segment whose name is not synced": Mutation(Segment.create, "filesystem.sync_directory(directory)", "pass"),
-    "a small file renamed before its bytes are synced": Mutation(write_whole, "file.sync()", "pass"),
+    "a small file renamed before its bytes are synced": Mutation(write_beside, "file.sync()", "pass"),
     "a small file whose new name is not synced": Mutation(
         write_atomic, "filesystem.sync_directory(path.parent)", "pass"
     ),

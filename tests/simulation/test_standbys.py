@@ -127,8 +127,8 @@ class World:
         self.note_clock(machine, machine.grant)
         age_ms = machine.contact_age_ms(now_ms)
         if standby.why_not_look(Seen(now_ms, machine.grant, machine.index, age_ms, wall_ms=wall_ms)) is None:
-            standby = StandbyElection(lambda grant: self.told(machine, grant), wall_ms)
-            if self.elect(machine, standby) is None:
+            election = StandbyElection(lambda grant: self.told(machine, grant), wall_ms)
+            if self.elect(machine, election) is None:
                 standby.on_refused(now_ms)
 
     def note_clock(self, machine, grant):
