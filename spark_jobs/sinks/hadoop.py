@@ -4,10 +4,10 @@
     an object store  an object is there, whole, from its closing on    a "directory" is renamed object by object
     Azure, flat      an object is there, empty, from its opening on    the same
 
-So a new file is written aside and renamed on a file system; in an object store it is one object, put there on the
-condition that none has its name (S3's If-None-Match). S3A knows that condition since Hadoop 3.4.2, and only where it is
-asked for by name: without, of two writers of one name the second overwrites the first. Azure's client (ABFS) sets it
-itself wherever it renames: there a new file is written aside, under a name that no other writer has, and renamed.
+So a new file is written aside on a file system, under a name that no other writer has, and renamed; in an object store
+it is one object, put there on the condition that none has its name (S3's If-None-Match). S3A knows that condition since
+Hadoop 3.4.2, and only where it is asked for by name: without, of two writers of one name the second overwrites the
+first. Azure's client (ABFS) sets it itself wherever it renames: there a new file is written aside and renamed, too.
 """
 
 import contextlib
@@ -120,10 +120,7 @@ class HadoopDirectory:
 
         On a file system a file that replaces another may be read with the other's checksum.
         """
-        if not self.renames_directories:
-            return self._put_new(name, data)
-        self._write(name + ".writing", data)
-        return not self._fs.exists(self._path(name)) and self.rename(name + ".writing", name)
+        return self._renamed_new(name, data) if self.renames_directories else self._put_new(name, data)
 
     def check_new_objects(self, below: str = "", *, once: bool) -> None:
         """Raises StoreUnfit for an object store that shows an object before it is whole, or, where only one writer may
@@ -166,7 +163,7 @@ class HadoopDirectory:
         return False
 
     def _write(self, name: str, data: bytes) -> None:
-        stream = self._fs.create(self._path(name), True)  # overwrites what a kill left
+        stream = self._fs.create(self._path(name), False)
         try:
             stream.write(bytearray(data))
             stream.hsync()  # on the disks: what a store confirms must survive the machine
@@ -198,7 +195,7 @@ class HadoopDirectory:
         aside = f"{name}.writing-{uuid4().hex}"
         try:
             self._write(aside, data)
-            return self.rename(aside, name)
+            return not self._fs.exists(self._path(name)) and self.rename(aside, name)
         finally:
             self.remove(aside)
 

@@ -11,7 +11,7 @@ from spark_jobs.batch_marks import BatchMarks, MarksKey
 from spark_jobs.file_marks import FileMarks
 from spark_jobs.marks import MarksFenced
 from spark_jobs.marks_command import marks
-from spark_jobs.sinks.hadoop import StoreUnfit
+from spark_jobs.sinks.hadoop import HadoopDirectory, StoreUnfit
 
 pytestmark = pytest.mark.spark
 
@@ -44,3 +44,22 @@ def test_an_unknown_store_that_shows_files_half_written_is_refused_by_name(spark
     with pytest.raises(StoreUnfit, match="rows in Delta, in Iceberg"):
         idempotent_table("unknown://store/held/table")(spark.range(1), 0)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_of_two_writers_of_one_name_none_puts_the_others_bytes_there(spark, tmp_path):
+    """Each has written its bytes aside before one of them renames."""
+    first, second = (HadoopDirectory(spark, str(tmp_path)) for _ in range(2))
+    rename_first, rename_second, seen = first.rename, second.rename, []
+
+    def of_the_first(name, to):
+        def of_the_second(name_of_second, to):
+            seen.append((rename_first(name, to), first.read(to)))
+            return rename_second(name_of_second, to)
+
+        second.rename = of_the_second
+        seen.append((second.create(to, "second"), first.read(to)))
+        return seen[0][0]
+
+    first.rename = of_the_first
+    first.create("marks", "first")
+    assert seen == [(True, "first"), (False, "first")]
