@@ -10,8 +10,10 @@
             64  CRC-32C u32 of the 64 before
 
 A writer fills the slot that it did not fill last, so one whole slot stands at every moment. A reader takes the valid
-one of the highest sequence: CRC right, and written since this machine started. What a process wrote stays in the page
-cache after its end; a stop of the machine can lose it. No such slot: the reader knows only what the checkpoints say.
+one of the highest sequence: CRC right, and written since this machine started. Where only one is valid, it is taken
+once it is seen a second time: as the first was copied, the writer may have filled it anew and gone on to the other.
+What a process wrote stays in the page cache after its end; a stop of the machine can lose it. No such slot: the reader
+knows only what the checkpoints say.
 A reader's mapping stays true while the file grows or is repaired in place; shrinking it would kill readers (SIGBUS).
 """
 
@@ -19,6 +21,7 @@ import mmap
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 from uuid import UUID
 
 import google_crc32c
@@ -40,8 +43,10 @@ _CRC = struct.Struct(">I")
 _NAME_BYTES_MAX = 260  # 249 for the topic, a dash, 10 digits
 _SLOT_BYTES = _BODY.size + _CRC.size
 _BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")
-# Each try fails only if the writer filled both slots while they were copied, two publishes within a microsecond.
+# Each try fails only if the writer filled a slot or two while they were copied, within a microsecond.
 _READ_TRIES = 64
+
+_Slot: TypeAlias = tuple[int, int, int, int, int, int, int, bytes]
 
 assert _BODY.size == 64, "docs/formats/directory-files.md promises 64 bytes and a CRC"
 assert _NAME.size + _NAME_BYTES_MAX <= SLOTS_AT[0]
@@ -231,18 +236,21 @@ def read_boot_id(filesystem: Filesystem = REAL_FILESYSTEM) -> bytes:
 def _newest(mapped: mmap.mmap, position: int, boot_id: bytes) -> PublishedState | None:
     if boot_id == bytes(16):
         return None
+    alone: list[_Slot] = []
     for _ in range(_READ_TRIES):
         slots = _valid_slots(mapped, position)
-        if slots:
+        # One alone may be older than what the other held before the writer came to it; seen twice, it is not.
+        if len(slots) == len(SLOTS_AT) or (slots and slots == alone):
             ours = [fields for fields in slots if fields[-1] == boot_id]
             return PublishedState(*max(ours)[:-1]) if ours else None
-        if not any(mapped[position + SLOTS_AT[0] : position + RECORD_BYTES]):
+        if not slots and not any(mapped[position + SLOTS_AT[0] : position + RECORD_BYTES]):
             return None  # never written
+        alone = slots
     return None
 
 
-def _valid_slots(mapped: mmap.mmap, position: int) -> list[tuple[int, int, int, int, int, int, int, bytes]]:
-    slots = []
+def _valid_slots(mapped: mmap.mmap, position: int) -> list[_Slot]:
+    slots: list[_Slot] = []
     for at in SLOTS_AT:
         slot = mapped[position + at : position + at + _SLOT_BYTES]  # one copy; judged and decoded outside the mapping
         body = slot[: _BODY.size]

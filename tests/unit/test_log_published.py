@@ -2,6 +2,7 @@
 
 import mmap
 import os
+from itertools import chain, product, repeat
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from pushrep.log.published import (
     RECORD_BYTES,
     RECORDS_INITIAL,
     SLOTS_AT,
+    PublishedEntry,
     PublishedFile,
     PublishedReader,
     read_boot_id,
@@ -196,3 +198,36 @@ def test_a_file_that_claims_to_be_huge_is_refused_by_name(tmp_path):
         PublishedFile(tmp_path, 8)
     with pytest.raises(OSError, match=PUBLISHED_NAME):
         read_published(tmp_path, "orders-0")
+
+
+class WrittenMeanwhile:
+    """A record whose writer goes on by so many half slots after each copy that a reader makes."""
+
+    def __init__(self, moments):
+        self._moments, self._now, self._steps = moments, 0, repeat(0)
+
+    def __getitem__(self, part):
+        copy = self._moments[self._now][part]
+        self._now = min(self._now + next(self._steps), len(self._moments) - 1)
+        return copy
+
+    def begin(self, now, steps):
+        self._now, self._steps = now, chain(steps, repeat(0))
+
+
+def test_a_reader_never_goes_back_wherever_the_writer_is_while_it_copies():
+    boot_id, record, moments = read_boot_id(), mmap.mmap(-1, RECORD_BYTES), []
+    writer = PublishedEntry(record, 0, os.getpid(), boot_id)
+    for n in range(1, 12):
+        before = record[:]
+        writer.publish(n, n, n, n, n)
+        slot = SLOTS_AT[n % 2]
+        moments += [before, before[:slot] + record[slot : slot + 34] + before[slot + 34 :]]
+    moments.append(record[:])
+    mapped = WrittenMeanwhile(moments)
+    reader = PublishedEntry(mapped, 0, os.getpid(), boot_id)
+    for published, steps in product(range(1, 5), product(range(6), repeat=4)):
+        mapped.begin(2 * published, steps)
+        state = reader.state()
+        assert state.leader_epoch >= published, f"{published} was there, then by {steps} half slots a copy"
+        assert state.log_end_offset == state.leader_epoch
