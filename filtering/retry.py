@@ -1,9 +1,9 @@
 """Calls that are made again: one policy for brokers, locks, databases and connections, and the pauses between.
 
-    RetryPolicy   which errors pass, for how long or how often it is tried, and the Backoff between
+    RetryPolicy   which errors are retriable, for how long or how often it is tried, and the Backoff between
     Backoff       pauses that double up to the longest, at random: many that lost one broker must not all come at once
     ask           asks a broker by such a policy:
-        a passing failure (no coordinator yet, it moved, no connection ...)   asked again until the time is over
+        a transient failure (no coordinator yet, it moved, no connection ...) asked again until the time is over
         a topic that is not there                                             3 s: not every broker knows a new one yet
         anything else                                                         raised at once
 

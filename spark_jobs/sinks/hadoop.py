@@ -26,8 +26,6 @@ _AZURE: Final = frozenset({"abfs", "abfss"})
 _HIERARCHICAL: Final = "fs.capability.etags.preserved.in.rename"
 """A capability that Azure's client has for an account with a hierarchical namespace, and no object store has."""
 _IF_NONE_MATCH: Final = "fs.option.create.conditional.overwrite"
-
-
 _TWO_WRITERS: Final = (
     "of two drivers that make one new file there the second overwrites the first, so two drivers at once would not be "
     "noticed. S3 needs Hadoop 3.4.2 or newer (Spark 4.1) and a server that obeys If-None-Match; otherwise keep marks "

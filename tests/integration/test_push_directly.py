@@ -132,6 +132,23 @@ def test_a3_an_append_does_not_wait_for_a_replica_that_takes_nothing(world, scri
     assert replica.records() == log_bytes(service)
 
 
+def test_small_records_that_come_behind_two_requests_go_together(world, scripted):
+    """A replica carries out one while the other is at hand; each of the rest alone would cost it a turn."""
+    replica = scripted()
+    service = led_by(world, [replica], watermark_linger_ms=60_000)
+    replica.gate.clear()
+    sent, before = replica.frames, len(replica.requests)
+    service.append(b"held back")
+    replica.wait_for(lambda _: replica.frames > sent)
+    for number in range(8):
+        service.append(b"%d" % number)
+    replica.gate.set()
+    service.wait_for_all()
+    counts = [len(offsets_of(part)) for part in replica.requests[before:] if part.records]
+    assert sum(counts) == 9
+    assert len(counts) <= 3, "two in flight, and one with all that came meanwhile"
+
+
 def test_r2_a_connection_that_breaks_under_an_append_is_made_anew_and_the_same_bytes_go_out(world, scripted):
     replica = scripted()
     service = led_by(world, [replica])
