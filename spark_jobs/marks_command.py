@@ -9,7 +9,7 @@ A store is its query's own: stop the query first. An export is one batch's bytes
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import wraps
@@ -19,9 +19,9 @@ from typing import Any, NamedTuple, TypeVar, cast
 import click
 import numpy as np
 
-from filtering.marks import HighwaterMarks
+from filtering.marks import HighwaterMarks, select_rows
 from pushrep.errors import PushrepError
-from spark_jobs.batch_marks import BatchMarks
+from spark_jobs.batch_marks import BatchMarks, MarksKey
 from spark_jobs.errors import SparkJobError
 from spark_jobs.marks import KEEP_ALL, LocalMarks, MarksStore
 from spark_jobs.marks_stores import KAFKA, Brokers, NoSuchMarks, opened, topic_marks
@@ -190,21 +190,21 @@ def set_(store: str, pair: "PairKey", offset: int, export_to: Path, as_json: boo
         last = _read(found, query_id, _last(found, query_id))
         keys = [key for key in last.marks if pair.topic in {None, key.topic}]
         before = [key for key in keys if last.marks[key].get(pair.pid, pair.partition) is not None]
-        if len(before or keys) != 1:
+        if len(topics := {key.topic for key in before or keys}) != 1:
             raise click.ClickException(f"say --topic: it is one of {', '.join(sorted({k.topic for k in last.marks}))}")
-        (key,) = before or keys
+        (topic,) = topics
         _write_new(export_to, last)
-        changed = replace(last, marks={**last.marks, key: _with(last.marks[key], pair, offset)})
+        changed = replace(last, marks=_with(last.marks, topic, pair, offset))
         found.write(changed, keep=KEEP_ALL)
     result = {
         "query": query_id,
         "batch": last.batch_id,
-        "topic": key.topic,
+        "topic": topic,
         "offset": offset,
         "exported": str(export_to),
     }
     what = "forgotten" if offset < 0 else f"set to {offset}"
-    text = f"{key.topic} pid {pair.pid} partition {pair.partition}: {what}; what was before is in {export_to}"
+    text = f"{topic} pid {pair.pid} partition {pair.partition}: {what}; what was before is in {export_to}"
     click.echo(json.dumps(result) if as_json else text)
 
 
@@ -284,13 +284,34 @@ def _read(store: MarksStore, query_id: str, batch_id: int) -> BatchMarks:
     return found
 
 
-def _with(marks_: HighwaterMarks, pair: PairKey, offset: int) -> HighwaterMarks:
-    """With this mark of the pair, in a partition that is not known yet; without the pair, where `offset` is below 0."""
-    row = marks_.find(np.array([pair.pid]), np.array([pair.partition]))
-    left = marks_.without_rows(row[row >= 0])
-    if offset < 0:
-        return left
-    return left.merge(HighwaterMarks.from_columns([pair.pid], [pair.partition], [offset], window=marks_.window))
+def _with(
+    marks_: Mapping[MarksKey, HighwaterMarks], topic: str, pair: PairKey, offset: int
+) -> dict[MarksKey, HighwaterMarks]:
+    """With this mark of the pair, in a partition that is not known yet; without the pair, where `offset` is below 0.
+
+    At the mark that it has, what its window has seen stays; at another one all below counts as seen.
+    """
+    changed, mark = dict(marks_), HighwaterMarks.from_columns([pair.pid], [pair.partition], [max(offset, 0)])
+    for key in (key for key in marks_ if key.topic == topic):
+        held = marks_[key].to_columns()
+        rows = marks_[key].find(np.array([pair.pid]), np.array([pair.partition]))
+        rows = rows[rows >= 0]
+        changed[key] = marks_[key].without_rows(rows)
+        if len(rows) and held.offsets[rows[0]] == offset:
+            own = select_rows(held, rows)
+            mark = HighwaterMarks.from_columns(
+                own.pids,
+                own.partitions,
+                own.offsets,
+                advanced_ms=own.advanced_ms,
+                bitmaps=own.bitmaps,
+                window=own.window,
+            )
+    if offset >= 0:
+        # Wherever it is met: a partition that a startpoint reset takes no marks of startpoints before that one.
+        newest = max(key for key in marks_ if key.topic == topic)
+        changed[newest] = changed[newest].merge(mark)
+    return changed
 
 
 def _write_new(file: Path, marks_: BatchMarks) -> None:

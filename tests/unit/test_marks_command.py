@@ -10,9 +10,11 @@ pytest.importorskip("pyspark")
 
 from click.testing import CliRunner
 
+from filtering import ReplayFilter, StreamMetadata
 from filtering.marks import HighwaterMarks
 from pushrep.log import SegmentLog
 from spark_jobs.batch_marks import BatchMarks, LogRange, MarksKey, SentBack
+from spark_jobs.mark_epochs import Epoch, carried
 from spark_jobs.marks import LocalMarks
 from spark_jobs.marks_command import marks
 from spark_jobs.sql.table import SqlTable
@@ -156,3 +158,38 @@ def test_one_pair_is_shown_set_and_forgotten(local, tmp_path):
     for half in (("show", local, "--pid", 7), ("set", local, "--pid", 7, "--offset", 1, "--export", tmp_path / "x")):
         run(*half, code=2)
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("offset", [9, 7, 12])
+def test_a_pair_that_is_set_keeps_what_its_window_has_seen_and_all_below_another_mark_is_seen(local, tmp_path, offset):
+    seen = ReplayFilter(window=4)
+    for n in (5, 6, 9):
+        assert seen.admit(StreamMetadata(8, 0, n).pack(), 3)
+    held = seen.marks(now_ms=77)
+    with LocalMarks(local) as store:
+        store.write(BatchMarks("q", 2, marks={MarksKey("orders"): held}), keep=9)
+    run("set", local, "--pid", 8, "--partition", 0, "--offset", offset, "--export", tmp_path / "before.marks")
+    with LocalMarks(local) as store:
+        found = store.read("q", 2).marks[MarksKey("orders")]
+    after = ReplayFilter(found, window=4)
+    passes = [n for n in range(14) if after.admit(StreamMetadata(8, 0, n).pack(), 5)]
+    assert passes == {9: [7, 8, *range(10, 14)], 7: [*range(8, 14)], 12: [13]}[offset]
+    assert found.get(8, 0).advanced_ms == (77 if offset == 9 else None)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_pair_that_is_set_goes_on_in_a_partition_that_a_startpoint_had_reset(local, tmp_path, known):
+    """Of orders-1, startpoint 5 had taken the marks back; pair 8 lay in orders-0 until now, or nowhere."""
+    old = HighwaterMarks.from_columns([7, 8] if known else [7], [0, 0] if known else [0], [3, 9] if known else [3], 0)
+    marks_ = {MarksKey("orders"): old, MarksKey("orders", 5): HighwaterMarks.from_columns([9], [1], [2], [1])}
+    with LocalMarks(local) as store:
+        store.write(BatchMarks("q", 2, marks=marks_), keep=9)
+    run("set", local, "--pid", 8, "--partition", 0, "--offset", 9, "--export", tmp_path / "before.marks")
+    with LocalMarks(local) as store:
+        found = store.read("q", 2).marks
+    seen = HighwaterMarks.from_columns([8], [0], [10], [1])
+    assert carried(found, "orders", {1: Epoch(5, 5)}, seen).get(8, 0).offset == 9
+    assert carried(found, "orders", {0: Epoch()}, seen).get(8, 0).offset == 9
+    run("set", local, "--pid", 8, "--partition", 0, "--offset", -1, "--export", tmp_path / "second.marks")
+    shown = json.loads(run("show", local, "--json"))["last"]["marks"]
+    assert {mark["pid"] for mark in shown} == {7, 9}
