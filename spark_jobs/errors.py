@@ -44,6 +44,16 @@ class MarksOfAnotherQuery(SparkJobError):
         self.location, self.owner, self.last, self.query_id = location, owner, last, query_id
 
 
+class StoreUnfit(SparkJobError):
+    """This store lets two writers create one object, shows one half written, or can't be where it is said to be: use
+    another, as the message says.
+    """
+
+    def __init__(self, location: str, why: str) -> None:
+        super().__init__(f"{location}: {why}")
+        self.location = location
+
+
 class CheckpointWentBack(SparkJobError):
     """Spark planned a batch anew that had been stored with other records, and the handler can't take them back."""
 

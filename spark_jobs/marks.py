@@ -11,6 +11,7 @@ written; only then the older one is removed. Killed anywhere in between, one of 
 """
 
 import json
+import re
 import shutil
 import struct
 from collections.abc import Iterator
@@ -21,13 +22,18 @@ from filtering.closing import ClosedAtExit
 from pushrep.errors import PushrepError
 from pushrep.log import Durability, LogConfig, LogReader, SegmentLog, list_logs
 from spark_jobs.batch_marks import ADOPTED, BatchMarks, BatchMarksVersionUnsupported, CorruptBatchMarks
-from spark_jobs.errors import SparkJobError
+from spark_jobs.errors import SparkJobError, StoreUnfit
 
 PART_BYTES = 8 << 20
 REWRITE_AT_LEAST_BYTES = 16 << 20
 """A log smaller than this is never rewritten: opening reads it in milliseconds."""
 
 TOPIC = "marks"
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+_ELSEWHERE = (
+    "it is a URL, and LocalMarks is a segment log on this machine's disk. FileMarks keeps marks on Spark's file "
+    "systems and in object stores, TopicMarks in a topic, SqlTable beside the rows"
+)
 _PART = struct.Struct(">II")
 COMPLETE = json.dumps({"complete": True}).encode()
 KEEP_ALL = 1 << 30
@@ -86,11 +92,14 @@ class LocalMarks(ClosedAtExit):
     """Marks in a directory on this machine's disk, which survive kill -9 and power loss once `write` returned.
 
     Opened at first use and then locked for this process; close it, or use it as a context manager. Use raises
-    `pushrep.log.LogLocked` with the pid while another process has it, MarksStoreDamaged for damaged marks.
+    `pushrep.log.LogLocked` with the pid while another process has it, MarksStoreDamaged for damaged marks. Raises
+    StoreUnfit for a URL, which is no directory of this machine.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.location = str(path)
+        if _URL.match(self.location):
+            raise StoreUnfit(self.location, _ELSEWHERE)
         self._path = Path(path)
         self._log: SegmentLog | None = None
         self._generation = 0

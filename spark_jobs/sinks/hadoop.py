@@ -18,10 +18,10 @@ from uuid import uuid4
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
-from spark_jobs.errors import SparkJobError
+from spark_jobs.errors import StoreUnfit
 from spark_jobs.spark_internals import hadoop_of
 
-_FILE_SYSTEMS: Final = frozenset({"file", "hdfs", "viewfs", "webhdfs", "swebhdfs"})
+FILE_SYSTEMS: Final = frozenset({"file", "hdfs", "viewfs", "webhdfs", "swebhdfs"})
 _AZURE: Final = frozenset({"abfs", "abfss"})
 _HIERARCHICAL: Final = "fs.capability.etags.preserved.in.rename"
 """A capability that Azure's client has for an account with a hierarchical namespace, and no object store has."""
@@ -37,14 +37,6 @@ _HALF_WRITTEN: Final = (
 )
 
 
-class StoreUnfit(SparkJobError):
-    """This store lets two writers create one object, or shows one half written: use another, as the message says."""
-
-    def __init__(self, location: str, why: str) -> None:
-        super().__init__(f"{location}: {why}")
-        self.location = location
-
-
 class HadoopDirectory:
     """One directory; names are relative to it. It need not exist."""
 
@@ -55,7 +47,7 @@ class HadoopDirectory:
         self._fs = given.getFileSystem(configuration)
         self._root = self._fs.makeQualified(given)
         scheme = self._root.toUri().getScheme()
-        self.renames_directories = scheme in _FILE_SYSTEMS or self._fs.hasPathCapability(self._root, _HIERARCHICAL)
+        self.renames_directories = scheme in FILE_SYSTEMS or self._fs.hasPathCapability(self._root, _HIERARCHICAL)
         """Whether a directory moves as one: False for an object store."""
         self._puts_by_renaming = scheme in _AZURE
 

@@ -6,6 +6,7 @@ import struct
 import subprocess
 import sys
 import zlib
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from filtering import HighwaterMarks
 from pushrep.log import LogLocked, SegmentLog
 from spark_jobs import marks as marks_module
 from spark_jobs.batch_marks import ADOPTED, VERSIONS, BatchMarks, LogRange, MarksKey
+from spark_jobs.errors import StoreUnfit
 from spark_jobs.marks import LocalMarks, MarksStoreDamaged
 
 
@@ -189,3 +191,15 @@ def test_a_closed_store_opens_again(path):
     store.close()
     assert store.read("q", 0) == batch(0)
     store.close()
+
+
+@pytest.mark.parametrize("url", ["s3a://bucket/marks", "hdfs:/marks", "file:///tmp/marks"])
+def test_a_url_is_refused_by_name_and_no_directory_is_made(tmp_path, monkeypatch, url):
+    """Also as a path, which has one slash less: it would be a directory below the one where the driver was started."""
+    monkeypatch.chdir(tmp_path)
+    for place in (url, Path(url)):
+        with pytest.raises(StoreUnfit, match="FileMarks keeps marks"):
+            LocalMarks(place)
+    with LocalMarks("at:noon") as store:
+        assert store.owner() is None
+    assert [path.name for path in tmp_path.iterdir()] == ["at:noon"]

@@ -8,10 +8,11 @@ from click.testing import CliRunner
 from filtering.marks import HighwaterMarks
 from spark_jobs import idempotent_table
 from spark_jobs.batch_marks import BatchMarks, MarksKey
+from spark_jobs.errors import StoreUnfit
 from spark_jobs.file_marks import FileMarks
 from spark_jobs.marks import MarksFenced
 from spark_jobs.marks_command import marks
-from spark_jobs.sinks.hadoop import HadoopDirectory, StoreUnfit
+from spark_jobs.sinks.hadoop import HadoopDirectory
 
 pytestmark = pytest.mark.spark
 

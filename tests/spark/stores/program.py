@@ -118,10 +118,11 @@ def stops(spark, root):
 
 def drivers(spark, root):
     from spark_jobs import ReplayFilteredBatches
+    from spark_jobs.errors import StoreUnfit
     from spark_jobs.file_marks import FileMarks
     from spark_jobs.marks import MarksFenced
     from spark_jobs.sinks.catalog_table import idempotent_table
-    from spark_jobs.sinks.hadoop import HadoopDirectory, StoreUnfit
+    from spark_jobs.sinks.hadoop import HadoopDirectory
     from spark_jobs.sinks.idempotent_sink import BadSink
 
     spark.sparkContext.setLocalProperty("sql.streaming.queryId", "q")
