@@ -20,6 +20,7 @@ import logging
 from array import array
 from collections.abc import Sequence
 from typing import cast
+from urllib.parse import urlsplit
 
 import numpy as np
 from pyspark.sql import DataFrame, SparkSession
@@ -29,7 +30,7 @@ from pyspark.sql.types import StructType
 from spark_jobs.batch_marks import LogRange
 from spark_jobs.errors import CantReplace
 from spark_jobs.replacing import within_any
-from spark_jobs.sinks.hadoop import HadoopDirectory
+from spark_jobs.sinks.hadoop import FILE_SYSTEMS, HadoopDirectory
 from spark_jobs.sinks.idempotent_sink import (
     BATCH_COLUMN,
     FRESH_QUERY,
@@ -198,6 +199,10 @@ def offsets_in(path: str, format: str, where: LogRange) -> "array[int]":  # noqa
 
     if format.lower() not in _REPLACING_FORMATS:
         raise CantReplace(*where[:3], f"{format} is neither parquet nor orc, nor Delta or Iceberg")
+    # Whether a store of Azure renames directories only its client knows: taken for one that does not.
+    if (scheme := urlsplit(path).scheme) not in {"", *FILE_SYSTEMS}:
+        why = f"{scheme} is no file system, and only there do batches of files change together"
+        raise CantReplace(*where[:3], why)
     try:
         files = ds.OrcFileFormat() if format.lower() == "orc" else ds.ParquetFileFormat()
         rows = ds.dataset(path, format=files, partitioning="hive")

@@ -129,6 +129,7 @@ REFUSED = [
     (["--from", "25", "--to", "30", "--append-only"], "--to is for rows that are replaced"),
     (["--from", "latest", "--sink", "./t"], "no place behind which rows stand"),
     (["--from", "25", "--sink", "./nowhere"], "can't be read"),
+    *((["--from", "25", "--sink", f"{kind}://bucket/orders"], f"{kind} is no file system") for kind in ("s3a", "gs")),
     (["--from", "25", "--sink", "./t", "--format", "json"], "json is neither parquet nor orc"),
     (["--from", "25", "--sink", "orders"], "exchanges whole batches only"),
     (["--from", "25", "--sink", "mysql://x/y"], "mysql"),
