@@ -239,14 +239,15 @@ class ReplayFilteredBatches:
         if behind := [kept for kept in store.batches(query_id) if kept >= batch_id]:
             handler: object = self._handler
             drop_from = getattr(handler, "drop_from", None)
-            if drop_from is None:
-                raise CheckpointWentBack(batch_id)
             for kept in behind:
-                if (over := store.read(query_id, kept)) is not None and over.replaced:
+                over = store.read(query_id, kept)
+                if drop_from is None and over is not None and over.ranges:
+                    raise CheckpointWentBack(batch_id)
+                if over is not None and over.replaced:
                     raise RolledBackOverReplaced(batch_id, kept, over.replaced)
             _LOG.warning("the checkpoint was rolled back: batches from %d on are dropped and run anew", batch_id)
             # The sink first: killed in between, the marks still show that there is something to drop.
-            if handler is not store:  # which drops rows and marks as one
+            if drop_from is not None and handler is not store:  # which drops rows and marks as one
                 drop_from(batch_id)
             store.drop_from(query_id, batch_id)
         return False

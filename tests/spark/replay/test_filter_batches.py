@@ -4,10 +4,12 @@ import dataclasses
 import logging
 
 import pytest
+from click.testing import CliRunner
 
-from filtering import StreamMetadata, TtlTooShort
+from filtering import PairSplit, StreamMetadata, TtlTooShort
 from spark_jobs import LocalMarks, ReplayFilteredBatches, filter_frame, filtered_frame, replay_filter
 from spark_jobs.batch_marks import BatchMarks
+from spark_jobs.marks_command import marks
 from spark_jobs.replay_filter import (
     CheckpointWentBack,
     MarksMissing,
@@ -116,6 +118,19 @@ def test_a_rollback_needs_a_handler_that_can_take_back(frames, logs, store, insi
     with pytest.raises(CheckpointWentBack, match="drop_from"):
         once(frames.split(rows[:9], 1), 0)
     assert store.batches("q") == [0], "nothing was dropped"
+
+
+def test_what_never_held_a_row_needs_nothing_taken_back(frames, logs, store, inside_query):
+    """As where apply-checkpoint was killed behind its marks, and the query was started instead of the same call."""
+    inside_query("q")
+    rows, handed = logs.random_topic(6), {}
+    once = ReplayFilteredBatches(lambda batch, n: handed.update({n: logs.ids(batch)}), store)
+    once(frames.split(rows[:40], 1), 0)
+    for number in (1, 2):
+        store.write(BatchMarks("q", number, marks=store.read("q", 0).marks), keep=9)
+    once(frames.split(rows[40:], 1), 1)
+    assert set().union(*handed.values()) == logs.Model().kept(rows)
+    assert store.batches("q") == [0, 1]
 
 
 def test_a_rollback_over_a_batch_that_replaced_rows_is_refused(frames, logs, store, table, inside_query):
@@ -329,6 +344,27 @@ def test_marks_expire_at_the_commit_and_only_there(frames, logs, store, inside_q
         clock.now += 6_000
     # Advanced at 0 s; commits at 0, 6 and 12 s: gone at the third, so the fourth batch sees it for the first time.
     assert table.batches == {0: ["a0"], 1: [], 2: [], 3: ["a3"]}
+
+
+def test_the_way_past_a_batch_in_which_a_pair_moved(frames, logs, store, table, inside_query, tmp_path):
+    """As docs/spark.md has it: without the new partition's records, a mark of no partition, and that one sent back."""
+    inside_query("q")
+    moving, other = (5, 1), (6, 0)
+    places = [(0, moving, n) for n in range(4)] + [(3, other, 0), (3, moving, 4), (3, moving, 5), (3, other, 1)]
+    at = {0: iter(range(9)), 3: iter(range(9))}
+    rows = [logs.Row("t", p, next(at[p]), StreamMetadata(*pair, n), None, f"{p}:{n}") for p, pair, n in places]
+    once = ReplayFilteredBatches(table, store)
+    once(frames.split(rows[:2], 1), 0)
+    with pytest.raises(PairSplit):
+        once(frames.split(rows[2:], 1), 1)
+    pair = StreamMetadata(*moving, 0).pack()[:12].hex().upper()
+    once(frames.split(rows[2:], 1).where(f"not (partition = 3 and hex(substring(key, 1, 12)) <=> '{pair}')"), 1)
+    store.close()
+    given = ["--pid", 5, "--partition", 1, "--offset", 3, "--export", tmp_path / "before.marks"]
+    assert CliRunner().invoke(marks, ["set", store.location, *map(str, given)]).exit_code == 0
+    once(frames.split(rows[4:], 1), 2)
+    assert table.batches[2] == ["3:4", "3:5"]
+    assert table.ids == {row.id for row in rows}
 
 
 def test_outside_of_a_query_it_says_what_to_use(frames, logs, store, table):

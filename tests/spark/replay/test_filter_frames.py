@@ -198,8 +198,9 @@ def test_the_ways_past_a_pair_in_two_partitions(frames, logs):
     """As docs/spark.md has them: without the records of a foreign hand; or the pair goes on wherever it is met."""
     rows = [logs.Row("t", p, n, StreamMetadata(5, 1, n), None, f"{p}:{n}") for p in (0, 3) for n in range(3)]
     pair = StreamMetadata(5, 1, 0).pack()[:12].hex().upper()
-    right = frames.split(rows, 1).where(f"not (partition = 3 and hex(substring(key, 1, 12)) = '{pair}')")
-    assert logs.ids(filter_frame(right).rows) == {"0:0", "0:1", "0:2"}
+    with_others = [*rows, *(logs.Row("t", 3, 3 + n, None, key, f"other {n}") for n, key in enumerate((None, b"k")))]
+    right = frames.split(with_others, 1).where(f"not (partition = 3 and hex(substring(key, 1, 12)) <=> '{pair}')")
+    assert logs.ids(filter_frame(right).rows) == {"0:0", "0:1", "0:2", "other 0", "other 1"}
     anywhere = {MarksKey("t"): HighwaterMarks.from_columns([5], [1], [1], [-1])}
     moved = filter_frame(frames.split(rows[3:], 1), anywhere)
     assert logs.ids(moved.rows) == {"3:2"}
