@@ -17,7 +17,7 @@ DOCS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 RUNNER = Path(__file__).with_name("doc_blocks.py")
 TIMEOUT_S = 900
 SMALL = f"{QUIET} --conf spark.sql.streaming.checkpointFileManagerClass={FORKLESS_CHECKPOINTS} pyspark-shell"
-_LINK = re.compile(r"\[[^\]]*\]\(([^)\s#]+)(?:#[^)]*)?\)|src(?:set)?=\"([^\"]+)\"")
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s#]*)(?:#([^)\s]+))?\)|src(?:set)?=\"([^\"]+)\"")
 
 _spec = importlib.util.spec_from_file_location("doc_blocks", RUNNER)
 doc_blocks = importlib.util.module_from_spec(_spec)
@@ -78,15 +78,27 @@ def test_examples_run_with_spark(path, tmp_path):
     assert done.returncode == 0, report(path, done)
 
 
-@pytest.mark.parametrize("path", DOCS, ids=name)
+def anchors(path):
+    """Of a page's headings, as GitHub makes them."""
+    prose = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)", prose, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", [*DOCS, ROOT / "CHANGELOG.md"], ids=name)
 def test_examples_are_marked_and_links_lead_somewhere(path):
     for block in doc_blocks.blocks_of(path):
         assert block.skip_reason != "", f"{name(path)}:{block.line}: no-test gives no reason"
         if block.language == "console" and block.skip_reason is None:
             assert doc_blocks.commands_of(block), f"{name(path)}:{block.line}: a console block without a `$ ` line"
-    for target in map("".join, _LINK.findall(path.read_text(encoding="utf-8"))):
-        if not target.startswith(("http://", "https://", "mailto:")):
-            assert (path.parent / target).exists(), f"{name(path)}: the link to {target} leads nowhere"
+    for link, anchor, picture in _LINK.findall(path.read_text(encoding="utf-8")):
+        target = link or picture
+        if target.startswith(("http://", "https://", "mailto:")):
+            continue
+        page = path.parent / target if target else path
+        assert page.exists(), f"{name(path)}: the link to {target} leads nowhere"
+        if anchor and page.suffix == ".md":
+            assert anchor in anchors(page), f"{name(path)}: {name(page)} has no heading #{anchor}"
 
 
 SAMPLE = """\
