@@ -1,6 +1,8 @@
 """Replay filtering: the 20-byte key that names a source record, and the rule that lets each one through once.
 
-Pure: no clock, disk, network or client; numpy at most, so that a Spark executor or a plugin can carry it.
+What this file exports is pure (no clock, disk, network or client) and needs numpy at most, so that it runs in a Spark
+executor or a client's plugin. Kafka clients appear in consumers/ alone; retry.py waits, and is imported only there and
+by other packages.
 """
 
 from filtering.errors import (

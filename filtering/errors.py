@@ -3,18 +3,22 @@
 from typing import Any
 
 
-class FilteringError(Exception):
-    """The root of every error of this package. All of them survive pickle, by which Spark brings them to the driver."""
+class PicklableError(Exception):
+    """Survives pickle, by which Spark brings an error to the driver, though its constructor takes no message."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Rebuilt from message and fields, since the constructors take the fields and not the message."""
+        """Rebuilt from message and fields."""
         return _rebuilt, (type(self), self.args, self.__dict__)
 
 
-def _rebuilt(kind: type[FilteringError], args: tuple[Any, ...], fields: dict[str, Any]) -> FilteringError:
+def _rebuilt(kind: type[PicklableError], args: tuple[Any, ...], fields: dict[str, Any]) -> PicklableError:
     error = kind.__new__(kind, *args)
     error.__dict__.update(fields)
     return error
+
+
+class FilteringError(PicklableError):
+    """The root of every error of this package."""
 
 
 class NotStreamMetadata(FilteringError):
@@ -69,7 +73,7 @@ class AmbiguousProducerId(FilteringError):
 
 
 PARTITION_BITS, SLOT_BIT = 20, 1 << 30
-"""A worker slot's partitions have numbers that no topic has: SLOT_BIT, the slot's number, PARTITION_BITS of its own."""
+"""Partition n of worker slot s has a number above all of a topic's: SLOT_BIT | s << PARTITION_BITS | n."""
 
 
 def shown_partition(number: int) -> str:
@@ -119,11 +123,11 @@ class TtlTooShort(FilteringError, ValueError):
     """Marks would be forgotten while the topic still holds records of theirs: raise `ttl_s`, or force it."""
 
     def __init__(self, ttl_s: float, retention_ms: int | None) -> None:
-        kept = "for nobody said how long" if retention_ms is None else f"for retention.ms={retention_ms}"
+        kept = "for a time that was not given" if retention_ms is None else f"for retention.ms={retention_ms}"
         super().__init__(
-            f"ttl_s={ttl_s} forgets marks whose records the topic keeps {kept}: what is read again after that passes "
-            "twice. Give retention_ms=, the topic's retention.ms (-1: for ever), and a ttl_s that is not below it; "
-            "retention_ms=0 takes any ttl_s"
+            f"ttl_s={ttl_s} forgets marks while the topic keeps their records, {kept}: read again, these would pass "
+            "a second time. Give retention_ms=, the topic's retention.ms (-1: for ever), and a ttl_s that is not below "
+            "it; retention_ms=0 takes any ttl_s"
         )
         self.ttl_s, self.retention_ms = ttl_s, retention_ms
 

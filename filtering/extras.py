@@ -38,7 +38,7 @@ class MissingExtra(ModuleNotFoundError):
 
 @contextmanager
 def needed_by(what: str) -> Iterator[None]:
-    """What is imported within is of an extra: raises MissingExtra if it is missing."""
+    """Raises MissingExtra where a package of an extra that is imported inside the block is not installed."""
     try:
         yield
     except MissingExtra:

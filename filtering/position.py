@@ -14,7 +14,7 @@ from typing import Final
 from filtering.errors import BadFilterSetting, PositionOutOfRange
 
 POSITION_BITS: Final = 63
-"""Of a source offset, which is signed and never negative."""
+"""Of a source offset: a signed 64-bit number that is never negative."""
 
 
 class PositionBits:

@@ -213,7 +213,7 @@ class PairTable:
 
 
 def _view(column: "array[int]") -> Numbers:
-    """An array's content as numpy, without a copy. Drop the result before the array grows: till then it cannot."""
+    """An array's content as numpy, without a copy. While the result is in use the array can't grow (BufferError)."""
     return np.frombuffer(column, np.int64)
 
 
@@ -248,6 +248,20 @@ class FilterCounts:
     late: int
     pairs: int
     jumped: int
+
+    def added_to(self, before: "FilterCounts | None") -> "FilterCounts":
+        """The sums of both, with the pairs of the later one, which this is."""
+        if before is None:
+            return self
+        return FilterCounts(
+            kept=before.kept + self.kept,
+            dropped=before.dropped + self.dropped,
+            unkeyed=before.unkeyed + self.unkeyed,
+            other_pids=before.other_pids + self.other_pids,
+            late=before.late + self.late,
+            pairs=self.pairs,
+            jumped=before.jumped + self.jumped,
+        )
 
 
 class ReplayFilter:
@@ -438,8 +452,9 @@ class ReplayFilter:
         if fresh:
             self._warned.update(fresh)
             _LOG.warning(
-                "every row of %d (pid, partition) pairs in this batch was dropped as a replay: %s%s; a replayed "
-                "stretch looks like this, and so does a re-used PID or a source that began again at offset 0",
+                "every row of %d (pid, partition) pairs in this batch was dropped as a replay: %s%s; a part of the "
+                "source that is read again looks like this, and so does a re-used PID, or a source that began again at "
+                "offset 0",
                 len(fresh),
                 fresh[:_NAMED_IN_LOG],
                 " and more" if len(fresh) > _NAMED_IN_LOG else "",

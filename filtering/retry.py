@@ -9,10 +9,8 @@
 
 It stands here because every package may import filtering. It waits by the process's own monotonic clock, since no
 simulation drives a broker, a lock or a database. A caller that must be woken earlier gives `call` a `sleep` of its own.
-A caller that must not block takes only the length of a pause (`Backoff.pause_s`), and waits itself: fence driver,
-recovery and sink of pushrep/kafka in their event loop; channel.py and leading.py of pushrep/replicate, through
-connecting.py there; replays (pushrep/replay/remote.py); what writes checkpoints (pushrep/log/directory.py) and follows
-startpoints (pushrep/startpoints/store.py); the producer of partitioner/confluent.py.
+A caller that must not block takes only the length of a pause (`Backoff.pause_s`), and waits itself;
+docs/ARCHITECTURE.md names these callers.
 """
 
 import random
@@ -30,6 +28,7 @@ if TYPE_CHECKING:  # callers that only pause do not load it
 TIMEOUT_S = 60.0
 """How long brokers are asked altogether: as long as Kafka's own clients do (`default.api.timeout.ms`)."""
 APPEARS_WITHIN_S = 3.0
+"""How long a topic that is not there is asked for: it may just have been created."""
 _DOUBLINGS_MAX = 30
 _Answer = TypeVar("_Answer")
 
@@ -130,7 +129,7 @@ class Failure(Enum):
     TRANSIENT = auto()
     """The next call may succeed."""
     NOT_THERE = auto()
-    """As TRANSIENT for a moment: what was asked for may be new."""
+    """As TRANSIENT, for APPEARS_WITHIN_S."""
     PERMANENT = auto()
 
 
@@ -163,7 +162,7 @@ def _broker_policy(judge: Judge, timeout_s: float) -> RetryPolicy:
     )
 
 
-def ask_aside(question: Callable[[], _Answer], name: str) -> "Future[_Answer]":
+def ask_in_background(question: Callable[[], _Answer], name: str) -> "Future[_Answer]":
     """What `question` returns or raises; it runs once, in a daemon thread called `name`."""
     answer: Future[_Answer] = Future()
 

@@ -45,7 +45,7 @@ def is_arrow(keys: object) -> bool:
 def rows_of_arrow(keys: Any, width: int) -> tuple[Rows, Present | None]:
     """The column as bytes of shape (n, width), and which rows hold exactly `width` bytes (None: all of them).
 
-    Rows without are filled with zeros. Raises UnsupportedKeys for a column that holds no bytes.
+    All other rows are zeros. Raises UnsupportedKeys for a column that holds no bytes.
     """
     if not hasattr(keys, "iterchunks"):
         return _rows_of_array(keys, width)

@@ -1,22 +1,11 @@
 """What a partitioner refuses, named for what the caller does next; the fields are for code."""
 
-from typing import Any
-
 from filtering import StreamMetadata
+from filtering.errors import PicklableError
 
 
-class PartitionerError(Exception):
+class PartitionerError(PicklableError):
     """The root of every error of this package."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Rebuilt from message and fields, since the constructors take the fields and not the message."""
-        return _rebuilt, (type(self), self.args, self.__dict__)
-
-
-def _rebuilt(kind: type[PartitionerError], args: tuple[Any, ...], fields: dict[str, Any]) -> PartitionerError:
-    error = kind.__new__(kind, *args)
-    error.__dict__.update(fields)
-    return error
 
 
 class BadPartitionerSetting(PartitionerError, ValueError):
@@ -39,11 +28,11 @@ class KeyNotStreamMetadata(PartitionerError):
 
 
 class TopicShrunk(PartitionerError):
-    """The topic has fewer partitions than were pinned, so it is another topic now: raise the PID epoch for it."""
+    """The topic has fewer partitions than were fixed, so it is another topic now: raise the PID epoch for it."""
 
     def __init__(self, pinned: int, partitions: int) -> None:
         super().__init__(
-            f"partition_count={pinned} is pinned but the topic has {partitions} partitions: this is another topic; "
+            f"partition_count={pinned} is fixed but the topic has {partitions} partitions: this is another topic; "
             "give it a partitioner of its own and a new PID epoch"
         )
         self.pinned, self.partitions = pinned, partitions
@@ -87,7 +76,7 @@ class NotDelivered(PartitionerError):
 
 
 class TopicCompacted(PartitionerError):
-    """Compaction keeps the replay and deletes the first copy: set the topic's cleanup.policy to delete."""
+    """Compaction deletes a record's first copy and keeps its replay: set the topic's cleanup.policy to delete."""
 
     def __init__(self, topic: str, policy: str) -> None:
         super().__init__(
@@ -101,5 +90,5 @@ class NoSuchTopic(PartitionerError):
     """The destination topic is not there: create it, with as many partitions as are to be used."""
 
     def __init__(self, topic: str) -> None:
-        super().__init__(f"topic {topic!r} does not exist: create it first, its partitions are pinned at first use")
+        super().__init__(f"topic {topic!r} does not exist: create it first, its partitions are counted at first use")
         self.topic = topic

@@ -98,26 +98,25 @@ class BatchCounts:
 
     def added_to(self, before: FilterCounts | None) -> FilterCounts:
         """The sums of the batches before, with this one: what `pushrep.metrics.FilterCollector` shows."""
-        before = before or FilterCounts(kept=0, dropped=0, unkeyed=0, other_pids=0, late=0, pairs=0, jumped=0)
-        if self.skipped:
+        if self.skipped and before is not None:
             return before
         return FilterCounts(
-            kept=before.kept + self.kept,
-            dropped=before.dropped + self.dropped,
-            unkeyed=before.unkeyed + self.unkeyed,
+            kept=self.kept,
+            dropped=self.dropped,
+            unkeyed=0 if self.skipped else self.unkeyed,
             other_pids=0,
-            late=before.late + self.late,
+            late=self.late,
             pairs=self.pairs,
-            jumped=before.jumped + self.jumped,
-        )
+            jumped=self.jumped,
+        ).added_to(before)
 
 
 def warn_of_silent_pairs(log: logging.Logger, counts: BatchCounts) -> None:
     """Warn of the pairs of which every row was dropped."""
     if counts.all_dropped:
         log.warning(
-            "batch %d: every row of %d (topic, pid, source partition) was dropped: %s%s; a replayed stretch looks "
-            "like this, and so does a re-used PID or a source that began again at offset 0",
+            "batch %d: every row of %d (topic, pid, source partition) was dropped: %s%s; a part of the source that is "
+            "read again looks like this, and so does a re-used PID, or a source that began again at offset 0",
             counts.batch_id,
             len(counts.all_dropped),
             list(counts.all_dropped[:_NAMED_IN_LOG]),

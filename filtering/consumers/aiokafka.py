@@ -60,12 +60,12 @@ class ReplayFilteredConsumer:
     """A consumer of topics whose records carry stream metadata. Use it in `async with`, in one event loop.
 
     topics: what is read. group_id: positions and marks are kept under it. carrier: where the 20 bytes travel, "key" or
-    "header", or a function that makes them of a record's own position, None for a record without. window, only_pids,
-    ttl_s: ReplayFilter's. retention_ms: what ttl_s may not be below, 0 takes any; by default each topic's own is asked
-    for, and the read of a topic that keeps records longer raises TtlTooShort. startpoints: where an operator may send
-    this group's partitions, when they come and while they are read; asked in a thread. on_assign, on_revoke: called
-    with this consumer and partitions; in `on_revoke` a commit still counts. settings: AIOKafkaConsumer's; auto-commit
-    is refused by name.
+    "header", or a function of the record that returns them, or None for a record that has no position. window,
+    only_pids, ttl_s: ReplayFilter's. retention_ms: what ttl_s may not be below, 0 takes any; by default each topic's
+    own is asked for, and the read of a topic that keeps records longer raises TtlTooShort. startpoints: their store, by
+    which an operator moves this group's partitions; it is asked in a thread, when partitions are assigned and while
+    they are read. on_assign, on_revoke: called with this consumer and partitions; in `on_revoke` a commit still counts.
+    settings: AIOKafkaConsumer's; auto-commit is refused by name.
     Raises SettingOverwritesMarks, BadFilterSetting, TtlTooShort; entering it raises the client's KafkaError.
     """
 
@@ -98,7 +98,7 @@ class ReplayFilteredConsumer:
         self._key_of = own or (_key if carrier == "key" else _header)
         self._on_assign, self._on_revoke = on_assign, on_revoke
         self._moving = asyncio.Lock()
-        self._untaken: dict[tuple[str, int], int] = {}  # what the client handed over to a call that was cancelled
+        self._not_yielded: dict[tuple[str, int], int] = {}  # first offset handed over to a call that was cancelled
         self._committing = asyncio.Lock()
         self._client: AIOKafkaConsumer | None = None
         self._admin: AIOKafkaAdminClient | None = None
@@ -339,12 +339,12 @@ class ReplayFilteredConsumer:
         names = _names(partitions)
         async with self._moving:
             self._member.forget([*self._member.partitions, *names])
-            self._untaken.clear()
+            self._not_yielded.clear()
             await self._run(self._member.hold(names))
         await self._load_again()
 
     async def _load_again(self) -> None:
-        """Load partitions that came and are not loaded yet. The client has not read on in them, but may have sought."""
+        """Load assigned partitions that are not loaded yet. They are paused, but the client may have moved in them."""
         async with self._moving:
             loaded = await self._run(self._member.load_again())
         if loaded and self._on_assign is not None:
@@ -356,8 +356,8 @@ class ReplayFilteredConsumer:
             if self._on_revoke is not None and partitions:
                 await self._on_revoke(self, partitions)
         finally:  # a commit that fails there must not make us commit for the next owner
-            # Until these are given up the client does not join anew, under which membership a commit on its way, which
-            # the client sends again by itself, would count.
+            # Wait for a commit that is on its way. The client joins the group again once this returns, and would send
+            # that commit again: under its new membership the coordinator would take it.
             async with self._committing, self._moving:
                 self._member.forget(_names(partitions))
 
@@ -367,28 +367,29 @@ class ReplayFilteredConsumer:
             raise self._member.failure
         if self._member.holds_any:
             await self._load_again()
-        if self._untaken or self._member.follows_startpoints:
+        if self._not_yielded or self._member.follows_startpoints:
             async with self._moving:
-                self._take_back()
+                self._seek_back()
                 await self._run(self._member.follow(asyncio.get_running_loop().time()))
 
     async def _begin_read(self, handed_over: Mapping[tuple[str, int], int]) -> None:
-        """Wait until no partition is moved, and take the lock. handed_over: the first offset of each.
+        """Wait until no partition is moved, and take the lock.
 
-        A caller that gives up waiting, as `asyncio.wait_for` does, must not lose records that were handed over.
+        handed_over: the first offset of each partition that the client handed over. If the caller gives up waiting, as
+        `asyncio.wait_for` does, the next read seeks back there, so that none of these records is lost.
         """
         try:
             await self._moving.acquire()
         except asyncio.CancelledError:
-            self._untaken = {**handed_over, **self._untaken}
+            self._not_yielded = {**handed_over, **self._not_yielded}
             raise
 
-    def _take_back(self) -> None:
-        for name, first in self._untaken.items():
+    def _seek_back(self) -> None:
+        for name, first in self._not_yielded.items():
             if name in self._member.assignment:
                 at = self._member.assignment.position(name)
                 self.client.seek(TopicPartition(*name), first if at is None else at)
-        self._untaken.clear()
+        self._not_yielded.clear()
 
     def _joined(self) -> AiokafkaMember:
         if self._brokers is None:

@@ -1,7 +1,7 @@
-"""aiokafka's clients: which of their failures pass, and what a group's member asks of brokers.
+"""aiokafka's clients: which failures are transient, and what a group's member asks brokers.
 
-Only the admin client reads a committed position's metadata. Startpoints block, so they are asked in a thread; what
-they want to know of the log is asked in the loop.
+Only the admin client reads a committed position's metadata. A store of startpoints may block, so it is asked in a
+thread; what it asks about a log runs in the event loop.
 """
 
 import asyncio
@@ -107,7 +107,7 @@ async def topic_settings(admin: AIOKafkaAdminClient, topic: str) -> dict[str, st
 
 
 async def ask_held(admin: AIOKafkaAdminClient, group: str, member: str) -> Held:
-    """What the group's coordinator says that this member has now; nothing where nobody answers within 5 s."""
+    """The partitions that the group's coordinator says this member has; empty if it does not answer within 5 s."""
     try:
         async with asyncio.timeout(ASK_WITHIN_S):
             [found] = await admin.describe_consumer_groups([group])

@@ -93,7 +93,7 @@ class Assignment:
     @property
     def counts(self) -> Mapping[str, FilterCounts]:
         """By topic, since the consumer was made; `pairs` are those known now."""
-        return {topic: _plus(self._counts.get(topic), one.counts) for topic, one in self._filters.items()}
+        return {topic: one.counts.added_to(self._counts.get(topic)) for topic, one in self._filters.items()}
 
     def assign(
         self,
@@ -224,7 +224,7 @@ class Assignment:
         settings = self._settings
         made = ReplayFilter(marks, window=settings.window, only_pids=settings.only_pids, ttl_s=settings.ttl_s)
         if (old := self._filters.get(topic)) is not None:
-            self._counts[topic] = _plus(self._counts.get(topic), old.counts)
+            self._counts[topic] = old.counts.added_to(self._counts.get(topic))
         self._filters[topic] = made
 
 
@@ -258,7 +258,7 @@ class Pauses:
         return wanted
 
     def remove(self, reason: PauseReason, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
-        """What to resume: this reason is over, and those that are given back have no other."""
+        """This reason is over. Returns what to resume: those that are paused for no other."""
         free = []
         for partition in sorted(set(partitions)):
             reasons = self._reasons.get(partition, set())
@@ -270,7 +270,7 @@ class Pauses:
         return free
 
     def forget(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
-        """Those of these that were paused. No reason holds for the next owner, which may be this client."""
+        """All reasons are over, also if this client is the next owner. Returns those of these that were paused."""
         gone = sorted(self._reasons.keys() & set(partitions))
         for partition in gone:
             del self._reasons[partition]
@@ -282,17 +282,3 @@ def _only(marks: HighwaterMarks, numbers: set[int], *, keep: bool = True) -> Hig
     columns = marks.to_columns()
     inside = np.isin(columns.destination_partitions, list(numbers))
     return marks.without_rows(np.flatnonzero(~inside if keep else inside))
-
-
-def _plus(before: FilterCounts | None, now: FilterCounts) -> FilterCounts:
-    if before is None:
-        return now
-    return FilterCounts(
-        kept=before.kept + now.kept,
-        dropped=before.dropped + now.dropped,
-        unkeyed=before.unkeyed + now.unkeyed,
-        other_pids=before.other_pids + now.other_pids,
-        late=before.late + now.late,
-        pairs=now.pairs,
-        jumped=before.jumped + now.jumped,
-    )

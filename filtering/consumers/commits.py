@@ -9,7 +9,8 @@
 `startpoint` is the number of the startpoint that this run began with; left out for none. Kafka allows 4096
 characters (`offset.metadata.max.bytes`). Metadata that is not ours counts as none. Format: docs/formats/positions.md.
 
-Each ends in a NUL, which confluent-kafka's client adds by itself: it reads up to one, past the end if there is none.
+Metadata ends in a NUL (END). confluent-kafka's client adds it when it writes, and reads up to the next NUL: where none
+was written, past the end of the metadata.
 The steps of `Commits` are generators that yield calls, as those of group_member.py.
 """
 

@@ -62,7 +62,7 @@ from filtering.consumers.group_member import (
 from filtering.consumers.startpoints import Startpoints
 from filtering.errors import BadFilterSetting, MissingRight
 from filtering.replay_filter import FilterCounts
-from filtering.retry import Failure, ask, ask_aside
+from filtering.retry import Failure, ask, ask_in_background
 from filtering.stream_metadata import KEY_BYTES, METADATA_HEADER
 
 _LOG = logging.getLogger(__name__)
@@ -84,11 +84,11 @@ class ReplayFilteredConsumer(ClosedAtExit):
     """A consumer of topics whose records carry stream metadata. Not thread-safe; its calls are the client's.
 
     config: librdkafka's settings; `group.id` is needed, auto-commit is refused by name. carrier: where the 20 bytes
-    travel, "key" or "header", or a function that makes them of a record's own position, None for a record without.
+    travel, "key" or "header", or a function of the record that returns them, or None for a record that has no position.
     window, only_pids, ttl_s: ReplayFilter's. retention_ms: what ttl_s may not be below, 0 takes any; by default each
     topic's own is asked for, and the read of a topic that keeps records longer raises TtlTooShort. marks_topic: a
-    compacted topic for marks that do not fit beside the offset (about 100 pairs of a partition do). startpoints: where
-    an operator may send this group's partitions, when they come and while they are read.
+    compacted topic for marks that do not fit beside the offset (about 100 pairs of a partition do). startpoints: their
+    store, by which an operator moves this group's partitions, when they are assigned and while they are read.
     Raises SettingOverwritesMarks, BadFilterSetting, TtlTooShort, KafkaException.
     """
 
@@ -147,8 +147,8 @@ class ReplayFilteredConsumer(ClosedAtExit):
     ) -> None:
         """Join the group. The callbacks get this consumer; in `on_revoke` a commit still counts, in `on_lost` not.
 
-        Partitions whose position or marks can't be loaded are not read, and the next read loads them again. What only
-        passes, such as a coordinator that does not answer, is logged; anything else the read raises. `on_assign` is
+        Partitions whose position or marks can't be loaded are not read, and the next read loads them again. A transient
+        error, such as a coordinator that does not answer, is logged; any other is raised by the read. `on_assign` is
         called once they are loaded.
         """
         self._on_assign = on_assign
@@ -239,7 +239,7 @@ class ReplayFilteredConsumer(ClosedAtExit):
         positions = self._positions()
         answer: Future[object]
         if positions:
-            answer = ask_aside(lambda: self._store(positions), f"pushrep commits of {self._group}")
+            answer = ask_in_background(lambda: self._store(positions), f"pushrep commits of {self._group}")
         else:
             answer = Future()
             answer.set_result(None)
@@ -321,7 +321,7 @@ class ReplayFilteredConsumer(ClosedAtExit):
         self._raise_missing()
         if self._member.holds_any and (loaded := self._run(self._member.load_again())):
             self._began([TopicPartition(*one) for one in loaded])
-        if self._member.follows_startpoints and not self._in_transaction:  # what that commits belongs to the run before
+        if self._member.follows_startpoints and not self._in_transaction:  # its positions are of before a move
             self._run(self._member.follow(time.monotonic()))
 
     def _run(self, steps: Steps[_Result]) -> _Result:
@@ -347,7 +347,7 @@ class ReplayFilteredConsumer(ClosedAtExit):
         return None
 
     def _do_with_marks(self, call: ReadMarks | WriteMarks | DeleteMarks) -> object:
-        """What the marks topic does. Raises BadFilterSetting or MarksTooLarge if it is needed and was not given."""
+        """Calls to the marks topic. Raises BadFilterSetting or MarksTooLarge if it is needed and was not given."""
         topic = self._marks_topic
         match call:
             case ReadMarks(partition, stored):
@@ -553,7 +553,7 @@ def carried_in_header(message: Message) -> bytes | None:
 
 
 def _of_records(key_of: Callable[[Message], bytes | None]) -> Callable[[Message], bytes | None]:
-    """The same for what the client hands over, of which its events have no key."""
+    """`key_of` for records; None for the client's events, which have no key."""
     return lambda message: None if message.error() else key_of(message)
 
 

@@ -1,6 +1,6 @@
-"""confluent-kafka's clients: which of their failures pass, the marks topic, and what a group's member asks of brokers.
+"""confluent-kafka's clients: which failures are transient, the marks topic, and what a group's member asks brokers.
 
-`KafkaError.retriable()` speaks of transactions only, so which failures pass is a table here.
+`KafkaError.retriable()` speaks of transactions only, so a table here says which failures are transient.
 
 The marks topic holds marks that do not fit beside an offset, each version a record of its own in a compacted topic:
 
@@ -25,21 +25,21 @@ from filtering.consumers.group_member import CommittedOffset, kept_ms
 from filtering.consumers.startpoints import ASK_WITHIN_S, Held, OwnershipCheck, PartitionFacts
 from filtering.errors import BadFilterSetting, MissingRight
 from filtering.marks import HighwaterMarks
-from filtering.retry import TIMEOUT_S, Failure, ask, ask_aside
+from filtering.retry import TIMEOUT_S, Failure, ask, ask_in_background
 
 _Answer = TypeVar("_Answer")
 
 _CONNECTION = (
-    # Where the brokers are, and how sockets get there.
+    # Addresses and sockets.
     *("bootstrap.servers", "metadata.broker.list", "metadata.recovery.", "client.id", "client.dns.lookup"),
     *("broker.address.", "socket.", "connections.", "reconnect.", "api.version.", "broker.version."),
-    # The members, and the one that asks.
+    # TLS and authentication.
     *("security.", "sasl.", "ssl.", "https.", "enable.ssl.", "enable.sasl.", "oauth_cb", "plugin.library.paths"),
-    # What is said of it.
+    # Logging.
     *("log_level", "log.connection.close"),
 )
-"""How the names begin of librdkafka's settings, and the Python client's, that say how to reach brokers."""
-_PASSES = frozenset(
+"""Settings whose names begin so say how to reach brokers: librdkafka's, and the Python client's."""
+_TRANSIENT = frozenset(
     {
         # The group's or the transaction's coordinator: not made yet, moving, loading.
         KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
@@ -58,7 +58,7 @@ _PASSES = frozenset(
         KafkaError.UNKNOWN_LEADER_EPOCH,
         KafkaError.OFFSET_NOT_AVAILABLE,
         KafkaError.KAFKA_STORAGE_ERROR,
-        # The way there.
+        # The connection, or the time of a request.
         KafkaError.REQUEST_TIMED_OUT,
         KafkaError.NETWORK_EXCEPTION,
         KafkaError.THROTTLING_QUOTA_EXCEEDED,
@@ -90,7 +90,7 @@ REBALANCED = frozenset(
         KafkaError._ASSIGNMENT_LOST,  # noqa: SLF001
     }
 )
-"""What a commit says while partitions move between members, or of a member that the group has given up."""
+"""How a commit fails while partitions move between members, or once the group has removed this member."""
 
 
 def missing_right(error: KafkaError, group: str, topic: str, on_topic: str = "READ") -> MissingRight | None:
@@ -137,7 +137,7 @@ def failure_of_code(error: KafkaError) -> Failure:
         return Failure.PERMANENT
     if error.code() in _NOT_THERE:
         return Failure.NOT_THERE
-    return Failure.TRANSIENT if error.retriable() or error.code() in _PASSES else Failure.PERMANENT
+    return Failure.TRANSIENT if error.retriable() or error.code() in _TRANSIENT else Failure.PERMANENT
 
 
 def failure_of_transaction(error: BaseException) -> Failure:
@@ -209,7 +209,7 @@ def ask_bounds(client: Consumer, topic: str, partition: int, timeout_s: float = 
 _LOG = logging.getLogger(__name__)
 
 _LATE = KafkaError(KafkaError._TIMED_OUT, "the marks topic does not answer")  # noqa: SLF001 - the client's own names
-_BEYOND = {KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}  # noqa: SLF001
+_NO_RECORD = {KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}  # noqa: SLF001
 
 
 class ConfluentMarksTopic:
@@ -251,7 +251,7 @@ class ConfluentMarksTopic:
             error = message.error()
             if error is None:
                 return message
-            if error.code() in _BEYOND:
+            if error.code() in _NO_RECORD:
                 return None
             if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
                 continue  # the client looks for its group's coordinator, and no group is used here
@@ -332,7 +332,7 @@ class ConfluentMember:
 
     def _ask(self, member: str) -> "Future[Held]":
         """In a background thread: it makes a client, which first needs the token of its `oauth_cb`."""
-        return ask_aside(
+        return ask_in_background(
             lambda: held_by(self._connection, self.group, member), f"pushrep who holds what in {self.group}"
         )
 
@@ -346,7 +346,7 @@ class ConfluentMember:
 
 
 def held_by(connection: Mapping[str, Any], group: str, member: str) -> Held:
-    """What the coordinator says that it has; nothing where nobody answers within 5 s, or no token is had in 10 s."""
+    """The partitions that the coordinator says the member has; empty without an answer in 5 s, or a token in 10 s."""
     try:
         admin = AdminClient({**connection, "log_level": 0})  # held until it has answered
         asked = admin.describe_consumer_groups([group], request_timeout=ASK_WITHIN_S)

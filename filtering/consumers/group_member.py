@@ -100,7 +100,7 @@ class CommittedOffset(NamedTuple):
 
 
 class ClientFacts(NamedTuple):
-    """How to ask the client about a partition and its log; which failures pass; which say "not yet" to a seek."""
+    """How to ask the client about a partition and its log; what an error means; whether it says "not yet" to a seek."""
 
     facts_of: Callable[[str, int, int | None], PartitionFacts]
     failure_of: Callable[[BaseException], Failure]
@@ -197,7 +197,7 @@ class GroupMember:
 
     def load_again(self) -> Steps[list[TopicPartition]]:
         """Those of the held ones that are read from now on; none, and a warning, where brokers do not answer now."""
-        return (yield from self._ignoring_passing(self._load_held())) or []
+        return (yield from self._ignoring_transient(self._load_held())) or []
 
     def pause_stopped(self) -> Steps[None]:
         """Those that may not be read, once the client has them."""
@@ -239,18 +239,18 @@ class GroupMember:
         yield from self._resume(PauseReason.CALLER, partitions)
 
     def wait_s(self, left_s: float) -> float:
-        """So long of `left_s` (below 0: for ever) the client may wait for records."""
+        """How long of `left_s` (below 0: for ever) the client may wait for records before something else is due."""
         wait_s = self.watcher.wait_s(left_s)
         if self.holds_any and (wait_s < 0 or wait_s > _LOAD_AGAIN_S):
             return _LOAD_AGAIN_S
         return wait_s
 
     def follow(self, now_s: float) -> Steps[None]:
-        """Obey startpoints that are new, if it is time to ask. Raises why a partition was stopped, once for each."""
-        yield from self._ignoring_passing(self._followed(now_s))
+        """Apply new startpoints, if it is time to ask for them. Raises why a partition was stopped, once for each."""
+        yield from self._ignoring_transient(self._followed(now_s))
 
     def failing_with(self, key_of: Callable[[_Record], bytes | None]) -> Callable[[_Record], bytes | None]:
-        """The same function; what it raises stays as `failure`, as the record that it could not read is not yielded."""
+        """The same function; what it raises is kept as `failure`, so that no read goes on past that record."""
 
         def key(record: _Record) -> bytes | None:
             try:
@@ -280,7 +280,7 @@ class GroupMember:
             raise
 
     def has_moved(self, partition: TopicPartition, since: int) -> bool:
-        """Whether it was moved since its count of moves was `since`: then what was read does not count."""
+        """Whether it was moved after `moves` was `since`: then records that were fetched before are not yielded."""
         return self._moved.get(partition, 0) > since
 
     def seek(self, partition: TopicPartition, offset: int) -> Steps[None]:
@@ -364,12 +364,12 @@ class GroupMember:
     def _followed(self, now_s: float) -> Steps[None]:
         if self._startpoints is not None and self.watcher.is_time(now_s):
             version = yield AskStartpoints(self._startpoints.version)
-            if not self.watcher.is_new(version) or (yield from self._obeyed(self._startpoints)):
+            if not self.watcher.is_new(version) or (yield from self._applied_startpoints(self._startpoints)):
                 self.watcher.looked(version, now_s)
         self.watcher.raise_pending_error()
 
-    def _obeyed(self, startpoints: Startpoints) -> Steps[bool]:
-        """Whether all is done; a partition that has just come can't be moved yet, and is at the next call."""
+    def _applied_startpoints(self, startpoints: Startpoints) -> Steps[bool]:
+        """Whether all partitions were asked for. One that was just assigned can't be moved yet: then call again."""
         try:
             stopped = self._pauses.of(PauseReason.STOPPED)
             for partition in sorted(set(self.assignment) - stopped):
@@ -420,7 +420,7 @@ class GroupMember:
         if free := self._pauses.remove(reason, partitions):
             yield Resume(free)
 
-    def _ignoring_passing(self, steps: Steps[_Answer]) -> Steps[_Answer | None]:
+    def _ignoring_transient(self, steps: Steps[_Answer]) -> Steps[_Answer | None]:
         """Run the steps, and return what they return; None, and a warning, where a later read may succeed."""
         try:
             return (yield from steps)

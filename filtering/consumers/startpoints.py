@@ -18,7 +18,7 @@ from filtering.consumers.assignment import NO_MARKS, Assignment, TopicPartition
 from filtering.marks import HighwaterMarks
 
 
-def _by_nobody(_topic: str, _partition: int) -> bool:
+def _held_by_nobody(_topic: str, _partition: int) -> bool:
     return False
 
 
@@ -36,7 +36,7 @@ class PartitionFacts(NamedTuple):
     bounds: Callable[[str, int], tuple[int, int]]
     first_at: Callable[[str, int, int], int | None]
     position: int | None = None
-    is_held: Callable[[str, int], bool] = _by_nobody
+    is_held: Callable[[str, int], bool] = _held_by_nobody
 
 
 class StartTarget(NamedTuple):
@@ -138,7 +138,7 @@ class StartpointWatcher:
         return self._look_every_s is not None and now_s >= self._next_look_s
 
     def wait_s(self, left_s: float) -> float:
-        """So long of `left_s` (below 0: for ever) a client may wait before it is time to ask again."""
+        """How long of `left_s` (below 0: for ever) a client may wait before it is time to ask again."""
         if self._look_every_s is None:
             return left_s
         return self._look_every_s if left_s < 0 else min(left_s, self._look_every_s)
@@ -176,10 +176,11 @@ Held: TypeAlias = frozenset[tuple[str, int]]
 ASK_WITHIN_S = 5.0
 """For a question in the background."""
 _WAIT_S = 0.5
-_SHARED_S = 1.0
-_COUNTS_S = 60.0
-"""The rarest looks of a reader are as far apart. An older answer may be wrong: a member that
-claims another's partition by it learns so from its next poll, and the other one claims it again."""
+_USED_FOR_S = 1.0
+"""How long an answer serves after its first use, for the member's other partitions."""
+_KEPT_FOR_S = 60.0
+"""How long an answer waits for its first use: the longest time between two looks of a reader. If it is wrong by then,
+this member claims another's partition, learns so from its next poll, and the other member claims it again."""
 
 
 class OwnershipCheck:
@@ -204,29 +205,29 @@ class OwnershipCheck:
             wait([asked.answer], self._wait_s)
         if not asked.answer.done():
             return False
-        asked.is_used()
+        asked.mark_used()
         return (topic, partition) in asked.answer.result()
 
 
 class _Question:
-    """From when it is asked until its answer counts no more."""
+    """One question to the coordinator, and how long its answer may be used."""
 
     def __init__(self, member: str, answer: "Future[Held]", now_s: Callable[[], float]) -> None:
         self.member, self.answer, self._now_s = member, answer, now_s
         self._arrived_s: float | None = None
-        self._told_s: float | None = None
+        self._used_s: float | None = None
         answer.add_done_callback(self._arrives)
 
     def is_over(self, now_s: float) -> bool:
         """Whether to ask again."""
-        if self._told_s is not None:
-            return now_s > self._told_s + _SHARED_S
-        return self._arrived_s is not None and now_s > self._arrived_s + _COUNTS_S
+        if self._used_s is not None:
+            return now_s > self._used_s + _USED_FOR_S
+        return self._arrived_s is not None and now_s > self._arrived_s + _KEPT_FOR_S
 
-    def is_used(self) -> None:
-        """The answer counts from its first use on."""
-        if self._told_s is None:
-            self._told_s = self._now_s()
+    def mark_used(self) -> None:
+        """The answer serves for a moment from its first use on."""
+        if self._used_s is None:
+            self._used_s = self._now_s()
 
     def _arrives(self, _: object) -> None:
         self._arrived_s = self._now_s()
