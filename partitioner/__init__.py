@@ -4,7 +4,7 @@ from pathlib import Path
 
 import filtering
 
-# Somebody's own package of that name would fail somewhere inside, with advice that leads nowhere.
+# Another package named `filtering`, the user's own say, would fail at some import below with a message that misleads.
 _FOUND, _OURS = Path(filtering.__path__[0]), Path(__file__).parent.parent / "filtering"
 if _OURS.is_dir() and _FOUND.resolve() != _OURS.resolve():
     raise ImportError(f"{_FOUND} hides the package 'filtering' of pushrep, {_OURS}: rename yours", name="filtering")

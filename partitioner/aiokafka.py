@@ -14,27 +14,24 @@ from typing import Literal
 
 from filtering import NotStreamMetadata, StreamMetadata
 from partitioner.errors import BadPartitionerSetting, KeyNotStreamMetadata, TopicShrunk
-from partitioner.source_partition import default_partition, partition_for
+from partitioner.source_partition import check_partition_count, default_partition, partition_for
 
 
 class SourcePartitionPartitioner:
-    """A callable `(key, all_partitions, available) -> partition`; one for each topic, since the count is pinned.
+    """A callable `(key, all_partitions, available) -> partition`; one for each topic, since it fixes the topic's count.
 
-    `partition_count` is how many partitions are used. Without it the number seen at the first record is pinned for
-    this object's life: keep it (`.partition_count`) with the producer's state and pass it after a restart. Partitions
+    `partition_count` is how many partitions are used. Without it the number at the first record is used for this
+    object's life: keep it (`.partition_count`) with the producer's state and pass it after a restart. Partitions
     added later are not used; to use them, raise the count together with the PID epoch.
     `fallback="default"` places keys that are not stream metadata as Kafka's default partitioner does (murmur2; null
     goes to any available partition); without it such a key raises KeyNotStreamMetadata.
-    Raises BadPartitionerSetting, and TopicShrunk when the topic has fewer partitions than are pinned.
+    Raises BadPartitionerSetting, and TopicShrunk when the topic has fewer partitions than are used.
     """
 
     def __init__(self, fallback: Literal["default"] | None = None, partition_count: int | None = None) -> None:
         if fallback not in (None, "default"):
             raise BadPartitionerSetting("fallback", fallback, 'None or "default"')
-        if partition_count is not None and (
-            isinstance(partition_count, bool) or not isinstance(partition_count, int) or partition_count < 1
-        ):
-            raise BadPartitionerSetting("partition_count", partition_count, "None or a whole number from 1 on")
+        check_partition_count(partition_count)
         self._fallback, self._partition_count = fallback, partition_count
 
     @property
@@ -57,9 +54,9 @@ class SourcePartitionPartitioner:
                 remedy = "serialize it to bytes, the fallback places what the broker will see"
                 raise KeyNotStreamMetadata(refusal.why, remedy) from refusal
             return partitions[default_partition(key, len(partitions))]
-        return partitions[partition_for(source_partition, self._pinned(len(partitions)))]
+        return partitions[partition_for(source_partition, self._fixed_count(len(partitions)))]
 
-    def _pinned(self, partitions: int) -> int:
+    def _fixed_count(self, partitions: int) -> int:
         if self._partition_count is None:
             self._partition_count = partitions
         if partitions < self._partition_count:

@@ -4,7 +4,7 @@
                        └ given up by the client ─▶ a new client; the same records go out again, from the first on
 
 aiokafka gives up a batch whose leader stays unknown past its timeout, idempotent or not, and goes on with the next.
-With one batch on its way there is no next: what is lost is the first of what is left, and goes out again.
+With one batch on its way there is no next one: the batch that was given up is still the first, and is sent again.
 """
 
 import asyncio
@@ -43,15 +43,15 @@ from partitioner.errors import (
     TopicShrunk,
 )
 from partitioner.in_flight_queue import InFlightQueue
-from partitioner.source_partition import partition_for
+from partitioner.source_partition import check_partition_count, partition_for
 
 Header = tuple[str, bytes | None]
 
-_HELD: dict[str, tuple[object, frozenset[object]]] = {
+_REQUIRED: dict[str, tuple[object, frozenset[object]]] = {
     "enable_idempotence": (True, frozenset({True})),
     "acks": ("all", frozenset({"all", -1})),
 }
-_OURS = {
+_REFUSED = {
     "transactional_id": "not for this producer: an aborted transaction takes records back that were acknowledged",
     "partitioner": "not for this producer: it picks the partition itself",
     "key_serializer": "not for this producer: it takes bytes",
@@ -66,22 +66,20 @@ _FINAL = (
     UnknownTopicOrPartitionError,
     InvalidTopicError,
 )
-_SENT_AGAIN = RetryPolicy(
+_RETRY = RetryPolicy(
     is_retriable=lambda error: isinstance(error, KafkaError) and not isinstance(error, _FINAL),
     backoff=Backoff(first_s=0.05, longest_s=5.0),
 )
 _SHARED = {"bootstrap_servers", "security_protocol", "ssl_context", "client_id"}
 _PENDING_MAX = 100_000
-
-
 _STOP_S = 5.0
 
 
 class _Connected(NamedTuple):
-    """A client, and what is set once another has taken its place."""
+    """A client, and a future that is resolved once another client has replaced it."""
 
     producer: AIOKafkaProducer
-    gone: "asyncio.Future[None]"
+    replaced: "asyncio.Future[None]"
 
 
 class _Pending(NamedTuple):
@@ -113,14 +111,13 @@ class SourcePartitionProducer:
     ) -> None:
         if carrier not in {"key", "header"}:
             raise BadPartitionerSetting("carrier", carrier, '"key" or "header"')
-        if partition_count is not None and (isinstance(partition_count, bool) or partition_count < 1):
-            raise BadPartitionerSetting("partition_count", partition_count, "None or a whole number from 1 on")
+        check_partition_count(partition_count)
         self.topic, self._carrier = topic, carrier
-        self._settings = _held(settings)
+        self._settings = _with_required(settings)
         self._partition_count = partition_count
         self._in_flight: InFlightQueue[_Pending] = InFlightQueue()
         self._senders: dict[int, asyncio.Task[None]] = {}
-        self._news: dict[int, asyncio.Event] = {}
+        self._wake: dict[int, asyncio.Event] = {}
         self._changed = asyncio.Condition()
         self._renewing = asyncio.Lock()
         self._client: _Connected | None = None
@@ -144,7 +141,7 @@ class SourcePartitionProducer:
         return len(self._in_flight)
 
     async def start(self) -> None:
-        """Connect, and pin the number of partitions. Raises what the class says."""
+        """Connect, and fix the number of partitions. Raises what the class says."""
         with naming_rights("", self.topic, "WRITE"):
             self._client = await self._connected()
         try:
@@ -172,7 +169,7 @@ class SourcePartitionProducer:
         partition = partition_for(metadata.partition, self.partition_count)
         self._in_flight.check(partition, metadata)
         if len(self._in_flight) >= _PENDING_MAX:
-            await self._room()
+            await self._wait_for_room()
             self._in_flight.check(partition, metadata)
         if timestamp_ms is None:
             timestamp_ms = time.time_ns() // 1_000_000
@@ -184,14 +181,14 @@ class SourcePartitionProducer:
             key = packed
         delivered: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._in_flight.enqueue(_Pending(partition, metadata, value, key, kept, timestamp_ms, delivered))
-        news = self._news.get(partition)
-        if news is None:
-            news = self._news[partition] = asyncio.Event()
+        wake = self._wake.get(partition)
+        if wake is None:
+            wake = self._wake[partition] = asyncio.Event()
             self._senders[partition] = asyncio.create_task(self._send_all(partition))
-        news.set()
+        wake.set()
         return delivered
 
-    async def _room(self) -> None:
+    async def _wait_for_room(self) -> None:
         async with self._changed:
             await self._changed.wait_for(lambda: len(self._in_flight) < _PENDING_MAX)
 
@@ -211,8 +208,8 @@ class SourcePartitionProducer:
     def retry(self, partition: int) -> None:
         """Why its first record failed is corrected: send the partition's records again, from that one on."""
         self._in_flight.resume(partition)
-        if partition in self._news:
-            self._news[partition].set()
+        if partition in self._wake:
+            self._wake[partition].set()
 
     async def close(self, timeout_s: float = 60) -> None:
         """Flush, then drop the client. Raises as `flush`; it is closed in any case. A second call does nothing."""
@@ -237,10 +234,10 @@ class SourcePartitionProducer:
 
     async def _send_all(self, partition: int) -> None:
         """One partition, batch behind batch, until cancelled."""
-        news = self._news[partition]
+        wake = self._wake[partition]
         while True:
-            await news.wait()
-            news.clear()
+            await wake.wait()
+            wake.clear()
             while (first := next(self._in_flight.outgoing(partition), None)) is not None:
                 try:
                     await self._send_first(partition)
@@ -258,10 +255,10 @@ class SourcePartitionProducer:
                 return await self._send_batch(client, partition)
             except KafkaError:
                 self.failures += 1
-                await self._renew(client)  # the batch that it gave up left a hole in its sequence numbers
+                await self._renew(client)  # the batch that the old one gave up left a hole in its sequence numbers
                 raise
 
-        sent, offset = await _SENT_AGAIN.call_async(attempt)
+        sent, offset = await _RETRY.call_async(attempt)
         for number, pending in enumerate(sent):
             self._in_flight.acknowledge(pending)
             if not pending.delivered.done():
@@ -279,7 +276,7 @@ class SourcePartitionProducer:
         if not sent:
             raise MessageSizeTooLargeError("the record is larger than max_batch_size")
         delivered = await client.producer.send_batch(batch, self.topic, partition=partition)
-        await asyncio.wait({delivered, client.gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({delivered, client.replaced}, return_when=asyncio.FIRST_COMPLETED)
         if not delivered.done():
             raise ProducerClosed
         return sent, delivered.result().offset
@@ -287,9 +284,9 @@ class SourcePartitionProducer:
     async def _renew(self, failed: _Connected) -> None:
         async with self._renewing:
             if self._client is failed:
-                if not failed.gone.done():
-                    failed.gone.set_result(None)
-                    await _hang_up(failed.producer)
+                if not failed.replaced.done():
+                    failed.replaced.set_result(None)
+                    await _stop(failed.producer)
                 self._client = await self._connected()
 
     async def _connected(self) -> _Connected:
@@ -307,7 +304,7 @@ class SourcePartitionProducer:
         await asyncio.gather(*self._senders.values(), return_exceptions=True)
         client, self._client = self._client, None
         if client is not None:
-            await _hang_up(client.producer)
+            await _stop(client.producer)
 
     async def _notify(self) -> None:
         async with self._changed:
@@ -337,21 +334,21 @@ class SourcePartitionProducer:
             raise TopicCompacted(self.topic, policy)
 
 
-async def _hang_up(producer: AIOKafkaProducer) -> None:
-    """Stop a client that may have a batch on its way to a broker that does not answer: `stop` would wait for it."""
+async def _stop(producer: AIOKafkaProducer) -> None:
+    """Stop a client. Its own `stop` waits for a batch on its way to a broker that does not answer: 5 s are enough."""
     try:
         async with asyncio.timeout(_STOP_S):
             await producer.stop()
     except TimeoutError:
-        await producer._sender.close()  # noqa: SLF001 - else its task goes on for ever; there is no public way
+        await producer._sender.close()  # noqa: SLF001 - else its task runs for ever; no public method ends it
         await producer.client.close()
 
 
-def _held(settings: dict[str, Any]) -> dict[str, Any]:
+def _with_required(settings: dict[str, Any]) -> dict[str, Any]:
     """The user's settings and those that hold the prefix condition. Raises BreaksPrefixCondition."""
     for name, value in settings.items():
-        if name in _OURS:
-            raise BreaksPrefixCondition(name, value, _OURS[name])
-        if name in _HELD and value not in _HELD[name][1]:
-            raise BreaksPrefixCondition(name, value, f"{_HELD[name][0]} in this producer")
-    return {**settings, **{name: value for name, (value, _) in _HELD.items()}}
+        if name in _REFUSED:
+            raise BreaksPrefixCondition(name, value, _REFUSED[name])
+        if name in _REQUIRED and value not in _REQUIRED[name][1]:
+            raise BreaksPrefixCondition(name, value, f"{_REQUIRED[name][0]} in this producer")
+    return {**settings, **{name: value for name, (value, _) in _REQUIRED.items()}}

@@ -1,6 +1,6 @@
 """For confluent-kafka: a producer that owns its client, since librdkafka asks no Python code where a record goes.
 
-    produce ─▶ queue (what is not acknowledged, in order) ─▶ librdkafka: idempotent, gapless, no time that drops, and
+    produce ─▶ queue (what is not acknowledged, in order) ─▶ librdkafka: idempotent, gapless, no timeout that drops, and
                                                               one request on its way to each broker
       a report says delivered ─▶ out of the queue
       a report says failed    ─▶ a new client; everything that is in the queue goes out again, from the first on
@@ -8,10 +8,10 @@
 
 So the prefix condition holds: per (PID, source partition) each attempt reaches the log in order and without holes.
 Why a new client: with `enable.gapless.guarantee` the old one ends at a failure rather than go past it.
-Why one request: a broker that knows nothing of a producer id takes any first sequence number. It may refuse the first
-of several for a moment (a leader that has just come, too few replicas) and take the second. It knows nothing of a new
-client, of one that was silent for `producer.id.expiration.ms`, and after its own start of one whose records are older
-than that, since it measures the silence by their timestamps. librdkafka can't send just those batches alone.
+Why one request: a broker that does not know a producer id takes any first sequence number. Of several requests it may
+refuse the first for a moment (a new leader, too few replicas) and take the second. It does not know a new client, one
+that was silent for `producer.id.expiration.ms`, and, after its own start, one whose records are older than that, since
+it measures the silence by their timestamps. librdkafka can't send only the batches of such a moment one by one.
 """
 
 import logging
@@ -50,10 +50,11 @@ from partitioner.errors import (
     TopicShrunk,
 )
 from partitioner.in_flight_queue import InFlightQueue
-from partitioner.source_partition import partition_for
+from partitioner.source_partition import check_partition_count, partition_for
 
-# What holds the prefix condition. The guarantee covers neither timeouts nor brokers that know nothing of the producer.
-HELD: Mapping[str, tuple[object, frozenset[object]]] = {
+# Settings that hold the prefix condition. The gapless guarantee covers neither timeouts nor brokers that do not know
+# the producer.
+REQUIRED: Mapping[str, tuple[object, frozenset[object]]] = {
     "enable.idempotence": (True, frozenset({True, "true", "True"})),
     "acks": ("all", frozenset({"all", "-1", -1})),
     "enable.gapless.guarantee": (True, frozenset({True, "true", "True"})),
@@ -67,7 +68,7 @@ _ALIASES = {
     "delivery.timeout.ms": "message.timeout.ms",
     "max.in.flight": "max.in.flight.requests.per.connection",
 }
-_OURS = {
+_REFUSED = {
     "transactional.id": "not for this producer: an aborted transaction takes records back that were acknowledged",
     "on_delivery": "given with each record: produce(..., on_delivery=...)",
     "dr_cb": "given with each record: produce(..., on_delivery=...)",
@@ -106,16 +107,16 @@ _SERVE_EVERY_S = 0.005
 _BACKOFF = Backoff(first_s=0.05, longest_s=5.0)
 
 
-def held_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The user's settings and those that hold the prefix condition. Raises BreaksPrefixCondition."""
+def with_required_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The user's settings, and those that hold the prefix condition. Raises BreaksPrefixCondition."""
     for name, value in config.items():
-        if name in _OURS:
-            raise BreaksPrefixCondition(name, value, _OURS[name])
-        needed = HELD.get(_ALIASES.get(name, name))
+        if name in _REFUSED:
+            raise BreaksPrefixCondition(name, value, _REFUSED[name])
+        needed = REQUIRED.get(_ALIASES.get(name, name))
         if needed is not None and value not in needed[1]:
             raise BreaksPrefixCondition(name, value, f"{needed[0]} in this producer")
     kept = {name: value for name, value in config.items() if name not in _ALIASES}
-    return {**kept, **{name: value for name, (value, _) in HELD.items()}}
+    return {**kept, **{name: value for name, (value, _) in REQUIRED.items()}}
 
 
 class _Pending(NamedTuple):
@@ -146,9 +147,9 @@ class SourcePartitionProducer:
     """Sends records with their source position; a (PID, source partition) stays in one partition, in order, gapless.
 
     config: librdkafka's settings (`bootstrap.servers`, security, `linger.ms` ...); one that would break the prefix
-    condition is refused by name. partition_count: how many partitions are used; without it the number at the first
-    use is pinned for this object's life: keep `.partition_count` with the producer's state and pass it after a restart
-    (raising it is a new PID epoch). carrier: where the 20 bytes travel, "key" or "header" (`stream-metadata`); with
+    condition is refused by name. partition_count: how many partitions are used; without it the number at the start, for
+    this object's life: keep `.partition_count` with the producer's state and pass it after a restart (raising it is a
+    new PID epoch). carrier: where the 20 bytes travel, "key" or "header" (`stream-metadata`); with
     "header" a record may have a key of its own. Thread-safe; threads that must keep an order call one after another.
 
     Raises BreaksPrefixCondition, BadPartitionerSetting, NoSuchTopic, TopicShrunk, TopicCompacted, KafkaException.
@@ -166,7 +167,7 @@ class SourcePartitionProducer:
         if carrier not in {"key", "header"}:
             raise BadPartitionerSetting("carrier", carrier, '"key" or "header"')
         self.topic, self._carrier, self._max_block_s = topic, carrier, max_block_ms / 1000
-        self._config = held_settings(config)
+        self._config = with_required_settings(config)
         self._in_flight: InFlightQueue[_Pending] = InFlightQueue()
         self._reports: deque[_Report] = deque()
         self._delivered: deque[_Report] = deque()
@@ -177,7 +178,7 @@ class SourcePartitionProducer:
         self._renew_at_s: float | None = None
         self._is_closed = False
         self._client = Producer(self._config)
-        self.partition_count = self._pinned(partition_count)
+        self.partition_count = self._fixed_count(partition_count)
         """How many partitions are used: keep it with the producer's state."""
 
     @property
@@ -220,7 +221,7 @@ class SourcePartitionProducer:
         else:
             key = packed
         partition = partition_for(metadata.partition, self.partition_count)
-        # Half of what the class takes.
+        # Without the class's own constructor: half the time.
         pending: _Pending = _new(
             _Pending,
             (partition, metadata, value, key, kept, timestamp_ms, on_delivery, self._client, self._reports),
@@ -386,7 +387,7 @@ class SourcePartitionProducer:
     def _renew(self) -> list[_Report]:
         """A new client, and everything that is not acknowledged once more, from the first record on."""
         self._release()
-        done = self._process_reports()  # what was delivered before it ended
+        done = self._process_reports()  # what the old client delivered before it ended
         self._client, self._renew_at_s = Producer(self._config), None
         try:
             for pending in self._in_flight.outgoing():
@@ -403,9 +404,8 @@ class SourcePartitionProducer:
         while len(self._client) and time.monotonic() < deadline_s:
             _serve(self._client, _POLL_S)
 
-    def _pinned(self, wanted: int | None) -> int:
-        if wanted is not None and (isinstance(wanted, bool) or not isinstance(wanted, int) or wanted < 1):
-            raise BadPartitionerSetting("partition_count", wanted, "None or a whole number from 1 on")
+    def _fixed_count(self, wanted: int | None) -> int:
+        check_partition_count(wanted)
         found = self._partitions()
         if wanted is not None and found < wanted:
             raise TopicShrunk(wanted, found)
@@ -449,7 +449,7 @@ def _serve(client: Producer, timeout_s: float) -> None:
 
 def refuse_compaction(config: Mapping[str, Any], topic: str) -> None:
     """Ask the broker for the topic's cleanup.policy. Raises TopicCompacted, MissingRight, KafkaException."""
-    policy = topic_settings({name: value for name, value in config.items() if name not in HELD}, topic)[
+    policy = topic_settings({name: value for name, value in config.items() if name not in REQUIRED}, topic)[
         "cleanup.policy"
     ]
     if "compact" in policy:

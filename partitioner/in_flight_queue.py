@@ -1,7 +1,7 @@
 """The in-flight queue of a producer that leaves no hole: records that are not acknowledged, partition by partition.
 
-    note ─▶ | first not acknowledged | ... | newest |        acknowledge: from the left, in order
-                └ fail: the partition takes nothing until `resume`; `outgoing` then begins here
+    enqueue ─▶ | first not acknowledged | ... | newest |     acknowledge: from the left, in order
+                   └ fail: the partition takes nothing until `resume`; `outgoing` then begins here
 
 The prefix condition of the replay filter: what each attempt writes for a (PID, source partition) reaches the log in
 order and without holes. A second attempt that begins at the first record that is not acknowledged keeps it: what is
@@ -66,7 +66,7 @@ class InFlightQueue(Generic[Record]):
         self._count += 1
 
     def acknowledge(self, pending: Record) -> bool:
-        """It is in the log. False if one before it is not known to be: it stays, and goes out again behind that."""
+        """It is in the log. False if an earlier record may not be: then it stays, and is sent again after that one."""
         waiting = self._pending[pending.partition]
         if not waiting or waiting[0] is not pending:
             return False

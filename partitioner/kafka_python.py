@@ -17,8 +17,8 @@ from partitioner.errors import NoSuchTopic
 class SourcePartitionPartitioner(DefaultPartitioner):  # type: ignore[misc]  # kafka-python has no types
     """Places every record by the source partition in its key, topic by topic.
 
-    `partition_counts`: how many partitions are used, by topic; one that is not named is pinned at its first record, so
-    keep `.partition_counts` with the producer's state and pass it after a restart. `fallback`: as for aiokafka's.
+    `partition_counts`: how many partitions are used, by topic; of one that is not named the number at its first record,
+    so keep `.partition_counts` with the producer's state and pass it after a restart. `fallback`: as for aiokafka's.
     Raises NoSuchTopic, and as aiokafka's does.
     """
 

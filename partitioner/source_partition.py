@@ -18,13 +18,19 @@ _MASK: Final = 2**32 - 1
 def partition_for(source_partition: SupportsIndex, partition_count: SupportsIndex) -> int:
     """The destination partition of a source partition. Raises BadPartitionerSetting for s < 0 or n < 1."""
     if type(source_partition) is type(partition_count) is int and source_partition >= 0 < partition_count:
-        return source_partition % partition_count  # as a rule, for every record
+        return source_partition % partition_count  # the usual case, for every record
     source, count = _whole(source_partition), _whole(partition_count)
     if source is None or source < 0:
         raise BadPartitionerSetting("source_partition", source_partition, "a whole number from 0 on")
     if count is None or count < 1:
         raise BadPartitionerSetting("partition_count", partition_count, "a whole number from 1 on")
     return source % count
+
+
+def check_partition_count(count: object) -> None:
+    """A setting partition_count. Raises BadPartitionerSetting unless it is None, or a whole number from 1 on."""
+    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+        raise BadPartitionerSetting("partition_count", count, "None or a whole number from 1 on")
 
 
 def _whole(number: SupportsIndex) -> int | None:

@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from filtering import producer_id
-from partitioner.confluent import DestinationTopic, held_settings, refuse_compaction, topic_facts
+from partitioner.confluent import DestinationTopic, refuse_compaction, topic_facts, with_required_settings
 from partitioner.errors import BreaksPrefixCondition, PartitionerError, TopicShrunk
 from spark_jobs.errors import SparkJobError
 from spark_jobs.jobs.checks import before_spark, named, progress_with_spark
@@ -218,7 +218,7 @@ class RelayOptions(JobOptions):
 
     def _check_client(self) -> None:
         try:
-            held_settings(self.client())
+            with_required_settings(self.client())
         except BreaksPrefixCondition as error:
             why = re.sub(r"^[^:]*: ", "", str(error))
             raise BadJobOption(f"--to-option {error.setting}", error.value, why) from error

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from filtering import StreamMetadata
 from partitioner import BadPartitionerSetting, BreaksPrefixCondition, OffsetNotAbove, PartitionStopped
-from partitioner.confluent import held_settings
+from partitioner.confluent import with_required_settings
 from partitioner.in_flight_queue import InFlightQueue
 
 
@@ -121,7 +121,7 @@ def test_confluents_settings_that_break_the_prefix_condition_are_refused_by_name
 
 
 def test_confluents_settings_are_held_also_where_the_user_says_the_same_by_another_name():
-    held = held_settings({"max.in.flight": "1", "request.required.acks": -1, "linger.ms": 5})
+    held = with_required_settings({"max.in.flight": "1", "request.required.acks": -1, "linger.ms": 5})
     assert {name: held[name] for name in ("max.in.flight.requests.per.connection", "acks", "linger.ms")} == {
         "max.in.flight.requests.per.connection": 1, "acks": "all", "linger.ms": 5,
     }  # fmt: skip
