@@ -22,7 +22,8 @@ from filtering.stream_metadata import OFFSET_MAX
 from spark_jobs.errors import SparkJobError
 
 VERSIONS = (1, 2, 3, 4)
-"""Version 2 has ranges that were read in a startpoint epoch; without any of them version 1 is written."""
+"""The lowest that holds a batch is written: 2 for ranges in a startpoint epoch, 3 for `sent_back`, 4 for an entry of it
+with `replace_until`."""
 ADOPTED = -1
 """The batch number of the marks that a query adopted from another before its batch 0."""
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from pyspark.sql import SparkSession
 
-from spark_jobs.batch_marks import ADOPTED, BatchMarks, BatchMarksVersionUnsupported, CorruptBatchMarks
-from spark_jobs.marks import MarksFenced, MarksStoreDamaged
+from spark_jobs.batch_marks import ADOPTED, BatchMarks
+from spark_jobs.marks import MarksFenced, MarksStoreDamaged, parsed_marks
 from spark_jobs.sinks.hadoop import HadoopDirectory
 
 _NAME = re.compile(r"([0-9]{20})-(-1|[0-9]{1,19})-([A-Za-z0-9_-]+)\.marks")
@@ -62,14 +62,8 @@ class FileMarks:
         found = [file for file in self._files() if (file.query_id, file.batch_id) == (query_id, batch_id)]
         if not found:
             return None
-        try:
-            marks = BatchMarks.from_bytes(self._opened().read_bytes(found[-1].name))
-        except (CorruptBatchMarks, BatchMarksVersionUnsupported) as error:
-            raise MarksStoreDamaged(f"{self.location}/{found[-1].name}", str(error)) from error
-        if (marks.query_id, marks.batch_id) != (query_id, batch_id):
-            why = f"it holds batch {marks.batch_id} of query {marks.query_id}"
-            raise MarksStoreDamaged(f"{self.location}/{found[-1].name}", why)
-        return marks
+        name = found[-1].name
+        return parsed_marks(self._opened().read_bytes(name), f"{self.location}/{name}", (query_id, batch_id))
 
     def write(self, marks: BatchMarks, *, keep: int) -> None:
         """Store durably before returning; see MarksStore."""

@@ -14,6 +14,7 @@ from filtering.stream_metadata import OFFSET_MAX
 from pushrep.startpoints.model import author_name
 from spark_jobs.batch_marks import LogRange
 from spark_jobs.errors import CantReplace, CantUndo, SparkJobError
+from spark_jobs.marks_stores import is_database
 from spark_jobs.sinks.table_commits import WITH_VERSIONS
 
 if TYPE_CHECKING:
@@ -44,8 +45,6 @@ class Sink:
     @property
     def is_database(self) -> bool:
         """Whether the job's marks lie there, too."""
-        from spark_jobs.jobs.options import is_database  # noqa: PLC0415 - pyspark, for this look alone
-
         return is_database(self._sink)
 
     def held(self, topic: str, partition: int, start: int) -> "array[int]":
@@ -54,7 +53,7 @@ class Sink:
         Raises CantReplace if these rows can't be replaced; BadSink, BadSqlTable, BadJobOption where there is no such
         table, or it does not answer.
         """
-        from spark_jobs.jobs.checks import named  # noqa: PLC0415 - as above
+        from spark_jobs.jobs.checks import named  # noqa: PLC0415 - pyspark, for this look alone
         from spark_jobs.sinks.directory_table import offsets_in  # noqa: PLC0415
         from spark_jobs.sql import SqlTable  # noqa: PLC0415
 

@@ -88,6 +88,17 @@ class MarksStoreDamaged(SparkJobError):
         self.location, self.why = location, why
 
 
+def parsed_marks(data: bytes, location: str, batch: tuple[str, int] | None = None) -> BatchMarks:
+    """A store's bytes. Raises MarksStoreDamaged, also where they are not of this (query, batch)."""
+    try:
+        marks = BatchMarks.from_bytes(data)
+    except (CorruptBatchMarks, BatchMarksVersionUnsupported) as error:
+        raise MarksStoreDamaged(location, str(error)) from error
+    if batch not in {None, (marks.query_id, marks.batch_id)}:
+        raise MarksStoreDamaged(location, f"it holds batch {marks.batch_id} of query {marks.query_id}")
+    return marks
+
+
 class LocalMarks(ClosedAtExit):
     """Marks in a directory on this machine's disk, which survive kill -9 and power loss once `write` returned.
 
@@ -124,7 +135,7 @@ class LocalMarks(ClosedAtExit):
         place = self._places.get((query_id, batch_id))
         if place is None:
             return None
-        return self._parse(_joined(log, place))
+        return parsed_marks(_joined(log, place), self.location)
 
     def write(self, marks: BatchMarks, *, keep: int) -> None:
         log = self._opened()
@@ -211,19 +222,13 @@ class LocalMarks(ClosedAtExit):
     def _replay(self, value: bytes, place: "_Place") -> None:
         note = json_of(value)
         if note is None:
-            marks = self._parse(value)
+            marks = parsed_marks(value, self.location)
             self._remember(marks.query_id, marks.batch_id, place)
             self._latest = marks
         else:
             self._log_bytes += place.size
             if "drop_from" in note:
                 self._drop(*note["drop_from"])
-
-    def _parse(self, value: bytes) -> BatchMarks:
-        try:
-            return BatchMarks.from_bytes(value)
-        except (CorruptBatchMarks, BatchMarksVersionUnsupported) as error:
-            raise MarksStoreDamaged(self.location, str(error)) from error
 
     def _remember(self, query_id: str, batch_id: int, place: "_Place") -> None:
         self._places[query_id, batch_id] = place

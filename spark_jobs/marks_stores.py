@@ -16,6 +16,11 @@ KAFKA = "kafka:"
 _DATABASES = ("postgresql://", "postgres://", "sqlite:")
 
 
+def is_database(place: str) -> bool:
+    """Whether a place of marks or rows is the URL of a database."""
+    return place.startswith(_DATABASES)
+
+
 class NoSuchMarks(SparkJobError):
     """There are no such marks at this place: name another, as the job's --marks has it."""
 
@@ -45,7 +50,7 @@ def opened(place: str, table: str | None = None, brokers: Brokers | None = None)
         return
     if brokers.servers is not None or brokers.config is not None:
         raise NoSuchMarks(place, f"{brokers.servers_option} and {brokers.config_option} are for kafka:TOPIC")
-    if place.startswith(_DATABASES):
+    if is_database(place):
         if table is None:
             raise NoSuchMarks(place.partition(":")[0], "a database needs --table, the table of the rows")
         path = Path(place.removeprefix("sqlite:"))

@@ -18,9 +18,9 @@ from filtering.closing import ClosedAtExit
 from pushrep.kafka import KafkaDestination
 from pushrep.kafka.errors import DestinationRefused, TopicMissing
 from pushrep.kafka.store_topic import ChangedByOther, KeyedTopic, RecordsOfOthers
-from spark_jobs.batch_marks import ADOPTED, BatchMarks, BatchMarksVersionUnsupported, CorruptBatchMarks
+from spark_jobs.batch_marks import ADOPTED, BatchMarks
 from spark_jobs.errors import SparkJobError
-from spark_jobs.marks import MarksFenced, MarksStoreDamaged
+from spark_jobs.marks import MarksFenced, MarksStoreDamaged, parsed_marks
 
 FORMAT, VERSION = "pushrep.marks", 1
 PART_BYTES_MAX = 900_000
@@ -84,7 +84,7 @@ class TopicMarks(ClosedAtExit):
             if self._read_batches().get((query_id, batch_id)) != found:
                 return self.read(query_id, batch_id)  # replaced while it was read, and compacted
             raise MarksStoreDamaged(self.location, f"the parts of {key} are not what its seal says; restore the topic")
-        return self._parsed(data, query_id, batch_id)
+        return parsed_marks(data, f"{self.location}, {key}", (query_id, batch_id))
 
     def write(self, marks: BatchMarks, *, keep: int) -> None:
         """Store durably before returning; see MarksStore. Raises MarksFenced."""
@@ -171,16 +171,6 @@ class TopicMarks(ClosedAtExit):
             return self._opened().change(records)
         except ChangedByOther as error:
             raise MarksFenced(self.location, query_id, batch_id) from error
-
-    def _parsed(self, data: bytes, query_id: str, batch_id: int) -> BatchMarks:
-        try:
-            marks = BatchMarks.from_bytes(data)
-        except (CorruptBatchMarks, BatchMarksVersionUnsupported) as error:
-            raise MarksStoreDamaged(self.location, str(error)) from error
-        if (marks.query_id, marks.batch_id) != (query_id, batch_id):
-            why = f"under {_key(query_id, batch_id)} lies batch {marks.batch_id} of query {marks.query_id}"
-            raise MarksStoreDamaged(self.location, why)
-        return marks
 
 
 def _key(query_id: str, batch_id: int) -> str:

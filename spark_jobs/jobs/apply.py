@@ -21,8 +21,9 @@ try:
     from pyspark import __version__ as SPARK_VERSION  # noqa: N812 - a constant
 
     from spark_jobs.jobs.command import NameValue, given_as_options, run_job, run_options, source_options
-    from spark_jobs.jobs.options import ApplyOptions, BadJobOption, is_database
+    from spark_jobs.jobs.options import ApplyOptions, BadJobOption
     from spark_jobs.jobs.pipeline import apply
+    from spark_jobs.marks_stores import is_database
 except ModuleNotFoundError as missing:
     if __name__ != "__main__":
         raise

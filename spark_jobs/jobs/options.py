@@ -25,7 +25,7 @@ from pushrep.startpoints.store import KAFKA as KAFKA_KIND
 from spark_jobs.errors import SparkJobError
 from spark_jobs.file_marks import FileMarks
 from spark_jobs.marks import LocalMarks
-from spark_jobs.marks_stores import KAFKA, Brokers, topic_marks
+from spark_jobs.marks_stores import KAFKA, Brokers, is_database, topic_marks
 from spark_jobs.sinks.catalog_table import idempotent_table
 from spark_jobs.sinks.idempotent_sink import BadSink, IdempotentSink
 from spark_jobs.sql import BadSqlTable, SqlTable
@@ -60,7 +60,6 @@ _OWN_NAMES: Mapping[str, Mapping[str, str]] = {
         "maxoffsetspertrigger": "--max-records-per-trigger",
     },
 }
-_DATABASES = ("postgresql://", "postgres://", "sqlite:")
 _KEY_COLUMNS = ("topic", "partition", "offset")
 _SINK_OPTIONS = {"target": "--sink", "partition_by": "--partition-by", "format": "--format", "path": "--sink"}
 
@@ -315,11 +314,6 @@ class ApplyOptions(JobOptions):
 
     def _named_always(self) -> tuple[str, ...]:
         return ("topic", "sink", "checkpoint", *(() if is_database(self.sink) else ("marks",)))
-
-
-def is_database(sink: str) -> bool:
-    """Whether --sink is the URL of a database."""
-    return sink.startswith(_DATABASES)
 
 
 def named_by_option(error: BadSink) -> SparkJobError:
