@@ -70,11 +70,11 @@ class LogRange(NamedTuple):
 
 
 class SentBack(NamedTuple):
-    """A partition that was sent back from `stood_at` in the checkpoint, with a reset of its marks.
+    """A partition that apply-checkpoint sent back from position `stood_at`, with a reset of its marks.
 
-    The rows themselves do not show this, so `number` is taken as their startpoint epoch. After a later move without a
-    reset, rows below `replace_from` stay: the partition had been read up to there, and what is read again below it is
-    dropped. Rows from `replace_until` on stay, too.
+    The rows themselves do not show this, so `number` is taken as their startpoint epoch. Rows of the table below
+    `replace_from` stay: after a later move without a reset the filter drops what is read again below it. Rows from
+    `replace_until` on stay, too.
     """
 
     topic: str
@@ -89,7 +89,7 @@ class SentBack(NamedTuple):
 class BatchMarks:
     """The marks after one batch of one query, and the log ranges which that batch held; ranges ascend.
 
-    `replaced`: those of them in which its rows took the place of others' in the table. `sent_back` is carried from
+    `replaced`: the ranges in which its rows replaced those of other batches in the table. `sent_back` is carried from
     batch to batch, ascending.
     """
 

@@ -1,11 +1,12 @@
-"""Startpoints for queries that do not follow any: one more pair of offsets and commit in a stopped query's checkpoint.
+"""Startpoints for queries that do not follow any: a stopped query's checkpoint gets one more, empty batch.
 
-    look     stateless? last batch committed? a source that can be moved?      watch   does the checkpoint not change?
-    resolve  by the store, once; the same answer again after a crash
-    append   a copy of the checkpoint, then the pair (checkpoint_pair.py); the query continues after it at that offset
-    record   the startpoint is consumed
+    look      is it stateless, its last batch committed, its source one that can be moved?
+    watch     does nothing in the checkpoint change for a while?
+    resolve   by the store, once; the same answer again after a crash
+    append    a copy of the checkpoint, then the batch (checkpoint_append.py), which ends at the new position
+    record    the startpoint is consumed
 
-Killed anywhere, the same call finishes it: a pair that is noted is completed, a complete one is only recorded. A
+Killed anywhere, the same call finishes it: a batch that is noted is completed, a complete one is only recorded. A
 request of the call itself is written after the watch, so a refused call leaves nothing pending.
 """
 
@@ -17,6 +18,18 @@ from pathlib import Path
 from types import ModuleType
 
 from pushrep.startpoints import Reader, Resolved, Startpoint, StartpointStore, State, resolve
+from spark_jobs.checkpoint_append import (
+    AppendedBatches,
+    MarksPlace,
+    Move,
+    append,
+    check_marks,
+    free_backup,
+    is_purged,
+    marks_at,
+    newest_appended,
+    save_notes,
+)
 from spark_jobs.checkpoint_files import (
     MovableSource,
     QueryCheckpoint,
@@ -27,25 +40,13 @@ from spark_jobs.checkpoint_files import (
     read_checkpoint,
     snapshot,
 )
-from spark_jobs.checkpoint_pair import (
-    BatchPair,
-    MarksPlace,
-    Move,
-    append,
-    check_marks,
-    free_backup,
-    is_purged,
-    marks_at,
-    newest_pair,
-    save_pair,
-)
 from spark_jobs.errors import CantUndo, SparkJobError
 from spark_jobs.job_sink import Replaced, Sink
 from spark_jobs.marks_stores import Brokers
 
 __all__ = [
     "WATCH_S",
-    "BatchPair",
+    "AppendedBatches",
     "Brokers",
     "CheckpointPlace",
     "MarksPlace",
@@ -81,7 +82,7 @@ class NothingPending(SparkJobError):
 
 
 class PlanChanged(SparkJobError):
-    """What would move is not what was shown: somebody wrote a startpoint, or the logs moved on. Look again."""
+    """The moves are not those that were shown: somebody wrote a startpoint, or the query ran on. Look again."""
 
     def __init__(self, shown: Sequence[Move], now: Sequence[Move]) -> None:
         super().__init__(
@@ -92,7 +93,7 @@ class PlanChanged(SparkJobError):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A startpoint that the call itself asks for: for one partition, or for each (None); who asks, and why."""
+    """A startpoint that the call itself gives, for one partition or for all (None), with its reason and author."""
 
     startpoint: Startpoint
     partition: int | None
@@ -102,7 +103,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointPlace:
-    """Which checkpoint, which source in it, whose startpoints, and what lies beside.
+    """Which checkpoint, which source in it, whose startpoints, and where the query's logs and marks lie.
 
     `source`: its name in the checkpoint, where there are several; `topic`, where it reads several; `logs`: the
     directory of a source `pushrep`; `marks`: those of the query's ReplayFilteredBatches, if it has any.
@@ -117,19 +118,19 @@ class CheckpointPlace:
 
 
 def tool() -> ModuleType:
-    """This module, for the command line, which stands below it and finds it by its entry point."""
+    """This module. The command line, which may not import spark_jobs, loads it by an entry point."""
     return sys.modules[__name__]
 
 
 def is_interrupted(place: CheckpointPlace, store: StartpointStore) -> bool:
-    """Whether an `apply` before this one was killed between its notes and the end: the next one finishes that."""
+    """Whether an earlier `apply` was killed after it had written its notes: the next one finishes that."""
     return _unfinished(place, store) is not None
 
 
-def did(store: StartpointStore, pair: BatchPair, request: Request) -> bool:
-    """Whether the pair was made by a call that asked for the same: a call that is made again gets what it asked for."""
-    move = pair.moves[0]
-    reader_state = store.reader_state(move.sequence, Reader(pair.consumer, pair.topic, move.partition))
+def did(store: StartpointStore, appended: AppendedBatches, request: Request) -> bool:
+    """Whether these batches are of a call that asked for the same: then a repeated call has what it asked for."""
+    move = appended.moves[0]
+    reader_state = store.reader_state(move.sequence, Reader(appended.consumer, appended.topic, move.partition))
     if reader_state is None:
         return False
     written = reader_state.written
@@ -219,7 +220,7 @@ def finish(
     *,
     watch_s: float = WATCH_S,
     sleep: Callable[[float], None] = time.sleep,
-) -> BatchPair | None:
+) -> AppendedBatches | None:
     """Complete what a killed `apply` left half done; None if there is nothing.
 
     Raises QueryRunning, MarksMissing, MarksUnreachable.
@@ -243,7 +244,7 @@ def apply(  # noqa: PLR0913 - what to move, and how to watch
     now_ms: int = 0,
     watch_s: float = WATCH_S,
     sleep: Callable[[float], None] = time.sleep,
-) -> BatchPair:
+) -> AppendedBatches:
     """Append the request, or what is pending, to the checkpoint of a stopped, stateless query, and record its use.
 
     `shown`: the answer of `preview` that the operator saw, at `now_ms`; no other partition moves. `watch_s`: longer
@@ -259,23 +260,23 @@ def apply(  # noqa: PLR0913 - what to move, and how to watch
         raise PlanChanged(expected, planned)
     sequences = {move.partition: move.sequence for move in planned}
     if request is None:
-        pair = _resolved_pair(place, store, sequences)
+        appended = _resolved_batches(place, store, sequences)
     else:
         topic = source_at(place)[2].topic
         sequence = store.write(
             place.consumer, topic, request.partition, request.startpoint, request.reason, author=request.author
         )
         try:
-            pair = _resolved_pair(place, store, dict.fromkeys(sequences, sequence))
+            appended = _resolved_batches(place, store, dict.fromkeys(sequences, sequence))
         except Exception:
             store.cancel(sequence, "apply-checkpoint could not carry it out", author=request.author)
             raise
-    marks = check_marks(place.marks, pair.query_id, pair.first - 1, topic=pair.topic, moves=pair.moves)
-    pair = replace(pair, marks=marks)
-    save_pair(place.checkpoint, pair)
-    append(place.checkpoint, pair, place.marks)
-    _record(store, pair)
-    return pair
+    marks = check_marks(place.marks, appended.query_id, appended.first - 1, topic=appended.topic, moves=appended.moves)
+    appended = replace(appended, marks=marks)
+    save_notes(place.checkpoint, appended)
+    append(place.checkpoint, appended, place.marks)
+    _record(store, appended)
+    return appended
 
 
 def _watch(checkpoint: Path, watch_s: float, sleep: Callable[[float], None]) -> None:
@@ -296,8 +297,8 @@ def _partitions(moves: Sequence[Move]) -> str:
     return f"partitions {named}" if named else "no partition"
 
 
-def _resolved_pair(place: CheckpointPlace, store: StartpointStore, sequences: Mapping[int, int]) -> BatchPair:
-    """Apply, in the store, the startpoint of this sequence for each of these partitions; the pair that moves them."""
+def _resolved_batches(place: CheckpointPlace, store: StartpointStore, sequences: Mapping[int, int]) -> AppendedBatches:
+    """Apply, in the store, the startpoint of this sequence for each of these partitions. The batches that move them."""
     found, name, source = source_at(place)
     moves = []
     for number, before in sorted(source.positions.items()):
@@ -313,12 +314,12 @@ def _resolved_pair(place: CheckpointPlace, store: StartpointStore, sequences: Ma
     if not moves:
         raise NothingPending(place.consumer, source.topic)
     offset = source.moved({move.partition: move.after for move in moves if move.after is not None})
-    return BatchPair(
+    return AppendedBatches(
         query_id=found.query_id,
         consumer=place.consumer,
         topic=source.topic,
         first=found.batch + 1,
-        # Spark asks its older sources at a restart for the last committed range again: the second pair empties it.
+        # At a restart Spark asks its older sources for the last committed range again: the second batch makes it empty.
         count=2 if source.is_v1 else 1,
         moves=tuple(moves),
         offsets=found.offsets.with_offset(name, offset).text(),
@@ -328,25 +329,25 @@ def _resolved_pair(place: CheckpointPlace, store: StartpointStore, sequences: Ma
     )
 
 
-def _unfinished(place: CheckpointPlace, store: StartpointStore) -> BatchPair | None:
-    """The newest noted pair, unless the store says that it is consumed (then the copy was put back)."""
-    noted = newest_pair(place.checkpoint)
+def _unfinished(place: CheckpointPlace, store: StartpointStore) -> AppendedBatches | None:
+    """The batches that were noted last, unless the store says that their startpoints are consumed: that call ended."""
+    noted = newest_appended(place.checkpoint)
     return noted if noted is not None and _waiting(store, noted) else None
 
 
-def _waiting(store: StartpointStore, pair: BatchPair) -> list[Move]:
+def _waiting(store: StartpointStore, appended: AppendedBatches) -> list[Move]:
     found = []
-    for move in pair.moves:
-        reader_state = store.reader_state(move.sequence, Reader(pair.consumer, pair.topic, move.partition))
+    for move in appended.moves:
+        reader_state = store.reader_state(move.sequence, Reader(appended.consumer, appended.topic, move.partition))
         if reader_state is not None and reader_state.state is State.APPLIED:
             found.append(move)
     return found
 
 
-def _record(store: StartpointStore, pair: BatchPair) -> None:
-    """Record that the pair's startpoints are consumed, whatever was written since."""
-    for move in _waiting(store, pair):
-        claim = store.claim(pair.consumer, pair.topic, move.partition)
+def _record(store: StartpointStore, appended: AppendedBatches) -> None:
+    """Record that the startpoints of these batches are consumed, whatever was written since."""
+    for move in _waiting(store, appended):
+        claim = store.claim(appended.consumer, appended.topic, move.partition)
         store.consume(claim, move.sequence, committed=move.sequence)
 
 

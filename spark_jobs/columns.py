@@ -53,7 +53,7 @@ _HEADERS_TYPE = "array<struct<key: string, value: binary>>"
 
 
 class CarrierUnusable(SparkJobError):
-    """The frame can't hold metadata in this carrier; `carrier` and `column` say which and why the message."""
+    """The frame has no metadata in this carrier: choose another, or select the column that the message names."""
 
     def __init__(self, carrier: str, column: str, why: str) -> None:
         super().__init__(f"carrier {carrier!r}: {why}")
@@ -161,7 +161,7 @@ def _unless_business_key(packed: Column) -> Column:
 
 
 def number_by_digits(key: Column, position: int, size: int) -> Column:
-    """At most eight bytes of a binary column, counted from 1, as a bigint, which their digits always fit."""
+    """`size` bytes (at most 8) of a binary column from `position` (counted from 1), big-endian, as a bigint."""
     return F.conv(F.hex(F.substring(key, position, size)), 16, -10).cast("bigint")
 
 
@@ -178,11 +178,11 @@ def _column(name: Column | str) -> Column:
     return F.col(name) if isinstance(name, str) else name
 
 
-_found: dict[str, Numbers] = {}  # by application: what it has does not change
+_found: dict[str, Numbers] = {}  # by Spark application, whose release does not change
 
 
 def key_numbers(spark: SparkSession) -> Numbers:
-    """The fastest way to numbers that this Spark has."""
+    """The fastest way that this Spark has from eight bytes to a number."""
     if over_connect(spark):
         return by_digits
     application = spark.sparkContext.applicationId
@@ -192,7 +192,7 @@ def key_numbers(spark: SparkSession) -> Numbers:
 
 
 def by_digits(key: str, position: int) -> Column:
-    """By functions that Spark promises."""
+    """By public functions of Spark."""
     return number_by_digits(F.expr(key), position, 8)
 
 
@@ -200,7 +200,7 @@ _WHOLE = (ByteType, ShortType, IntegerType, LongType)
 
 
 class PositionUnfit(SparkJobError):
-    """An expression of a SourcePosition gives nothing that serves; `expression` and `kind` (a type) say which."""
+    """An expression of a SourcePosition has a type (`kind`) by which records have no order: correct it."""
 
     def __init__(self, expression: str, kind: str, why: str) -> None:
         super().__init__(f"position: {expression!r} is {kind}: {why}")
@@ -257,7 +257,7 @@ class SourcePosition:
         return F.when(F.expr(" and ".join(f"({name}) is null" for name in names)), F.lit(None)).otherwise(packed)
 
     def _packed(self) -> str:
-        """In SQL, as an expression made by functions costs a call into the JVM for each of its parts."""
+        """In SQL: an expression that is made by functions costs a call into the JVM for each of its parts."""
         whole = [*self.producer, self.partition, *(name for name, _ in self.position)]
         refused = " ".join(f"when ({one}) is null then {_refusal(one, 'is null beside other parts')}" for one in whole)
         shift, terms = sum(bits for _, bits in self.position), []

@@ -1,4 +1,4 @@
-"""The Java that Spark will start, asked before Spark is: its own answer to none is that a gateway exited."""
+"""Whether Spark will find a Java that is new enough. Without one Spark itself says only that a gateway exited."""
 
 import os
 import re
@@ -13,7 +13,7 @@ JAVA_MIN: Final = 17
 
 
 class JavaMissing(SparkJobError):
-    """There is no Java that is new enough; the message says where was looked, and what to do."""
+    """There is no Java that is new enough; the message says where one was looked for, and what to do."""
 
 
 def java_version(banner: str) -> int | None:

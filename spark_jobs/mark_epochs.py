@@ -52,9 +52,9 @@ class Epoch(NamedTuple):
 def carried(
     before: Mapping[MarksKey, HighwaterMarks], topic: str, epochs: Mapping[int, Epoch], seen: HighwaterMarks
 ) -> HighwaterMarks:
-    """The marks with which a topic's partitions continue, from all epochs; `seen`: the pairs of the batch.
+    """The marks with which a topic's partitions continue, of all epochs, without those that a startpoint has reset.
 
-    Raises PairSplit.
+    `seen`: the pairs of the batch. Raises PairSplit.
     """
     going_on = HighwaterMarks()
     for key in sorted(key for key in before if key.topic == topic):
@@ -88,7 +88,7 @@ def begun_anew(
 
 
 def lowered(marks: HighwaterMarks, held: LowestHeld) -> HighwaterMarks:
-    """The marks as they were before the rows that are held were kept. Without a window.
+    """The marks as they were before the filter kept the rows that the table holds. Without a window.
 
     The rows that the filter kept of a pair ascend, so before them the mark was below the lowest. The mark of a pair
     without such rows does not change.
@@ -114,7 +114,7 @@ def moved(
     old: Mapping[int, HighwaterMarks],
     new: Mapping[int, HighwaterMarks],
 ) -> dict[MarksKey, HighwaterMarks]:
-    """`new` marks of some partitions of the topic in place of the `old` ones, under the epoch that each is in now."""
+    """All marks, the `old` ones of some partitions of the topic replaced by `new`, under each partition's epoch."""
     found = dict(before)
     for partition, marks in old.items():
         columns = marks.to_columns()

@@ -5,9 +5,10 @@ LocalMarks writes into a segment log of its own, `<path>/marks-<generation>`, fl
     record key    | part u32 | parts u32 |    big-endian; a value above PART_BYTES travels as several records
     record value  a batch's marks (batch_marks.py), or {"drop_from": [query, batch]} as JSON
 
-The newest entry of a (query, batch) counts. Entries that are no longer needed stay in the log until they outweigh the
-others. Then the others are copied into the next generation, which is valid once its last record {"complete": true} is
-written; only then the older one is removed. Killed anywhere in between, one of the two is complete.
+The newest entry of a (query, batch) counts. Entries that are no longer needed stay in the log until it is four times as
+large as the others. Then the others are copied into the next generation, which is valid once its last record
+{"complete": true} is written; only then the older one is removed. Killed anywhere in between, one of the two is
+complete.
 """
 
 import json
@@ -245,7 +246,7 @@ class LocalMarks(ClosedAtExit):
             self._latest = None
 
     def _forget_old(self, query_id: str, batch_id: int, keep: int) -> None:
-        """Only in memory: a store that is opened again finds them in the log until it is rewritten."""
+        """Only in memory: a store that is opened again still finds old batches in the log, until that is rewritten."""
         own = self.batches(query_id)
         for batch in own:
             if ADOPTED < batch <= batch_id - keep:
@@ -255,7 +256,7 @@ class LocalMarks(ClosedAtExit):
                 del self._places[key]
 
     def _rewrite(self, log: SegmentLog) -> None:
-        """Copy what is wanted into a new generation; the old log's lock is held until that one is whole."""
+        """Copy what is wanted into a new generation; the old log stays locked until the new one is complete."""
         wanted = sorted(self._places.values(), key=lambda place: place.start)
         generation = self._generations()[-1] + 1
         copy = self._open(generation)

@@ -49,9 +49,9 @@ Records = Callable[[SparkSession, LogRange], DataFrame]
 
 
 class RowsWanted(NamedTuple):
-    """Which rows a run replaces: those of log offsets [start, end). `stood_at`: the partition's position before it.
+    """Which rows of the table are replaced by what is read after a startpoint: those of log offsets [start, end).
 
-    append_only: none, and its marks begin empty.
+    stood_at: the partition's position before the startpoint. append_only: no row, and marks begin empty.
     """
 
     start: int = 0
@@ -61,7 +61,7 @@ class RowsWanted(NamedTuple):
 
 
 AskRowsWanted = Callable[[Mapping[LogRange, int]], Mapping[LogRange, RowsWanted]]
-"""A batch's log ranges, each with the number of the startpoint that reset its marks -> what their runs replace."""
+"""A batch's log ranges, each with the number of the startpoint that reset its marks -> which rows are replaced."""
 
 
 def within(where: LogRange) -> Column:
@@ -90,7 +90,7 @@ class ReplaceableTable(Protocol):
         ...
 
     def held(self, session: SparkSession, where: LogRange, batch_id: int) -> DataFrame:
-        """Of such rows in a log range, the column `offset`."""
+        """The column `offset` of the rows of other batches in a log range."""
         ...
 
 
@@ -124,13 +124,13 @@ class Replacing:
         batch_id: int,
         sent_back: Iterable[SentBack] = (),
     ) -> "RereadBatch":
-        """What it means for the batch that holds this. Raises CantReplace."""
+        """What is read again in the batch that holds this, and which rows it replaces. Raises CantReplace."""
         in_checkpoint = {
             (*one[:2], one.number): RowsWanted(one.replace_from, one.replace_until, one.stood_at) for one in sent_back
         }
         resets = {(one.topic, one.partition): one.marks_epoch for one in found if one.marks_epoch}
         ranges = {one: resets[one[:2]] for one in ranges_of(one for one in found if one.marks_epoch)}
-        # Asked once for each startpoint, for all its batches: rows above are new.
+        # Asked once for each startpoint, and kept for all its batches: rows that these write themselves are new.
         new = {one: reset for one, reset in ranges.items() if (*one[:2], one.startpoint_epoch) not in self._known}
         asked = {one: reset for one, reset in new.items() if (*one[:2], reset) not in in_checkpoint}
         wanted = self._wanted(asked) if asked and self._wanted is not None else {}

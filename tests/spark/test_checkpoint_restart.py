@@ -15,9 +15,9 @@ from filtering import StreamMetadata
 from pushrep.log import SegmentLog
 from pushrep.startpoints import Startpoint, StartpointStore
 from spark_jobs import LocalMarks, ReplayFilteredBatches, register_sources
+from spark_jobs.checkpoint_append import NOTES_NAME, MarksPlace
 from spark_jobs.checkpoint_apply import CheckpointPlace, apply
 from spark_jobs.checkpoint_files import LastBatchUncommitted, QueryRunning, QueryStateful
-from spark_jobs.checkpoint_pair import NOTES_NAME, MarksPlace
 from spark_jobs.file_marks import FileMarks
 from spark_jobs.spark_internals import setting
 from spark_jobs.sql import SqlTable

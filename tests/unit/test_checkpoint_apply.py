@@ -31,7 +31,7 @@ from pushrep.startpoints import (
     StartpointStore,
     Written,
 )
-from spark_jobs import checkpoint_apply, checkpoint_pair, job_sink
+from spark_jobs import checkpoint_append, checkpoint_apply, job_sink
 from spark_jobs.batch_marks import BatchMarks, MarksKey, SentBack
 from spark_jobs.checkpoint_apply import CheckpointPlace, MarksPlace, apply
 from spark_jobs.checkpoint_files import QueryRunning
@@ -280,14 +280,14 @@ def test_a_query_that_runs_changes_files_while_they_are_watched(cp, tmp_path):
 def test_files_are_created_never_replaced(cp, tmp_path, monkeypatch):
     make(cp, KAFKA)
     store, place = waiting(cp, tmp_path)
-    real = checkpoint_pair.create
+    real = checkpoint_append.create
 
     def late(path, text, scratch):
         if path.name == "3":
             path.write_text("planned by the query after all")
         real(path, text, scratch)
 
-    monkeypatch.setattr(checkpoint_pair, "create", late)
+    monkeypatch.setattr(checkpoint_append, "create", late)
     with pytest.raises(QueryRunning, match=r"offsets/3 was written"):
         apply(place, store, sleep=lambda _s: None)
     assert (cp / "offsets" / "3").read_text() == "planned by the query after all"
@@ -302,7 +302,7 @@ def test_the_backup_restores(cp):
     shutil.rmtree(cp)
     backup = cp.with_name("cp-before-3")
     shutil.copytree(backup, cp)
-    (cp / checkpoint_pair.NOTES_NAME).unlink()
+    (cp / checkpoint_append.NOTES_NAME).unlink()
     assert contents(cp) == before
     answer = run(cp, "--to", 2)
     assert (answer.exit_code, "move it away" in answer.output) == (1, True), "it is not done again by its old notes"
@@ -554,7 +554,7 @@ def test_marks_of_an_interrupted_call_are_named_again(cp, tmp_path, monkeypatch)
     url = f"sqlite:{tmp_path / 'shop.db'}"
     marks_of(SqlTable(url, "orders"))
     named = ("--marks", url, "--table", "orders")
-    monkeypatch.setattr(checkpoint_pair, "move_marks", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(checkpoint_append, "move_marks", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     run(cp, "--to", 50, *named)
     monkeypatch.undo()
     assert not (cp / "offsets" / "3").exists()
@@ -653,14 +653,14 @@ def test_a_query_that_was_started_on_half_a_pair_of_files_has_finished_it(cp, tm
 
 def stop_after(count, monkeypatch):
     """Let an `apply` be killed behind so many of the pair's files."""
-    real, numbers = checkpoint_pair.create, itertools.count()
+    real, numbers = checkpoint_append.create, itertools.count()
 
     def create(path, text, scratch):
         if path.parent.name in {"offsets", "commits"} and next(numbers) == count:
             raise KeyboardInterrupt
         real(path, text, scratch)
 
-    monkeypatch.setattr(checkpoint_pair, "create", create)
+    monkeypatch.setattr(checkpoint_append, "create", create)
 
 
 STEPS = 200

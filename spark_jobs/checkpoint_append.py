@@ -1,11 +1,11 @@
-"""One more pair of offsets and commit for a checkpoint, with its marks, noted so that the next call can finish it.
+"""Empty batches that are appended to a stopped query's checkpoint: offsets, commit and marks of each.
 
     <checkpoint>-before-<N>/                  a whole copy of the checkpoint: put back, it undoes everything
     <checkpoint>-before-<N>/startpoints.json  what is to be written, complete: the files' texts, the marks, who moved
 
-The copy appears under its name only when it is whole. From then on the pair is decided: marks of batch N first (without
-offsets/N they are an unfinished batch's, which the filter drops), then offsets/N, then commits/N, each created, never
-replaced. If the query planned a batch N of its own meanwhile, the notes are void.
+The copy gets its name when it is whole. From then on the batch is decided, and a killed call is finished by the next
+one: marks of batch N first (without offsets/N they are an unfinished batch's, which the filter drops), then offsets/N,
+then commits/N, each created, never replaced. If the query planned a batch N of its own meanwhile, the notes are void.
 
 The marks of a query's filter lie outside its checkpoint, in any store that keeps them by batch (LocalMarks, FileMarks,
 SqlTable, TopicMarks). Before anything is written, they must be those of the checkpoint's last batch. The appended
@@ -45,7 +45,7 @@ class WithRows(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One partition: from where to where (None: it does not fit), by which startpoint (0: not written); and why.
+    """One partition goes from `before` to `after` (None: it can't), by startpoint `sequence` (0: not written yet).
 
     `replace_until`, with `reset_marks`: the rows of records from there on stay as they are.
     """
@@ -61,7 +61,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class MarksPlace:
-    """Where they lie: a directory or its URL, a database's URL with its table, or kafka:TOPIC with its brokers."""
+    """Where marks lie: a directory or its URL, a database's URL with its table, or kafka:TOPIC with its brokers."""
 
     place: str = field(repr=False)  # a database's URL may have a password
     table: str | None = None
@@ -107,8 +107,8 @@ def marks_at(place: MarksPlace | None, query_id: str, batch: int) -> tuple[Batch
 class MarksMove:
     """Batches [first, first + count) of a query that hold nothing.
 
-    stood_at: each partition that moved, and from where. resets: those whose marks are reset, None: all there are; each
-    with the offset from which on rows stay.
+    stood_at: by partition, the position from which it moves. resets: by partition whose marks are reset, the offset
+    from which on rows of the table stay; None: all marks are reset.
     """
 
     query_id: str
@@ -138,8 +138,10 @@ def move_marks(place: MarksPlace | None, location: str | None, move: MarksMove) 
 
 
 def _moved(before: BatchMarks, move: MarksMove) -> BatchMarks:
-    """The marks of a batch that holds no record. A partition that was sent back keeps its marks, since a filter that
-    replaces rows computes the earlier ones from them (replacing.py); any other filter resets them.
+    """The marks of a batch that holds no record.
+
+    A partition that was sent back keeps its marks: a filter that replaces rows computes from them the marks that the
+    partition had there (replacing.py); any other filter resets them.
     """
     if move.resets is None:
         return BatchMarks(before.query_id, before.batch_id)
@@ -169,11 +171,11 @@ VERSION = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BatchPair:
-    """Batches [first, first + count), each with the texts of its two files.
+class AppendedBatches:
+    """Batches [first, first + count), and the texts of the files offsets/N and commits/N of each.
 
-    `marks`: where they lie, if the query has any. `all_marks`: where the source does not distinguish partitions, a
-    reset is one of all marks.
+    `marks`: where the query's marks lie, if it has any. `all_marks`: a reset is of all marks, since the source does not
+    distinguish partitions.
     """
 
     query_id: str
@@ -199,7 +201,7 @@ class BatchPair:
         return json.dumps({"version": VERSION, **fields, "moves": moves}, indent=1)
 
     @classmethod
-    def from_json(cls, path: Path, text: str) -> "BatchPair":
+    def from_json(cls, path: Path, text: str) -> "AppendedBatches":
         """Raises CheckpointUnreadable."""
         try:
             fields = json.loads(text)
@@ -211,15 +213,15 @@ class BatchPair:
             raise CheckpointUnreadable(path, f"no notes of an apply-checkpoint ({error})") from error
 
 
-def newest_pair(checkpoint: Path) -> BatchPair | None:
-    """The pair that was noted last, if it is in the checkpoint, in part or whole, or still can be; else None."""
+def newest_appended(checkpoint: Path) -> AppendedBatches | None:
+    """What was noted last, if it is in the checkpoint, in part or whole, or still can get there; else None."""
     prefix = f"{checkpoint.name}-before-"
     found = [place for place in checkpoint.parent.glob(f"{prefix}*") if place.name[len(prefix) :].isdigit()]
     for place in sorted(found, key=lambda place: -int(place.name[len(prefix) :]))[:1]:
         notes = place / NOTES_NAME
         if notes.is_file():
-            pair = BatchPair.from_json(notes, notes.read_text(encoding="utf-8"))
-            return pair if _is_ours(checkpoint, pair) else None
+            appended = AppendedBatches.from_json(notes, notes.read_text(encoding="utf-8"))
+            return appended if _is_ours(checkpoint, appended) else None
     return None
 
 
@@ -227,67 +229,70 @@ def free_backup(checkpoint: Path, first: int) -> Path:
     """The place of the copy. Raises CheckpointUnreadable if a copy from before that batch is there already."""
     backup = checkpoint.with_name(f"{checkpoint.name}-before-{first}")
     if backup.exists():
-        why = "a copy of before this batch is there already, of a pair that is not in the checkpoint: move it away"
+        why = "a copy of before this batch is there already, and the checkpoint has no such batch: move it away"
         raise CheckpointUnreadable(backup, why)
     return backup
 
 
-def save_pair(checkpoint: Path, pair: BatchPair) -> Path:
-    """Copy the checkpoint and note the pair; the copy's place."""
-    backup = free_backup(checkpoint, pair.first)
+def save_notes(checkpoint: Path, appended: AppendedBatches) -> Path:
+    """Copy the checkpoint, and note in the copy what is to be appended; where the copy lies."""
+    backup = free_backup(checkpoint, appended.first)
     making = backup.with_name(f"{backup.name}.tmp")
     shutil.rmtree(making, ignore_errors=True)
     back_up(checkpoint, making)
     (making / NOTES_NAME).unlink(missing_ok=True)  # of a copy that was put back under the checkpoint's name
-    create(making / NOTES_NAME, pair.to_json(), making)
+    create(making / NOTES_NAME, appended.to_json(), making)
     making.rename(backup)
     return backup
 
 
-def append(checkpoint: Path, pair: BatchPair, marks: MarksPlace | None) -> None:
-    """Write what the pair lacks. Raises QueryRunning, MarksMissing, MarksUnreachable."""
-    if not (checkpoint / "offsets" / str(pair.first)).exists():
-        move_marks(marks, pair.marks, _marks_move(pair))
-    for batch in range(pair.first, pair.first + pair.count):
-        for kind, text in (("offsets", pair.offsets), ("commits", pair.commit)):
+def append(checkpoint: Path, appended: AppendedBatches, marks: MarksPlace | None) -> None:
+    """Write what is missing of these batches. Raises QueryRunning, MarksMissing, MarksUnreachable."""
+    if not (checkpoint / "offsets" / str(appended.first)).exists():
+        move_marks(marks, appended.marks, _marks_move(appended))
+    for batch in range(appended.first, appended.first + appended.count):
+        for kind, text in (("offsets", appended.offsets), ("commits", appended.commit)):
             file = checkpoint / kind / str(batch)
             try:
-                create(file, text, pair.backup_of(checkpoint))
+                create(file, text, appended.backup_of(checkpoint))
             except FileExistsError:
                 # The query may have started on our offsets and written the commit itself: the batch is empty.
                 if kind == "offsets" and file.read_text(encoding="utf-8") != text:
                     raise QueryRunning(checkpoint, f"{kind}/{batch} was written") from None
 
 
-def is_purged(checkpoint: Path, pair: BatchPair) -> bool:
-    """Whether the query has run so far past a pair of `newest_pair` that Spark has removed its batches."""
+def is_purged(checkpoint: Path, appended: AppendedBatches) -> bool:
+    """Whether the query has run on so far that Spark has removed what `newest_appended` found."""
     planned = _planned(checkpoint)
-    return bool(planned) and min(planned) > pair.first
+    return bool(planned) and min(planned) > appended.first
 
 
-def _marks_move(pair: BatchPair) -> MarksMove:
+def _marks_move(appended: AppendedBatches) -> MarksMove:
     resets = {
         move.partition: OFFSET_MAX if move.replace_until is None else move.replace_until
-        for move in pair.moves
+        for move in appended.moves
         if move.reset_marks
     }
     return MarksMove(
-        query_id=pair.query_id,
-        topic=pair.topic,
-        first=pair.first,
-        count=pair.count,
-        stood_at={move.partition: move.before for move in pair.moves},
-        resets=None if resets and pair.all_marks else resets,
+        query_id=appended.query_id,
+        topic=appended.topic,
+        first=appended.first,
+        count=appended.count,
+        stood_at={move.partition: move.before for move in appended.moves},
+        resets=None if resets and appended.all_marks else resets,
     )
 
 
-def _is_ours(checkpoint: Path, pair: BatchPair) -> bool:
-    """False if the query planned this batch by itself. If Spark has purged the file since, it was ours."""
-    file = checkpoint / "offsets" / str(pair.first)
+def _is_ours(checkpoint: Path, appended: AppendedBatches) -> bool:
+    """Whether batch `first` is the one noted, or not there yet; False if the query planned one of its own.
+
+    If Spark has purged the file since, the batch was ours.
+    """
+    file = checkpoint / "offsets" / str(appended.first)
     if file.exists():
-        return file.read_text(encoding="utf-8") == pair.offsets
+        return file.read_text(encoding="utf-8") == appended.offsets
     planned = _planned(checkpoint)
-    return is_purged(checkpoint, pair) or (bool(planned) and max(planned) == pair.first - 1)
+    return is_purged(checkpoint, appended) or (bool(planned) and max(planned) == appended.first - 1)
 
 
 def _planned(checkpoint: Path) -> list[int]:
