@@ -2,7 +2,7 @@
 
 with Outbox.open("outbox", topic="orders", partitions=4, producer="billing") as outbox:
     receipt = outbox.append(0, b"...")            outbox.append_many(0, values)      the fast path
-    offset = receipt.result(timeout=5)            outbox.last_metadata(pid, 0)       where to go on after a crash
+    offset = receipt.result(timeout=5)            outbox.last_metadata(pid, 0)       where to resume after a crash
 """
 
 import warnings

@@ -1,11 +1,10 @@
-"""AsyncOutbox: an Outbox for tasks of asyncio or uvloop. What waits suspends its task, never the loop.
+"""AsyncOutbox: an Outbox for tasks of asyncio or uvloop. A call that waits suspends its task, never the loop.
 
     receipt = await outbox.append(...)       offset = await receipt
 
 `append` suspends while the buffer is full, and for one turn of the loop after 128 appends in a row.
-Appending itself happens in the loop's thread, for it costs a microsecond and never touches the disk. The outbox's own
-threads write; awaiting.py brings their answers into the loop. Opening, closing, flushing take a thread each, for as
-long as they last.
+Appending runs in the loop's thread: it takes a microsecond and never touches the disk. The outbox's own threads write;
+awaiting.py brings their answers into the loop. Each call that opens, closes or flushes runs in a thread of its own.
 """
 
 import asyncio
@@ -62,14 +61,14 @@ class OpeningOutbox:
             raise
 
     def __getattr__(self, name: str) -> Any:
-        """Used as if it were the outbox: the error says to await it."""
+        """Raises an AttributeError that says to await the outbox first."""
         raise AttributeError(_NOT_OPEN.format(name), name=name)  # no `obj`: nothing is to be suggested
 
     def __enter__(self) -> NoReturn:
         raise TypeError(_NOT_OPEN.format("with"))
 
     def __exit__(self, *_: object) -> None:
-        """Never called: `with` looks for it before it calls `__enter__`, whose error says what to write."""
+        """Never called. `with` looks it up before it calls `__enter__`, whose error says what to write."""
 
     async def __aenter__(self) -> "AsyncOutbox":
         self._opened = await self
@@ -113,19 +112,19 @@ class AsyncOutbox:
         self.outbox = outbox
         """The same outbox, for threads."""
         self._block_ms = outbox.facts.settings.block_ms
-        self._room = asyncio.Lock()  # held by the task that waits for memory first; the others stand behind it
+        self._room = asyncio.Lock()  # held by the first task that waits for memory; the others queue for the lock
         self._waiting = 0
-        # So many more before the loop gets a turn; 0 while a task waits for memory, which comes first.
+        # Appends left before other tasks get a turn. 0 while a task waits for memory, so that no append overtakes it.
         self._in_a_row = _APPENDS_IN_A_ROW
 
     @property
     def directory(self) -> Path:
-        """Where it is."""
+        """The outbox's directory."""
         return self.outbox.directory
 
     @property
     def identity(self) -> OutboxIdentity:
-        """What was fixed when it was made."""
+        """What was fixed when the outbox was made."""
         return self.outbox.identity
 
     @property
@@ -144,16 +143,16 @@ class AsyncOutbox:
     ) -> Receipt:
         """Append one record; `await` the receipt for its offset. Arguments and errors as of `Outbox.append`.
 
-        Suspends the task while the buffer is full, up to `block_ms`, then raises `BufferFull`; and for one turn of the
-        loop after 128 appends in a row. Cancelled before it returned, it took nothing.
+        Suspends the task while the buffer is full, up to `block_ms`, then raises `BufferFull`. After 128 appends in a
+        row it also suspends for one turn of the loop. If it is cancelled before it returns, nothing was appended.
         """
         if headers and hasattr(headers, "__next__"):
-            headers = tuple(headers)  # it may be looked at twice
+            headers = tuple(headers)  # an iterator could be read only once, and a retry reads it again
         if self._in_a_row > 0:
             self._in_a_row -= 1
             outbox = self.outbox
             if value.__class__ is bytes and key is None and not headers and timestamp_ms is None and metadata is None:
-                # The hot path of `Outbox.append` once more: a call costs half of what is done here.
+                # A copy of the hot path of `Outbox.append`: calling it would cost half as much again as this code.
                 try:
                     appender = outbox._appenders[partition]  # noqa: SLF001 - as its own method does
                     size = len(value) + outbox._overhead  # noqa: SLF001
@@ -185,7 +184,7 @@ class AsyncOutbox:
     ) -> Receipt:
         """Append records that stay neighbours in the log; arguments and errors as of `Outbox.append_many`.
 
-        It runs in the loop: some thousand records at a time keep the other tasks waiting for a millisecond or two.
+        It runs in the loop's thread: a few thousand records at a time hold up the other tasks for a millisecond or two.
         """
         return await self._append_in_turn(
             lambda: self.outbox.append_many(
@@ -200,7 +199,7 @@ class AsyncOutbox:
         )
 
     async def flush(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - as in threads
-        """As `Outbox.flush`; cancelled, the disk goes on with it."""
+        """As `Outbox.flush`. Cancelling the task does not stop the flush."""
         await _in_thread(partial(self.outbox.flush, timeout))
 
     async def wait_shipped(self, timeout: float | None = None) -> None:  # noqa: ASYNC109
@@ -208,7 +207,7 @@ class AsyncOutbox:
         await _in_thread(partial(self.outbox.wait_shipped, timeout))
 
     async def close(self) -> None:
-        """As `Outbox.close`; cancelled, it is closed all the same."""
+        """As `Outbox.close`. Cancelling the task does not stop the close."""
         await _in_thread(self.outbox.close)
 
     def last_metadata(self, pid: int, partition: int) -> int | None:
@@ -216,7 +215,7 @@ class AsyncOutbox:
         return self.outbox.last_metadata(pid, partition)
 
     def log(self, partition: int) -> SegmentLog:
-        """As `Outbox.log`; reading it waits for the disk, so do that in a thread."""
+        """As `Outbox.log`. Reading the log waits for the disk, so read it in a thread."""
         return self.outbox.log(partition)
 
     def lag(self) -> "dict[str, ReplicaLag | DestinationLag]":
@@ -250,7 +249,7 @@ class AsyncOutbox:
             raise
 
     async def _in_turn(self, append: Callable[[], Receipt]) -> Receipt:
-        """Queue behind those that wait for memory already, up to `block_ms`."""
+        """Append after the tasks that already wait for memory; raise `BufferFull` after `block_ms`."""
         self._waiting += 1
         self._in_a_row = 0
         try:
@@ -270,7 +269,7 @@ class AsyncOutbox:
         loop = asyncio.get_running_loop()
         while True:
             freed = loop.create_future()
-            # Before it is tried: what is freed in between must not go unnoticed.
+            # Registered before the attempt, so that memory freed in between is noticed.
             self.outbox.when_room_may_be(partial(call_in_loop, loop, partial(_resolve, freed)))
             try:
                 return append()
@@ -288,7 +287,9 @@ def _resolve(future: "asyncio.Future[None]") -> None:
 
 
 async def _in_thread(call: Callable[[], _Answer]) -> _Answer:
-    """What `call` answers, from a thread of its own: the loop's executor has few, which a slow disk would use up."""
+    """Run `call` in a thread of its own and return its result: a slow disk would use up the loop's few executor
+    threads.
+    """
     loop = asyncio.get_running_loop()
     answered: asyncio.Future[None] = loop.create_future()
     done: list[_Answer] = []

@@ -35,27 +35,26 @@ class Awaited(Protocol):
 
 
 class LoopReceipts:
-    """The batches that tasks of one event loop wait for. Used in its thread only, but for `_on_decided`."""
+    """The batches that tasks of one event loop wait for. All but `_on_decided` runs in the loop's thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._waiting: dict[Awaited, dict[asyncio.Future[None], None]] = {}
         self._to_seal: dict[Awaited, None] = {}
         self._resolving: deque[asyncio.Future[None]] = deque()
-        self._lock = threading.Lock()  # of the next two
+        self._lock = threading.Lock()  # guards `_decided` and `_is_called`
         self._decided: list[Awaited] = []
         self._is_called = False
 
     def future_of(self, batch: Awaited) -> "asyncio.Future[None]":
-        """It is done once the batch is decided, which it was not yet. A caller that does not wait to the end says so:
-        `gave_up`.
-
-        No coroutine around it: every full collection of garbage looks at what waits ten thousand times.
+        """A future that is done once the batch is decided; the batch is not decided yet. A caller that stops waiting
+        calls `gave_up`. A plain future, no coroutine: with ten thousand waiting, each full garbage collection visits
+        every object.
         """
         future = self._loop.create_future()
         futures = self._waiting.get(batch)
         if futures is None:
-            batch.when_decided(partial(self._on_decided, batch))  # calls into the loop, so later than what stands here
+            batch.when_decided(partial(self._on_decided, batch))  # runs after the code below: it goes through the loop
             futures = self._waiting[batch] = {}
             if not self._to_seal:
                 self._loop.call_soon(self._seal)
@@ -64,7 +63,7 @@ class LoopReceipts:
         return future
 
     def gave_up(self, batch: Awaited, future: "asyncio.Future[None]", error: BaseException) -> None:
-        """A cancelled wait leaves the records on their way, and says so in a note."""
+        """A cancelled wait does not stop the records: a note on the error says so."""
         if (futures := self._waiting.get(batch)) is not None:
             futures.pop(future, None)
         if isinstance(error, asyncio.CancelledError):
@@ -78,7 +77,7 @@ class LoopReceipts:
             batch.appender.request_flush(batch)
 
     def _on_decided(self, batch: Awaited) -> None:
-        """In whichever thread decides."""
+        """Runs in the thread that decides the batch."""
         with self._lock:
             self._decided.append(batch)
             if self._is_called:
@@ -106,7 +105,7 @@ class LoopReceipts:
 
 
 def call_in_loop(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> None:
-    """Call it soon in the loop's thread; not at all if the loop was closed meanwhile, for then nobody waits in it."""
+    """Schedule `call` in the loop's thread. If the loop is closed, nobody waits in it, and nothing is called."""
     try:
         loop.call_soon_threadsafe(call)
     except RuntimeError:

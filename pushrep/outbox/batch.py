@@ -2,11 +2,11 @@
 
     PendingBatch  the columns of a batch that is not sealed yet; keys hold offsets, so they are packed when it is sealed
     Receipt       (batch, index): the answer for one record; a batch is decided once, for all its records
-    budget        back-pressure over all partitions: an open batch takes bytes in slices and gives them back when it was
-                  written or failed, so a record costs no call here while its slice lasts
+    budget        back-pressure over all partitions: an open batch takes bytes in slices and gives them back once it is
+                  written or has failed, so most records need no call to the budget
 
-Columns other than `values` may be shorter than it: what is missing at the end is the default (no key, no headers, the
-time when the batch was begun, this outbox's own metadata), so that a plain record costs one list append.
+Columns other than `values` may be shorter than it: records beyond a column's end have the default (no key, no headers,
+the time when the batch was begun, this outbox's own metadata), so that a plain record costs one list append.
 """
 
 import logging
@@ -33,7 +33,7 @@ class Budget:
     def __init__(self, limit: int, clock: Clock) -> None:
         self.limit = limit
         self._free = limit
-        self._lock = threading.Lock()  # not the condition's own `with`: Ctrl-C could leave that locked
+        self._lock = threading.Lock()  # `with condition` could stay locked after Ctrl-C
         self._changed = threading.Condition(self._lock)
         self._clock = clock
         self._calls: list[Callable[[], object]] = []
@@ -53,7 +53,7 @@ class Budget:
             return taken
 
     def give(self, size: int) -> None:
-        """Bytes that no longer wait in memory."""
+        """Give back bytes that are no longer in memory."""
         if size:
             with self._lock:
                 self._free += size
@@ -63,7 +63,7 @@ class Budget:
                 call()
 
     def when_given(self, call: Callable[[], object]) -> None:
-        """`call()` once, when bytes are given back next, in whichever thread does; it must neither wait nor raise."""
+        """Call `call()` once, in the thread that next gives bytes back; it must neither wait nor raise."""
         with self._lock:
             self._calls.append(call)
 
@@ -82,7 +82,9 @@ _LOG = logging.getLogger("pushrep.outbox")
 
 
 class Latch:
-    """Opens once. One lock and no Python inside, unlike an Event: Ctrl-C in a waiter does not stop the opener."""
+    """Opens once. It is a single lock, without an Event's Python code: Ctrl-C in a waiter cannot block the thread that
+    opens it.
+    """
 
     __slots__ = ("_shut",)
 
@@ -91,7 +93,7 @@ class Latch:
         self._shut.acquire()
 
     def open(self) -> None:
-        """Let everybody through, now and later. Called once."""
+        """Release all present and future waiters. Called once."""
         self._shut.release()
 
     def wait(self, timeout: float | None) -> bool:
@@ -116,7 +118,7 @@ class BatchOwner(Protocol):
     @property
     def lock(self) -> threading.Lock: ...
     def latch_for(self, batch: "PendingBatch") -> Latch | None:
-        """Request the batch's flush; what to wait for, None if it is decided."""
+        """Request the batch's flush and return the latch to wait for; None if the batch is decided."""
         ...
 
     def request_flush(self, batch: "PendingBatch") -> None:
@@ -125,7 +127,9 @@ class BatchOwner(Protocol):
 
 
 class PendingBatch:
-    """Records of one partition that will be one record batch. Guarded by its appender's lock until it is decided."""
+    """Records of one partition that will be one record batch. Changed under its appender's lock alone, until it is
+    decided.
+    """
 
     __slots__ = (
         "appender",
@@ -145,18 +149,18 @@ class PendingBatch:
     )  # fmt: skip
 
     def __init__(self, appender: BatchOwner, opened_ms: int, opened_s: float) -> None:
-        """opened_s: by a clock that only its durations are taken of."""
+        """opened_s: of `perf_counter`, for durations."""
         self.appender = appender
         self.opened_ms, self.opened_s = opened_ms, opened_s
         self.values: list[bytes | None] = []
         self.keys: list[bytes | None] = []
         self.headers: list[Headers] = []
         self.timestamps_ms: list[int] = []
-        self.runs: list[Run] = []  # upstream metadata, ascending and disjoint; what lies between is our own
+        self.runs: list[Run] = []  # upstream metadata, ascending, disjoint; between them: our own
         self.reserved_bytes = 0  # bytes taken from the budget
         self.base_offset = -1
         self.failure: tuple[BaseException, bool] | None = None  # (why, may be delivered)
-        self.seen = False  # a caller got the failure
+        self.seen = False  # a caller has received the failure
         self.waiters: Latch | None = None
         self.calls: list[Callable[[], object]] = []  # called once it is decided
 
@@ -165,12 +169,12 @@ class PendingBatch:
         return self.base_offset >= 0 or self.failure is not None
 
     def extend(self, columns: Columns, start: int, end: int) -> int:
-        """Add the records `start` to `end` of the columns; answers the first one's index here."""
+        """Add the records `start` to `end` of the columns; return the first one's index in the batch."""
         index = len(self.values)
         runs, last_records = len(self.runs), self.runs[-1].records if self.runs else 0
         try:
             self._extend_columns(index, columns, start, end)
-        except BaseException:  # Ctrl-C: a column that is longer than the others would belong to the next record
+        except BaseException:  # Ctrl-C: an extra entry in one column would shift to the next record
             self._cut_columns(index, runs, last_records)
             raise
         self.values += columns.values[start:end]
@@ -202,7 +206,7 @@ class PendingBatch:
             self.runs[-1].records = last_records
 
     def add(self, value: bytes, timestamp_ms: int | None, metadata: StreamMetadata | None) -> int:
-        """Add one record without key and headers; answers its index. `extend` for one, in half the time."""
+        """Add one record without key and headers; return its index. As `extend`, in half the time."""
         index = len(self.values)
         runs, last_records = len(self.runs), self.runs[-1].records if self.runs else 0
         try:
@@ -226,7 +230,9 @@ class PendingBatch:
             self.runs.append(Run(start, records, metadata))
 
     def seal(self, base_offset: int, *, pid: int, partition: int, carrier: str, codec: Codec) -> RecordBatch:
-        """The record batch with `base_offset`, where the log ends now; the batch itself can be sealed again."""
+        """Encode the record batch for `base_offset`, the log's end offset. Changes nothing, so it can be called
+        again.
+        """
         count = len(self.values)
         packed = b"".join(self._packed_metadata(base_offset, pid, partition))
         times: int | list[int] = self.opened_ms
@@ -271,14 +277,16 @@ class PendingBatch:
         return last
 
     def last_positions(self, base_offset: int, pid: int, partition: int) -> list[tuple[Pair, int]]:
-        """Each run's (PID, source partition) and last source offset; and our own, by the batch's place in the log."""
+        """Each run's (PID, source partition) and last source offset; for our own PID the last log offset that carries
+        it.
+        """
         noted = [((run.pid, run.partition), run.last_offset) for run in self.runs]
         if (own_last := self.last_own_index()) >= 0:
             noted.append(((pid, partition), base_offset + own_last))
         return noted
 
     def drop_records(self) -> None:
-        """Free the memory of a decided batch: its receipts may live long."""
+        """Free the records of a decided batch, which its receipts may outlive for long."""
         self.values = []
         self.keys = []
         self.headers = []
@@ -286,7 +294,7 @@ class PendingBatch:
         self.runs = []
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait until the batch is decided; what still lingers is sealed at once. False after `timeout` seconds."""
+        """Wait until the batch is decided, sealing it at once if it lingers. False after `timeout` seconds."""
         if self.decided:
             return True
         checked_timeout(timeout)
@@ -295,7 +303,7 @@ class PendingBatch:
         return latch is None or latch.wait(timeout)
 
     def when_decided(self, call: Callable[[], object]) -> None:
-        """`call()` once the batch is decided, in the thread that decides it; here and now if it is."""
+        """Call `call()` in the thread that decides the batch; at once, in this thread, if it is decided already."""
         self._refuse_in_fork()
         with self.appender.lock:
             if not self.decided:
@@ -308,7 +316,7 @@ class PendingBatch:
             raise ForkedProcess(f"the outbox of {self.appender.name}", owner_pid=owner_pid, pid=os.getpid())
 
     def announce(self) -> None:
-        """It was decided, and nothing is added to it or to `calls` any more: wake all that wait, and make the calls."""
+        """Wake all waiters and make the calls. The batch is decided, so nobody adds to it or to `calls` any more."""
         if self.waiters is not None:
             self.waiters.open()
         for call in self.calls:
@@ -319,7 +327,9 @@ class PendingBatch:
         self.calls = []
 
     def raise_failure(self, delivered: int = 0) -> None:
-        """Raise why the batch failed, if it did; `delivered` records of the same call are in the log before it."""
+        """Raise `DeliveryFailed` if the batch failed. delivered: how many records of the same call are in the log
+        before it.
+        """
         if self.failure is not None:
             self.seen = True
             cause, may_be_delivered = self.failure
@@ -333,7 +343,7 @@ class PendingBatch:
 
 
 class Receipt:
-    """What `append` gives back: where the record is, once that is certain."""
+    """The result of `append`: the record's offset, once it is durable as the outbox promises."""
 
     __slots__ = ("_batch", "_index")
 
@@ -348,7 +358,7 @@ class Receipt:
         """The record's log offset, once the outbox's acks and durability hold; waits up to `timeout` seconds.
 
         Waiting seals a lingering batch at once. Raises `DeliveryFailed`, whose `may_be_delivered` says whether the
-        record could be in the log all the same, and `ReceiptTimeout` while nothing is decided.
+        record may still be in the log, and `ReceiptTimeout` if neither is known in time.
         """
         batch = self._batch
         if not batch.wait(timeout) and timeout is not None:
@@ -357,10 +367,10 @@ class Receipt:
         return batch.base_offset + self._index
 
     def add_done_callback(self, callback: Callable[["Receipt"], object]) -> None:
-        """Call `callback(receipt)` once it is done: in a thread of the outbox, or here and now if it is done already.
+        """Call `callback(receipt)` once the receipt is done: in a thread of the outbox, or at once if it is.
 
-        It must be quick and must not wait: other records wait behind it. What it raises is logged. It seals nothing;
-        what lingers is written after `linger_ms`. Raises `ForkedProcess`.
+        The callback must be quick and must not wait, because other records wait for that thread. What it raises is
+        logged. A batch that lingers is still written after `linger_ms`, not sooner. Raises `ForkedProcess`.
         """
         self._batch.when_decided(partial(callback, self))
 
@@ -378,9 +388,8 @@ class Receipt:
 
 
 def _awaited(batch: PendingBatch, index: int) -> Generator[Any, None, int]:
-    """The record's offset, once it is decided. Holds no receipt, for the loop stands still while garbage is collected:
-
-    where ten thousand wait, a full collection looks at everything that they hold.
+    """The record's offset, once it is decided. It keeps no reference to the receipt: garbage collection stops the loop
+    and, where ten thousand tasks wait, visits everything that they reference.
     """
     if not batch.decided:
         from pushrep.outbox.awaiting import receipts_of_running_loop  # noqa: PLC0415 - asyncio costs a service without a loop
@@ -397,7 +406,7 @@ def _awaited(batch: PendingBatch, index: int) -> Generator[Any, None, int]:
 
 
 class ManyReceipt(Receipt):
-    """What `append_many` gives back: one answer for all its records, which are neighbours in the log."""
+    """The result of `append_many`: one answer for all its records, which have consecutive offsets."""
 
     __slots__ = ("_parts", "count")
 

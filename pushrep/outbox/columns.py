@@ -1,4 +1,4 @@
-"""What a caller hands over, checked and brought into columns before anything is taken.
+"""A caller's records, checked and put into columns before any of them is accepted.
 
 Sizes are upper bounds of a record's encoded bytes, so that a batch never outgrows what the log takes:
 
@@ -24,7 +24,7 @@ _RECORD_BYTES = 36
 _HEADER_BYTES = 10
 _CHARACTER_BYTES = 4
 _BYTES_OR_NULL = {bytes, type(None)}
-_TIME_END_MS = 1 << 62  # as far as a record batch goes
+_TIME_END_MS = 1 << 62  # timestamps below it fit a record batch
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ class Columns:
     """`len(values)` records. `keys`, `headers`, `timestamps_ms`: None, or one per record.
 
     `metadata`: None, the first record's position (the others take the offsets after it), or one per record.
-    `ends`: where record n begins, counting bytes, and behind the last where it ends: one number more than records.
+    `ends`: at which byte each record begins, and as one more number where the last one ends.
     """
 
     __slots__ = ("ends", "headers", "keys", "metadata", "size_bytes", "timestamps_ms", "values")
@@ -54,14 +54,14 @@ class Columns:
 
 
 class RecordRules:
-    """What records an outbox takes; raises `RecordRefused`, which names the argument."""
+    """Checks what may be appended. Its methods raise `RecordRefused`, which names the argument."""
 
     def __init__(self, carrier: str, record_bytes_max: int) -> None:
         self._carries_key = carrier == "key"
         self._size_max = record_bytes_max - HEADER_BYTES
         extra = 0 if self._carries_key else _HEADER_BYTES + len(METADATA_HEADER)
         self.overhead_bytes = _RECORD_BYTES + extra + KEY_BYTES
-        """A record counts so many bytes more than its value, key and headers."""
+        """Bytes that a record counts beside its value, key and headers."""
 
     def one(
         self,
@@ -90,7 +90,7 @@ class RecordRules:
 
     @staticmethod
     def check_position(timestamp_ms: int | None, metadata: StreamMetadata | None) -> None:
-        """Refuse what is no time, or no metadata."""
+        """Refuse a timestamp or metadata of the wrong kind."""
         if timestamp_ms is not None and (timestamp_ms.__class__ is not int or not 0 <= timestamp_ms < _TIME_END_MS):
             _timestamp("timestamp_ms", timestamp_ms)
         if metadata is not None and not isinstance(metadata, StreamMetadata):
@@ -105,7 +105,7 @@ class RecordRules:
         metadata: StreamMetadata | Sequence[StreamMetadata] | None,
     ) -> Columns:
         """The columns of many records; copied, so the caller may change its lists afterwards."""
-        given: object = values  # the caller's types are its own affair
+        given: object = values  # a caller may give any type
         if isinstance(given, bytes | bytearray | str) or not isinstance(given, Iterable):
             raise RecordRefused("values", f"give a list of values, not one {type(given).__name__}")
         values = list(values)
@@ -138,7 +138,7 @@ class RecordRules:
         return Columns(values, [0, *accumulate(sizes)], keys, kept, times, positions)
 
     def _equal_ends(self, values: list[bytes | None]) -> range | None:
-        """Where plain records of one size begin and end: known without looking at each; None for any others."""
+        """`ends` of values that all have one size, without a loop over them; None for others."""
         length = common_length(values)
         if length is None:
             return None
@@ -159,7 +159,9 @@ class RecordRules:
         return checked
 
     def _headers(self, argument: str, headers: Iterable[Header]) -> tuple[Headers, int]:
-        """The headers kept, and their bytes. With the header carrier ours comes last, alone of its name."""
+        """The headers kept, and their bytes. With the header carrier our metadata header comes last and is the only one
+        of its name.
+        """
         kept = []
         size = 0
         given: object = headers
@@ -175,13 +177,15 @@ class RecordRules:
                 continue
             value = _as_bytes(argument, value)
             if not name.isascii():
-                _check_utf8(argument, name)  # when the batch is sealed it would fail the batch, others' records too
+                _check_utf8(argument, name)  # else sealing fails, and others' records with it
             size += _HEADER_BYTES + _CHARACTER_BYTES * len(name) + len(value or b"")
             kept.append((name, value))
         return tuple(kept), size
 
     def _too_large(self, size: int, value: bytes | None, key: bytes | None, at: int | None = None) -> RecordRefused:
-        """The refusal of a record, by the name of its largest part; `at`: which one of many."""
+        """The error for a record that is too large; it names the largest part. at: the record's index in
+        `append_many`.
+        """
         parts = {"value": len(value or b""), "key": len(key or b"")}
         parts["headers"] = size - self.overhead_bytes - sum(parts.values())
         largest = max(parts, key=parts.__getitem__)
@@ -195,7 +199,7 @@ class RecordRules:
 
 def _as_bytes(argument: str, value: object) -> bytes | None:
     if value is None or value.__class__ is bytes:
-        return value  # its class was just looked at
+        return value  # the caller has just checked its class
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     raise RecordRefused(argument, f"give bytes or None, not {type(value).__name__}")

@@ -8,7 +8,8 @@
     sasl_password_file = "/run/secrets/kafka"                              a text's value is the file's content
     [health]                    PUSHREP_HEALTH_LISTEN=127.0.0.1:9400       fields of HealthSettings
 
-A variable wins over the file. What is misspelt is refused by its name; the values are checked where they always are.
+A variable wins over the file. A misspelt setting is refused by its name. The values are checked by what takes them, as
+always.
 """
 
 import inspect
@@ -32,7 +33,7 @@ from pushrep.outbox.outbox import Outbox
 PREFIX = "PUSHREP_"
 _FILE = "_file"
 _SECTIONS = {"outbox": PREFIX, "log": f"{PREFIX}LOG_", "kafka": f"{PREFIX}KAFKA_", "health": f"{PREFIX}HEALTH_"}
-_OBJECTS = {"kafka", "push", "health", "log_config", "filesystem", "clock"}  # arguments that are no plain values
+_OBJECTS = {"kafka", "push", "health", "log_config", "filesystem", "clock"}  # arguments that a file cannot hold
 
 
 class Setting(NamedTuple):
@@ -45,7 +46,7 @@ class Setting(NamedTuple):
 
     @property
     def variable(self) -> str:
-        """Of the environment."""
+        """Its environment variable."""
         return _SECTIONS[self.section] + self.name.upper()
 
     @property
@@ -55,14 +56,14 @@ class Setting(NamedTuple):
 
     @property
     def is_text(self) -> bool:
-        """Whether a file may hold it."""
+        """Whether its value is a text, which a file may hold."""
         return str in self.kinds
 
 
 def all_settings() -> list[Setting]:
     """Every setting, in the order of the code."""
     found = []
-    hints = get_type_hints(Outbox.open, localns={"HealthSettings": HealthSettings})  # the outbox loads it when asked to
+    hints = get_type_hints(Outbox.open, localns={"HealthSettings": HealthSettings})  # it imports it late
     for name, parameter in inspect.signature(Outbox.open).parameters.items():
         if name not in _OBJECTS:
             found.append(Setting("outbox", name, _kinds(hints[name]), parameter.default))
@@ -81,8 +82,8 @@ def outbox_settings(
 ) -> dict[str, Any]:
     """Arguments for `Outbox.open`, `Outbox.open_slot`, `AsyncOutbox.open`: `Outbox.open(**outbox_settings("my.toml"))`.
 
-    file: TOML; None: the variables alone. in_code: arguments that the service gives itself; file and variables win over
-    them. Raises SettingRefused, which names the setting, BadArgument.
+    file: TOML; None: the variables alone. in_code: arguments from the service's own code; the file and the variables
+    win over them. Raises SettingRefused, which names the setting, BadArgument.
     """
     given: dict[str, dict[str, Any]] = {section: {} for section in _SECTIONS}
     known = {(one.section, one.name): one for one in all_settings()}
@@ -161,7 +162,7 @@ def _find(known: Mapping[tuple[str, str], Setting], section: str, name: str, pla
 
 
 def _content(setting: str, path: object) -> str:
-    """A secret's file, without the line's end that editors leave."""
+    """The file's content, without the trailing line ends that editors add."""
     return _text(setting, checked_path(setting, path)).rstrip("\r\n")
 
 
@@ -174,7 +175,7 @@ def _text(setting: str, path: Path) -> str:
 
 
 def _value(setting: Setting, value: object) -> Any:
-    """As the code takes it; from a variable it comes as text."""
+    """The value as the argument takes it; a variable's value is text."""
     enums = [kind for kind in setting.kinds if isinstance(kind, type) and issubclass(kind, Enum)]
     if enums:
         names = enums[0].__members__

@@ -3,7 +3,7 @@ r"""The control socket of an open outbox: how the command line reaches a service
     ControlServer(directory, calls)         in the service; Outbox.open makes one
     ask(directory, "status")                from any process of the same user
 
-    <directory>/control.sock, mode 0600     JSON, one object a line, a question and its answer
+    <directory>/control.sock, mode 0600     JSON, one object a line: a question, then its answer
     ▶ {"version": 1, "call": "status", "arguments": {}}\n
     ◀ {"version": 1, "ok": {...}}\n
     ◀ {"version": 1, "error": "NotLeader", "why": "..."}\n       instead, where it is refused
@@ -12,13 +12,13 @@ Versions: a question names the one that it is written in. A server that does not
 the error UnsupportedVersion. A line above its limit, or one that is no JSON object, ends the connection before more is
 read.
 
-One thread accepts for all outboxes of the process, and each connection has a thread: a call is carried out there, so
-a slow one holds up no other. A fork of the process closes its copies of the sockets: else its parent's
-death would leave one that connects and never answers.
+One thread accepts for all outboxes of the process. Each connection has a thread of its own, so a slow call holds up no
+other. A forked child closes its copies of the sockets: else, after the parent's death, clients would still connect and
+get no answer.
 
-The path of a socket has 107 bytes at most, and an outbox may lie deeper. So on Linux both sides name it from an open
-descriptor of the directory, /proc/self/fd/<n>/control.sock, which is short wherever that is. Elsewhere the path is
-taken as it is, and one that is too long is an error that says so.
+A socket's path has 107 bytes at most, and an outbox's may be longer. So on Linux both sides name the socket by an open
+descriptor of the directory, /proc/self/fd/<n>/control.sock, which is always short. Elsewhere the path is used as it is,
+and one that is too long is an error that says so.
 """
 
 import errno
@@ -41,7 +41,7 @@ from pushrep.errors import PushrepError
 
 
 class ControlError(PushrepError):
-    """The root of this room's errors."""
+    """The root of the control socket's errors."""
 
 
 class NobodyAnswers(ControlError):
@@ -61,7 +61,7 @@ class CallRefused(ControlError):
 
 
 class BadControlMessage(ControlError):
-    """What came is no message of this protocol; the connection is closed."""
+    """The peer sent something that is no message of this protocol; the connection is closed."""
 
     def __init__(self, why: str) -> None:
         super().__init__(f"the control socket: {why}")
@@ -85,14 +85,14 @@ class Question:
 
 
 class Lines:
-    """Bytes in, objects out. Raises BadControlMessage; it is of no use after that."""
+    """Decoder: bytes in, JSON objects out. After a BadControlMessage it can't be used any more."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[dict[str, Any]]:
-        """The objects that are whole with these bytes."""
+        """The objects that these bytes complete."""
         self._buffer += data
         found = []
         while (end := self._buffer.find(b"\n")) >= 0:
@@ -107,7 +107,7 @@ class Lines:
 
 
 def question_bytes(question: Question) -> bytes:
-    """A question as it goes to the wire. Raises BadControlMessage if it is too long."""
+    """Encode a question. Raises BadControlMessage if it is too long."""
     said = {"version": question.version, "call": question.call, "arguments": dict(question.arguments)}
     data = _line(said)
     if len(data) > QUESTION_BYTES_MAX:
@@ -116,7 +116,7 @@ def question_bytes(question: Question) -> bytes:
 
 
 def question_in(said: Mapping[str, Any]) -> Question:
-    """The question in an object that came. Raises BadControlMessage; CallRefused for another version."""
+    """The question in a received object. Raises BadControlMessage; CallRefused for another version."""
     version, call, arguments = said.get("version"), said.get("call"), said.get("arguments", {})
     if isinstance(version, bool) or not isinstance(version, int):
         raise BadControlMessage("a question names its version, a number")
@@ -128,7 +128,7 @@ def question_in(said: Mapping[str, Any]) -> Question:
 
 
 def answer_bytes(value: Any) -> bytes:
-    """A good answer as it goes to the wire; one that is too long is an error instead."""
+    """Encode a result; one that is too long becomes an error answer."""
     data = _line({"version": VERSION, "ok": value})
     if len(data) > ANSWER_BYTES_MAX:
         return refusal_bytes(TOO_LARGE, f"the answer has {len(data)} bytes, {ANSWER_BYTES_MAX} at most: ask for less")
@@ -136,12 +136,12 @@ def answer_bytes(value: Any) -> bytes:
 
 
 def refusal_bytes(kind: str, why: str) -> bytes:
-    """A bad answer."""
+    """Encode an error answer."""
     return _line({"version": VERSION, "error": kind, "why": why})
 
 
 def value_in(said: Mapping[str, Any]) -> Any:
-    """What an answer brings. Raises CallRefused, BadControlMessage."""
+    """The result in an answer. Raises CallRefused for an error answer, BadControlMessage."""
     if "error" in said:
         raise CallRefused(str(said["error"]), str(said.get("why", "")))
     if said.get("version") != VERSION or "ok" not in said:
@@ -170,9 +170,9 @@ _BACKLOG = 16
 
 
 def listen_in(directory: Path) -> socket.socket:
-    """A socket that listens there; what an earlier process left is replaced. Raises OSError.
+    """A listening socket; one that an earlier process left is replaced. Raises OSError.
 
-    The caller holds the lock of the directory: nobody else listens.
+    The caller holds the directory's lock, so nobody else listens.
     """
     with suppress(FileNotFoundError):
         if not stat.S_ISSOCK((directory / SOCKET_NAME).lstat().st_mode):
@@ -204,14 +204,14 @@ def connect_to(directory: Path, timeout_s: float) -> socket.socket:
 
 
 def remove_socket(directory: Path) -> None:
-    """Take the name away, if it is there."""
+    """Remove the socket's file, if there is one."""
     with suppress(OSError):
         (directory / SOCKET_NAME).unlink()
 
 
 @contextmanager
 def _short(directory: Path) -> Iterator[str]:
-    """The path of the socket in few bytes."""
+    """A short path of the socket."""
     if not _DESCRIPTORS.is_dir():
         yield str(directory / SOCKET_NAME)
         return
@@ -278,7 +278,7 @@ class ControlServer:
         self._acceptor.add(self._listener, self._accept)
 
     def close(self) -> None:
-        """Take the name away, and answer nobody any more. A second call does nothing."""
+        """Remove the socket's file and stop answering. A second call does nothing."""
         with self._lock:
             if self._stopping.is_set():
                 return
@@ -292,11 +292,11 @@ class ControlServer:
         deadline = monotonic() + _STOP_S
         for connection, thread in open_now.items():
             with suppress(OSError):
-                connection.shutdown(socket.SHUT_RD)  # what is being carried out is still answered
+                connection.shutdown(socket.SHUT_RD)  # running calls are still answered
             thread.join(max(0.0, deadline - monotonic()))
 
     def disown(self) -> None:
-        """In a fork: close the copies, and leave the name to the parent."""
+        """In a forked child: close the copies of the sockets; the file stays the parent's."""
         for copy in (self._listener, *self._open):
             copy.close()
 
@@ -308,7 +308,7 @@ class ControlServer:
             return
         except OSError as error:
             _LOG.warning("the control socket of %s: %s", self.directory, error)
-            self._stopping.wait(_AGAIN_S)  # out of descriptors: perhaps not for long
+            self._stopping.wait(_AGAIN_S)  # out of descriptors, perhaps for a moment only
             return
         connection.setblocking(True)
         thread = threading.Thread(target=self._converse, args=(connection,), name="pushrep-control-call", daemon=True)
@@ -332,7 +332,7 @@ class ControlServer:
             _LOG.warning("%s", error)
             with suppress(OSError):
                 connection.sendall(refusal_bytes(type(error).__name__, error.why))
-        except OSError as error:  # a peer that said nothing, or took nothing, or went
+        except OSError as error:  # the peer sent nothing, read nothing or hung up
             _LOG.debug("the control socket: %s", error)
         finally:
             with self._lock:
@@ -341,7 +341,7 @@ class ControlServer:
 
 
 def answer_line(line: bytes, calls: Calls) -> bytes:
-    """What is answered to one question, a line without its end. Raises BadControlMessage."""
+    """The answer to one question (a line without its end). Raises BadControlMessage."""
     (said,) = Lines(QUESTION_BYTES_MAX).feed(line + b"\n")
     return _answer(said, calls)
 
@@ -376,22 +376,22 @@ class _Acceptor:
         self._thread.start()
 
     def add(self, listener: socket.socket, on_connect: Callable[[], None]) -> None:
-        """Call `on_connect()` for each connection."""
+        """From now on call `on_connect()` for each connection."""
         self._do(lambda: self._poller.register(listener, READABLE, on_connect))
 
     def remove(self, listener: socket.socket) -> None:
-        """No more, when this returns."""
+        """When this returns, nothing is called for this listener any more."""
         self._do(lambda: self._poller.unregister(listener))
 
     def end(self) -> None:
-        """End the thread; all were removed."""
+        """End the thread. Every listener was removed before."""
         self._is_over = True
         self._poller.wake()
         self._thread.join()
         self._poller.close()
 
     def _do(self, act: Callable[[], object]) -> None:
-        """In the thread that waits, for one thread registers and selects."""
+        """Run `act` in the selector's thread: registering and selecting have to be in one thread."""
         done = threading.Event()
 
         def carry_out() -> None:

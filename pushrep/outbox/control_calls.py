@@ -1,16 +1,17 @@
-"""What an open outbox answers on its control socket, and that it listens at all.
+"""The calls that an open outbox answers on its control socket, and its health server.
 
     status       {}                                  OutboxStatus.as_dict()
     partitions   {"first": 0, "count": 1000}         PartitionStatus.as_dict() of each, 1,000 at a time
     add-member, remove-member                        one step of the change, member_changes.py
     skip         {"partition", "offset", "reason"}   true: the record is not shipped to Kafka
-    drop-destination  {"topic"}                      true: nothing is kept for it; not the one that is shipped to
-    purge        {"partition", "before_offset", "before_ms", "dry_run"}   what went, of each log
+    drop-destination  {"topic"}                      true: nothing is kept for it any more; refused for the topic that
+    is shipped to
+    purge        {"partition", "before_offset", "before_ms", "dry_run"}   what was removed, by log
     hold         {"for_ms", "reason"}                until when no standby takes over by itself, wall clock, ms
     repartition  {}                                  refused: it begins a PID, which lasts from an open to a close
 
-An outbox whose disk takes no socket (a network share, say), or that stands on a simulated disk, goes on without one:
-the service is there for its records.
+An outbox on a file system without sockets (a network share, say, or a simulated disk) opens without a control socket:
+its records matter more.
 """
 
 import importlib.util
@@ -39,7 +40,7 @@ _REASON_CHARACTERS = 500
 
 
 def serve_control(resources: ExitStack, facts: Facts, filesystem: Filesystem) -> None:
-    """Answer from now on; what `resources` holds ends it first."""
+    """Answer control calls from now on. `resources` ends this before anything that was opened earlier."""
     if not isinstance(filesystem, RealFilesystem):
         return
     try:
@@ -58,7 +59,8 @@ def serve_health(
     problems: Callable[[], Iterable[Problem]],
     collector: "Callable[[], Collector]",
 ) -> None:
-    """Answer /livez, /readyz and /metrics from now on; what `resources` holds ends it first. Raises BadArgument.
+    """Answer /livez, /readyz and /metrics from now on. `resources` ends this before anything that was opened earlier.
+    Raises BadArgument.
 
     collector: makes what /metrics shows, where prometheus-client is installed.
     """
@@ -76,14 +78,14 @@ def serve_health(
 
 
 def collector_of(facts: Facts) -> "Collector":
-    """What an open outbox shows."""
+    """The collector of an open outbox's metrics."""
     from pushrep.outbox.metrics import OutboxCollector, OutboxView  # noqa: PLC0415 - an extra
 
     return OutboxCollector(OutboxView(facts))
 
 
 def calls_of(facts: Facts) -> Calls:
-    """By name."""
+    """The calls, by name."""
     return {
         "status": lambda _: status_of(facts).as_dict(),
         "partitions": lambda arguments: _partitions(facts, arguments),

@@ -2,9 +2,9 @@
 
     <data>/<new id> ─ empty logs, promises.json: member 0 ─▶ every member shows who it is ─▶ first grant, to all of them
 
-Member 0 is the one under whose node the command runs; the grant names it, so its instance leads first if it is there.
-If it stops before the first grant is stored here, nothing is left that counts. After that the outbox exists: others
-may have stored the grant, and the first member's instance offers it again.
+Member 0 is the node on whose machine the command runs. The first grant names it the leader, so its instance leads first
+if it runs. If the command stops before the grant is stored here, no outbox exists. From then on it exists: other
+members may have stored the grant, and the first member's instance offers it again.
 """
 
 import shutil
@@ -50,12 +50,12 @@ def create_outbox(  # noqa: PLR0913 - what is fixed
     push: PushSettings | None = None,
     timeout_s: float = 5.0,
 ) -> Grant:
-    """Make an outbox whose members are these nodes, each by "host:port"; its first grant, which all of them stored.
+    """Make an outbox whose members are these nodes ("host:port"), and return its first grant, which all of them stored.
 
-    data: of the first one's node, which runs. min_insync_replicas: more than half, if it is None. another: although one
-    of this topic is there; its instances have to name their directory then.
-    Raises CantCreate, CantStandBy, SettingRefused, and what leading raises; nothing is left here then, but where the
-    first grant was given out: the text says so.
+    data: the directory of the first member's running node. min_insync_replicas: None for more than half. another: make
+    it although there is an outbox of this topic; then every instance has to name its directory.
+    Raises CantCreate, CantStandBy, SettingRefused, and what leading raises. Nothing is left here then, except where the
+    first grant was offered to others already: the message says so.
     """
     data = Path(data)
     if not (data / REPLICA_EPOCH_NAME).exists():
@@ -123,12 +123,12 @@ def _created(directory: Path, first: Grant, push: PushSettings, timeout_s: float
             raise CantCreate(directory.parent, f"members {nameless} show no directory: upgrade their nodes")
         granted = election.run(Purpose.OPEN, timeout_s, first=first)
         election.begin(granted)
-        election.offer(granted, timeout_s)  # also to those that were not waited for
+        election.offer(granted, timeout_s)  # also to members whose answer the election did not wait for
         return granted
 
 
 def _prepared(directory: Path, first: Grant) -> UUID | None:
-    """Its directory, with its own id and empty logs."""
+    """Make the member's directory, with an id of its own and empty logs."""
     held = LogDirectory.acquire(directory)
     try:
         held.settle_id()
@@ -142,7 +142,7 @@ def _prepared(directory: Path, first: Grant) -> UUID | None:
 
 
 def _check_address(directory: Path, first: Grant, own_id: UUID | None, push: PushSettings) -> None:
-    """The others will reach this directory at the first address. Raises CantCreate."""
+    """Check that the node at the first address is this directory's. Raises CantCreate."""
     address = Address.parse(first.members[0].address)
     try:
         with ReplicaClient(address, push) as client:

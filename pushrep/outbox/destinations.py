@@ -1,8 +1,8 @@
-"""What an operator does to an outbox's destinations while nobody has it open: under the directory's lock, on its files.
+"""Operator commands on the destinations of an outbox that nobody has open: under the directory's lock, on its files.
 
-skip_record        a record that the topic does not take is given up, by name and reason
+skip_record        a record that the topic does not accept is never shipped; the reason is kept
 repartition        what is appended from now on goes to all of a grown topic's partitions, under a new PID epoch
-drop_destination   nothing is kept for a topic any more
+drop_destination   the logs keep nothing for a topic any more
 """
 
 import os
@@ -32,9 +32,9 @@ def skip_record(  # noqa: PLR0913 - what is skipped, and where the outbox stands
     filesystem: Filesystem = REAL_FILESYSTEM,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Skip:
-    """Never ship this record; its neighbours go on without it. topic: None where there is one destination.
+    """Never ship this record; the ones after it are shipped. topic: None where there is one destination.
 
-    Raises BadArgument for what is no record that is still to be shipped, NoOutbox, LogLocked.
+    Raises BadArgument unless the record is still to be shipped, NoOutbox, LogLocked.
     """
     with locked_outbox(Path(directory), filesystem, clock) as (path, identity):
         known = read_progress(filesystem, path)
@@ -59,7 +59,9 @@ class Unshipped(NamedTuple):
 
 
 def not_known_to_be_shipped(directory: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> list[Unshipped]:
-    """By every topic that the outbox ships to. Takes no lock. Raises NoOutbox, CorruptDestinationsFile."""
+    """The unshipped ranges of every topic that the outbox ships to. Takes no lock. Raises NoOutbox,
+    CorruptDestinationsFile.
+    """
     identity = identity_in(filesystem, directory)
     found = []
     for topic, progress in read_progress(filesystem, directory).items():
@@ -83,10 +85,10 @@ def ship_again(
     filesystem: Filesystem = REAL_FILESYSTEM,
     clock: Clock = SYSTEM_CLOCK,
 ) -> None:
-    """Take back that a topic holds what the log partitions have from these offsets on; the next shipping looks there.
+    """Forget that a topic acknowledged the log partitions' records from these offsets on.
 
-    What it finds in the topic is not sent again. Raises BadArgument for an offset that the topic did not acknowledge or
-    the log has not any more, and as `skip_record`.
+    The next shipping looks them up in the topic and does not send again what it finds there. Raises BadArgument for an
+    offset that the topic has not acknowledged or that the log no longer has, and as `skip_record`.
     """
     with locked_outbox(directory, filesystem, clock) as (path, identity):
         known = read_progress(filesystem, path)
@@ -106,7 +108,7 @@ def ship_again(
 
 
 def checked_skip(skip: Skip, acknowledged: int, log_end_offset: int) -> Skip:
-    """The same; raises BadArgument unless it names a record in [acknowledged, end) and says why."""
+    """Return `skip` if it gives a reason and a record in [acknowledged, log_end_offset); else raise BadArgument."""
     if not acknowledged <= skip.offset < log_end_offset:
         raise BadArgument(
             "offset",
@@ -119,7 +121,7 @@ def checked_skip(skip: Skip, acknowledged: int, log_end_offset: int) -> Skip:
 
 
 def with_skip(progress: ShippingProgress, skip: Skip) -> ShippingProgress:
-    """The progress that knows of it."""
+    """The progress with the skip added."""
     return replace(progress, skipped=(*progress.skipped, skip))
 
 
@@ -130,9 +132,9 @@ def repartition(
     filesystem: Filesystem = REAL_FILESYSTEM,
     clock: Clock = SYSTEM_CLOCK,
 ) -> OutboxIdentity:
-    """From the logs' ends on use as many partitions as the topic has at the next start; the outbox as it is then.
+    """From the logs' ends on use as many partitions as the topic has at the next start. Returns the new identity.
 
-    It goes on under a new PID: the same one would be met in two partitions. Raises as `skip_record`.
+    It has a new PID: readers would meet the old one in two partitions. Raises as `skip_record`.
     """
     with locked_outbox(Path(directory), filesystem, clock) as (path, identity):
         known = read_progress(filesystem, path)
@@ -141,7 +143,7 @@ def repartition(
         for partition in range(identity.partitions):
             with opened_log(path, identity, partition, filesystem, clock) as log:
                 ends[partition] = log.log_end_offset
-        # First the PID: under the old one, the new number would put one pair into two partitions.
+        # The PID first: under the old one, the new partition count would put one pair into two partitions.
         raised = begin_pid_epoch(path, filesystem=filesystem, clock=clock)
         changed = known[name].repartitioned(raised.pid_epoch, ends)
         write_progress(filesystem, path, known | {name: changed})
@@ -151,7 +153,7 @@ def repartition(
 def drop_destination(
     directory: Path | str, topic: str, *, filesystem: Filesystem = REAL_FILESYSTEM, clock: Clock = SYSTEM_CLOCK
 ) -> None:
-    """Forget how far a topic is; the logs keep nothing for it any more. Raises as `skip_record`."""
+    """Forget a topic's progress: the logs keep nothing for it any more. Raises as `skip_record`."""
     with locked_outbox(Path(directory), filesystem, clock) as (path, _):
         known = read_progress(filesystem, path)
         del known[destination_of(known, topic)]
@@ -162,14 +164,14 @@ def drop_destination(
 def locked_outbox(
     directory: Path, filesystem: Filesystem, clock: Clock, *, refuse_copy: bool = False
 ) -> Iterator[tuple[Path, OutboxIdentity]]:
-    """Hold the directory's lock; refused if another object of this process holds it. Raises NoOutbox, LogLocked.
+    """Hold the directory's lock, which no other object of this process may hold either. Raises NoOutbox, LogLocked.
 
     refuse_copy: raise DirectoryIsCopy for a member's directory that is a copy, as `Outbox.open` does.
     """
-    identity_in(filesystem, directory)  # before anything is made there
+    identity_in(filesystem, directory)  # raises NoOutbox before the lock file would be made
     held = LogDirectory.acquire(directory, filesystem, clock)
     try:
-        if held.references > 1:  # by this very process
+        if held.references > 1:  # an object of this process holds it too
             raise LogLocked(held.path, os.getpid(), is_own=True)
         identity = identity_in(filesystem, held.path)
         if refuse_copy and identity.replicas:
@@ -183,7 +185,7 @@ def locked_outbox(
 def opened_log(
     path: Path, identity: OutboxIdentity, partition: int, filesystem: Filesystem, clock: Clock
 ) -> Iterator[SegmentLog]:
-    """One of its logs, to be written to."""
+    """Open one of the outbox's logs for writing."""
     with SegmentLog.open(
         path / log_name(identity.topic, partition),
         has_replicas=bool(identity.replicas),
@@ -194,7 +196,7 @@ def opened_log(
 
 
 def destination_of(known: Mapping[str, ShippingProgress], topic: object) -> str:
-    """The one that is meant; None: there is one only. Raises BadArgument."""
+    """The destination of that topic; None: the only one. Raises BadArgument."""
     if topic is None and len(known) == 1:
         return next(iter(known))
     if not isinstance(topic, str) or topic not in known:

@@ -1,12 +1,12 @@
-"""A directory of an outbox changes hands: from a node to a promotion, from a service to a node, to another place.
+"""Handing over an outbox's directory: from a node to a promotion, from a service to a node, to another place.
 
-A promotion on the command line gets the directory of a replica from the node that keeps it open:
+A promotion asks the node that has a replica's directory open to close it:
 
     promotion ─ connect to <data>/control.sock ─▶ node          <data> is the directory above the replica's
               ─ urn:uuid:<outbox id> ────────────▶ closes those logs clean
               ◀─ <last contact, wall ms> <its age, ms; -1: none> ─
-                ... works in the directory ...
-              ─ hangs up, or dies ──────────────▶ the promises that lie there now say whose it is
+                ... changes the directory ...
+              ─ hangs up, or dies ──────────────▶ promises.json says who leads now
 
 A line that is a JSON object is a question as an open outbox is asked (control.py): `status` answers what
 `pushrep status` shows of the node, `stop-replay` ends a replay session, `contact` ({"outbox_id", "state", "why"} of a
@@ -14,14 +14,14 @@ service that stands by; the nil id for an outbox that is not made yet) says how 
 null for none.
 
 Both are lines. The bare id, which older versions send, is answered without the age; older nodes read either
-form, and give none. The node keeps away as long as the connection lasts, so a promotion that is killed leaves nothing
-hanging. The socket has mode 0600: a user that may use it may change the files, too.
+form, and give none. The node leaves the directory closed as long as the connection lasts, so it opens it again after a
+promotion that was killed. The socket has mode 0600: who may use it may change the files, too.
 
 A directory that a service led from goes under a node, and follows the current leader: <outbox directory> is renamed to
 <data>/<outbox id>. Its files stay as they are: promises.json is the same for a leader and a replica, and says which
 member it is.
 
-A directory that was moved as a whole, and whose original is gone, is a copy by its witness (directory ids): the
+A directory that was moved as a whole looks like a copy to pushrep/log/directory_id.py. Where the original is gone, the
 operator says that it was moved, and it gets its old id back.
 """
 
@@ -65,11 +65,13 @@ _LINE_BYTES = 4096
 _WITH_AGE = "urn:uuid:"
 NEVER = -1
 NOT_MADE = UUID(int=0)
-"""The id of an outbox that a service waits for."""
+"""The id that a service gives while its outbox is not made yet."""
 
 
 class HandoverSocket(ClosedAtExit):
-    """Lets go of outboxes while somebody asks for them. A context manager around a running node. Raises OSError."""
+    """Closes the directories of outboxes while a promotion has them. A context manager around a running node. Raises
+    OSError.
+    """
 
     def __init__(self, node: ReplicaNode) -> None:
         self._node = node
@@ -118,7 +120,7 @@ class HandoverSocket(ClosedAtExit):
                 age = f" {NEVER if contact.age_ms is None else contact.age_ms}" if asked.startswith(_WITH_AGE) else ""
                 connection.sendall(f"{contact.wall_ms}{age}\n".encode())
                 connection.settimeout(None)
-                connection.recv(1)  # it hangs up when it is done
+                connection.recv(1)  # returns when the promotion hangs up
         except (OSError, ValueError, PushrepError) as error:
             _LOG.warning("a promotion was not served: %s", error)
         finally:
@@ -175,7 +177,7 @@ def _line(connection: socket.socket) -> str:
 
 
 def adopt(data: Path | str, directory: Path | str, *, filesystem: Filesystem = REAL_FILESYSTEM) -> Path:
-    """Move the outbox in `directory` under the node whose directory is `data`, running or not; where it lies then.
+    """Move the outbox in `directory` under the node whose directory is `data`, running or not. Returns its new path.
 
     Raises CantAdopt (with what to do; nothing was changed), CorruptNodeFile, CorruptOutboxFile, OSError.
     """
@@ -209,7 +211,7 @@ def adopt(data: Path | str, directory: Path | str, *, filesystem: Filesystem = R
 def moved(directory: Path | str, *, filesystem: Filesystem = REAL_FILESYSTEM) -> DirectoryId:
     """Give the outbox's directory, or that of a member below a node, the id of the one that it was copied from.
 
-    For an operator who knows that the original is gone, and that this is all of it. The id that it has now. Raises
+    For an operator who knows that the original is gone and that the whole directory was moved. Returns the id. Raises
     NotACopy, OriginalStands where that is beside it (nothing was changed), LogLocked while a service or a tool has it
     open, OSError.
     """
@@ -221,7 +223,7 @@ def moved(directory: Path | str, *, filesystem: Filesystem = REAL_FILESYSTEM) ->
         found, verdict = read_directory_id(directory, filesystem)
         if found is None:
             raise NotACopy(directory, "it has no id: no outbox was opened in it since directories have one")
-        if verdict is CopyVerdict.COPY and found.is_settled:  # nobody opened it since it was copied
+        if verdict is CopyVerdict.COPY and found.is_settled:  # not opened since it was copied
             new = settled_id(None) if found.is_unknown else found
         elif found.is_copy:
             new = moved_id(found)
@@ -236,7 +238,7 @@ def moved(directory: Path | str, *, filesystem: Filesystem = REAL_FILESYSTEM) ->
 
 
 def _beside(directory: Path, wanted: DirectoryId, filesystem: Filesystem) -> Path | None:
-    """The directory of that id among the neighbours; where else it may be nobody knows."""
+    """The directory of that id, if it is beside this one; other places are not searched."""
     home = Path(os.path.realpath(directory))
     for name in filesystem.list(home.parent):
         if name == home.name or not filesystem.exists(home.parent / name / DIRECTORY_ID_NAME):

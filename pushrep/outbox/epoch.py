@@ -1,4 +1,4 @@
-"""The PID epoch: an outbox goes on under another PID before an offset could name a second record of it.
+"""The PID epoch: an outbox gets another PID before one of its offsets could name a second record.
 
     what happened                                              shown by                         what `Outbox.open` does
     a log ends below what readers may have seen of it          given-up-offset-checkpoint       raises the epoch
@@ -9,14 +9,15 @@
     everything is a copy of another directory                  directory-id.json                leaps
     the same, where the file system can't show a copy          nothing: an operator says so     begin_pid_epoch leaps
 
-Shipping calls for a leap as well, while the outbox is open: where a topic begins above what was known of it, retention
-took records unread that a log which is ahead of this one may have shipped.
+Shipping may call for a leap as well, while the outbox is open: where a topic begins above what this outbox knew of it,
+retention removed records that it never read, and another copy of the log may have shipped them.
 
 A copy does not know which epochs were used since it was made, so behind one the epoch leaps by a random number of up to
 2^24: the next one could be the second of its name. (More would leave the 31 bits that a grant has for it after two.)
 
-The epoch is on disk before the numbers that called for it are struck out, and both before the first append; a crash in
-between raises it once more, which costs a PID and no record. What was seen is decided in pushrep/log/directory.py.
+The epoch is on disk before the entries that called for it are removed, and both before the first append. A crash in
+between raises it once more, which costs a PID and no record. pushrep/log/directory.py decides what readers may have
+seen.
 """
 
 import logging
@@ -37,14 +38,15 @@ from pushrep.records.header import OFFSET_MAX
 _LOG = logging.getLogger("pushrep.outbox")
 
 LATER_EPOCHS = 16
-"""So many epochs above the stored one are looked for: an older outbox.json is rarely older than a few rises."""
+"""How many epochs above the stored one are looked for: an older copy of outbox.json is rarely more than a few behind.
+"""
 
 
 def missing_logs(held: LogDirectory, identity: OutboxIdentity, *, accept_loss: bool) -> list[str]:
     """Names of the outbox's logs whose directories are not there. Raises `LogsMissing` if they held records.
 
-    Their names are all that is known of them, and the first directory that is made hides it: so before that it is
-    noted on disk, for an opening after a crash in between, that readers may have seen whatever they held.
+    Only their names are known, and the directories that are made next hide that they were missing. So before that it is
+    noted on disk, for an opening after a crash in between, that readers may have seen any offset of them.
     """
     present = set(held.filesystem.list(held.path))
     names = [log_name(identity.topic, n) for n in range(identity.partitions)]
@@ -63,7 +65,7 @@ def missing_logs(held: LogDirectory, identity: OutboxIdentity, *, accept_loss: b
 
 
 def was_cut(held: LogDirectory, name: str) -> bool:
-    """Whether the log gave up offsets since the outbox was opened last: what was noted of its records may be gone."""
+    """Whether the log lost offsets since the outbox was opened last: stored positions may be too high."""
     return bool(held.checkpointed(CheckpointFile.GIVEN_UP, name))
 
 
@@ -73,7 +75,7 @@ def settle_epoch(
     logs: Sequence[tuple[SegmentLog, PositionsStore]],
     made_anew: Collection[str],
 ) -> OutboxIdentity:
-    """The identity to append under, on disk. The logs are open and hold what they will hold; nobody appends yet."""
+    """Store and return the identity to append under. The logs are open and complete; nobody appends yet."""
     reasons = [f"{name} was missing" for name in made_anew]
     for log, _ in logs:
         given_up = held.checkpointed(CheckpointFile.GIVEN_UP, log.path.name) or 0
@@ -103,8 +105,8 @@ def begin_pid_epoch(
 ) -> OutboxIdentity:
     """Let the outbox go on under another PID: for a directory that was restored from an older copy. The new identity.
 
-    Such a copy does not know what readers have seen since it was made. Say it before the first append.
-    Raises `NoOutbox`, `CorruptOutboxFile`, `LogLocked`.
+    Such a copy does not know what readers have seen since it was made. Call it before the first append. Raises
+    `NoOutbox`, `CorruptOutboxFile`, `LogLocked`.
     """
     directory = Path(directory)
     identity_in(filesystem, directory)  # before anything is made there
@@ -113,7 +115,7 @@ def begin_pid_epoch(
         identity = identity_in(filesystem, held.path)
         raised = _raised(filesystem, held.path, identity, _leap(identity.pid_epoch), "it was asked for")
         if held.is_unsettled_copy and not identity.replicas:
-            held.settle_id()  # the next opening need not begin one more
+            held.settle_id()  # else the next opening would begin another
         return raised
     finally:
         held.release()
@@ -128,7 +130,7 @@ def leap_epoch(filesystem: Filesystem, directory: Path, identity: OutboxIdentity
 
 
 def outbox_of_log(log: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> dict[str, int | str] | None:
-    """What stands beside a log about its outbox, for tools that show it; None where it is no outbox's. Takes no lock.
+    """What a log's outbox has stored about it, for tools that show it; None for a log of no outbox. Takes no lock.
 
     producer, pid, pid_epoch: as stored. given_up_to: readers may have seen offsets up to there; 0: no cut since the
     last open. The next open raises the epoch if the log ends below it.

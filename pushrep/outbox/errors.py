@@ -3,7 +3,7 @@
 SettingRefused, OutboxDiffers   fix the argument of `open`     RecordRefused and below   fix the record
 CorruptOutboxFile, LogsMissing  restore what is missing        BufferFull                append again, later
 NoFreeSlot                      give more slots                OriginalStands            remove the original first
-NoOutbox                        mind the path                  OutboxInUse               stop the service first
+NoOutbox                        check the path OutboxInUse               stop the service first
 DeliveryFailed                  a receipt's bad answer         ReceiptTimeout            ask the receipt again
 LogStopped, OutboxClosed, CloseTimedOut                        open again
 NotEnoughReplicas               append again, when replicas are back          CantChangeMembers         another way
@@ -24,7 +24,7 @@ class SettingRefused(PushrepError, ValueError):
 
 
 class OutboxDiffers(SettingRefused):
-    """The directory's outbox was made with another value; what is stored wins, because keys and readers rest on it."""
+    """The outbox was made with another value. The stored one stays, because keys and readers depend on it."""
 
     def __init__(self, path: Path, setting: str, *, stored: object, got: object) -> None:
         super().__init__(
@@ -47,7 +47,7 @@ class CorruptOutboxFile(PushrepError):
 
 
 class NoOutbox(PushrepError):
-    """There is no outbox in the directory, and none was to be made: look at the path. Nothing was changed."""
+    """There is no outbox in the directory, and `create` was False: check the path. Nothing was changed."""
 
     def __init__(self, directory: Path, why: str = "look at the path") -> None:
         super().__init__(f"there is no outbox in {directory}: {why}")
@@ -55,7 +55,7 @@ class NoOutbox(PushrepError):
 
 
 class NoFreeSlot(PushrepError):
-    """Every slot is held by a process: give more slots than there are workers at once, old and new ones."""
+    """Every slot is held by a process: give more slots than there are workers at once, ending ones counted."""
 
     def __init__(self, directory: Path, slots: int, pids: Sequence[int | None]) -> None:
         held = ", ".join("?" if pid is None else str(pid) for pid in pids)
@@ -78,10 +78,10 @@ class OutboxInUse(PushrepError):
 
 
 class LogsMissing(PushrepError):
-    """Logs of the outbox are gone with records that readers may have seen: restore them. Nothing was changed.
+    """Logs of the outbox with records that readers may have seen are gone: restore them. Nothing was changed.
 
-    `ends` is name of the log to the end of what was seen of it. `accept_loss=True` goes on without them, under a PID
-    of the next epoch, so that readers take what is appended at these offsets for new.
+    `ends`: by the log's name the offset below which readers may have seen its records. `accept_loss=True` goes on
+    without them, under a PID of the next epoch, so that readers see new records at these offsets as new.
     """
 
     def __init__(self, directory: Path, ends: Mapping[str, int]) -> None:
@@ -110,7 +110,7 @@ class CantCreate(PushrepError):
 
 
 class StandbyCancelled(PushrepError):
-    """`cancel` was set before this instance led; nothing is open."""
+    """`cancel` was set before this instance led. Nothing is open."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(f"{directory}: it stands by no more")
@@ -164,7 +164,7 @@ class CloseTimedOut(PushrepError):
 
 
 class RecordRefused(PushrepError, ValueError):
-    """This record was not taken and never will be as it is; `argument` names what is wrong with it."""
+    """The record was not appended and never will be as it is; `argument` names what is wrong with it."""
 
     def __init__(self, argument: str, why: str) -> None:
         super().__init__(f"{argument}: {why}")
@@ -172,7 +172,7 @@ class RecordRefused(PushrepError, ValueError):
 
 
 class MetadataNotRising(RecordRefused):
-    """A source offset not above the pair's last one of this run; a reader's filter would drop the record for ever."""
+    """A source offset not above the pair's last one since `open`: a reader's filter would drop the record."""
 
     def __init__(self, *, pid: int, partition: int, last: int, got: int) -> None:
         super().__init__(
@@ -184,7 +184,7 @@ class MetadataNotRising(RecordRefused):
 
 
 class MetadataGap(RecordRefused):
-    """An earlier record of the pair failed; taking a later one first would make a hole that no re-send can fill."""
+    """An earlier record of the pair failed. Appending a later one first would leave a hole that no retry can fill."""
 
     def __init__(self, *, pid: int, partition: int, failed: int, got: int, reason: str) -> None:
         super().__init__(
@@ -196,7 +196,7 @@ class MetadataGap(RecordRefused):
 
 
 class BufferFull(PushrepError):
-    """Back-pressure: no room within `block_ms`. Nothing was taken; append the same record again later."""
+    """Back-pressure: no free memory within `block_ms`. Nothing was appended; append the same record again later."""
 
     def __init__(self, *, buffer_bytes: int, wanted_bytes: int, block_ms: int) -> None:
         super().__init__(
@@ -209,8 +209,8 @@ class BufferFull(PushrepError):
 class DeliveryFailed(PushrepError):
     """The record's batch failed; `__cause__` says why.
 
-    `may_be_delivered`: False - it is not in the log, append it again. True - it may be; a re-opened outbox knows
-    (`last_metadata`), and a reader's filter drops the second copy of a record appended again under its metadata.
+    `may_be_delivered`: False - it is not in the log, append it again. True - it may be. A re-opened outbox knows
+    (`last_metadata`), and if the record is appended again with its metadata, a reader's filter drops the second copy.
     `delivered`: of one `append_many`, how many records are in the log before the first that failed.
     """
 
@@ -224,7 +224,7 @@ class DeliveryFailed(PushrepError):
 
 
 class ReceiptTimeout(PushrepError, TimeoutError):
-    """Not decided within `timeout` seconds: the record is still on its way and may still be delivered."""
+    """No result within `timeout` seconds: the record may still be delivered. Ask the receipt again."""
 
     def __init__(self, timeout: float) -> None:
         super().__init__(f"no answer within {timeout} s; the record may still be delivered, ask the receipt again")
@@ -232,7 +232,7 @@ class ReceiptTimeout(PushrepError, TimeoutError):
 
 
 class LogStopped(PushrepError):
-    """The partition's log takes no more until the outbox is opened again (a failed flush, damage)."""
+    """The partition's log accepts no more records until the outbox is opened again (a failed flush, damage)."""
 
     def __init__(self, topic: str, partition: int, reason: str) -> None:
         super().__init__(f"{topic}-{partition} takes no more records: {reason}; open the outbox again")
@@ -240,8 +240,8 @@ class LogStopped(PushrepError):
 
 
 class OffsetsMoved(PushrepError):
-    """The partition's log was appended to, or cut, beside the outbox: it does not end where the next batch was made
-    for. Nothing was written. Open the outbox again, and append through it only.
+    """Something other than the outbox appended to the partition's log or cut it: it does not end at the next batch's
+    base. Nothing was written. Open the outbox again, and append through it only.
     """
 
     def __init__(self, name: str, *, sealed_for: int, got: int) -> None:
@@ -251,7 +251,7 @@ class OffsetsMoved(PushrepError):
 
 
 class NotEnoughReplicas(PushrepError):
-    """acks=ALL, and fewer than `min_insync_replicas` members are in sync, the leader counted: nothing was taken.
+    """acks=ALL, and fewer than `min_insync_replicas` members are in sync, the leader counted. Nothing was appended.
 
     Append the record again once they are; `outbox.lag()` shows who is missing.
     """

@@ -3,8 +3,8 @@
     {"version": 1, "outbox_id": uuid, "producer": str, "topic": str, "partitions": int,
      "carrier": "key" | "header", "pid_epoch": int, "crc32c": int}
 
-An outbox made by 0.2.0 or later has "retention_default_ms": int, too: what a destination has is kept so long. One made
-before has none, and keeps everything unless it is set otherwise.
+An outbox made by 0.2.0 or later has "retention_default_ms": int, too: what a destination has is kept so long. An older
+one has none and keeps everything, unless a retention is set.
 With replicas "version" is 2, and there is as well (indexes are 0 to 255, this directory's own is `member`)
 
     "member": int, "replicas": [[index, "host:port"], ...], "min_insync_replicas": int
@@ -40,13 +40,13 @@ VERSION_WITH_REPLICAS = 2
 _OF_REPLICAS = ("member", "replicas", "min_insync_replicas")
 RETENTION_DEFAULT_MS = 7 * 86_400_000
 CARRIERS = ("key", "header")
-PARTITIONS_MAX = 1 << 20  # far above any real outbox; a slip of the keyboard makes no million directories
+PARTITIONS_MAX = 1 << 20  # far above any real outbox, so that a typing error makes no million directories
 _FILE_BYTES_MAX = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxIdentity:
-    """The outbox's identity. Refuses, with `SettingRefused`, what can't name a topic or a producer."""
+    """The outbox's identity. Raises `SettingRefused` for an invalid topic or producer."""
 
     outbox_id: str
     producer: str
@@ -75,7 +75,9 @@ class OutboxIdentity:
 
     @property
     def pid(self) -> int:
-        """The PID of our own records; sealed before any destination is known, so the outbox stands for both."""
+        """The PID of our own records. They are sealed before a destination is known, so the outbox's id is both its
+        incarnation and its destination.
+        """
         return producer_id(
             application=self.producer,
             stream=self.topic,
@@ -102,7 +104,7 @@ def new_identity(  # noqa: PLR0913 - what is fixed
     replicas: Sequence[str] = (),
     min_insync_replicas: int | None = None,
 ) -> OutboxIdentity:
-    """An outbox that was never there before: this directory is member 0, the replicas are 1 and so on."""
+    """The identity of a new outbox: this directory is member 0, the replicas are members 1, 2, ..."""
     return OutboxIdentity(
         outbox_id=str(uuid.uuid4()),
         producer=producer,
@@ -127,7 +129,7 @@ def encode(identity: OutboxIdentity) -> bytes:
 
 
 def decode(path: Path, data: bytes) -> OutboxIdentity:
-    """The identity in the file's bytes; `CorruptOutboxFile` names what is wrong with them."""
+    """Decode the file's bytes. Raises `CorruptOutboxFile`, which names what is wrong with them."""
     try:
         fields = parse_checked_json(data, VERSION_WITH_REPLICAS)
     except OtherVersion as error:
@@ -143,7 +145,7 @@ def decode(path: Path, data: bytes) -> OutboxIdentity:
 
 
 def read_identity(filesystem: Filesystem, directory: Path) -> OutboxIdentity | None:
-    """What stands in the directory, None if no outbox was made there. Takes no lock. Raises `CorruptOutboxFile`."""
+    """The stored identity; None if there is no outbox. Takes no lock. Raises `CorruptOutboxFile`."""
     path = directory / FILE_NAME
     try:
         data = read_whole(filesystem, path, _FILE_BYTES_MAX)
@@ -155,7 +157,7 @@ def read_identity(filesystem: Filesystem, directory: Path) -> OutboxIdentity | N
 
 
 def identity_in(filesystem: Filesystem, directory: Path) -> OutboxIdentity:
-    """As `read_identity`; where no outbox was made, raises `NoOutbox`, which says what the directory is instead."""
+    """As `read_identity`, but raises `NoOutbox` where there is none; it says what the directory is instead."""
     identity = read_identity(filesystem, directory)
     if identity is not None:
         return identity
@@ -172,7 +174,7 @@ def write_identity(filesystem: Filesystem, directory: Path, identity: OutboxIden
 
 
 class KeptGrant(NamedTuple):
-    """The newest grant that this directory keeps, and which member it is."""
+    """The newest grant that a directory has stored, and which member it is."""
 
     grant: Grant
     member: int
@@ -189,7 +191,7 @@ def settle_identity(  # noqa: PLR0913 - what is there, and what is wanted
 ) -> tuple[OutboxIdentity, bool]:
     """The stored identity, or `wanted` made durable if there is none; and whether the outbox was made just now.
 
-    min_insync_replicas: as the caller wants it, None: as it is. lead: by which grant this directory may lead, None
+    min_insync_replicas: as the caller wants it, None: as it is. lead: the grant by which this directory may lead; None
     before there is one. The caller holds the directory's lock. Raises
     `OutboxDiffers` where a fixed setting is asked for with another value,
     `CorruptOutboxFile` if logs of the topic lie there without the file.
@@ -198,7 +200,7 @@ def settle_identity(  # noqa: PLR0913 - what is there, and what is wanted
     stored = read_identity(filesystem, directory)
     if stored is None and lead is not None:
         stored = replace(wanted, outbox_id=str(lead.grant.outbox_id), pid_epoch=lead.grant.pid_epoch)
-        stored = replace(stored, retention_default_ms=None)  # nobody knows by which version the outbox was made
+        stored = replace(stored, retention_default_ms=None)  # an older pushrep may have made the outbox
         stored = replace(stored, topic=lead.grant.topic, partitions=lead.grant.partitions, carrier=lead.grant.carrier)
         _check_fixed(path, stored, wanted)
         stored = _as_granted(path, stored, lead, wanted, min_insync_replicas)
@@ -241,9 +243,9 @@ def _check_fixed(path: Path, stored: OutboxIdentity, wanted: OutboxIdentity) -> 
 def _as_granted(
     path: Path, stored: OutboxIdentity, lead: KeptGrant, wanted: OutboxIdentity, min_insync_replicas: int | None
 ) -> OutboxIdentity:
-    """With the members of the grant. One of them that had no address may get the one that is new in `wanted`.
+    """The stored identity with the grant's members. A member without an address gets the one that is new in `wanted`:
 
-    A leader does not listen: when it comes back as a replica, it does.
+    a leader does not listen, but it does once it is a replica.
     """
     grant = lead.grant
     others = {one.index: one.address for one in grant.members if one.index != lead.member}

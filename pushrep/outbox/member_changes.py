@@ -1,13 +1,14 @@
 """Changing the members of an open outbox, one at a time, step by step: the caller repeats the call until it is done.
 
-    add     CATCHING_UP ──it holds all below HWM: joint grant──▶ SETTLING ──may_settle: the new list──▶ DONE
-            └─remove: it gets nothing more ──▶ DONE
+    add CATCHING_UP ──it holds all below HWM: joint grant──▶ SETTLING ──may_settle: the new list──▶ DONE └─remove: it
+            gets nothing more ──▶ DONE
     remove                                         joint grant──▶ SETTLING ──may_settle: the new list──▶ DONE
     replace_lost                                  forced grant──▶ SETTLING ──may_settle: the new list──▶ DONE
 
-A step takes as long as a round of grants at most. The caller may stop at any step: nothing counts before the joint
-grant, and one that was not settled is settled by the next step of any change. A new member counts in N once it holds
-everything below the high watermark. Its index is one that no member of the outbox ever had (`Grant.next_index`).
+A step takes as long as a round of grants at most. The caller may stop at any step: before the joint grant nothing has
+changed, and a joint grant that was not settled is settled by the next step of any change. A new member counts in N once
+it holds everything below the high watermark. Its index is one that no member of the outbox ever had
+(`Grant.next_index`).
 """
 
 import logging
@@ -31,20 +32,18 @@ _LOG = logging.getLogger("pushrep.outbox")
 
 
 class Phase(Enum):
-    """Where a change is."""
+    """How far a change is."""
 
     CATCHING_UP = "catching up"
-    """The new member is pushed to, and counts for nothing yet."""
+    """The new member is pushed to, and has no vote yet."""
     SETTLING = "settling"
-    """A joint grant holds: both lists have their say."""
+    """A joint grant holds: majorities of both lists are needed."""
     DONE = "done"
     """The new list alone."""
 
 
 class MembershipStep(NamedTuple):
-    """After a step: `member` is the index of the one that is added or removed. warning: what an operator has to know of
-    it.
-    """
+    """The result of a step. member: the index of the one that is added or removed. warning: for the operator."""
 
     phase: Phase
     member: int
@@ -56,18 +55,18 @@ class MembershipStep(NamedTuple):
         """As values of JSON."""
         members = [{"index": one.index, "address": one.address} for one in self.members]
         found = {**self._asdict(), "phase": self.phase.value, "members": members}
-        found["told"] = found.pop("warning")  # the name that was released
+        found["told"] = found.pop("warning")  # the released name of the field
         return found
 
 
 def add_member(
     facts: Facts, address: str, min_insync_replicas: int | None = None, *, replaced: int | None = None
 ) -> MembershipStep:
-    """One step to a member that listens at `address`.
+    """One step towards adding a member that listens at `address`.
 
     min_insync_replicas: of the new list; None: as it was, the default where that was the default. replaced: the member
-    in whose place it comes, which is removed afterwards: an address in the list is refused then, but for that member's
-    own one behind a new disk, which becomes a member with a new index. Raises
+    that the new one replaces, which is removed afterwards. An address in the list is refused then, except this member's
+    own with a new directory, which becomes a member with a new index. Raises
     CantChangeMembers, BadGrant, TooFewMembers, NotLeader, NotEnoughReplicas, BadArgument.
     """
     replication = _replication(facts)
@@ -77,7 +76,7 @@ def add_member(
 
 
 def remove_member(facts: Facts, index: int, min_insync_replicas: int | None = None) -> MembershipStep:
-    """One step to a list without member `index`, or at once without a node that was to become it. Raises as
+    """One step towards removing member `index`; a node that was still to become it is dropped at once. Raises as
     `add_member`.
     """
     replication = _replication(facts)
@@ -86,10 +85,10 @@ def remove_member(facts: Facts, index: int, min_insync_replicas: int | None = No
 
 
 def replace_lost(facts: Facts, address: str, lost: Collection[int]) -> MembershipStep:
-    """One step to a list in which a member at `address` stands for those of `lost`, whose directories are destroyed.
+    """One step towards a list in which a member at `address` replaces those of `lost`, whose directories are destroyed.
 
-    For where the others are too few to agree to a change: nobody else agrees to it, and another generation and another
-    PID begin. Raises CantChangeMembers where they are enough, CantPromote for a member that answers, and as
+    For when the others are too few to agree to a change: it is made without them, and another generation and another
+    PID begin. Raises CantChangeMembers if they are enough, CantPromote if a member of `lost` answers, and as
     `add_member`; nothing was changed then.
     """
     replication = _replication(facts)
@@ -100,7 +99,7 @@ def replace_lost(facts: Facts, address: str, lost: Collection[int]) -> Membershi
 
 @contextmanager
 def _way_back(facts: Facts, address: str, lost: Collection[int] = ()) -> Iterator[None]:
-    """Too few members answer: name the command by which it goes on where those that are silent are destroyed."""
+    """Where too few members answer, add to the error the command for the case that the silent ones are destroyed."""
     try:
         yield
     except TooFewMembers as error:
@@ -118,12 +117,12 @@ def _replace_lost(replication: "Replication", address: str, lost: frozenset[int]
         raise CantChangeMembers("name the members that are lost, of an outbox that was led before. Nothing was changed")
     gone = {index for index in lost if 0 <= index < kept.next_index} - kept.indexes
     index = kept.index_at(address)
-    if gone == lost and index >= 0:  # that was done before
+    if gone == lost and index >= 0:  # an earlier call did that
         grant = _settled_or_settling(replication)
         return _step(Phase.SETTLING if grant.previous_members else Phase.DONE, index, grant)
     for one in sorted(lost):
         _check_replaced(kept, one)
-    is_coming = index in _new_of(kept)  # by a change that can't be settled any more
+    is_coming = index in _new_of(kept)  # by a change that can never be settled
     if index >= 0 and index not in lost and not is_coming:
         known = next(one for one in (*kept.members, *kept.previous_members) if one.index == index)
         raise CantChangeMembers(_why_not_in_the_place_of(min(lost), known))
@@ -142,7 +141,7 @@ def _replace_lost(replication: "Replication", address: str, lost: frozenset[int]
 def _add(
     replication: "Replication", address: str, min_insync_replicas: int | None, replaced: int | None = None
 ) -> MembershipStep:
-    coming = _new_of(replication.grant)  # before this very step may settle it
+    coming = _new_of(replication.grant)  # read before this step, which may settle it
     grant = _settled_or_settling(replication)
     known = next((one for one in grant.members if one.address == address), None)
     if known is not None and known.index == replaced and known.index not in coming:
@@ -152,9 +151,9 @@ def _add(
             raise CantChangeMembers(_why_not_in_the_place_of(replaced, known))
         return _step(Phase.SETTLING if grant.previous_members else Phase.DONE, known.index, grant)
     if grant.previous_members:
-        return _step(Phase.SETTLING, _changing(grant), grant)  # another change is not over yet
+        return _step(Phase.SETTLING, _changing(grant), grant)  # another change is not settled yet
     if replaced is not None:
-        _check_replaced(grant, replaced)  # before anything is added: the list would grow, and m with it
+        _check_replaced(grant, replaced)  # before anything is added, because the list would grow, and m with it
     learners = replication.learners
     index = next((index for index, at in learners.items() if at == address), None)
     if index is None:
@@ -172,9 +171,9 @@ def _add(
 
 
 def _without_address(replication: "Replication", grant: Grant, known: Member) -> Grant:
-    """The grant by which `known` is addressed no more, so that its node may become another member.
+    """A grant without the address of `known`, so that its node may become another member.
 
-    Only where a new directory is there under the old address. Raises CantChangeMembers before anything is changed.
+    Only if the node there has a new directory; raises CantChangeMembers before anything is changed.
     """
     _check_replaced(grant, known.index)
     if not replication.shows_another_directory(known.index) or grant.previous_members:
@@ -219,7 +218,7 @@ def _remove(replication: "Replication", index: int, min_insync_replicas: int | N
 
 
 def change_calls(facts: Facts) -> Mapping[str, Callable[[Mapping[str, Any]], Any]]:
-    """The same for the control socket."""
+    """The changes as calls of the control socket."""
 
     def add(arguments: Mapping[str, Any]) -> Any:
         address, least, replaced = arguments.get("address"), _least(arguments), arguments.get("replaced")
@@ -263,7 +262,7 @@ def _replication(facts: Facts) -> "Replication":
 
 
 def _settled_or_settling(replication: "Replication") -> Grant:
-    """The grant of now; a change that is not over is ended first, if it can be."""
+    """The current grant; a change that is not settled is settled first, if it can be."""
     grant = replication.grant
     if grant is None:
         replication.check_enough_answer()
@@ -275,7 +274,7 @@ def _settled_or_settling(replication: "Replication") -> Grant:
 
 
 def _change(replication: "Replication", grant: Grant, change: Callable[[Grant, int], Grant]) -> Grant:
-    change(grant, next_ballot(grant.leader, grant.epoch))  # what contradicts itself is refused before anything stops
+    change(grant, next_ballot(grant.leader, grant.epoch))  # refuse a bad change before appends are paused
     return replication.change_members(change)
 
 
@@ -291,7 +290,7 @@ def _with(new: Member | None, gone: int | None, min_insync_replicas: int | None)
 
 
 def _new_of(grant: Grant | None) -> frozenset[int]:
-    """The members of a change that is not settled which the list before it did not have."""
+    """The new members of a change that is not settled."""
     if grant is None:
         return frozenset()
     before = {one.index for one in grant.previous_members}

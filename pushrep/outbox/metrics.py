@@ -37,22 +37,26 @@ _LOG = logging.getLogger("pushrep.outbox")
 
 
 class SlotsCollector(Collector):
-    """The slots of one directory (`Outbox.open_slot`), in any process: by what their files say, the dead ones' too."""
+    """The slots of one directory (`Outbox.open_slot`), in any process: read from their files, also for workers that
+    died.
+    """
 
     def __init__(self, directory: Path | str) -> None:
         self._directory = Path(directory)
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing yet: a registry that asks beforehand shall not scrape."""
+        """No families, so that registering does not scrape."""
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """Of each slot whether somebody has it open, where its logs end, what a topic has not acknowledged."""
+        """For each slot: whether a process has it open, its logs' end offsets, how many records a topic has not
+        acknowledged.
+        """
         families = Families()
         for path in slot_directories(self._directory):
             try:
                 self._collect(families, path)
-            except (PushrepError, OSError) as error:  # it is being made, or damaged: the others are shown
+            except (PushrepError, OSError) as error:  # it is being made, or damaged; the other slots are shown
                 _LOG.warning("%s: no figures of this slot: %s", path, error)
         return families
 
@@ -76,7 +80,7 @@ class HasFacts(Protocol):
 
     @property
     def facts(self) -> Facts:
-        """What it consists of. Raises ForkedProcess in a fork."""
+        """Its parts. Raises ForkedProcess in a fork."""
 
 
 class OutboxView(NamedTuple):
@@ -104,7 +108,7 @@ class OutboxCollector(Collector):
         self._outboxes = tuple(one for one in self._outboxes if one is not outbox)
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing yet: a registry that asks beforehand shall not scrape."""
+        """No families, so that registering does not scrape."""
         return ()
 
     def collect(self) -> Iterable[Metric]:
@@ -113,7 +117,7 @@ class OutboxCollector(Collector):
         for outbox in self._outboxes:
             try:
                 self._collect(families, outbox.facts)
-            except (LogClosed, ForkedProcess):  # a fork's copy: its owner is scraped
+            except (LogClosed, ForkedProcess):  # the copy in a forked child: the parent is scraped
                 continue
         return families
 

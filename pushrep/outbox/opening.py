@@ -1,8 +1,8 @@
-"""Opening an outbox: whose it is, its logs, what other members hold more, under which PID it goes on, who leads.
+"""Opening an outbox: its identity, its logs, records that only other members hold, its PID epoch, its leader.
 
     outbox.json ─▶ logs ─▶ fetch what a replica has more ─▶ PID epoch ─▶ lead
 
-Everything that was opened stands in `resources`, which frees it backwards: replication ends before a log is closed.
+Everything that was opened is in `resources`, which closes it in reverse: replication ends before a log is closed.
 """
 
 import logging
@@ -47,25 +47,27 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("pushrep.outbox")
 NEVER = -1
-"""A retention that is off, as Kafka writes it; None is "not said"."""
+"""No limit, written as Kafka does; None is "not given"."""
 OPENING = "the opening of the outbox"
 CREATE_AT_REPLICAS_MIN = 64
-"""From so many partitions on replicas make a new outbox's logs while this member makes its own: one connection more."""
+"""With at least so many partitions, replicas make a new outbox's logs while this member makes its own, over an extra
+connection.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """What an outbox stands on."""
+    """The parts of an open outbox."""
 
     identity: OutboxIdentity
     logs: Sequence[tuple[SegmentLog, PositionsStore]]
     replication: "Replication | None"
     shipping: Shipping
     certificates: Callable[[], dict[str, int | None]]
-    """When each expires, by its use: those that were loaded, and what the health server would load now."""
+    """When each certificate expires, by its use: the loaded ones, and the one that the health server would load now."""
 
     def replicas_of(self, log: SegmentLog) -> PartitionReplicas | None:
-        """Of its partition; None without replicas."""
+        """The replicas of the log's partition; None without replicas."""
         return None if self.replication is None else self.replication.appenders.get(log.partition)
 
 
@@ -88,7 +90,7 @@ def checked_opening(  # noqa: PLR0913 - the arguments of `Outbox.open` that are 
     log_config: LogConfig | None,
     **others: Any,
 ) -> tuple[Path, OutboxIdentity, OutboxSettings]:
-    """Where to open, what is wanted there, and how. Nothing is read or written. Raises `SettingRefused`."""
+    """The directory, the wanted identity, the checked settings. Reads and writes nothing. Raises `SettingRefused`."""
     config = checked_config(log_config)
     settings = OutboxSettings(
         replicas=ReplicaSettings(
@@ -117,7 +119,7 @@ def checked_opening(  # noqa: PLR0913 - the arguments of `Outbox.open` that are 
 
 
 def check_opening(open_outbox: Callable[..., object], *arguments: object, **settings: object) -> None:
-    """Raise TypeError, SettingRefused for what `open_outbox` would refuse before it looks into the directory."""
+    """Raise the TypeError or SettingRefused that `open_outbox` would raise before it reads the directory."""
     given = signature(open_outbox).bind(*arguments, **settings)
     given.apply_defaults()
     for name in ("filesystem", "clock"):
@@ -150,37 +152,31 @@ def open_all(  # noqa: PLR0913 - what is opened, and by what
     )
     config = _with_retention(held, settings, identity)
     made_anew = [] if is_new else missing_logs(held, identity, accept_loss=settings.accept_loss)
-    logs: list[tuple[SegmentLog, PositionsStore]] = []
     topic_id = lead.grant.topic_id if lead is not None else None
     if is_new:
         topic_id = topic_id or uuid4()
-        names = [log_name(identity.topic, n) for n in range(identity.partitions)]
-        create = partial(create_logs, held, has_replicas=bool(identity.replicas))
-        create({names[0]: topic_id})  # alone: the opening after a crash takes the id from it
-        if identity.replicas and len(names) >= CREATE_AT_REPLICAS_MIN:
-            _make_at_replicas(resources, identity, topic_id, settings.replicas.push or PushSettings())
-        create(dict.fromkeys(names[1:], topic_id))
+        _make_logs(resources, held, identity, topic_id, settings.replicas.push or PushSettings())
     state_store = _state_store(held, identity) if identity.replicas else None
+    logs: list[tuple[SegmentLog, PositionsStore]] = []
     for n in range(identity.partitions):  # all of one topic, which has one id
         log_id = logs[0][0].log_id if logs else topic_id
         logs.append(_open_log(resources, held, n, identity, config, log_id, state_store))
+    replication = None
     if state_store is None:
         identity = settle_epoch(held, identity, logs, made_anew)
         held.settle_id()
-        shipping = _start_shipping(resources, settings, held, identity, logs, is_new=is_new)
-        return Opened(
-            identity=identity, logs=logs, replication=None, shipping=shipping, certificates=_certificates_of(settings)
-        )
-    held.settle_id()
-    # Half of the wire's room comes with it, which an outbox without replicas does not need.
-    from pushrep.outbox.replication import Replication  # noqa: PLC0415
+    else:
+        held.settle_id()
+        # Imports half of `wire`, which an outbox without replicas does not need.
+        from pushrep.outbox.replication import Replication  # noqa: PLC0415
 
-    replication = Replication(identity, logs, state_store, settings.replicas, settings.durability, clock)
-    resources.callback(replication.close)
-    replication.open()  # before the PID epoch: what comes back was not lost
-    identity = settle_epoch(held, identity, logs, made_anew)
-    replication.start(identity.pid_epoch)
-    shipping = _start_shipping(resources, settings, held, identity, logs, replication)
+        replication = Replication(identity, logs, state_store, settings.replicas, settings.durability, clock)
+        resources.callback(replication.close)
+        replication.open()  # before the PID epoch: records that are fetched were not lost
+        identity = settle_epoch(held, identity, logs, made_anew)
+        replication.start(identity.pid_epoch)
+    is_new = is_new and replication is None  # of an outbox with replicas another member may have shipped records
+    shipping = _start_shipping(resources, settings, held, identity, logs, replication, is_new=is_new)
     return Opened(
         identity=identity,
         logs=logs,
@@ -188,6 +184,18 @@ def open_all(  # noqa: PLR0913 - what is opened, and by what
         shipping=shipping,
         certificates=_certificates_of(settings),
     )
+
+
+def _make_logs(
+    resources: ExitStack, held: LogDirectory, identity: OutboxIdentity, topic_id: UUID, push: PushSettings
+) -> None:
+    """Make the logs of a new outbox; if they are many, its replicas make theirs at the same time."""
+    names = [log_name(identity.topic, n) for n in range(identity.partitions)]
+    create = partial(create_logs, held, has_replicas=bool(identity.replicas))
+    create({names[0]: topic_id})  # alone: the opening after a crash takes the id from it
+    if identity.replicas and len(names) >= CREATE_AT_REPLICAS_MIN:
+        _make_at_replicas(resources, identity, topic_id, push)
+    create(dict.fromkeys(names[1:], topic_id))
 
 
 def _make_at_replicas(resources: ExitStack, identity: OutboxIdentity, topic_id: UUID, push: PushSettings) -> None:
@@ -206,7 +214,7 @@ def _certificates_of(settings: OutboxSettings) -> Callable[[], dict[str, int | N
     loaded: dict[str, int | None] = {}
     push, kafka, health = settings.replicas.push, settings.kafka, settings.health
     if push is not None and push.tls is not None:
-        loaded["replicas"] = getattr(push.tls, "expires_s", None)  # of a context that `mutual_tls` made
+        loaded["replicas"] = getattr(push.tls, "expires_s", None)  # set by `mutual_tls`
     if kafka is not None and (kafka.ssl_certfile is not None or kafka.ssl_cafile is not None):
         from pushrep.replicate.certificates import expires_s  # noqa: PLC0415 - as above
 
@@ -222,7 +230,9 @@ def _certificates_of(settings: OutboxSettings) -> Callable[[], dict[str, int | N
 
 
 def _with_retention(held: LogDirectory, settings: OutboxSettings, identity: OutboxIdentity) -> LogConfig:
-    """What is kept: as asked for, in the arguments first; else by the outbox's own default, with a destination."""
+    """The config with the retention: from the arguments, else from `log_config`, else, with a destination, the outbox's
+    default.
+    """
     given = {name: getattr(settings, name) for name in RETENTION}
     wanted = {name: None if at == NEVER else at for name, at in given.items() if at is not None}
     config = replace(settings.log_config, **wanted)  # type: ignore[arg-type]  # two numbers, by name
@@ -244,9 +254,9 @@ def _start_shipping(  # noqa: PLR0913, PLR0917 - what is opened, and for whom
     held: LogDirectory,
     identity: OutboxIdentity,
     logs: Sequence[tuple[SegmentLog, PositionsStore]],
-    replication: "Replication | None" = None,
+    replication: "Replication | None",
     *,
-    is_new: bool = False,
+    is_new: bool,
 ) -> Shipping:
     known = held.directory_id
     to_ship = ShippingSource(
@@ -269,7 +279,7 @@ def _start_shipping(  # noqa: PLR0913, PLR0917 - what is opened, and for whom
 
 
 def _lead_of(held: LogDirectory) -> KeptGrant | None:
-    """By which grant this directory may lead; None if it has none yet. Raises NotLeader, CorruptNodeFile."""
+    """The grant by which this directory may lead; None if it has none yet. Raises NotLeader, CorruptNodeFile."""
     if not held.filesystem.exists(held.path / "promises.json"):
         return None
     from pushrep.replicate.election_state import find_election_state  # noqa: PLC0415 - as above
@@ -299,13 +309,13 @@ def _open_log(  # noqa: PLR0913, PLR0917 - one log, and what it belongs to
 ) -> tuple[SegmentLog, PositionsStore]:
     path = held.path / log_name(identity.topic, partition)
     store = PositionsStore(path / POSITIONS_NAME, identity.carrier, held.filesystem)
-    if was_cut(held, path.name) and state_store is None:  # else each opening has an epoch of its own, which shows it
+    if was_cut(held, path.name) and state_store is None:  # with replicas each opening has an epoch of its own
         store.destroy()
     log = SegmentLog.open(
         path,
         config=config,
         derived=(store,),
-        holders={OPENING: lambda: 0},  # until the readers are there that know what they need
+        holders={OPENING: lambda: 0},  # nothing is removed until shipping and replicas have set what they need
         log_id=log_id,
         has_replicas=state_store is not None,
         on_lost=None if state_store is None else partial(state_store.note_lost, path.name),

@@ -1,12 +1,12 @@
-"""Outbox: what a producer service embeds. What is appended is in a local log, in order, and stays there.
+"""Outbox: what a producer service embeds. It appends records to local logs, in order, and keeps them there.
 
     append ─▶ PartitionAppender (one per partition) ─▶ WriterThreads ─▶ SegmentLog ─▶ Receipt
                 │ batch begun                ▲
                 └──▶ LingerTimer, after linger_ms ┘          <directory>/outbox.json   who this outbox is
                                                         <directory>/<topic>-<n>   one log per partition
 
-Every record carries where it first lived as a 20-byte key or header, so that a reader can recognise a replay: the
-caller's `metadata`, or this outbox's PID, the partition and the record's own log offset.
+Every record carries 20 bytes of metadata as its key or a header, so that a reader can recognise a replay: the caller's
+`metadata`, or this outbox's PID, the partition and the record's own log offset.
 """
 
 import logging
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("pushrep.outbox")
 
-_GRACE_S = 1.0  # a writer that is not stuck ends its round in that time
+_GRACE_S = 1.0  # enough for a writer to end its round, unless its disk hangs
 
 
 class Outbox:
@@ -115,7 +115,7 @@ class Outbox:
             opened.certificates,
         )  # fmt: skip
         self._closing = threading.Lock()
-        self._closed = True  # until all of it runs
+        self._closed = True  # until everything runs
         self._writers.start()
         if replication is not None:
             replication.watch(self._all_appenders)
@@ -171,8 +171,8 @@ class Outbox:
         codec: compression of the batches, `Codec.NONE`, GZIP, SNAPPY, LZ4 or ZSTD.
         linger_ms: how long a batch waits for more records; 0: not at all. Asking a receipt for its result ends it.
         batch_bytes: a batch is sealed at this size; 256 KiB, or less if the log takes no such batch.
-        buffer_bytes: so much may wait in memory; beyond it `append` waits.
-        block_ms: how long `append` waits for memory, then it raises `BufferFull`.
+        buffer_bytes: how much may wait in memory; beyond it `append` waits.
+        block_ms: how long `append` waits for memory before it raises `BufferFull`.
         close_timeout_s: how long `close` waits for the disk.
         create: False: refuse with `NoOutbox` where there is none, so that a mistyped path makes no new one.
         accept_loss: go on although a partition's directory is missing that held records, with a PID of the next epoch.
@@ -191,7 +191,8 @@ class Outbox:
         min_insync_replicas: more than half, if it is None; fixed with the replicas.
         delivery_timeout_ms: with ALL, a record that so many members do not have by then fails as "may be delivered".
         replica_lag_max_ms: a replica that owes a record for longer is not in sync any more.
-        open_timeout_s: so long `open` looks for replicas; with ALL it waits until enough are in sync, or opens without.
+        open_timeout_s: how long `open` looks for replicas; with ALL it waits until enough are in sync, or opens
+        without.
         push: TLS, limits and timeouts of the connections to replicas.
         kafka: the topic that everything is shipped to, later if it does not answer within `open_timeout_s`.
         on_diverged: what appends do once the topic is found to hold other records than this log (`OutboxDiverged`),
@@ -246,10 +247,10 @@ class Outbox:
                 outbox.facts.replication.on_identity = partial(_show_identity, weakref.ref(outbox))
             if on_diverged is OnDiverged.REFUSE:
                 outbox.facts.shipping.when_diverged(partial(_refuse_appends, outbox._all_appenders))
-            outbox._resources = resources.pop_all()  # from here on they are its own; before, an error frees them
+            outbox._resources = resources.pop_all()  # from here on the outbox closes them; before, an error does
             serve_control(outbox._resources, outbox.facts, filesystem)
             try:
-                facts = outbox.facts  # not the outbox: what serves it keeps none from being collected
+                facts = outbox.facts  # not the outbox: the servers must not keep it from being collected
                 serve_health(
                     outbox._resources, health, lambda: status_of(facts).problems(), lambda: collector_of(facts)
                 )
@@ -270,10 +271,10 @@ class Outbox:
     ) -> "Outbox":
         """Open the first free one of `slots` outboxes below `directory`: for a program with many worker processes.
 
-        Each worker calls it behind its fork and has an outbox of its own, `directory/slot-<n>`, until it closes it or
-        ends, however it ends; the next worker goes on with what it left, under the slot's PID. `slots`: more than
-        there are workers at once; it may differ from start to start. The other arguments are those of `open`.
-        Raises `NoFreeSlot`, and what `open` raises.
+        Each worker calls it after its fork and has an outbox of its own, `directory/slot-<n>`, until it closes it or
+        its process ends, however that ends. The next worker goes on with the slot's records, under the slot's PID.
+        `slots`: more than there are workers at once; it may differ from start to start. The other arguments are those
+        of `open`. Raises `NoFreeSlot`, and what `open` raises.
         """
         return open_free_slot(directory, slots, lambda slot: cls.open(slot, topic, partitions, producer, **settings))
 
@@ -366,10 +367,10 @@ class Outbox:
                 appender = self._appenders[partition]
             except (KeyError, TypeError):
                 self._no_partition(partition)
-            # The hot path: a plain record for which the open batch still has room costs one lock and one list append.
-            # The next one: the same with a time or a position of its own. Anything else takes the general path.
+            # The hot path: a plain record that fits into the open batch costs one lock and one list append. The second
+            # path: such a record with a timestamp or metadata. Anything else takes the general path.
             if value.__class__ is bytes and key is None and not headers:
-                size = len(value) + self._overhead  # bytes, by its class
+                size = len(value) + self._overhead  # its class is bytes, checked above
                 if metadata is None and timestamp_ms is None:
                     with appender.lock:
                         if appender.free_bytes >= size:
@@ -408,9 +409,9 @@ class Outbox:
         metadata: StreamMetadata | Sequence[StreamMetadata] | None = None,
         block: bool = True,
     ) -> Receipt:
-        """Append records that stay neighbours in the log: the fast path. One receipt; its result is the first offset.
+        """Append records with consecutive offsets: the fast path. One receipt; its result is the first offset.
 
-        All or none of them are taken. `keys`, `headers`, `timestamps_ms`: one per record, or None; one timestamp may
+        All or none of them are appended. `keys`, `headers`, `timestamps_ms`: one per record, or None; one timestamp may
         serve all. `metadata`: the first record's position, the others taking the offsets after it, or one per record.
         Raises as `append` does; `RecordRefused` also if the records exceed `buffer_bytes` together, or there are none.
         """
@@ -439,35 +440,36 @@ class Outbox:
             raise
 
     def last_metadata(self, pid: int, partition: int) -> int | None:
-        """The highest source offset of (pid, source partition) in the log; None if it has none. Where to go on: + 1.
+        """The highest source offset of (pid, source partition) in the log, None if it has none. Resume at that offset +
+        1.
 
-        Kept beside the log, and raised when a batch is written. Failed and waiting records do not count. It answers for
-        every PID, this outbox's own of earlier epochs among them. Raises `LogStopped` if the log was cut.
+        Kept beside the log, and raised when a batch is written. Failed and waiting records do not count. It knows every
+        PID in the log, also this outbox's own ones of earlier epochs. Raises `LogStopped` if the log was cut.
         """
         appenders = self._appenders
         return appenders[partition % self.identity.partitions].last_position(pid, partition)
 
     def log(self, partition: int) -> SegmentLog:
-        """The partition's log, for reading; append through the outbox only, which seals offsets into the keys."""
+        """The partition's log, for reading. Append through the outbox only: it writes the offsets into the keys."""
         try:
             return self._appenders[partition].log
         except (KeyError, TypeError):
             self._no_partition(partition)
 
     def lag(self) -> "dict[str, ReplicaLag | DestinationLag]":
-        """How far each replica is, by its address, and the Kafka topic, as `kafka:<topic>`."""
+        """The lag of each replica, by its address, and of the Kafka topic, as `kafka:<topic>`."""
         return {**({} if (led := self.facts.replication) is None else led.lag()), **self.facts.shipping.lag()}
 
     def wait_shipped(self, timeout: float | None = None) -> None:
         """Flush, and return when the Kafka topic has acknowledged everything that was appended before.
 
-        Raises as `flush`; `ShippingTimeout`; `ShippingStopped`, and what refuses the topic, as soon as that is known.
+        Raises as `flush`; `ShippingTimeout`; and at once `ShippingStopped` or the error for a topic that can't be used.
         """
         checked_timeout(timeout)
         self.facts.shipping.wait(self.flush, timeout)
 
     def status(self) -> OutboxStatus:
-        """Members, in-sync set, epochs, watermarks, over all partitions; what `pushrep replica status` shows."""
+        """Members, in-sync set, epochs, watermarks, over all partitions: as `pushrep replica status` shows them."""
         return status_of(self.facts)
 
     def flush(self, timeout: float | None = None) -> None:
@@ -479,7 +481,7 @@ class Outbox:
         appenders = list(self._appenders.values())
         try:
             flush_appenders(appenders, timeout)
-        except LogClosed:  # `close` came meanwhile, and has flushed it
+        except LogClosed:  # `close` was called meanwhile, and has flushed it
             raise OutboxClosed(self.directory) from None
 
     def close(self) -> None:
@@ -504,14 +506,14 @@ class Outbox:
         for appender in self._all_appenders:
             appender.give_up(closed)
         if not self._writers.stop(self._all_appenders, _GRACE_S if late else max(_GRACE_S, deadline - monotonic())):
-            # A writer hangs in the disk: closing its log would hang as well. The lock stays with this process.
+            # A writer hangs in the disk, so closing its log would hang, too. The process keeps the directory's lock.
             if self.facts.replication is not None:
                 self.facts.replication.close()
             raise CloseTimedOut(self.directory, self._settings.close_timeout_s)
         try:
             self._resources.close()
         finally:
-            raise_unseen_failure(self._all_appenders)  # lost records are the worse news
+            raise_unseen_failure(self._all_appenders)  # lost records matter more than a slow close
 
     @property
     def is_closed(self) -> bool:
@@ -544,21 +546,21 @@ class Outbox:
         except Exception as failure:
             if error is None:
                 raise
-            error.add_note(f"and closing the outbox: {failure}")  # what went wrong first is the caller's to see
+            error.add_note(f"and closing the outbox: {failure}")  # the first error is the one that is raised
 
     def _wait_for_free_bytes(self, size: int, deadline_ms: int | None, *, block: bool) -> int:
-        """Back-pressure: returns the deadline once `size` bytes were free; raises `BufferFull` behind it."""
+        """Back-pressure: wait until `size` bytes were free, and return the deadline; raise `BufferFull` after it."""
         block_ms = self._settings.block_ms if block else 0
         if deadline_ms is None:
             deadline_ms = self._clock.monotonic_ms() + block_ms
         for appender in self._all_appenders:
-            appender.request_flush()  # what lingers holds bytes, too
+            appender.request_flush()  # a lingering batch holds bytes, too
         if not self._budget.wait_for(size, deadline_ms):
             raise BufferFull(buffer_bytes=self._budget.limit, wanted_bytes=size, block_ms=block_ms)
         return deadline_ms
 
     def when_room_may_be(self, call: Callable[[], object]) -> None:
-        """`call()` once, when memory is freed next, in whichever thread frees it; it must neither wait nor raise."""
+        """Call `call()` once, in the thread that next frees memory; it must neither wait nor raise."""
         self._budget.when_given(call)
 
     def _count_refused(self, error: PushrepError) -> None:
@@ -572,7 +574,7 @@ class Outbox:
 
 
 def _refuse_appends(appenders: Iterable[PartitionAppender], refusal: Exception) -> None:
-    """What was taken is sealed; it and everything before stays in the log. Holds no outbox: one may be collected."""
+    """Records appended before are still written. Takes the appenders, not the outbox, which may be collected."""
     for appender in appenders:
         appender.refuse(lambda: refusal)
 
@@ -580,7 +582,9 @@ def _refuse_appends(appenders: Iterable[PartitionAppender], refusal: Exception) 
 def _begin_pid_epoch(
     opened: "weakref.ref[Outbox]", appenders: Sequence[PartitionAppender], filesystem: Filesystem, why: str
 ) -> None:
-    """What is sealed from now on is under another PID. With replicas from the next opening on: a grant carries it."""
+    """Batches that are sealed from now on have another PID. With replicas only from the next opening on: the grant has
+    the PID epoch.
+    """
     outbox = opened()
     if outbox is None:
         return

@@ -1,14 +1,14 @@
 """One partition of an outbox: an open batch that records are added to, full ones behind it, and the log they go to.
 
     append ─▶ open ──(full, lingered, flushed)──▶ full ──(a writer: seal at the log's end, append, flush)──▶ decided
-              `free_bytes` of the budget are left for it; a record that needs more goes the slow way
+              has `free_bytes` of the budget left; a record that needs more takes the slow path
 
-One lock guards it. At most one writer works on an appender at a time, so batches reach the log in the records' order.
-A batch that fails fails everything that waits behind it: what was appended later must not reach the log first.
-With acks=ALL a written batch waits for its replicas (partition_replicas.py) before it is decided, and keeps its bytes.
+`lock` guards the queues. At most one writer works on an appender at a time, so batches reach the log in the records'
+order. If a batch fails, everything behind it fails too: later records must not reach the log first. With acks=ALL a
+written batch waits for its replicas (partition_replicas.py) before it is decided, and keeps its bytes.
 
-What stands in for the appenders of an outbox that was closed or forked refuses before it takes any lock: in a forked
-child there are no writers, and any lock may have been held at the moment of the fork.
+A closed or forked outbox has `RefusingAppenders` instead, which raise before they take a lock: a forked child has no
+writers, and any lock may have been held at the moment of the fork.
 """
 
 import os
@@ -34,13 +34,13 @@ from pushrep.outbox.positions import PositionsStore, SourceOrder
 from pushrep.outbox.settings import OutboxSettings
 from pushrep.records import RecordBatch
 
-_FIRST_SLICE_BYTES = 4096  # an open batch then takes as much as it has, so many idle partitions hold little
-_ROUND_BYTES = 4 << 20  # what one flush covers at most: the first of a long queue is not kept waiting for the last
+_FIRST_SLICE_BYTES = 4096  # then it doubles, so that many idle partitions hold little
+_ROUND_BYTES = 4 << 20  # what one flush covers at most, so that a long queue is not flushed at its end only
 _BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0)
 
 
 class AppendCounts:
-    """What one partition's appender has done since it was made; counted once a batch. Written to by one thread a time.
+    """Counters of one partition's appender, raised once a batch by one thread at a time.
 
     size_bytes: of record batches. failed: records by the error's name. appended, acknowledged: from a batch's first
     record to the log, and to its receipts.
@@ -67,7 +67,7 @@ class Shared(NamedTuple):
 
 
 class PartitionAppender:
-    """See the file's map. Methods that start with an underscore, `add_one` and `add_many` run under `lock`."""
+    """See the file's map. The caller of `add_one`, `add_many` and `add_within_free_bytes` holds `lock`."""
 
     def __init__(
         self, log: SegmentLog, shared: Shared, store: PositionsStore, replicas: PartitionReplicas | None = None
@@ -82,7 +82,8 @@ class PartitionAppender:
         self._store, self._replicas = store, replicas
         self._write_lock = threading.Lock() if replicas is None else replicas.write_lock  # for a round
         self.positions = store.highest  # (pid, source partition) -> highest source offset in the log
-        # Where the log ends for us. The log's end would do until it is cut: below, our PID names other records.
+        # The base of our next batch. Not the log's end: once the log is cut, our PID names other records below this
+        # offset.
         self._next_offset = log.log_end_offset
         self._shared, self._settings, self._pid = shared, shared.settings, shared.pid
         self._order = SourceOrder(own_pid=shared.pid, partition=log.partition, partitions=shared.identity.partitions)
@@ -98,7 +99,9 @@ class PartitionAppender:
     # -- adding ----------------------------------------------------------------------------------------------------
 
     def add_one(self, record: Columns) -> Receipt | None:
-        """Take one record, or answer None if the budget has no free bytes for it now. Raises why it is refused."""
+        """Append one record; None if the budget has no free bytes for it now. Raises `RecordRefused` and the appender's
+        refusal.
+        """
         self._check_takes()
         batch = self._batch_with_free_bytes(record.size_bytes)
         if batch is None:
@@ -119,7 +122,7 @@ class PartitionAppender:
             self._replicas.check()
 
     def add_within_free_bytes(self, value: bytes, timestamp_ms: int | None, metadata: StreamMetadata | None) -> Receipt:
-        """Take a record that fits into `free_bytes`, which the caller then lowers. Raises `RecordRefused`."""
+        """Append a record that fits into `free_bytes`, which the caller then lowers. Raises `RecordRefused`."""
         batch = self.open
         assert batch is not None, "free bytes are those of the open batch"
         if metadata is not None:
@@ -131,7 +134,7 @@ class PartitionAppender:
             raise
 
     def add_many(self, columns: Columns) -> ManyReceipt:
-        """Take all records; the caller took their `size_bytes` of the budget for them. Raises, and takes none."""
+        """Append all records or, if it raises, none. The caller has taken their `size_bytes` from the budget."""
         self._check_takes()
         count = len(columns.values)
         if isinstance(columns.metadata, StreamMetadata):
@@ -145,12 +148,12 @@ class PartitionAppender:
         except BaseException:
             self._order.interrupted(columns.metadata, sum(records for _, _, records in parts), count)
             raise
-        # Its parts have one receipt, which waits for the last: with a sync to pay, the last goes with the others.
+        # The parts share a receipt, which waits for the last one: one sync for all of them costs least.
         self._flush_requested |= len(parts) > 1 and self._settings.durability is Durability.FLUSHED
         if self.open is not lingering and not self._flush_requested:
             self._linger(self.open)
         if self._full or self._flush_requested:
-            self._call_writer()  # not before: it would wait for the lock, and write the first part alone
+            self._call_writer()  # at the end: a writer called earlier would write the first part alone
         return ManyReceipt(parts)
 
     def _spread(self, columns: Columns, parts: list[tuple[PendingBatch, int, int]]) -> None:
@@ -165,11 +168,11 @@ class PartitionAppender:
             end = max(end, start + 1)
             batch = self.open or self._new_batch()
             parts.append((batch, batch.extend(columns, start, end), end - start))
-            batch.reserved_bytes += ends[end] - ends[start]  # `free_bytes` stays: these came with the call
+            batch.reserved_bytes += ends[end] - ends[start]  # `free_bytes` stays: the caller took these
             start = end
 
     def _batch_with_free_bytes(self, size: int) -> PendingBatch | None:
-        """The open batch with `size` free bytes, after closing a full one; None if the budget is spent."""
+        """The open batch with `size` free bytes, or a new one if it is full; None if the budget is spent."""
         batch_bytes = self._settings.batch_bytes
         if self.open is not None and self.open.reserved_bytes - self.free_bytes + size > batch_bytes:
             self._close_open()
@@ -196,17 +199,17 @@ class PartitionAppender:
         return batch
 
     def _linger(self, batch: PendingBatch | None) -> None:
-        """Let a new batch wait for more records, as long as the settings say."""
+        """Let a new batch wait for more records for `linger_ms`."""
         if batch is not None and self._settings.linger_ms == 0:
             self._request_flush(batch)
         elif batch is not None:
             self._shared.opened(batch)
 
     def _close_open(self) -> None:
-        """No more records for the open batch: what it did not use goes back to the budget. Then call a writer."""
+        """Move the open batch to the full ones and its unused bytes to the budget. The caller then calls a writer."""
         batch, room = self.open, self.free_bytes
         self.open, self.free_bytes, self._flush_requested = None, 0, False
-        # No call before this one, after which Ctrl-C may come: a batch in neither place would be a hole in the log.
+        # No call stands before this one: Ctrl-C there would leave the batch in neither place, a hole in the log.
         if batch is not None and batch.values:
             self._full.append(batch)
             batch.reserved_bytes -= room
@@ -219,14 +222,14 @@ class PartitionAppender:
             self._with_writer = True
             try:
                 self._shared.ready(self)
-            except BaseException:  # Ctrl-C: nobody may have been called, so the next one calls again
+            except BaseException:  # Ctrl-C: perhaps no writer was called, so the next append calls again
                 self._with_writer = False
                 raise
 
     # -- requests from outside ---------------------------------------------------------------------------------------
 
     def request_flush(self, batch: PendingBatch | None = None) -> None:
-        """Seal the open batch as soon as a writer is free, if it still is `batch` (None: whichever it is)."""
+        """Seal the open batch as soon as a writer is free, but only if it is `batch` (None: any)."""
         with self.lock:
             self._request_flush(batch)
 
@@ -237,7 +240,7 @@ class PartitionAppender:
             self._call_writer()
 
     def latch_for(self, batch: PendingBatch) -> Latch | None:
-        """A caller waits for `batch`: seal it, and give the latch that opens when it is decided; None: it is."""
+        """Request the flush of `batch` and return the latch that opens when it is decided; None if it is decided."""
         with self.lock:
             if batch.decided:
                 return None
@@ -250,18 +253,18 @@ class PartitionAppender:
         """Every batch that is not decided yet, in log order."""
         with self.lock:
             waiting = [] if self._replicas is None else [held.batch for held in self._replicas.waiting]
-            # An open batch whose first record was refused holds none: it is dropped, and never decided.
+            # An open batch whose first record was refused is empty: it is dropped, and never decided.
             lingering = [] if self.open is None or not self.open.values else [self.open]
             return [*waiting, *self._writing, *self._full, *lingering]
 
     def unseen_failure(self) -> PendingBatch | None:
-        """A failed batch whose failure no caller got yet; asking again gives None until another one fails."""
+        """The first failed batch whose failure no caller received; None when called again, until another fails."""
         with self.lock:
             batch, self._first_failed = self._first_failed, None
             return batch if batch is not None and not batch.seen else None
 
     def refuse(self, refusal: Callable[[], Exception]) -> None:
-        """Take no more records: every append raises `refusal()`. What was taken is sealed."""
+        """From now on every append raises `refusal()`. Records appended before are still written."""
         with self.lock:
             self._refusal = refusal
             self._close_open()
@@ -273,7 +276,7 @@ class PartitionAppender:
             self._refusal = lambda: LogStopped(self.topic, self.partition, reason)
 
     def give_up(self, failure: Exception) -> None:
-        """Fail whatever is not decided: what a writer holds may still be delivered, the rest will not be."""
+        """Fail all undecided batches: those that a writer holds may still be delivered, the others will not be."""
         with self.lock:
             held, self._writing = self._writing, []
             if self._replicas is not None:
@@ -285,7 +288,7 @@ class PartitionAppender:
         self._release(done)
 
     def expire(self, since_ms: int, failure: Exception) -> None:
-        """Fail what has been waiting for its replicas since then: it is in the log, and may still be delivered."""
+        """Fail the batches that wait for replicas since then: they are in the log, and may still be delivered."""
         replicas = self._replicas
         if replicas is None or not replicas.waiting:
             return
@@ -296,11 +299,11 @@ class PartitionAppender:
         self._release(late)
 
     def _replicated(self, waiting: Waiting, failure: Exception | None) -> None:
-        """Enough members hold the batch, or it is known that they may never. Called by `Leading`."""
+        """Called by `Leading` once enough members hold the batch, or with the `failure` why they may never."""
         batch = waiting.batch
         with self.lock:
             if batch.decided:
-                return  # it was too late
+                return  # `expire` or `give_up` failed it first
             assert self._replicas is not None, "it waited for them"
             self._replicas.remove(waiting)
             if failure is None:
@@ -315,7 +318,7 @@ class PartitionAppender:
     def write_round(self) -> None:
         """A writer's turn: seal and write what waits, decide it, and call a writer again for what came meanwhile."""
         with self.lock:
-            if self._is_in_round:  # called twice, by Ctrl-C in between
+            if self._is_in_round:  # a second call after Ctrl-C
                 return
             self._is_in_round = True
             if self._flush_requested:
@@ -364,7 +367,9 @@ class PartitionAppender:
     def _append_to_log(
         self, round_: list[PendingBatch], bases: list[int]
     ) -> tuple[list[RecordBatch], int, Exception | None]:
-        """What was appended, how many batches may be in the log, and what went wrong; `bases` gets their offsets."""
+        """Returns the batches that were appended, how many may be in the log, and the error; `bases` gets their
+        offsets.
+        """
         codec, carrier, counts = self._settings.codec, self._shared.identity.carrier, self.counts
         done: list[RecordBatch] = []
         base = 0
@@ -389,16 +394,16 @@ class PartitionAppender:
         return done, len(done), None
 
     def reset_to_log_end(self) -> None:
-        """The log got records from another member; nothing was taken here meanwhile."""
+        """Records were fetched into the log from another member, while nothing was appended here."""
         self._next_offset = self.log.log_end_offset
 
     def change_pid(self, pid: int) -> None:
         """Records without metadata that are sealed from now on are of this PID."""
-        with self._write_lock:  # no batch is between being sealed and being noted
+        with self._write_lock:  # no batch is sealed without its positions being noted
             self.begin_pid(pid)
 
     def begin_pid(self, pid: int) -> None:
-        """As `change_pid`; the caller ensures that nothing is written meanwhile."""
+        """As `change_pid`, for a caller that holds the write lock."""
         self._pid = pid
         self._order.change_pid(pid)
 
@@ -412,7 +417,7 @@ class PartitionAppender:
     def _ends_above(self, offset: int) -> bool:
         try:
             return self.log.log_end_offset > offset
-        except PushrepError:  # closed meanwhile: what became of it is not known
+        except PushrepError:  # closed meanwhile: it may hold the batch
             return True
 
     def _decide(
@@ -421,7 +426,7 @@ class PartitionAppender:
         """Resolve the batches that have a base; fail the others, of which those before `in_log` may be delivered."""
         with self.lock:
             if not self._writing:
-                return  # close gave up on us, and has failed them
+                return  # `give_up` has failed them
             self._writing = []
             done, failed, waiting = round_[: len(bases)], round_[len(bases) :], []
             now_s, counts = perf_counter(), self.counts
@@ -472,7 +477,7 @@ class PartitionAppender:
 
 
 class RefusingAppenders(dict[int, PartitionAppender]):
-    """Every look-up raises what `refusal()` makes."""
+    """Every look-up raises `refusal()`."""
 
     def __init__(self, refusal: Callable[[], Exception]) -> None:
         super().__init__()
@@ -486,7 +491,7 @@ class RefusingAppenders(dict[int, PartitionAppender]):
 
 
 class Refusing:
-    """Every attribute is what `refusal()` makes, raised."""
+    """Every access to an attribute raises `refusal()`."""
 
     def __init__(self, refusal: Callable[[], Exception]) -> None:
         self._refusal = refusal
@@ -501,7 +506,7 @@ def pending_in(appenders: Iterable[PartitionAppender]) -> list[PendingBatch]:
 
 
 def decided_by(deadline_s: float | None, batches: Iterable[PendingBatch]) -> bool:
-    """Whether all are decided by then, on the monotonic clock; None: however long it takes."""
+    """Wait; whether all are decided by then, on the monotonic clock. None: wait without a limit."""
     return all(batch.wait(None if deadline_s is None else max(0.0, deadline_s - monotonic())) for batch in batches)
 
 

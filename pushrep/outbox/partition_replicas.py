@@ -1,12 +1,12 @@
-"""The replicas of a partition: may it take records now, which batches wait for enough members, how far is each behind.
+"""The replicas of a partition: whether records may be appended now, which batches wait for members, each replica's lag.
 
     write round ─▶ refusal()? ─▶ log ─▶ on_append, on_flush ─▶ waiting ─▶ resolved at the high watermark
                                                                   └─▶ failed: delivery_timeout_ms, NotLeader, close
 
 Batches wait only with acks=ALL; with LOCAL they are pushed without waiting for an answer.
 
-A replica holds what it has said to this leader: by its acknowledgements, over sessions, and before the first one by the
-description of its log. So a replica that went away lags by what came since, one that was never there by everything.
+What a replica holds is what it told this leader: by its acknowledgements, in any session, and before the first one by
+the description of its log. So a replica that went away lags by the records since then, one that never answered by all.
 """
 
 import threading
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Waiting(NamedTuple):
-    """A batch that stands in the log at `base_offset` since `since_ms`, and not yet at enough members."""
+    """A batch that is in the log at `base_offset` since `since_ms`, but not yet on enough members."""
 
     base_offset: int
     batch: PendingBatch
@@ -40,7 +40,7 @@ class Waiting(NamedTuple):
 
 
 class PartitionReplicas:
-    """Of one partition. `led` is set once its outbox leads; until then nothing is taken that waits for replicas."""
+    """One partition's replicas. `led` is None until the outbox leads; with acks=ALL appends are refused until then."""
 
     def __init__(self, name: str, *, needs_all: bool, min_insync_replicas: int, clock: Clock) -> None:
         self.needs_all = needs_all
@@ -48,15 +48,17 @@ class PartitionReplicas:
         self.failure: Exception | None = None
         """Why the outbox can't lead, until it is opened again."""
         self.is_held_back = False
-        """The members are being changed: what is appended waits for that, and is judged then."""
+        """The members are being changed: appends are accepted and wait for the write lock; `refusal` is asked again
+        after that.
+        """
         self.waiting: deque[Waiting] = deque()
         """In log order; guarded by the appender's lock."""
         self.write_lock = threading.Lock()
-        """Held while a round is written: the leader is changed under it, while nothing is appended."""
+        """Held while a round is written, and while the leader is changed."""
         self.needed, self._name, self._clock = min_insync_replicas, name, clock
 
     def refusal(self) -> Exception | None:
-        """Why a record can't be taken now, None if it can."""
+        """Why no record can be appended now; None if one can."""
         led = self.led
         if self.failure is not None:
             return self.failure
@@ -74,17 +76,17 @@ class PartitionReplicas:
             raise refusal
 
     def on_append(self, base_offset: int, batches: Sequence[RecordBatch]) -> None:
-        """They stand in the log now."""
+        """These batches are in the log now."""
         if self.led is not None:
             self.led.on_append(base_offset, batches, self._clock.monotonic_ms())
 
     def on_flush(self, flushed_offset: int) -> None:
-        """Everything below is on this disk."""
+        """Everything below `flushed_offset` is on this disk."""
         if self.led is not None:
             self.led.on_flush(flushed_offset)
 
     def hold(self, batches: Sequence[PendingBatch], bases: Sequence[int]) -> list[Waiting]:
-        """These wait from now on."""
+        """Let these batches wait for replicas from now on."""
         now_ms, led = self._clock.monotonic_ms(), self.led
         assert led is not None, "without a leader nothing is written that waits for replicas"
         held = [Waiting(base, batch, now_ms, led) for batch, base in zip(batches, bases, strict=True)]
@@ -92,21 +94,21 @@ class PartitionReplicas:
         return held
 
     def remove(self, waiting: Waiting) -> None:
-        """It is decided; mostly it is the first."""
+        """Remove a decided batch, usually the first."""
         if self.waiting and self.waiting[0] is waiting:
             self.waiting.popleft()
         elif waiting in self.waiting:
             self.waiting.remove(waiting)
 
     def remove_expired(self, since_ms: int) -> list[Waiting]:
-        """Those that wait since `since_ms` or longer; they wait no more."""
+        """Remove and return those that have waited since `since_ms` or longer."""
         late = []
         while self.waiting and self.waiting[0].since_ms <= since_ms:
             late.append(self.waiting.popleft())
         return late
 
     def remove_all(self) -> list[Waiting]:
-        """Nobody waits any more."""
+        """Remove and return all."""
         taken = list(self.waiting)
         self.waiting.clear()
         return taken
@@ -117,7 +119,7 @@ class PartitionReplicas:
 
 @contextmanager
 def writes_paused(appenders: Collection[PartitionReplicas]) -> Iterator[None]:
-    """Nothing is written to any of their logs meanwhile."""
+    """Hold all their write locks: nothing is written to their logs meanwhile."""
     with ExitStack() as turns:
         for appender in appenders:
             turns.enter_context(appender.write_lock)
@@ -126,7 +128,7 @@ def writes_paused(appenders: Collection[PartitionReplicas]) -> Iterator[None]:
 
 @contextmanager
 def holding_back(appenders: Collection[PartitionReplicas]) -> Iterator[None]:
-    """What is appended meanwhile waits to be written, and is not refused."""
+    """Records that are appended meanwhile wait to be written instead of being refused."""
     for appender in appenders:
         appender.is_held_back = True
     try:
@@ -139,9 +141,10 @@ def holding_back(appenders: Collection[PartitionReplicas]) -> Iterator[None]:
 class ReplicaLag(NamedTuple):
     """How far a replica is, over all partitions.
 
-    records, size_bytes: that it is not known to hold; bytes are too many by an index entry (4 KiB) a partition at most.
-    age_ms: how long ago the oldest of them was appended, 0 if there are none; what is older than this opening counts
-        from there on. Too high by an eighth at most.
+    records, size_bytes: what it is not known to hold; the bytes are too high by at most an index interval (4 KiB) a
+    partition.
+    age_ms: how long ago the oldest of them was appended, counted from this opening at the earliest; 0 if there are
+        none. Too high by an eighth at most.
     in_sync, partitions: in how many of them it is in the in-sync set.
     """
 
@@ -155,7 +158,7 @@ class ReplicaLag(NamedTuple):
 def lag_of(
     index: int, appenders: Mapping[int, PartitionReplicas], logs: Mapping[int, SegmentLog], now_ms: int
 ) -> ReplicaLag:
-    """Of the member `index`. now_ms: of the clock that the leaders were given."""
+    """The lag of member `index`. now_ms: by the leaders' clock."""
     records = in_sync = size_bytes = age_ms = 0
     for number, log in logs.items():
         led = appenders[number].led
@@ -169,7 +172,7 @@ def lag_of(
         if not owed:
             continue
         records += owed
-        with suppress(OSError, PushrepError):  # the bytes are for people; the log itself reports a disk that fails
+        with suppress(OSError, PushrepError):  # only a figure; the log itself reports a failing disk
             size_bytes += log.size_from(held)
         age_ms = max(age_ms, 0 if since is None else now_ms - since)
     return ReplicaLag(records, in_sync, len(logs), size_bytes, age_ms)

@@ -3,10 +3,10 @@
     pair = (PID, source partition)        positions of a pair: strictly rising from open to close
     after a failure                       the first one that failed comes next, and no later one before it
 
-A reader's filter drops what is not above the pair's highest offset, so a record that passes an older one is the older
-one's end. A hole is as bad: once the offset after it is in, the hole can't be filled. Going back is for a restart: a
-re-opened outbox takes any position first (a producer that starts from a saved position replays, and the filter drops
-the second copies); from there on it rises again.
+A reader's filter drops what is not above the pair's highest offset, so a record that overtakes an older one makes the
+filter drop the older one. A hole is as bad: once the offset after it is in, the hole can't be filled. Going back is
+allowed at a restart alone: a re-opened outbox takes any position first (a producer that starts from a saved position
+sends records again, and the filter drops the second copies); from there on positions rise.
 
     <topic>-<n>/outbox-positions       big-endian; a file that is not whole counts as absent, and is built from the log
     0   magic 8, "pushpos" and a zero
@@ -18,11 +18,11 @@ the second copies); from there on it rises again.
     32  the positions as HighwaterMarks (docs/formats/marks.md)
     ..  CRC-32C u32 of all before
 
-The file spares the opening of a large outbox the reading of its log. It is a store derived from the log (see
-pushrep/log/secondary_indexes.py): the appender adds what it wrote, and that counts once the log has flushed that far.
-Only what nobody added is read from the log, a whole batch at a time and with no Python object per record. A node adds
-nothing to the logs of a replica: a service that stands by beside it does (PositionsFollower), so that it reads little
-when it takes over.
+With the file, opening a large outbox need not read its logs. It is a secondary index of the log (see
+pushrep/log/secondary_indexes.py): the appender adds the positions that it wrote, and they count once the log has
+flushed that far. Only records that nobody added are read from the log, a whole batch at a time and with no Python
+object per record. A replica's node adds nothing; a service that stands by beside it does (PositionsFollower), so that
+it has little to read when it takes over.
 """
 
 import logging
@@ -86,10 +86,10 @@ class SourceOrder:
     def __init__(self, *, own_pid: int, partition: int, partitions: int) -> None:
         self._own_pid, self._partition, self._partitions = own_pid, partition, partitions
         self._accepted: dict[Pair, int] = {}  # highest offset taken
-        self._gaps: dict[Pair, tuple[int, str]] = {}  # first offset that failed and did not come again, and why
+        self._gaps: dict[Pair, tuple[int, str]] = {}  # first offset that failed and was not appended again, and why
 
     def accept(self, metadata: StreamMetadata, count: int = 1) -> None:
-        """Take `metadata` and the `count - 1` offsets after it; raises `RecordRefused` and takes nothing."""
+        """Accept `metadata` and the `count - 1` offsets after it, or raise `RecordRefused` and accept none."""
         pair = (metadata.pid, metadata.partition)
         offset = metadata.offset
         last = self._accepted.get(pair)
@@ -106,7 +106,7 @@ class SourceOrder:
             self._gaps.pop(pair, None)
 
     def accept_all(self, metadata: Sequence[StreamMetadata]) -> None:
-        """Take every position in its order, or raise `RecordRefused` and take none."""
+        """Accept the positions in their order, or raise `RecordRefused` and accept none."""
         accepted, gaps = dict(self._accepted), dict(self._gaps)
         try:
             for position in metadata:
@@ -116,7 +116,7 @@ class SourceOrder:
             raise
 
     def failed(self, runs: Iterable[Run], reason: str) -> None:
-        """These positions did not reach the log: the first of each pair comes next."""
+        """These positions did not reach the log: the first of each pair has to be appended next."""
         for run in runs:
             pair = (run.pid, run.partition)
             if run.offset < self._gaps.get(pair, (_OFFSETS, ""))[0]:
@@ -124,7 +124,9 @@ class SourceOrder:
                 self._accepted[pair] = run.offset - 1
 
     def interrupted(self, metadata: StreamMetadata | Sequence[StreamMetadata] | None, start: int, end: int) -> None:
-        """Ctrl-C came before the records `start` to `end` were in a batch: their positions come first from now on."""
+        """Ctrl-C stopped the append before the records `start` to `end` were in a batch: their positions have to come
+        next.
+        """
         if isinstance(metadata, StreamMetadata):
             first = StreamMetadata(metadata.pid, metadata.partition, metadata.offset + start)
             self.failed([Run(0, end - start, first)], "interrupted")
@@ -132,7 +134,7 @@ class SourceOrder:
             self.failed([Run(0, 1, position) for position in metadata[start:end]], "interrupted")
 
     def change_pid(self, own_pid: int) -> None:
-        """The outbox has another PID from now on."""
+        """From now on the outbox has another PID."""
         self._own_pid = own_pid
 
     def _check_pair(self, metadata: StreamMetadata) -> None:
@@ -179,7 +181,7 @@ def packed_metadata(columns: RecordColumns, carrier: str) -> npt.NDArray[np.uint
 
 
 def _last_header_starts(columns: RecordColumns) -> npt.NDArray[np.int32]:
-    """Where each record's last `stream-metadata` header has its value, for those whose value has 20 bytes."""
+    """The position of the value of each record's last `stream-metadata` header, where the value has 20 bytes."""
     headers = columns.headers
     payload = np.frombuffer(columns.payload, np.uint8)
     rows = np.flatnonzero(headers.name_length == len(_NAME))
@@ -194,10 +196,10 @@ def _last_header_starts(columns: RecordColumns) -> npt.NDArray[np.int32]:
 
 
 def _pieces(data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int32], width: int) -> npt.NDArray[np.uint8]:
-    """`width` bytes from each of `starts` on, as rows; the positions were checked when the batch was decoded."""
+    """`width` bytes from each of `starts` on, as rows. Decoding the batch has checked the positions."""
     if not len(starts):
         return np.empty((0, width), np.uint8)
-    # Overlapping windows cost nothing until rows of them are taken; twice as fast as a matrix of positions.
+    # Overlapping windows are a view, so only the taken rows are copied: twice as fast as indexing by a matrix.
     windows = as_strided(data, (len(data) - width + 1, width), (1, 1), writeable=False)
     rows: npt.NDArray[np.uint8] = windows[starts]
     return rows
@@ -217,7 +219,7 @@ assert _HEAD.size == 32, "docs/formats/outbox-positions.md promises 32 bytes"
 
 
 class Positions(NamedTuple):
-    """What a file says: the highest source offset of each pair in the records below `end_offset`."""
+    """A file's content: the highest source offset of each pair in the records below `end_offset`."""
 
     end_offset: int
     leader_epoch: int
@@ -225,7 +227,7 @@ class Positions(NamedTuple):
 
 
 class _Noted(NamedTuple):
-    """Records [start, end) of one batch that was written, and the highest source offsets in it."""
+    """Records [start, end) of a written batch, and the highest source offsets in it."""
 
     start: int
     end: int
@@ -245,7 +247,7 @@ def encode_positions(positions: Positions, carrier: str) -> bytes:
 
 
 def decode_positions(data: bytes, carrier: str) -> Positions:
-    """What the bytes say. Raises ValueError with the reason for those that don't say it, or of another carrier."""
+    """Decode the file's bytes. Raises ValueError, with the reason, for damaged ones and those of another carrier."""
     if len(data) < _HEAD.size + _CRC.size:
         raise ValueError(f"{len(data)} bytes are too few")
     magic, version, carried, end_offset, epoch, size = _HEAD.unpack_from(data)
@@ -263,7 +265,7 @@ def decode_positions(data: bytes, carrier: str) -> Positions:
 
 
 class PositionsStore:
-    """One partition's. Thread-safe; `positions` of an appender begin as a copy of what it knows."""
+    """The positions of one partition's log. Thread-safe. An appender begins with a copy of them (`highest`)."""
 
     name = POSITIONS_NAME
 
@@ -278,7 +280,7 @@ class PositionsStore:
 
     @property
     def end_offset(self) -> int:
-        """The positions of all records below are known and flushed."""
+        """The positions of all records below this offset are known, and those records are flushed."""
         with self._lock:
             self._absorb()
             return self._known.end_offset
@@ -295,17 +297,17 @@ class PositionsStore:
             return dict(self._known.highest)
 
     def knows_any(self, pairs: Iterable[Pair]) -> list[Pair]:
-        """Those of the pairs that have a record in the log."""
+        """Those of `pairs` that have a record in the log."""
         with self._lock:
             known = self._known.highest
             return [pair for pair in pairs if pair in known]
 
     def follow(self, flushed_offset: Callable[[], int]) -> None:
-        """The log is open; what is noted from now on counts as it is flushed."""
+        """The log is open; from now on added records count once they are below `flushed_offset()`."""
         self._flushed = flushed_offset
 
     def add(self, start: int, end: int, leader_epoch: int, highest: Iterable[tuple[Pair, int]]) -> None:
-        """Records [start, end) were written; the highest source offset of each pair in them."""
+        """Records [start, end) were written. highest: the highest source offset of each pair in them."""
         with self._lock:
             self._ahead.append(_Noted(start, end, leader_epoch, list(highest)))
             self._absorb()
@@ -316,7 +318,7 @@ class PositionsStore:
             self._raise_to(batch.header.next_offset, batch.header.leader_epoch, highest.items())
 
     def cut_to(self, offset: int) -> None:
-        """Everything is forgotten: of a pair only the highest offset is known, not what was highest before."""
+        """Forget everything: of a pair only the highest offset is known, not the one before it."""
         if self.end_offset > offset:
             self.destroy()
 
@@ -332,17 +334,17 @@ class PositionsStore:
         with self._lock:
             self._absorb()
             known = self._known._replace(highest=dict(self._known.highest))
-        if known.end_offset != self._saved:  # written without the lock: appends go on
+        if known.end_offset != self._saved:  # written without the lock, so that appends go on
             write_atomic(self._filesystem, self._path, [encode_positions(known, self._carrier)])
             self._saved = known.end_offset
 
     def _absorb(self) -> None:
-        """Take what was noted, in order and without a hole, as far as the log is flushed."""
+        """Add what was noted, in order and without a hole, as far as the log is flushed."""
         if not self._ahead:
             return
         try:
             flushed = self._flushed()
-        except PushrepError:  # closed: it passes on by itself what it flushed at the end
+        except PushrepError:  # closed: the log itself passes on what it flushed last
             return
         while self._ahead and self._ahead[0].end <= flushed and self._ahead[0].start <= self._known.end_offset:
             noted = self._ahead.popleft()
@@ -371,8 +373,7 @@ class PositionsStore:
 class PositionsFollower:
     """Keeps the positions of a replica's logs, beside the node that has them open, in a thread until `stop`.
 
-    Only records below the stable offset count. For half of the time at most it reads: a log that it does not know yet
-    may be long.
+    Only records below the stable offset count. It reads for at most half of the time, because a log may be long.
     """
 
     def __init__(self, logs: Sequence[Path], carrier: str, filesystem: Filesystem, clock: Clock) -> None:
@@ -383,7 +384,7 @@ class PositionsFollower:
         self._thread.start()
 
     def stop(self) -> None:
-        """What it has read is in the files when this returns; it waits for no more than a batch."""
+        """When this returns, everything that it read is in the files. It waits for one batch at most."""
         self._stop.set()
         self._thread.join()
 
@@ -396,7 +397,7 @@ class PositionsFollower:
                     break
                 try:
                     self._catch_up(path)
-                except (OSError, PushrepError) as error:  # the node cuts it, say; it is opened again
+                except (OSError, PushrepError) as error:  # the node has cut it, for example; it is opened again
                     _LOG.debug("%s: its positions are not read now: %s", path, error)
                     self._close(path)
             pause_s = max(_FOLLOW_S, (self._clock.monotonic_ms() - began_ms) / 1000)
@@ -409,7 +410,7 @@ class PositionsFollower:
             self._followed[path] = SegmentLog.open_reader(path, filesystem=self._filesystem), store
         log, store = self._followed[path]
         bounds = log.bounds()
-        if store.end_offset >= bounds.end:  # nothing is new; or its node is not there to say how far it is
+        if store.end_offset >= bounds.end:  # nothing is new, or no node runs to publish the log's end
             return
         epochs = read_leader_epochs(path, self._filesystem) or LeaderEpochs()
         if judge(store.end_offset, store.last, bounds, epochs) is not Verdict.KEPT:

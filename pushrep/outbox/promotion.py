@@ -1,12 +1,12 @@
-"""Promotion: a replica becomes the leader, by an operator's command or an embedder's call; all partitions of an outbox.
+"""Promotion: a replica becomes the leader of all partitions of its outbox, by a command or a call.
 
     its node hands over ─▶ lock ─▶ Election: look and compare ─▶ number and grant on N - m + 1 members ─▶ compare again
                      ─▶ fetch (catch_up) ─▶ begin
                         with accept_loss, if fewer answer: a forced grant, which says what was accepted; another
                         generation and another PID epoch begin with what lies here
 
-Afterwards the grant names this directory's member: the node stays away, and the service opens its Outbox here, with the
-other members as replicas. What stopped half-way is safe: at worst nobody leads until the next promotion.
+Afterwards the grant names this directory's member: the node leaves it closed, and the service opens its Outbox here,
+with the other members as replicas. A promotion that stops half-way is safe: at worst nobody leads until the next one.
 """
 
 import logging
@@ -68,8 +68,8 @@ _PID_LEAP = 1 << 24
 _SHOWN_PARTITIONS = 16
 _Repaired: TypeAlias = Callable[[Grant], tuple[tuple[str, ...], bool]]
 VERIFY_S = 5.0
-"""A promotion reads what is sealed for so long: a leader is awaited."""
-_TAKE_S = 2.0  # a process that was killed keeps its locks until it has ended, a tool a little longer
+"""How long a promotion reads sealed segments at most: the service waits for a leader."""
+_TAKE_S = 2.0  # how long to wait for the locks of a process that is just ending
 
 
 class PartitionEnds(NamedTuple):
@@ -83,11 +83,11 @@ class PartitionEnds(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Promotion:
-    """What a promotion did. accepted_loss: what was shown and accepted, empty if nothing had to be.
+    """The result of a promotion. accepted_loss: the losses that were shown and accepted; empty without any.
 
-    damaged: sealed segments that were found so and that no other member could repair, each with the reason. is_read:
-    whether all of them could be read in `verify_s`. unreached: members that a forced grant could not be shown to, so
-    that they are not fenced: what they hold, and take until then, is set aside when they meet it.
+    damaged: the damaged sealed segments that no other member could repair, each with the reason. is_read: whether all
+    sealed segments could be read in `verify_s`. unreached: members that a forced grant did not reach, so that they are
+    not fenced: records that they hold, and take until it reaches them, are then kept aside.
     """
 
     directory: Path
@@ -104,7 +104,9 @@ class Promotion:
 
     @property
     def replicas(self) -> tuple[str, ...]:
-        """Where the other members listen: what the service gives as `replicas`; one without an address is missing."""
+        """The other members' addresses, as the service gives them as `replicas`; members without an address are left
+        out.
+        """
         others = (one for one in self.grant.members if one.index != self.grant.leader)
         return tuple(one.address for one in others if one.address)
 
@@ -169,8 +171,9 @@ def promote(  # noqa: PLR0913 - an operator's choices
                 clock=clock,
             )
         )
-        state_store, logs = election.state_store, election.logs
-        repaired = partial(_repair, {tp_of(log): log for log in logs.values()}, push or PushSettings(), verify_s, clock)
+        state_store, number = election.state_store, election.state_store.kept.number
+        logs = {tp_of(log): log for log in election.logs.values()}
+        repaired = partial(_repair, logs, push or PushSettings(), verify_s, clock)
         losing = partial(
             with_loss,
             election,
@@ -180,22 +183,16 @@ def promote(  # noqa: PLR0913 - an operator's choices
             repaired=repaired,
             may_be_damaged=True,
         )
-        number = state_store.kept.number
         try:
             if lost or new:
                 if not accept_loss:
                     raise CantPromote(directory, "members are only given up with --accept-loss")
                 change = list_change(election, frozenset(lost), [str(Address.parse(one)) for one in new])
-                return _begun(election, losing(change=change), directory, last_contact.wall_ms, repaired)
-            if _original_of(election) is not None:
-                return _begun(election, losing(), directory, last_contact.wall_ms, repaired)
-            purpose = Purpose.PROMOTE_AND_CATCH_UP if catch_up else Purpose.PROMOTE
-            try:
-                done = Granted(election.run(purpose, timeout_s))
-            except (LogNotFit, RivalGenerations, TooFewMembers):
-                if not accept_loss or state_store.kept.number != number:
-                    raise
+                done = losing(change=change)
+            elif _original_of(election) is not None:
                 done = losing()
+            else:
+                done = _granted(election, losing if accept_loss else None, catch_up=catch_up, timeout_s=timeout_s)
             return _begun(election, done, directory, last_contact.wall_ms, repaired)
         except (LogNotFit, LogPoisoned, ReplicaUnreachable, TooFewMembers, OSError) as error:
             if state_store.kept.number == number:
@@ -206,6 +203,19 @@ def promote(  # noqa: PLR0913 - an operator's choices
                 f"{' --accept-loss' if accept_loss else ''}"
             )
             raise CantPromote(directory, why) from error
+
+
+def _granted(
+    election: Election, losing: "Callable[[], Granted] | None", *, catch_up: bool, timeout_s: float
+) -> "Granted":
+    """Lead by the members' grant. losing: what to do if it fails before a number was taken; None: raise."""
+    number = election.state_store.kept.number
+    try:
+        return Granted(election.run(Purpose.PROMOTE_AND_CATCH_UP if catch_up else Purpose.PROMOTE, timeout_s))
+    except (LogNotFit, RivalGenerations, TooFewMembers):
+        if losing is None or election.state_store.kept.number != number:
+            raise
+        return losing()
 
 
 @contextmanager
@@ -226,8 +236,8 @@ def election_in(  # noqa: PLR0913 - whose, and what it asks with
 ) -> Iterator[Election]:
     """The election of the member in `directory`, which its node has handed over; its logs are open until the end.
 
-    first: of an outbox that has no grant yet. may_be_copy: whose original is lost, and which is one no more once it
-    leads. take_s: how long a process that has the directory may take to end.
+    first: the first grant, for an outbox that has none. may_be_copy: also in a copy whose original is lost; it is no
+    copy any more once it leads. take_s: how long to wait for a process that has the directory to end.
     Raises CantPromote, DirectoryIsCopy, CorruptNodeFile, OSError.
     """
     with ExitStack() as stack:
@@ -275,9 +285,9 @@ def _begun(
 def _repair(
     logs: Mapping[TopicIdPartition, SegmentLog], push: PushSettings, verify_s: float, clock: Clock, grant: Grant
 ) -> tuple[tuple[str, ...], bool]:
-    """Read what is sealed, fetch what rotted from the others: (what is damaged still and why, whether all was read).
+    """Read the sealed segments, repair them from the others: (what is still damaged and why, whether all were read).
 
-    An opening looks at a log's end alone, so what rotted in a follower would be found when somebody reads it.
+    Opening a log checks its end alone, so damage in a follower would be found only when somebody reads it.
     """
     scrub, until_ms = next(iter(logs.values())).scrub, clock.monotonic_ms() + 1000 * verify_s
     passes = scrub.status.passes
@@ -323,7 +333,7 @@ def _settle_member(state_store: ElectionStateStore, directory: Path, member: int
 
 
 def _forget_member(state_store: ElectionStateStore, before: ElectionState) -> None:
-    """An index that was said, and that nothing was promised under, may be said otherwise the next time."""
+    """Forget a member index that an operator gave and that stored nothing, so that another may be given next time."""
     kept = state_store.kept
     if kept == replace(before, member=kept.member, unfilled=kept.unfilled):
         state_store.keep(replace(before, unfilled=kept.unfilled))
@@ -340,7 +350,7 @@ def _open_logs(
             config or NodeSettings().log_config,
             log_id=grant.topic_id,
             has_replicas=True,
-            on_lost=partial(state_store.note_lost, name),  # no node may have opened it since it lost records
+            on_lost=partial(state_store.note_lost, name),  # perhaps no node opened it since it lost records
             filesystem=held.filesystem,
             clock=held.clock,
         )
@@ -349,8 +359,8 @@ def _open_logs(
 
 
 class Granted(NamedTuple):
-    """By what to lead. unreached: members that a forced grant could not be shown to, and that are not said to be lost.
-    repaired: what `_repair` returned, where that was done before.
+    """The grant to lead by. unreached: members that a forced grant did not reach and that are not given as lost.
+    repaired: the result of `_repair`, if it ran before.
     """
 
     grant: Grant
@@ -383,7 +393,7 @@ class ListChange(NamedTuple):
         return bool(self.lost or self.new)
 
     def of(self, base: Grant) -> tuple[tuple[Member, ...], int]:
-        """The members and m that it makes."""
+        """The members and m of the new list."""
         if not self.is_any:
             return base.members, base.min_insync_replicas
         left = [one for one in base.members if one.index not in self.lost]
@@ -392,7 +402,7 @@ class ListChange(NamedTuple):
         return members, default_min_insync(len(members))
 
     def check_looked(self, directory: Path, base: Grant, own: int, found: Mapping[int, MemberAnswer]) -> None:
-        """Before anything is stored. Raises CantPromote, TooFewMembers."""
+        """Check the answers before anything is stored. Raises CantPromote, TooFewMembers."""
         answered = {index for index, one in found.items() if one.grant is not None and not one.is_unfilled}
         if alive := self.lost & answered:
             raise CantPromote(directory, f"member {min(alive)} answers: it is not lost")
@@ -402,7 +412,7 @@ class ListChange(NamedTuple):
     def check_stored(
         self, directory: Path, base: Grant, own: int, answers: Mapping[int, MemberAnswer], grant: Grant
     ) -> None:
-        """Before anybody leads by `grant`. Raises CantPromote."""
+        """Check the answers before anybody leads by `grant`. Raises CantPromote."""
         try:
             if self.is_any:
                 self._check(base, own, {index for index, one in answers.items() if one.grant == grant})
@@ -425,10 +435,10 @@ _SAME_LIST = ListChange()
 
 
 def list_change(election: Election, lost: frozenset[int], new: Sequence[str]) -> ListChange:
-    """Of the newest list that this member keeps. new: "host:port". Raises CantPromote."""
+    """The change of the newest list that this member has stored. new: "host:port". Raises CantPromote."""
     kept, directory = election.state_store.kept.grant, election.state_store.directory
     assert kept is not None, "it was looked at before"
-    if kept.is_led_alone and kept.leader == election.index:  # what was done before, and perhaps not to its end
+    if kept.is_led_alone and kept.leader == election.index:  # an earlier try, perhaps not finished
         lost -= {index for index in lost if 0 <= index < kept.next_index} - kept.indexes
         new = [address for address in new if kept.index_at(address) < 0]
     if unknown := lost - kept.indexes:
@@ -452,11 +462,11 @@ def with_loss(  # noqa: PLR0913 - what is accepted, and what it needs
     heard: Mapping[int, Heard] = MappingProxyType({}),
     may_be_damaged: bool = False,
 ) -> Granted:
-    """Too few answer, and that is accepted: compared with those that do. heard: of others, where this member leads.
+    """Force a grant although too few members answer. heard: what a leader here knows of members that are silent.
 
-    may_be_damaged: nobody appends here, so what this member lost, and none of those that answer holds, may be given up.
-    Raises LeaderMayBeAlive if one of them was in contact with it, NotAhead, NotLeader, LogNotFit, TooFewMembers if a
-    list is changed that the others could still lead by.
+    may_be_damaged: nobody appends here, so records that this member lost, and that no answering one holds, may be given
+    up. Raises LeaderMayBeAlive if one of them was in contact with it, NotAhead, NotLeader, LogNotFit, TooFewMembers if
+    a list is changed that the others could still lead by.
     """
     kept = election.state_store.kept.grant
     assert kept is not None, "it was looked at before"
@@ -485,14 +495,12 @@ def with_loss(  # noqa: PLR0913 - what is accepted, and what it needs
     theirs = {index: found[index].logs for index in compared}
     fetches = _fetches(own, theirs, catch_up=catch_up, is_anothers=newest.leader != own.index)
     before = base.renewed(epoch, own.index)
-    for fetch in fetches:  # before the others know the grant, by which they set aside what they hold
+    for fetch in fetches:  # before the others get the grant, by which they keep aside what they hold
         election.fetch(fetch, before)
     done = repaired(before)
     heard = {newest.leader: Heard(last_contact_ms), **heard}
     absent = {index: heard.get(index, Heard()) for index in base.indexes - {own.index, *found}}
-    accepted = _loss(_ends_of(election), last_contact_ms, absent, found)
-    accepted += "".join(f"; {loss}" for loss in _losses_shown(election.own()))
-    accepted += "" if original is None else f"; what directory {original.hex} took after it was copied to here"
+    accepted = _loss(election, last_contact_ms, absent, found)
     members = tuple(replace(one, directory_id=own.directory_id) if one.index == own.index else one for one in members)
     reached = {index for index, one in found.items() if base.is_member(index, one.directory_id)}
     grant = replace(
@@ -505,23 +513,27 @@ def with_loss(  # noqa: PLR0913 - what is accepted, and what it needs
             reached=reached,
         ).carrying(shown),
         accepted_loss=accepted,
-        # Offsets that the others gave out, and readers may have seen, are given out again: under another PID.
+        # Offsets that the others assigned, and that readers may have seen, will name other records: under another PID.
         pid_epoch=base.pid_epoch + 1 + secrets.randbelow(_PID_LEAP),
     )
     election.store(grant)
-    election.give_up_lost()  # not sooner: until the grant is stored this member must not count as whole
+    election.give_up_lost()  # not earlier: until the grant is stored this member must not count as whole
     answers = election.offer(grant, timeout_s)
-    for answer in answers.values():
-        shows = answer.grant
+    _check_none_newer(grant, answers)
+    change.check_stored(directory, base, own.index, answers, grant)
+    _LOG.error("%s leads without %s", directory, accepted)
+    stored = {index for index, answer in answers.items() if answer.grant == grant}
+    return Granted(grant, tuple(sorted(base.indexes - {own.index, *stored, *change.lost})), done)
+
+
+def _check_none_newer(grant: Grant, answers: Mapping[int, MemberAnswer]) -> None:
+    """Raise RivalGenerations or NotLeader if a member shows a grant that this one does not replace."""
+    for shows in (answer.grant for answer in answers.values()):
         if shows is not None and are_rivals(shows.generation, grant.generation):
             generations = {"generation": grant.generation, "rival": shows.generation}
             raise RivalGenerations(shows.leader, shows.epoch, **generations)
         if shows is not None and shows.rank > grant.rank:
             raise NotLeader(shows.leader, shows.epoch)
-    change.check_stored(directory, base, own.index, answers, grant)
-    _LOG.error("%s leads without %s", directory, accepted)
-    stored = {index for index, answer in answers.items() if answer.grant == grant}
-    return Granted(grant, tuple(sorted(base.indexes - {own.index, *stored, *change.lost})), done)
 
 
 def _refuse_twice(
@@ -531,8 +543,8 @@ def _refuse_twice(
     known: Mapping[int, MemberAnswer],
     timeout_s: float,
 ) -> None:
-    """Raise MemberTwice where a node that comes into the list is in it already, under whatever address. One that does
-    not answer is asked again by who leads.
+    """Raise MemberTwice if a node that comes into the list is in it already, under any address. The leader asks those
+    that do not answer again.
     """
     looked = election.describe_new(coming, timeout_s) if coming else {}
     seen = {one.directory_id: index for index, one in known.items() if index not in lost}
@@ -542,10 +554,10 @@ def _refuse_twice(
 
 
 def _of_one_generation(kept: Grant, found: Mapping[int, MemberAnswer]) -> tuple[dict[int, MemberAnswer], int]:
-    """The answers that are of this directory's history, and the newest generation that any of them showed.
+    """The answers of this directory's own generation, and the newest generation that any answer showed.
 
-    Raises OlderGeneration: where a newer one is led nothing is lost that this one could bring back. A rival's is passed
-    over: that this one goes on, and not that, is what is decided here.
+    Raises OlderGeneration if a newer one leads: then this directory has nothing to bring back. Answers of a rival are
+    left out: the operator has chosen this generation over it.
     """
     shown = [one.grant for one in found.values() if one.grant is not None]
     newest = newest_of([kept, *shown]) or kept
@@ -565,7 +577,9 @@ def _original_of(election: Election) -> UUID | None:
 def _fetches(
     own: MemberAnswer, others: Mapping[int, Mapping[int, MemberLog]], *, catch_up: bool, is_anothers: bool
 ) -> list[Fetch]:
-    """What has to be cut and fetched. is_anothers: another led since, so what was unfenced here is set aside."""
+    """What has to be cut and fetched. is_anothers: another member led since, so records that are unfenced here are kept
+    aside.
+    """
     fetches = []
     for partition, log in own.logs.items():
         held = [(logs[partition], index) for index, logs in others.items() if partition in logs]
@@ -590,16 +604,13 @@ def _ends_of(election: Election) -> Iterable[PartitionEnds]:
 
 
 def _loss(
-    ends: Iterable[PartitionEnds],
-    last_contact_ms: int,
-    absent: Mapping[int, Heard],
-    found: Mapping[int, MemberAnswer],
+    election: Election, last_contact_ms: int, absent: Mapping[int, Heard], found: Mapping[int, MemberAnswer]
 ) -> str:
-    """Who is absent and what is known of each, how far this log goes, how far those go that answered; each with its
-    last contact to a leader.
+    """What may be lost: which members are absent, and how far this log and those of all members are known to go, each
+    with its last contact to a leader; what this member itself lost; for a copy, what its original may hold.
     """
     parts = [f"members {sorted(absent)}", f"last contact with a leader {_time_shown(last_contact_ms)}"]
-    parts += _ends_shown((one.partition, one.high_watermark, one.log_end_offset) for one in ends)
+    parts += _ends_shown((one.partition, one.high_watermark, one.log_end_offset) for one in _ends_of(election))
     for index, heard in sorted(absent.items()):
         parts.append(f"member {index} does not answer: last contact {_time_shown(heard.contact_ms)}")
         parts += _ends_shown((number, "unknown", end) for number, end in sorted(heard.held.items()))
@@ -609,23 +620,22 @@ def _loss(
         parts.append(f"member {index}: last contact {'none' if age_ms is None else f'{age_ms / 1000:.1f} s ago'}")
         logs = sorted(answer.logs.items())
         parts += _ends_shown((number, log.high_watermark, log.log.log_end_offset) for number, log in logs)
+    for partition, log in sorted(election.own().logs.items()):
+        if log.why_unfit is not None:
+            end = "" if log.held_to is None else f", of {log.held_to.end_offset}"
+            parts.append(f"partition {partition}: lost here from offset {log.log.log_end_offset} on{end}")
+    if (original := _original_of(election)) is not None:
+        parts.append(f"what directory {original.hex} took after it was copied to here")
     return "; ".join(parts)
 
 
 def _check_fit(own: MemberAnswer, leading: Collection[int], *, may_be_damaged: bool) -> None:
-    """leading: the others that lead without this member, if they are enough. Raises LogNotFit."""
+    """leading: the others, if they are enough to lead without this member. Raises LogNotFit."""
     for partition, log in own.logs.items():
         if log.why_unfit is not None and leading:
             raise LogNotFit(partition, log.why_unfit, f"members {sorted(leading)} lead without it: promote one of them")
         if log.why_unfit is not None and not may_be_damaged:
             raise LogNotFit(partition, log.why_unfit)
-
-
-def _losses_shown(own: MemberAnswer) -> Iterator[str]:
-    for partition, log in sorted(own.logs.items()):
-        if log.why_unfit is not None:
-            end = "" if log.held_to is None else f", of {log.held_to.end_offset}"
-            yield f"partition {partition}: lost here from offset {log.log.log_end_offset} on{end}"
 
 
 def _time_shown(wall_ms: int) -> str:
@@ -636,9 +646,3 @@ def _ends_shown(ends: Iterable[tuple[int, int | str, int]]) -> list[str]:
     listed = [f"partition {number}: high watermark {hwm}, log end {end}" for number, hwm, end in ends]
     more = [f"and {len(listed) - _SHOWN_PARTITIONS} more partitions"] if len(listed) > _SHOWN_PARTITIONS else []
     return listed[:_SHOWN_PARTITIONS] + more
-
-
-def outbox_id_of(directory: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> UUID | None:
-    """Which outbox the member in `directory` belongs to; None where there is none. Raises CorruptNodeFile."""
-    found = find_election_state(directory, filesystem)
-    return None if found is None else found[0]

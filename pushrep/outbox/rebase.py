@@ -1,16 +1,16 @@
-"""`pushrep outbox rebase`: an outbox and its topic that hold other records at one position go on as one again.
+"""`pushrep outbox rebase`: an outbox and a topic that hold different records at one position agree again afterwards.
 
     topic   0 .......... 1000 ........ 2000                 what others, or a lost continuation, put there: [1000, 2000)
     log     0 .......... 1000 ..... 1500                    never shipped: [1000, 1500)
     after   0 .......... 1000 ..... 1500 ..... 2000         appended again as [1500, 2000) under a new PID epoch;
                                                             the originals are skipped for this topic
 
-Each step is on disk before the next, and one that is interrupted is finished by running it again:
+Each step is on disk before the next begins; a rebase that is interrupted is finished by running it again:
 
     the new PID epoch ─▶ what is to be done, in destinations.json ─▶ the records again ─▶ the originals skipped, done
 
-What is in the topic is found as shipping finds it (pushrep/kafka/resume.py). Of two records at one position
-readers that filter see the first; so a record of ours that came second is appended again as well.
+The topic's records are matched as by shipping (pushrep/kafka/resume.py). Of two records at one position a filtering
+reader sees the first, so a record of ours that came second is appended again as well.
 """
 
 import asyncio
@@ -52,14 +52,14 @@ _RECORDS_AT_ONCE = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rebased:
-    """What a rebase does, or would do: by log partition where its log ends, and the ranges that are appended again."""
+    """What a rebase did, or would do: by log partition its log's end, and the ranges that are appended again."""
 
     topic: str
     partitions: Mapping[int, Rebase]
 
     @property
     def records(self) -> int:
-        """How many are appended again."""
+        """How many records are appended again."""
         return sum(end - start for one in self.partitions.values() for start, end in one.again)
 
 
@@ -71,9 +71,9 @@ def rebase(
     filesystem: Filesystem = REAL_FILESYSTEM,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Rebased:
-    """Free an outbox that `OutboxDiverged` or `DestinationAhead` stopped; what was done. Nobody may have it open.
+    """Let an outbox that `OutboxDiverged` or `DestinationAhead` stopped go on. Nobody may have it open.
 
-    dry_run: change nothing, say what would be done.
+    dry_run: change nothing, only return what would be done.
     Raises RebaseRefused for records with the caller's own metadata, NoOutbox, LogLocked, CorruptDestinationsFile,
     DirectoryIsCopy for a member's, TopicMissing, KafkaUnreachable, DestinationRefused.
     """
@@ -111,10 +111,10 @@ def _planned(  # noqa: PLR0913, PLR0917 - both sides, and what is known of them
     known: Mapping[str, ShippingProgress],
     clock: Clock,
 ) -> ShippingProgress:
-    """With what is to be done in it, and how far it is once that is done."""
+    """The progress with the plan in it, and the progress after the plan."""
     facts = look_at_topic(destination, topic)
     origin = origin_of(identity, known.values())
-    # Under another epoch, so that a log that went back is read from its start, and refused by nobody.
+    # Under another epoch, so that a log that went back is read from its start instead of being refused.
     state = SinkState(logs, progress, identity.pid_epoch + 1, clock)
     contents = asyncio.run(read_contents(destination, facts, state, origin))
     plan, partitions = {}, {}
@@ -132,11 +132,11 @@ def _planned(  # noqa: PLR0913, PLR0917 - both sides, and what is known of them
 
 
 def appended_again(contents: TopicContents, partition: int, log_end: int) -> OffsetRanges:
-    """What readers of the topic that filter don't see of a log that ends there."""
+    """The ranges of a log with this end that filtering readers of the topic do not see."""
     skipped = contents.progress.skipped_of(partition)
     contested = contents.contested.get(partition, OffsetRanges())
     first_contested = min((start for start, _ in contested), default=log_end)
-    # What it holds was sent in order: retention has taken what it lacks below the last of it.
+    # Records were sent in order, so what the topic lacks below the last of them was removed by retention.
     below = [end for start, end in contents.held.get(partition, ()) if start < first_contested]
     first = max([contents.first[partition], *below])
     wanted = OffsetRanges([*contested, (first, log_end)])
@@ -169,7 +169,7 @@ def _append_again(directory: Path, identity: OutboxIdentity, progress: ShippingP
     ) as outbox:  # fmt: skip
         for partition, plan in progress.rebase.items():
             log = outbox.log(partition)
-            following = log.records(plan.log_end)  # of an earlier try, before anything else
+            following = log.records(plan.log_end)  # appended by an earlier try
             originals = _records(log, plan.again)
             left = originals
             for original, copy in zip(_records(log, plan.again), following, strict=False):
@@ -192,7 +192,7 @@ _Content = tuple[bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...
 
 
 def _content(record: Record, carrier: str) -> _Content:
-    """Value, the caller's key and headers, time: all but the position."""
+    """Value, the caller's key and headers, timestamp: everything but the position."""
     if carrier == "key":
         return record.value, None, record.headers, record.timestamp_ms
     headers = list(record.headers)

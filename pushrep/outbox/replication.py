@@ -1,13 +1,13 @@
-"""An outbox's replicas as a whole: who leads, by which grant, what is pushed, how far they are.
+"""An outbox's replicas as a whole: the lead and its grant, the pushing, the members and their lag.
 
     open    ─▶ Election: look, take a number, grant, fetch ─▶ PID epoch ─▶ start: Leading, wait for enough in sync
                └ too few answer: with ALL no record is taken, with LOCAL they go under an epoch without a grant;
                  `watch` looks on in the background until it leads
-    while open ─▶ a tick fails what waits for longer than delivery_timeout_ms
-               ─▶ change_members: writers stand still, a new grant, a new Leading; what waited goes on waiting
-               ─▶ a member with another directory than the grant's was filled: it comes in by grants that name it
+    while open ─▶ a tick fails batches that wait for longer than delivery_timeout_ms
+               ─▶ change_members: writers pause, a new grant, a new Leading; waiting batches move to it ─▶ a member with
+               a new directory is in sync: new grants name that directory
 
-NotLeader at the open: another has the lead. The directory then keeps that grant, and can go under a node as it is.
+NotLeader at the open: another member leads. The directory has stored that grant and can be put under a node as it is.
 """
 
 import logging
@@ -56,9 +56,9 @@ from pushrep.replicate.sockets import Address
 _LOG = logging.getLogger("pushrep.outbox")
 _PAUSE_S = 0.005  # between looks at the in-sync sets while `open` waits
 _LOOK_AGAIN_S = 0.5
-_UNASKED_WAIT_S = 2.0  # appends do not stand still for longer by a change that nobody asked for: then they are refused
+_UNASKED_WAIT_S = 2.0  # how long a change that nobody asked for pauses appends
 _NAME_AGAIN_S = 0.05  # between looks whether a member with a new directory was filled
-_ASK_S = 5.0  # whether this one leads is asked again
+_ASK_S = 5.0  # timeout of asking the members who leads
 _TICKS_PER_TIMEOUT = 4
 _TICK_MAX_S = 1.0
 _LEAD_LOOK_S = 0.25
@@ -94,20 +94,20 @@ class Replication:
         self._grant: Grant | None = None
         self._leading: Leading | None = None
         self._learners: dict[int, Replica] = {}
-        self._answered_ms: dict[int, int] = {}  # wall clock, by member
+        self._answered_ms: dict[int, int] = {}  # by member, wall clock
         self.own_appenders: Sequence[PartitionAppender] = ()
         self.on_identity: Callable[[OutboxIdentity], None] = lambda _identity: None
-        """Called with the identity of now when another PID begins while it is open."""
+        """Called with the new identity when another PID begins while the outbox is open."""
         self._changing = threading.Lock()
         self.step_lock = threading.Lock()
-        """Held for a step of a change of members (member_changes.py): one that comes second sees what the first did."""
+        """Held for each step of a change of members (member_changes.py): a second change sees the first one's."""
         self._stop = threading.Event()
         self._naming_lock = threading.Lock()
         self._is_naming = False
-        self._shown = False  # a replica showed its directory since that was looked at
+        self._shown = False  # a replica showed its directory since `_name_directories` ran
         self._threads: list[threading.Thread] = []
         self._tick: Tick | None = None
-        self._health: LeaderHealth | None = None  # where others stand by
+        self._health: LeaderHealth | None = None  # with standbys
         self.appenders: Mapping[int, PartitionReplicas] = {
             n: PartitionReplicas(
                 f"{log.topic}-{n}",
@@ -121,10 +121,10 @@ class Replication:
     # -- opening ---------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Try to become the leader; what other members have more is here then. Nobody appends yet.
+        """Try to become the leader, and fetch records that only other members have. Nobody appends yet.
 
-        Raises NotLeader, LogNotFit, NotAMember, ReplicaUnreachable if the member that is ahead goes away meanwhile, as
-        logs do.
+        Raises NotLeader, LogNotFit, NotAMember, ReplicaUnreachable if the member that is ahead goes away, the logs'
+        errors.
         """
         try:
             self._grant = self._run(self._renewal)
@@ -138,7 +138,7 @@ class Replication:
         self._identity = replace(self._identity, pid_epoch=pid_epoch)
         started = monotonic()
         if self._grant is not None and self._grant.pid_epoch != pid_epoch:
-            self.open()  # every member knows it before a record of that PID is anywhere
+            self.open()  # members know the PID epoch before any record has it
         if self._grant is None:
             if not self.needs_all:
                 self._election.begin_unfenced()
@@ -147,7 +147,9 @@ class Replication:
         self._wait_for_members(started, self._settings.open_timeout_s)
 
     def watch(self, appenders: Sequence[PartitionAppender]) -> None:
-        """From now on fail what waits in them for longer than `delivery_timeout_ms`; lead, if it could not yet."""
+        """From now on fail batches that wait for longer than `delivery_timeout_ms`; go on trying to lead, if it could
+        not yet.
+        """
         self.own_appenders = appenders
         if self.needs_all:
             every_s = min(_TICK_MAX_S, self._settings.delivery_timeout_ms / 1000 / _TICKS_PER_TIMEOUT)
@@ -158,8 +160,8 @@ class Replication:
             self._thread("pushrep-settle", self._end_solo_lead)
 
     def resign_in_time(self, times: TakeoverTimes, on_lost: Callable[[Exception], None]) -> None:
-        """From now on give up the lead where another may have it by `times`. on_lost(why), in a thread of its own: this
-        outbox does not lead any more, whyever. It may close the outbox.
+        """From now on give up the lead as soon as another may have it by `times`. on_lost(why) is called once in a
+        thread of its own when this outbox has lost the lead, for whatever reason. It may close the outbox.
         """
         self._health = LeaderHealth(times, self._clock.monotonic_ms())
         self._thread("pushrep-lead", partial(self._watch_lead, self._health, on_lost))
@@ -170,7 +172,7 @@ class Replication:
         if self._tick is not None:
             self._tick.end()
         for thread in self._threads:
-            if thread is not threading.current_thread():  # the thread that lost the lead closes the outbox
+            if thread is not threading.current_thread():  # `on_lost` may close the outbox
                 thread.join()
         with self._changing:  # a change that is under way leads anew at its end
             leading = self._leading
@@ -186,7 +188,7 @@ class Replication:
 
     @property
     def grant(self) -> Grant | None:
-        """By which this outbox leads; None while too few members answer."""
+        """The grant by which this outbox leads; None while too few members answer."""
         return self._grant if self._leading is not None else None
 
     @property
@@ -196,7 +198,7 @@ class Replication:
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """Of the newest grant, this directory's own too; of a change that is not settled, those of both lists."""
+        """The members of the newest grant, this one counted; during a change those of both lists."""
         grant = self._state_store.kept.grant or self._first()
         known = {one.index: one for one in (*grant.previous_members, *grant.members)}
         return tuple(known[index] for index in sorted(known))
@@ -213,19 +215,19 @@ class Replication:
         return {} if leading is None else leading.troubles()
 
     def lag(self) -> dict[str, ReplicaLag]:
-        """By address."""
+        """Each member's lag, by its address."""
         lags = self.lag_by_index()
         return {str(one.address): lags[one.index] for one in self._replicas()}
 
     def lag_by_index(self) -> dict[int, ReplicaLag]:
-        """By the member's index."""
+        """Each member's lag, by its index."""
         now_ms = self._clock.monotonic_ms()
         return {one.index: lag_of(one.index, self.appenders, self._logs, now_ms) for one in self._replicas()}
 
     # -- changing members ------------------------------------------------------------------------------------------
 
     def push_to(self, index: int, address: str) -> None:
-        """Push to a node that is to become member `index`: it gets everything, and counts for nothing yet."""
+        """Push to a node that is to become member `index`. It gets all records and has no vote yet."""
         with self._changing:
             replica = self._learners[index] = Replica(index, Address.parse(address))
             if self._leading is not None:
@@ -237,11 +239,11 @@ class Replication:
         return {index: str(one.address) for index, one in list(self._learners.items())}
 
     def forget_learner(self, index: int) -> None:
-        """It is a member now: the list of members alone says whether it is pushed to."""
+        """The node is a member now, and no learner."""
         self._learners.pop(index, None)
 
     def stop_pushing_to(self, index: int) -> None:
-        """It is to become no member after all: it gets nothing more. One that is no learner: nothing."""
+        """The node is not to become a member after all: stop pushing to it. Does nothing for one that is no learner."""
         with self._changing:
             if self._learners.pop(index, None) is not None and self._leading is not None:
                 self._leading.stop_pushing_to(index)
@@ -256,7 +258,7 @@ class Replication:
         return self._holds(lambda leader: leader.may_settle)
 
     def stop_addressing(self, index: int) -> Grant:
-        """A grant by which this member has no address, so that its node may become another one. Raises as
+        """Go on under a grant without this member's address, so that its node may become another member. Raises as
         `change_members`.
         """
         grant = self.change_members(lambda newest, epoch: newest.without_address(epoch, index))
@@ -266,16 +268,16 @@ class Replication:
         return grant
 
     def shows_another_directory(self, index: int) -> bool:
-        """Whether a member showed, since this leads, another directory than the one that the grant names."""
+        """Whether a member showed another directory than the grant names, since this outbox leads."""
         leading = self._leading
         return leading is not None and index in leading.strangers and leading.grant.directory_of(index) is not None
 
     def change_members(self, change: Change, *, wait_s: float | None = None) -> Grant:
-        """Go on under the grant that `change(newest grant, its number)` makes. Appends wait meanwhile, and with ALL
-        until enough are in sync again, up to `wait_s` (None: `open_timeout_s`).
+        """Go on under the grant that `change(newest grant, new epoch)` makes. Appends wait meanwhile, and with ALL
+        until enough members are in sync again, up to `wait_s` (None: `open_timeout_s`).
 
         Raises TooFewMembers, BadGrant, NotEnoughReplicas or NotLeader if it does not lead now. If it stops half-way,
-        it goes on as an open that found too few.
+        the outbox goes on as after an open that found too few members.
         """
         with self._changing:
             grant = self._state_store.kept.grant or self._first()
@@ -286,15 +288,15 @@ class Replication:
                 raise refusal
             with writes_paused(self.appenders.values()), holding_back(self.appenders.values()):
                 granted, started = self._hand_over(partial(self._run, change)), monotonic()
-                if granted.may_acknowledge(granted.indexes - granted.entering):  # else only once that is settled
+                if granted.may_acknowledge(granted.indexes - granted.entering):  # else not before the change is settled
                     self._wait_for_members(started, self._settings.open_timeout_s if wait_s is None else wait_s)
                 return granted
 
     def hold_takeovers(self, length_ms: int, reason: str) -> Grant:
-        """A grant by which no standby takes over by itself for so long; 0: from now on they may. `promote` does.
+        """Go on under a grant by which no standby takes over by itself for so long; 0 ends that. `promote` still does.
 
-        As many members keep it as meet every majority. Raises CantHold before anything is changed where too few answer
-        that can, or later where too few stored it; NotEnoughReplicas, NotLeader as `change_members`.
+        Enough members store it to meet every majority. Raises CantHold before anything is changed if too few members
+        that can store it answer, or later if too few stored it; NotEnoughReplicas, NotLeader as `change_members`.
         """
         with self._changing:
             grant = self._state_store.kept.grant or self._first()
@@ -323,7 +325,7 @@ class Replication:
                 raise CantHold(f"{needed}, and {silent} do not: {what_to_do}")
 
     def check_enough_answer(self) -> None:
-        """Raise TooFewMembers if those that answer now are too few to lead. Waits for them."""
+        """Ask the members, and raise TooFewMembers if too few to lead answer."""
         with self._changing:
             grant = self._state_store.kept.grant or self._first()
             found = self._election.describe_members(grant, min(_ASK_S, self._settings.open_timeout_s))
@@ -332,10 +334,10 @@ class Replication:
 
     def replace_lost(self, lost: frozenset[int], new: Sequence[str]) -> Granted:
         """Go on under a forced grant: the directories of `lost` are destroyed, and the nodes at `new` come into the
-        list. Another PID begins; what waits goes on waiting, until enough of the new list hold everything.
+        list. Another PID begins; waiting batches go on waiting, until enough members of the new list hold everything.
 
         Raises CantChangeMembers, CantPromote, TooFewMembers before anything is changed; NotLeader, RivalGenerations,
-        OSError. If it stops half-way, it goes on as an open that found too few.
+        OSError. If it stops half-way, the outbox goes on as after an open that found too few members.
         """
         with self._changing:
             grant, own = self._state_store.kept.grant, self._identity.member
@@ -370,7 +372,7 @@ class Replication:
             return forced[0]
 
     def _last_contacts(self, grant: Grant) -> dict[int, Heard]:
-        """How far the others said that they hold the records, and when one of them answered last."""
+        """Of each other member: the offsets that it acknowledged, and when it answered last."""
         led = {} if self._leading is None else self._leading.partitions
         return {
             index: Heard(
@@ -381,11 +383,11 @@ class Replication:
         }
 
     def _force(self, change: ListChange, heard: Mapping[int, Heard]) -> Granted:
-        """Nobody leads here now, and nothing is written."""
+        """Force a grant. The caller has stopped leading and pauses writes."""
         try:
             return with_loss(
                 self._election,
-                self._clock.wall_ms(),  # with a leader: it is here
+                self._clock.wall_ms(),  # last contact with a leader: this member led until now
                 catch_up=False,
                 timeout_s=self._settings.open_timeout_s,
                 repaired=lambda _grant: ((), True),
@@ -394,7 +396,7 @@ class Replication:
             )
         finally:
             kept = self._state_store.kept.grant
-            if kept is not None and kept.pid_epoch > self._identity.pid_epoch:  # it is stored, whatever came then
+            if kept is not None and kept.pid_epoch > self._identity.pid_epoch:  # stored, even if a later step failed
                 self._begin_pid_epoch(kept, change.lost)
 
     def _begin_pid_epoch(self, grant: Grant, lost: frozenset[int]) -> None:
@@ -405,15 +407,16 @@ class Replication:
         self.on_identity(self._identity)
         try:
             write_identity(self._state_store.filesystem, self._state_store.directory, self._identity)
-        except OSError as error:  # the next opening reads it from the grant
+        except OSError as error:  # the next opening takes it from the grant
             _LOG.warning(
-                "%s: outbox.json does not show PID epoch %d: %s", self._state_store.directory, grant.epoch, error
+                "%s: outbox.json does not show PID epoch %d: %s", self._state_store.directory, grant.pid_epoch, error
             )
 
     def leads_by_the_newest_grant(self) -> bool:
-        """Whether min_insync_replicas members answer, this one counted, and none keeps a newer grant than this one's.
+        """Ask the members: whether min_insync_replicas of them answer, this one counted, and none has stored a newer
+        grant.
 
-        So many meet every set of members that could have granted a lead to another. Waits for them.
+        So many meet every set of members that could have granted a lead to another.
         """
         with self._changing:
             grant = self.grant
@@ -428,7 +431,7 @@ class Replication:
         return any(len(one.members & answered) >= one.min_insync_replicas for one in grant.quorums)
 
     def _lost(self) -> Exception | None:
-        """Why it will not lead again before it is opened anew; None: it leads, or it may."""
+        """Why this outbox can't lead again before it is opened anew; None if it leads or still may."""
         for appender in self.appenders.values():
             led = appender.led
             if (why := appender.failure or (None if led is None else led.resigned)) is not None:
@@ -455,9 +458,7 @@ class Replication:
             return
 
     def _resign(self, why: LeadGivenUp) -> LeadGivenUp:
-        """Nothing is appended, shipped or pushed any more; members that are reached get a last beat: this leader has
-        gone.
-        """
+        """Stop appending, shipping and pushing; tell the members that can be reached that this leader has gone."""
         _LOG.error("%s: %s", self._state_store.directory, why)
         for appender in self.appenders.values():
             appender.failure = why
@@ -477,7 +478,7 @@ class Replication:
         return None
 
     def _hand_over(self, run: Callable[[], Grant]) -> Grant:
-        """Lead by the grant that `run` makes; batches that wait go on waiting under it."""
+        """Lead by the grant that `run` makes; waiting batches go on waiting under it."""
         led, waiting = self._leading, self._leading.hand_over() if self._leading is not None else {}
         self._leading = self._grant = None
         for appender in self.appenders.values():
@@ -491,7 +492,7 @@ class Replication:
                     callback(MayStillBeDelivered(f"the members could not be changed: {error}"))
             if not self.needs_all and isinstance(error, CantPromote | TooFewMembers):
                 self._election.begin_unfenced()
-            if led is not None:  # else somebody looks on already
+            if led is not None:  # else `_look_on` runs already
                 self._thread("pushrep-look", self._look_on)
             raise
         for number, of_partition in waiting.items():
@@ -507,7 +508,7 @@ class Replication:
         return self._election.run(Purpose.OPEN, timeout_s, first=first, change=change, may_cut=may_cut)
 
     def _first(self) -> Grant:
-        """Of an outbox that nobody has led yet."""
+        """The first grant of an outbox that nobody has led yet."""
         identity, epoch = self._identity, next_ballot(self._identity.member, -1)
         return Grant(
             outbox_id=UUID(identity.outbox_id),
@@ -524,7 +525,7 @@ class Replication:
         )
 
     def _renewal(self, base: Grant, epoch: int) -> Grant:
-        """The same again, with where members listen now and the PID epoch of now."""
+        """The grant again, with the current addresses and PID epoch."""
         addresses = dict(self._identity.replicas)
         members = tuple(replace(one, address=addresses.get(one.index) or one.address) for one in base.members)
         pid_epoch = max(base.pid_epoch, self._identity.pid_epoch)
@@ -549,7 +550,7 @@ class Replication:
         leading.start()
         for number, appender in self.appenders.items():
             appender.needed, appender.led = grant.min_insync_replicas, leading.partitions[number]
-        if leading.directories:  # shown before it was led here: that was too early to see to it
+        if leading.directories:  # shown before `on_directory` was set
             self._see_directory(grant, leading)
         return leading
 
@@ -559,7 +560,7 @@ class Replication:
             self._health.on_answer(index, self._clock.monotonic_ms())
 
     def _see_directory(self, grant: Grant, leading: Leading) -> None:
-        """A replica showed its directory. If one is to come in, a thread sees to it until that is done."""
+        """A replica showed its directory. If the grant is to name it, start the thread that does so."""
         if not (grant.nameless or grant.entering or leading.strangers):
             return
         with self._naming_lock:
@@ -569,7 +570,7 @@ class Replication:
                 self._thread("pushrep-directories", self._name_on)
 
     def _name_on(self) -> None:
-        """While it leads: a replica with another directory than the grant's comes in once it was filled."""
+        """Make grants name the members' new directories, each once it is in sync; end when there are none."""
         pause_s, logged = 0.0, ""
         while not self._stop.wait(pause_s):
             with self._naming_lock:
@@ -588,7 +589,7 @@ class Replication:
                     return
 
     def _name_directories(self) -> bool:
-        """One step. Whether there is another one to come."""
+        """One step of `_name_on`. Whether another one is to come."""
         grant, leading = self.grant, self._leading
         if grant is None or leading is None or self._why_not_leading() is not None:
             return False
@@ -611,13 +612,13 @@ class Replication:
         return bool(strangers)
 
     def _names_missing(self, grant: Grant, leading: Leading) -> dict[int, UUID]:
-        """The directories of members that the grant does not name, once each of them has said its own."""
+        """The directories of the members without one in the grant, once each of them has shown its own."""
         shown = {**leading.directories, self._identity.member: self._state_store.directory_id}
         names = {index: one for index in grant.nameless if (one := shown.get(index)) is not None}
         return names if names.keys() == grant.nameless and not leading.strangers else {}
 
     def _change_if_still(self, grant: Grant, change: Change) -> None:
-        """`change_members`, or a renewal if the list is another by then."""
+        """`change_members`, or a mere renewal if the list has changed meanwhile."""
 
         def changed(newest: Grant, epoch: int) -> Grant:
             is_still = (newest.members, newest.previous_members) == (grant.members, grant.previous_members)
@@ -626,7 +627,7 @@ class Replication:
         self.change_members(changed, wait_s=_UNASKED_WAIT_S)
 
     def _look_on(self) -> None:
-        """Until enough members answer. What can't be done beside appends is left to the next open."""
+        """Try to lead until enough members answer. A log that would have to be cut is left to the next open."""
         try:
             while not self._stop.wait(_LOOK_AGAIN_S) and self._lost() is None:
                 with self._changing:
@@ -655,7 +656,7 @@ class Replication:
                 _LOG.warning("the new list of members can't be settled yet: %s", error)
 
     def _lead_if_enough(self) -> bool:
-        if self._leading is not None:  # by a forced grant
+        if self._leading is not None:  # a forced grant came first
             return True
         grant = self._state_store.kept.grant or self._first()
         found = self._election.describe_members(grant, self._settings.open_timeout_s)
@@ -677,8 +678,8 @@ class Replication:
         return True
 
     def _wait_for_members(self, started_s: float, wait_s: float) -> None:
-        """Until enough are in sync to take records with ALL, or another leads, or it took too long."""
-        waiting = deque(self.appenders.values())  # to look at all thousands again and again would delay the pushers
+        """With ALL wait until enough members are in sync to append, another leads, or `wait_s` is over."""
+        waiting = deque(self.appenders.values())  # looking at thousands often would delay pushers
         while self.needs_all and monotonic() - started_s < wait_s:
             while waiting and (led := waiting[0].led) is not None and (led.may_append_all or led.resigned):
                 waiting.popleft()

@@ -1,4 +1,4 @@
-"""The settings of an outbox that may differ from open to open; values refuse nonsense at birth."""
+"""The settings of an outbox that may differ from open to open; each class checks its values when it is made."""
 
 import math
 from collections.abc import Sequence
@@ -19,32 +19,32 @@ if TYPE_CHECKING:
     from pushrep.health import HealthSettings
 
 BATCH_BYTES = 256 << 10
-"""Stays in the processor's cache while it is encoded and summed."""
+"""So that a batch stays in the processor's cache while it is encoded and its CRC is computed."""
 BUFFER_BYTES = 64 << 20
 _MEMBERS_MAX = 256  # an index has 8 bits
 _TAKEOVER_AFTER_MIN_MS = 2_000  # a leader beats once a second
 _DURATION_MAX_MS = 1 << 40
-"""34 years; the system's own waits end at a few centuries, and fail beyond."""
+"""34 years: the operating system's waits fail for a few centuries or more."""
 
 
 class Acks(Enum):
-    """Who must have a record before its receipt says so."""
+    """Who must have a record before its receipt is done."""
 
     LOCAL = auto()
-    """This machine's log, by the outbox's durability."""
+    """This member's log, with the outbox's durability."""
 
     ALL = auto()
     """The log and every in-sync replica."""
 
 
 class OnDiverged(Enum):
-    """What appends do once the topic is found to hold other records than the log."""
+    """What appends do once the topic turns out to hold other records than the log."""
 
     REFUSE = auto()
-    """They raise what stopped the shipping."""
+    """They raise the error that stopped the shipping."""
 
     GO_ON = auto()
-    """The log takes them; nothing is shipped before `pushrep outbox rebase`."""
+    """They go on; nothing is shipped before `pushrep outbox rebase`."""
 
 
 _WORDS = (
@@ -180,7 +180,7 @@ def _check_health(value: object) -> None:
 
 
 def check_flags(**flags: object) -> None:
-    """Raise SettingRefused for one that is neither True nor False: the text "no" counts as true in Python."""
+    """Raise SettingRefused for a flag that is neither True nor False: the text "no" is true in Python."""
     for setting, value in flags.items():
         if not isinstance(value, bool):
             raise SettingRefused(setting, f"give True or False, not {value!r}")

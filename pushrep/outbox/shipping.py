@@ -1,10 +1,10 @@
-"""An outbox's way to Kafka: opened with the outbox, closed before its logs are, and what the logs keep for it.
+"""Shipping an outbox to Kafka: opened with the outbox, closed before its logs; and what the logs keep for it.
 
 A destination that was used once holds its unsent records in the logs, whether the outbox is opened with it or not,
 until it is dropped by name. Kafka's clients are loaded when there is a destination, and not before.
 
-How many partitions of a topic are used stands in the grant, so that each member has it on disk before the first batch
-is sent. Grant.destinations: topic id and n of each destination; of one that was repartitioned, oldest first.
+The grant holds how many partitions of a topic are used, so that each member has that on disk before the first batch is
+sent. Grant.destinations: topic id and n of each destination; of a repartitioned one, oldest first.
 """
 
 import logging
@@ -49,11 +49,13 @@ class GrantedPartitionCounts:
         self._replication = replication
 
     def known(self, topic_id: UUID) -> tuple[int, ...]:
-        """As in the grant by which it leads. Raises PartitionCountNotStored while it does not lead."""
+        """The partition count in the grant by which this outbox leads. Raises PartitionCountNotStored while it does not
+        lead.
+        """
         return tuple(one.partitions for one in self._grant().destinations if one.topic_id == topic_id)
 
     def keep(self, topic_id: UUID, partitions: tuple[int, ...]) -> None:
-        """A new grant that says so, unless the grant does already. Raises PartitionCountNotStored."""
+        """Store the count in a new grant, unless the grant has it already. Raises PartitionCountNotStored."""
         replication = self._replication
         if self.known(topic_id) == partitions:
             return
@@ -81,7 +83,7 @@ class GrantedLeadership:
         self._replication = replication
 
     def is_newest(self) -> bool:
-        """Whether enough members answer, and none keeps a newer grant than the one that this outbox leads by."""
+        """Whether enough members answer, and none has stored a newer grant than the one that this outbox leads by."""
         try:
             return self._replication.leads_by_the_newest_grant()
         except (PushrepError, OSError) as error:
@@ -91,7 +93,7 @@ class GrantedLeadership:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShippingSource:
-    """What there is to ship from. copy_id: the directory's own id, if it is a copy of another that may be in use."""
+    """What is shipped. copy_id: the directory's own id, if it is a copy of another that may be in use."""
 
     directory: Path
     identity: OutboxIdentity
@@ -113,7 +115,7 @@ class Shipping:
         self._dropping = threading.Lock()
 
     def lag(self) -> "dict[str, DestinationLag]":
-        """By `kafka:<topic>`; empty without a destination."""
+        """The lag, by `kafka:<topic>`; empty without a destination."""
         return {} if self.sink is None else {holder_name(self.sink.topic): self.sink.lag()}
 
     def wait(self, flush: Callable[[float | None], None], timeout: float | None) -> None:
@@ -139,17 +141,17 @@ class Shipping:
         self.sink.skip(checked_skip(skip, self.sink.needed_from(partition), ends[partition]))
 
     def when_diverged(self, call: Callable[[Exception], None]) -> None:
-        """`call` learns once that the logs and the topic are not one any more; from any thread."""
+        """Call `call(error)` once, in any thread, when the topic turns out to hold other records than the logs."""
         if self.sink is not None:
             self.sink.when_diverged(call)
 
     def when_head_was_cut(self, call: Callable[[str], None]) -> None:
-        """`call` learns why what is appended from now on needs another PID; from any thread."""
+        """Call `call(why)`, in any thread, when records that are appended from then on need another PID."""
         if self.sink is not None:
             self.sink.when_head_was_cut(call)
 
     def stop(self) -> None:
-        """Ship nothing more: another leads. Raises OSError."""
+        """Stop shipping, because another member leads. Raises OSError."""
         if self.sink is not None:
             self.sink.close()
 
@@ -192,9 +194,10 @@ def start_shipping(
     timeout_s: float,
     on_diverged: OnDiverged = OnDiverged.REFUSE,
 ) -> Shipping:
-    """Ship from now on; `resources` ends it. Waits so long until the topic is known, then goes on without.
+    """Ship from now on; `resources` ends it. Waits up to `timeout_s` for the topic's metadata, then goes on without.
 
-    Raises what refuses the topic, CorruptDestinationsFile, OutboxDiverged, DestinationAhead, TopicLostRecords.
+    Raises the error for a topic that can't be used, CorruptDestinationsFile, OutboxDiverged, DestinationAhead,
+    TopicLostRecords.
     """
     sink = None
     if destination is not None:
@@ -222,8 +225,8 @@ def _hold(to_ship: ShippingSource, sink: "KafkaSink | None") -> None:
 
 
 def origin_of(identity: OutboxIdentity, progress: Iterable[ShippingProgress]) -> "RecordOrigin":
-    """By which PIDs the outbox's records in a topic are known: of its present epoch, of those that could follow, and of
-    earlier ones, which after a leap are in destinations.json.
+    """The PIDs of the outbox's records in a topic: of its present epoch, of those that could follow, and of earlier
+    ones, which after a leap are in destinations.json.
     """
     from pushrep.kafka.resume import RecordOrigin  # noqa: PLC0415
 

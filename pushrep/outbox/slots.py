@@ -1,13 +1,13 @@
-"""Many workers below one directory: each takes a free slot, which is an outbox of its own.
+"""Many workers below one directory: each opens a free slot, which is an outbox of its own.
 
     <directory>/slot-0/outbox.json, orders-0, ...      held by worker 4711
                /slot-1/...                             held by worker 4712
                /slot-2/...                             free: its worker died; the next one goes on with it
 
 An outbox has one writer, and each worker of gunicorn, uvicorn, celery or multiprocessing is a process. A slot is held
-by its directory's lock, which the system frees when its process ends, however it ends. The PID is the slot's, so
-readers filter what a worker's successor sends again. What a worker had not shipped when it ended is
-shipped by the next one in its slot, or by `pushrep ship`.
+by its directory's lock, which the system frees when its process ends, however that ends. The PID is the slot's, so
+readers filter records that a worker's successor sends again. Records that a worker had not shipped when it ended are
+shipped by the slot's next worker, or by `pushrep ship`.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ _Outbox = TypeVar("_Outbox")
 
 
 def open_free_slot(directory: Path | str, slots: int, open_outbox: Callable[[Path], _Outbox]) -> _Outbox:
-    """The outbox of the first slot that no process holds. Raises NoFreeSlot, SettingRefused, what opening raises."""
+    """Open the first slot that no process holds. Raises NoFreeSlot, SettingRefused, what opening raises."""
     parent = checked_path("directory", directory)
     if isinstance(slots, bool) or not isinstance(slots, int) or not 1 <= slots <= SLOTS_MAX:
         raise SettingRefused("slots", f"give 1 to {SLOTS_MAX}, got {slots!r}")
@@ -59,7 +59,7 @@ def refuse_other_kinds(directory: Path) -> None:
 
 
 def _candidates(parent: Path, slots: int) -> Iterator[Path]:
-    """Slots that were used first: what a dead worker left is not to wait for the last one."""
+    """Used slots first, so that a dead worker's records are shipped soon."""
     used = [path for path in slot_directories(parent) if int(path.name.rpartition("-")[2]) < slots]
     yield from used
     yield from (path for path in (slot_path(parent, slot) for slot in range(slots)) if path not in used)

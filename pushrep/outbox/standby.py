@@ -6,8 +6,8 @@
                     ▲                                                        │ not enough, or another was faster
                     └────────────────────────────────────────────────────────┘
 
-While it leads, Replication gives the lead up in time (`resign_in_time`). The directory is `<data>/<outbox id>` of the
-node; `<data>` alone is enough where one outbox of the topic lies there. Nothing here decides who leads: the ballots do.
+While it leads, Replication gives the lead up in time (`resign_in_time`). The directory is the node's `<data>/<outbox
+id>`; `<data>` is enough if only one outbox of the topic lies there. The election decides who leads, not this module.
 """
 
 import logging
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("pushrep.outbox")
 _DIGITS = re.compile(r"[0-9.]+")
 _POLL_S = 0.2
-_WHY_CHARACTERS = 500  # of what the node gets: its line is short
+_WHY_CHARACTERS = 500  # of the reason sent to the node, whose line is limited
 _ASK_NODE_S = 1.0
 _ROUND_S = (1.0, 2.0)
 """How long a standby asks for the lead at a time, from the least to the most: each member its own (`_round_s`). While
@@ -67,11 +67,11 @@ answer, the one with the shorter time gives the directory back to its node, whic
 _PASSES = (
     ReplicationError, ReplicaUnreachable, CantPromote, DirectoryIsCopy, LogLocked, LogPoisoned, OSError,
 )  # fmt: skip
-"""What may be over soon: members that are away, an election that another won, a directory that is still in use."""
+"""Errors that may pass: members that are away, an election that another won, a directory that is still in use."""
 
 
 class LeadingOutbox(Protocol):
-    """What standing by asks of the outbox that it opens: an `Outbox` has it."""
+    """What a standby needs of the outbox that it opens."""
 
     @property
     def facts(self) -> Facts: ...
@@ -80,15 +80,15 @@ class LeadingOutbox(Protocol):
 
 _Outbox = TypeVar("_Outbox", bound=LeadingOutbox)
 OnState = Callable[[StandbyState, str], object]
-"""Called with the state, and why it is no better one, whenever either changes; it must not wait."""
+"""Called with the state and the reason for it whenever either changes; it must not wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandbyRequest:
-    """What `Outbox.stand_by` was asked for.
+    """The arguments of `Outbox.stand_by`.
 
-    directory: as `Outbox.stand_by` takes it. carrier: None for the grant's. cancel: set, it waits no longer.
-    health: where it answers for its health meanwhile.
+    carrier: None for the grant's. cancel: when it is set, it waits no longer.
+    health: where probes are answered while it waits.
     """
 
     directory: Path
@@ -107,7 +107,7 @@ class StandbyRequest:
 
 
 def refuse_standby(directory: Path, settings: Mapping[str, Any]) -> None:
-    """Worker slots, and those settings of `Outbox.open` that a standby does not take. Raises SettingRefused,
+    """Refuse worker slots, and settings of `Outbox.open` that a standby does not take. Raises SettingRefused,
     CantStandBy.
     """
     if "slots" in settings or slot_directories(directory) or directory in slot_directories(directory.parent):
@@ -123,8 +123,8 @@ def refuse_standby(directory: Path, settings: Mapping[str, Any]) -> None:
 
 
 def with_retention(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Those, with the default of a new outbox for what Kafka has, unless they say otherwise: by which version it was
-    made is not known once several members have led it.
+    """The settings, with a new outbox's default retention if there is a Kafka destination and they set none. The
+    default does not depend on the version that made the outbox: several members may have led it.
     """
     config = settings.get("log_config") or LogConfig()
     given = (*(settings.get(name) for name in RETENTION), *(getattr(config, name) for name in RETENTION))
@@ -134,7 +134,7 @@ def with_retention(settings: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class GrantedMember(NamedTuple):
-    """The directory of a member, and what it promised."""
+    """The directory of a member, and its stored election state."""
 
     directory: Path
     outbox_id: UUID
@@ -142,7 +142,7 @@ class GrantedMember(NamedTuple):
 
 
 def members_at(directory: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> list[GrantedMember]:
-    """`directory` itself, or those in a node's, that keep a grant. Raises CorruptNodeFile, OSError."""
+    """The members' directories: `directory` itself, or those in a node's. Raises CorruptNodeFile, OSError."""
     places = [directory]
     if filesystem.exists(directory / REPLICA_EPOCH_NAME):
         places += [directory / name for name in sorted(filesystem.list(directory)) if _is_id(name)]
@@ -152,22 +152,26 @@ def members_at(directory: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> lis
 
 
 class WaitingMember(Generic[_Outbox]):
-    """One member's waiting. open_outbox(directory, the other members' addresses, carrier): opens what was granted."""
+    """One member that stands by. open_outbox(directory, the other members' addresses, carrier) opens the granted
+    outbox.
+    """
 
     def __init__(self, asked: StandbyRequest, open_outbox: Callable[[Path, Sequence[str], str], _Outbox]) -> None:
         self._asked, self._open_outbox = asked, open_outbox
         self._rules = Standby(asked.times, random.randrange)
         self._heard_ms = asked.clock.monotonic_ms()
-        """When the node had contact with the leader last, as far as it said; before it says anything: now."""
+        """When the node last had contact with the leader, by its last answer; before any answer: now."""
         self._shown = self._why = ""
-        self._health = ExitStack()  # of its server
+        self._health = ExitStack()  # the health server
         self._serves_health = False
         self._why_silent = ""
         self._found: GrantedMember | None = None
         self._follower: PositionsFollower | None = None
 
     def run(self) -> _Outbox:
-        """Until it leads. Raises StandbyCancelled, CantStandBy, what an opening raises that does not pass by itself."""
+        """Wait until it leads, and return the open outbox. Raises StandbyCancelled, CantStandBy, an opening's errors
+        that do not pass.
+        """
         try:
             return self._run()
         finally:
@@ -195,7 +199,7 @@ class WaitingMember(Generic[_Outbox]):
         raise StandbyCancelled(self._asked.directory)
 
     def _follow(self, found: GrantedMember | None) -> None:
-        """What an opening would have to read of the logs, it reads while it waits."""
+        """Read the logs' positions while it waits, so that opening takes less time."""
         if self._follower is None and found is not None and found.kept.grant is not None:
             topic, count, carrier = found.kept.grant.topic, found.kept.grant.partitions, found.kept.grant.carrier
             logs = [found.directory / log_name(topic, n) for n in range(count)]
@@ -207,7 +211,7 @@ class WaitingMember(Generic[_Outbox]):
             self._follower = None
 
     def _find(self) -> GrantedMember | None:
-        """The outbox here that was granted, of this topic. Raises CantStandBy for two of them, OutboxDiffers."""
+        """The directory of the granted outbox of this topic. Raises CantStandBy if there are two, OutboxDiffers."""
         asked = self._asked
         found = [
             (one, one.kept.grant)
@@ -224,7 +228,7 @@ class WaitingMember(Generic[_Outbox]):
         return one
 
     def _check_same(self, kept_in: Path, grant: Grant) -> None:
-        """What `open` would refuse once this instance leads is refused before it takes the lead from anybody."""
+        """Refuse before taking the lead what `open` would refuse afterwards."""
         asked = self._asked
         for setting, stored, got in (
             ("topic", grant.topic, asked.topic),
@@ -248,9 +252,7 @@ class WaitingMember(Generic[_Outbox]):
         )
 
     def _contact_age_ms(self) -> int | None:
-        """As the node answers, which gets the state with the question. If it does not answer: its last answer, older by
-        the time since.
-        """
+        """Ask the node and tell it this standby's state. If it does not answer: its last answer plus the time since."""
         now_ms, home = self._asked.clock.monotonic_ms(), self._asked.directory
         if self._found is not None or not self._asked.filesystem.exists(home / REPLICA_EPOCH_NAME):
             home = (home if self._found is None else self._found.directory).parent
@@ -291,9 +293,10 @@ class WaitingMember(Generic[_Outbox]):
                 clock=asked.clock,
             ) as election:
                 kept = election.state_store.kept.grant
-                if kept is not None and kept.rank > grant.rank:  # it came after this one began to look
+                if kept is not None and kept.rank > grant.rank:  # it was stored after this one looked
                     raise NotLeader(kept.leader, kept.epoch)
-                # Its own lead it takes from nobody: another's newer grant is kept then, and followed.
+                # The leader by the grant only renews its lead; if another has a newer grant, it stores that and
+                # follows.
                 purpose = Purpose.OPEN if grant.leader == election.index else Purpose.PROMOTE_AND_CATCH_UP
                 standby = StandbyElection(self._why_not_take_over, asked.clock.wall_ms())
                 patience_s = min(_round_s(grant, election.index), asked.open_timeout_s)
@@ -308,7 +311,7 @@ class WaitingMember(Generic[_Outbox]):
 
     def _opened(self, directory: Path, granted: Grant) -> _Outbox:
         others = [one.address for one in granted.members if one.index != granted.leader and one.address]
-        self._health.close()  # the outbox serves it from here on, at the same address
+        self._health.close()  # from here on the outbox answers probes at the same address
         self._serves_health = False
         outbox = self._open_outbox(directory, others, granted.carrier)
         replication = outbox.facts.replication
@@ -328,7 +331,7 @@ class WaitingMember(Generic[_Outbox]):
         return outbox
 
     def _leads_soon(self, facts: Facts) -> bool:
-        """Waits up to open_timeout_s: a member that is needed may be in another standby's hands, and is asked again."""
+        """Wait up to open_timeout_s: a member is asked again, as another standby may have its directory."""
         until_ms = self._asked.clock.monotonic_ms() + 1000 * self._asked.open_timeout_s
         while leading_state(facts)[0] is LeadingState.LOOKING and self._asked.clock.monotonic_ms() < until_ms:
             if self._asked.cancel.wait(_POLL_S):
@@ -336,14 +339,14 @@ class WaitingMember(Generic[_Outbox]):
         return leading_state(facts)[0] is LeadingState.LEADING and not self._asked.cancel.is_set()
 
     def _serve_health(self) -> None:
-        """Probes and scrapers find a process that lives and is not ready: an outbox answers them only once it leads."""
+        """Answer probes while it stands by: alive, and not ready."""
         settings = self._asked.health
 
         def problems() -> list[Problem]:
             state = self._rules.state.value
             return [Problem("not_leading", f"{state}: {self._why}" if self._why else state)]
 
-        def collector() -> "ProcessCollector":  # to stand by is no problem that anybody is called for
+        def collector() -> "ProcessCollector":  # standing by is no problem to page anybody for
             from pushrep.metrics import ProcessCollector  # noqa: PLC0415 - an extra
 
             shown = settings if settings is not None and settings.cert is not None else None
@@ -353,8 +356,8 @@ class WaitingMember(Generic[_Outbox]):
         self._serves_health = True
 
     def _serve_health_again(self) -> None:
-        """After an outbox was not opened. Where another process took the address meanwhile, it waits on all the same,
-        and tries again with each look.
+        """Answer probes again after opening an outbox failed. If another process has the address, stand by without, and
+        try again at each look.
         """
         if self._serves_health:
             return
@@ -372,20 +375,22 @@ class WaitingMember(Generic[_Outbox]):
     def _notify(self, why: str) -> None:
         state = self._rules.state
         self._why = why
-        shown = _DIGITS.sub("", f"{state.value}: {why}" if why else state.value)  # what is counted down is no news
+        shown = _DIGITS.sub("", f"{state.value}: {why}" if why else state.value)  # digits alone are no news
         if shown == self._shown:
             return
         self._shown = shown
         _LOG.info("%s: %s%s", self._asked.directory, state.value, f": {why}" if why else "")
         try:
             self._asked.on_state(state, why)
-        except Exception:  # noqa: BLE001 - it is not ours
+        except Exception:  # noqa: BLE001 - the caller's code
             _LOG.exception("on_state failed for the state %s", state.value)
-        self._contact_age_ms()  # the node shows it
+        self._contact_age_ms()  # tells the node, which shows it
 
 
 def _round_s(grant: Grant, index: int) -> float:
-    """No two standbys have the same. The leader by the grant, if it looks again, waits as long as the last of them."""
+    """How long a standby asks for the lead: each another time. The leader by the grant takes as long as the last of
+    them.
+    """
     standbys = sorted(grant.indexes - {grant.leader})
     least, most = _ROUND_S
     return least + (most - least) * standbys.index(index) / max(1, len(standbys) - 1) if index in standbys else most
