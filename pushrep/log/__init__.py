@@ -1,7 +1,7 @@
 """A crash-safe log per topic partition, in Kafka's own file format.
 
 SegmentLog.open(directory / "orders-0")             the one writer: append, flush, read, truncate_to, close
-SegmentLog.open_reader(directory / "orders-0")      any other process, beside it
+SegmentLog.open_reader(directory / "orders-0")      in any other process, while the writer runs or not
 list_logs(directory)                                the partitions in a directory of logs
 """
 

@@ -1,8 +1,8 @@
-"""From what a caller gives to the batches that are written: one value, a list of values, or a batch that is ready.
+"""From a caller's argument to the batches that are written: one value, a list of values, or an encoded batch.
 
-A list becomes batches of about `batch_bytes`; none exceeds `batch_limit_bytes`, and a record that would alone is
-refused before anything is written. Encoding happens before the log's lock is taken: offsets are stamped in later, for
-the CRC does not cover them.
+A list becomes batches of about `batch_bytes`. None exceeds `batch_limit_bytes`: a single record that would is refused
+before anything is written. Encoding happens before the log's lock is taken; offsets are stamped in later, because the
+CRC does not cover them.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -52,7 +52,7 @@ def to_batches(
 
 
 def _alone(value: bytes, timestamp_ms: int, config: LogConfig) -> RecordBatch:
-    """One plain value: a search for where to cut would cost more than the encoding."""
+    """One plain value: looking for places to cut would cost more than encoding it."""
     _refuse_above_limit(len(value), config, BATCH_BYTES_LIMIT if config.codec else None)
     plain = config.codec is Codec.NONE
     batch = (
@@ -102,7 +102,7 @@ class _Columns:
         """
         values = self._values[start:end]
         if end - start == 1 and (value := values[0]) is not None:
-            # Compressed, it may be small enough, but a reader would have to hold all of it.
+            # Compressed it might fit, but a reader would have to hold all of it uncompressed.
             _refuse_above_limit(len(value), config, BATCH_BYTES_LIMIT if config.codec else None)
         batch = encode_batch(
             values,
@@ -123,7 +123,7 @@ class _Columns:
             yield from self.encoded(middle, end, config)
 
     def _sizes(self) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
-        """What each record takes at most, uncompressed."""
+        """The largest size of each record, uncompressed."""
         count = len(self._values)
         sizes = _lengths(self._values, count) + _RECORD_OVERHEAD_BYTES
         if self._keys is not None:
@@ -167,14 +167,14 @@ def _refuse_above_limit(size: int, config: LogConfig, limit: int | None = None) 
 
 
 def refuse_columns(**columns: object) -> None:
-    """A ready batch has its own keys, headers and times: others beside it are refused, not ignored."""
+    """An encoded batch has its own keys, headers and times: others beside it are refused, not ignored."""
     for name, column in columns.items():
         if column is not None:
             raise BadArgument(name, "a ready RecordBatch has its own; leave it out")
 
 
 def _refuse_unfit(values: object, timestamps_ms: object) -> None:
-    """Refuse values that are no list and times that are no times, before their entries are read."""
+    """Refuse arguments that are no list of values or no timestamps, before their entries are read."""
     if isinstance(values, str):  # it is a sequence, too
         raise BadArgument("append", "takes bytes: encode the text first, for example with .encode()")
     if not (hasattr(values, "__len__") and hasattr(values, "__getitem__")) or isinstance(values, Mapping):

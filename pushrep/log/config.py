@@ -1,4 +1,4 @@
-"""The settings of a log, and the durability that a caller asks for. Values refuse nonsense at birth."""
+"""The settings of a log, and the durability that a caller asks for. Each class checks its values when it is made."""
 
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -13,11 +13,11 @@ POSITION_MAX = (1 << 31) - 1
 """Kafka's offset index keeps positions and relative offsets as signed 32-bit numbers."""
 
 BATCH_BYTES_LIMIT = 64 * MIB
-"""No batch is larger: a length field above it is damaged, so a scan needs no more memory than this."""
+"""No batch is larger. A length field above this is damage, so a scan never needs more memory."""
 
 _BATCH_BYTES_MIN = HEADER_BYTES + 64
 _DURATION_MAX_MS = 1 << 40
-"""34 years; the system's own waits end at a few centuries, and fail beyond."""
+"""34 years: the operating system's waits fail for a few centuries or more."""
 
 
 class Durability(Enum):
@@ -31,7 +31,7 @@ class Durability(Enum):
 
 
 class AppendResult(NamedTuple):
-    """Where the records went: both offsets are in the log."""
+    """The offsets of the appended records; both are in the log."""
 
     base_offset: int
     last_offset: int

@@ -1,4 +1,4 @@
-"""Where the bytes go that are cut off a log's end: into files beside it, before they leave the log.
+"""Copies of the bytes that are cut off a log's end: they are in files beside it before the log is cut.
 
     1000.log | ..... | bad ......     2000.log     3000.log
                      ^ position
@@ -7,22 +7,22 @@
     3. the caller truncates and syncs 1000.log, and syncs the directory: at an opening recovery.py, later
        writer.py or repair.py by `Segment.cut`
 
-Nothing is thrown away but indexes (they can be rebuilt). The copy comes first: a disk without room for it refuses the
-cut before anything has changed. It is exact to the byte; zeros at its end, mostly space that was allocated ahead, are a
-hole in the file and take no room. A cut that was stopped and is done again finds its copy and makes no second one.
+Only indexes are deleted, because they can be rebuilt. The copy is made first, so that on a full disk the cut fails
+before anything has changed. It is exact to the byte; zeros at its end, mostly space that was allocated ahead, are a
+hole in the file and take no space. A cut that is repeated after it was stopped finds its copy and makes no second one.
 
-On a disk that has no room for a copy, a bad tail is moved (`TailBackup`), piece by piece, from its end:
+On a full disk a bad tail is moved instead of copied (`TailBackup`), piece by piece, from its end:
 
     1000.log                    | ..... | t o r n |          1000.log.<position>.cut.moving   |             |
       first piece               | ..... | t o r n |                                           |          n  |
       cut, next piece           | ..... | t o r   |                                           |       r  n  |
       ...                       | ..... |                    renamed to .cut                  | t  o  r  n  |
 
-A piece is on disk in its new place before it is cut from its old one, which makes room for the next; what is zero, as
-room allocated ahead is, needs none. Whatever comes in between, each byte is in one of the two files, at the same
-distance from `position`, so the next opening goes on where this one ended. The last piece cut is the one that begins at
-`position`: until then the log ends in a torn tail, and it is found again. So what is moved begins with a bad batch, at
-or above the recovery point; what begins with a whole one would be part of the log at the next opening, and is copied.
+A piece is on disk in its new place before it is cut from its old one, which frees space for the next; zeros need none.
+After a crash each byte is in one of the two files, at the same distance from `position`, so the next opening goes on
+where this one ended. The piece at `position` is cut last: until then the log ends in a torn tail, which the next
+opening finds. So a tail is moved only if it begins with a bad batch, at or above the recovery point. One that begins
+with a whole batch would be part of the log at the next opening, and is copied.
 """
 
 import errno
@@ -50,9 +50,9 @@ from pushrep.log.walk import WINDOW_BYTES
 def move_aside(
     filesystem: Filesystem, directory: Path, bases: Sequence[int], *, keep: bool = True, suffix: str = CUT_SUFFIX
 ) -> tuple[list[str], int]:
-    """Rename whole segments, newest first, and remove their indexes; (names that hold them now, their bytes).
+    """Rename whole segments, newest first, and remove their indexes; returns (their new names, their bytes).
 
-    Without `keep` the segments are removed: they hold nothing that was ever acknowledged.
+    Without `keep` the segments are removed, for segments without any acknowledged record.
     """
     kept, size_bytes = [], 0
     remove_seals(filesystem, directory, bases)
@@ -73,7 +73,7 @@ def move_aside(
 
 
 def remove_segments(filesystem: Filesystem, directory: Path, bases: Sequence[int]) -> None:
-    """Remove whole segments below the log start, oldest first: a crash in between leaves contiguous names."""
+    """Remove whole segments below the log start, oldest first, so that a crash leaves contiguous names."""
     for base in sorted(bases):
         path = segment_path(directory, base)
         if filesystem.exists(path):
@@ -98,7 +98,7 @@ def keep_range(  # noqa: PLR0913 - a range of a file, and where it goes
     target = free_name(filesystem, path)
     for kept in taken_names(filesystem, path):
         if _holds(filesystem, kept, file, position, end):
-            return kept.name  # by a cut that was stopped before it changed the log
+            return kept.name  # made by a cut that was stopped before it changed the log
     part = path.with_name(path.name + PART_SUFFIX)
     try:
         _copy(filesystem, part, file, position, end)
@@ -150,23 +150,23 @@ def _remove_indexes(filesystem: Filesystem, directory: Path, base: int) -> None:
 
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-_PIECE_BYTES_MIN = 4096  # a block: with less nothing is freed
+_PIECE_BYTES_MIN = 4096  # a block; less would free nothing
 _PIECE_BYTES_UNKNOWN = 4 * _PIECE_BYTES_MIN  # a quarter of the reserve
 _PIECE_BYTES_MAX = 1 << 20
 
 
 class TailBackup:
-    """Moves all from `position` on out of `file`, which is `path`. Use once: `finish`.
+    """Moves the bytes from `position` on out of `file`, which is `path`. Used once, by `finish`.
 
-    When it is made, a first piece is in its new place, and nothing has changed in the old one. Raises NoRoomToCut if
-    there is no room even for that, OSError.
+    Making it writes the first piece to its new place and changes nothing in the old one. Raises NoRoomToCut if there is
+    no room even for that, OSError.
     """
 
     def __init__(self, filesystem: Filesystem, path: Path, file: File, position: int) -> None:
         self._filesystem, self._file, self._path, self._position = filesystem, file, path, position
         self._final = path.with_name(f"{path.name}.{position}{CUT_SUFFIX}")
         self._moving = moving_path(path, position)
-        # A small one first: checkpoints still have to be written, to say that the log ends there.
+        # A small piece first: there must be space left to write the checkpoints that lower the log's end.
         self._piece_bytes = _PIECE_BYTES_MIN
         is_new = not filesystem.exists(self._moving)
         try:
@@ -182,7 +182,9 @@ class TailBackup:
             raise
 
     def finish(self) -> str:
-        """Move the rest; the name of the file that holds all of it now. Raises as above: the next opening goes on."""
+        """Move the rest; return the name of the file that holds all of it. If it raises (as above), the next opening
+        goes on.
+        """
         try:
             while self._begin > self._position:
                 self._file.truncate(self._begin)
@@ -196,9 +198,9 @@ class TailBackup:
         return _rename(self._filesystem, self._moving, self._final)
 
     def _copy(self, end: int) -> int:
-        """A piece before `end`, and what is zero between them, is in its new place on disk; where it begins."""
+        """Write the piece before `end` to its new place on disk, skipping zeros; return where it begins."""
         while end > self._position:
-            # Whole blocks of the old file, so that each cut frees what the next piece needs.
+            # Whole blocks of the old file, so that each cut frees enough for the next piece.
             begin = max(self._position, (end - self._piece_bytes) // _PIECE_BYTES_MIN * _PIECE_BYTES_MIN)
             data = self._file.read_at(end - begin, begin)
             if data.count(0) == len(data):
@@ -209,19 +211,19 @@ class TailBackup:
         return end
 
     def _fitting(self, tail_bytes: int) -> int:
-        """A size of pieces that is sure to fit: half a written piece would use up the room."""
+        """A piece size that surely fits: half a written piece would use up the free space."""
         usage = self._filesystem.usage(self._path)
         free_bytes = usage.total_bytes - usage.used_bytes
-        if free_bytes >= tail_bytes:  # it was a quota then, and what is left of it is unknown
+        if free_bytes >= tail_bytes:  # then a quota was reached; how much of it is left is unknown
             return _PIECE_BYTES_UNKNOWN
         return max(_PIECE_BYTES_MIN, min(free_bytes // 4, _PIECE_BYTES_MAX) // _PIECE_BYTES_MIN * _PIECE_BYTES_MIN)
 
     def _write(self, data: bytes, position: int) -> None:
-        """The bytes, and the file's final size, are on disk when this returns."""
+        """Write; the bytes and the file's final size are on disk when this returns."""
         target = self._filesystem.open(self._moving, create=True)
         try:
             target.truncate(max(target.size(), self._file.size() - self._position))
-            if target.read_at(len(data), position) != data:  # else an earlier opening wrote it: it needs no room
+            if target.read_at(len(data), position) != data:  # an earlier opening may have written it
                 target.write_at(data, position)
             target.sync()
         finally:
@@ -234,8 +236,8 @@ class TailBackup:
 def quarantine_tail(
     filesystem: Filesystem, path: Path, file: File, position: int, *, suffix: str = CUT_SUFFIX
 ) -> str | TailBackup | None:
-    """Save a bad tail before it is cut: the name of its copy, None for no bytes. Where there is no room for a copy,
-    its move into `.cut`, whatever the suffix: finish it when the checkpoints say that the log ends there.
+    """Save a bad tail before it is cut: returns the name of its copy, None for no bytes. On a full disk returns its
+    begun move into `.cut`, whatever the suffix: call `finish` after the checkpoints are lowered.
 
     A move that was begun before goes on. Raises NoRoomToCut, OSError; nothing of the log has changed then.
     """
@@ -249,12 +251,12 @@ def quarantine_tail(
 
 
 def moving_path(path: Path, position: int) -> Path:
-    """Where the tail of the segment `path` is while it is moved."""
+    """The file into which the tail of the segment `path` is moved."""
     return path.with_name(f"{path.name}.{position}{CUT_SUFFIX}{MOVING_SUFFIX}")
 
 
 def end_moves(filesystem: Filesystem, directory: Path, names: Iterable[str]) -> list[str]:
-    """Rename, among the names of a directory, what was moved to the last byte; the names of what was not."""
+    """Rename the completely moved files among the names of a directory; return the names of the others."""
     going_on = []
     for name, (segment, position) in moved_from(names).items():
         path = directory / segment

@@ -1,4 +1,4 @@
-"""The directory of logs: what many partitions share, held once per process.
+"""The directory of logs: what its partitions share, opened once per process.
 
     <directory>/.lock                       flock, our pid in it; never removed
                /.pushrep_cleanshutdown      clean marker       (directory_files.py)
@@ -11,12 +11,12 @@
     acquire ─ first one ─▶ lock → read → remove the marker ──▶ attach a log ⇄ close it ──▶ last release: checkpoints,
                others share the instance                                                   marker, unlock
 
-Lines of the marker and numbers of the checkpoints of logs that are not opened are carried over unchanged: no other
-process writes these logs while this one holds the lock. A log leaves the marker's lines when it is attached and comes
-back only by `close_clean`; after a crash there is no marker, and every log counts as unclean.
+The marker's lines and checkpoints of logs that are not opened are kept unchanged: no other process writes these logs
+while this one holds the lock. Attaching a log removes its line, and only `close_clean` adds it again; after a crash
+there is no marker, and every log counts as unclean.
 Locking, in this order: the registry's, _write_lock (files), _lock (fields; never held over a sync).
 
-`create_logs` makes many logs at once: what each needs is written, then synced together, and the directory above once.
+`create_logs` makes many logs at once: their files are written, then synced together, and the directory above once.
 
     <directory>/<topic>-<n>/                        all made, then <directory> synced once
                    /partition.metadata.tmp       ┐  contents of all of them: one sync of the file system, or each
@@ -25,28 +25,29 @@ Locking, in this order: the registry's, _write_lock (files), _lock (fields; neve
                    /00000000000000000000.*       │  in this order; then the names, in the same way
                    /leader-epoch-checkpoint      ┘
 
-Each is then an empty log that was closed clean, and its opening writes nothing. A crash in between leaves some of the
-names, from the front: the opening of such a log makes the rest, one sync after the other.
+Each is then an empty log that was closed clean, and opening it writes nothing. A crash in between leaves the first few
+of a log's files; opening that log makes the others.
 
-`OpenFiles`: few files stay open, however many logs there are: the newest segment's of each log in use, up to a limit.
+`OpenFiles`: limits how many logs keep their newest segment's file open.
 
     a log opens its file ─▶ | oldest ... newest |       above the limit: the oldest that was not used since it was last
                                                         looked at closes its file (second chance, a cheap kind of LRU)
 
-The files of all directories together take half of the descriptors that the process may have; above that, too, a
-directory that opens one more closes others, down to its part of that half, the same for each that has files open.
+The files of all directories together take at most half of the process's descriptors. Above that, a directory that opens
+another file closes others, down to an equal part of that half for each directory with open files.
 A file is closed only when all of it is flushed: the kernel reports a later write error only to descriptors that were
 open when it happened. So a log with unflushed bytes is flushed first.
 
-Given-up offsets: a reader may have seen what they named, and the log gives them to other records.
+Given-up offsets: readers may have seen records at them, and the log assigns them to other records.
 
     0 ............. log end ............... given up ..............
       records     | given out once, gone  | never given out
                     given out again by the next appends
 
-A replay filter that knows such an offset drops the second record for ever. So before records are taken off the end of
-a log, the end of what was seen is written to given-up-offset-checkpoint; an outbox that opens its logs and finds an end
-below that number goes on under another PID (pushrep/outbox/epoch.py) and removes it. What "seen" means is decided here:
+A replay filter that has seen such an offset drops the second record. So before records are cut off the end of a log,
+the end of what readers may have seen is written to given-up-offset-checkpoint. An outbox that opens its logs and finds
+one that ends below that number goes on under another PID (pushrep/outbox/epoch.py) and removes the number. What "seen"
+means is decided here:
 
     records go by                                 the log ended at           written
     truncate_to, repair's cut                     its end                    always: readers of `written` saw the end
@@ -54,9 +55,9 @@ below that number goes on under another PID (pushrep/outbox/epoch.py) and remove
       directory restored from an older copy                                  was never flushed is nobody's loss
     a directory that was removed                  what was seen of it        always
 
-What was seen of a log: the highest of what its writer published as stable (at any start of the machine: false alarms
-cost a PID), its recovery point, its line of the clean marker, and the ends of its derived stores. All of these rise
-only behind a sync that succeeded, and readers go no further.
+What was seen of a log is below the highest of: the stable offset that its writer published (since any start of the
+machine: a false alarm costs a PID), its recovery point, its line of the clean marker, and the ends of its derived
+stores. All of these rise only after a successful sync, and readers go no further.
 """
 
 import errno
@@ -123,7 +124,7 @@ _LOG = logging.getLogger("pushrep.log")
 
 
 def seen_to(published: PublishedState | None, clean: CleanLog | None, recovery_point: int | None) -> int:
-    """The end of what a reader may have seen, by the files beside the log; 0 if they say nothing."""
+    """The offset below which readers may have seen records, by the files beside the log; 0 if there are none."""
     stable = 0 if published is None else published.stable_offset
     return max(stable, 0 if clean is None else clean.end_offset, recovery_point or 0)
 
@@ -131,16 +132,16 @@ def seen_to(published: PublishedState | None, clean: CleanLog | None, recovery_p
 def seen_of_removed(
     names: set[str], clean: Mapping[str, CleanLog], recovery_points: Mapping[str, int]
 ) -> dict[str, int]:
-    """{log: the end of what was seen} of logs that the files name and whose directories are not among `names`."""
+    """{log: end of what was seen} for logs in the files whose directories are not among `names`."""
     removed = (clean.keys() | recovery_points.keys()) - names
     seen = {name: seen_to(None, clean.get(name), recovery_points.get(name)) for name in removed}
     return {name: end for name, end in seen.items() if end}
 
 
 def read_given_up(directory: Path, names: set[str], filesystem: Filesystem) -> dict[str, int]:
-    """{log: the offset below which it gave offsets up}; if the file is damaged, the highest offset for every log.
+    """{log: offset below which it gave offsets up}; of a damaged file the highest possible offset for every log.
 
-    Other damaged checkpoints count as absent. This one can't: offsets would be given out a second time unnoticed.
+    Other damaged checkpoints count as absent. This one can't: offsets would be assigned twice without notice.
     """
     path = directory / CheckpointFile.GIVEN_UP.value
     try:
@@ -155,10 +156,12 @@ class FileOwner(Protocol):
     """A log that keeps a file open for writing."""
 
     used: bool
-    """Set by the log at each use, cleared here."""
+    """Set by the log at each use, cleared by OpenFiles."""
 
     def close_idle_file(self, *, flush: bool) -> bool:
-        """Close the file, if nothing unflushed is in it (with `flush`: after flushing), and no use is under way."""
+        """Close the file, unless it has unflushed bytes (`flush`: flush them first) or is in use. Whether it was
+        closed.
+        """
         ...
 
 
@@ -173,13 +176,13 @@ class _OpenInProcess:
         self._lock, self._files, self._directories = threading.Lock(), 0, 0
 
     def changed(self, before: int, now: int) -> None:
-        """A directory had so many files open, and has so many now."""
+        """A directory had `before` files open and has `now`."""
         with self._lock:
             self._files = max(0, self._files + now - before)
             self._directories = max(0, self._directories + bool(now) - bool(before))
 
     def are_too_many(self, count: int) -> bool:
-        """Whether a directory that has so many open has more than its part, while all have too many together."""
+        """Whether a directory with `count` open files has more than its part, and all together have too many."""
         half = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2  # sockets and readers need some, too
         return self._files > half >= 0 and count > half // max(1, self._directories)
 
@@ -189,7 +192,7 @@ os.register_at_fork(after_in_child=_OPEN.after_fork_in_child)
 
 
 class OpenFiles:
-    """The logs of one directory that have a file open. Thread-safe; call it without holding any log's lock."""
+    """The logs of one directory that have a file open. Thread-safe; call it without holding a log's lock."""
 
     def __init__(self) -> None:
         self.limit = LogConfig().open_files_max
@@ -246,11 +249,11 @@ class OpenFiles:
 
 _GIVEN_UP, _HIGH_WATERMARK = CheckpointFile.GIVEN_UP, CheckpointFile.HIGH_WATERMARK
 _OUTLIVE = frozenset({_GIVEN_UP, _HIGH_WATERMARK})
-"""What is known of a log stays when its directory is gone: its member lacks what it held, until it is filled again."""
+"""The checkpoints that stay when a log's directory is gone: they say what its member lost, until it is filled again."""
 AHEAD_BYTES_MAX = 1 << 30
 """Files grow ahead of their data by so much at most, over all open logs of a directory: 16 MiB for 64 of them."""
 _SOON_MS = 250
-"""How long the numbers of rolled or closed logs wait, so that one write serves many."""
+"""How long the checkpoints of rolled or closed logs wait, so that one write serves many."""
 _AGAIN = Backoff(first_s=1.0, longest_s=15.0, least=0.5)
 """After how long a write that the disk refused is tried again in the background."""
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -269,10 +272,10 @@ class LogDirectory:
         self.clock = clock
         self._lock = threading.Lock()
         self._write_lock = threading.Lock()
-        self._written_ms: int | None = None  # when the last write ended, and how long it took
+        self._written_ms: int | None = None  # when the last write ended; below: how long it took
         self._write_took_ms = 0
         self._refused, self._again_ms = 0, 0  # writes that failed in a row, and when the next is due
-        self._shared_ms = _SOON_MS  # the last write serves for so long; less while one waits that is wanted earlier
+        self._shared_ms = _SOON_MS  # how old the files may be at the next background write
         self._lock_file = take_lock(path, filesystem)
         try:
             self.directory_id, self.copy_verdict = self._find_id()
@@ -311,7 +314,7 @@ class LogDirectory:
             return directory
 
     def attach(self, name: str) -> "DirectoryView":
-        """The one view of a log in this process; call it before the log's own directory is made or read.
+        """The only view of a log in this process; call this before the log's own directory is made or read.
 
         Raises LogLocked if the log is attached already, InvalidLogName, LogClosed, ForkedProcess.
         """
@@ -325,26 +328,30 @@ class LogDirectory:
             return DirectoryView(self, name, entry, clean, seen, is_copy=self.is_unsettled_copy)
 
     def forget_missing(self, name: str) -> bool:
-        """Whether no such log is there; numbers of an earlier log of this name are removed then. Raises as `attach`."""
+        """Whether there is no such log; then checkpoints of an earlier one of this name are removed. Raises as
+        `attach`.
+        """
         parse_log_name(name)
         self.check_usable()
         if self.filesystem.exists(self.path / name):
             return False
-        self._forget(name)  # it was removed by hand, perhaps
+        self._forget(name)  # perhaps it was removed by hand
         with self._lock:
             self._refuse_attached(name)
             self._published.entry(name).clear()
         return True
 
     def forget_removed(self) -> None:
-        """Nothing of logs whose directories are gone counts as lost: they went on purpose. Raises OSError."""
+        """Forget logs whose directories were removed on purpose, so that nothing of them counts as lost. Raises
+        OSError.
+        """
         with self._lock:
             names = [*self._offsets[_HIGH_WATERMARK]]
         for name in names:
             self.forget_missing(name)
 
     def note_created(self, names: Iterable[str]) -> None:
-        """These logs were made, empty and on disk: they open as logs that were closed clean."""
+        """These logs were made, empty and on disk: count them as closed clean."""
         with self._lock:
             self._clean.update(dict.fromkeys(names, CleanLog(0, 0, 0)))
 
@@ -370,7 +377,7 @@ class LogDirectory:
                 self.references = 0
                 del _REGISTRY.held[id(self.filesystem), str(self.path)]
                 self._lock_file.close()
-                del self._published  # a mapping is a file in use: the disk could not be unmounted
+                del self._published  # while the mapping is there, the disk can't be unmounted
 
     def ahead_bytes_max(self) -> int:
         """Each open log's share of the space allocated ahead in all: 1 GiB, or a twentieth of a small disk."""
@@ -378,17 +385,17 @@ class LogDirectory:
         return max(PREALLOCATE_BYTES_MIN, together // max(1, len(self._attached)))
 
     def checkpointed(self, checkpoint: CheckpointFile, name: str) -> int | None:
-        """The number remembered for a log, None if there is none."""
+        """A log's number in the checkpoint, None if it has none."""
         with self._lock:
             return self._offsets[checkpoint].get(name)
 
     def seen_to(self, name: str) -> int:
-        """The end of what readers may have seen of a log, by files beside it, or of a log of this name before."""
+        """The offset below which readers may have seen records of a log, or of an earlier log of this name."""
         with self._lock:
             return self._seen_or_given_up(name)
 
     def remember(self, name: str, offsets: dict[CheckpointFile, int]) -> None:
-        """Take new numbers of a log, which `sync_checkpoints` writes to disk."""
+        """Set a log's checkpoints in memory; `sync_checkpoints` writes them to disk."""
         self.check_usable()
         with self._lock:
             for checkpoint, offset in offsets.items():
@@ -399,9 +406,9 @@ class LogDirectory:
     def sync_checkpoints(self, max_age_ms: int = 0) -> bool:
         """Write the files whose numbers changed; on disk when this returns. One write serves all that wait.
 
-        With `max_age_ms`, nothing is done beside a write that is under way, nor within that time after the last one (up
-        to four times that, if it took more than a tenth of it), nor soon after one that the disk refused. The answer is
-        whether nothing waits to be written.
+        With `max_age_ms` it does nothing while another write runs, within that time after the last one (up to four
+        times that, if it took more than a tenth of it), and soon after a failed one. Returns whether nothing is left to
+        be written.
         Raises OSError; the old file stands then, and the numbers are written with the next call.
         """
         self.check_usable()
@@ -432,22 +439,22 @@ class LogDirectory:
             return True
 
     def detach(self, name: str, clean: CleanLog | None) -> None:
-        """A log is closed; without `clean` it stays out of the marker and its unwritten numbers are dropped."""
+        """A log is closed. Without `clean` it stays out of the marker, and its unwritten checkpoints are dropped."""
         self.check_usable()
         with self._write_lock, self._lock:
             self._attached.discard(name)
             if clean is not None:
                 self._clean[name] = clean
-                if self._unwritten:  # its numbers, while other logs here stay open
+                if self._unwritten:  # this log's, while others stay open
                     self.sync_checkpoints_soon()
                 return
             for checkpoint in CheckpointFile:
                 self._fall_back(checkpoint, name)
 
     def sync_checkpoints_soon(self, delay_ms: int = _SOON_MS) -> None:
-        """Have them written in the background; with a simulated clock, which has no thread, by the next write.
+        """Have them written in the background. A simulated clock has no thread: then the next write does it.
 
-        In `delay_ms`, or later: see `_spaced_ms`, and after a write that the disk refused.
+        In `delay_ms`, or later if writes are slow (`_spaced_ms`) or failed.
         """
         self._shared_ms = min(self._shared_ms, delay_ms)
         if self._flusher is not None:
@@ -508,10 +515,10 @@ class LogDirectory:
             raise DirectoryIsCopy(self.path, self.directory_id.copy_of[-1])
 
     def settle_id(self, new_id: UUID | None = None) -> None:
-        """Of a directory of an outbox: `directory_id` from now on, on disk with the witness of now. One that has none
-        gets one (`new_id`, if it was promised to somebody), a copy another than its original's.
+        """Write the directory's id with its present witness. A directory without an id gets one (`new_id`, if it was
+        given out before), and a copy gets another one than its original.
 
-        Where the disk has no room for it, what stood there stands, but for a copy. Raises OSError.
+        On a full disk the old file stays, except for a copy, which raises OSError as for other errors.
         """
         self.check_usable()
         unknown = self.copy_verdict is CopyVerdict.UNKNOWN
@@ -534,7 +541,7 @@ class LogDirectory:
             )
 
     def forget_original(self) -> None:
-        """A copy whose leader filled it, and counts it by its own id, is a copy of nothing any more. Raises OSError."""
+        """The leader has filled this copy and counts it by its own id: it is no copy any more. Raises OSError."""
         known = self.directory_id
         if known is not None and known.is_copy and known.is_settled:
             new = replace(known, copy_of=())
@@ -557,13 +564,13 @@ class LogDirectory:
         return read_directory_id(self.path, self.filesystem)[0], CopyVerdict.UNKNOWN
 
     def _load(self) -> None:
-        names = set(self.filesystem.list(self.path))  # logs that are gone have no lines
+        names = set(self.filesystem.list(self.path))  # removed logs have no lines
         clean = read_clean_marker(self.path, self.filesystem)
         self._clean = {name: log for name, log in clean.items() if name in names}
         found = {checkpoint: read_checkpoint(self.path, checkpoint, self.filesystem) for checkpoint in CheckpointFile}
         found[CheckpointFile.GIVEN_UP] = read_given_up(self.path, names, self.filesystem)
         self._offsets = {at: {n: o for n, o in of.items() if n in names or at in _OUTLIVE} for at, of in found.items()}
-        for name in clean.keys() & names:  # the marker knows, too, how far a log was on disk
+        for name in clean.keys() & names:  # the marker, too, says how far a log was on disk
             self._offsets[CheckpointFile.RECOVERY_POINT].setdefault(name, clean[name].end_offset)
         self._on_disk = {checkpoint: dict(offsets) for checkpoint, offsets in self._offsets.items()}
         self._unwritten = {checkpoint for checkpoint, kept in self._offsets.items() if kept != found[checkpoint]}
@@ -578,7 +585,7 @@ class LogDirectory:
         remove_clean_marker(self.path, self.filesystem)
 
     def _forget(self, name: str) -> None:
-        """Remove the numbers of an earlier log of this name, but the end of what was seen of it; on disk."""
+        """Remove an earlier log's checkpoints, except the end of what was seen of it; on disk when this returns."""
         with self._lock:
             self._refuse_attached(name)
             seen = self._seen_or_given_up(name)
@@ -590,7 +597,7 @@ class LogDirectory:
                 self._offsets[_GIVEN_UP][name] = seen
                 self._unwritten.add(_GIVEN_UP)
             changed = bool(self._unwritten)
-        if changed:  # before the log's directory is there: it must not be taken for the old one
+        if changed:  # before the new log's directory is made: nobody may take it for the old one
             self.sync_checkpoints()
 
     def _seen_or_given_up(self, name: str) -> int:
@@ -606,9 +613,10 @@ class LogDirectory:
             raise LogLocked(self.path / name, self.owner_pid, is_own=True)
 
     def _fall_back(self, checkpoint: CheckpointFile, name: str) -> None:
-        """Take the lower of remembered and written numbers: a close after a failed sync must not raise one.
+        """Fall back to the lower of the remembered and the written number: a close after a failed sync must not raise
+        one.
 
-        A log start that rose stays, as the segments below it are gone. So do offsets that were given up.
+        A raised log start stays, because the segments below it are gone. So do given-up offsets.
         """
         offset, written = self._offsets[checkpoint].get(name), self._on_disk[checkpoint].get(name)
         if offset is None or checkpoint in {CheckpointFile.LOG_START_OFFSET, _GIVEN_UP}:
@@ -636,7 +644,7 @@ class DirectoryView:
         self.clean = clean
         """How the last close left the log; None if it was not closed clean, or was never there."""
         self.published_before: PublishedState | None = entry.state()
-        """What the last writer published since this machine started: after a kill newer than the checkpoints."""
+        """What the last writer published since this machine started; newer than the checkpoints after a kill."""
         self.seen_to = seen_to
         """The end of what readers may have seen; see the file's map."""
         self.is_copy = is_copy
@@ -653,7 +661,7 @@ class DirectoryView:
 
     @property
     def known_on_disk(self) -> int | None:
-        """The recovery point of an opening; None if the log has none: below it whatever is bad is damage.
+        """The recovery point of an opening, below which bad bytes are damage; None if the log has none.
 
         What was published as flushed since this machine started is newer than the checkpoint. In a copy of the
         directory it is about the original: the two were not copied at one moment.
@@ -685,7 +693,7 @@ class DirectoryView:
     def publish(
         self, log_end_offset: int, flushed_offset: int, high_watermark: int, log_start_offset: int, leader_epoch: int
     ) -> None:
-        """Show these numbers to readers in other processes: no system call, about a microsecond."""
+        """Publish these offsets to readers in other processes: no system call, about a microsecond."""
         if self._closed or self._directory.forked:
             self._check_open()
         self._entry.publish(log_end_offset, flushed_offset, high_watermark, log_start_offset, leader_epoch)
@@ -714,7 +722,7 @@ class DirectoryView:
         self._directory.remember(self.name, {at: offset for at, offset in given.items() if offset is not None})
 
     def give_up(self, offset: int) -> None:
-        """Write to disk that records below `offset` were seen and are about to go. Raises OSError."""
+        """Write to disk that readers may have seen records below `offset` which are about to be cut. Raises OSError."""
         self._check_open()
         if offset > (self._directory.checkpointed(_GIVEN_UP, self.name) or 0):
             self._directory.remember(self.name, {_GIVEN_UP: offset})
@@ -743,7 +751,7 @@ class DirectoryView:
         return self._directory.sync_checkpoints(max_age_ms)
 
     def sync_checkpoints_soon(self, delay_ms: int = _SOON_MS) -> None:
-        """The same, soon and in the background."""
+        """The same in the background, in `delay_ms` or later."""
         self._directory.sync_checkpoints_soon(delay_ms)
 
     def close_clean(self, clean: CleanLog) -> None:
@@ -771,7 +779,7 @@ class _Registry:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        # Weakly: one that nobody has, as its file system was thrown away with it, is not kept.
+        # Weak references: a directory that nobody holds any more (as simulated ones are left) is not kept.
         self.held: WeakValueDictionary[tuple[int, str], LogDirectory] = WeakValueDictionary()
 
     def after_fork_in_child(self) -> None:
@@ -786,9 +794,9 @@ os.register_at_fork(after_in_child=_REGISTRY.after_fork_in_child)
 
 
 def create_logs(held: LogDirectory, wanted: Mapping[str, UUID], *, has_replicas: bool = False) -> None:
-    """Make these logs, each with its id, where nothing is under their names; on disk when this returns.
+    """Make these logs, each with its id, where their names are free; on disk when this returns.
 
-    has_replicas: as they will be opened. Their first epoch writes the list of epochs then, and there is none before.
+    has_replicas: as they will be opened. Then their first epoch writes the list of epochs, which does not exist before.
     Raises OSError: some may be made then, and some in part. LogLocked for one that is open.
     """
     missing = {name: log_id for name, log_id in wanted.items() if held.forget_missing(name)}

@@ -4,8 +4,8 @@ The name of a log is the name of its directory, as Kafka lays it out: `<topic>-<
 pushrep/topic_id_partition.py; a partition is a decimal number below 2**31 without leading zeros, so that a name and its
 parts say the same.
 
-A directory may hold worker slots, an outbox each, made by Outbox.open_slot. Tools that only read see all slots as one
-directory: each log of a topic has a number of its own among all slots, in 31 bits as a partition.
+A directory may hold worker slots, an outbox each, made by Outbox.open_slot. Read-only tools see all slots as one
+directory: each log of a topic has a number among all slots, of 31 bits like a partition.
 
     <directory>/slot-0/outbox.json, orders-0, ...    log                      its number
                /slot-7/outbox.json, orders-0, ...    orders-3, without slots  3                      shown as orders-3
@@ -13,7 +13,7 @@ directory: each log of a topic has a number of its own among all slots, in 31 bi
 
 An outbox has at most 2**20 partitions, a directory at most 1,000 slots.
 
-The files of one log: a few per segment, as Kafka names them, and what recovery put aside.
+The files of one log: a few per segment, named as by Kafka, and what recovery kept aside.
 
     00000000000000001042.log             batches; the number is the base offset of the first, 20 digits
     00000000000000001042.index           .timeindex, both rebuilt from the .log at need
@@ -24,14 +24,14 @@ The files of one log: a few per segment, as Kafka names them, and what recovery 
     00000000000000001042.log.4096.cut.moving   an unfinished move of a tail on a full disk; the next opening goes on
     00000000000000001042.log.swap        a broker's, which was to replace this segment and perhaps the next ones
 
-What else a broker leaves there (.snapshot, .txnindex, .deleted, .cleaned) is neither read nor removed.
+Other files of a broker (.snapshot, .txnindex, .deleted, .cleaned) are neither read nor removed.
 
 Checkpoints of a directory of logs: one number per log, in Kafka's own text format.
 
     recovery-point-offset-checkpoint    first offset not known to be on disk when it was written
     log-start-offset-checkpoint         first readable offset
     replication-offset-checkpoint       high watermark
-    cleaner-offset-checkpoint           Kafka's cleaner went over everything below: offsets may be missing there
+    cleaner-offset-checkpoint           Kafka's cleaner has compacted the log below: offsets may be missing there
     given-up-offset-checkpoint          ours: offsets from the log's end up to here named other records (directory.py)
 
     0                          version
@@ -41,11 +41,11 @@ Checkpoints of a directory of logs: one number per log, in Kafka's own text form
     #crc32c# 0 2774019836      ours: CRC-32C of every byte above, as an entry of a topic that can't exist
 
 Kafka reads to the end of the file and wants every line to be an entry and the count to be right (`CheckpointFile`,
-`OffsetCheckpointFile`), so there is no place that its reader ignores; but it looks up only topics that it holds, and
-no topic may contain `#`. A file beside it would need two renames, and a crash between them would look like damage.
-Two `#` in the name: no single flipped bit turns it into a topic's name.
-A file without that line is Kafka's own and is read by its form alone. A bad file counts as absent: its logs are
-scanned from their start instead.
+`OffsetCheckpointFile`), so it ignores no line; but it looks up only its own topics, and no topic's name contains `#`. A
+second file for the CRC would need a second rename, and a crash between the two would look like damage. Two `#` in the
+name: no single flipped bit turns it into a topic's name.
+A file without the CRC line is Kafka's own; only its form is checked. A bad file counts as absent: its logs are scanned
+from their start instead.
 
 The clean marker: which logs were closed with every byte flushed, so that opening them needs no scan.
 
@@ -58,16 +58,16 @@ The clean marker: which logs were closed with every byte flushed, so that openin
 
 Written by the last close of a directory, read and removed (directory synced) by the first open before any log is
 loaded: a process that dies in between leaves none. A bad one counts as absent. Kafka's own marker
-(`.kafka_cleanshutdown`) says only that all was well; by our lines a log that changed since is found out.
+(`.kafka_cleanshutdown`) says only that the stop was clean; our lines show also whether a log changed since.
 
 The file of a log's leader epochs; the list itself is `pushrep.records.leader_epochs`.
 
     leader-epoch-checkpoint            Kafka's text: version 0, count, then `epoch startOffset` per line
     leader-epoch-checkpoint.crc32c     ours: `<crc of the file> <crc of the file before it>`, 8 hexadecimal digits each
 
-Every line of Kafka's file is an epoch to its reader, so the CRC lies beside it. It is written first and still admits
-the file that stands, so that between the two renames either is good. A file whose CRC it does not know counts as
-absent, as one that Kafka rewrote does; the batches' headers hold the epochs, and a scan brings the list back.
+Kafka reads every line as an epoch, so the CRC is in a second file. It is written first and holds the old file's CRC,
+too, so that between the two renames either file is good. A file with another CRC counts as absent, also when Kafka
+rewrote it: the batches' headers hold the epochs, and a scan restores the list.
 
 `partition.metadata`: which log this is, in Kafka's format with a line of ours below.
 
@@ -75,9 +75,9 @@ absent, as one that Kafka rewrote does; the batches' headers hold the epochs, an
     topic_id: 1Kz0qS9WRXC6kV2F0h0v8g      the uuid's 16 bytes in unpadded URL-safe base64, as Kafka's `Uuid` writes it
     crc32c: 546c8642                      ours: CRC-32C of the bytes above, 8 hexadecimal digits
 
-Kafka reads the first two lines and no further (`PartitionMetadataFile`). A file without the third is Kafka's own; it
-ends right behind the id.
-A bad file is refused by name, never counted as absent: a new id would make every record look new to the filter.
+Kafka reads only the first two lines (`PartitionMetadataFile`). A file without the third is Kafka's own; it ends right
+after the id.
+A bad file is an error, and never counts as absent: with a new id every record would look new to the filter.
 
 `take_lock`: the lock of a directory of logs: one writer, by flock on `.lock`, which holds its pid and is never removed.
 """
@@ -130,7 +130,7 @@ def log_name(topic: str, partition: int) -> str:
     return name
 
 
-@lru_cache(1 << 14)  # asked for every log at every write of a checkpoint: ten thousand take 10 ms, remembered 1
+@lru_cache(1 << 14)  # called for every log at every checkpoint: ten thousand take 10 ms, cached 1 ms
 def parse_log_name(name: str) -> tuple[str, int]:
     """(topic, partition) of a directory name. Raises InvalidLogName."""
     match = _NAME.fullmatch(name)
@@ -142,9 +142,9 @@ def parse_log_name(name: str) -> tuple[str, int]:
 
 
 def real_log_path(directory: Path | str) -> Path:
-    """Where the log of this name really lies: writers and readers meet at the same lock and the same files.
+    """The log's path with links resolved, so that writers and readers use the same lock and files.
 
-    A log may lie behind a link of its own name. Raises InvalidLogName for other names, of the link or of the log.
+    A link to a log needs the log's own name. Raises InvalidLogName for another one, and for names of no log.
     """
     given = checked_path("directory", directory)
     real = Path(os.path.realpath(given))
@@ -160,7 +160,7 @@ def is_topic(topic: str) -> bool:
 
 
 def list_logs(directory: Path | str, filesystem: Filesystem = REAL_FILESYSTEM) -> list[tuple[str, int]]:
-    """(topic, partition) of every log in a directory of logs, sorted. Raises NotALogDirectory.
+    """(topic, partition) of every log in a directory of logs, sorted; by their names alone. Raises NotALogDirectory.
 
     Takes no lock and opens nothing: a log counts when its name is there.
     """
@@ -177,36 +177,36 @@ def is_log_name(name: str) -> bool:
     try:
         parse_log_name(name)
     except InvalidLogName:
-        return False  # our own files, Kafka's "-delete" and "-future" directories, whatever else lies there
+        return False  # our own files, Kafka's "-delete" and "-future" directories, other files
     return True
 
 
 CRC_TOPIC = "#crc32c#"
-# 100,000 logs with names of the longest kind make 28 MB; what is larger was not written by us or by Kafka.
+# 100,000 logs with names of the longest kind make 28 MB; neither we nor Kafka write larger ones.
 FILE_BYTES_MAX = 64 * 1024 * 1024
 
 
 class CheckpointFile(Enum):
-    """The files, by what their number is; numbers that change together are written in this order."""
+    """The checkpoint files; numbers that change together are written in this order."""
 
-    __hash__ = object.__hash__  # Enum's own is Python: it hashes the name, for every number that is remembered
+    __hash__ = object.__hash__  # Enum's own hashes the name in Python, for every remembered number
 
     GIVEN_UP = "given-up-offset-checkpoint"
-    """First, because it keeps what the others forget when they are lowered."""
+    """First, because it keeps what is lost when the others are lowered."""
     RECOVERY_POINT = "recovery-point-offset-checkpoint"
     LOG_START_OFFSET = "log-start-offset-checkpoint"
     HIGH_WATERMARK = "replication-offset-checkpoint"
     CLEANED_OFFSET = "cleaner-offset-checkpoint"
-    """Made by brokers only; we read it, and lower its number when a log is cut below it."""
+    """Made by brokers only; we read it, and lower its number where a log is cut."""
 
 
 class BadCheckpoint(ValueError):
-    """The bytes are no checkpoint; `read_checkpoint` answers as if the file were absent."""
+    """The bytes are no checkpoint; for `read_checkpoint` the file then counts as absent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """What a directory's files say, by name of the log; a log that a file does not list is not in its map."""
+    """The checkpoints of a directory, each by name of the log; a map lacks logs that its file does not list."""
 
     recovery_points: Mapping[str, int] = field(default_factory=dict)
     log_start_offsets: Mapping[str, int] = field(default_factory=dict)
@@ -254,12 +254,12 @@ def read_checkpoint(
 
 
 def read_cleaned_offset(log: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> int:
-    """Kafka's cleaner may have taken offsets of the log at `log` below this; 0 for a log that it never saw."""
+    """The log's cleaner-offset checkpoint: below it offsets may be missing; 0 for a log that no cleaner compacted."""
     return read_checkpoint(log.parent, CheckpointFile.CLEANED_OFFSET, filesystem).get(log.name, 0)
 
 
 def read_checkpoints(directory: Path | str, filesystem: Filesystem = REAL_FILESYSTEM) -> Checkpoints:
-    """All of the files, for readers beside a writer: no lock, and each file is a whole one, old or new."""
+    """Read all checkpoint files beside a writer: no lock; each file is either the old or the new one, never a mix."""
     directory = Path(directory)
     return Checkpoints(
         recovery_points=read_checkpoint(directory, CheckpointFile.RECOVERY_POINT, filesystem),
@@ -273,7 +273,7 @@ def read_checkpoints(directory: Path | str, filesystem: Filesystem = REAL_FILESY
 def write_checkpoint(
     directory: Path, checkpoint: CheckpointFile, offsets: Mapping[str, int], filesystem: Filesystem = REAL_FILESYSTEM
 ) -> None:
-    """Replace the file; it is on disk under its name when this returns. Raises OSError, the old file then stands."""
+    """Replace the file; it is on disk when this returns. Raises OSError; then the old file is still there."""
     write_atomic(filesystem, directory / checkpoint.value, [encode_checkpoint(offsets)])
 
 
@@ -296,7 +296,7 @@ def split_lines(data: bytes, version: int) -> list[str]:
         text = data.decode("ascii")
     except UnicodeDecodeError as error:
         raise BadCheckpoint(f"byte {error.start} is not ASCII") from error
-    lines = text.split("\n")  # not splitlines(): it takes other control characters for the end of a line, too
+    lines = text.split("\n")  # not splitlines(), which splits at other control characters, too
     if len(lines) < 3 or lines[-1] != "":
         raise BadCheckpoint("it is cut off")
     if lines[0] != str(version):
@@ -308,7 +308,7 @@ def split_lines(data: bytes, version: int) -> list[str]:
 
 
 def decimal(text: str, largest: int) -> int:
-    """A number from 0 to `largest` in the one way it is written. Raises BadCheckpoint."""
+    """A number from 0 to `largest` in its only valid form. Raises BadCheckpoint."""
     if not (text.isascii() and text.isdigit() and (text[0] != "0" or text == "0") and int(text) <= largest):
         raise BadCheckpoint(f"{text!r} is no number from 0 to {largest}")
     return int(text)
@@ -330,7 +330,7 @@ CLEAN_MARKER_NAME = ".pushrep_cleanshutdown"
 
 @dataclass(frozen=True, slots=True)
 class CleanLog:
-    """How a log was left: its end offset, the size of its last segment in bytes, its leader epoch (-1: none yet)."""
+    """A log as it was closed: its end offset, the bytes of its last segment, its leader epoch (-1: none yet)."""
 
     end_offset: int
     last_segment_bytes: int
@@ -374,7 +374,7 @@ def read_clean_marker(directory: Path, filesystem: Filesystem) -> dict[str, Clea
 
 
 def remove_clean_marker(directory: Path, filesystem: Filesystem) -> None:
-    """Take the marker away, durably: from here on a crash must look like one. No marker is fine."""
+    """Remove the marker durably, so that a crash from now on shows. No marker is fine."""
     path = directory / CLEAN_MARKER_NAME
     if filesystem.exists(path):
         filesystem.remove(path)
@@ -382,7 +382,7 @@ def remove_clean_marker(directory: Path, filesystem: Filesystem) -> None:
 
 
 def write_clean_marker(directory: Path, logs: Mapping[str, CleanLog], filesystem: Filesystem) -> None:
-    """Write the marker; on disk under its name when this returns. Call it last, after every log is flushed."""
+    """Write the marker; on disk when this returns. Call it last, after every log is flushed."""
     write_atomic(filesystem, directory / CLEAN_MARKER_NAME, [encode_clean_marker(logs)])
 
 
@@ -430,7 +430,7 @@ def decode_leader_epochs(data: bytes) -> LeaderEpochs:
 
 
 def read_leader_epochs(log_directory: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> LeaderEpochs | None:
-    """The list kept with a log; None if it is absent or bad (logged as a warning): the batches' headers say it then."""
+    """The log's list; None if it is absent or bad (logged as a warning): then the batches' headers are scanned."""
     path = log_directory / LEADER_EPOCHS_NAME
     try:
         data = read_bounded(path, filesystem)
@@ -447,11 +447,11 @@ def write_leader_epochs(log_directory: Path, epochs: LeaderEpochs, filesystem: F
 
 
 def write_lists_of_epochs(lists: Mapping[Path, LeaderEpochs], files: ManyFiles, filesystem: Filesystem) -> None:
-    """The same for many logs, by directory. Raises OSError: for each the old file or the new one stands then."""
+    """The same for many logs, by directory. Raises OSError; then each log has either the old or the new file."""
     known: list[Path] = []
     written: list[tuple[Path, bytes]] = []
     for directory, epochs in lists.items():
-        # A standing file that is bad must stay bad until it is replaced: its CRC is admitted only if it was known.
+        # A bad old file must stay bad until it is replaced, so its CRC is kept only if it was valid.
         standing = _standing_crc(directory, filesystem)
         is_known = standing in _known_crcs(directory, filesystem)
         known += [directory] if is_known else []
@@ -459,7 +459,7 @@ def write_lists_of_epochs(lists: Mapping[Path, LeaderEpochs], files: ManyFiles, 
     files.write_beside(written)
     for directory in lists:
         put_in_place(filesystem, directory / LEADER_EPOCHS_CRC_NAME)
-    if known:  # of others nothing is lost where only one of the two names comes to disk: it counts as absent as before
+    if known:  # others count as absent anyway, so the order does not matter
         files.sync_directories(known)
     for directory in lists:
         put_in_place(filesystem, directory / LEADER_EPOCHS_NAME)
@@ -484,7 +484,7 @@ def _decode_known(data: bytes, crcs: frozenset[int]) -> LeaderEpochs:
 
 
 def _standing_crc(log_directory: Path, filesystem: Filesystem) -> int:
-    """-1, which is no CRC, if there is no file that could be kept."""
+    """The old list's CRC; -1, which is no CRC, if there is no valid one."""
     try:
         data = read_bounded(log_directory / LEADER_EPOCHS_NAME, filesystem)
     except BadCheckpoint:
@@ -530,7 +530,7 @@ def decode_partition_metadata(data: bytes) -> UUID:
 
 
 def read_partition_metadata(log_directory: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> UUID | None:
-    """The id of the log in this directory; None if it has no file yet. Raises CorruptPartitionMetadata."""
+    """The log's id; None if it has no file yet. Raises CorruptPartitionMetadata."""
     path = log_directory / PARTITION_METADATA_NAME
     try:
         data = read_bounded(path, filesystem)
@@ -540,12 +540,12 @@ def read_partition_metadata(log_directory: Path, filesystem: Filesystem = REAL_F
 
 
 def write_partition_metadata(log_directory: Path, topic_id: UUID, filesystem: Filesystem = REAL_FILESYSTEM) -> None:
-    """Write the file once, when the log is made; on disk under its name when this returns."""
+    """Write the file, once, when the log is made; on disk when this returns."""
     write_atomic(filesystem, log_directory / PARTITION_METADATA_NAME, [encode_partition_metadata(topic_id)])
 
 
 LOCK_NAME = ".lock"
-# Kafka locks a file of this name by a record lock, which flock does not see: a broker must not run on this directory.
+# Kafka locks a file of this name with a record lock, which flock does not see: no broker may run on this directory.
 
 
 def take_lock(path: Path, filesystem: Filesystem) -> File:
@@ -561,7 +561,7 @@ def take_lock(path: Path, filesystem: Filesystem) -> File:
         raise NotALogDirectory(path, "it may not be written by this user") from error
     except OSError as error:
         if error.errno not in {errno.EROFS, errno.ELOOP, errno.ENAMETOOLONG}:
-            raise  # the disk's or the process's trouble, not the path's
+            raise  # a fault of the disk or the process, not of the path
         named = f"{error.filename}: " if error.filename == str(path / LOCK_NAME) else ""
         raise NotALogDirectory(path, f"{named}{error.strerror}") from error
 
@@ -579,7 +579,7 @@ _MOVING = re.compile(r"([0-9]{20}\.log)\.([0-9]+)\.cut\.moving")
 _OF_A_SEGMENT = re.compile(r"([0-9]{20})\.(?:index|timeindex|seal)")
 
 
-@lru_cache(maxsize=4096)  # a Path takes 3 µs to put together, and a read asks for several
+@lru_cache(maxsize=4096)  # making a Path takes 3 µs, and a read needs several
 def segment_path(directory: Path, base_offset: int, suffix: str = LOG_SUFFIX) -> Path:
     """The file of the segment that begins with `base_offset`."""
     return directory / f"{base_offset:020d}{suffix}"
@@ -596,18 +596,18 @@ def segments_in(names: Iterable[str]) -> list[int]:
 
 
 def orphan_indexes_in(names: Iterable[str]) -> list[str]:
-    """Names of index files and seals whose segment is gone: a crash came between the removal of the two."""
+    """Names of index files and seals whose segment is gone: a crash came between their removals."""
     bases = set(segments_in(names := list(names)))
     return [name for name in names if (match := _OF_A_SEGMENT.fullmatch(name)) and int(match[1]) not in bases]
 
 
 def swaps_in(names: Iterable[str]) -> list[str]:
-    """Names of segments that a broker had compacted and was about to put in the place of others when it was stopped."""
+    """Names of compacted segments that a broker was about to rename over others when it stopped."""
     return [name for name in names if _SWAP.fullmatch(name)]
 
 
 def half_made_in(names: Iterable[str]) -> list[str]:
-    """Names of copies that nobody finished: what they were to hold is still where it was."""
+    """Names of unfinished copies; their originals are still there."""
     return [name for name in names if _HALF_MADE.fullmatch(name)]
 
 
@@ -626,7 +626,7 @@ def taken_names(filesystem: Filesystem, path: Path) -> Iterator[Path]:
 
 
 def free_name(filesystem: Filesystem, path: Path) -> Path:
-    """`path`, or the first of `path.1`, `path.2` ... that is not taken: what is kept aside is never overwritten."""
+    """`path`, or the first of `path.1`, `path.2` ... that is free: files kept aside are never overwritten."""
     number = sum(1 for _ in taken_names(filesystem, path))
     return path.with_name(f"{path.name}.{number}") if number else path
 
@@ -634,7 +634,7 @@ def free_name(filesystem: Filesystem, path: Path) -> Path:
 OUTBOX_FILE_NAME = "outbox.json"
 SLOTS_MAX = 1000
 _SLOT_NAME = re.compile(r"slot-(0|[1-9][0-9]{0,2})")
-assert SLOT_BIT >> PARTITION_BITS >= SLOTS_MAX, "numbers of slots stay below the bit that says that it is one"
+assert SLOT_BIT >> PARTITION_BITS >= SLOTS_MAX, "slot numbers must not reach the bit that marks them"
 
 
 def slot_path(directory: Path, slot: int) -> Path:
@@ -648,7 +648,7 @@ def slot_directories(directory: Path | str, filesystem: Filesystem = REAL_FILESY
 
 
 def outboxes_at(directory: Path | str) -> list[Path]:
-    """The slots below a directory, or the directory itself if it has none: what a tool looks at."""
+    """The slots below a directory, or the directory itself if it has none."""
     return slot_directories(directory) or [Path(directory)]
 
 
@@ -669,7 +669,7 @@ def readable_logs(directory: Path | str, filesystem: Filesystem = REAL_FILESYSTE
 
 
 def log_at(directory: Path | str, topic: str, number: int) -> Path:
-    """Where the log of this number lies, or would. Raises InvalidLogName."""
+    """The path of the log of this number. Raises InvalidLogName."""
     return Path(directory) / shown_name(topic, number)
 
 
@@ -709,7 +709,7 @@ def is_named(log: tuple[str, int], text: str) -> bool:
 
 
 def shown_below(directory: Path | str, log: Path) -> str:
-    """The name for people of a log that a look at `directory` has found: with its slot, if that is not `directory`."""
+    """The displayed name of a log found below `directory`: with its slot, unless `directory` is the slot."""
     is_slot = _SLOT_NAME.fullmatch(log.parent.name) is not None and Path(directory) == log.parent.parent
     return f"{log.parent.name}/{log.name}" if is_slot else log.name
 

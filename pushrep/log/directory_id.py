@@ -3,8 +3,9 @@
     directory-id.json   {"version": 1, "directory_id": 32 hex digits, "copy_of": [32 hex digits, ...],
                          "is_settled": bool, "witness": {"inode", "generation", "birth_ns"} | null, "crc32c": n}
 
-The file holds the witness of itself: it is written under another name, asked for its witness, filled in, synced, and
-renamed. A copy of the directory has the same bytes, but they are another file.
+The file holds its own witness, which is what distinguishes it from a copy: inode, generation, birth time. It is written
+under another name, completed with its witness, synced, and renamed. A copy of the directory has the same bytes in
+another file, with another witness.
 
     the file            its witness                          the directory
     is not there                                             has no id yet; its outbox's next opening gives it one
@@ -13,9 +14,9 @@ renamed. A copy of the directory has the same bytes, but they are another file.
     is whole            none was written, or none is there   not known: no verdict
     is damaged                                               is a COPY, of nobody knows which
 
-A copy that is found is first written down as one (`copy_of`, not settled); `opened_id` says what follows in which
-order. Every opening and close of its outbox writes the file anew: a backup's bytes that are written into the present
-file bring an older witness.
+A copy that is found is first recorded as one (`copy_of`, not settled); `opened_id` has the order of the steps. Every
+opening and close of the outbox writes a new file: so if a backup's bytes are written into the present file, the witness
+in them is an older one.
 """
 
 import logging
@@ -36,7 +37,7 @@ _LOG = logging.getLogger("pushrep.log")
 
 DIRECTORY_ID_NAME = "directory-id.json"
 UNKNOWN_ID = UUID(int=0)
-"""Of the original of a copy whose file can't be read."""
+"""Stands for the original's id where the copy's file can't be read."""
 _VERSION = 1
 _FILE_BYTES_MAX = 64 << 10
 
@@ -46,7 +47,7 @@ class DirectoryId:
     """A directory's identity. directory_id: 128 random bits.
 
     copy_of: the directories that it is a copy of, oldest first, until an operator says that the last is gone; empty for
-    an original. is_settled: False from when it was found to be a copy until its outbox goes on as one.
+    an original. is_settled: False from when it is found to be a copy until its outbox has another PID epoch.
     """
 
     directory_id: UUID
@@ -75,7 +76,7 @@ class CopyVerdict(Enum):
 
 
 def read_directory_id(directory: Path, filesystem: Filesystem) -> tuple[DirectoryId | None, CopyVerdict]:
-    """Its identity, as written, and what its witness says. Takes no lock, changes nothing. Raises OSError."""
+    """The stored identity, and the verdict of its witness. Takes no lock, changes nothing. Raises OSError."""
     path = directory / DIRECTORY_ID_NAME
     try:
         fields = read_checked_json(filesystem, path, _FILE_BYTES_MAX, _VERSION)
@@ -94,7 +95,7 @@ def read_directory_id(directory: Path, filesystem: Filesystem) -> tuple[Director
 
 
 def judge_witness(written: FileWitness | None, now: FileWitness | None) -> CopyVerdict:
-    """Whether the file is the one whose witness was written into it."""
+    """The verdict: whether the file is the one whose witness is in it."""
     if written is None or now is None:
         return CopyVerdict.UNKNOWN
     if written.inode != now.inode or now.links != 1:
@@ -108,11 +109,11 @@ def judge_witness(written: FileWitness | None, now: FileWitness | None) -> CopyV
 
 
 def opened_id(directory: Path, filesystem: Filesystem) -> tuple[DirectoryId | None, CopyVerdict]:
-    """The id and the witness's verdict, before anything else of a locked directory is read.
+    """The id and the verdict; called before anything else of a locked directory is read.
 
-    A copy is made safe first, in an order that may stop anywhere: it is written down as a copy, then its published
-    state is removed, then its clean marker. Its recovery takes a torn end below the recovery point for a copy's, until
-    `settle_id`. Raises OSError.
+    A copy is made safe first, in an order that may stop anywhere: it is recorded as a copy, then its published state is
+    removed, then its clean marker. Until `settle_id`, recovery treats a torn end below the recovery point as an effect
+    of copying, not as damage. Raises OSError.
     """
     found, verdict = read_directory_id(directory, filesystem)
     if found is None or (verdict is not CopyVerdict.COPY and found.is_settled):
@@ -131,8 +132,8 @@ def opened_id(directory: Path, filesystem: Filesystem) -> tuple[DirectoryId | No
 
 
 def settled_id(found: DirectoryId | None, new_id: UUID | None = None) -> DirectoryId:
-    """The id to go on under: a new one (`new_id`, if it was promised) for a directory that has none and for a copy that
-    goes on as one.
+    """The id from now on: a new one (`new_id`, if it was given out before) for a directory without an id and for a
+    copy.
     """
     if found is not None and found.is_settled:
         return found
@@ -149,12 +150,12 @@ def moved_id(found: DirectoryId) -> DirectoryId:
 
 
 def write_directory_id(directory: Path, filesystem: Filesystem, kept: DirectoryId) -> CopyVerdict:
-    """On disk, with its own witness, when this returns; UNKNOWN where there is none. Raises OSError; the old file
-    stands then.
+    """Write the file with its own witness; on disk when this returns. UNKNOWN where there is none. Raises OSError; then
+    the old file is still there.
     """
     path = directory / DIRECTORY_ID_NAME
     temp = path.with_name(path.name + ".tmp")
-    with suppress(FileNotFoundError):  # half made; it may be a copy's, with two names
+    with suppress(FileNotFoundError):  # left half made, or with two names in a copy
         filesystem.remove(temp)
     file = filesystem.open(temp, create=True)
     try:

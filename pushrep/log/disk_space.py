@@ -1,4 +1,4 @@
-"""How full may the disk be, what does a log do at each level, and what is held back for a disk that is full?
+"""How full may the disk be, what does a log do at each level, and which blocks are reserved for a full disk?
 
     used      0 ... 75 ......... 85 ......... 90 ... 100 %        (LogConfig: disk_warn_percent and so on)
     and free    < 40       < 20       < 10 GiB                    (LogConfig: disk_warn_free_bytes and so on)
@@ -15,19 +15,19 @@ one, which at 90 % may have a terabyte left.
     PRESSED        ROOM          TIGHT    PRESSED    FULL
     FULL           ROOM          TIGHT    FULL       FULL
 
-Only FULL depends on the level before: a log that took appends again at 89.9 % would refuse them at the next megabyte.
-On a disk that is really full the system refuses the write, whatever the level is (AppendFailed).
+FULL alone depends on the level before: a log that accepted appends again at 89.9 % would soon refuse them again. On a
+disk without free blocks the system refuses the write, whatever the level (AppendFailed).
 
 `disk_level` is the table, `DiskWatch` asks the system, once a second at most for all logs of a directory.
-`DiskHeadroom` holds a few blocks back, so that operations which free space work on a full disk:
+`DiskHeadroom` reserves a few blocks, so that operations which free space work on a full disk:
 
     <directory of logs>/.pushrep_reserve     64 KiB and 128 bytes a log, allocated, never read
 
     truncate, purge, retention, opening, closing ─ write a checkpoint beside the old one ─▶ no room?
         ─▶ give the reserve up ─▶ write again, rename: the old file's blocks are free ─▶ take the reserve back
 
-Without it an operator could not even cut a log off: the checkpoints have to be lowered before anything goes. Appends
-never use it. Where it could not be made, or another program took the blocks meanwhile, the refusal says what to do.
+Without it an operator could not even cut a log, because the checkpoints have to be lowered first. Appends never use it.
+If it could not be made, or another program took the blocks, the error says what to do.
 """
 
 import errno
@@ -102,11 +102,13 @@ _WHAT_HAPPENS = {
 
 
 SYNC_BOUNDS_S = (0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-"""A disk with a battery syncs in 0.1 ms, a good one in 1 ms, a spinning one in 10 ms; above 1 s something is wrong."""
+"""A disk with a battery-backed cache syncs in 0.1 ms, an SSD in 1 ms, a spinning disk in 10 ms; above 1 s something is
+wrong.
+"""
 
 
 class Durations:
-    """How long things took, counted in classes with these upper bounds; the last class has none. One thread adds."""
+    """A histogram of durations with these upper bounds; the last class has none. Only one thread adds."""
 
     def __init__(self, bounds_s: Sequence[float] = SYNC_BOUNDS_S) -> None:
         self.bounds_s = bounds_s
@@ -119,12 +121,12 @@ class Durations:
         self._sum_s += seconds
 
     def read(self) -> tuple[tuple[int, ...], float]:
-        """How many are in each class, and the seconds of all together."""
+        """The count of each class, and the sum of all seconds."""
         return tuple(self._counts), self._sum_s
 
 
 class DiskStatus(NamedTuple):
-    """The file system that logs lie on, by its mount point. level: the worst by the limits of any of its logs."""
+    """The file system of logs, by its mount point. level: the worst by the limits of any of its logs."""
 
     mount: str
     used_bytes: int
@@ -145,7 +147,7 @@ class DiskWatch:
         self._syncs_lock = threading.Lock()
 
     def timed(self, sync: Callable[[], None]) -> None:
-        """Sync, and count how long that took; one that fails is counted as well. Raises as `sync`."""
+        """Call `sync` and count its duration, also if it fails. Raises as `sync`."""
         started_s = perf_counter()
         try:
             sync()
@@ -160,7 +162,7 @@ class DiskWatch:
             return self._usage
 
     def status(self) -> DiskStatus:
-        """How full it is now, and what its logs do about it."""
+        """How full it is now, and the level that its logs are at."""
         usage = self.look()
         with self._lock:
             limits = tuple(self._levels)
@@ -202,8 +204,8 @@ def mount_of(path: Path) -> str:
 
 
 RESERVE_NAME = ".pushrep_reserve"
-RESERVE_BYTES_MIN = 64 << 10  # sixteen blocks: each small file wants one, and the directory may want one for a name
-_BYTES_A_LOG = 128  # a line of each file that lists all logs, twice: the old one and the new one
+RESERVE_BYTES_MIN = 64 << 10  # sixteen blocks: each small file needs one, and the directory may need one for a name
+_BYTES_A_LOG = 128  # two lines in each file that lists all logs: in the old file and in the new one
 
 _PARTS = 16
 
@@ -216,7 +218,7 @@ class DiskHeadroom:
     def __init__(self, directory: Path, filesystem: Filesystem, logs: int) -> None:
         self._path, self._filesystem = directory / RESERVE_NAME, filesystem
         self._size_bytes = RESERVE_BYTES_MIN + _BYTES_A_LOG * logs
-        self._lock = threading.Lock()  # not held while something is written: the writer holds locks of its own
+        self._lock = threading.Lock()  # not held during `write`, which takes other locks
         self._users = 0
         self._fill()
 
@@ -262,7 +264,7 @@ class DiskHeadroom:
         return False
 
     def _fill(self) -> None:
-        """Take back as much as there is room for; the next opening or use tries again. Raises OSError for a path that
+        """Allocate as much of the reserve as fits; the next opening or use tries again. Raises OSError for a path that
         can't be a plain file.
         """
         try:
@@ -272,7 +274,7 @@ class DiskHeadroom:
                 raise
             return
         try:
-            # In steps: another program may have taken a block meanwhile, and fifteen are worth having.
+            # In steps: if another program took a block meanwhile, most of the reserve still fits.
             for part in range(_PARTS, 0, -1):
                 with suppress(OSError):
                     file.allocate(self._size_bytes * part // _PARTS)

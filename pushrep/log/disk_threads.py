@@ -7,11 +7,11 @@
 Syncs of different files run beside each other: a disk takes several at once, and a journalling file system commits once
 for all that wait. One call each, so a failed sync is known by its file (docs/decisions/0013).
 
-A disk that hangs blocks the threads of its own file system only, and no caller of `run_all` for files of another one.
-The threads end with the last user.
+A disk that hangs blocks only the threads of its own file system, and no `run_all` for another one. The threads end with
+the last user.
 
-`ManyFiles` makes many files at once, which are nothing before all are there: where the file system can be synced whole
-(`Filesystem.whole_sync`), one call is for all of them; else each is synced, beside the others.
+`ManyFiles` writes many files that are of use only together: if the file system can be synced as a whole
+(`Filesystem.whole_sync`), one call syncs all of them; else each file is synced, in several threads.
 """
 
 import logging
@@ -32,7 +32,7 @@ _T = TypeVar("_T")
 _LOG = logging.getLogger("pushrep.log")
 
 SYNCS_AT_ONCE = 16
-"""A disk that takes 10 ms a sync brings 1,000 files to disk in 0.6 s then; more threads gain little on a fast one."""
+"""With 10 ms a sync, 1,000 files are on disk in 0.6 s; on a fast disk more threads gain little."""
 _JOIN_S = 1.0
 _WORTH_IT = 4
 
@@ -43,7 +43,7 @@ class DiskThreads:
     def __init__(self, count_max: int) -> None:
         self._count_max = count_max
         self._lock = threading.Lock()
-        # In C: Ctrl-C in the thread that submits can't leave it locked, nor between the call and its thread.
+        # A queue in C: Ctrl-C in the submitting thread can't leave it locked.
         self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._ended = False
@@ -65,7 +65,9 @@ class DiskThreads:
         return shared.results()
 
     def end(self) -> None:
-        """End the threads; nothing may be submitted any more. One that hangs in the disk ends when the disk answers."""
+        """End the threads; nothing may be submitted any more. A thread that waits for a hanging disk ends when that
+        answers.
+        """
         with self._lock:
             self._ended = True
             threads, self._threads = self._threads, []
@@ -82,7 +84,7 @@ class DiskThreads:
                 return
             name = f"pushrep-disk-{len(self._threads)}"
             thread = threading.Thread(target=self._run, name=name, daemon=True)
-            with suppress(RuntimeError):  # the system has no thread for us: the others go on
+            with suppress(RuntimeError):  # the system has no thread left: the others go on
                 thread.start()
                 self._threads.append(thread)
 
@@ -94,7 +96,7 @@ class DiskThreads:
                 call()
             except Exception:  # noqa: BLE001 - a bug of ours: other calls wait behind this one
                 _LOG.exception("a call in a disk thread failed; the thread goes on")
-            del call  # it may be the last reference to something large
+            del call  # else the last reference to something large stays until the next call
 
 
 class _SharedCalls(Generic[_T]):
@@ -138,16 +140,16 @@ def disk_threads(filesystem: Filesystem, directory: Path, count_max: int = SYNCS
 
 
 def release_disk_threads(threads: DiskThreads) -> None:
-    """Give them back; the last release ends them."""
+    """Release the threads; the last release ends them."""
     _OF_DISKS.release(threads)
 
 
 def run_beside_each_other(
     filesystem: Filesystem, clock: Clock, directory: Path, calls: Sequence[Callable[[], object]]
 ) -> None:
-    """Carry out calls that wait for the disk that holds `directory`. Raises as `DiskThreads.run_all`.
+    """Run calls that wait for the disk of `directory` concurrently. Raises as `DiskThreads.run_all`.
 
-    With a simulated clock one after the other, so that a run can be repeated.
+    With a simulated clock one after the other, so that a run is repeatable.
     """
     if len(calls) < _WORTH_IT or clock is not SYSTEM_CLOCK:
         for call in calls:
@@ -161,10 +163,10 @@ def run_beside_each_other(
 
 
 class ManyFiles:
-    """Files and names in some directories, at least one, brought to disk together. A context manager."""
+    """Writes files in one or more directories and syncs them together. A context manager."""
 
     def __init__(self, filesystem: Filesystem, clock: Clock, directories: Sequence[Path]) -> None:
-        """The directories are there, and nothing is written yet."""
+        """directories: existing ones, at least one."""
         self._filesystem, self._clock, self._directory = filesystem, clock, directories[0]
         is_one = len(directories) >= _WORTH_IT and len(set(map(_device_of, directories))) == 1
         self._whole = filesystem.whole_sync(self._directory) if is_one else None
@@ -179,7 +181,7 @@ class ManyFiles:
             self._whole.close()
 
     def write_beside(self, files: Sequence[tuple[Path, bytes]]) -> None:
-        """As `pushrep.env.write_beside`, of each; all are on disk when this returns. Raises OSError."""
+        """As `pushrep.env.write_beside` for each; all are on disk when this returns. Raises OSError."""
         if self._whole is None:
             self._each([partial(write_beside, self._filesystem, path, data) for path, data in files])
             return

@@ -1,11 +1,11 @@
-"""What stands in the files of a log, entry by entry: the same facts as Kafka's DumpLogSegments, in its own words.
+"""The content of a log's files, entry by entry: what Kafka's DumpLogSegments shows, in its words.
 
     .log                              DumpedBatch ... then one ScanEnd; every batch that is shown passed every check
     .index  .timeindex                DumpedEntry
     checkpoints, clean marker,
     leader epochs, partition.metadata DumpedLine, or BadFile
 
-Kafka's tool goes on behind a batch whose CRC is wrong; ours stops there and says so, as every reader of the log does.
+Kafka's tool goes on after a batch with a wrong CRC. This one stops there and says so, as all our readers do.
 """
 
 import struct
@@ -64,13 +64,13 @@ class DumpedBatch:
 
     @property
     def delete_horizon_ms(self) -> int | None:
-        """When a compacting broker may drop its tombstones; it keeps that in place of the base timestamp."""
+        """When a compacting broker may drop its tombstones; stored in place of the base timestamp."""
         header = self.batch.header
         return header.base_timestamp_ms if header.attributes & _DELETE_HORIZON_BIT else None
 
     @property
     def last_sequence(self) -> int:
-        """Of its last record; -1 without an idempotent producer. Sequences wrap behind 2**31 - 1."""
+        """The sequence of its last record; -1 without an idempotent producer. Sequences wrap after 2**31 - 1."""
         header = self.batch.header
         if header.base_sequence < 0:
             return -1
@@ -118,7 +118,7 @@ Dumped = DumpedBatch | DumpedEnd | DumpedEntry | DumpedLine | BadFile
 
 @dataclass(frozen=True, slots=True)
 class OffsetWindow:
-    """What is wanted: entries that concern offsets in [start, end)."""
+    """Selects the entries for offsets in [start, end)."""
 
     start: int = 0
     end: int = OFFSET_LIMIT
@@ -142,7 +142,7 @@ def files_to_dump(
 
 
 def dump_file(path: Path, window: OffsetWindow, filesystem: Filesystem = REAL_FILESYSTEM) -> Iterator[Dumped]:
-    """What stands in a file, by its name. Raises NotALog for a name that no file of a log has, OSError."""
+    """Decode a file by its name. Raises NotALog for a name that no file of a log has, OSError."""
     suffix = path.suffix
     if suffix in {LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX} and path.stem.isdigit():
         base = int(path.stem)
@@ -186,7 +186,7 @@ def _batches(path: Path, base: int, window: OffsetWindow, filesystem: Filesystem
 
 
 def _published_end(path: Path, base: int, filesystem: Filesystem) -> int | None:
-    """Where to stop beside a running writer, which is writing behind it. Only in the newest segment."""
+    """Where to stop in the newest segment beside a running writer, which goes on writing after it."""
     log = path.resolve().parent
     if not is_log(log, filesystem) or list_segments(filesystem, log)[-1] != base:
         return None

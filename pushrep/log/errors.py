@@ -90,7 +90,7 @@ class CorruptBatch(PushrepError):
 
 
 class LogDamaged(PushrepError):
-    """Records that were known to be on disk are not: the log can be read below `damaged_from`, but not written."""
+    """Records that were on disk can't be read: the log can be read below `damaged_from`, but takes no appends."""
 
     def __init__(self, directory: Path, damaged_from: int, reason: str) -> None:
         super().__init__(
@@ -101,7 +101,7 @@ class LogDamaged(PushrepError):
 
 
 class LogPoisoned(PushrepError):
-    """A sync failed, so what was written may be lost: close the log and open it again.
+    """A sync failed, so written records may be lost: close the log and open it again.
 
     A second fsync may succeed over lost pages (Rebello et al., USENIX ATC 2020); only recovery may judge.
     """
@@ -123,12 +123,13 @@ _REMEDIES = {
 
 
 def append_remedy(cause: OSError) -> str:
-    """What a person does about a write that the system refused."""
+    """What to do about a write that the system refused."""
     return _REMEDIES.get(cause.errno or 0, "look at the disk")
 
 
 class AppendFailed(PushrepError):
-    """The system refused the write. Nothing of it remains and its offsets were given back: remedy, append again.
+    """The system refused the write. Nothing of it remains, and its offsets are free again: mend the cause, then append
+    again.
 
     `errno` is the system's number, for example ENOSPC.
     """
@@ -139,7 +140,7 @@ class AppendFailed(PushrepError):
 
 
 class LogEndMoved(PushrepError):
-    """The log does not end at `expected`, which the append was made for, but at `end`; nothing was written."""
+    """The log does not end at the append's base offset `expected`, but at `end`; nothing was written."""
 
     def __init__(self, path: Path, *, expected: int, end: int) -> None:
         super().__init__(f"{path} ends at offset {end}, the append was made for {expected}; nothing was written")
@@ -177,7 +178,7 @@ class NoRoomToCut(PushrepError):
 
 
 class OffsetsExhausted(PushrepError):
-    """The records would end above the highest offset that 8 bytes can say; nothing was written. Begin a new log."""
+    """The records would end above the highest 64-bit offset; nothing was written. Begin a new log."""
 
     def __init__(self, path: Path, offset: int, records: int) -> None:
         super().__init__(
@@ -199,7 +200,7 @@ class StillNeeded(PushrepError):
 
 
 class LeaseBroken(PushrepError):
-    """A lease holds nothing any more: the records that it was for may be gone. `reason` says why; take a new one."""
+    """The lease was broken, so retention may have removed its records. `reason` says why; take a new one."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"the lease of {name} was broken: {reason}")
@@ -207,7 +208,7 @@ class LeaseBroken(PushrepError):
 
 
 class DerivedStoreFailed(PushrepError):
-    """A derived store did not cut or destroy what it had to; remove its files, and the next opening rebuilds it."""
+    """A derived store did not cut or destroy its data; remove its files, and the next opening rebuilds it."""
 
     def __init__(self, store: str, why: str) -> None:
         super().__init__(f"the derived store {store} {why}: remove its files, it is built anew when the log is opened")
@@ -266,4 +267,4 @@ class DirectoryIsCopy(PushrepError):
 
 
 class RepairRefused(PushrepError):
-    """The repair that was asked for would not give a whole log; nothing was changed. The message says what would."""
+    """The requested repair would not make the log whole; nothing was changed. The message says which one would."""

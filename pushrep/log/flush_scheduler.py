@@ -1,11 +1,11 @@
-"""When a log is flushed, and by which thread: buffered appends reach the disk soon, also where no caller waits.
+"""When a log is flushed, and by which thread, so that buffered appends reach the disk soon though no caller waits.
 
     append ─ first unflushed byte ──▶ due in flush_ms   ┐
            ─ flush_bytes unflushed ─▶ due at once       ├─▶ one thread: log.flush_in_background(), log by log
                                                         ┘
-One thread per process while any log is attached; it sleeps without a timeout while nothing is due. It reports nothing:
-where a sync fails, the log's writer poisons the log (`_sync` of writer.py), and the next append there raises
-LogPoisoned. An error of one log does not keep the thread from the others. It runs on the machine's clock.
+One thread per process while any log is attached; it sleeps without a timeout while nothing is due. It reports no
+errors: if a sync fails, the log's writer poisons the log (`_sync` of writer.py), and the next append raises
+LogPoisoned. After an error of one log the thread goes on with the others. It runs on the machine's clock.
 
 `FlushScheduler` decides when a log's appends have to be on disk, and which thread flushes them:
 
@@ -35,10 +35,12 @@ _LOG = logging.getLogger("pushrep.log")
 
 
 class Flushable(Protocol):
-    """What a Flusher calls: a log, a directory of logs for its checkpoints, a scrub, a Tick."""
+    """An object that a Flusher calls: a log, a directory of logs for its checkpoints, a scrub, a Tick."""
 
     def flush_in_background(self) -> None:
-        """What is due: of a log, sync it and raise its recovery point. It handles errors; one it raises is logged."""
+        """Do what is due: a log is synced and its recovery point raised. It handles errors; one that it raises is
+        logged.
+        """
         ...
 
 
@@ -47,10 +49,10 @@ class Flusher:
 
     def __init__(self, name: str = "pushrep-flusher") -> None:
         self._name = name
-        self._lock = threading.Lock()  # not the condition's own `with`: Ctrl-C could leave that locked
+        self._lock = threading.Lock()  # `with condition` could stay locked after Ctrl-C
         self._changed = threading.Condition(self._lock)
         self._due_s: dict[Flushable, float] = {}
-        # The same, earliest first; a line that `_due_s` contradicts is out of date. Ten thousand logs may wait at once.
+        # A heap of the same times; entries that differ from `_due_s` are stale. Ten thousand logs may wait at once.
         self._queue: list[tuple[float, int, Flushable]] = []
         self._counter = count()
         self._attached: set[Flushable] = set()
@@ -58,22 +60,22 @@ class Flusher:
         self._thread: threading.Thread | None = None
 
     def attach(self, log: Flushable) -> None:
-        """Let `log` be flushed from now on; each `attach` needs a `detach`."""
+        """Allow `soon` for this log; each `attach` needs a `detach`."""
         with self._lock:
             self._attached.add(log)
 
     def soon(self, log: Flushable, delay_ms: int) -> bool:
-        """Flush `log` within `delay_ms`; an earlier time stays. Nothing happens if it is detached.
+        """Flush `log` within `delay_ms`; a time that is earlier stays. Does nothing if it is detached.
 
-        False: the system has no thread for us now, or the interpreter is ending: say it again later.
+        False if no thread can be started now, or the interpreter is ending: call it again later.
         """
         due_s = time.monotonic() + delay_ms / 1000
         with self._lock:
             if log not in self._attached:
                 return True
             if self._due_s.get(log, due_s + 1) > due_s:
-                # In this order, as Ctrl-C may come between two lines: a wake-up too many does no harm, and an entry of
-                # the queue has no effect without its own in `_due_s`.
+                # In this order, because Ctrl-C may come between two lines: an extra wake-up does no harm, and an entry
+                # of the queue has no effect without one in `_due_s`.
                 if not self._queue or due_s < self._queue[0][0]:  # else the thread wakes earlier than that anyway
                     self._changed.notify_all()
                 heappush(self._queue, (due_s, next(self._counter), log))
@@ -88,7 +90,7 @@ class Flusher:
             return True
 
     def detach(self, log: Flushable) -> None:
-        """Forget `log`; a flush of it that is running has ended when this returns. The last one ends the thread."""
+        """Forget `log`, and wait for a flush of it that is running. The last `detach` ends the thread."""
         with self._lock:
             self._attached.discard(log)
             self._due_s.pop(log, None)
@@ -156,12 +158,12 @@ def process_flusher() -> Flusher:
 
 
 def process_scrubber() -> Flusher:
-    """Another thread, for slow reads in the background, so that no flush waits for them."""
+    """A second flusher, for slow reads in the background, so that no flush waits for them."""
     return _CURRENT.scrubber
 
 
 class Tick:
-    """Calls `call()` every `every_ms` until `end`, in one thread for all ticks of this process. It must not wait."""
+    """Calls `call()`, which must not wait, every `every_ms` until `end`; one thread serves all ticks of a process."""
 
     def __init__(self, every_ms: int, call: Callable[[], object]) -> None:
         self._every_ms, self._call = every_ms, call
@@ -177,12 +179,12 @@ class Tick:
             self._ticker.soon(self, self._every_ms)
 
     def end(self) -> None:
-        """When this returns, no call runs and none follows. A second `end` does nothing."""
+        """Stop: when this returns, no call runs and none follows. A second `end` does nothing."""
         self._ticker.detach(self)
 
 
 class FlushDue(Enum):
-    """What the appending thread has to do itself."""
+    """What the appending thread itself has to do."""
 
     NOTHING = auto()
     FLUSH = auto()
@@ -190,28 +192,29 @@ class FlushDue(Enum):
 
 
 ACKNOWLEDGED_MS = 750
-"""So long after records were acknowledged as flushed the checkpoints are due, where flush_ms is longer: with SHARE_MS
-the recovery point rises over them within a second, or later where writing the checkpoints takes longer than 25 ms."""
+"""How soon after an acknowledged flush the checkpoints are due, if flush_ms is longer: with SHARE_MS the recovery point
+rises over them within a second, or later where writing the checkpoints takes longer than 25 ms.
+"""
 SHARE_MS = 250
-"""So much later they are written if another log of the directory wrote them just before: one write serves many logs."""
+"""How much later they are written if another log of the directory has just written them: one write serves many logs."""
 
 
 class FlushScheduler:
-    """The flushed offset and the recovery point of `log` rise at least once per flush_bytes or flush_ms. Thread-safe.
+    """Decides when `log` is flushed: at the latest after flush_bytes or flush_ms. Thread-safe.
 
-    While it stands, `log` is called back by the flusher; `end` it.
+    The flusher calls `log` back until `end`.
     """
 
     def __init__(self, log: Flushable, config: LogConfig, clock: Clock) -> None:
         self._log, self._config, self._clock = log, config, clock
         self._flusher = process_flusher() if clock is SYSTEM_CLOCK else None
         self._since_ms: int | None = None  # of the first byte that is not on disk, by a simulated clock
-        self._within_ms = config.flush_ms  # of that; less while something was acknowledged
+        self._within_ms = config.flush_ms  # how long after that; less once something was acknowledged
         if self._flusher is not None:
             self._flusher.attach(log)
 
     def on_change(self, unflushed_bytes: int = 0) -> FlushDue:
-        """Something changed that has to get to disk; `unflushed_bytes` of the log are not there yet."""
+        """The log changed; `unflushed_bytes` of it are not on disk yet."""
         much = unflushed_bytes >= self._config.flush_bytes
         if self._flusher is None:
             return FlushDue.FLUSH_AND_CHECKPOINT if self._is_old() or much else FlushDue.NOTHING
@@ -223,7 +226,7 @@ class FlushScheduler:
         return FlushDue.FLUSH if unflushed_bytes >= 2 * self._config.flush_bytes else FlushDue.NOTHING
 
     def on_acknowledged(self) -> FlushDue:
-        """A caller got the answer that its records are on disk: the recovery point has to rise over them soon."""
+        """A caller was told that its records are on disk: the recovery point has to rise over them soon."""
         if self._within_ms > ACKNOWLEDGED_MS:
             self._within_ms = ACKNOWLEDGED_MS
             if self._flusher is not None:
@@ -231,12 +234,12 @@ class FlushScheduler:
         return self.on_change()
 
     def schedule(self) -> None:
-        """Let the flusher come in flush_ms, unless it is about to."""
+        """Schedule the flusher in flush_ms, unless it is scheduled."""
         if self._flusher is not None and self._since_ms is None:
             self._since_ms = 0 if self._flusher.soon(self._log, self._within_ms) else None
 
     def on_flush(self) -> None:
-        """Everything up to now is about to be flushed."""
+        """A flush of everything up to now begins."""
         self._since_ms, self._within_ms = None, self._config.flush_ms
 
     def end(self) -> None:

@@ -4,9 +4,9 @@
     B  acquire: waits ────────────────┤ A's sync has brought B's records to disk, too: B returns without leading
     C  acquire: waits ────────────────┘ C's came behind it: C leads, for all that came meanwhile
 
-Only the leader may close or swap the log's descriptors. A thread that is interrupted (Ctrl-C) must not stay the leader.
-So it acquires inside of the `try` that releases, and it releases by an assignment: Python looks for signals where a
-function begins, a call could end before it did anything.
+While the log is open, only the leader closes descriptors that a sync may use. A thread that is interrupted (Ctrl-C)
+must not stay the leader. So it acquires inside of the `try` that releases, and releases by an assignment: Python
+handles signals where a function begins, so a call might end before it did anything.
 
     try:
         if leader.acquire(settled, wanted):
@@ -16,10 +16,10 @@ function begins, a call could end before it did anything.
             leader.owner = None
             leader.notify()
 
-Each waiting thread sleeps on a lock of its own. The thread that releases wakes those that need no leader any more, each
-once, and one of the others to lead: no thread wakes only to sleep again. They wake one another in a few rows; all at
-once they would queue for the interpreter's lock. A Condition's own `with` can be interrupted with its lock held; a
-plain lock's can't.
+Each waiting thread sleeps on a lock of its own. The thread that releases wakes the threads whose records are on disk,
+each once, and one of the others to lead: no thread wakes only to sleep again. The woken threads wake one another in a
+few rows; all at once they would queue for the interpreter's lock. A `with` of a Condition can be interrupted with its
+lock held; that of a plain lock can't.
 
 The leader also writes the batches that other threads queued (`CommitRequest`):
 
@@ -28,10 +28,10 @@ The leader also writes the batches that other threads queued (`CommitRequest`):
     C  queues, sleeps ───────────────────┤                                    │
     D  queues, sleeps ───────────────────┘────────────────────────────────────┘
 
-A caller that wrote by itself would take the log's lock and the interpreter's for each record, against all others.
+If each caller wrote its own batches, it would compete with all others for the log's and the interpreter's lock.
 
-Only threads that Ctrl-C can't reach may lead so: a thread that is interrupted between two of its steps would leave the
-requests of others neither written nor refused. Python interrupts none but the main thread.
+Only threads that Ctrl-C can't interrupt may write for others: an interrupted one would leave their requests neither
+written nor refused. Python interrupts the main thread alone.
 """
 
 import threading
@@ -44,14 +44,14 @@ from pushrep.errors import PushrepError
 from pushrep.log.config import AppendResult
 from pushrep.records import RecordBatch
 
-_LOOK_AGAIN_S = 1.0  # in case the leader, or the thread that had to wake the next one, was interrupted first
-_ROWS = 4  # with one row, all behind a thread that gets no processor would wait for it
+_LOOK_AGAIN_S = 1.0  # in case the leader, or the thread that should wake the next one, was interrupted
+_ROWS = 4  # in one row, all would wait for a thread that gets no processor
 
 _Wanted = TypeVar("_Wanted")
 
 
 class _Waiter:
-    """A thread that sleeps until somebody releases its lock, and then wakes the next of its row."""
+    """A thread that sleeps until another releases its lock, and then wakes the next one of its row."""
 
     __slots__ = ("_settled", "_wanted", "lock", "next")
 
@@ -64,12 +64,12 @@ class _Waiter:
     def may_go(self) -> bool:
         try:
             return self._settled(self._wanted)
-        except PushrepError:  # the waiting thread asks again itself, and raises it
+        except PushrepError:  # the waiting thread calls `settled` itself, and raises the error
             return True
 
 
 class GroupCommitLeader:
-    """Which thread leads, of one log. Thread-safe; the leader must not acquire again.
+    """Which thread leads the group commit of one log. Thread-safe; not reentrant.
 
     owner: the leader's thread, None if there is none; set to None to release, see above.
     """
@@ -80,9 +80,9 @@ class GroupCommitLeader:
         self._waiting: dict[_Waiter, None] = {}
 
     def acquire(self, settled: Callable[[_Wanted], bool], wanted: _Wanted) -> bool:
-        """Wait until nobody leads, then lead. False, without leading, as soon as `settled(wanted)`.
+        """Wait until nobody leads, then lead. False, without leading, once `settled(wanted)` is true.
 
-        Raises what `settled` raises. It is asked again whenever a leader has released.
+        Raises its errors. `settled` is called again whenever a leader has released.
         """
         while True:
             with self._lock:
@@ -112,12 +112,14 @@ class GroupCommitLeader:
         return False
 
     def notify(self) -> None:
-        """Wake the threads that need not wait any more, and one to lead: after a release, or when the log has ended."""
+        """Wake the threads that need not wait any more, and one to lead. Called after a release, and when the log is
+        closed.
+        """
         with self._lock:
             row = [waiter for waiter in self._waiting if waiter.may_go()]
             for waiter in row:
                 del self._waiting[waiter]
-            if self.owner is None and self._waiting:  # else the leader notifies, when it releases
+            if self.owner is None and self._waiting:  # else the leader notifies when it releases
                 longest = next(iter(self._waiting))
                 del self._waiting[longest]
                 row.insert(0, longest)
@@ -127,7 +129,7 @@ class GroupCommitLeader:
             waiter.lock.release()
 
     def do_unless_held(self, do: Callable[[], None]) -> bool:
-        """Call `do` while no thread leads or can begin to lead. False, without a call, if one leads."""
+        """Call `do` while no thread leads or can begin to. False, without a call, if one leads."""
         with self._lock:
             if self.owner is not None:
                 return False
@@ -136,7 +138,7 @@ class GroupCommitLeader:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Lead meanwhile."""
+        """A context in which this thread leads."""
         try:
             self.acquire(_never, 0)
             yield
@@ -161,11 +163,11 @@ class CommitRequest:
         self.error: BaseException | None = None
 
     def written(self) -> None:
-        """They were written at the offsets that are stamped into them."""
+        """The batches were written, at their stamped offsets."""
         self.result = AppendResult(self.batches[0].header.base_offset, self.batches[-1].header.next_offset - 1)
 
     def answer(self) -> AppendResult:
-        """Where they were appended. Raises the error if they were not."""
+        """The offsets of the append; raises its error if it failed."""
         if self.error is not None:
             raise self.error
         if self.result is None:
@@ -179,9 +181,9 @@ def may_be_interrupted() -> bool:
 
 
 def write_each(requests: Sequence[CommitRequest], write: Callable[[Sequence[RecordBatch]], None]) -> None:
-    """Write the requests in one go; if that fails, one by one, so that each gets its own answer.
+    """Write the requests at once or, if that fails, one by one, so that each has its own result.
 
-    `write` writes all it is given or nothing. Raises nothing: what it raised is the answer.
+    `write` writes all or nothing. Its errors are the requests' results; none is raised.
     """
     try:
         write([batch for one in requests for batch in one.batches])

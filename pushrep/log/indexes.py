@@ -3,10 +3,9 @@
     | entry 0 | entry 1 | ... | entry n-1 |        big-endian, second number 4 bytes; no header, nothing allocated ahead
                               `- entries still in memory, up to PENDING_MAX
 
-New entries are kept in memory and written together: a reader whose index ends early walks a little further. The file
-is opened for each use and closed again, so that ten thousand idle logs hold no descriptor for it. Entries that are
-dropped and then come again as they were, as a scan makes them, cost no write: opening a log that was closed clean
-changes nothing.
+New entries are kept in memory and written together: until then a reader scans a little further. The file is opened for
+each use, so that ten thousand idle logs hold no descriptor for it. Entries that are dropped and added again unchanged,
+as by a scan, cost no write: so opening a log that was closed clean writes nothing.
 Invariant: first numbers ascend strictly. Source: Kafka's AbstractIndex, OffsetIndex, TimeIndex.
 
 `IndexCheck` compares both with the batches while a scan yields them, in one pass:
@@ -14,8 +13,8 @@ Invariant: first numbers ascend strictly. Source: Kafka's AbstractIndex, OffsetI
     .index       an entry (rel, pos) is true if a batch begins at pos and ends with the offset base + rel
     .timeindex   an entry (time, rel) is true if the batch that ends with base + rel raised the greatest time to `time`
 
-Every entry has to be true, but none has to be there: a sparse index may lack any. Zeros at a file's end are space that
-Kafka allocates ahead. One fault per file is reported, as one `rebuild-index` repairs them all. Pure.
+Every entry has to be true, but a sparse index may lack any. Zeros at a file's end are space that Kafka allocates ahead.
+One fault per file is reported, because one `rebuild-index` repairs them all. Pure.
 """
 
 import errno
@@ -36,12 +35,12 @@ from pushrep.records import BatchHeader, BatchRun
 from pushrep.records.header import Column
 
 PENDING_MAX = 64
-"""512 bytes of offset index. With small batches an entry covers 4 KiB: a reader walks 256 KiB too far at most."""
+"""512 bytes of offset index. With small batches an entry covers 4 KiB, so a reader scans 256 KiB too much at most."""
 
 _BLOCK = 64
-"""So few entries are read in one system call, where a binary search needs six."""
+"""A range of so few entries is read in one system call, where a binary search would need six."""
 _KEPT_MAX = 64
-"""How many dropped entries are remembered: as many as a clean end has, not a long scan."""
+"""How many dropped entries are remembered: enough for the end of a clean log, not for a long scan."""
 
 
 class IndexFile:
@@ -67,11 +66,11 @@ class IndexFile:
     def __init__(self, filesystem: Filesystem, path: Path, entry: struct.Struct) -> None:
         self._filesystem, self._path, self._entry = filesystem, path, entry
         self._pending: list[tuple[int, int]] = []
-        self._dropped: list[tuple[int, int]] = []  # still in the file, behind the written ones
+        self._dropped: list[tuple[int, int]] = []  # still in the file, after the written ones
         self._retaken = False
-        self._ragged = False  # bytes behind the last whole entry
+        self._ragged = False  # bytes after the last whole entry
         self._written = 0  # whole entries in the file
-        self._is_there = False  # the file, for all that is known here
+        self._is_there = False  # whether the file exists, as far as is known
         self._last: tuple[int, int] | None = None
         self._synced = True
         try:
@@ -79,7 +78,7 @@ class IndexFile:
         except OSError as error:
             if error.errno != errno.EFBIG:
                 raise
-            self._ragged = True  # a sparse file can claim terabytes: it counts as empty, and the next write cuts it
+            self._ragged = True  # a sparse file can seem terabytes long: it counts as empty, and the next write cuts it
 
     def _look(self) -> None:
         entry = self._entry
@@ -99,7 +98,7 @@ class IndexFile:
         return self._last
 
     def append(self, first: int, second: int) -> None:
-        """Add an entry; it reaches the file with the next `write`."""
+        """Add an entry; the next `write` writes it to the file."""
         self._last = (first, second)
         if self._dropped:
             if self._dropped[0] == self._last:
@@ -116,10 +115,10 @@ class IndexFile:
         return len(self._pending) >= PENDING_MAX
 
     def write(self) -> None:
-        """Write the waiting entries to the file; it may be called again after a failure."""
+        """Write the pending entries to the file; may be repeated after a failure."""
         if self._dropped or self._ragged:
             self._cut_file()
-        if self._pending or not self._is_there:  # not looked for: each flush of each log would
+        if self._pending or not self._is_there:  # not looked up: each flush of each log would
             data = b"".join([self._entry.pack(*entry) for entry in self._pending])
             with self._opened(create=True) as file:
                 if file is not None:
@@ -129,9 +128,10 @@ class IndexFile:
             self._synced, self._is_there = False, True
 
     def sync(self, *, retaken: bool = False) -> None:
-        """Sync every entry; costs nothing if there are no new ones.
+        """Write and sync every entry, if there are new ones.
 
-        `retaken`: entries that were dropped and came again may have been written by a process that did not sync them.
+        retaken: sync also entries that were dropped and added again, which another process may have written without a
+        sync.
         """
         self.write()
         if retaken and self._retaken:
@@ -139,10 +139,10 @@ class IndexFile:
         self.sync_written()
 
     def sync_written(self) -> None:
-        """Sync the entries in the file; may run beside `append` and `write` in another thread."""
+        """Sync the entries in the file; another thread may append and write meanwhile."""
         if self._synced:
             return
-        self._synced = True  # first, so that the next call syncs a write from now on
+        self._synced = True  # set before the sync, so that the next call syncs writes from now on
         try:
             with self._opened(writable=True) as file:
                 if file is not None:
@@ -152,7 +152,7 @@ class IndexFile:
             raise
 
     def keep(self, count: int) -> None:
-        """Forget all but the first `count` entries, and bytes at the end that are no entry."""
+        """Drop all but the first `count` entries, and bytes at the end that are no entry."""
         del self._pending[max(0, count - self._written) :]
         if count < self._written:
             many = self._written - count > _KEPT_MAX
@@ -176,7 +176,7 @@ class IndexFile:
             return self._read(file, count - 1) if file is not None and count else None
 
     def floor_now(self, key: int) -> tuple[int, int] | None:
-        """As `floor`, of the entries that are still in memory, too."""
+        """As `floor`, but including entries that are still in memory."""
         at = bisect_right(self._pending, key, key=lambda entry: entry[0])
         return self._pending[at - 1] if at else self.floor(key)
 
@@ -215,14 +215,14 @@ class IndexFile:
                 low = middle + 1
             else:
                 high = middle
-        block = file.read_at((high - low) * size, low * size)  # less where the writer cut it while we searched
+        block = file.read_at((high - low) * size, low * size)  # shorter if the writer cut the file meanwhile
         entries = list(self._entry.iter_unpack(block[: len(block) // size * size]))
         return low + bisect_right(entries, key, key=lambda entry: entry[column])
 
     def _read(self, file: File, number: int) -> tuple[int, int]:
         data = file.read_at(self._entry.size, number * self._entry.size)
         if len(data) < self._entry.size:
-            return (-1, -1)  # cut by the writer while we searched: nothing there
+            return (-1, -1)  # the writer cut the file meanwhile
         first, second = self._entry.unpack(data)
         return first, second
 
@@ -255,7 +255,7 @@ assert (_OFFSETS.itemsize, _TIMES.itemsize) == (8, 12), "Kafka's index entries"
 
 
 class IndexFault(NamedTuple):
-    """What is wrong in the file of this suffix, at the byte `position` of it."""
+    """What is wrong in the index file with this suffix, at byte `position`."""
 
     suffix: str
     position: int
@@ -263,7 +263,9 @@ class IndexFault(NamedTuple):
 
 
 class Entries(NamedTuple):
-    """The whole entries of an index file, without what is allocated ahead, and the bytes at its end that are none."""
+    """The whole entries of an index file, without space allocated ahead; rest_bytes: bytes at its end that are no
+    entry.
+    """
 
     keys: list[int]
     values: list[int]
@@ -288,7 +290,7 @@ class IndexCheck:
     """One segment's indexes against its batches: `run` for all of them in order, then `faults`."""
 
     def __init__(self, base_offset: int, offsets: bytes | None, times: bytes | None) -> None:
-        """`offsets`, `times`: the files' bytes, None for a file that is not there and is not judged."""
+        """offsets, times: the files' bytes; None: there is no such file, and nothing to check."""
         self._base_offset = base_offset
         self._faults: dict[str, IndexFault] = {}
         self._offsets = self._entries(INDEX_SUFFIX, offsets)
@@ -301,9 +303,10 @@ class IndexCheck:
         self._one_by_one([position], [header.last_offset], [header.max_timestamp_ms])
 
     def run(self, run: BatchRun, few: int = _FEW) -> None:
-        """The next whole batches of the segment. Entries that are all true are taken together, others one by one.
+        """The next whole batches of the segment.
 
-        `few`: in a run of less the batches are looked at one by one at once.
+        They are checked together and, if an entry is wrong, one by one; runs of less than `few` batches always one by
+        one.
         """
         columns = (run.position, run.last_offset, run.max_timestamp_ms)
         if len(run) < few:
@@ -320,9 +323,9 @@ class IndexCheck:
         self._max_timestamp_ms = max(self._max_timestamp_ms, int(peaks[-1]))
 
     def faults(self, tolerated_from: int | None) -> list[IndexFault]:
-        """What is wrong, after the last batch.
+        """The faults, after the last batch.
 
-        Entries from the offset `tolerated_from` on may be ahead of the batches that were shown; None: no entry may.
+        Entries from the offset `tolerated_from` on may be ahead of the batches; None: no entry may.
         """
         for suffix, entries, at, relatives in (
             (INDEX_SUFFIX, self._offsets, self._next_offset_entry, self._offsets.keys),

@@ -1,4 +1,4 @@
-"""What a directory of logs says of each of its logs, read beside a running writer: no lock is taken, nothing written.
+"""What the files of a directory say about its logs, read beside a running writer: takes no lock, writes nothing.
 
     where does it end?   the writer lives            what it published last               "writer"
                          closed clean                its line in the clean marker         "clean marker"
@@ -6,9 +6,8 @@
                          else                        the recovery point checkpoint        "checkpoint"
                          else                        nobody knows without a scan          "nothing"
 
-Which process writes is read from the kernel's list of locks (/proc/locks): taking the lock, even for a moment, could
-make a writer that opens meanwhile believe that another one is there. Where there is no such list, the pid in the lock
-file counts if a process of that number lives.
+The writing process is read from the kernel's list of locks (/proc/locks): if we took the lock, even for a moment, a
+writer that opens just then would fail. Without that list, the pid in the lock file counts if such a process lives.
 """
 
 import os
@@ -45,9 +44,9 @@ _OWN_NAMES = frozenset({"leader-epoch-checkpoint", "leader-epoch-checkpoint.crc3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogState:
-    """What is known of a log without looking at its batches.
+    """What is known of a log without reading its batches. known_by: see the file's map.
 
-    known_by: see the file's map. published is None where nothing valid was published since the machine started.
+    published: None if nothing valid was published since the machine started.
     cleaned_offset: below it Kafka's cleaner may have left holes between segments.
     is_copy: the directory is a copy, so that what was published is about its original.
     """
@@ -63,12 +62,12 @@ class LogState:
 
     @property
     def is_live(self) -> bool:
-        """Whether the process that writes in the directory has, or had, this log open."""
+        """Whether the directory's present writer has, or had, this log open."""
         return self.writer_pid is not None and self.published is not None and self.published.pid == self.writer_pid
 
     @property
     def known_by(self) -> str:
-        """What says where the log ends."""
+        """The source of the log's end."""
         if self.is_live:
             return "writer"
         if self.clean is not None:
@@ -80,7 +79,7 @@ class LogState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSummary:
-    """One line of `ls`. Offsets are the next ones, not the last; log_end_offset is None if nobody knows it."""
+    """One line of `ls`. An end offset is the next one, not the last; log_end_offset is None if it is unknown."""
 
     name: str
     log_start_offset: int
@@ -153,7 +152,7 @@ def lock_holder(directory: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> in
 
 
 def read_state(log: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> LogState:
-    """What the directory above says of the log at `log`, now."""
+    """The present state of the log at `log`, by the files of the directory above."""
     directory, name = log.parent, log.name
     offsets = {at: read_checkpoint(directory, at, filesystem).get(name) for at in CheckpointFile}
     return LogState(
@@ -219,7 +218,7 @@ def segment_facts(log: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> list[S
 
 
 def leftovers(log: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> list[tuple[str, int]]:
-    """(name, bytes) of what lies in a log's directory and is no part of it: .cut, .corrupt, .stale, .tmp and others."""
+    """(name, bytes) of files in a log's directory that are no part of the log: .cut, .corrupt, .stale, .tmp, ..."""
     bases = {f"{base:020d}" for base in list_segments(filesystem, log)}
     own = {
         stem + suffix for stem in bases for suffix in (LOG_SUFFIX, INDEX_SUFFIX, TIME_INDEX_SUFFIX, SEAL_SUFFIX)

@@ -1,4 +1,5 @@
-"""What a writer publishes to readers: a small mapped file per directory of logs, written without lock or system call.
+"""The offsets that a writer publishes to readers: a mapped file per directory of logs, written without lock or system
+call.
 
     .pushrep_published     big-endian, records of 512 bytes; grows by whole records; writers never replace it
     record 0    magic 8 | version u32 | record bytes u32 | CRC-32C u32 of the 16 before
@@ -9,12 +10,12 @@
             40  leader epoch i32 | pid u32 | boot id 16
             64  CRC-32C u32 of the 64 before
 
-A writer fills the slot that it did not fill last, so one whole slot stands at every moment. A reader takes the valid
+A writer alternates between the two slots, so one of them is whole at every moment. A reader takes the valid
 one of the highest sequence: CRC right, and written since this machine started. Where only one is valid, it is taken
 once it is seen a second time: as the first was copied, the writer may have filled it anew and gone on to the other.
-What a process wrote stays in the page cache after its end; a stop of the machine can lose it. No such slot: the reader
-knows only what the checkpoints say.
-A reader's mapping stays true while the file grows or is repaired in place; shrinking it would kill readers (SIGBUS).
+Written slots stay in the page cache when the process ends; a stop of the machine can lose them. Without a valid slot
+the reader uses the checkpoints. A reader's mapping stays valid while the file grows or is repaired in place; shrinking
+it would kill readers (SIGBUS).
 """
 
 import mmap
@@ -43,7 +44,7 @@ _CRC = struct.Struct(">I")
 _NAME_BYTES_MAX = 260  # 249 for the topic, a dash, 10 digits
 _SLOT_BYTES = _BODY.size + _CRC.size
 _BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")
-# Each try fails only if the writer filled a slot or two while they were copied, within a microsecond.
+# A try fails only if the writer wrote to the slots while they were copied, within a microsecond.
 _READ_TRIES = 64
 
 _Slot: TypeAlias = tuple[int, int, int, int, int, int, int, bytes]
@@ -55,7 +56,7 @@ assert SLOTS_AT[0] + _SLOT_BYTES <= SLOTS_AT[1] <= RECORD_BYTES - _SLOT_BYTES
 
 @dataclass(frozen=True, slots=True)
 class PublishedState:
-    """What the writer of a log published last. All offsets are the next one, not the last."""
+    """The last state that a log's writer published. An end offset is the next one, not the last."""
 
     sequence: int
     log_end_offset: int
@@ -67,7 +68,7 @@ class PublishedState:
 
     @property
     def stable_offset(self) -> int:
-        """min(high watermark, flushed offset): below it nothing is ever taken back."""
+        """min(high watermark, flushed offset): records below it are never cut off."""
         return min(self.high_watermark, self.flushed_offset)
 
 
@@ -79,7 +80,7 @@ class PublishedEntry:
     def __init__(self, mapped: mmap.mmap, position: int, pid: int, boot_id: bytes) -> None:
         self._map, self._pid, self._boot_id = mapped, pid, boot_id
         self._slots = (position + SLOTS_AT[0], position + SLOTS_AT[1])
-        # Of any boot: a leftover of a higher sequence would win over what is published now.
+        # Of any boot, because a leftover with a higher sequence would win over a new slot.
         self._sequence = max((fields[0] for fields in _valid_slots(mapped, position)), default=0)
 
     def publish(
@@ -101,11 +102,11 @@ class PublishedEntry:
         self._map[at : at + _SLOT_BYTES] = body + _CRC.pack(google_crc32c.value(body))
 
     def state(self) -> PublishedState | None:
-        """What is published, perhaps by an earlier process since this machine started; None if nothing valid is."""
+        """The published state, perhaps an earlier process's since this machine started; None if none is valid."""
         return _newest(self._map, self._slots[0] - SLOTS_AT[0], self._boot_id)
 
     def last_words(self) -> PublishedState | None:
-        """What is published, also from before a restart of the machine: it may have survived. For the writer."""
+        """The published state, for the writer: also one that survived a restart of the machine."""
         slots = _valid_slots(self._map, self._slots[0] - SLOTS_AT[0])
         return PublishedState(*max(slots)[:-1]) if slots else None
 
@@ -122,7 +123,7 @@ class PublishedEntry:
             )
 
     def clear(self) -> None:
-        """Clear both slots: they are of a log that is gone."""
+        """Clear both slots, left by a log that is gone."""
         for at in self._slots:
             self._map[at : at + _SLOT_BYTES] = bytes(_SLOT_BYTES)
 
@@ -160,7 +161,8 @@ class PublishedFile:
         return self._filesystem.map_shared(self._path, size, writable=True)
 
     def _first_free(self) -> int:
-        """Where a new record goes: behind the last that is not all zeros, so none with a damaged name is used again.
+        """The place of a new record: after the last one that is not all zeros, so that none with a damaged name is
+        reused.
 
         64 MiB of zeros end the search: a power cut can leave holes, but a sparse file can seem terabytes long.
         """
@@ -184,9 +186,9 @@ class PublishedReader:
         self._sequence = 0
 
     def read(self) -> PublishedState | None:
-        """What the writer published last; None if there is no file, or no valid slot since this machine started.
+        """The last published state; None without a file, or without a valid slot since this machine started.
 
-        If nothing changed since the last call, the file is opened again: by now a restored directory may hold another.
+        If it did not change since the last call, the file is opened again: the directory may have been restored.
         """
         state = self._current()
         if state is None or state.sequence == self._sequence:
@@ -239,7 +241,8 @@ def _newest(mapped: mmap.mmap, position: int, boot_id: bytes) -> PublishedState 
     alone: list[_Slot] = []
     for _ in range(_READ_TRIES):
         slots = _valid_slots(mapped, position)
-        # One alone may be older than what the other held before the writer came to it; seen twice, it is not.
+        # A single valid slot may be older than the other one was before it was overwritten; if it is seen twice, it is
+        # not.
         if len(slots) == len(SLOTS_AT) or (slots and slots == alone):
             ours = [fields for fields in slots if fields[-1] == boot_id]
             return PublishedState(*max(ours)[:-1]) if ours else None
@@ -252,7 +255,7 @@ def _newest(mapped: mmap.mmap, position: int, boot_id: bytes) -> PublishedState 
 def _valid_slots(mapped: mmap.mmap, position: int) -> list[_Slot]:
     slots: list[_Slot] = []
     for at in SLOTS_AT:
-        slot = mapped[position + at : position + at + _SLOT_BYTES]  # one copy; judged and decoded outside the mapping
+        slot = mapped[position + at : position + at + _SLOT_BYTES]  # a copy, checked and decoded below
         body = slot[: _BODY.size]
         if _CRC.unpack_from(slot, _BODY.size)[0] == google_crc32c.value(body):
             slots.append(_BODY.unpack(body))
@@ -260,7 +263,7 @@ def _valid_slots(mapped: mmap.mmap, position: int) -> list[_Slot]:
 
 
 def _all_positions(mapped: mmap.mmap, end: int) -> dict[bytes, int]:
-    """Where each name's record is: looking through the file for each of ten thousand logs would take minutes."""
+    """The position of each name's record: searching the file for each of ten thousand logs would take minutes."""
     found: dict[bytes, int] = {}
     for position in range(RECORD_BYTES, end, RECORD_BYTES):
         length, _ = _NAME.unpack_from(mapped, position)
@@ -281,7 +284,7 @@ def _name_block(name: str) -> bytes:
     data = name.encode("ascii")
     if not 0 < len(data) <= _NAME_BYTES_MAX:
         raise ValueError(f"a log's name has 1 to {_NAME_BYTES_MAX} bytes, not {len(data)}")
-    # A zero ends the name; length and CRC in front of it already tell "a-1" from "a-12".
+    # Zeros follow the name; its length and CRC in front of it distinguish "a-1" from "a-12".
     return _NAME.pack(len(data), google_crc32c.value(data)) + data + b"\x00"
 
 

@@ -2,9 +2,9 @@
 
     offset ─ names of the segments ─▶ segment ─ sparse index ─▶ a batch at or before it ─ scan ─▶ whole batches
 
-Only files are read, by position, so reading never waits for an append. An index is believed only if the batch stands
-there that it promises; else the segment is scanned from its beginning. Everything below the end that `bounds` gives was
-written whole, so bytes that are no batch there, or one that is not in its place, are CorruptBatch, never skipped.
+Only files are read, by position, so reading never waits for an append. An index entry is used only if the batch at its
+position is the one that it names; else the segment is scanned from its beginning. Everything below the end of `bounds`
+was written whole, so other bytes there, or a batch out of place, are CorruptBatch, and never skipped.
 
     | batch 0-3 | batch 4-7 | batch 8-11 |       a batch that crosses the end of the range waits until that has passed
                      ^ end 6                     it: as a batch, 0-3 is all there is; as records, 0 to 5
@@ -13,8 +13,8 @@ written whole, so bytes that are no batch there, or one that is not in its place
 
 where is the end?     what the writer published      (directory's mapped file, by the same start of the machine)
                       else the checkpoints           min(high watermark, recovery point), or the base of the batch
-                                                     that this would cut in two: nobody knows of more
-isolation "stable"    min(high watermark, flushed offset): what can never be taken back
+                                                     that this would cut in two: more is not known
+isolation "stable"    min(high watermark, flushed offset): what can never be cut off
           "written"   the log end offset
 
 `LogSlices`: neighbouring batches as a slice of their segment's file, found by their headers, to be sent by sendfile.
@@ -22,21 +22,21 @@ isolation "stable"    min(high watermark, flushed offset): what can never be tak
     offset ─ segment, sparse index ─▶ header ─▶ header ─▶ ...       until the limit, or enough bytes: walk.py
              | batch | batch | batch |                  one slice: whole batches, none of whose records was read
 
-Each has to begin with the offset that follows the one before; the receiver checks the CRC. Where one does not, there is
+Each batch has to begin with the offset after the one before; the receiver checks the CRC. Where one does not, there is
 no slice, and `SegmentLog.read` raises the error.
 
-`hold_against_seal`: the first read of a sealed segment compares it with its seal, before it gives any record.
+`hold_against_seal`: the first read of a sealed segment compares it with its seal, before it returns a record.
 
     cleaner-offset-checkpoint ─ below it? ─▶ .seal of this size? ─▶ header ─▶ header ─▶ ...   end, count, CRC: as sealed
 
-Only segments that begin below the cleaner's offset: offsets may be missing there, so that one that rotted looks as good
-as another. Elsewhere a batch's offset and epoch have a witness already (the end of the batch before it, the list of
-leader epochs), and to read every header first would halve the speed of a replay.
+Only for segments that begin below the cleaner's offset: there offsets may be missing, so that a damaged base offset
+looks as good as another. Elsewhere a batch's offset and epoch are checked by the end of the batch before it and the
+list of leader epochs, and reading every header first would halve the speed of a replay.
 
 The process remembers a segment that was found whole by device, inode, size and time of the last change, so that a
-segment that was replaced, cut or repaired is compared again. Rot that comes later is for the scrub to find. A segment
-without a seal is read as it is; so is one of another size than its seal's if no offset of it is missing: its batches
-witness each other.
+replaced, cut or repaired one is compared again. Later damage is found by the scrub. A segment without a seal is read as
+it is; so is one of another size than its seal's, if no offset of it is missing, because then each batch checks the
+next.
 """
 
 import logging
@@ -90,7 +90,7 @@ _LOG = logging.getLogger("pushrep.log")
 
 _FILES_MAX = 4096
 _SETTLED_MS = 2000
-"""A file that changed more recently is not remembered: file systems keep that time in steps of some ms."""
+"""A file that changed more recently is not remembered: file systems store that time in steps of some ms."""
 
 _Identity: TypeAlias = tuple[int, int, int, int]
 _whole: dict[tuple[str, int], _Identity] = {}
@@ -99,12 +99,12 @@ _whole: dict[tuple[str, int], _Identity] = {}
 def hold_against_seal(
     filesystem: Filesystem, directory: Path, base: int, file: File, cleaned_offset: Callable[[], int]
 ) -> None:
-    """Before the segment `base` of the log in `directory`, open as `file`, is read. Thread-safe.
+    """Call it before reading the segment `base` of the log in `directory`, open as `file`. Thread-safe.
 
     Raises CorruptBatch if it is not the one that was sealed, OSError.
     """
     if not filesystem.exists(segment_path(directory, base, SEAL_SUFFIX)):
-        return  # first: the newest segment, which has no seal, is read most often
+        return  # checked first: the newest segment, which has no seal, is read most often
     cleaned_to = cleaned_offset()
     if base >= cleaned_to:
         return
@@ -117,9 +117,9 @@ def hold_against_seal(
     found = _contradiction(filesystem, directory, seal, file, ScanRange(base_offset=base, cleaned_offset=cleaned_to))
     if found is not None:
         if read_seal(filesystem, directory, base) != seal:
-            return  # it was cut or replaced meanwhile, which removes the seal first
+            return  # a cut or a replacement removes the seal first
         raise found
-    # The identity from before the look: a change in between makes it another file.
+    # The identity from before the comparison: after a change in between it counts as another file.
     if identity is not None and identity == _identity(file):
         if len(_whole) >= _FILES_MAX:
             _whole.clear()
@@ -127,7 +127,7 @@ def hold_against_seal(
 
 
 def _identity(file: File) -> _Identity | None:
-    """What distinguishes the file from another; None if nothing does, or if it changed just now."""
+    """What identifies the file and its present bytes; None if nothing does, or if it changed just now."""
     try:
         status = os.fstat(file.fileno())
     except OSError:  # it is in memory
@@ -138,7 +138,7 @@ def _identity(file: File) -> _Identity | None:
 
 
 class _LastRead:
-    """A file that remembers what was read last, which is where a scan has found a header."""
+    """A file that remembers its last read: there a scan has found a header."""
 
     def __init__(self, file: ReadableFile) -> None:
         self._file, self._data, self._start = file, b"", 0
@@ -149,7 +149,7 @@ class _LastRead:
         return self._data
 
     def sealed_bytes(self, position: int) -> bytes:
-        """What a seal covers of the header there."""
+        """The bytes of the header there that a seal covers."""
         at = position - self._start
         return self._data[at : at + SEALED_BYTES]
 
@@ -157,7 +157,7 @@ class _LastRead:
 def _contradiction(
     filesystem: Filesystem, directory: Path, seal: Seal, file: File, what: ScanRange
 ) -> CorruptBatch | None:
-    """By the headers alone: the CRC of a batch is checked when it is read."""
+    """Why the segment is not the sealed one, by its headers: the CRC of a batch is checked when it is read."""
     headers, last_read = HeadersCrc(), _LastRead(file)
     end, position, epoch = what.base_offset, 0, -1
     for at, first, next_offset, size, leader_epoch, _, _ in scan_headers(last_read, what):
@@ -184,7 +184,7 @@ def _contradiction(
 
 
 class Sliceable(Protocol):
-    """A log as it is sliced; every answer may change between two calls."""
+    """What LogSlices needs of a log; every answer may change between two calls."""
 
     def bases(self, *, fresh: bool) -> Sequence[int]:
         """Base offsets of the segments, ascending."""
@@ -196,12 +196,12 @@ class Sliceable(Protocol):
 
     @property
     def leader_epochs(self) -> LeaderEpochs:
-        """Which leader epoch begins where: the witness of the batches' own, which no CRC covers."""
+        """Which leader epoch begins where: checks the batches' own, which no CRC covers."""
         ...
 
 
 class SlicedFile:
-    """A segment's file, closed with the last reference to it: nothing reports when sendfile has sent its bytes."""
+    """A segment's file, closed with its last reference, because nothing reports when sendfile has sent its bytes."""
 
     __slots__ = ("_file",)
 
@@ -217,7 +217,7 @@ class SlicedFile:
         return self._file.size()
 
     def fileno(self) -> int:
-        """For sendfile; it holds as long as this object does."""
+        """For sendfile; valid as long as this object."""
         return self._file.fileno()
 
     def __del__(self) -> None:
@@ -252,10 +252,9 @@ class LogSlices:
         self._next: _SlicePlace | None = None  # where the last slice ended
 
     def read(self, offset: int, limit: int, max_bytes: int) -> LogSlice | None:
-        """The batches that hold offsets in [offset, limit), from one segment: at most `max_bytes`, but at least one.
+        """The batches with offsets in [offset, limit), from one segment: at most `max_bytes`, but at least one.
 
-        None where the headers do not show the way. `limit`: a batch ends there, and everything below was written.
-        Raises OSError.
+        None if a header is out of place. limit: the end of a batch, below which everything was written. Raises OSError.
         """
         bases = self._log.bases(fresh=False)
         at = bisect_right(bases, offset) - 1
@@ -264,11 +263,11 @@ class LogSlices:
         segment = bases[at]
         try:
             opened = self._filesystem.open(segment_path(self._directory, segment), writable=False)
-        except FileNotFoundError:  # retention was here
+        except FileNotFoundError:  # removed by retention
             return None
         file = SlicedFile(opened)
         cleaned_to = self._log.cleaned_offset()
-        if segment < cleaned_to:  # checked here first: it is in memory, a seal's file would have to be looked for
+        if segment < cleaned_to:  # checked before the seal, whose file would have to be looked up
             try:
                 hold_against_seal(self._filesystem, self._directory, segment, opened, self._log.cleaned_offset)
             except CorruptBatch:
@@ -285,7 +284,7 @@ class LogSlices:
     def _begun(
         self, file: SlicedFile, segment: int, end_offset: int | None, cleaned_offset: int, offset: int
     ) -> ScanRange:
-        """Where a scan of the segment begins that meets `offset`."""
+        """Where to begin a scan of the segment that finds `offset`."""
         position, epoch, is_next = 0, -1, segment == offset
         if self._next is not None and self._next.offset == offset:
             _, before, behind, epoch = self._next
@@ -305,7 +304,7 @@ class LogSlices:
 def _slice(  # noqa: PLR0913, PLR0917 - where to look, and for how much
     batches: Iterator[ScannedHeader], epochs: LeaderEpochs, file: SlicedFile, offset: int, limit: int, max_bytes: int
 ) -> tuple[LogSlice, int] | None:
-    """The slice, up to the first batch whose leader epoch the log's list contradicts; and the epoch it ends with."""
+    """The slice, up to the first batch with another leader epoch than in the log's list; and its last epoch."""
     holds = next((batch for batch in batches if batch[2] > offset), None)
     if holds is None or holds[1] > offset or holds[1] >= limit:
         return None
@@ -328,7 +327,7 @@ def _slice(  # noqa: PLR0913, PLR0917 - where to look, and for how much
 
 _PAGE_BYTES = 4096
 _HINTS_MAX = 64
-_LOOKS_MAX = 100  # a writer that publishes all the time must not keep us from reporting damage
+_LOOKS_MAX = 100  # a writer that publishes all the time must not prevent that damage is reported
 
 
 class Bounds(NamedTuple):
@@ -339,7 +338,7 @@ class Bounds(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """A byte in a segment where a batch begins, the offset that it has to begin with, the epoch of the one before."""
+    """The position of a batch in a segment, the offset that it has to begin with, the epoch of the batch before."""
 
     base: int
     position: int
@@ -348,14 +347,14 @@ class _Place(NamedTuple):
 
 
 class ReadableLog(Protocol):
-    """A log as its reader needs it; every answer may change between two calls."""
+    """What BatchReader needs of a log; every answer may change between two calls."""
 
     def bounds(self) -> Bounds:
         """The range that can be read now."""
         ...
 
     def bases(self, *, fresh: bool) -> Sequence[int]:
-        """Base offsets of the segments, ascending. `fresh`: look again, the last answer did not suffice."""
+        """Base offsets of the segments, ascending. fresh: read the names again."""
         ...
 
     def cleaned_offset(self) -> int:
@@ -363,7 +362,7 @@ class ReadableLog(Protocol):
         ...
 
     def revision(self) -> int:
-        """A number; if it is the same before and after a look at the files, nothing was cut meanwhile."""
+        """A number; if it is the same before and after reading the files, nothing was cut meanwhile."""
         ...
 
 
@@ -375,25 +374,25 @@ class BatchReader:
 
     def __init__(self, filesystem: Filesystem, directory: Path, log: ReadableLog) -> None:
         self._filesystem, self._directory, self._log = filesystem, directory, log
-        # Where the last reads ended: a reader that goes on from there needs no index.
+        # Where the last reads ended, so that reading on from there needs no index.
         self._hints: dict[int, _Place] = {}
-        # Of sealed segments whose time index was held against its batches: the newest time, by where they begin and end
-        # and by the entry that was believed.
+        # The newest time of sealed segments whose time index was checked against the batches, by the segment's bounds
+        # and the entry that was used.
         self._newest_ms: dict[tuple[int, int, tuple[int, int]], int] = {}
         self.ignored_entries = 0
         """How many index entries were wrong and ignored."""
         self.suspect_segments: set[int] = set()
         """Base offsets of the segments whose indexes held such entries."""
         self.on_suspect: Callable[[int], None] | None = None
-        """Called with each of these base offsets once."""
+        """Called once with each of these base offsets."""
         self.on_damage: Callable[[int], None] | None = None
-        """Called with the base offset of a segment whose batches are not what they should be."""
+        """Called with the base offset of a damaged segment."""
 
     def read(self, offset: int, max_bytes: int, *, below_start: bool = False) -> bytes:
-        """Whole batches from the one that holds `offset` on, in one piece, of one segment.
+        """Whole batches of one segment from the one that holds `offset` on, as bytes.
 
-        At most `max_bytes`, but at least one batch; empty at the end of the range, and in a batch that crosses it.
-        below_start: from where the files begin.
+        At most `max_bytes`, but at least one batch; empty at the end of the range, and in a batch that crosses that.
+        below_start: also below the log start, as far as files are there.
         """
         bounds = self._checked(offset, None, below_start=below_start)
         if not hasattr(max_bytes, "__index__"):
@@ -415,9 +414,9 @@ class BatchReader:
         return b"".join(parts)
 
     def batches(self, start: int, end: int | None = None) -> Iterator[RecordBatch]:
-        """Every batch that holds an offset in [start, end), in order; `end` None is the end of the range now.
+        """Every batch with an offset in [start, end), in order; None: the present end of the range.
 
-        But for one that crosses the end of the range.
+        A batch that crosses the end of the range is left out.
         """
         bounds = self._checked(start, end)
         walk = self._walk(start, bounds.end if end is None else end, WINDOW_BYTES)
@@ -436,7 +435,7 @@ class BatchReader:
             return offset
         try:
             step = next(self._scan(self._by_index(bases[at], offset), offset, _PAGE_BYTES), None)
-        except CorruptBatch:  # a read there raises it
+        except CorruptBatch:  # a read there will raise it
             return offset
         return min(offset, step.batch.header.base_offset) if isinstance(step, WholeBatch) else offset
 
@@ -450,7 +449,7 @@ class BatchReader:
                 return self._first_since(timestamp_ms, bounds)
             except OffsetOutOfRange:
                 if self._log.bounds() == bounds:
-                    raise  # retention or a cut came in between: look again in what is left
+                    raise  # retention or a cut came in between: search again in what is left
 
     def _first_since(self, timestamp_ms: int, bounds: Bounds) -> int | None:
         start = self._start_for_timestamp(timestamp_ms, bounds)
@@ -465,7 +464,7 @@ class BatchReader:
         return None
 
     def forget(self) -> None:
-        """Forget what was remembered: the log was cut."""
+        """Forget the remembered positions and times: the log was cut."""
         self._hints, self._newest_ms = {}, {}
 
     def _checked(self, start: int, end: int | None, *, below_start: bool = False) -> Bounds:
@@ -483,7 +482,7 @@ class BatchReader:
 
     @staticmethod
     def _below(bound: int, walk: Iterator[tuple[_Place, RecordBatch]]) -> Iterator[tuple[_Place, RecordBatch]]:
-        """The batches that end at or below the bound."""
+        """The batches up to the bound."""
         for found in walk:
             if found[1].header.next_offset > bound:
                 return
@@ -493,13 +492,13 @@ class BatchReader:
         for _, batch in self._walk(start, end, WINDOW_BYTES):
             if not batch.header.is_control:
                 yield batch.rows().between(start, end)
-            start = batch.header.next_offset  # behind a cut the next batch may begin below what was given
+            start = batch.header.next_offset  # after a cut the next batch may begin at a lower offset
 
     def _walk(self, start: int, end: int, window_bytes: int) -> Iterator[tuple[_Place, RecordBatch]]:
-        """Every batch that holds an offset in [start, end), with its place, over as many segments as it takes.
+        """Every batch with an offset in [start, end), with its place, over all its segments.
 
-        A cut may have put other batches where one is expected. So what does not fit is looked up again, in the files
-        of now, before it is believed.
+        After a cut other batches may be in an expected place. So if one does not fit, its place is looked up again in
+        the present files before it counts as damage.
         """
         if start >= end:
             return
@@ -529,16 +528,16 @@ class BatchReader:
                 raise self._reported(following, place.base)
             else:
                 looks, revision = looks + 1, self._log.revision()
-                # From the batch before, whose epoch is compared: it may be another batch by now.
+                # From the batch before, to compare its epoch: it may be another batch by now.
                 before = start - 1 if start > self._log.bounds().start else start
                 place, epoch = self._look_up(before, fresh=True), -1
 
     def _settled(self, looks: int, revision: int) -> bool:
-        """Whether nothing was published during a second look, so that its finding holds."""
+        """Whether nothing was published during a second look, so that its result is final."""
         return looks > 0 and (looks >= _LOOKS_MAX or self._log.revision() == revision)
 
     def _scan(self, place: _Place, start: int, window_bytes: int) -> Iterator[ScanStep]:
-        """The segment's steps from there on, without the batches that end before `start`; none if its file is gone."""
+        """Scan the segment from `place` on, without batches that end before `start`. Empty if the file is gone."""
         for step in self._steps(place, window_bytes):
             if not isinstance(step, WholeBatch) or step.batch.header.next_offset > start:
                 yield step
@@ -574,22 +573,22 @@ class BatchReader:
     def _following(
         self, base: int, step: ScanEnd | None, offset: int, end: int
     ) -> _Place | OffsetOutOfRange | CorruptBatch | None:
-        """The beginning of the next segment, if this one ended as it should; else what is to be raised.
+        """The beginning of the next segment, if this one ended where that begins; else the error to raise.
 
-        None if there is nothing more to read. Without `step`, what was found did not fit.
+        None if there is nothing more to read. step: how the scan ended; None if a batch did not fit.
         """
         bases = self._log.bases(fresh=False)
         if bases[-1] <= base:
             bases = self._log.bases(fresh=True)
         at = bisect_right(bases, base)
         if step is not None and step.next_offset >= end:
-            return None  # the last batches were compacted away
+            return None  # the last batches were removed by compaction
         if isinstance(step, CleanEnd) and at < len(bases):
             following = bases[at]
             if following == step.next_offset or self._range(base).is_hole(step.next_offset, following):
                 return _Place(following, 0, following)
         bounds = self._log.bounds()
-        if step is None or not bounds.start <= offset < bounds.end:  # cut while we read
+        if step is None or not bounds.start <= offset < bounds.end:  # cut meanwhile
             return OffsetOutOfRange(offset, *bounds)
         if isinstance(step, CleanEnd):
             follows = f"the next one begins at {bases[at]}" if at < len(bases) else "no segment follows"
@@ -599,11 +598,11 @@ class BatchReader:
         return CorruptBatch(step.next_offset, segment_path(self._directory, base), step.position, reason)
 
     def _locate(self, offset: int) -> _Place:
-        """Where to begin a scan that will meet `offset`."""
+        """Where to begin a scan that finds `offset`."""
         return self._hints.get(offset) or self._look_up(offset, fresh=False)
 
     def _look_up(self, offset: int, *, fresh: bool) -> _Place:
-        """As `_locate`, but not by where an earlier read ended; `fresh`: by the names of now."""
+        """As `_locate`, without the ends of earlier reads. fresh: by the present names."""
         bases = self._log.bases(fresh=fresh)
         if not bases or not bases[0] <= offset or bases[-1] <= offset:
             bases = self._log.bases(fresh=True)
@@ -624,7 +623,7 @@ class BatchReader:
         return _Place(base, begun.position, base if begun.next_offset is None else begun.next_offset)
 
     def _start_for_timestamp(self, timestamp_ms: int, bounds: Bounds) -> int | None:
-        """An offset with nothing of that time or later before it: by the time indexes, newest time of each segment."""
+        """An offset before which nothing has that time or a later one, by the newest time of each segment."""
         bases = [base for base in self._log.bases(fresh=True) if base < bounds.end]
         for number, base in enumerate(bases):
             next_base = bases[number + 1] if number + 1 < len(bases) else bounds.end
@@ -640,10 +639,10 @@ class BatchReader:
         return None
 
     def _believed_start(self, base: int, times: IndexFile, timestamp_ms: int) -> int:
-        """An offset of the segment with nothing of that time or later before it.
+        """An offset of the segment before which nothing has that time or a later one.
 
-        By two entries of earlier times, the lower offset: one alone may be rotten and lead to a later batch that has
-        the same time, or whose records have it, which nothing at that batch shows.
+        The lower one by two entries of earlier times: a single damaged entry may lead to a later batch with the same
+        time, which the batch itself does not show.
         """
         starts, before_ms = [], timestamp_ms
         for _ in range(2):
@@ -660,8 +659,7 @@ class BatchReader:
     def _newest(self, base: int, next_base: int, last: tuple[int, int] | None, enough_ms: int) -> int:
         """The newest time in a sealed segment; `enough_ms` if it might be as new as that.
 
-        An index that was cut short says less than there is. So it is believed only as far as the batches behind its
-        last entry bear it out.
+        An index that was cut short gives a too early time. So the batches after its last entry are read, too.
         """
         if last is None or last[0] >= enough_ms:
             return enough_ms
@@ -670,12 +668,12 @@ class BatchReader:
             try:
                 sealed = SealedSegment(base, next_base, 0)
                 self._newest_ms[key] = newest_timestamp_ms(self._filesystem, self._directory, sealed)
-            except (CorruptBatch, FileNotFoundError):  # the following scan raises it, or finds where the log begins now
+            except (CorruptBatch, FileNotFoundError):  # the scan that follows raises it, or finds the new log start
                 return enough_ms
         return self._newest_ms[key]
 
     def _is_true(self, base: int, entry: tuple[int, int]) -> bool:
-        """Whether a batch stands where a time entry says, with its time."""
+        """Whether the batch that a time entry names is there, with that time."""
         time_ms, offset = entry[0], base + entry[1]
         step = next(self._scan(self._by_index(base, offset), offset, _PAGE_BYTES), None)
         if not isinstance(step, WholeBatch):
@@ -702,7 +700,7 @@ Isolation: TypeAlias = Literal["stable", "written"]
 
 
 class LogOffsets(NamedTuple):
-    """A log at one moment, each the next offset."""
+    """The offsets of a log at one moment; an end is the next offset."""
 
     start: int
     end: int
@@ -713,7 +711,7 @@ class LogOffsets(NamedTuple):
 class LogReader(ClosedAtExit):
     """Reads a log of any process. Thread-safe; a context manager. Made by `SegmentLog.open_reader`.
 
-    The offsets are asked of the writer's published state each time. After `close` everything raises LogClosed, in a
+    Its offsets are read from the writer's published state each time. After `close` everything raises LogClosed, in a
     fork of the process that opened it ForkedProcess.
     """
 
@@ -737,7 +735,7 @@ class LogReader(ClosedAtExit):
         self._published = PublishedReader(self.path.parent, self.path.name, filesystem)
         self._published_lock = threading.Lock()
         self._reader = BatchReader(filesystem, self.path, self)
-        self._whole_end = (0, 0)  # the end by the last checkpoints, and where the batches below it end
+        self._whole_end = (0, 0)  # the end by the last checkpoints, and the end of the batches below it
         self._owner_pid = os.getpid()
         self._closed = False
 
@@ -754,7 +752,7 @@ class LogReader(ClosedAtExit):
 
     @property
     def log_end_offset(self) -> int:
-        """The offset that the writer's next record gets, as far as it is known here."""
+        """The offset of the writer's next record, as far as it is known."""
         return self._state().end
 
     @property
@@ -769,27 +767,27 @@ class LogReader(ClosedAtExit):
 
     @property
     def stable_offset(self) -> int:
-        """min(high watermark, flushed offset): nothing below is ever taken back."""
+        """min(high watermark, flushed offset): records below it are never cut off."""
         state = self._state()
         return min(state.flushed, state.high_watermark)
 
     @property
     def ignored_index_entries(self) -> int:
-        """How many index entries were wrong, and ignored by its reads; the writer rebuilds those indexes."""
+        """How many wrong index entries its reads ignored; the writer rebuilds those indexes."""
         return self._reader.ignored_entries
 
     def offsets(self) -> LogOffsets:
-        """All of them at one moment, and for one look at what the writer published."""
+        """All offsets at one moment, by one read of the published state."""
         return self._state()
 
     def refresh(self) -> None:
-        """Read the published offsets again; every property does so by itself."""
+        """Read the published offsets again, as every property does."""
         self._state()
 
     def read(self, offset: int, max_bytes: int) -> bytes:
         """Whole batches from the one that holds `offset` on, at most `max_bytes` but at least one.
 
-        Empty at the end of what this isolation reads: a batch that crosses that waits until the end has passed it.
+        Empty at the end of what this isolation reads; a batch that crosses that end is read once it lies below it.
         Raises OffsetOutOfRange, CorruptBatch.
         """
         return self._reader.read(offset, max_bytes)
@@ -799,7 +797,9 @@ class LogReader(ClosedAtExit):
         return self._reader.batches(start, end)
 
     def records(self, start: int, end: int | None = None) -> Iterator[Record]:
-        """Every record in [start, end), up to what can be read now, of a batch that waits, too. Raises as `read`."""
+        """Every record in [start, end), up to what can be read now, also of a batch that crosses that end. Raises as
+        `read`.
+        """
         return self._reader.records(start, end)
 
     def offset_for_timestamp(self, timestamp_ms: int) -> int | None:
@@ -807,7 +807,7 @@ class LogReader(ClosedAtExit):
         return self._reader.offset_for_timestamp(timestamp_ms)
 
     def bounds(self) -> Bounds:
-        """[log start, what this isolation reads to)."""
+        """[log start, end of what this isolation reads)."""
         state = self._state()
         end = state.end if self._isolation == "written" else min(state.flushed, state.high_watermark)
         return Bounds(state.start, max(state.start, end))
@@ -823,7 +823,7 @@ class LogReader(ClosedAtExit):
         return read_cleaned_offset(self.path, self._filesystem)
 
     def revision(self) -> int:
-        """The same number before and after a look at the files: the writer cut nothing meanwhile."""
+        """If it is the same before and after reading the files, the writer cut nothing meanwhile."""
         self._check()
         with self._published_lock:
             state = self._published.read()
@@ -832,7 +832,7 @@ class LogReader(ClosedAtExit):
     def close(self) -> None:
         """Close it; closing twice is fine."""
         self._closed = True
-        if self._published_lock.acquire(blocking=False):  # in a fork its holder may not exist
+        if self._published_lock.acquire(blocking=False):  # in a fork its holder may be gone
             try:
                 self._published.unmap()
             finally:

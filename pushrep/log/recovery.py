@@ -1,6 +1,6 @@
-"""Opening a log: gather facts, take the plan, scan, cut what is torn, rebuild indexes, say what was done.
+"""Opening a log: gather facts, plan, scan, cut a torn tail, rebuild indexes, report.
 
-`recovery_plan` says where the scan begins: a decision over facts, taken without touching a file.
+`recovery_plan` decides from facts, without touching a file, where the scan begins.
 
     bases            0          1000        2000        3000 (newest)
     recovery point                      ^ 1870
@@ -13,8 +13,9 @@
     yes                   yes                 normal, at the recovery point in the newest segment, or some segments
                                               earlier where `verify_last_segments` says so
 
-Abnormal walks back to the first segment whose base is not above the recovery point and whose first batch is whole;
-none: the first segment. Source: RocketMQ's recoverNormally and recoverAbnormally, by offsets instead of clocks.
+An abnormal opening goes back to the first segment whose base is not above the recovery point and whose first batch is
+whole; without one, to the first segment. Source: RocketMQ's recoverNormally and recoverAbnormally, by offsets instead
+of clocks.
 
 `Recovery` carries the plan out:
 
@@ -36,11 +37,11 @@ Progress (the recovery point) is saved after each segment, so that a recovery th
                        `------ pos ------------------> header, header, header: the offset behind the last
     .timeindex   ... | time, rel |                     none of them is newer
 
-Opening a log asks this of every segment that it does not scan, so it has to cost as little as opening three files. It
-says nothing about the bytes between the headers: a read or `pushrep log verify` checks those. What the indexes of a
-sealed segment end with is known: the newest time, and an offset entry with at most index_interval_bytes (or one batch)
-behind it. An index that ends otherwise was emptied or cut short: `sealed_end` then gives no answer, the segment is
-scanned, and the scan makes its indexes whole.
+Opening a log calls it for every segment that is not scanned, so it costs little more than opening three files. It does
+not check the bytes between the headers: a read or `pushrep log verify` does. The indexes of a sealed segment end with
+the newest time, and with an offset entry that has at most index_interval_bytes (or one batch) after it. An index that
+ends otherwise was emptied or cut short: then `sealed_end` returns None, the segment is scanned, and the scan rebuilds
+its indexes.
 """
 
 import struct
@@ -91,17 +92,17 @@ from pushrep.records.leader_epochs import LeaderEpochs
 
 
 class Opening(Enum):
-    """How the log was left."""
+    """How the log was closed."""
 
     NORMAL = "normal"
-    """Closed clean: the marker lists it, and it is as listed."""
+    """Closed clean: the marker lists the log with its present size."""
     ABNORMAL = "abnormal"
-    """Its process or the machine stopped: everything from the recovery point on has to prove itself."""
+    """Its process or the machine stopped: everything from the recovery point on is checked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryFacts:
-    """What is known before any batch is read.
+    """What is known before a batch is read.
 
     bases: base offsets of the segments, ascending. newest_bytes: size of the newest segment's file.
     recovery_point: as checkpointed, None if there is none. clean: the log's line of the marker.
@@ -131,8 +132,8 @@ class RecoveryPlan:
 def recovery_plan(facts: RecoveryFacts, first_batch_is_whole: Callable[[int], bool]) -> RecoveryPlan:
     """The plan for a log with at least one segment.
 
-    `first_batch_is_whole(base)` says whether the segment begins with a whole batch in its range; it is asked of as
-    few segments as possible, newest first.
+    `first_batch_is_whole(base)`: whether the segment begins with a whole batch of its range; called for as few segments
+    as possible, newest first.
     """
     lowest = facts.bases[0]
     recovery_point = lowest if facts.recovery_point is None else max(lowest, facts.recovery_point)
@@ -161,15 +162,15 @@ def _normal(facts: RecoveryFacts, clean: CleanLog) -> RecoveryPlan:
         reason="closed clean",
         first=first,
         start_offset=start_offset,
-        recovery_point=clean.end_offset,  # the marker is written only when all below is on disk
+        recovery_point=clean.end_offset,  # the marker is written after everything below is on disk
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What was taken off the log's end: `size_bytes` from byte `position` of `segment` on, later segments included.
+    """What was cut off the log's end: `size_bytes` from byte `position` of `segment` on, later segments included.
 
-    `kept_as` names the files that hold it now; empty if there was nothing but zeros.
+    kept_as: the files that hold it now; empty for zeros alone.
     """
 
     offset: int
@@ -185,7 +186,7 @@ class RecoveryReport:
     """How a log was opened. `str()` of it is a sentence, `as_dict()` is for JSON.
 
     damaged_from: first offset that was known to be on disk and can't be read; None if all is well. damaged_segments:
-    sealed ones of a log with replicas, which goes on behind them: another member's to repair.
+    damaged sealed segments of a log with replicas, for another member to repair; the log goes on after them.
     """
 
     opening: Opening
@@ -223,20 +224,17 @@ class RecoveryReport:
         return "; ".join(parts)
 
 
-_HOPS_MAX = 64  # an entry covers 4 KiB or a batch: with more headers than this to read, a scan costs no more
+_HOPS_MAX = 64  # with more headers than this to read, a scan costs no more
 
 
 class _Last(NamedTuple):
-    """What stands at the end of an index: its newest entry, None if it is empty."""
+    """The newest entry of an index; None if it is empty."""
 
     entry: tuple[int, int] | None
 
 
 def sealed_end(filesystem: Filesystem, directory: Path, what: ScanRange, index_interval_bytes: int) -> int | None:
-    """The offset behind the last batch of a segment whose indexes reach to its end; None if headers don't show it.
-
-    Raises OSError.
-    """
+    """The end offset of a segment whose indexes reach to its end; None if the headers don't show it. Raises OSError."""
     times = _last(filesystem, segment_path(directory, what.base_offset, TIME_INDEX_SUFFIX), TIME_ENTRY)
     offsets = _last(filesystem, segment_path(directory, what.base_offset, INDEX_SUFFIX), OFFSET_ENTRY)
     if times is None or offsets is None:
@@ -252,7 +250,7 @@ def sealed_end(filesystem: Filesystem, directory: Path, what: ScanRange, index_i
 
 
 def _last(filesystem: Filesystem, path: Path, entry: struct.Struct) -> _Last | None:
-    """None if there is no such file, or its end is no whole entry."""
+    """The end of an index; None without a file, or if it does not end with a whole entry."""
     try:
         file = filesystem.open(path, writable=False)
     except FileNotFoundError:
@@ -271,7 +269,7 @@ def _last(filesystem: Filesystem, path: Path, entry: struct.Struct) -> _Last | N
 
 
 def _end(log: File, begun: ScanRange, newest: tuple[int, int], interval_bytes: int) -> int | None:
-    """From header to header up to the end of the file, as far as a few of them reach."""
+    """Follow the headers to the end of the file, if they are few."""
     end, before, expected = begun.position, begun.position, begun.first_offset
     for position, _, next_offset, size, _, _, newest_ms in islice(scan_headers(log, begun), _HOPS_MAX):
         if newest_ms > newest[0]:
@@ -279,28 +277,28 @@ def _end(log: File, begun: ScanRange, newest: tuple[int, int], interval_bytes: i
         before, end, expected = position, position + size, next_offset
     if end != log.size() or expected is None:
         return None
-    # An entry was due for the last one, or the newest time is of a batch that the segment does not hold.
+    # The last header should have had an index entry, or the segment has no batch of the newest time.
     is_short = before - begun.position > interval_bytes or newest[1] >= expected - begun.base_offset
     return None if is_short else expected
 
 
 class Progress(Protocol):
-    """Recovery's reports to the directory of logs; on disk when a method returns, unless it may wait a moment."""
+    """Where recovery stores its progress; on disk when a method returns, unless `soon` is set."""
 
     def proven(self, recovery_point: int, *, soon: bool = False) -> None:
-        """Everything below is whole and on disk. `soon`: to be written with what other logs have to say."""
+        """Everything below is whole and on disk. soon: write it later, together with other logs' checkpoints."""
         ...
 
     def about_to_cut(self, offset: int) -> None:
-        """No checkpoint may stay above `offset`."""
+        """The log is about to be cut at `offset`: no checkpoint may stay above it."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """A log that is ready: its segments, the newest opened for writing, the epochs of what was scanned.
+    """A recovered log: its segments, the newest opened for writing, the epochs of the scanned batches.
 
-    has_news: the directory of logs was given another recovery point, which it may not have written yet.
+    has_news: the recovery point changed and may not be on disk yet.
     """
 
     bases: tuple[int, ...]
@@ -327,10 +325,10 @@ class Recovery:
         epochs: LeaderEpochs | None = None,
         repairable_below: int = 0,
     ) -> None:
-        """repairable_below: sealed segments that end there or before may be damaged: other members have them, too.
+        """repairable_below: sealed segments that end there or before may stay damaged, as other members have them.
 
-        epochs: the list kept with the log. An epoch is in it, on disk, before the first batch of it is written, so a
-        batch of another one rotted; in a copy the list may be older than the batches, and says nothing.
+        epochs: the stored list. It has an epoch on disk before the first batch of it is written, so a batch of an epoch
+        that it lacks is damaged. In a copy of a directory the list may be older than the batches, and is not used.
         """
         self._kept_epochs = None if is_copy else epochs
         self._log_id, self._repairable_below = log_id, repairable_below
@@ -360,12 +358,12 @@ class Recovery:
     ) -> Recovered:
         """Bring the log into a state that can be trusted. Raises CorruptLog, LogPoisoned, OSError.
 
-        recovery_point: everything below was on disk. So was what lies below the log's start, which never moves above
-        what is flushed. checkpointed: below it the index entries were, too.
-        Between segments below `cleaned_offset` there may be holes: Kafka's cleaner took what was there.
+        recovery_point: everything below was on disk, as was everything below the log start, which never rises above the
+        flushed offset. checkpointed: below it the index entries were on disk, too. cleaned_offset: between segments
+        below it Kafka's cleaner may have left holes.
         """
         self._cleaned_offset, self._checkpointed = cleaned_offset, checkpointed
-        if log_start_offset:  # it counts as a recovery point: the only one where the checkpoint of those was lost
+        if log_start_offset:  # it counts as a recovery point, the only one if that checkpoint was lost
             recovery_point = max(recovery_point or 0, log_start_offset)
         names = self._filesystem.list(self._directory)
         bases = segments_in(names)
@@ -392,15 +390,15 @@ class Recovery:
         recovered = self._carry_out(plan, bases, log_start_offset)
         if plan.opening is Opening.NORMAL and recovered.report.damaged_from is not None:
             recovered.active.close()
-            # The marker is whole, and what was looked at contradicts it, or lies, by `verify_last_segments`, far below:
-            # the same range once more, as the disk holds it.
+            # The marker is valid, but the scanned batches contradict it: scan the same range again, as the disk holds
+            # it.
             plan = replace(plan, opening=Opening.ABNORMAL, reason="it was closed clean, but is damaged")
             self._unsettled = bases[plan.first :]
             return self._carry_out(plan, bases, log_start_offset)
         return recovered
 
     def _without_those_below(self, bases: list[int], log_start_offset: int) -> list[int]:
-        """Whole segments below the log start are left of a removal that got no further, or that a power cut undid."""
+        """Remove whole segments below the log start: their removal was not finished, or a power cut undid it."""
         below = [base for base, next_base in pairwise(bases) if next_base <= log_start_offset]
         remove_segments(self._filesystem, self._directory, below)
         return bases[len(below) :]
@@ -444,9 +442,9 @@ class Recovery:
             file.close()
 
     def _without_empty_newest(self, bases: list[int], plan: RecoveryPlan) -> list[int]:
-        """A newest file without a byte was made by a roll that got no further.
+        """Remove an empty newest file, left by a roll that was not finished.
 
-        It stays if the segment before has a seal that proves offsets behind holes: reopening that segment would remove
+        It stays if the segment before has a seal that proves offsets after holes: reopening that segment would remove
         the seal.
         """
         if len(bases) > 1 and plan.first < len(bases) - 1 and self._size(bases[-1]) == 0:
@@ -458,7 +456,7 @@ class Recovery:
         return bases
 
     def _settle(self) -> None:
-        """What the scan will read is what the disk holds, not what the page cache remembers."""
+        """Let the scan read what the disk holds, not the page cache."""
         bases, self._unsettled = self._unsettled, ()
         for base in bases:
             file = self._filesystem.open(segment_path(self._directory, base))
@@ -498,12 +496,14 @@ class Recovery:
         raise AssertionError("a log has a newest segment")
 
     def _judged(self, segment: Segment, plan: RecoveryPlan, number: int, next_base: int | None) -> ScanEnd:
-        """How its walk ended, or what is wrong though its batches are whole. Raises CorruptLog."""
+        """How the scan of the segment ended, or what is wrong with it although its batches are whole. Raises
+        CorruptLog.
+        """
         end = self._walk(segment, plan, number, next_base)
         if self._is_copy and isinstance(end, Damage) and next_base is None:
             return self._as_in_a_copy(segment, end)
         if self._closed_at is not None and isinstance(end, TornTail):
-            return Damage(end.position, end.next_offset, end.reason)  # of what was closed clean, nothing tore
+            return Damage(end.position, end.next_offset, end.reason)  # a clean close leaves no torn tail
         if not isinstance(end, CleanEnd) or next_base is None:
             return end
         is_short = end.next_offset < next_base and not self._range(segment.base_offset).is_hole(
@@ -516,11 +516,11 @@ class Recovery:
         return end if why is None else Damage(0, segment.base_offset, why)
 
     def _is_repairable(self, plan: RecoveryPlan, next_base: int) -> bool:
-        """All of the segment was on disk, and what follows it is known."""
+        """Whether all of the segment was on disk, and its end offset is known."""
         return next_base <= min(plan.recovery_point, self._repairable_below)
 
     def _is_for_others(self, segment: Segment, damage: Damage, plan: RecoveryPlan, next_base: int | None) -> bool:
-        """Whether another member is to repair it, as the disk holds it; then it is in the report."""
+        """Whether another member is to repair the segment; then add it to the report."""
         if next_base is None or plan.opening is not Opening.ABNORMAL or not self._is_repairable(plan, next_base):
             return False
         name, where = segment.path.name, (damage.position, damage.next_offset, damage.reason)
@@ -528,11 +528,11 @@ class Recovery:
         return True
 
     def _walk(self, segment: Segment, plan: RecoveryPlan, number: int, next_base: int | None) -> ScanEnd:
-        """Scan a segment as far as the plan wants it; how its walk ended.
+        """Scan a segment as the plan says; how the scan ended.
 
-        Of ten thousand logs few were written to before a kill. So the first walk goes through the page cache: where
-        nothing stands above the recovery point, nothing was acknowledged and there is nothing to judge. Whatever
-        else it meets is brought to disk, dropped from the cache and looked at once more.
+        Few of ten thousand logs were written to just before a kill. So the first scan uses the page cache: if it finds
+        nothing above the recovery point, it is enough. Else the segment is synced, dropped from the cache and scanned
+        again.
         """
         in_plan = number >= plan.first
         start_offset = None if not in_plan else max(segment.base_offset, plan.start_offset)
@@ -558,7 +558,7 @@ class Recovery:
         raise AssertionError("a scan ends with an answer")
 
     def _broken_seal(self, segment: Segment, next_base: int) -> str | None:
-        """Why a segment that was scanned from its first byte on is not the one that was sealed."""
+        """Why a completely scanned segment is not the one that was sealed; None if it is."""
         if self._headers is None or (segment.size_bytes and not self._headers.batches):
             return None
         seal = read_seal(self._filesystem, self._directory, segment.base_offset)
@@ -575,7 +575,7 @@ class Recovery:
         return TornTail(end.position, end.next_offset, f"{end.reason}; a copy ends here")
 
     def _note_epochs(self, run: BatchRun) -> None:
-        """Where each epoch begins that the scan meets; they never fall."""
+        """Note where each epoch begins; epochs never fall."""
         known = self._epochs[-1][0] if self._epochs else None
         if known == run.leader_epoch[-1]:
             return
@@ -642,16 +642,16 @@ class Recovery:
     def _finished(
         self, plan: RecoveryPlan, bases: Sequence[int], segment: Segment, cut: Cut | None, start: int
     ) -> Recovered:
-        """The newest segment in the state to append to, all of it on disk."""
+        """The recovered log, its newest segment ready for appends and on disk."""
         remove_seals(self._filesystem, self._directory, [segment.base_offset])  # it goes on
         segment.trim()
-        end_moves(self._filesystem, self._directory, self._moving)  # what was left of a tail were zeros
-        segment.index_time()  # as a clean close left it
+        end_moves(self._filesystem, self._directory, self._moving)  # only zeros were left to move
+        segment.index_time()  # as a clean close does
         rises = cut is not None or segment.next_offset > min(plan.recovery_point, self._checkpointed)
         segment.sync_indexes(retaken=rises)
         if plan.opening is Opening.ABNORMAL:
-            # What was not cut is on disk, proven or since `_settle`; a segment with batches has been under its name on
-            # disk before they came. So ten thousand logs of a killed process are not synced twice.
+            # What was not cut is on disk by the recovery point or since `_settle`, and a segment's name was on disk
+            # before its first batch. So ten thousand logs of a killed process are not synced twice.
             if cut is not None:
                 segment.file.sync()
             if cut is not None or segment.size_bytes == 0:
@@ -675,7 +675,7 @@ class Recovery:
             reason=plan.reason,
             segments_scanned=self._segments_scanned,
             bytes_scanned=self._bytes_scanned,
-            log_start_offset=min(start, active.next_offset),  # above it only in a log that is damaged below its start
+            log_start_offset=min(start, active.next_offset),  # higher if the log is damaged below its start
             log_end_offset=active.next_offset,
             cut=cut,
             damaged_from=damage.next_offset if damage else None,

@@ -6,32 +6,32 @@
     partition.metadata              the copy's, once its batches have joined ours
     .index .timeindex               the batches
 
-What goes is kept: replaced bytes as `<segment>.log.<position>.corrupt`, small files as `<name>.corrupt`, what a cut
-takes off as `.cut`; indexes are not kept, they can be made again. Order of a splice: keep, write the new file beside
-the old one, sync it, rename it over, sync the directory; a crash in between leaves the old log or a better one, and the
-same command goes on. The log is not listed in the clean marker afterwards: the next open looks for itself.
+Replaced bytes are kept as `<segment>.log.<position>.corrupt`, small files as `<name>.corrupt`, cut bytes as `.cut`;
+indexes are not kept, because they can be rebuilt. Order of a splice: keep, write the new file beside the old one, sync
+it, rename it over the old one, sync the directory. A crash in between leaves the old log or a better one, and the same
+command goes on. Afterwards the log is not in the clean marker, so the next open scans it.
 
-`SplicePlanner`: what a damaged log takes from another copy of it: a plan, made by reading both; nothing is written.
+`SplicePlanner` plans what a damaged log takes from another copy of it. It reads both and writes nothing.
 
     ours   | a | b |  damaged   | e | f |        hole: from the first bad byte to the next batch that both have
     copy   | a | b | c | d | e | f | g |
              near ^            ^ far             the plan for the segment: ours 0..2, copy c..d, ours e..end
 
-A range is taken only if it joins: the last batch before the hole and the first behind it stand in the copy, too, with
-the same header, to the CRC. Where there is nothing before (the log's start) or behind (its end), one side has to do;
-where nothing of the log is left at all, both must have the same id. Behind damage a batch of this log is
-kept only if the copy has the same batch at that place; where the damage moved bytes, the copy's batches are taken up to
-the segment's end.
-A segment whose file is missing comes from the copy under the copy's names.
+A range is taken only if it joins: the copy has the last batch before the hole and the first one after it, with the same
+headers, CRC included. At the log's start or end one side is enough; if nothing of the log is left, both must have the
+same id. After damage a batch of this log is kept only if the copy has the same batch at that place; if the damage moved
+bytes, the copy's batches are taken up to the segment's end. A segment whose file is missing is taken from the copy with
+the copy's file names.
 
-`restore`: batches that a cut or a quarantine has set aside are put back if they begin where the log ends.
+`restore` appends batches that a cut or a quarantine kept aside, if they begin where the log ends.
 
     1000.log | ..... |                          the log ends at offset 1042
-    1000.log.4096.cut    | 1042-1049 | 1050-1053 | torn ..      fits: two batches are appended, what is torn stays aside
+    1000.log.4096.cut    | 1042-1049 | 1050-1053 | torn ..      fits: two batches are appended, the torn rest stays
+    aside
     2000.log.corrupt     | 2000 ...                             fits only once the log ends at 2000
 
-The batches are appended with their own offsets and epochs, and synced; the file that held them stays as it is. What is
-not whole, or does not follow, is never put back: a log that went on after the cut has given those offsets out again.
+The batches are appended with their own offsets and epochs, and synced; the file stays as it is. Batches that are not
+whole or do not follow are never restored: a log that went on after the cut has assigned those offsets again.
 """
 
 import re
@@ -92,7 +92,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """What is replaced: offsets [first, end), which our file has from byte `position` to `position_end` (None: all)."""
+    """A replaced range: offsets [first, end), in our file from byte `position` to `position_end` (None: its end)."""
 
     position: int
     position_end: int | None
@@ -103,7 +103,7 @@ class Hole:
 
 @dataclass(frozen=True, slots=True)
 class SegmentSplice:
-    """How one segment is put together; `exists`: whether there is an old file to keep a copy of."""
+    """The pieces of one segment. exists: whether there is an old file to keep a copy of."""
 
     base_offset: int
     end_offset: int
@@ -114,7 +114,7 @@ class SegmentSplice:
 
 @dataclass(frozen=True, slots=True)
 class SplicePlan:
-    """The segments that change, where the log ends then, and the leader epochs of its batches."""
+    """The segments that change, the log's end afterwards, and the leader epochs of its batches."""
 
     segments: tuple[SegmentSplice, ...]
     end_offset: int
@@ -133,7 +133,7 @@ class _CopyBatch(NamedTuple):
 
 @dataclass(slots=True)
 class _Open:
-    """A segment that is being put together."""
+    """A segment that is being planned."""
 
     base_offset: int
     exists: bool
@@ -162,13 +162,13 @@ class SplicePlanner:
         self._next_offset = start
         self._previous: BatchHeader | None = None
         self._previous_is_own = False
-        self._is_anchored = True  # whether what was taken last is joined to a batch of ours
+        self._is_anchored = True  # whether the last range taken joins a batch of ours
         self._far: BatchHeader | None = None
         self._epochs = LeaderEpochs()
         self._done: list[SegmentSplice] = []
 
     def run(self) -> SplicePlan:
-        """The plan; without segments if nothing has to be taken. Raises RepairRefused, OSError."""
+        """The plan; it has no segments if nothing has to be taken. Raises RepairRefused, OSError."""
         bases = list_segments(self._filesystem, self._log)
         for base, following in pairwise([*bases, None]):
             assert base is not None
@@ -193,7 +193,7 @@ class SplicePlanner:
         return SplicePlan(tuple(self._done), self._next_offset, self._epochs)
 
     def _take_segment(self, base: int, following: int | None) -> None:
-        """Our segment, holes filled."""
+        """Plan one of our segments, its holes filled."""
         segment = _Open(base, exists=True, pieces=[], holes=[])
         file = self._filesystem.open(segment_path(self._log, base), writable=False)
         try:
@@ -205,7 +205,9 @@ class SplicePlanner:
         self._finish(segment)
 
     def _take_own(self, file: File, segment: _Open, start: int, following: int | None) -> int | None:
-        """Our batches from byte `start` to a hole, and the hole; where ours go on behind it, None at the end."""
+        """Take our batches from byte `start` to a hole, and fill it; the byte where ours go on after it, None at the
+        end.
+        """
         position = start
         for step in self._own_steps(file, segment.base_offset, start, following):
             if isinstance(step, WholeBatch):
@@ -223,7 +225,7 @@ class SplicePlanner:
         raise AssertionError("a scan ends with an answer")
 
     def _own_steps(self, file: File, base: int, position: int, following: int | None) -> Iterator[WholeBatch | ScanEnd]:
-        """The scan, ended by a batch whose epoch contradicts the kept list or whose offsets can't be."""
+        """The scan, ended by a batch whose epoch is not the list's, or whose offsets are impossible."""
         what = ScanRange(
             base_offset=base,
             position=position,
@@ -240,7 +242,7 @@ class SplicePlanner:
             yield step
 
     def _contradiction(self, header: BatchHeader, following: int | None) -> str | None:
-        """What the CRC does not cover: is the epoch the kept one, does the last batch end where the log was closed?"""
+        """Why a batch is not the one that was written, by the fields that no CRC covers; None if it is."""
         epochs, below = self._kept_epochs, self._expected.below
         if epochs is not None and (reason := epochs.contradiction(header.base_offset, header.leader_epoch)):
             return reason
@@ -251,19 +253,19 @@ class SplicePlanner:
 
     def _ends_well(self, step: ScanEnd, limit: int | None, *, at_end: bool, is_newest: bool) -> bool:
         if at_end and self._next_offset in self._copy_bases:
-            return True  # if anything is missing behind it, it is whole segments
+            return True  # whatever is missing after it is whole segments
         if limit is None:
             return isinstance(step, CleanEnd)
         if not is_newest:  # an overlap is refused when the next segment is looked at
             fits = self._next_offset > limit or self._expected.accounts_for(self._next_offset, limit)
             return isinstance(step, CleanEnd) and fits
-        return self._next_offset >= limit  # a torn tail behind the end that was promised is the next opening's to cut
+        return self._next_offset >= limit  # the next opening cuts a torn tail after that
 
     def _fill(self, file: File, segment: _Open, position: int, limit: int | None, reason: str) -> int | None:
         """Take the copy's batches from here on, until a batch of ours follows; its byte, None at the limit.
 
-        Where nothing of ours is left behind and the copy begins a segment, we do, too: else one file would take in
-        what many held.
+        If nothing of ours follows, a new segment begins where the copy's does, so that one file does not become too
+        large.
         """
         first, at, size = self._next_offset, position, file.size()
         for taken, following in self._copy_run(limit):
@@ -284,13 +286,13 @@ class SplicePlanner:
         return None
 
     def _own_stands(self, file: File, base: int, position: int, header: BatchHeader) -> bool:
-        """Whether the very batch of this header stands at a byte of ours."""
+        """Whether our file has the batch of this header at `position`."""
         what = ScanRange(base_offset=base, position=position, next_offset=header.base_offset)
         step = next(scan(file, what, window_bytes=header.size_bytes))
         return isinstance(step, WholeBatch) and step.batch.header == header
 
     def _take_missing(self, limit: int) -> None:
-        """Segments from the copy for [next offset, limit), named as the copy names them."""
+        """Take the copy's segments for [next offset, limit), with the copy's names."""
         segment: _Open | None = None
         first, why = self._next_offset, f"no file holds the offsets from {self._next_offset} to {limit}"
         for taken, following in self._copy_run(limit):
@@ -309,11 +311,11 @@ class SplicePlanner:
             self._finish(segment)
 
     def _copy_run(self, limit: int | None) -> Iterator[tuple[_CopyBatch, _CopyBatch | None]]:
-        """The copy's batches from the next offset on, each with the one behind it, after the near side was compared.
+        """The copy's batches from the next offset on, each with the one after it.
 
-        Raises RepairRefused if it does not join, or has not all up to `limit` (None: up to the copy's own end).
+        Raises RepairRefused if the copy does not join on the near side, or ends below `limit` (None: no limit).
         """
-        self._far = None  # what was taken before goes on here: it has no far side of its own
+        self._far = None  # the range taken before goes on here, so it has no far side of its own
         near = self._previous if self._previous_is_own else None
         batches = self._copy_batches(self._next_offset if near is None else near.base_offset)
         if near is not None:
@@ -370,7 +372,7 @@ class SplicePlanner:
                 file.close()
 
     def _joins_far(self, header: BatchHeader) -> None:
-        """The first batch of ours behind what was taken has to be the copy's, too."""
+        """Check that our first batch after the taken range is the copy's, too."""
         far, self._far = self._far, None
         if self._previous is None or self._previous_is_own or far is None:
             return
@@ -396,7 +398,7 @@ class SplicePlanner:
 
 
 def _add(pieces: list[Piece], taken: _CopyBatch) -> None:
-    """Behind the last piece; one that goes on where it ends makes it longer."""
+    """Add a piece; one that continues the last piece extends it."""
     end = taken.position + taken.header.size_bytes
     if pieces and pieces[-1].copy_base == taken.base and pieces[-1].end == taken.position:
         pieces[-1] = replace(pieces[-1], end=end)
@@ -406,7 +408,7 @@ def _add(pieces: list[Piece], taken: _CopyBatch) -> None:
 
 @dataclass(slots=True)
 class RepairReport:
-    """What a repair did, or with `dry_run` what it would do. `after` is the verification that followed it."""
+    """What a repair did, or with `dry_run` would do. after: the verification that followed it."""
 
     log: str
     dry_run: bool
@@ -419,7 +421,7 @@ class RepairReport:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is damaged (any more)."""
+        """Whether nothing is damaged now."""
         return self.after.is_whole if self.after is not None else self.before.is_whole
 
     def as_dict(self) -> dict[str, Any]:
@@ -439,7 +441,7 @@ class RepairReport:
 
 @dataclass(frozen=True, slots=True)
 class CutPlace:
-    """Where a cut would be made: the segment, the byte in it, the offset that comes next then; or is what goes bad?"""
+    """The place of a cut: the segment, the byte in it, the log's end afterwards; whether the cut bytes are bad."""
 
     base_offset: int
     position: int
@@ -448,7 +450,7 @@ class CutPlace:
 
 
 class Repairer:
-    """Repairs one log. Every method takes the writer's lock for its time and raises LogLocked while one runs."""
+    """Repairs one log. Every method holds the writer's lock while it runs, and raises LogLocked beside a writer."""
 
     def __init__(self, log: Path, *, filesystem: Filesystem = REAL_FILESYSTEM, clock: Clock = SYSTEM_CLOCK) -> None:
         """Raises NotALog."""
@@ -457,8 +459,8 @@ class Repairer:
     def repair(
         self, *, copy: Path | None = None, cut_at: int | None = None, cut: bool = False, dry_run: bool = False
     ) -> RepairReport:
-        """Repair what is damaged: batches from `copy`, or by a cut at the batch that holds `cut_at`, or with `cut` at
-        the first damage; indexes and epochs in any case.
+        """Repair batches from `copy`, or by a cut at the batch that holds `cut_at`, or with `cut` at the first damage;
+        indexes and epochs in any case.
 
         Raises LogLocked; RepairRefused if the copy does not join, nothing says how batches are to be repaired, or a cut
         would leave damage below it. Nothing was changed then. Raises OSError.
@@ -482,20 +484,20 @@ class Repairer:
         return report
 
     def rebuild_indexes(self) -> list[str]:
-        """Make every index of the log anew from its batches; the names of the files. Raises LogLocked, OSError.
+        """Rebuild all indexes of the log from its batches; the names of the files. Raises LogLocked, OSError.
 
-        Where bytes are no batch the index ends: run `repair` for them.
+        An index ends at bytes that are no batch: run `repair` for those.
         """
         with self._view():
             return rebuild_indexes(self._filesystem, self._log)
 
     def mark_cleaned(self, offset: int) -> VerifyReport:
-        """Note that a broker's cleaner went over everything below `offset`, so that offsets may be missing there.
+        """Store that a broker's cleaner has compacted everything below `offset`, so that offsets may be missing there.
 
-        For a directory of Kafka's whose cleaner-offset-checkpoint is missing or lower; on disk when this returns.
-        Below `offset` only CRCs and order witness the batches as they are now; the segments there are sealed as such,
-        which is logged: what changes from then on is found. Raises LogLocked; RepairRefused where the checkpoint has
-        as much already, or the log would not be whole up to there: nothing was changed then. OSError.
+        For a broker's directory whose cleaner-offset-checkpoint is missing or lower; on disk when this returns. Below
+        `offset` only CRCs and order show that the present batches are right. The segments there are sealed as they are,
+        which is logged, so that later changes are found. Raises LogLocked; RepairRefused if the checkpoint is not
+        lower, or the log would not be whole up to `offset`, and nothing was changed; OSError.
         """
         with self._alone():
             state = self._state()
@@ -537,7 +539,7 @@ class Repairer:
         report.after = verify_log(self._log, filesystem=self._filesystem, clock=self._clock)
 
     def _state(self) -> LogState:
-        """What the directory says of the log; this process holds the lock, so nobody writes."""
+        """The log's state by the directory; this process holds the lock, so nobody writes."""
         return replace(read_state(self._log, self._filesystem), writer_pid=None)
 
     def _verified(self) -> VerifyReport:
@@ -571,7 +573,7 @@ class Repairer:
         return None if found is None else str(found)
 
     def _cut_place(self, offset: int, start: int) -> CutPlace:
-        """Where the batch that holds `offset` begins, or where the damage does that begins there."""
+        """The place of the batch that holds `offset`, or of damage that begins there."""
         bases = [base for base in list_segments(self._filesystem, self._log) if base <= offset]
         if not bases or offset < start:
             raise RepairRefused(f"no segment of {self._log} holds offset {offset}: it can't be cut there")
@@ -616,7 +618,7 @@ class Repairer:
             self._put_together(temp, segment, copy)
         except OSError:
             if self._filesystem.exists(temp):
-                self._filesystem.remove(temp)  # a full disk stays no fuller than it was
+                self._filesystem.remove(temp)  # so that a full disk does not become fuller
             raise
         remove_seals(self._filesystem, self._log, [segment.base_offset])
         self._filesystem.rename(temp, path)
@@ -648,7 +650,7 @@ class Repairer:
             file.close()
 
     def _check_spliced(self, file: File, segment: SegmentSplice) -> None:
-        """The new file is read once more before it takes the place of the old one."""
+        """Read the new file again before it replaces the old one."""
         for step in scan(file, self._range(segment.base_offset)):
             if not isinstance(step, WholeBatch) and step.next_offset < segment.end_offset:
                 raise RepairRefused(
@@ -657,7 +659,7 @@ class Repairer:
                 )
 
     def _cut(self, view: DirectoryView, place: CutPlace) -> Cut:
-        """In the order of every cut: a copy of what goes, checkpoints, later segments, this one or a move, epochs."""
+        """In the order of every cut: keep a copy, checkpoints, later segments, this one or a move, epochs."""
         segment = Segment(self._filesystem, self._log, place.base_offset, LogConfig())
         try:
             size_bytes = max(0, segment.file.size() - place.position)
@@ -699,7 +701,7 @@ class Repairer:
                 report.rebuilt.append(PARTITION_METADATA_NAME)
 
     def _drop_seals_that_lie(self, report: RepairReport, copy: Path | None) -> None:
-        """Where a copy has the very bytes that a seal contradicts, the seal is what is wrong: the scrub makes one."""
+        """Remove seals that contradict bytes which a copy has as well: they are wrong, and the scrub makes new ones."""
         for finding in report.before.findings if copy is not None else ():
             if finding.kind is FindingKind.SEAL and self._is_as_in(finding.file, copy):
                 remove_seals(self._filesystem, self._log, [int(finding.file[:20])])
@@ -727,11 +729,11 @@ class Repairer:
         return target.name
 
     def _settle(self, view: DirectoryView, cut_at: int | None) -> None:
-        """Raise the recovery point over what is whole now and on disk, and publish the log's end to readers."""
+        """Raise the recovery point to the end of what is whole and on disk, and publish the log's end to readers."""
         found = self._verified()
         end = found.verified_to if cut_at is None else min(cut_at, found.verified_to)
         if found.torn is not None and found.torn.offset is not None:
-            end = min(end, found.torn.offset)  # a recovery point above it would make damage of what was never promised
+            end = min(end, found.torn.offset)  # above it, a torn tail would count as damage
         for base in list_segments(self._filesystem, self._log):
             file = self._filesystem.open(segment_path(self._log, base))
             try:
@@ -740,7 +742,7 @@ class Repairer:
                 file.close()
         recovery_point = end if found.is_whole else max(end, view.recovery_point or 0)
         high_watermark = end if view.high_watermark is None else min(end, view.high_watermark)
-        if end < view.seen_to:  # a copy that ends earlier than ours did
+        if end < view.seen_to:  # the copy ends below what readers have seen of ours
             view.give_up(view.seen_to)
         view.checkpoint(recovery_point=recovery_point, high_watermark=high_watermark)
         view.sync_checkpoints()
@@ -760,7 +762,7 @@ class Repairer:
 
     @contextmanager
     def _view(self) -> Iterator[DirectoryView]:
-        """The log, held as its writer holds it; left as after an unclean stop."""
+        """The log's view, held as by its writer; released as after an unclean stop."""
         directory = LogDirectory.acquire(self._log.parent, self._filesystem, self._clock)
         try:
             view = directory.attach(self._log.name)
@@ -773,7 +775,7 @@ class Repairer:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """The lock alone: the clean marker stays where it is, so that a plan that is refused changes nothing."""
+        """Hold the lock alone: the clean marker stays, so that a refused plan changes nothing."""
         try:
             lock = self._filesystem.lock(self._log.parent / LOCK_NAME)
         except LockHeld as error:
@@ -785,7 +787,7 @@ class Repairer:
 
 
 class _Unsealed:
-    """A log whose lock is held, as the scrub seals what a cleaner went over."""
+    """A log whose lock is held, as the scrub needs it to seal compacted segments."""
 
     def __init__(self, filesystem: Filesystem, path: Path, cleaned_offset: int) -> None:
         self._filesystem, self.path, self._cleaned_offset = filesystem, path, cleaned_offset
@@ -818,7 +820,7 @@ def _first_damage(report: VerifyReport) -> int | None:
 
 
 def _first_bad(report: VerifyReport) -> int | None:
-    """The first damage; else the torn tail, which a cut that was stopped may have made of it."""
+    """The first damage; else the torn tail, which a cut that was stopped may have left of it."""
     damaged, torn = _first_damage(report), report.torn
     return damaged if damaged is not None or torn is None else torn.offset
 
@@ -841,7 +843,7 @@ _TOGETHER = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreReport:
-    """What was put back, or would be. refused: why nothing of the file fits. stopped: why its rest was left."""
+    """What was restored, or would be. refused: why nothing of the file fits. stopped: why its rest was left."""
 
     log: str
     file: str
@@ -866,9 +868,10 @@ def restore(
     filesystem: Filesystem = REAL_FILESYSTEM,
     clock: Clock = SYSTEM_CLOCK,
 ) -> RestoreReport:
-    """Append the whole batches of `file`, which was set aside of this log, if they follow its end.
+    """Append the whole batches of `file`, which was kept aside from this log, if they follow its end.
 
-    Takes the writer's lock, but for a dry run, which changes nothing. Raises NotALog, LogLocked, LogDamaged, OSError,
+    Takes the writer's lock, except for a dry run, which changes nothing. Raises NotALog, LogLocked, LogDamaged,
+    OSError,
     BadArgument for a file of another name.
     """
     log = checked_log(log, filesystem)

@@ -1,6 +1,6 @@
-"""Retention: which old records are still needed, and the passes that remove the others.
+"""Retention: which old records are needed, and the passes that remove the others.
 
-    floor = min( stable offset,                          what is neither flushed nor replicated
+    floor = min( stable offset,                          unflushed or unreplicated records
                  every holder's lowest needed offset,    a destination, a replica in the in-sync set
                  every lease's offset,                   a reader of the past
                  every derived store's end )
@@ -8,10 +8,10 @@
     pass    floor ─ deletable ─▶ a few segments ─▶ derived stores synced ─▶ log start checkpointed
             ─▶ files removed, oldest first ─▶ directory synced
 
-One pass at a time, and no lease is taken during a pass, so that nothing is removed that a lease was just given for. A
-crash after the checkpoint leaves files below the log start; the next opening removes them.
+One pass at a time, and no lease begins during a pass, so that no records are removed that a lease has just begun to
+hold. A crash after the checkpoint leaves files below the log start; the next opening removes them.
 
-`deletable`: which old segments may go: a decision over facts, taken without touching a file.
+`deletable` decides from facts, without touching a file, which old segments may go.
 
     bases      0        1000       2000       3000 (active)
                |--------|----------|----------|-----....
@@ -24,20 +24,20 @@ crash after the checkpoint leaves files below the log start; the next opening re
     the log without it still has retention_bytes                  goes
     none of these, or a rule is off (None)                        stays, and with it all behind it
 
-A record without a time (-1), or with one in the future, is not old. Source: Kafka's UnifiedLog.deleteOldSegments.
+A record without a timestamp (-1), or with one in the future, is not old. Source: Kafka's UnifiedLog.deleteOldSegments.
 
-`Leases`: a reader of the past says from where on it needs the log, and retention keeps that for it, for a while.
+`Leases`: a reader of the past says from which offset on it needs the log, and retention keeps that for it, for a while.
 
     acquire ──▶ held ── renew (the offset rises) ──▶ held ── release ──▶ gone
                   │
                   └── not renewed for lease_max_s, or the disk is too full ──▶ broken: the reader is notified
 
-A lease that is broken holds nothing; its reader may go on, and gets OffsetOutOfRange where the log has gone.
+A broken lease holds nothing. Its reader may go on, and gets OffsetOutOfRange for removed records.
 
-`BackgroundTasks`: what a log does beside reading and writing: the disk, derived stores, retention.
+`BackgroundTasks`: a log's work beside reading and writing: watching the disk, derived stores, retention.
 
     after a background flush     look at the disk (a look a second serves all logs), dispatch to derived stores
-    after a roll                 with the next flush, a pass of retention: a segment may have come of age
+    after a roll                 with the next flush, a pass of retention: a segment may be old enough
     every retention_check_ms     while there is retention or a lease: run a pass
     before an append             only while the disk is too full: look again, refuse
 
@@ -76,7 +76,7 @@ OnLeaseBroken = Callable[[str], None]
 
 
 class Lease:
-    """Nothing from `offset` on is removed while it is held. Made by `SegmentLog.acquire_lease`; a context manager."""
+    """Keeps all from `offset` on from being removed. Made by `SegmentLog.acquire_lease`; a context manager."""
 
     def __init__(self, leases: "Leases", name: str, offset: int, on_broken: OnLeaseBroken | None) -> None:
         self.name = name
@@ -87,23 +87,23 @@ class Lease:
 
     @property
     def offset(self) -> int:
-        """First offset that it holds."""
+        """The first offset that it holds."""
         return self._offset
 
     @property
     def broken(self) -> str | None:
-        """Why it holds nothing any more; None while it holds."""
+        """Why it was broken; None while it holds."""
         return self._broken
 
     def renew(self, offset: int | None = None) -> None:
-        """Go on holding, from `offset` on (None: from where it held before; never lower).
+        """Go on holding, from `offset` on (None: as before; never lower).
 
-        Raises LeaseBroken; in a fork of the process that took it, as `release` does, ForkedProcess.
+        Raises LeaseBroken; in a fork of the process that took it ForkedProcess, as `release` does.
         """
         self._leases.renew(self, offset)
 
     def release(self) -> None:
-        """Hold nothing any more; again is fine, and so is a broken lease."""
+        """End the lease. A second call is fine, also for a broken lease."""
         self._leases.release(self)
 
     def moved_to(self, offset: int, now_ms: int) -> None:
@@ -150,7 +150,7 @@ class Leases:
             return iter(tuple(self._held))
 
     def acquire(self, name: str, offset: int, on_broken: OnLeaseBroken | None = None) -> Lease:
-        """A lease from `offset` on, which the caller found to be in the log."""
+        """A lease from `offset` on, which the caller has checked to be in the log."""
         lease = Lease(self, name, offset, on_broken)
         with self._lock:
             lease.moved_to(offset, self._clock.monotonic_ms())
@@ -172,7 +172,7 @@ class Leases:
             self._held.discard(lease)
 
     def expire(self) -> None:
-        """Break those that were not renewed in time."""
+        """Break the leases that were not renewed in time."""
         now_ms = self._clock.monotonic_ms()
         with self._lock:
             late = [lease for lease in self._held if now_ms - lease.renewed_ms > self._max_s * 1000]
@@ -188,16 +188,16 @@ class Leases:
             lease.break_for(reason)
 
     def _check_fork(self, lease: Lease) -> None:
-        """A fork's copy holds nothing, and its lock may be held for ever by a thread that stayed behind."""
+        """A forked child's copy holds nothing, and a thread of the parent may have held its lock at the fork."""
         if os.getpid() != self._owner_pid:
             raise ForkedProcess(f"the lease of {lease.name}", owner_pid=self._owner_pid, pid=os.getpid())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionFacts:
-    """What a log keeps, at one moment.
+    """The facts for retention at one moment. floor: the first needed offset.
 
-    floor: first offset that is still needed. log_bytes: the whole log, the active segment too.
+    log_bytes: of the whole log, the active segment included.
     """
 
     log_start_offset: int
@@ -211,9 +211,9 @@ class RetentionFacts:
 def deletable(
     sealed: Sequence[SealedSegment], facts: RetentionFacts, newest_ms: Callable[[SealedSegment], int]
 ) -> Iterator[SealedSegment]:
-    """Sealed segments, oldest first, that nobody needs and no rule keeps. Decides; deletes nothing.
+    """The sealed segments, oldest first, that nobody needs and no rule keeps. Decides; deletes nothing.
 
-    `newest_ms` gives the newest timestamp of a segment; it is called only where the time decides.
+    `newest_ms` gives the newest timestamp of a segment; it is called only if the time decides.
     """
     left_bytes = facts.log_bytes
     for segment in sealed:
@@ -242,10 +242,10 @@ def purgeable(
     before_offset: int | None = None,
     before_ms: int | None = None,
 ) -> Iterator[SealedSegment]:
-    """Sealed segments, oldest first, that an operator wants gone and nobody needs. Decides; deletes nothing.
+    """The sealed segments, oldest first, that an operator wants removed and nobody needs. Decides; deletes nothing.
 
     A segment goes if it ends at or below `before_offset`, or if its newest record is older than `before_ms`. The first
-    one that has to stay keeps all behind it.
+    one that has to stay keeps all after it.
     """
     for segment in sealed:
         is_old = before_offset is not None and segment.end_offset <= before_offset
@@ -257,14 +257,14 @@ def purgeable(
 
 
 NeededFrom = Callable[[], int | None]
-"""A holder's answer: the lowest offset that it needs, None if nothing. It must not wait for the log, nor call it."""
+"""Returns the lowest offset that a holder needs, None for none. It must not wait for the log, nor call it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Purged:
-    """Whole segments that `purge_old` removed, or would remove.
+    """The whole segments that `purge_old` removed, or would.
 
-    `kept_by`: the reader that needs older segments, which stay; None: there is none.
+    kept_by: the reader that needs other old segments, which stay; None: there is none.
     """
 
     segments: tuple[SealedSegment, ...]
@@ -274,12 +274,12 @@ class Purged:
 
     @property
     def size_bytes(self) -> int:
-        """Of the segments."""
+        """The bytes of the segments."""
         return sum(segment.size_bytes for segment in self.segments)
 
 
 class KeptLog(Protocol):
-    """The writer of a log, as far as retention needs it."""
+    """What retention needs of a log's writer."""
 
     @property
     def stable_offset(self) -> int: ...
@@ -315,19 +315,19 @@ class Retention:
 
     @property
     def has_work(self) -> bool:
-        """Whether passes have to run: records may become old, or a lease may expire."""
+        """Whether passes have to run: there is a rule, or a lease that may expire."""
         config = self._config
         return config.retention_ms is not None or config.retention_bytes is not None or len(self._leases) > 0
 
     def hold(self, name: str, needed_from: NeededFrom) -> None:
-        """Remove nothing from what `needed_from()` answers on, until `drop(name)`. ValueError if the name is taken."""
+        """Keep everything from `needed_from()` on, until `drop(name)`. ValueError if the name is taken."""
         with self._lock:
             if name in self._holders:
                 raise ValueError(f"{name} holds the log already: drop it first, by its name")
             self._holders[name] = needed_from
 
     def drop(self, name: str) -> None:
-        """The holder needs nothing any more: an operator says so. ValueError if there is none of that name."""
+        """Remove a holder. ValueError if there is none of that name."""
         with self._lock:
             if self._holders.pop(name, None) is None:
                 raise ValueError(f"nobody of the name {name!r} holds the log; there are {sorted(self._holders)}")
@@ -342,7 +342,7 @@ class Retention:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """While this is held, nothing is removed and no derived store gets batches: the log is about to be cut."""
+        """For a cut of the log: in this context nothing is removed and no derived store gets batches."""
         with self._lock, self._derived.lock:
             yield
 
@@ -351,7 +351,7 @@ class Retention:
         self._leases.break_all(reason)
 
     def forget(self) -> None:
-        """Forget what was remembered of segments: the log is about to be cut."""
+        """Forget the remembered sizes and times of segments: the log is about to be cut."""
         with self._lock:
             self._sizes.clear()
             self._newest_ms.clear()
@@ -433,7 +433,7 @@ class Retention:
         return self._log.bounds().start
 
     def _move_log_start(self, offset: int) -> tuple[int, ...]:
-        self._derived.sync()  # derived stores are about to hold all that is left of these records
+        self._derived.sync()  # soon only the derived stores hold anything of these records
         gone = self._log.move_log_start(offset)
         for base in gone:
             self._sizes.pop(base, None)
@@ -498,7 +498,7 @@ class Retention:
 
 
 DERIVED_SYNC_MS = 10_000
-"""How often changed derived stores are synced, beside after a roll: so much a kill makes them read again."""
+"""How often changed derived stores are synced, beside after a roll: after a kill they read at most so much again."""
 
 
 class MaintainedLog(Protocol):
@@ -510,8 +510,8 @@ class MaintainedLog(Protocol):
 
 
 class BackgroundTasks:
-    """Of one log. Thread-safe. Only `check_disk`, `acquire_lease` and `about_to_cut` raise PushrepError and OSError;
-    the others log them. Any other error of a holder or a derived store passes through, and the flusher logs it.
+    """One log's background tasks. Thread-safe. `check_disk`, `acquire_lease` and `about_to_cut` raise PushrepError and
+    OSError; the others log those. Other errors of a holder or a derived store are raised, and the flusher logs them.
     """
 
     def __init__(
@@ -525,7 +525,7 @@ class BackgroundTasks:
         self._flusher: Flusher | None = None
 
     def begin(self, log: MaintainedLog, reader: BatchReader, retention: Retention, flusher: Flusher | None) -> None:
-        """The log is open. `flusher` is None on a simulated clock."""
+        """The log is open. flusher: None on a simulated clock."""
         self._log, self._reader, self.retention, self._flusher = log, reader, retention, flusher
         if flusher is not None:
             flusher.attach(self)
@@ -533,7 +533,7 @@ class BackgroundTasks:
         self._schedule_next()
 
     def end(self) -> None:
-        """The log is about to be closed: no pass runs after this, leases end."""
+        """The log is about to be closed: when this returns, no pass runs, and all leases are broken."""
         if self._log is None:
             return
         if self._flusher is not None:
@@ -541,14 +541,14 @@ class BackgroundTasks:
         self.retention.break_leases("the log was closed")
 
     def check_disk(self) -> None:
-        """Raise DiskAboveLimit while the disk is too full for appends. Costs one comparison while it is not."""
+        """Raise DiskAboveLimit while the disk is too full for appends; else this costs one comparison."""
         if self._level is DiskLevel.FULL:
             self._level = self._watch.level(self._limits, max_age_ms=0)
             if self._level is DiskLevel.FULL:
                 raise DiskAboveLimit(self._watch.path, self._watch.usage, self._limits)
 
     def acquire_lease(self, name: str, offset: int, on_broken: OnLeaseBroken | None) -> Lease:
-        """See Retention. Raises LeaseBroken where the disk is so full that it would be broken at once."""
+        """See Retention. Raises LeaseBroken if the disk is so full that the lease would be broken at once."""
         if self._watch.level(self._limits) >= DiskLevel.PRESSED:
             raise LeaseBroken(name, self._too_full())
         lease = self.retention.acquire_lease(name, offset, on_broken)
@@ -562,12 +562,12 @@ class BackgroundTasks:
         self._derived.cut_to(offset)
 
     def rolled(self) -> None:
-        """A segment was sealed; called under the writer's lock, so nothing is done before the next flush."""
+        """A segment was sealed. Called under the writer's lock, so the work is left to the next flush."""
         self._rolled = True
         self._synced_ms = -DERIVED_SYNC_MS
 
     def after_flush(self) -> None:
-        """More is on disk: dispatch it to derived stores, and look at the disk."""
+        """After a flush: dispatch new records to derived stores, check the disk, and run a pass if one is due."""
         try:
             self._level = self._watch.level(self._limits, max_age_ms=LOOK_MS)
             self._notify()
@@ -582,7 +582,7 @@ class BackgroundTasks:
             _LOG.warning("%s: put off: %s", self._watch.path, error)
 
     def flush_in_background(self) -> None:
-        """The flusher's call: a pass that is due."""
+        """The flusher's call: run a due pass."""
         try:
             self.after_flush()
             self._run()
@@ -592,7 +592,7 @@ class BackgroundTasks:
             self._schedule_next()
 
     def sync_derived(self) -> None:
-        """The log was closed with all of it flushed: bring the derived stores up to its end, and sync them."""
+        """The log was closed completely flushed: bring the derived stores up to its end, and sync them."""
         try:
             self._notify()
             self._derived.sync()
@@ -601,7 +601,7 @@ class BackgroundTasks:
 
     def _run(self) -> None:
         if self.retention.run() and self._flusher is not None:
-            self._flusher.soon(self, 0)  # there may be more to remove; flushes of other logs come first
+            self._flusher.soon(self, 0)  # there may be more to remove; other logs' flushes come first
 
     def _notify(self) -> None:
         assert self._log is not None

@@ -1,17 +1,17 @@
-"""The scrub: sealed segments are read again and again, slowly, so that rot is found before the records are needed.
+"""The scrub reads sealed segments again and again, slowly, so that damage is found before the records are needed.
 
     every open directory of logs    log by log, at `scrub_bytes_per_s`; then a pause of `scrub_pause_s`
       each batch                    in its place, its CRC                             as recovery and verify scan
                                     its leader epoch                                  as the log's list of them says
       the whole segment             as its seal says                                  seals.py
       no seal                       made, where all of that holds; reported
-      a seal of another size        made anew where no offset is missing, an older version wrote there; else damage
+      a seal of another size        made anew where no offset is missing, an older version appended to it; else damage
       whatever is wrong             reported: logged as an error, kept in `findings` until a later pass finds it whole,
                                     or the segment is gone
 
-It changes nothing but seals; a damaged segment is another member's to repair (segment_repair.py). One thread serves all
-directories of a process, on the machine's clock; it reads a piece, then waits as long as the rate wants. A segment that
-was cut, removed, repaired or taken up again meanwhile is passed over.
+It changes only seals; a damaged segment is repaired from another member (segment_repair.py). One thread serves all
+directories of a process, on the machine's clock; it reads a piece, then waits to keep the rate. A segment that was cut,
+removed, repaired or reopened meanwhile is skipped.
 """
 
 import logging
@@ -35,12 +35,12 @@ from pushrep.records.leader_epochs import LeaderEpochs
 _LOG = logging.getLogger("pushrep.log")
 
 FIRST_MS = 60_000
-"""A process that lives for less scrubs nothing."""
+"""When the first pass begins: a process that ends before scrubs nothing."""
 _PIECE_BYTES = 256 << 10
 
 
 class Scrubbed(Protocol):
-    """A log as the scrub sees it."""
+    """What the scrub needs of a log."""
 
     @property
     def path(self) -> Path: ...
@@ -54,13 +54,13 @@ class Scrubbed(Protocol):
 
     def cleaned_offset(self) -> int: ...
     def keep_seal(self, seal: Seal) -> bool:
-        """Write it, unless the segment is not sealed any more; whether it was written. Raises OSError."""
+        """Write the seal, unless the segment is not sealed any more; whether it was written. Raises OSError."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ScrubFinding:
-    """What is wrong with one segment: where its whole batches end, why, and the offsets [base, end) that it holds."""
+    """What is wrong with a segment of offsets [base_offset, end_offset): where its whole batches end, and why."""
 
     log: str
     segment: str
@@ -73,8 +73,8 @@ class ScrubFinding:
 
 @dataclass(frozen=True, slots=True)
 class ScrubStatus:
-    """Since the directory was opened. passes: that were completed. seals_made: of segments that had none. damaged:
-    segments found so; repaired: put together anew with another member's batches.
+    """Counts since the directory was opened. passes: completed ones. seals_made: for segments that had none. damaged:
+    segments found damaged; repaired: of these, with another member's batches.
     """
 
     passes: int = 0
@@ -87,7 +87,7 @@ class ScrubStatus:
 
 
 class Scrub:
-    """One directory's. Thread-safe. Without a `scrubber` (a simulated clock) only `run_pass` reads."""
+    """The scrub of one directory. Thread-safe. Without a `scrubber` (a simulated clock) only `run_pass` reads."""
 
     def __init__(self, filesystem: Filesystem, scrubber: Flusher | None) -> None:
         self.bytes_per_s, self.pause_s = 0, 0
@@ -105,20 +105,20 @@ class Scrub:
 
     @property
     def status(self) -> ScrubStatus:
-        """What it has found so far, without segments that were cut or removed since."""
+        """The findings so far, without segments that were cut or removed since."""
         status = self._status
         current = tuple(one for one in status.findings if not self._is_gone(one))
         return status if current == status.findings else replace(status, findings=current)
 
     def add(self, log: Scrubbed, bytes_per_s: int, pause_s: int) -> None:
-        """`log` is open; the settings are those of the log that came last. 0 bytes a second: nothing is read."""
+        """A log was opened; the last one's settings hold for the directory. 0 bytes a second: nothing is read."""
         with self._turn:
             self.bytes_per_s, self.pause_s = bytes_per_s, pause_s
             self._logs[log.path.name] = log
         self._schedule_next(FIRST_MS)
 
     def remove(self, log: Scrubbed) -> None:
-        """`log` is about to be closed or cut: when this returns, nothing of it is being read."""
+        """A log is about to be closed or cut: when this returns, nothing of it is being read."""
         with self._turn:
             if self._is_open(log):
                 del self._logs[log.path.name]
@@ -130,12 +130,12 @@ class Scrub:
         self._paused = True
 
     def resume(self) -> None:
-        """Go on."""
+        """Go on after `pause`."""
         self._paused = False
         self._schedule_next(0)
 
     def report(self, log: Scrubbed, found: ScrubFinding) -> None:
-        """Keep a finding of `log` until a later pass finds the segment whole, or it is repaired."""
+        """Add a finding; it stays until a later pass finds the segment whole, or it is repaired."""
         with self._turn:
             if found not in self._status.findings:
                 self._status = replace(self._status, damaged=self._status.damaged + 1)
@@ -153,7 +153,7 @@ class Scrub:
             self._status = replace(self._status, repaired=self._status.repaired + 1)
 
     def end(self) -> None:
-        """The directory is given back."""
+        """The directory is about to be closed."""
         if self._scrubber is not None:
             self._scrubber.detach(self)
         with self._turn:
@@ -161,10 +161,11 @@ class Scrub:
             self._end_walk()
 
     def soon(self, log: Scrubbed, base: int, when_whole: Callable[[], None] = lambda: None) -> None:
-        """Read this segment next: a roll could not seal it, its index is wrong, or a reader met damage there.
+        """Read this segment next: a roll could not seal it, its index is wrong, or a reader found damage.
 
-        From any thread; never waits. when_whole: called in the scrub's thread, if it is. Nothing happens without a
-        scrub in the background, or if it is known to be damaged: a reader that tries again would delay a pass for ever.
+        From any thread; never waits. when_whole: called in the scrub's thread if the segment is whole. Does nothing
+        without a scrub in the background, or if the segment is known to be damaged: else a reader that retries would
+        delay a pass for ever.
         """
         known = any(one.base_offset == base and one.log == log.path.name for one in self._status.findings)
         if self._scrubber is not None and self.bytes_per_s and not known:
@@ -172,7 +173,7 @@ class Scrub:
             self._schedule_next(0)
 
     def seal_cleaned(self, log: Scrubbed) -> None:
-        """Read, and so seal, segments below the cleaner's offset that have no seal: nothing else proves them later."""
+        """Read, and so seal, unsealed segments below the cleaner's offset: nothing else proves their batches later."""
         with self._turn:
             for base, following in log.sealed():
                 if base < log.cleaned_offset() and read_seal(self._filesystem, log.path, base) is None:
@@ -180,7 +181,7 @@ class Scrub:
                         pass
 
     def run_pass(self, gave_up: Callable[[], bool] = lambda: False) -> ScrubStatus:
-        """Read everything once, now, at full speed, or until `gave_up`, asked often; what is found by then."""
+        """Read everything once, now, at full speed, until the end or `gave_up()`; the status then."""
         with self._turn:
             self._end_walk()
             for _ in self._pass():
@@ -189,9 +190,9 @@ class Scrub:
             return self.status
 
     def flush_in_background(self) -> None:
-        """The scrub thread's call: one piece."""
+        """The scrub thread's call: read one piece."""
         if self._paused or not self.bytes_per_s:
-            return  # `resume` or the next log's settings call again
+            return  # `resume` or `add` schedules the next call
         with self._turn:
             if self._walk is None:
                 self._walk = self._urgent_ones() if self._urgent else self._pass()
@@ -222,7 +223,7 @@ class Scrub:
         self._walk = self._walked = None
 
     def _pass(self) -> Iterator[int]:
-        """Every sealed segment of every log; yields how many bytes were read."""
+        """Read every sealed segment of every log; yields the bytes read."""
         for log in list(self._logs.values()):
             if not self._is_open(log):
                 continue  # it was closed
@@ -230,14 +231,14 @@ class Scrub:
             for base, following in log.sealed():
                 yield from self._urgent_ones()
                 if not self._is_open(log):
-                    break  # it was closed while another's was read
+                    break  # closed while the segment was read
                 self._walked = log
                 yield from self._look_at(log, base, following)
         self._walked = None
         self._status = replace(self._status, passes=self._status.passes + 1)
 
     def _urgent_ones(self) -> Iterator[int]:
-        """Segments that `soon` named."""
+        """Read the segments that `soon` asked for."""
         while self._urgent:
             (log, base), when_whole = self._urgent.popitem()
             following = dict(log.sealed()).get(base)
@@ -253,7 +254,7 @@ class Scrub:
         try:
             yield from self._segment(log, base, following)
         except FileNotFoundError:
-            pass  # retention was here
+            pass  # removed by retention
         except (OSError, PushrepError) as error:
             self._found(log, base, following, CleanEnd(0, base), str(error))
 
@@ -323,7 +324,7 @@ class Scrub:
             headers_crc=headers.value,
             is_witnessed=not is_cleaned,
         )
-        with suppress(OSError):  # no room: a later pass makes it
+        with suppress(OSError):  # on a full disk: a later pass makes it
             if log.keep_seal(seal):
                 self._status = replace(self._status, seals_made=self._status.seals_made + 1)
                 _LOG.info(

@@ -1,4 +1,5 @@
-"""Seals: what a segment held when it was rolled. They prove what no batch's CRC covers, and that no batch is missing.
+"""Seals: what a segment held when it was rolled. They check the fields that no CRC covers, and that no batch is
+missing.
 
     00000000000000001042.seal     84 bytes, big-endian
       0    magic 8, "pushseal" | version u32, 1 | flags u32, 1: unwitnessed
@@ -10,9 +11,9 @@ The headers' CRC goes over the first 21 bytes of every batch, one after the othe
 magic, CRC. So it finds an epoch or an offset that changed where a cleaner has left holes, a segment of another log, and
 two that were swapped.
 
-A cut or a replacement of a segment first removes its seal from the disk: a seal beside other bytes is damage. Only a
-repair whose bytes match the seal keeps it. A seal of another size than its segment's does not count: an older version
-wrote there. Nor does one that can't be read.
+A cut or a replacement of a segment first removes its seal from the disk, because a seal beside other bytes means
+damage. Only a repair whose bytes match the seal keeps it. A seal for another size than its segment's is ignored: an
+older version appended to the segment. So is one that can't be read.
 """
 
 import errno
@@ -49,7 +50,7 @@ class BadSeal(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seal:
-    """What a segment held. is_witnessed: made when it was rolled; else made later, where offsets may be missing."""
+    """What a segment held. is_witnessed: made when it was rolled; False: made later, where offsets may be missing."""
 
     log_id: UUID
     partition: int
@@ -61,12 +62,12 @@ class Seal:
     is_witnessed: bool = True
 
     def fits(self, size_bytes: int) -> bool:
-        """Whether it is of a segment of that size; else an older version, which knows no seals, wrote there."""
+        """Whether it is for a segment of that size; if not, an older version, which knows no seals, appended to it."""
         return self.size_bytes == size_bytes
 
     def why_resized(self, size_bytes: int, covered: int, base_offset: int, end_offset: int) -> str | None:
-        """Why a segment of another size can't be believed; None if no offset of [base, end) is missing: then each has
-        the batch before as its witness, and an older version wrote there. `covered`: so many offsets are not missing.
+        """Why a segment of another size counts as damaged; None if no offset of [base_offset, end_offset) is missing:
+        then each batch checks the next, and an older version appended to it. covered: how many offsets are not missing.
         """
         if covered >= end_offset - base_offset:
             return None
@@ -78,7 +79,7 @@ class Seal:
     def contradiction(
         self, log_id: UUID | None, partition: int, base_offset: int, found: "HeadersCrc", end_offset: int
     ) -> str | None:
-        """Why a segment whose size it fits is not the one that was sealed; None if it is. `log_id` None: not known."""
+        """Why a segment of the sealed size is not the sealed one; None if it is. log_id: None if it is unknown."""
         if log_id is not None and self.log_id != log_id:
             return f"it was sealed as a segment of log {self.log_id}, this is {log_id}"
         if self.partition != partition:  # Kafka's partitions of one topic share an id
@@ -95,9 +96,9 @@ class Seal:
 class HeadersCrc:
     """The CRC over the first 21 bytes of each batch, as they come.
 
-    pending: where an append puts them, by `+=`: a call for each batch would cost twice as much. It stays the same
-    object; `fold_if_due` is called now and then. covered: so many offsets the batches of runs hold, those that were
-    compacted away inside of them included.
+    pending: a buffer to which an append adds them by `+=`, because a call for each batch would cost twice as much; call
+    `fold_if_due` now and then. covered: how many offsets the batches of runs cover, those compacted away inside of a
+    batch included.
     """
 
     __slots__ = ("_folded", "_folded_bytes", "covered", "pending")
@@ -106,7 +107,7 @@ class HeadersCrc:
         self.pending, self._folded, self._folded_bytes, self.covered = bytearray(), 0, 0, 0
 
     def add_run(self, run: BatchRun) -> None:
-        """Every batch of a run."""
+        """Add every batch of a run."""
         self.pending += run.sealed_bytes()
         self.covered += int((run.last_offset - run.base_offset).sum()) + len(run)
         self._fold()
@@ -193,7 +194,7 @@ def checked_seal(filesystem: Filesystem, log: Path, base_offset: int) -> Seal | 
 
 
 def remove_seals(filesystem: Filesystem, log: Path, bases: Iterable[int]) -> None:
-    """Before these segments are cut or replaced: the seals are gone from the disk when this returns. Raises OSError."""
+    """Remove the seals of segments that are about to be cut or replaced, durably. Raises OSError."""
     paths = [segment_path(log, base, SEAL_SUFFIX) for base in bases]
     found = [path for path in paths if filesystem.exists(path)]
     for path in found:
@@ -203,7 +204,7 @@ def remove_seals(filesystem: Filesystem, log: Path, bases: Iterable[int]) -> Non
 
 
 def write_seal(filesystem: Filesystem, log: Path, seal: Seal) -> None:
-    """On disk but for its name, for which the caller syncs the directory. Raises OSError."""
+    """Write and sync the file; the caller syncs the directory for its name. Raises OSError."""
     file = filesystem.open(segment_path(log, seal.base_offset, SEAL_SUFFIX), create=True)
     try:
         file.truncate(0)

@@ -1,7 +1,7 @@
 """Secondary indexes (derived stores): data computed from a log's records, in step with it through crashes and cuts.
 
     log     0 ─────────────────── flushed ──── end        given in order, whole batches, never above the flushed offset
-    store   0 ──────── end_offset ┄┄┄▶                    where it goes on after a restart is its own to say
+    store   0 ──────── end_offset ┄┄┄▶                    the store itself says where to go on after a restart
 
 At open, before anything else looks at the log (the log ends at `end`, begins at `start`):
 
@@ -13,8 +13,8 @@ At open, before anything else looks at the log (the log ends at `end`, begins at
                                                                   - or destroyed, if the log begins no earlier
     else                                                          kept; given the batches from its own end on
 
-Cutting a log cuts the stores first: a crash in between leaves a store that lacks something, never one with too much.
-Model: RocketMQ's consume queue and index, which are dispatched from the commit log and truncated with it.
+Cutting a log cuts the stores first: after a crash in between a store may lack records, but never has too many. Model:
+RocketMQ's consume queue and index, which are dispatched from the commit log and truncated with it.
 """
 
 import threading
@@ -30,25 +30,27 @@ from pushrep.records.leader_epochs import LeaderEpochs
 
 
 class DerivedStore(Protocol):
-    """Something computed from a log. Calls for one store never overlap; an OSError of it fails what called it."""
+    """Data computed from a log. Calls to one store never overlap; its OSError is raised by the log's caller."""
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         ...
 
     @property
     def end_offset(self) -> int:
-        """It holds everything below; 0 if it holds nothing. It may rise by itself, if the store knows by itself."""
+        """It holds everything below; 0 if it holds nothing. May rise without `dispatch`, if the store learns records
+        elsewhere.
+        """
         ...
 
     @property
     def last(self) -> tuple[int, int] | None:
-        """(offset, leader epoch) of the last record that it took; None if it holds nothing."""
+        """(offset, leader epoch) of its last record; None if it holds nothing."""
         ...
 
     def cut_to(self, offset: int) -> None:
-        """Forget all from `offset` on, durably; `end_offset` is not above it then. More may be forgotten."""
+        """Forget all from `offset` on, durably, and more if need be: `end_offset` is at most `offset` then."""
         ...
 
     def destroy(self) -> None:
@@ -56,16 +58,16 @@ class DerivedStore(Protocol):
         ...
 
     def dispatch(self, batch: RecordBatch) -> None:
-        """Take the next batch, one at or above `end_offset`; what it holds already changes nothing."""
+        """Add the next batch; records that it holds already change nothing."""
         ...
 
     def sync(self) -> None:
-        """What it holds is on disk when this returns: the log may be about to forget the records."""
+        """Bring it to disk, because the log may be about to remove the records."""
         ...
 
 
 class Verdict(Enum):
-    """What needs no number."""
+    """The decisions without a number."""
 
     KEPT = auto()
     DESTROYED = auto()
@@ -82,7 +84,7 @@ Judgement: TypeAlias = Verdict | CutTo
 
 
 def judge(end_offset: int, last: tuple[int, int] | None, log: Bounds, epochs: LeaderEpochs) -> Judgement:
-    """What is done with a store in this state, beside a log with these bounds; see the file's map."""
+    """What to do with a store in this state beside a log with these bounds; see the file's map."""
     if end_offset == 0:
         return Verdict.KEPT
     if log.start == log.end != end_offset:
@@ -90,16 +92,16 @@ def judge(end_offset: int, last: tuple[int, int] | None, log: Bounds, epochs: Le
     if end_offset > log.end:
         return CutTo(log.end) if log.end else Verdict.DESTROYED
     if last is None or not last[0] < end_offset:
-        return Verdict.DESTROYED  # it contradicts itself
+        return Verdict.DESTROYED  # the store contradicts itself
     offset, epoch = last
     if offset < log.start or epochs.epoch_of(offset) in {epoch, -1}:
-        return Verdict.KEPT  # the log can't speak of what it no longer has
+        return Verdict.KEPT  # the log has no epoch for removed records
     began = max((start for _, start in epochs.entries if start <= offset), default=0)
     return CutTo(began) if began > log.start else Verdict.DESTROYED
 
 
 class DerivedStores:
-    """The stores of one log. Thread-safe; the lock is held while the log is cut: no store is given a batch then."""
+    """The stores of one log. Thread-safe. `lock` is held while the log is cut, so that no store gets a batch then."""
 
     def __init__(self, stores: Sequence[DerivedStore]) -> None:
         self._stores = tuple(stores)
@@ -109,15 +111,15 @@ class DerivedStores:
         return bool(self._stores)
 
     def lowest_end(self) -> tuple[int, str] | None:
-        """(end, name) of the store that lacks most; None without stores."""
+        """(end, name) of the store with the lowest end; None without stores."""
         return min(((store.end_offset, f"the derived store {store.name}") for store in self._stores), default=None)
 
     def highest_end(self) -> int:
-        """The end of the store that knows most, 0 without stores: so far the log was flushed once."""
+        """The highest end of a store, 0 without stores: the log was flushed at least so far."""
         return max((store.end_offset for store in self._stores), default=0)
 
     def settle(self, log: Bounds, epochs: LeaderEpochs) -> None:
-        """Bring every store to something that the log holds. Raises DerivedStoreFailed, OSError."""
+        """Cut or destroy stores that do not agree with the log. Raises DerivedStoreFailed, OSError."""
         for store in self._stores:
             while (judgement := judge(store.end_offset, store.last, log, epochs)) is not Verdict.KEPT:
                 if isinstance(judgement, CutTo):
@@ -133,7 +135,9 @@ class DerivedStores:
                     _cut(store, offset) if offset else _destroy(store)
 
     def dispatch(self, reader: BatchReader, log: Bounds) -> None:
-        """Dispatch what each store lacks of the whole batches in `log`. Raises CorruptBatch, OSError, the store's."""
+        """Dispatch to each store the whole batches in `log` that it lacks. Raises CorruptBatch, OSError, the store's
+        errors.
+        """
         with self.lock:
             for store in self._stores:
                 start = max(store.end_offset, log.start)
@@ -146,7 +150,7 @@ class DerivedStores:
                         store.dispatch(batch)
 
     def sync(self) -> None:
-        """What they hold is on disk when this returns."""
+        """Sync all stores."""
         with self.lock:
             for store in self._stores:
                 store.sync()

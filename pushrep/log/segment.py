@@ -9,13 +9,13 @@
 Invariant: every batch before a time entry's has timestamps of at most its time.
 Source: Kafka's LogSegment.append, OffsetIndex, TimeIndex (its DumpLogSegments judges them in the tests).
 
-How new is the newest record of a sealed segment? By its time index, as far as the batches bear it out.
+How new is the newest record of a sealed segment? Its time index says it, checked against the batches:
 
-    .timeindex   ... | time, rel |        the newest entry is believed only if the batch that ends with that offset has
-    .log         ...... | batch | .. |    just that time; what stands behind it is read, so an index that lost its last
+    .timeindex   ... | time, rel |        the newest entry is used only if the batch that ends with that offset has
+    .log         ...... | batch | .. |    just that time; batches after it are read, so an index that lost its last
                         ^ read from here  entries is made good; else the whole segment is read
 
-A flipped bit in an index must not make records look old: retention deletes by this answer.
+A flipped bit in an index must not make records look old, because retention deletes by this time.
 """
 
 import errno
@@ -57,12 +57,12 @@ assert (OFFSET_ENTRY.size, TIME_ENTRY.size) == (8, 12), "Kafka's index entries"
 
 
 PREALLOCATE_BYTES_MIN = 64 << 10
-_TOGETHER_BYTES_MAX, _TOGETHER_MAX = 4096, 64  # up to about that size, a copy costs less than a system call
+_TOGETHER_BYTES_MAX, _TOGETHER_MAX = 4096, 64  # below about that size a copy costs less than a system call
 
 
 @dataclass(slots=True)
 class _Tail:
-    """A segment's end, and what its next index entries depend on."""
+    """A segment's end, and the state for its next index entries."""
 
     size_bytes: int
     next_offset: int
@@ -73,7 +73,7 @@ class _Tail:
     first_timestamp_ms: int | None = None
 
     def copy(self) -> "_Tail":
-        # dataclasses.replace takes three times as long, for every append.
+        # dataclasses.replace would take three times as long in every append.
         return _Tail(
             self.size_bytes,
             self.next_offset,
@@ -86,7 +86,7 @@ class _Tail:
 
 
 class SegmentMark(NamedTuple):
-    """The end of a segment before a write: what `rewind` goes back to if the write fails."""
+    """The end of a segment before a write, to which `rewind` goes back if the write fails."""
 
     tail: _Tail
     index_entries: int
@@ -94,7 +94,7 @@ class SegmentMark(NamedTuple):
 
 
 class Segment:
-    """A segment that is written to. `size_bytes` and `next_offset` say where its whole batches end."""
+    """A segment that is written to. Its whole batches end at `size_bytes` and `next_offset`."""
 
     def __init__(self, filesystem: Filesystem, directory: Path, base_offset: int, config: LogConfig) -> None:
         self.base_offset = base_offset
@@ -112,18 +112,18 @@ class Segment:
         self._all = ScanRange(base_offset=base_offset, cleaned_offset=cleaned_offset)
         self._unwritten: list[bytes | bytearray | memoryview] = []
         self._pending_headers: bytearray | None = None
-        self._headers: HeadersCrc | None = None  # of a segment that was made here and never cut
+        self._headers: HeadersCrc | None = None  # only of a segment that was made here and never cut
 
     @classmethod
     def create(cls, filesystem: Filesystem, directory: Path, base_offset: int, config: LogConfig) -> "Segment":
-        """A new, empty segment whose name is on disk. Raises OSError; then nothing of it remains."""
+        """Make an empty segment whose name is on disk. Raises OSError; then nothing of it remains."""
         segment = cls(filesystem, directory, base_offset, config)
         segment._begin_headers()
         try:
             remove_seals(filesystem, directory, [base_offset])
             segment._file = filesystem.open(segment.path, create=True)
             for index in (segment.index, segment.time_index):
-                if len(index):  # of an earlier segment of this name that was cut off
+                if len(index):  # left by an earlier segment of this name that was cut off
                     index.keep(0)
                     index.write()
             filesystem.sync_directory(directory)
@@ -176,10 +176,10 @@ class Segment:
         return header.max_timestamp_ms - tail.first_timestamp_ms < config.segment_ms
 
     def append(self, batch: RecordBatch) -> None:
-        """Put a stamped batch behind the last one; it is in the file after `write` at the latest.
+        """Append a stamped batch; it is in the file after `write` at the latest. Small ones are written together.
 
-        Small ones are written together. Raises OSError, OffsetsExhausted (the offset behind the last record has to be
-        one, too); the caller then goes back with `rewind`.
+         Raises OSError, OffsetsExhausted (the end offset has to be a valid one, too);
+        the caller then calls `rewind`.
         """
         header, data, unwritten, pending = batch.header, batch.data, self._unwritten, self._pending_headers
         unwritten.append(data)
@@ -192,7 +192,7 @@ class Segment:
             self.write()
 
     def write(self) -> None:
-        """Bring what was appended into the file. Raises OSError; the caller then goes back with `rewind`."""
+        """Write pending batches to the file. Raises OSError; the caller then calls `rewind`."""
         if not self._unwritten:
             return
         data = self._unwritten[0] if len(self._unwritten) == 1 else b"".join(self._unwritten)
@@ -246,32 +246,32 @@ class Segment:
             self.time_index.append(tail.max_timestamp_ms, tail.offset_of_max - self.base_offset)
 
     def write_indexes_if_due(self) -> None:
-        """Write index entries to their files if enough have gathered. On a full disk they wait for the next time.
+        """Write index entries to their files if enough are pending; on a full disk later.
 
-        Times first: an offset entry in the file then means that the times up to it are there, too.
+        Times first: so if an offset entry is in its file, the times up to it are in theirs.
         """
         if self.index.is_due:
             with suppress(OSError):
                 self.write_indexes()
 
     def write_indexes(self) -> None:
-        """Bring the index entries into their files. Raises OSError."""
+        """Write the index entries to their files. Raises OSError."""
         self.time_index.write()
         self.index.write()
 
     def sync_written_indexes(self) -> None:
-        """Bring the index files to the disk; may run beside appends. Raises OSError."""
+        """Sync the index files; may run beside appends. Raises OSError."""
         self.time_index.sync_written()
         self.index.sync_written()
 
     def mark(self) -> SegmentMark:
-        """Where the segment ends now, for `rewind`."""
+        """The segment's end, for `rewind`."""
         return SegmentMark(self._tail.copy(), len(self.index), len(self.time_index))
 
     def rewind(self, mark: SegmentMark) -> None:
-        """Go back to `mark`: what was written since is cut from the files. Raises OSError.
+        """Cut what was written since `mark`, durably: else a power cut could bring refused records back.
 
-        Synced, because a cut that is not on disk comes undone with the power: refused records would come to life.
+        Raises OSError.
         """
         self._unwritten.clear()
         self._headers = self._pending_headers = None
@@ -290,10 +290,10 @@ class Segment:
         closed_at: int | None = None,
         epochs: LeaderEpochs | None = None,
     ) -> Iterator[RunStep]:
-        """Learn the end of the segment from its file: scan it, and rebuild the index entries on the way.
+        """Scan the file to find the segment's end, and rebuild the index entries on the way.
 
-        The scan begins at the batch that the index names for `start_offset` (None: at its last entry), if a batch of
-        the right offset stands there, else at the beginning; entries behind that point are dropped.
+        The scan begins at the batch that the index names for `start_offset` (None: at its last entry), if that batch is
+        there, else at the beginning; index entries after that point are dropped first.
         """
         self._begin_walk(start_offset)
         range_ = self._all._replace(
@@ -310,7 +310,7 @@ class Segment:
             yield step
 
     def seal(self, log_id: UUID | None, partition: int) -> Seal | None:
-        """Its seal as it is now; None unless every batch of it was appended by this object."""
+        """The seal of its present content; None unless this object appended every batch of it."""
         if self._headers is None or log_id is None:
             return None
         return Seal(
@@ -332,7 +332,7 @@ class Segment:
         if not self.file.size():  # empty: every batch is appended by this object
             self._begin_headers()
         self._tail = _Tail(0, self.base_offset)
-        # More entries than batches fit into the file: they are not read, since a sparse file can claim terabytes.
+        # With more entries than batches fit into the file the index is not read: a sparse file can seem terabytes long.
         entries_max = self.file.size() // HEADER_BYTES
         sane = len(self.index) <= entries_max and self.index.ascends(0, 1)
         sane = sane and len(self.time_index) <= entries_max and self.time_index.ascends(0, 1)
@@ -345,7 +345,7 @@ class Segment:
             first, (time, offset) = self._header(self._all), self.time_index.last or (-1, -1 - self.base_offset)
             first_time = first[6] if first is not None else None
             batch = self._header(begun)
-            # The times up to an offset entry are there, too: else that file was lost, and is made anew with the other.
+            # The times up to an offset entry have to be there, too; else that file was lost, and both are rebuilt.
             if batch is not None and time >= max(batch[6], -1 if first_time is None else first_time):
                 self._tail = _Tail(
                     size_bytes=entry[1],
@@ -359,45 +359,45 @@ class Segment:
         self.time_index.keep(0)
 
     def _header(self, what: ScanRange) -> ScannedHeader | None:
-        """The header of the batch with which a scan begins, if it is in its place."""
+        """The header of the batch at which a scan begins, if it is in its place."""
         return next(scan_headers(self.file, what), None)
 
     def trim(self) -> None:
-        """Cut off what was allocated ahead. Raises OSError."""
+        """Cut off the space allocated ahead. Raises OSError."""
         if self.file.size() > self._tail.size_bytes:
             self.file.truncate(self._tail.size_bytes)
         self._allocated = self._tail.size_bytes
 
     def finish(self) -> None:
-        """Give the files their final form: nothing allocated ahead, every entry and the last time in the indexes.
+        """Give the files their final form: no space allocated ahead, every entry and the last time in the indexes.
 
-        Raises OSError: nothing is lost then, it can be done another time.
+        Raises OSError; then nothing is lost, and it can be repeated.
         """
         self.trim()
         self.index_time()
         self.write_indexes()
 
     def sync(self) -> None:
-        """Sync the files. Raises OSError: it is unknown then what the disk holds."""
+        """Sync the files. Raises OSError; then it is unknown what the disk holds."""
         self.file.sync()
         self.sync_written_indexes()
 
     def sync_indexes(self, *, retaken: bool = False) -> None:
-        """The entries so far are on disk when this returns: a recovery point may then rise over them.
+        """Write and sync the index entries, so that a recovery point may rise over them.
 
-        `retaken`: those, too, that a walk found in the files as another process had written them.
+        retaken: also those that a scan found in the files as another process wrote them.
         """
         self.time_index.sync(retaken=retaken)
         self.index.sync(retaken=retaken)
 
     def locate(self, offset: int, *, may_end_before: bool = False) -> tuple[int, int]:
-        """Where to cut `offset` off: (position of the batch that holds it, the offset behind the batch before).
+        """Where to cut `offset` off: (position of the batch that holds it, end offset of the batch before).
 
-        The second is that batch's base offset, but in a compacted log there may be a hole before it. There `offset`
-        itself may lie in a hole: it is the next batch then, or with `may_end_before` the end of the segment.
-        Raises CorruptBatch if a walk does not reach it.
+        The second is that batch's base offset, unless compaction left a hole before it. If `offset` itself lies in a
+        hole, the place is the next batch or, with `may_end_before`, the segment's end. Raises CorruptBatch if a scan
+        does not reach it.
         """
-        # Not the batch itself, as the end of the one before is wanted.
+        # From the batch before, whose end is needed.
         entry = self.index.floor(offset - self.base_offset - 1)
         before = self.base_offset
         for step in scan(self.file, from_index_entry(self.file, self._all, entry)):
@@ -412,24 +412,21 @@ class Segment:
         raise AssertionError("a scan ends with an answer")
 
     def cut(self, position: int, next_offset: int) -> None:
-        """Cut the file at the beginning of a batch; `next_offset`: behind the batch before it. Synced then.
-
-        Raises OSError.
-        """
+        """Cut the file durably at the beginning of a batch; next_offset: end of the one before. Raises OSError."""
         remove_seals(self._filesystem, self.path.parent, [self.base_offset])
         self.file.truncate(position)
         self.file.sync()
         self._allocated = position
-        # From a batch on that stays: `locate` has checked what follows it, and nothing before.
+        # From a batch that stays: `locate` has checked the ones after it, but none before.
         for _ in self.walk(0, None, next_offset - 1):
             pass
-        if (self.size_bytes, self.next_offset) != (position, next_offset):  # appends would overwrite what follows
+        if (self.size_bytes, self.next_offset) != (position, next_offset):  # appends would overwrite batches
             reason = f"whole batches up to byte {self.size_bytes} where there were some up to {position}"
             raise OSError(errno.EIO, reason, str(self.path))
         self.sync_indexes()
 
     def close(self) -> None:
-        """Give the descriptor back. Writes nothing."""
+        """Close the descriptor. Writes nothing."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -437,7 +434,7 @@ class Segment:
     def _allocate(self, file: File, end: int) -> None:
         """Grow the file ahead of `end`, so that an fdatasync has no new size to write.
 
-        By its own size at most: ten thousand small logs would fill a disk with space that they may never need.
+        At most by its own size: else ten thousand small logs would fill a disk with space that they may never use.
         """
         ahead = min(max(end, PREALLOCATE_BYTES_MIN), self._config.preallocate_bytes, self.ahead_bytes_max())
         wanted = min(end + ahead, max(end, self._config.segment_bytes))
@@ -445,7 +442,7 @@ class Segment:
             file.allocate(wanted)
             self._allocated = wanted
         except OSError:
-            self._allocated = end  # a disk that has no room ahead may still have room for this batch
+            self._allocated = end  # on a nearly full disk the batch itself may still fit
 
 
 def begin_near(  # noqa: PLR0913, PLR0917 - the files, what is looked for, what to call for a bad index
@@ -456,9 +453,9 @@ def begin_near(  # noqa: PLR0913, PLR0917 - the files, what is looked for, what 
     offset: int,
     on_ignored: Callable[[int], None] | None = None,
 ) -> ScanRange:
-    """`what`, from a batch of the segment's `file` on that holds `offset` or lies before it, by the sparse index.
+    """`what`, beginning at a batch at or before `offset` that the sparse index names.
 
-    on_ignored: called with the segment's base offset if the index led to no such batch. Raises OSError.
+    on_ignored: called with the segment's base offset if the index named no such batch. Raises OSError.
     """
     index = IndexFile(filesystem, segment_path(directory, what.base_offset, INDEX_SUFFIX), OFFSET_ENTRY)
     entry = index.floor(offset - what.base_offset)
@@ -471,7 +468,7 @@ def begin_near(  # noqa: PLR0913, PLR0917 - the files, what is looked for, what 
 def size_of_sealed(filesystem: Filesystem, directory: Path, bases: Sequence[int], offset: int) -> int:
     """Bytes from `offset` on in the sealed segments that begin at `bases`.
 
-    Too many by an entry of the index at most; a segment that is removed meanwhile counts nothing. Raises OSError.
+    Too high by at most an index interval; a segment that is removed meanwhile counts 0. Raises OSError.
     """
     first = max(0, bisect_right(bases, offset) - 1)
     size = 0
@@ -485,7 +482,7 @@ def size_of_sealed(filesystem: Filesystem, directory: Path, bases: Sequence[int]
     if bases and offset > bases[first]:
         index = IndexFile(filesystem, segment_path(directory, bases[first], INDEX_SUFFIX), OFFSET_ENTRY)
         entry = index.floor(offset - 1 - bases[first])
-        size -= max(0, entry[1]) if entry is not None else 0  # a bad one only makes it less exact
+        size -= max(0, entry[1]) if entry is not None else 0  # a wrong one only makes it less exact
     return max(0, size)
 
 
@@ -515,7 +512,9 @@ def newest_timestamp_ms(filesystem: Filesystem, directory: Path, segment: Sealed
 
 
 def _believed(filesystem: Filesystem, directory: Path, segment: SealedSegment, file: File) -> ScanRange:
-    """From the batch of the newest time entry on, if it is what the entry says; else the whole segment."""
+    """The scan from the batch of the newest time entry on, if that batch is as the entry says; else of the whole
+    segment.
+    """
     base = segment.base_offset
     cleaned_offset = partial(read_cleaned_offset, directory, filesystem)
     whole = ScanRange(base_offset=base, end_offset=segment.end_offset, cleaned_offset=cleaned_offset)
@@ -529,7 +528,7 @@ def _believed(filesystem: Filesystem, directory: Path, segment: SealedSegment, f
         header = step.batch.header
         if header.last_offset - base < time[1]:
             continue
-        if header.base_offset - base <= time[1] and header.max_timestamp_ms == time[0]:  # some brokers name the record
+        if header.base_offset - base <= time[1] and header.max_timestamp_ms == time[0]:  # some brokers name a record
             return whole._replace(position=step.position, next_offset=header.base_offset)
         break
     return whole

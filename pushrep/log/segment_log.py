@@ -6,18 +6,18 @@
         leader-epoch-checkpoint            partition.metadata
 
 open ─▶ lock ─▶ marker and checkpoints ─▶ recovery, derived stores (open_log) ─▶ writer (writer.py)
-                                        + reader (reader.py) + what is kept, and who is notified (retention.py)
+                                        + reader (reader.py) + retention, derived stores (retention.py)
 
 `open_log`: identity ─▶ recovery ─▶ epochs ─▶ derived stores (cut, then given what they lack) ─▶ writer, reader, ...
 
-What a log with replicas lost of what it held is known when it is opened, and only then:
+Whether a log with replicas lost records is known only when it is opened:
 
-    | records ... | x damaged, or gone |                 the end of what was known to be there
-                  ^ the log ends here  ^ high watermark checkpoint; with damage, whatever was acknowledged as on disk
+    | records ... | x damaged, or gone |                 the end of the records that were there
+                  ^ the log ends here  ^ high watermark checkpoint; with damage, everything acknowledged as on disk
 
-`on_lost` is called before a checkpoint is lowered, so that a crash in between leaves it to the next opening. It writes
-the end to promises.json: until the log ends there again, its member is not counted. Behind damage only what was known
-to be on disk counts, not what a scan would find.
+`on_lost` is called before a checkpoint is lowered, so that after a crash in between the next opening calls it. It
+writes the end to promises.json: until the log ends there again, its member is not counted. After damage only records
+known to be on disk count, not what a scan might find.
 """
 
 import logging
@@ -73,7 +73,7 @@ _LOG = logging.getLogger("pushrep.log")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attached:
-    """What its opener brings to a log: see SegmentLog.open."""
+    """The arguments of SegmentLog.open."""
 
     derived: Sequence[DerivedStore] = ()
     holders: Mapping[str, NeededFrom] | None = None
@@ -85,7 +85,7 @@ class Attached:
 
 @dataclass(frozen=True, slots=True)
 class OpenedLog:
-    """The parts of a log that is open."""
+    """The parts of an open log."""
 
     log_id: UUID
     report: RecoveryReport
@@ -103,7 +103,7 @@ def open_log(context: LogContext, attached: Attached) -> OpenedLog:
         if attached.lost is not None:
             report = recovered.report
             attached.lost.check(report.log_end_offset, is_damaged=report.damaged_from is not None)
-        # The list of a log with replicas is written by its first epoch, so that one that is made pays for it once.
+        # A log with replicas gets its list with its first epoch, so that making the log costs no write of it.
         is_unlisted = attached.has_replicas and kept_epochs is None and recovered.report.log_end_offset == 0
         epochs = _settle_epochs(context, recovered, kept_epochs, is_written=not is_unlisted)
         found = _RecoveredLog(recovered, view.cleaned_offset)
@@ -129,7 +129,7 @@ _SHARED_MS = 1000
 
 
 class _RecoveredLog:
-    """A log as recovery found it, to be read before it is in use."""
+    """A recovered log, to be read before it is open."""
 
     def __init__(self, recovered: Recovered, cleaned_offset: int) -> None:
         self._recovered, self._cleaned_offset = recovered, cleaned_offset
@@ -149,7 +149,7 @@ class _RecoveredLog:
 
 
 class _Lost:
-    """What was known of a log before its opening, and whom to tell what is not there any more."""
+    """How far a log was known to reach before its opening, and the callback if it does not any more."""
 
     def __init__(self, directory: LogDirectory, name: str, on_lost: Callable[[int], object]) -> None:
         self._high_watermark = directory.checkpointed(CheckpointFile.HIGH_WATERMARK, name) or 0
@@ -162,9 +162,9 @@ class _Lost:
 
 
 class _Checkpoints:
-    """Recovery's checkpoints, in the directory of logs; before a cut, derived stores are cut.
+    """Stores recovery's progress in the directory of logs, and cuts derived stores before a cut.
 
-    keeps_watermark: of a log with replicas it stays, to tell what was lost, until the log is open.
+    keeps_watermark: the high watermark of a log with replicas stays until the log is open, to show what was lost.
     """
 
     def __init__(self, view: DirectoryView, derived: DerivedStores, *, keeps_watermark: bool) -> None:
@@ -174,11 +174,11 @@ class _Checkpoints:
     def proven(self, recovery_point: int, *, soon: bool = False) -> None:
         if (self._view.recovery_point or 0) < recovery_point:
             self._view.checkpoint(recovery_point=recovery_point)
-            # Ten thousand logs that were killed share a few writes; the flusher brings the last ones to disk.
+            # Ten thousand killed logs share a few writes; the flusher writes the last ones.
             self._view.sync_checkpoints(_SHARED_MS if soon else 0)
 
     def ends_at(self, offset: int) -> None:
-        """Write down that records above `offset` were seen: the log is about to give their offsets to others."""
+        """Store that readers may have seen records above `offset`, whose offsets the log is about to assign again."""
         if offset < self._seen_to:
             seen, self._seen_to = self._seen_to, 0
             self._view.give_up(seen)
@@ -206,7 +206,7 @@ class _Checkpoints:
 def _load(
     context: LogContext, derived: DerivedStores, attached: Attached
 ) -> tuple[Recovered, UUID, LeaderEpochs | None]:
-    """Read the log's own files, and the list of epochs that is kept; the directory of logs is locked by now."""
+    """Recover the log's files; also returns its stored list of epochs. The directory of logs is locked."""
     filesystem, view = context.filesystem, context.view
     try:
         filesystem.make_directory(view.path)
@@ -238,12 +238,12 @@ def _load(
     report = recovered.report
     if report.damaged_from is None:
         checkpoints.ends_at(report.log_end_offset)
-        view.lower_to_end(report.log_end_offset)  # it was cut, now or before
+        view.lower_to_end(report.log_end_offset)  # it was cut, by this recovery or before
     return recovered, log_id, kept_epochs
 
 
 def _repairable_below(derived: DerivedStores, attached: Attached, kept_epochs: LeaderEpochs | None) -> int:
-    """Below it a damaged segment may be repaired later: epochs are known without it, and derived stores have it."""
+    """Damaged segments below it may be repaired later: epochs are known without them, and derived stores have them."""
     if not attached.has_replicas or kept_epochs is None:
         return 0
     lowest = derived.lowest_end()
@@ -251,7 +251,7 @@ def _repairable_below(derived: DerivedStores, attached: Attached, kept_epochs: L
 
 
 def _identity(path: Path, filesystem: Filesystem, attached: Attached) -> UUID:
-    """The log's id; a new log gets one before its first segment, so segments without one are not ours to name."""
+    """The log's id. A new log gets one before its first segment, so segments without an id are not given one."""
     log_id = read_partition_metadata(path, filesystem)
     if log_id is None:
         if not attached.adopt and list_segments(filesystem, path):
@@ -262,7 +262,7 @@ def _identity(path: Path, filesystem: Filesystem, attached: Attached) -> UUID:
 
 
 def _watermark(view: DirectoryView, report: RecoveryReport) -> int:
-    """The highest known high watermark: the published one outlives a kill, the checkpoint a power cut."""
+    """The highest known high watermark: the published one survives a kill, the checkpoint a power cut."""
     published = view.published_before.high_watermark if view.published_before is not None else 0
     known = max(published, view.high_watermark or 0, report.log_start_offset)
     return min(known, report.log_end_offset)
@@ -271,7 +271,7 @@ def _watermark(view: DirectoryView, report: RecoveryReport) -> int:
 def _settle_epochs(
     context: LogContext, recovered: Recovered, kept: LeaderEpochs | None, *, is_written: bool
 ) -> LeaderEpochs:
-    """The list of epochs as the log has them: none above its end, those that the scan met, at least one."""
+    """The list of epochs after recovery: none above the log's end, those of scanned batches, at least one."""
     filesystem, path, report = context.filesystem, context.view.path, recovered.report
     epochs = LeaderEpochs()
     if kept is not None:
@@ -280,7 +280,7 @@ def _settle_epochs(
         reader = BatchReader(filesystem, path, _RecoveredLog(recovered, context.view.cleaned_offset))
         for batch in reader.batches(report.log_start_offset):
             epochs = epochs.assigned(max(0, batch.header.leader_epoch), batch.header.base_offset)
-    begun = [entry for entry in epochs.entries if entry[1] == report.log_end_offset]  # no record of it yet
+    begun = [entry for entry in epochs.entries if entry[1] == report.log_end_offset]  # epochs without a record
     for epoch, start in recovered.epochs_seen:
         epochs = epochs.assigned(max(0, epoch), start)
     if begun and begun[0][0] > epochs.latest_epoch:
@@ -296,8 +296,8 @@ class SegmentLog(ClosedAtExit):
     """A crash-safe log of one topic partition in Kafka's own file format. Thread-safe; a context manager.
 
     Made by `SegmentLog.open`; beside its writer, every process may use `SegmentLog.open_reader`. After `close` its
-    offsets and methods raise LogClosed; in a fork of the process that opened it they raise ForkedProcess. What was
-    known when it was opened (`path`, `log_id`, `recovery`) stays, and so does what `disk` and `scrub` show.
+    offsets and methods raise LogClosed; in a fork of the process that opened it they raise ForkedProcess. `path`,
+    `log_id`, `recovery`, `disk` and `scrub` can still be used.
     """
 
     def __new__(cls, *given: object, **_named: object) -> Self:
@@ -314,7 +314,7 @@ class SegmentLog(ClosedAtExit):
         self.log_id = opened.log_id
         self.recovery: RecoveryReport = opened.report
         self.cuts = self.quarantines = 0
-        """Times that it was truncated, and that damage was set aside, since it was opened."""
+        """How often it was truncated, and how often damage was quarantined, since it was opened."""
         self._writer, self._reader, self._background = opened.writer, opened.reader, opened.background
         config = context.config
         scrub = directory.scrub
@@ -343,13 +343,13 @@ class SegmentLog(ClosedAtExit):
         filesystem: Filesystem = REAL_FILESYSTEM,
         clock: Clock = SYSTEM_CLOCK,
     ) -> Self:
-        """Open, or make, the log in `directory`, named `<topic>-<partition>`; `.recovery` says what had to be done.
+        """Open or make the log in `directory`, named `<topic>-<partition>`; `.recovery` reports what was done.
 
-        `derived` are cut to what the log holds, and given what they lack, before this returns. `holders` is name to a
-        function as `hold` takes it. `adopt`: take segments that have no partition.metadata, as a new log.
-        `log_id`: of a log that is made now, one that exists keeps its own. `has_replicas`: the high watermark rises by
-        `advance_high_watermark` alone, from where it was; else it is the log end. `on_lost(end)` is called then if the
-        log ends below what it is known to have held, up to `end`; if it raises, so does this.
+        `derived` are cut to the log's records, and get those that they lack, before this returns. `holders`: by name,
+        the functions as for `hold`. `adopt`: take segments that have no partition.metadata, as a new log.
+        `log_id`: for a log that is made now; an existing one keeps its own. `has_replicas`: only
+        `advance_high_watermark` raises the high watermark; else it is the log end offset. `on_lost(end)` is called if
+        the log of replicas held records up to `end` and ends below; its error is raised.
         Raises LogLocked (with the pid) if another process writes in the directory above, InvalidLogName, NotALog and
         NotALogDirectory for what can't be one, CorruptLog if files are missing, PartitionMetadataMissing and
         CorruptPartitionMetadata if it is unknown which log this is, DerivedStoreFailed, LogPoisoned if the disk fails.
@@ -361,7 +361,7 @@ class SegmentLog(ClosedAtExit):
         try:
             lost = None if on_lost is None else _Lost(shared, path.name, on_lost)
             if lost is not None and not filesystem.exists(path):
-                lost.check(0)  # to attach it forgets all that was known of a log that was removed
+                lost.check(0)  # attaching forgets everything known of a removed log
             view = shared.attach(path.name)
             try:
                 context = LogContext(filesystem, clock, view, config if config is not None else LogConfig())
@@ -373,7 +373,7 @@ class SegmentLog(ClosedAtExit):
                 view.close_unclean()
                 raise
         except BaseException:
-            with suppress(OSError):  # what went wrong first is what the caller has to know
+            with suppress(OSError):  # the first error is the one to raise
                 shared.release()
             raise
 
@@ -393,7 +393,7 @@ class SegmentLog(ClosedAtExit):
         return LogReader(directory, isolation=isolation, filesystem=filesystem)
 
     def state(self) -> WriterState:
-        """The properties below at one moment."""
+        """The offsets and epochs at one moment."""
         return self._checked_writer().state()
 
     @property
@@ -427,7 +427,7 @@ class SegmentLog(ClosedAtExit):
         return self._checked_writer().stable_offset
 
     def size_from(self, offset: int) -> int:
-        """Bytes of the records from `offset` to the log end, too many by an index entry at most. Raises OSError."""
+        """Bytes of the records from `offset` to the log end, too high by at most an index interval. Raises OSError."""
         return self._checked_writer().size_from(offset)
 
     @property
@@ -436,7 +436,7 @@ class SegmentLog(ClosedAtExit):
         return self._context.view.disk
 
     def why_no_append(self) -> str:
-        """Why it takes no records now, without an append being tried; empty if it does."""
+        """Why an append would be refused now; empty if it would not."""
         writer = self._checked_writer()
         if not writer.is_writable:
             return f"{self.path} takes no more records: a sync failed, or it is damaged"
@@ -446,28 +446,28 @@ class SegmentLog(ClosedAtExit):
 
     @property
     def ignored_index_entries(self) -> int:
-        """How many index entries were wrong, and ignored by reads of this object.
+        """How many wrong index entries reads of this object ignored.
 
-        The scrub rebuilds the indexes of a sealed segment at once, `close` those of the newest.
+        The scrub rebuilds such indexes of a sealed segment at once, `close` those of the newest.
         """
         return self._reader.ignored_entries
 
     @property
     def scrub(self) -> Scrub:
-        """Reads the sealed segments of all logs of the directory again, slowly; `status` says what it has found."""
+        """The background check of all sealed segments of the directory's logs; `status` has its findings."""
         return self._directory.scrub
 
     @property
     def damaged_segments(self) -> tuple[ScrubFinding, ...]:
-        """Those of this log that the scrub found damaged, ascending, and that are not repaired yet."""
+        """The damaged segments of this log that the scrub has found and nobody has repaired yet, ascending."""
         mine = (found for found in self.scrub.status.findings if found.log == self.path.name)
         return tuple(sorted(mine, key=attrgetter("base_offset")))
 
     def repair_segment(self, base_offset: int) -> SegmentRepair | None:
-        """Put a sealed segment that the scrub found damaged together anew, with batches of another member.
+        """Begin the repair of a damaged sealed segment with batches of another member; None if none is damaged there.
 
-        `add` to it what that member has from `wanted` on, until it `is_done`; close it in any case. One at a time for a
-        segment. None if none is known to be damaged there. Raises RepairRefused, OSError.
+        `add` that member's batches from `wanted` on, until it `is_done`; close it in any case. One repair of a segment
+        at a time. Raises RepairRefused, OSError.
         """
         writer = self._checked_writer()
         found = next((one for one in self.damaged_segments if one.base_offset == base_offset), None)
@@ -477,10 +477,10 @@ class SegmentLog(ClosedAtExit):
         return SegmentRepair(self._context.filesystem, writer, base_offset, found.end_offset, done)
 
     def _seal_cleaned(self) -> None:
-        """Make sure, after a kill or cut, that segments with holes are sealed: a read behind a hole needs the seal."""
+        """After a kill or cut, seal the segments with holes: a read after a hole needs the seal."""
         if not self._context.view.cleaned_offset:
             return
-        with suppress(OSError):  # without room: what the newest holds is read as it is, until it rolls
+        with suppress(OSError):  # on a full disk the newest segment is read without a seal until it rolls
             self._writer.roll_cleaned()
         self.scrub.seal_cleaned(self._writer)
 
@@ -488,7 +488,7 @@ class SegmentLog(ClosedAtExit):
         self.scrub.soon(self._writer, base_offset, partial(self._rebuild_index, base_offset))
 
     def _rebuild_index(self, base_offset: int) -> None:
-        """Make a sealed segment's indexes anew, beside the old ones, while others read and append."""
+        """Rebuild a sealed segment's indexes beside the old ones, while others read and append."""
         context, writer, cuts = self._context, self._writer, self._writer.cuts
         following = dict(writer.sealed()).get(base_offset)
         if following is None:
@@ -511,7 +511,7 @@ class SegmentLog(ClosedAtExit):
     def damaged_from(self) -> int | None:
         """First offset that was on disk and can't be read: the log ends there and takes no appends. None: all is well.
 
-        `recovery` goes on saying what the opening found, after `quarantine`, too.
+        After `quarantine`, too, `recovery` reports what the opening found.
         """
         return self._checked_writer().damaged_from
 
@@ -525,20 +525,21 @@ class SegmentLog(ClosedAtExit):
         durability: Durability = Durability.FLUSHED,
         base_offset: int | None = None,
     ) -> AppendResult:
-        """Append one value (bytes), a list of values, or a ready RecordBatch, and say where the records went.
+        """Append one value (bytes), a list of values, or an encoded RecordBatch; returns the records' offsets.
 
         `keys` and `headers` are columns as `encode_batch` takes them, `timestamps_ms` one time or one per value
-        (None: now). A ready batch has its own; its offsets and epoch are stamped into it. All of it is appended or
-        nothing. With `base_offset` only there, for records that hold their own offsets: else LogEndMoved.
-        Raises RecordTooLarge, BadArgument, CorruptRecordBatch (of a batch that is ready), AppendFailed (disk
-        full: nothing was written) and its DiskAboveLimit (fuller than the settings allow), LogPoisoned, LogDamaged.
+        (None: now). An encoded batch has its own; its offsets and epoch are stamped into it. All or nothing is
+        appended. `base_offset`: append only if the log ends there, for records that contain their own offsets; else
+        raise LogEndMoved. Raises RecordTooLarge, BadArgument, CorruptRecordBatch (for an encoded batch), AppendFailed
+        (disk full: nothing was written) and its DiskAboveLimit (fuller than the settings allow), LogPoisoned,
+        LogDamaged.
         """
         writer = self._checked_writer()
         if not isinstance(durability, Durability):
             raise BadArgument("durability", f"give Durability.FLUSHED or BUFFERED, not {durability!r}")
         if isinstance(data, RecordBatch):
             refuse_columns(keys=keys, headers=headers, timestamps_ms=timestamps_ms)
-            times: int | Sequence[int] = 0  # it has its own
+            times: int | Sequence[int] = 0  # the batch has its own
         else:
             times = self._context.clock.wall_ms() if timestamps_ms is None else timestamps_ms
         batches = to_batches(data, keys, headers, times, self._context.config)
@@ -555,16 +556,16 @@ class SegmentLog(ClosedAtExit):
         return self._checked_writer().cleaned_offset()
 
     def append_as_is(self, batches: Sequence[RecordBatch], *, cleaned_offset: int = 0) -> None:
-        """Append a leader's batches with its offsets and epochs, as a replica does; they are checked already.
+        """Append a leader's checked batches with their offsets and epochs, as a replica does.
 
-        Newer epochs are on disk before their batches are written. Only below `cleaned_offset`, the leader's word, may
-        they leave holes: this log's own cleaner's offset is on disk before what follows one is written. Raises as
-        `append`; LogEndMoved if they do not begin at the log end or leave a hole that nobody announced.
+        Newer epochs are on disk before their batches are written. Only below `cleaned_offset`, as the leader gives it,
+        may offsets be missing; this log's cleaned offset is on disk before batches after a hole are written. Raises as
+        `append`; LogEndMoved if they do not begin at the log end, or leave another hole.
         """
         self._checked_writer().append_as_is(batches, cleaned_offset)
 
     def begin_epoch(self, leader_epoch: int, start_offset: int) -> None:
-        """The epoch stands in the list of epochs from `start_offset`, the log end, on; on disk when this returns.
+        """Add an epoch that begins at `start_offset`, the log end, to the list; on disk when this returns.
 
         Raises EpochOutOfPlace for another offset, or below the epoch of the last record, OSError.
         """
@@ -573,12 +574,12 @@ class SegmentLog(ClosedAtExit):
     def begin_epochs(self, begun: Sequence[tuple["SegmentLog", int, int]]) -> None:
         """`begin_epoch` of many logs, each with its leader epoch and start offset; this is one of them.
 
-        Raises as that does; on disk the epoch may stand in some of the lists then.
+        Raises as that does; then some of the lists may have the epoch on disk.
         """
         context = self._context
         with ExitStack() as beginning:
             lists: dict[Path, LeaderEpochs] = {}
-            for log, leader_epoch, start_offset in sorted(begun, key=lambda one: one[0].path):  # as two calls may meet
+            for log, leader_epoch, start_offset in sorted(begun, key=lambda one: one[0].path):  # as one lock order
                 epochs = beginning.enter_context(log.beginning_epoch(leader_epoch, start_offset))
                 if epochs is not None:
                     lists[log.path] = epochs
@@ -595,20 +596,20 @@ class SegmentLog(ClosedAtExit):
         return self._checked_writer().beginning_epoch(leader_epoch, start_offset)
 
     def run_beside_others(self, calls: Sequence[Callable[[], object]]) -> None:
-        """Calls that wait for this log's disk, beside each other; raises what the first raised, behind the last."""
+        """Run calls that wait for this log's disk concurrently; after the last one raises the first one's error."""
         run_beside_each_other(self._context.filesystem, self._context.clock, self.path, calls)
 
     def forget_epochs_above(self, leader_epoch: int) -> None:
-        """Epochs that began and hold no record yet are not the log's, durably, if they are newer than `leader_epoch`.
+        """Remove epochs newer than `leader_epoch`, which have no record yet, from the list, durably.
 
-        Raises EpochOutOfPlace if one of them holds a record, OSError.
+        Raises EpochOutOfPlace if one of them has a record, OSError.
         """
         self._checked_writer().forget_epochs_above(leader_epoch)
 
     def begin_anew(self, offset: int, leader_epoch: int) -> tuple[str, ...]:
-        """Set all segments aside as `.stale`; the log is empty then and starts at `offset`, where the epoch begins.
+        """Rename all segments to `.stale`: the log is empty then and starts at `offset`, where the epoch begins.
 
-        The names of the files that hold what was there. Raises LogPoisoned.
+        Returns the names of those files. Raises LogPoisoned.
         """
         writer = self._checked_writer()
         with self._background.retention.paused():
@@ -618,7 +619,8 @@ class SegmentLog(ClosedAtExit):
         return kept
 
     def advance_high_watermark(self, offset: int) -> None:
-        """The high watermark of a log with replicas is `offset` now, at most the log end; a lower one changes nothing.
+        """Raise the high watermark of a log with replicas to `offset`, at most to the log end; a lower one changes
+        nothing.
 
         Readers see it at once; it is checkpointed with the next flush in the background.
         """
@@ -638,21 +640,21 @@ class SegmentLog(ClosedAtExit):
         return self._reader.read(offset, max_bytes)
 
     def read_to_repair(self, offset: int, max_bytes: int) -> bytes:
-        """As `read`, also below the log start in the segment that holds it: a copy of that segment needs all of it."""
+        """As `read`, also below the log start in the segment that holds it: its repair needs the whole segment."""
         self._checked_writer()
         return self._reader.read(offset, max_bytes, below_start=True)
 
     def slices(self) -> LogSlices:
-        """The batches as slices of files, to be sent. Don't use it while the log is cut, or after `close`."""
+        """The batches as slices of files, for sendfile. Don't use it while the log is cut, or after `close`."""
         return LogSlices(self._context.filesystem, self.path, self._checked_writer())
 
     def batches(self, start: int, end: int | None = None) -> Iterator[RecordBatch]:
-        """Every batch that holds an offset in [start, end), up to the log end of now. Raises as `read`."""
+        """Every batch with an offset in [start, end), up to the present log end. Raises as `read`."""
         self._checked_writer()
         return self._reader.batches(start, end)
 
     def records(self, start: int, end: int | None = None) -> Iterator[Record]:
-        """Every record in [start, end), up to the log end of now. Raises as `read`."""
+        """Every record in [start, end), up to the present log end. Raises as `read`."""
         self._checked_writer()
         return self._reader.records(start, end)
 
@@ -662,9 +664,9 @@ class SegmentLog(ClosedAtExit):
         return self._reader.offset_for_timestamp(timestamp_ms)
 
     def truncate_to(self, offset: int, *, force: bool = False, keep: bool = False) -> int:
-        """Cut the log at the base of the batch that holds `offset`; the log end offset after it.
+        """Cut the log at the base of the batch that holds `offset`; returns the new log end offset.
 
-        At or above the log end nothing happens. `keep`: what goes is in `.cut` files then, to the byte. Raises
+        At or above the log end nothing happens. `keep`: keep the bytes that are cut in `.cut` files. Raises
         BelowHighWatermark unless `force` says that acknowledged records may go, OffsetOutOfRange below the log start,
         LogDamaged.
         """
@@ -684,10 +686,10 @@ class SegmentLog(ClosedAtExit):
         return end
 
     def quarantine(self) -> tuple[str, ...]:
-        """Set everything from the damage on aside as `.corrupt`; the names of the files that hold it now.
+        """Move everything from the damage on to `.corrupt` files; returns their names.
 
-        For a log whose `damaged_from` names damage, when the records can come from elsewhere again: it ends there
-        afterwards and takes appends. Nothing is thrown away. Without damage nothing is done. Raises LogPoisoned.
+        For a log with `damaged_from`, if its records can be fetched again elsewhere: afterwards it ends there and takes
+        appends. Nothing is deleted. Without damage nothing is done. Raises LogPoisoned.
         """
         writer = self._checked_writer()
         with self._background.retention.paused():
@@ -698,17 +700,17 @@ class SegmentLog(ClosedAtExit):
         return kept
 
     def apply_retention(self) -> tuple[int, ...]:
-        """One pass of retention now, as one runs in the background; base offsets of the segments that were removed.
+        """Run a pass of retention now; returns the base offsets of the removed segments.
 
-        A few files at most: call it again until the answer is empty. Raises OSError.
+        A pass removes a few segments at most: call it until the result is empty. Raises OSError.
         """
         self._checked_writer()
         return self._background.retention.run()
 
     def purge(self, before_offset: int) -> int:
-        """Remove the whole segments that end at or below `before_offset`; the log start offset after it.
+        """Remove the whole segments that end at or below `before_offset`; returns the log start offset.
 
-        Raises StillNeeded (naming the reader) if one of them is needed, OffsetOutOfRange, OSError.
+        Raises StillNeeded (which names the reader) if one of them is needed, OffsetOutOfRange, OSError.
         """
         self._checked_writer()
         return self._background.retention.purge(before_offset)
@@ -724,26 +726,26 @@ class SegmentLog(ClosedAtExit):
     def purge_old(
         self, *, before_offset: int | None = None, before_ms: int | None = None, dry_run: bool = False
     ) -> Purged:
-        """Remove whole segments that are old and that nobody needs: what ends at or below `before_offset`, or holds
-        only records older than `before_ms`. Never the active one, nor what a holder, a lease, a replica or a derived
-        store needs: `kept_by` of the answer names it.
+        """Remove whole old segments that nobody needs.
 
-        dry_run: remove nothing, say what would go. Raises LogClosed, LogDamaged, LogPoisoned, OSError.
+        These end at or below `before_offset`, or hold only records older than `before_ms`. Never the active one, nor
+        what a holder, a lease, a replica or a derived store needs: `kept_by` of the result names it. dry_run: remove
+        nothing. Raises LogClosed, LogDamaged, LogPoisoned, OSError.
         """
         self._checked_writer()
         return self._background.retention.purge_old(before_offset=before_offset, before_ms=before_ms, dry_run=dry_run)
 
     def hold(self, name: str, needed_from: NeededFrom) -> None:
-        """Remove nothing from what `needed_from()` answers on (None: nothing), until `drop_holder(name)`.
+        """Keep everything from `needed_from()` on (None: it needs nothing), until `drop_holder(name)`.
 
-        For destinations and replicas: it is asked before each removal, in any thread; it must neither wait nor call
+        For destinations and replicas: it is called before each removal, in any thread; it must neither wait nor call
         the log. ValueError if the name is taken.
         """
         self._checked_writer()
         self._background.retention.hold(name, needed_from)
 
     def drop_holder(self, name: str) -> None:
-        """Release what `name` holds; ValueError if there is no holder of that name."""
+        """Remove the holder `name`; ValueError if there is none of that name."""
         self._checked_writer()
         self._background.retention.drop(name)
 
@@ -762,9 +764,9 @@ class SegmentLog(ClosedAtExit):
         return self._background.acquire_lease(name, offset, on_broken)
 
     def close(self) -> None:
-        """Bring everything to disk and give the log back; closing twice is fine.
+        """Write everything to disk and close the log; closing twice is fine.
 
-        Raises LogPoisoned or OSError if it could not be brought to disk: the next open then scans.
+        Raises LogPoisoned or OSError if that failed: then the next open scans.
         """
         self._check_fork()
         with self._closing:
@@ -802,7 +804,7 @@ class SegmentLog(ClosedAtExit):
 
     def _checked_writer(self) -> LogWriter:
         writer = self._writer
-        if self._directory.forked or writer.is_closed:  # asked for every property: two calls less
+        if self._directory.forked or writer.is_closed:  # inlined, because every property calls this
             self._check_fork()
             writer.check_open()
         return writer

@@ -1,18 +1,18 @@
 """The repair of one sealed segment of an open log, with the batches of another member.
 
-    ours       | batch | batch | ?????? | batch | batch |      whole and in place up to the damage; goes on behind it
-    theirs             | batch | batch  | batch |              from our last whole batch on, which has to be theirs, too
+    ours       | batch | batch | ?????? | batch | batch |      whole and in place up to the damage, and again after it
+    theirs             | batch | batch  | batch |              from our last whole batch on, which they must have, too
     new file   | batch | batch | batch  | batch | batch |      <segment>.log.repair: written, read again, renamed
 
 The other member's batches are checked: CRC, place, leader epoch (by our log's list), and that they join ours on both
-sides. If the new bytes match the segment's seal, that proves all of it, and the seal stays. If they contradict it, all
-batches are taken from the other member, and the seal decides again. Without a seal that matches, the replaced bytes are
-kept as `.corrupt`, the old seal is removed before the new file takes the name, and a new one is made.
+sides. If the new bytes match the segment's seal, that proves all of them, and the seal stays. If they contradict it,
+all batches are taken from the other member and compared with the seal again. Without a matching seal the replaced bytes
+are kept as `.corrupt`, the old seal is removed before the rename, and a new one is made.
 
-Order: write, sync, read, (remove the seal), rename, sync the directory, (seal). After a crash the old file is there, as
-damaged as before, or the new one; the next opening removes a `.repair`.
+Order: write, sync, read, (remove the seal), rename, sync the directory, (seal). After a crash either the old, damaged
+file or the new one is there; the next opening removes a `.repair`.
 
-Below it, what is rebuilt from the batches of a log alone: its indexes and its list of leader epochs.
+Further down: rebuilding a log's indexes and its list of leader epochs from its batches.
 """
 
 import logging
@@ -51,7 +51,7 @@ _LOG = logging.getLogger("pushrep.log")
 
 
 class RepairedLog(Protocol):
-    """The writer of a log, as a repair sees it."""
+    """What a repair needs of a log's writer."""
 
     @property
     def path(self) -> Path: ...
@@ -72,7 +72,7 @@ class RepairedLog(Protocol):
 
 @dataclass(slots=True)
 class _Replaced:
-    """Bytes of our file that go: [start, end), None: to its end."""
+    """Replaced bytes of our file: [start, end), None: to its end."""
 
     start: int
     end: int | None = None
@@ -93,11 +93,11 @@ class SegmentRepair:
         on_done: Callable[[], None],
     ) -> None:
         self.base_offset, self.end_offset = base_offset, end_offset
-        """The segment's, and the next one's base offset."""
+        """The segment's base offset, and the next one's."""
         self.is_done = False
-        """Whether the new file has taken the old one's place."""
+        """Whether the new file has replaced the old one."""
         self.taken_bytes = 0
-        """What came from the other member."""
+        """Batches taken from the other member."""
         self._filesystem, self._log, self._cuts, self._on_done = filesystem, log, log.cuts, on_done
         self._path = segment_path(log.path, base_offset)
         self._cleaned_offset, self._epochs = log.cleaned_offset(), log.leader_epochs
@@ -113,13 +113,13 @@ class SegmentRepair:
 
     @property
     def wanted(self) -> int:
-        """The offset from which batches are needed next; of our last whole batch, if it was not compared yet."""
+        """The offset from which batches are needed; that of our last whole batch, until it was compared."""
         return self._near.base_offset if self._near is not None else self._next_offset
 
     def add(self, data: bytes | memoryview) -> None:
-        """The other member's whole batches from `wanted` on, as many as it sends at once.
+        """Add the other member's whole batches from `wanted` on.
 
-        Raises RepairRefused if one does not join, is broken, or is of another history than ours; OSError.
+        Raises RepairRefused if one does not join, is damaged, or is of another history than ours; OSError.
         """
         data, at, trusts_own = memoryview(data), 0, self._trusts_own
         while at < len(data) and not self.is_done and self._trusts_own is trusts_own:
@@ -147,7 +147,7 @@ class SegmentRepair:
         if self._temp is None:
             self._temp = self._filesystem.open(self._temp_path, create=True)
         self._temp.truncate(0)
-        self._position = 0  # where the whole batches end, in both files
+        self._position = 0  # end of the whole batches, in both files
         self._next_offset, self._epoch = self.base_offset, -1
         self._near: BatchHeader | None = None
         self._replaced: list[_Replaced] = []
@@ -155,7 +155,7 @@ class SegmentRepair:
             self._take_own()
 
     def _range(self) -> ScanRange:
-        """From the present position in the log's own file on."""
+        """The range to scan in our own file, from the present position on."""
         return ScanRange(
             base_offset=self.base_offset,
             position=self._position,
@@ -167,7 +167,7 @@ class SegmentRepair:
         )
 
     def _take_own(self) -> None:
-        """Our batches, as far as they are whole and in place; the end, if that is where they lead."""
+        """Take our batches as far as they are whole and in place; finish, if they reach the end."""
         end, last = None, None
         with suppress(OSError):  # an unreadable sector is damage
             for step in scan_vectorised(self._own, self._range()):
@@ -198,7 +198,7 @@ class SegmentRepair:
         if header.next_offset <= near.base_offset:
             return
         if header != near and self._trusts_own and self._is_sealed_with_holes():
-            self._begin(trusts_own=False)  # one of our offsets may be wrong, which only the seal can show
+            self._begin(trusts_own=False)  # one of our offsets may be wrong, which only the seal shows
             return
         if header != near:
             raise RepairRefused(
@@ -212,7 +212,7 @@ class SegmentRepair:
         return is_cleaned and read_seal(self._filesystem, self._log.path, self.base_offset) is not None
 
     def _take(self, header: BatchHeader, piece: memoryview) -> None:
-        """Take one of their batches; go on with ours if our file has the same batch."""
+        """Take one of their batches, then go on with ours if our file has the same batch."""
         what = self._range()
         if header.base_offset >= self.end_offset and what.is_hole(self._next_offset, self.end_offset):
             self._finish()
@@ -228,14 +228,14 @@ class SegmentRepair:
             self._replaced[-1].end = self._position
             self._take_own()
             if self.is_done or self._next_offset > base or not self._trusts_own:
-                return  # else our file can't be read there
+                return  # our file can't be read there
         self._write(piece, header)
         self.taken_bytes += len(piece)
         if self._next_offset == self.end_offset:
             self._finish()
 
     def _own_stands(self, header: BatchHeader) -> bool:
-        """Whether this very batch stands whole in our file."""
+        """Whether our file has this batch, whole, at the present position."""
         what = ScanRange(base_offset=self.base_offset, position=self._position, next_offset=header.base_offset)
         try:
             step = next(scan(self._own, what, window_bytes=header.size_bytes))
@@ -250,7 +250,7 @@ class SegmentRepair:
         self._next_offset, self._epoch = last.next_offset, last.leader_epoch
 
     def _finish(self) -> None:
-        """All is there: read the new file, compare it with the seal, rename it over the old one."""
+        """The new file is complete: read it, compare it with the seal, rename it over the old one."""
         assert self._temp is not None, "it is open until it is done"
         self._temp.sync()
         self._temp.drop_cache()
@@ -300,7 +300,7 @@ class SegmentRepair:
         filesystem.rename(self._temp_path, self._path)
         filesystem.sync_directory(directory)
         if seal is not None:
-            with suppress(OSError):  # without room for it the scrub makes one
+            with suppress(OSError):  # on a full disk the scrub makes it later
                 write_seal(filesystem, directory, seal)
                 filesystem.sync_directory(directory)
 
@@ -333,16 +333,16 @@ class SegmentRepair:
             if replaced.start < end:
                 try:
                     keep_range(self._filesystem, self._path, self._own, replaced.start, end, suffix=CORRUPT_SUFFIX)
-                except OSError as error:  # its sectors can't be read: nothing can be kept
+                except OSError as error:  # unreadable sectors: nothing can be kept
                     _LOG.warning("%s: bytes from %d on are not kept: %s", self._path, replaced.start, error)
 
 
 def rebuild_indexes(
     filesystem: Filesystem, log: Path, bases: Sequence[int] | None = None, config: LogConfig | None = None
 ) -> list[str]:
-    """Rebuild the indexes of these segments (None: of all); the names of the files, which are on disk then.
+    """Rebuild the indexes of these segments (None: of all), durably; returns the names of the files.
 
-    The caller holds the log's lock. An index ends where bytes are no batch. Raises OSError.
+    The caller holds the log's lock. An index ends at bytes that are no batch. Raises OSError.
     """
     everything, names = list_segments(filesystem, log), []
     for base in everything if bases is None else bases:
@@ -362,8 +362,8 @@ def rebuild_indexes(
 def new_indexes(
     filesystem: Filesystem, log: Path, base: int, following: int, config: LogConfig
 ) -> Iterator[Callable[[], None]]:
-    """New indexes of a sealed segment, on disk beside the old ones; call the yielded function to rename them
-    over those; without that call they are removed. Raises OSError.
+    """Write new indexes of a sealed segment beside the old ones, durably; the yielded function renames them over those.
+    Without that call they are removed. Raises OSError.
     """
     pairs = [
         (path.with_name(path.name + REPAIR_SUFFIX), path)
@@ -398,7 +398,7 @@ def _fill(segment: Segment, following: int | None) -> None:
 
 
 def rebuild_suspect_indexes(filesystem: Filesystem, log: Path, suspects: Collection[int], config: LogConfig) -> None:
-    """Rebuild the indexes of those suspects whose batches are whole: a damaged segment keeps its own.
+    """Rebuild the indexes of the suspects whose batches are whole; a damaged segment keeps its own.
 
     The caller holds the log's lock and has nothing open. Raises OSError.
     """

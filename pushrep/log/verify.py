@@ -7,16 +7,16 @@
     small files partition.metadata, leader-epoch-checkpoint                  file
 
 What has to be whole, and where the log has to end (`Expected`):
-    the writer lives     all below the end that it had published when we came      no matter what lies behind
+    the writer lives all below the end that it had published when we began no matter what follows
     closed clean         all, to the very byte that the marker names
     stopped otherwise    all below the recovery point                              a torn tail behind it is no damage
-    nothing is known     all: no line says where unsynced writes began
+    nothing is known     all: nothing says where unsynced writes began
 
-Beside a writer data moves: segments go by retention, come by rolls, change by truncation. So what looks bad is looked
-at again, with the log's state of that moment, and is damage only if three looks in a row find the same and the writer
-still claims these offsets.
+Beside a writer files change: retention removes segments, rolls add them, truncation cuts them. So bad bytes are read
+again, with the log's state of that moment, and are damage only if three looks in a row find the same and the writer
+still has these offsets.
 
-`look_at_segment`: one segment from its first byte: is it what is expected, do its indexes and its neighbours fit?
+`look_at_segment` reads one segment from its first byte, and compares it with its indexes and its neighbours:
 
     what is scanned      what it is compared with              Finding
     bytes                CRC, length, order                    DAMAGE
@@ -26,8 +26,8 @@ still claims these offsets.
                          where the log was closed              END
     every batch          the entries of both indexes           INDEX
 
-It decides over a file and expectations that its caller fetched, and ends at the first bad batch: what lies behind it
-proves nothing. A torn tail is what a stopped writer left behind the recovery point: no damage, the next open cuts it.
+Its caller gives it the file and the expectations. It ends at the first bad batch, because bytes after that prove
+nothing. A torn tail, which a stopped writer left above the recovery point, is no damage: the next open cuts it.
 """
 
 from collections.abc import Callable, Iterator
@@ -66,7 +66,7 @@ _REPORT_EVERY_BYTES = 8 << 20
 
 
 class FindingKind(Enum):
-    """What was found; each value's text says what helps."""
+    """The kinds of findings, each with its remedy."""
 
     DAMAGE = "damage"
     """Bytes that are no batch where one was: repair."""
@@ -77,7 +77,7 @@ class FindingKind(Enum):
     END = "end"
     """The log does not end where it was closed: repair."""
     SEAL = "seal"
-    """Whole batches in order that are not those that were sealed when the segment was rolled: repair."""
+    """Whole batches in order, but not those that were sealed when the segment was rolled: repair."""
     INDEX = "index"
     """An index entry is not true: rebuild-index."""
     FILE = "file"
@@ -85,12 +85,12 @@ class FindingKind(Enum):
 
 
 BATCH_KINDS = frozenset({FindingKind.DAMAGE, FindingKind.EPOCH, FindingKind.JOINT, FindingKind.END, FindingKind.SEAL})
-"""What concerns the batches themselves; the rest can be made again from them."""
+"""Findings about the batches themselves; everything else can be rebuilt from them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One damage: in which file, at which byte of it, which offset is the first that is concerned, and why."""
+    """One damage: the file, the byte, the first affected offset, and the reason."""
 
     kind: FindingKind
     file: str
@@ -105,12 +105,11 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What has to be whole and where the log has to end.
+    """What has to be whole, and where the log has to end.
 
-    below: every offset below it was on disk, or stands in the page cache of a machine that is up; None: all there is.
-    exact_bytes: the newest segment ends with this byte and with the offset `below`; None if that is not known.
-    is_live: the writer goes on meanwhile.
-    cleaned_offset: a hole is no damage up to here, a broker's cleaner may have made it.
+    below: every offset below it was on disk, or is in the page cache of a running machine; None: the whole log.
+    exact_bytes: the newest segment ends at this byte, with the offset `below`; None if that is unknown. is_live: a
+    writer goes on meanwhile. cleaned_offset: below it a hole is no damage, because a broker's cleaner may have made it.
     """
 
     below: int | None
@@ -120,13 +119,13 @@ class Expected:
 
     @classmethod
     def of(cls, state: LogState) -> "Expected":
-        """From what the directory says."""
+        """The expectations by the directory's files."""
         below, exact_bytes = state.recovery_point, None
         if state.is_live and state.published is not None:
             below = state.published.log_end_offset
         elif state.clean is not None:
             below, exact_bytes = state.clean.end_offset, state.clean.last_segment_bytes
-        elif state.published is not None and not state.is_copy:  # as the next opening does
+        elif state.published is not None and not state.is_copy:  # as the next opening decides
             below = max(below or 0, state.published.flushed_offset)
         return cls(below=below, exact_bytes=exact_bytes, is_live=state.is_live, cleaned_offset=state.cleaned_offset)
 
@@ -136,7 +135,7 @@ class Expected:
 
 
 class SegmentLook(NamedTuple):
-    """One look at one segment: what is bad, where its whole batches end, the epoch they end with, how much it was."""
+    """The result of reading a segment: findings, the end of its whole batches, their last epoch, how much was read."""
 
     findings: tuple[Finding, ...]
     torn: Finding | None
@@ -149,7 +148,7 @@ class SegmentLook(NamedTuple):
 
 
 class SegmentTask(NamedTuple):
-    """A segment to look at: its base and the next one's, the epoch before it, what is expected, the kept epochs, its
+    """A segment to read: its base and the next one's, the epoch before it, the expectations, the stored epochs, its
     seal, the log's id and partition.
     """
 
@@ -179,7 +178,7 @@ def look_at_segment(
 
 
 class _Walk:
-    """The state of one look."""
+    """The state of reading one segment."""
 
     def __init__(self, task: SegmentTask, indexes: IndexCheck) -> None:
         self._task, self._indexes = task, indexes
@@ -191,7 +190,7 @@ class _Walk:
         self._headers, self._is_sealed = HeadersCrc(), False
 
     def runs(self, file: File) -> Iterator[BatchRun]:
-        """All whole batches that are expected; ends early at what lies behind, or at what is wrong with one."""
+        """The expected whole batches; ends before a batch that is not expected or is wrong."""
         task, below = self._task, self._task.expected.below
         limit = below if task.expected.is_live and task.next_base is None else None
         what = ScanRange(
@@ -217,7 +216,7 @@ class _Walk:
                     return
 
     def _is_plain(self, run: BatchRun, limit: int | None) -> bool:
-        """Whether what holds for its first batch holds for all: one epoch, below the limit."""
+        """Whether checking its first batch is enough: all of one epoch, and below the limit."""
         if limit is not None and run.next_offset > limit:
             return False
         epochs = self._task.epochs
@@ -236,7 +235,7 @@ class _Walk:
         self.position, self._next_offset, self._epoch = run.end, run.next_offset, int(run.leader_epoch[-1])
 
     def look(self, size_bytes: int) -> SegmentLook:
-        """The verdict, after the last step."""
+        """The result, after the last step."""
         task, expected = self._task, self._task.expected
         if self._end is not None and not self._findings:
             self._judge_end(self._end, size_bytes)
@@ -274,7 +273,7 @@ class _Walk:
             self._findings.append(Finding(FindingKind.SEAL, segment_name(task.base_offset), 0, task.base_offset, why))
 
     def _contradiction(self, run: BatchRun, limit: int | None) -> str | None:
-        """Why its first batch is not the one that was written here, by facts about the fields that no CRC covers."""
+        """Why the run's first batch is not the written one, by the fields that no CRC covers; None if it is."""
         if limit is not None and run.next_offset > limit:
             return f"a batch up to offset {run.next_offset} where the writer's log ended at {limit}"
         epochs = self._task.epochs
@@ -345,7 +344,7 @@ class VerifyReport:
 
     @property
     def is_whole(self) -> bool:
-        """No damage."""
+        """Whether there is no damage."""
         return not self.findings
 
     def as_dict(self) -> dict[str, Any]:
@@ -378,7 +377,7 @@ class Verifier:
         self._first = Expected.of(self._state)
 
     def run(self) -> VerifyReport:
-        """Look at everything. Raises OSError if the disk can't be read."""
+        """Verify everything. Raises OSError if the disk can't be read."""
         began_ms = self._clock.monotonic_ms()
         bases = list_segments(self._filesystem, self._log)
         start = self._start(bases)
@@ -407,7 +406,7 @@ class Verifier:
     def _first_missing(self, bases: list[int], start: int) -> list[Finding]:
         if bases and bases[0] > start:
             if self._first.is_live and bases[0] <= self._start_now():
-                return []  # retention went on meanwhile
+                return []  # retention removed segments meanwhile
             why = f"the log starts at {start}, its first file is missing; {segment_name(bases[0])} is the first"
             return [Finding(FindingKind.JOINT, segment_name(start), None, start, why)]
         if not bases and (self._first.below or 0) > start:
@@ -420,10 +419,10 @@ class Verifier:
         return published.log_start_offset if published is not None else 0
 
     def _settled_look(self, base: int, epoch: int) -> SegmentLook | None:
-        """A look whose result is settled; None if the segment was removed by retention or a cut."""
+        """Read a segment until the result is final; None if retention or a cut removed it."""
         same, before = 0, None
         while True:
-            # The first end stays a batch's end only until the log is cut; the second look takes the present one.
+            # The published end is a batch's end only until the log is cut, so the second look takes the present one.
             expected = self._expected_now() if before is None else self._known_now()
             look = self._look(base, epoch, expected)
             if look is None or not look.findings or not expected.is_live:
@@ -436,7 +435,7 @@ class Verifier:
             before = look.findings
 
     def _expected_now(self) -> Expected:
-        """At most what was expected at the beginning: newer batches are left out; less if the writer cut its log."""
+        """The present expectations, without batches newer than at the beginning; less if the writer cut its log."""
         now = self._known_now()
         if not now.is_live or now.below is None or self._first.below is None:
             return now
@@ -452,7 +451,7 @@ class Verifier:
         try:
             file = self._filesystem.open(segment_path(self._log, base), writable=False)
         except FileNotFoundError:
-            return None  # if it should be there, the one before does not end where the next begins
+            return None  # if it should be there, the segment before gets a finding
         try:
             epochs = read_leader_epochs(self._log, self._filesystem)
             seal = read_seal(self._filesystem, self._log, base) if following else None
@@ -470,10 +469,10 @@ class Verifier:
         try:
             return read_partition_metadata(self._log, self._filesystem)
         except CorruptPartitionMetadata:
-            return None  # the small file's own finding says it
+            return None  # the file itself gets a finding
 
     def _index_check(self, base: int, *, is_newest: bool) -> IndexCheck:
-        """The newest segment's index files are made late, and while it is written they may end inside an entry."""
+        """The newest segment's index files may be missing yet, and beside a writer they may end inside an entry."""
         contents: list[bytes | None] = []
         for suffix, entry_bytes in ((INDEX_SUFFIX, 8), (TIME_INDEX_SUFFIX, 12)):
             data = _read(segment_path(self._log, base, suffix), self._filesystem)
@@ -496,12 +495,12 @@ def verify_log(
 
 
 def bytes_to_verify(log: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> int:
-    """How much there is to read, for a progress bar."""
+    """The bytes to read, for a progress bar."""
     return sum(segment.size_bytes for segment in segment_facts(log, filesystem))
 
 
 def small_files(log: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> list[Finding]:
-    """What is wrong with the files beside the segments. A file of Kafka's own has no CRC and is judged by its form."""
+    """The findings in the files beside the segments. A file of Kafka's own has no CRC; its form is checked."""
     found = []
     try:
         read_partition_metadata(log, filesystem)
@@ -543,7 +542,7 @@ def _add(report: VerifyReport, look: SegmentLook) -> None:
 
 
 def _read(path: Path, filesystem: Filesystem) -> bytes | None:
-    """An index file's bytes; None if it is not there, or went meanwhile."""
+    """An index file's bytes; None if it is not there, or was removed meanwhile."""
     try:
         file = filesystem.open(path, writable=False)
     except FileNotFoundError:

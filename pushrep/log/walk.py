@@ -1,4 +1,4 @@
-"""From batch to batch of a segment's file, and the one place that decides whether a batch stands where it has to be.
+"""Scanning a segment's file batch by batch, and the only place that decides whether a batch is where it has to be.
 
     | batch | batch | batch | ??????          at every position one of four answers:
       WholeBatch  WholeBatch  ...           header and length have room; magic, CRC; in its place (`why_misplaced`)
@@ -7,17 +7,17 @@
       Damage                                bad, below the recovery point: bytes that were on disk are not any more;
                                             or whole, with offsets missing before it, as no write that tore leaves it
 
-Base offset, length, leader epoch and magic lie outside of a batch's CRC, so a base offset needs a witness: the end of
-the batch before it, the file's name for the first one, or an index entry that names this very batch. Only below the
-cleaner's offset may offsets be missing.
+A batch's CRC does not cover base offset, length, leader epoch and magic. So a base offset is checked by the end of the
+batch before it, by the file's name for the first batch, or by an index entry for this batch. Only below the cleaner's
+offset may offsets be missing.
 
-    scan            batch by batch, where the records are wanted, or where one of the others stops
-    scan_vectorised the same in long strides, many batches checked together: recovery, verify, rebuilding of indexes
+    scan            batch by batch, where the records are needed, or where one of the others stops
+    scan_vectorised the same, many batches checked at once: recovery, verify, rebuilding of indexes
     scan_headers    by the headers alone, for bytes that are sent on, whose CRC the receiver checks
 
-The two others stop at everything that is not plainly in order, or leave it to `scan`; property tests hold them equal.
-Nothing behind a bad batch is looked at: unsynced writes reach the disk in any order, and a batch that happens to be
-whole there proves nothing. Memory: one window, or one batch if that is larger.
+The other two stop at everything that is not plainly in order, or leave it to `scan`; property tests hold them equal.
+Nothing after a bad batch is read: unsynced writes reach the disk in any order, so a whole batch there proves nothing.
+Memory: one window, or one batch if that is larger.
 """
 
 import os
@@ -50,16 +50,16 @@ from pushrep.records.header import (
 from pushrep.records.leader_epochs import LeaderEpochs
 
 WINDOW_BYTES = 1 << 20
-"""Sequential reads of 1 MiB: four batches of the usual size each, and they stay in the processor's cache."""
+"""Reads of 1 MiB hold four batches of the usual size, and stay in the processor's cache."""
 
 RUN_BYTES_MAX = 2 << 20
 """A run costs 0.1 ms before its first batch, whatever the batches' size: 2 MiB hide that; the memory of 4 MiB goes back
 to the system after each of them, and every page of it has to be had again."""
-_RUN_BYTES_MIN = 64 << 10  # for directories of ten thousand logs with a few records each
+_RUN_BYTES_MIN = 64 << 10  # small, for directories of ten thousand logs with a few records each
 _RUN_GROWTH = 8
 
 _HEADERS_BYTES, _SMALL_BYTES = 64 << 10, 4096
-"""Batches below this size mostly come in large numbers: the next read then holds more than one header."""
+"""Batches below this size mostly come in large numbers, so the next read is for more than one header."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +71,13 @@ class WholeBatch:
 
     @property
     def end(self) -> int:
-        """The byte behind it."""
+        """The position after it."""
         return self.position + self.batch.header.size_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class CleanEnd:
-    """Nothing more: the batches end at `position`, and `next_offset` would follow."""
+    """The batches end at `position`; `next_offset` would follow."""
 
     position: int
     next_offset: int
@@ -85,7 +85,7 @@ class CleanEnd:
 
 @dataclass(frozen=True, slots=True)
 class TornTail:
-    """Bytes from `position` on are no batch, where `next_offset` should be; no write of them was acknowledged."""
+    """Bytes from `position` on, where `next_offset` should be, are no batch; their write was never acknowledged."""
 
     position: int
     next_offset: int
@@ -94,7 +94,9 @@ class TornTail:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """From `position` on nothing is in its place, where `next_offset` was known to be on disk or is missing."""
+    """From `position` on, where `next_offset` should be, bytes that were on disk are not any more, or offsets are
+    missing.
+    """
 
     position: int
     next_offset: int
@@ -118,18 +120,18 @@ class ReadableFile(Protocol):
 
 
 class ScanRange(NamedTuple):
-    """What is to be scanned, and what is known about it; given by name. A tuple: `_replace` takes a third of the time
-    that `dataclasses.replace` does, and there are some for each read.
+    """The range to scan, and what is known about it; given by name. A tuple: `_replace` takes a third of the time that
+    `dataclasses.replace` does, and there are some for each read.
 
-    base_offset: of the segment; no offset in it is further away than Kafka's indexes can say.
+    base_offset: of the segment; offsets in it are at most 31 bits above, the limit of Kafka's indexes.
     position, next_offset: where a batch begins, and the offset that it has to begin with (None: the base offset).
-    last_offset: in place of next_offset, what an index entry says that the first batch ends with.
+    last_offset: instead of next_offset: the last offset of the first batch, by an index entry.
     end_offset: base offset of the next segment; None if this is the newest one.
     recovery_point: everything below was on disk.
     leader_epoch: of the batch before; epochs never fall.
-    cleaned_offset: Kafka's cleaner may have taken any offset below it; a function is called where one is missing.
-    closed_at: where a clean close left the log; no batch reaches above. None: it was not closed so.
-    epochs: which epoch wrote which offset, if that is known; a scan of headers leaves it to its caller.
+    cleaned_offset: below it Kafka's cleaner may have removed any offset; a function is called only if one is missing.
+    closed_at: the log's end at a clean close; no batch reaches above. None: it was not closed clean.
+    epochs: which epoch wrote which offset, if that is known; a scan of headers does not check it.
     """
 
     base_offset: int
@@ -151,21 +153,21 @@ class ScanRange(NamedTuple):
         return self.base_offset if self.next_offset is None else self.next_offset
 
     def with_cleaned_offset(self) -> "ScanRange":
-        """The same with the number in place of a function."""
+        """The same, with a number as cleaned_offset."""
         asked = self.cleaned_offset
         return self if isinstance(asked, int) else self._replace(cleaned_offset=asked())
 
     def is_hole(self, start: int, end: int) -> bool:
-        """Whether nothing of [start, end) has to be there any more, since Kafka's cleaner went over it."""
+        """Whether all of [start, end) may be missing, because Kafka's cleaner compacted it."""
         return start < end <= _cleaned(self)
 
     def why_misplaced(
         self, expected: int | None, epoch_before: int, base_offset: int, next_offset: int, leader_epoch: int
     ) -> str | None:
-        """Why a batch of [base_offset, next_offset) can't stand where `expected` should be; None if it can.
+        """Why a batch of [base_offset, next_offset) can't be where `expected` should be; None if it can.
 
-        `expected`: what follows the batch before it; None for a first one that an index entry leads to. This is all
-        that can be known of what no CRC covers.
+        expected: the end of the batch before; None for a first one that an index entry names. This checks all fields
+        that no CRC covers.
         """
         reason, last_offset, end = None, next_offset - 1, self.end_offset
         by_entry = expected is None
@@ -179,7 +181,7 @@ class ScanRange(NamedTuple):
             reason = f"base offset {base_offset} where {expected} is expected, and {went}"
         elif last_offset - self.base_offset > POSITION_MAX:
             reason = f"base offset {base_offset} is too far from the segment's {self.base_offset}"
-        # In sequence, such a batch is an overlap of two segments, which the opener refuses by name.
+        # If it follows the batch before, this is an overlap of two segments, which recovery refuses by name.
         elif end is not None and next_offset > end and base_offset != expected:
             reason = f"offsets up to {last_offset} reach into the next segment at {end}"
         elif self.closed_at is not None and next_offset > self.closed_at:
@@ -236,11 +238,11 @@ def _batch_at(window: "_Window", position: int) -> RecordBatch | str:
 
 
 def _end(window: "_Window", what: ScanRange, at: CleanEnd, reason: str) -> ScanEnd:
-    """Which of the three ends this is."""
+    """Which of the three ends it is."""
     nothing, zeros = window.only_zeros_from(at.position)
     reached = at.next_offset >= (what.recovery_point if what.end_offset is None else what.end_offset)
     if nothing or zeros:
-        # A sealed segment that is only too short leaves a gap between two segments: the opener refuses it.
+        # A sealed segment that is only too short leaves a gap between two segments, which recovery refuses.
         if reached or (nothing and what.end_offset is not None):
             return at
         reason = f"{'zeros follow' if zeros else 'the log ends'} where offset {at.next_offset} should be"
@@ -250,7 +252,7 @@ def _end(window: "_Window", what: ScanRange, at: CleanEnd, reason: str) -> ScanE
 
 
 def holds_whole_batch(file: File, position: int, next_offset: int) -> bool:
-    """Whether a whole batch of an offset from `next_offset` on begins anywhere at or behind byte `position`."""
+    """Whether a whole batch with offsets from `next_offset` on begins anywhere at or after byte `position`."""
     window, size = _Window(file, WINDOW_BYTES), file.size()
     while position + HEADER_BYTES <= size:
         data = file.read_at(WINDOW_BYTES + HEADER_BYTES - 1, position)
@@ -266,7 +268,7 @@ def holds_whole_batch(file: File, position: int, next_offset: int) -> bool:
 
 
 class _Window:
-    """A file read in large pieces and handed out as views; the pieces are never changed, so that views stay valid."""
+    """Reads a file in large pieces and returns views; pieces are never changed, so views stay valid."""
 
     __slots__ = ("_data", "_file", "_size", "_start")
 
@@ -283,7 +285,7 @@ class _Window:
         return self._data[begin : begin + size]
 
     def only_zeros_from(self, position: int) -> tuple[bool, bool]:
-        """(nothing follows, something follows and all of it is zero)."""
+        """(whether nothing follows, whether something follows and is all zeros)."""
         start = position
         while chunk := self._file.read_at(max(self._size, HEADER_BYTES), position):
             if chunk.count(0) != len(chunk):
@@ -314,26 +316,24 @@ def scan_vectorised(file: File, what: ScanRange, *, window_bytes: int = _RUN_BYT
 
 
 def _advise(file: File) -> None:
-    """Advise the system that the file is read from front to back: it reads ahead twice as much, at half the cost a
-    byte.
+    """Tell the system that the file is read sequentially: it reads ahead twice as much, at half the cost a byte.
 
-    Asking for 2 to 16 MiB ahead by hand (WILLNEED) halved the speed where the system reads 8 MiB ahead
-    by itself.
+    WILLNEED for 2 to 16 MiB halved the speed where the system reads 8 MiB ahead by itself.
     """
     with suppress(OSError):  # a file in memory has no descriptor
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
 
 
 def _next_run(file: File, what: ScanRange, window_bytes: int) -> tuple[ScanRange, BatchRun | None]:
-    """What can be taken at once from `what.position` on, None if `scan` has to look; and what is known by then."""
-    if what.base_offset > OFFSET_MAX:  # a name of twenty digits can be above what a column holds
+    """The run of whole batches at `what.position`, None if `scan` has to go on; and the range after it."""
+    if what.base_offset > OFFSET_MAX:  # a name of twenty digits may exceed a column's 64 bits
         return what, None
     data = file.read_at(window_bytes, what.position)
     size = length_of_first(data)
     if not HEADER_BYTES <= size <= BATCH_BYTES_LIMIT:
         return what, None
     if size > len(data) == window_bytes:
-        data = file.read_at(size, what.position)  # one batch that is larger than the window
+        data = file.read_at(size, what.position)  # a batch larger than the window
     run = checked_run(data, what.position, BATCH_BYTES_LIMIT)
     if not len(run):
         return what, None
@@ -373,13 +373,13 @@ def well_placed(run: BatchRun, what: ScanRange) -> NDArray[np.bool_]:
 
 
 def count_in_history(run: BatchRun, epochs: LeaderEpochs) -> int:
-    """How many batches of the run come before the first whose leader epoch the log's list contradicts."""
+    """How many batches come before the first one whose leader epoch differs from the log's list."""
     good = _in_history(run.base_offset, run.leader_epoch, epochs)
     return len(run) if good.all() else int(good.argmin())
 
 
 def _in_history(base_offset: Column, leader_epoch: Column, epochs: LeaderEpochs) -> NDArray[np.bool_]:
-    """`LeaderEpochs.contradiction` for many batches: which have none."""
+    """`LeaderEpochs.contradiction` for many batches: True for those without one."""
     starts = np.array([start for _, start in epochs.entries], np.int64)
     known = np.array([-1, *(epoch for epoch, _ in epochs.entries)], np.int64)
     known = known[starts.searchsorted(base_offset, side="right")]
@@ -388,7 +388,7 @@ def _in_history(base_offset: Column, leader_epoch: Column, epochs: LeaderEpochs)
 
 
 def count_in_place(headers: Iterable[BatchHeader], expected: int, leader_epoch: int) -> int:
-    """How many neighbours each follow the one before, from the offset `expected` on; a hole ends them, too."""
+    """How many headers each follow the one before, without a hole, from the offset `expected` on."""
     count = 0
     for header in headers:
         base_offset, epoch = header.base_offset, header.leader_epoch
@@ -400,11 +400,11 @@ def count_in_place(headers: Iterable[BatchHeader], expected: int, leader_epoch: 
 
 
 def scan_headers(file: ReadableFile, what: ScanRange, first_bytes: int = HEADER_BYTES) -> Iterator[ScannedHeader]:
-    """Every batch in its place by the headers alone, up to the first that is not, or is not all in the file.
+    """Every batch that is in its place by its header, up to the first that is not, or is not all in the file.
 
-    `why_not` then says what is the matter. The CRC is checked when the bytes are read: until then a last offset is a
-    claim, too, so no batch may reach into the next segment. Nothing here needs a recovery point.
-    `first_bytes`: of the first read; more than a header where small batches are expected. Raises OSError.
+    `why_not` then gives the reason. The CRC is checked when the bytes are read; until then a last offset may be wrong,
+    too, so no batch may reach into the next segment. The recovery point is not used. first_bytes: size of the first
+    read; more than a header if small batches are expected. Raises OSError.
     """
     read_at, unpack = file.read_at, unpack_walked
     begin = position = what.position
@@ -413,7 +413,7 @@ def scan_headers(file: ReadableFile, what: ScanRange, first_bytes: int = HEADER_
     expected = -1 if first is None else first
     highest = min(what.base_offset + POSITION_MAX + 1, OFFSET_MAX)
     highest = highest if what.end_offset is None else min(highest, what.end_offset)
-    size_min, size_max, magic_known = HEADER_BYTES, BATCH_BYTES_LIMIT, MAGIC  # a local name costs half of a global one
+    size_min, size_max, magic_known = HEADER_BYTES, BATCH_BYTES_LIMIT, MAGIC  # local names: half the cost of globals
     codec_mask, control_bit, record_bytes, length_ends_at = CODEC_MASK, CONTROL_BIT, RECORD_BYTES_MIN, LENGTH_ENDS_AT
     while True:
         if position > last:
@@ -426,8 +426,8 @@ def scan_headers(file: ReadableFile, what: ScanRange, first_bytes: int = HEADER_
         base, length, epoch, magic, attributes, delta, newest_ms, count = unpack(window, position - begin)
         size, offsets = length + length_ends_at, delta + 1
         end, following = position + size, base + offsets
-        # BatchHeader.parse's rules, inlined: a call and a tuple of 13 would take twice as long as all of this. That
-        # base offset and epoch are no lower than they can be follows from what is expected.
+        # The rules of BatchHeader.parse, inlined: a call and a tuple of 13 would take twice as long as all of this.
+        # Lower bounds of base offset and epoch follow from what is expected.
         if (
             magic != magic_known
             or not 0 <= count <= offsets > 0
@@ -450,7 +450,7 @@ def scan_headers(file: ReadableFile, what: ScanRange, first_bytes: int = HEADER_
 
 
 def why_not(file: File, what: ScanRange) -> str:
-    """Why no scan goes on where `what` begins, in words. Raises OSError."""
+    """Why no scan goes on where `what` begins, as text. Raises OSError."""
     step = next(scan(file, what, window_bytes=HEADER_BYTES))
     if isinstance(step, WholeBatch):
         end = what.end_offset
@@ -461,14 +461,14 @@ def why_not(file: File, what: ScanRange) -> str:
 
 
 def ends_clean(file: File, what: ScanRange) -> bool:
-    """Whether nothing more stands where `what` begins: the file ends, or only zeros follow. Raises OSError."""
+    """Whether no batch follows where `what` begins: the file ends, or only zeros follow. Raises OSError."""
     return isinstance(next(scan(file, what, window_bytes=HEADER_BYTES)), CleanEnd)
 
 
 def from_index_entry(file: ReadableFile, what: ScanRange, entry: tuple[int, int] | None) -> ScanRange:
-    """`what` from the batch on that an entry (relative offset, position) of an index names; as it was without one.
+    """`what`, beginning at the batch that an index entry (relative offset, position) names; unchanged without one.
 
-    An entry is a hint: it counts if a batch stands there that ends with the very offset. Raises OSError.
+    An entry is a hint: it is used if the batch there ends with that offset. Raises OSError.
     """
     if entry is None or entry[1] < what.position:
         return what

@@ -5,10 +5,10 @@
     both     by the thread that syncs, for all that queued a request (group_commit.py)
     flusher  every flush_ms or flush_bytes (flush_scheduler.py): flush, checkpoints     [recovery point]
 
-Lock order: leading (group_commit.py), then _lock. The sync itself does not run under _lock: appends go on beside it. A
-segment that is rolled meanwhile keeps its descriptor until the sync has ended.
-What was flushed is published before a `flush` returns, whoever called it: other processes see it from then on.
-A failed sync poisons: the kernel may have dropped the pages, and a second sync could succeed over lost data.
+Lock order: leading (group_commit.py), then _lock. A flush syncs without _lock, so that appends go on; a roll, a cut and
+a new epoch sync under it. A segment that is rolled during a flush keeps its descriptor until the flush has ended. The
+flushed offset is published before a `flush` returns, so that other processes see it from then on. A failed sync poisons
+the log: the kernel may have dropped the pages, and a second sync could succeed over lost data.
 
 Cuts, at both ends, and in which order:
 
@@ -16,17 +16,16 @@ Cuts, at both ends, and in which order:
     move_log_start   | gone | kept ..............         log start checkpointed, segments oldest first, epochs
     quarantine       | kept .... | x damaged .....        checkpoints, later segments, the damaged one's tail, epochs
 
-Before either cut of the end begins, the end of what readers may have seen is written to given-up-offset-checkpoint
-(directory.py).
-A crash between any two steps leaves a log that opens: checkpoints are never above what is left, names stay contiguous,
-and what lies below the log start is removed by the next opening.
+Before a cut of the end, the end of what readers may have seen is written to given-up-offset-checkpoint (directory.py).
+After a crash between any two steps the log opens: checkpoints are never above the log's end, names stay contiguous, and
+the next opening removes segments below the log start.
 
-Replication (pushrep/election decides when any of this is done):
+Replication (pushrep/election decides when these are called):
 
     append_as_is     batches that hold their offsets and epochs; a new epoch is on disk before its first batch
                      | 0-8 |  hole that was announced  | 12-14 . 17-19 |    what follows one is sealed in a segment of
                                                                     its own before it is shown
-    begin_epoch      a line in the list of epochs, before or without a record of that epoch
+    begin_epoch      adds an epoch to the list, before or without a record of it
     begin_anew       | all of it ......|  ->  .stale      and an empty segment where the leader's log starts
     high watermark   rises by `advance_high_watermark` alone, from the last one known on
 """
@@ -87,7 +86,7 @@ class LogContext:
 
 
 class WriterState(NamedTuple):
-    """A log's offsets and epochs at one moment; `damaged_from`: as SegmentLog has it."""
+    """A log's offsets and epochs at one moment. damaged_from: as in SegmentLog."""
 
     log_start_offset: int
     log_end_offset: int
@@ -98,11 +97,11 @@ class WriterState(NamedTuple):
 
 
 class LogWriter:
-    """The one writer of a log's files. Thread-safe; what cuts it (`truncate_to`, `quarantine`, `begin_anew`) is called
-    while retention is paused. Once it is closed, every method that changes the log raises LogClosed.
+    """The only writer of a log's files. Thread-safe. The caller pauses retention for `truncate_to`, `quarantine` and
+    `begin_anew`. After `close` appends, cuts and new epochs raise LogClosed; `keep_seal` and `roll_cleaned` do nothing.
 
-    watermark: where the high watermark was; None for a log without replicas. is_unlisted: the list of epochs is not on
-    disk yet; the first append writes it before its record.
+    watermark: the high watermark; None for a log without replicas. is_unlisted: the list of epochs is not on disk yet,
+    and the first append writes it before its record.
     """
 
     def __init__(  # noqa: PLR0913 - what a log goes on from
@@ -124,7 +123,7 @@ class LogWriter:
         self._bases = recovered.bases
         self._epochs = epochs
         self.log_start_offset = recovered.report.log_start_offset
-        # After recovery all that was found is on disk; a damaged log's readable part lies below its recovery point.
+        # After recovery the whole log is on disk; the readable part of a damaged one is below its recovery point.
         self.log_end_offset = self.flushed_offset = recovered.active.next_offset
         self._report = recovered.report
         self._poison: BaseException | None = None
@@ -137,19 +136,19 @@ class LogWriter:
         self.on_unsealed: Callable[[int], None] | None = None
         """Called under the lock with the base offset of a segment that rolled without a seal."""
         self.cuts = 0
-        """How often the log was cut, or begun anew, since it was opened."""
+        """How often the log was cut or begun anew since it was opened."""
         self._retired: list[Segment] = []
         self.used = True  # for OpenFiles
-        self._changed = recovered.active.size_bytes == 0  # else the files have their final form already
+        self._changed = recovered.active.size_bytes == 0  # else the files have their final form
         self._active.close()  # opened again by the first append
         self._flush_scheduler = FlushScheduler(self, context.config, context.clock)
         if recovered.has_news:
-            self._flush_scheduler.schedule()  # the recovery point that was found gets to disk soon
+            self._flush_scheduler.schedule()  # write the new recovery point soon
         self._publish(self.flushed_offset)
 
     @property
     def high_watermark(self) -> int:
-        """What enough replicas hold; the log end where there is nobody to wait for."""
+        """First offset not yet held by enough replicas; the log end offset without replicas."""
         return self.log_end_offset if self._watermark is None else self._watermark
 
     @property
@@ -158,7 +157,7 @@ class LogWriter:
         return min(self.high_watermark, self.flushed_offset)
 
     def state(self) -> WriterState:
-        """What a replica's rules look at with each request."""
+        """The offsets and epochs for the rules of leader and follower, which ask with each request."""
         end, watermark = self.log_end_offset, self._watermark
         return WriterState(
             self.log_start_offset,
@@ -180,7 +179,7 @@ class LogWriter:
         return self._report.damaged_from
 
     def bounds(self) -> Bounds:
-        """What this process reads: to the log end."""
+        """What this process can read: up to the log end."""
         return Bounds(self.log_start_offset, self.log_end_offset)
 
     def bases(self, *, fresh: bool) -> Sequence[int]:  # noqa: ARG002 - the writer's answer is always fresh
@@ -192,14 +191,14 @@ class LogWriter:
         return self._context.view.cleaned_offset
 
     def revision(self) -> int:
-        """Grows with everything that is published, a cut before its files change included."""
+        """Grows with each publish, also with that of a cut, before its files change."""
         return self._revision
 
     def append(self, batches: Sequence[RecordBatch], expected: int | None = None) -> AppendResult:
         """Write all batches, or none. Raises AppendFailed, LogPoisoned, LogDamaged, LogEndMoved (see `expected`)."""
         with self._lock:
             self._check_writable()
-            # Higher than the field if Ctrl-C came between a write and its assignment.
+            # The segment's offset is higher if Ctrl-C came between a write and the assignment below.
             base_offset = self.log_end_offset = self._active.next_offset
             if expected is not None and expected != base_offset:
                 raise LogEndMoved(self._context.view.path, expected=expected, end=base_offset)
@@ -248,12 +247,12 @@ class LogWriter:
                     return
                 self._sync()
             finally:
-                if leader.owner == me:  # by an assignment, see there
+                if leader.owner == me:  # an assignment, see group_commit.py
                     leader.owner = None
                     leader.notify()
 
     def flush_acknowledged(self, offset: int) -> None:
-        """As `flush`, before a caller gets the answer that it is on disk: the checkpoint follows within a second."""
+        """As `flush`, for a caller that acknowledges the records: the checkpoint follows within a second."""
         self.flush(offset)
         self._flush_now(self._flush_scheduler.on_acknowledged())
 
@@ -263,20 +262,20 @@ class LogWriter:
             self._flush_scheduler.on_flush()
             self.flush()
             share_ms = min(SHARE_MS, self._config.flush_ms // 4)
-            if not self.checkpoint(share_ms):  # another log has just written the files: ours are written with the next
+            if not self.checkpoint(share_ms):  # another log has just written the files: ours follow with the next write
                 self._context.view.sync_checkpoints_soon(share_ms)
             self._background.after_flush()
         except LogPoisoned:
             _LOG.exception("%s takes no more appends", self._context.view.path)
-        except (OSError, PushrepError) as error:  # the log itself is on disk; the recovery point rises another time
+        except (OSError, PushrepError) as error:  # the log is on disk; its recovery point rises later
             _LOG.warning("%s: checkpoint put off: %s", self._context.view.path, error)
             self._flush_scheduler.schedule()
 
     def checkpoint(self, max_age_ms: int = 0) -> bool:
-        """Raise the recovery point over what is flushed, the index entries of it on disk first.
+        """Raise the recovery point to the flushed offset, after syncing the index entries.
 
-        `max_age_ms`: leave the writing to a later call, of any log of the directory, if the files are no older. False
-        if something waits for that.
+        max_age_ms: if the checkpoint files are younger, leave writing them to a later call of any log in the directory.
+        False if something is left to be written.
         """
         flushed_offset = self.flushed_offset
         with self._lock:
@@ -285,9 +284,9 @@ class LogWriter:
         segment.sync_written_indexes()
         view = self._context.view
         with self._lock:
-            if self._poison is not None:  # half cut, perhaps: what is known of the log is not what the disk holds
+            if self._poison is not None:  # perhaps half cut, so that these offsets may not be those on disk
                 raise LogPoisoned(view.path, self._poison)
-            offset = min(flushed_offset, self.flushed_offset)  # a cut may have come in between
+            offset = min(flushed_offset, self.flushed_offset)  # the log may have been cut meanwhile
             watermark = offset if self._watermark is None else self._watermark
             view.checkpoint(recovery_point=offset, high_watermark=watermark, log_start_offset=self.log_start_offset)
         return view.sync_checkpoints(max_age_ms)
@@ -316,9 +315,9 @@ class LogWriter:
                 leader.notify()
 
     def close(self) -> CleanLog | None:
-        """Bring everything to disk in its final form. None if the log must not count as closed clean.
+        """Write everything to disk in its final form. None if the log must not count as closed clean.
 
-        Raises LogPoisoned, OSError; descriptors are given back in any case.
+        Raises LogPoisoned, OSError; descriptors are closed in any case.
         """
         with self._lock:
             self.is_closed = True
@@ -329,10 +328,10 @@ class LogWriter:
             self.flush()
             if self._changed:
                 with self._leader.held():
-                    self._context.view.reserve.call(self._active.finish)  # index entries, on a full disk, too
+                    self._context.view.reserve.call(self._active.finish)  # so that index entries fit on a full disk
                     self._active.sync()
-            # Also of a log that only recovery changed: its numbers are those of before the kill. Ten thousand logs that
-            # close share a few writes; the directory brings the last ones to disk.
+            # Also for a log that only recovery changed, whose checkpoints are older than the kill. Ten thousand logs
+            # that close share a few writes; the directory writes the last ones.
             self.checkpoint(min(ACKNOWLEDGED_MS, self._config.flush_ms))
             return CleanLog(self.log_end_offset, self._active.size_bytes, self._epochs.latest_epoch)
         finally:
@@ -348,12 +347,12 @@ class LogWriter:
 
     @property
     def log_id(self) -> UUID | None:
-        """In partition.metadata."""
+        """The id in partition.metadata."""
         return self._log_id
 
     @property
     def leader_epochs(self) -> LeaderEpochs:
-        """The list as it is now."""
+        """The present list of epochs."""
         return self._epochs
 
     def sealed(self) -> list[tuple[int, int]]:
@@ -361,11 +360,11 @@ class LogWriter:
         return list(pairwise(self._bases))
 
     def _kept(self) -> dict[int, int]:
-        """Of `sealed`, those that stay: the files of those below the log start go without the lock."""
+        """The segments of `sealed` above the log start; others may be removed without the lock."""
         return {base: following for base, following in self.sealed() if following > self.log_start_offset}
 
     def keep_seal(self, seal: Seal) -> bool:
-        """Write what the scrub has made, unless the segment was cut or taken up again meanwhile. Raises OSError."""
+        """Write a seal that the scrub has made, unless the segment was cut or reopened meanwhile. Raises OSError."""
         context = self._context
         with self._lock:
             if not self.is_writable or seal.base_offset not in self._kept():
@@ -375,9 +374,9 @@ class LogWriter:
             return True
 
     def roll_cleaned(self) -> None:
-        """Begin a segment if offsets may be missing inside of the newest: only a seal witnesses those behind them.
+        """Roll if offsets may be missing inside of the newest segment: only a seal proves the ones after a hole.
 
-        Raises LogClosed, LogPoisoned, OSError.
+        Raises OSError.
         """
         with self._lock:
             active = self._active
@@ -388,8 +387,8 @@ class LogWriter:
         self._context.view.open_files.opened(self)
 
     def replace_sealed(self, base: int, following: int, cuts: int, put: Callable[[], None]) -> bool:
-        """Call `put`, which renames another file over a sealed segment's, unless the log was cut since `cuts`, or the
-        segment is about to be removed.
+        """Call `put`, which renames a file over a sealed segment's, unless the log was cut since `cuts` or the segment
+        is about to be removed.
 
         Whether it was called. Raises LogClosed, LogPoisoned, LogDamaged, OSError.
         """
@@ -416,24 +415,24 @@ class LogWriter:
             raise LogDamaged(path, report.damaged_from, report.damage or "")
 
     def _write_requests(self) -> None:
-        """Write the requests of now: at once, or, where that fails, each as far as it can be."""
+        """Write all present requests: at once or, if that fails, one by one."""
         with self._lock:
             self.used = self._changed = True
             requests = self._requests[:]
-            del self._requests[: len(requests)]  # behind them others may have come meanwhile
+            del self._requests[: len(requests)]  # others may have been added meanwhile
             write_each(requests, self._write_all)
             self._publish(self.flushed_offset)
             self._active.write_indexes_if_due()
 
     def _write_all(self, batches: Sequence[RecordBatch]) -> None:
-        """All or none, under _lock."""
+        """Write all batches or none; the caller holds _lock."""
         self._check_writable()
         self._background.check_disk()
         self._unflushed_bytes += self._write(batches)
         self.log_end_offset = self._active.next_offset
 
     def _write(self, batches: Sequence[RecordBatch]) -> int:
-        """The bytes written."""
+        """Write all batches or none; returns their bytes. The caller holds _lock."""
         segment, bases, size_bytes = self._active, self._bases, 0
         epoch, offset, mark = self._epochs.latest_epoch, segment.next_offset, segment.mark()
         segment.ahead_bytes_max = self._ahead_bytes_max
@@ -456,7 +455,7 @@ class LogWriter:
         return size_bytes
 
     def _take_back(self, segment: Segment, mark: SegmentMark, bases: tuple[int, ...], cause: BaseException) -> None:
-        """Nothing of a failed append remains: segments that it began go, the one it began in is cut to where it was."""
+        """Undo a failed append: remove the segments that it began, and rewind the one in which it began."""
         if self._poison is not None:
             raise LogPoisoned(self._context.view.path, cause) from cause
         try:
@@ -464,7 +463,7 @@ class LogWriter:
                 self._active.close()
                 remove_seals(self._context.filesystem, self._context.view.path, [segment.base_offset])
             self._active, self._bases = segment, bases
-            # From the directory: a thread may be interrupted after it made a segment and before it is in `_bases`.
+            # Listed from disk: an interrupted thread may have made a segment that is not in `_bases` yet.
             filesystem, path = self._context.filesystem, self._context.view.path
             begun = [base for base in list_segments(filesystem, path) if base > bases[-1]]
             move_aside(filesystem, path, begun, keep=False)
@@ -474,15 +473,15 @@ class LogWriter:
             raise
 
     def _poison_by(self, error: BaseException) -> None:
-        """Files were left half changed, by a failure or an interruption: the log has to be opened again."""
+        """A failure or an interruption left files half changed: the log has to be opened again."""
         self._poison = error
         if isinstance(error, OSError):
             raise LogPoisoned(self._context.view.path, error) from error
 
     def _roll(self, base_offset: int | None = None) -> None:
-        """Close the newest segment and begin the next. What is in the old one is on disk before the new name is.
+        """Close the newest segment and begin the next. The old one is on disk before the new name is.
 
-        base_offset: where the next one begins, behind a hole; None: where the old one ends.
+        base_offset: of the next one, after a hole; None: the old one's end.
         """
         old, view = self._active, self._context.view
         old.write()
@@ -498,7 +497,7 @@ class LogWriter:
         new.ahead_bytes_max = old.ahead_bytes_max
         self._active, self._bases = new, (*self._bases, new.base_offset)
         self._background.rolled()
-        # Not to the new base: the append under way may be taken back, and its batches in the old segment with it.
+        # Not the new base: the append under way may be undone, together with its batches in the old segment.
         end = self.log_end_offset
         view.checkpoint(
             recovery_point=end,
@@ -512,9 +511,9 @@ class LogWriter:
             self.on_unsealed(old.base_offset)
 
     def _seal(self, segment: Segment) -> bool:
-        """Write the segment's seal; whether there is one. Its name is synced with the next segment's.
+        """Write the segment's seal; whether it has one. Its name is synced with the next segment's.
 
-        Not for a segment that was reopened with records in it, nor without room: the scrub makes it later.
+        For a segment that was reopened with records in it, and on a full disk, the scrub makes it later.
         """
         context = self._context
         seal = segment.seal(self._log_id, parse_log_name(context.view.name)[1])
@@ -527,7 +526,7 @@ class LogWriter:
         return True
 
     def _sync(self) -> None:
-        """One sync for everything that is in the log now. Only one thread at a time gets here."""
+        """Sync everything that is in the log now. Only the leader calls it."""
         with self._lock:
             target, segment, size = self.log_end_offset, self._active, self._unflushed_bytes
             file = segment.file
@@ -541,7 +540,7 @@ class LogWriter:
             self._unflushed_bytes -= size
             flushed_offset = max(self.flushed_offset, target)
             self._publish(flushed_offset)
-            self.flushed_offset = flushed_offset  # from here on the threads that wait may go on
+            self.flushed_offset = flushed_offset  # from here on waiting threads may return
             for old in self._retired:
                 if old is not self._active:
                     old.close()
@@ -559,7 +558,7 @@ class LogWriter:
         )
 
     def _is_settled(self, wanted: int) -> bool:
-        """Whether `wanted` is flushed, or cut off. Raises LogPoisoned, LogClosed if it never will be."""
+        """Whether `wanted` is flushed or cut off. Raises LogPoisoned, LogClosed if it never will be."""
         if self.flushed_offset >= min(wanted, self.log_end_offset):
             return True
         if self._poison is not None:
@@ -569,7 +568,7 @@ class LogWriter:
         return False
 
     def _is_answered(self, request: CommitRequest) -> bool:
-        """Whether `request` was refused, or is on disk. Raises if it never will be."""
+        """Whether `request` failed or is on disk. Raises if neither will ever be."""
         if request.result is not None:
             return self._is_settled(request.result.last_offset + 1)
         if request.error is None and self._ended:
@@ -592,9 +591,9 @@ class LogWriter:
     # ---- cuts
 
     def truncate_to(self, offset: int, *, keep: bool = False) -> int:
-        """Cut at the base of the batch that holds `offset`, and return it. The caller checked the range.
+        """Cut at the base of the batch that holds `offset`, and return that base. The caller has checked the range.
 
-        keep: also this segment's tail is in a `.cut` file then, as later segments always are. Raises NoRoomToCut.
+        keep: keep also this segment's tail in a `.cut` file, as later segments always are. Raises NoRoomToCut.
         """
         with self._leader.held(), self._lock:
             self._check_writable()
@@ -615,9 +614,9 @@ class LogWriter:
             return at
 
     def move_log_start(self, offset: int) -> tuple[int, ...]:
-        """Let the log start at `offset`, or where it does if that is higher; then remove the segments below it.
+        """Raise the log start to `offset`, then remove the segments below it. Returns their bases.
 
-        The bases of those. The new start is on disk before a file goes. Raises OSError: the next call goes on.
+        The new start is on disk before a file is removed. Raises OSError; the next call goes on.
         """
         context = self._context
         with self._lock:
@@ -632,7 +631,7 @@ class LogWriter:
             if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
                 raise
             with self._leader.held(), self._lock:
-                self._active.trim()  # what was allocated ahead makes room for the few bytes that free the most
+                self._active.trim()  # frees space for the checkpoint, which frees segments
             self.checkpoint()
         remove_segments(context.filesystem, context.view.path, gone)
         with self._lock:
@@ -641,11 +640,11 @@ class LogWriter:
         return tuple(gone)
 
     def quarantine(self) -> tuple[str, ...]:
-        """Set everything from the damage on aside as `.corrupt`; the names of those files. The log takes appends then.
+        """Move everything from the damage on to `.corrupt` files; returns their names.
 
-        Order: a copy of the damaged one's tail, checkpoints, later segments newest first, the tail, epochs. Nothing is
-        thrown away. On a disk without room for the copy the tail is moved, into `.cut` (cut_files.py). Raises
-        NoRoomToCut if there is no room even for its first piece; nothing was changed then.
+        The log takes appends afterwards. Order: a copy of the damaged segment's tail, checkpoints, later segments
+        newest first, the tail, epochs. Nothing is deleted. On a full disk the tail is moved into `.cut` instead
+        (cut_files.py). Raises NoRoomToCut if not even its first piece fits; then nothing was changed.
         """
         return self._context.view.reserve.call(self._quarantine)
 
@@ -663,7 +662,7 @@ class LogWriter:
             self._lower_checkpoints(damaged_from)
             self._changed = True
             try:
-                # Not only those that the log counts as its own: it ends at the damage.
+                # From disk: the log, which ends at the damage, does not list them.
                 later = [
                     base for base in list_segments(context.filesystem, context.view.path) if base > self._bases[-1]
                 ]
@@ -700,9 +699,9 @@ class LogWriter:
         self.log_end_offset, self.flushed_offset = end, min(end, self.flushed_offset)
         if self._watermark is not None:
             self._watermark = min(end, self._watermark)
-        # A start inside of the batch that goes, as `delete_records` leaves it: no log begins above its end.
+        # A start inside of the batch that is cut, as after `delete_records`: a log never begins above its end.
         self.log_start_offset = min(self.log_start_offset, end)
-        # Before the files change: readers take what they then miss for cut, not for corrupt.
+        # Before the files change, so that readers take missing bytes for cut, not for corrupt.
         self._publish(self.flushed_offset)
         move_aside(context.filesystem, context.view.path, self._bases[number + 1 :])
         context.view.reserve.call(lambda: segment.cut(position, end))
@@ -711,7 +710,7 @@ class LogWriter:
         self.flushed_offset = end
         self._unflushed_bytes = 0
         context.view.lower_to_end(end)
-        # In a log with replicas an epoch that starts at its end stays: what is below may be safe only by that.
+        # With replicas an epoch that starts at the log's end stays: records below it may be safe only because of it.
         self._keep_epochs(self._epochs.cut_from(end if self._watermark is None else end + 1))
         return end
 
@@ -726,7 +725,7 @@ class LogWriter:
 
     @contextmanager
     def _no_room_to_cut(self) -> Iterator[None]:
-        """NoRoomToCut on a full disk. A checkpoint that was written by then does no harm: it is lower."""
+        """Raise NoRoomToCut on a full disk. Checkpoints written before do no harm: they are lower."""
         try:
             yield
         except OSError as error:
@@ -747,12 +746,12 @@ class LogWriter:
     # ---- what replication does
 
     def append_as_is(self, batches: Sequence[RecordBatch], cleaned_offset: int = 0) -> None:
-        """Write a leader's batches behind the end; below `cleaned_offset` offsets may be missing.
+        """Append a leader's batches; below `cleaned_offset` offsets may be missing.
 
         Raises LogEndMoved if they do not follow, CorruptRecordBatch if their epochs fall, else as `append`.
         """
         expected = self.log_end_offset
-        # Of the last record: an epoch without a record may be replaced.
+        # The last record's epoch: an epoch without a record may be replaced.
         epoch_before = self._epochs.epoch_of(expected - 1)
         dense, behind_hole = len(batches), 0
         for number, batch in enumerate(batches):
@@ -761,7 +760,7 @@ class LogWriter:
                 if not expected < header.base_offset <= cleaned_offset:
                     raise LogEndMoved(self._context.view.path, expected=header.base_offset, end=expected)
                 dense, behind_hole = min(dense, number), header.base_offset
-            if header.leader_epoch < epoch_before:  # the next opening would take it for damage
+            if header.leader_epoch < epoch_before:  # the next opening would report damage
                 raise CorruptRecordBatch(f"leader epoch falls from {epoch_before} to {header.leader_epoch}")
             expected, epoch_before = header.next_offset, header.leader_epoch
         if behind_hole:
@@ -775,7 +774,7 @@ class LogWriter:
             self._append_with_holes(batches[dense:])
 
     def _admit_holes_below(self, offset: int) -> None:
-        """Write the cleaned offset to disk before the batches behind the hole: else an opening would find damage."""
+        """Write the cleaned offset to disk before the batches after the hole: else an opening would report damage."""
         view = self._context.view
         if offset > view.cleaned_offset:
             view.checkpoint(cleaned_offset=offset)
@@ -784,7 +783,7 @@ class LogWriter:
     def _append_with_holes(self, batches: Sequence[RecordBatch]) -> None:
         """Append batches with holes before or between them: all or none, in segments of their own.
 
-        The segments are sealed before readers see their records: inside a segment only a seal proves an offset behind a
+        The segments are sealed before readers see their records: inside a segment only a seal proves an offset after a
         hole. Raises as `append`.
         """
         with self._lock:
@@ -842,8 +841,8 @@ class LogWriter:
 
     @contextmanager
     def beginning_epoch(self, leader_epoch: int, start_offset: int) -> Iterator[LeaderEpochs | None]:
-        """The list that the caller brings to disk; at the end of the block it is the log's, and until then nothing else
-        changes the log. None: the log has the epoch. Raises as `begin_epoch`.
+        """A context with the new list of epochs, for the caller to write; at its end the log takes it over. _lock is
+        held meanwhile. None: the log has the epoch. Raises as `begin_epoch`.
         """
         with self._lock:
             self._check_writable()
@@ -872,11 +871,10 @@ class LogWriter:
             self._publish(self.flushed_offset)
 
     def begin_anew(self, offset: int, leader_epoch: int) -> tuple[str, ...]:
-        """Set everything aside and start at `offset`; the names of the files.
+        """Rename everything to `.stale` and start at `offset`; returns the names.
 
-        Order: derived stores, checkpoints, segments newest first, checkpoints, the new segment, epochs. A crash leaves
-        the oldest ones, which open as a shorter log, or none, which opens as an empty one; the leader begins it anew
-        again.
+        Order: derived stores, checkpoints, segments newest first, checkpoints, the new segment, epochs. After a crash
+        the oldest segments open as a shorter log, or none as an empty one; the leader then begins it anew again.
         """
         context = self._context
         with self._leader.held(), self._lock:
@@ -886,7 +884,8 @@ class LogWriter:
             self._changed = True
             self.cuts += 1
             try:
-                # A log that is shorter than its recovery point would be refused: both go down before a file does.
+                # Both are lowered before a file is renamed, because a log that ends below its recovery point is
+                # refused.
                 context.view.checkpoint(recovery_point=0, high_watermark=0)
                 context.view.sync_checkpoints()
                 context.view.lower_published(0)
@@ -907,7 +906,7 @@ class LogWriter:
         return tuple(reversed(kept))
 
     def advance_high_watermark(self, offset: int) -> None:
-        """It only rises, and never above the log end."""
+        """Raise the high watermark, never above the log end; a lower one changes nothing."""
         with self._lock:
             self.check_open()
             offset = min(offset, self.log_end_offset)
