@@ -191,8 +191,7 @@ class Outbox:
         min_insync_replicas: more than half, if it is None; fixed with the replicas.
         delivery_timeout_ms: with ALL, a record that so many members do not have by then fails as "may be delivered".
         replica_lag_max_ms: a replica that owes a record for longer is not in sync any more.
-        open_timeout_s: how long `open` looks for replicas; with ALL it waits until enough are in sync, or opens
-        without.
+        open_timeout_s: how long `open` looks for replicas; with ALL it waits for enough in sync ones, or opens without.
         push: TLS, limits and timeouts of the connections to replicas.
         kafka: the topic that everything is shipped to, later if it does not answer within `open_timeout_s`.
         on_diverged: what appends do once the topic is found to hold other records than this log (`OutboxDiverged`),

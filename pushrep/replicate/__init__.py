@@ -1,4 +1,4 @@
-"""Push replication: what is appended here goes to replicas, and their acknowledgements come back.
+"""Push replication: appended records are sent to replicas, and their acknowledgements come back.
 
 Leading(...)                                every partition of an outbox and its replicas
 PushManager(...)                            which partition replicas are pushed to; Confluent's ten methods
@@ -7,7 +7,7 @@ ReplicaNode(directory, NodeSettings(...))   the replicas' server; `pushrep repli
 
 docs/push.md shows the parts; the rules are pushrep.election.
 
-Names resolve when first used: an outbox without replicas takes settings from here, and no wire.
+Names are imported at their first use: an outbox without replicas needs the settings, and no wire code.
 """
 
 from importlib import import_module

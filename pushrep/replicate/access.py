@@ -1,12 +1,12 @@
-"""Who may do what on a node: identity x call x outbox, decided by a table before anything is read, written or answered.
+"""Who may do what on a node: identity x call x outbox, decided by a table before anything is read or written.
 
     certificate ─ identity_in ─▶ identity ─┐
     --allow NAME=PATTERN:role,role ─ Rule ─┼─▶ Policy: roles of an identity on an outbox ─ ROLES_OF[call] ─▶ yes │ no
     owner.json of the outbox, its topic,   │                                  no: UNAUTHORISED, counted, logged
     the members that its grant names ──────┘
 
-The upper part is pure. `Access` keeps owners and answers in memory, and reads the rules again when they change. Rule
-numbers are those of docs/access.md.
+The upper part is pure. `Access` caches owners and decisions, and reads the rules again when they change. Rule numbers
+are those of docs/access.md.
 """
 
 import logging
@@ -33,7 +33,7 @@ AUDIT = logging.getLogger("pushrep.node.audit")
 """Calls that change something, with who called and the arguments."""
 LOCAL, ANONYMOUS, ANYBODY = "local", "anonymous", "any"
 UNPROVEN = frozenset({LOCAL, ANONYMOUS})
-"""Identities that nothing proves; what they own goes to the first proven one that may have it."""
+"""Identities without proof; what they own goes to the first proven identity that may have it."""
 OWNER_NAME = "owner.json"
 _OWNER_VERSION = 1
 _RESERVED = frozenset({LOCAL, ANONYMOUS, ANYBODY, "*"})
@@ -45,7 +45,7 @@ _NAMED_MS = 1000
 
 
 class Role(Enum):
-    """What an identity may be to an outbox."""
+    """The roles of an identity on an outbox."""
 
     CREATE = "create"
     LEAD = "lead"
@@ -60,7 +60,7 @@ _LEADS, _KEEPS, _NOBODY, _EVERYBODY = frozenset({Role.LEAD}), frozenset({Role.KE
 
 ROLES_OF: Mapping[ApiKey, frozenset[Role]] = MappingProxyType(
     {
-        ApiKey.API_VERSIONS: _EVERYBODY,  # numbers of versions; asked for and answered before anything else
+        ApiKey.API_VERSIONS: _EVERYBODY,  # only version numbers, exchanged before anything else
         ApiKey.DESCRIBE_LOG: _LEADS,
         ApiKey.APPEND_RECORDS: _LEADS,
         ApiKey.END_OFFSET_FOR_EPOCH: _LEADS,
@@ -75,7 +75,7 @@ ROLES_OF: Mapping[ApiKey, frozenset[Role]] = MappingProxyType(
         ApiKey.START_REPLAY: _READS,
         ApiKey.ATTACH: _READS,
         ApiKey.CREDIT: _READS,
-        ApiKey.STOP_REPLAY: _READS | _KEEPS,  # one's own session; all of a recording: KEEP, by `STOP_ALL`
+        ApiKey.STOP_REPLAY: _READS | _KEEPS,  # one's own session; others' as well: KEEP, see `STOP_ALL`
         ApiKey.DESCRIBE_RECORDINGS: _SEES,
         ApiKey.EXTEND: _KEEPS,
         ApiKey.TRUNCATE: _KEEPS,
@@ -87,16 +87,16 @@ ROLES_OF: Mapping[ApiKey, frozenset[Role]] = MappingProxyType(
         ApiKey.DELETE_DONE: _NOBODY,
     }
 )
-"""Any one of these roles on the outbox will do."""
+"""Any one of these roles on the outbox is enough."""
 assert ROLES_OF.keys() == set(ApiKey), "every call has its roles"
 OWN = frozenset({Role.LEAD, Role.LIST})
-"""What an identity is to an outbox that it created, and to one whose grant names it."""
+"""The roles of an identity on an outbox that it created, and on one whose grant names it."""
 STOP_ALL = _KEEPS
 """To end other peoples' sessions."""
 CREATES = frozenset({ApiKey.DESCRIBE_LOG, ApiKey.GRANT, ApiKey.APPEND_RECORDS, ApiKey.END_OFFSET_FOR_EPOCH})
-"""Calls that begin an outbox: for one that is not here yet, the right `create` is enough."""
+"""Calls that begin an outbox: if it is not here yet, `create` is enough."""
 CHANGES = frozenset({ApiKey.GRANT, ApiKey.STOP_REPLAY, ApiKey.EXTEND, ApiKey.TRUNCATE, ApiKey.PURGE, ApiKey.DELETE})
-"""Operators' calls that change something: they are written to the audit log."""
+"""Operators' calls that change something, which are written to the audit log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +108,13 @@ class Rule:
     roles: frozenset[Role]
 
     def covers(self, identity: str) -> bool:
-        """Whether it speaks of this identity."""
+        """Whether the rule is for this identity."""
         return self.name in {"*", identity}
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """An outbox as far as it decides. topics: of what is kept here; is_here: an owner, or records, are known.
+    """The facts of an outbox that decide. topics: of its logs here; is_here: it has an owner or records here.
     members: the identities that its grant names.
     """
 
@@ -125,7 +125,7 @@ class Place:
     members: frozenset[str] = frozenset()
 
     def fits(self, pattern: str) -> bool:
-        """Whether a rule's pattern means it."""
+        """Whether a rule's pattern matches it."""
         if pattern == "*" or fnmatchcase(str(self.outbox_id), pattern):
             return True
         return bool(self.topics) and all(fnmatchcase(topic, pattern) for topic in self.topics)
@@ -133,7 +133,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """All rules. What no rule grants is not allowed."""
+    """All rules. Everything else is refused."""
 
     rules: tuple[Rule, ...] = ()
 
@@ -143,7 +143,7 @@ class Policy:
         return cls(tuple(parse_rule(text) for text in texts))
 
     def roles(self, identity: str, place: Place) -> frozenset[Role]:
-        """Everything that this identity is to this outbox."""
+        """All roles of this identity on this outbox."""
         mine = [rule for rule in self.rules if rule.covers(identity)]
         roles = frozenset(role for rule in mine if place.fits(rule.pattern) for role in rule.roles)
         if place.owner == identity and any(Role.CREATE in rule.roles for rule in mine):
@@ -158,9 +158,10 @@ class Policy:
         return bool(roles & ROLES_OF[call]) and (place.is_here or not begins)
 
     def is_first_leader(self, identity: str, call: ApiKey, place: Place) -> bool:
-        """Whether this call makes it the owner of an outbox that has none: one from before, or one that begins now.
+        """Whether this call makes the identity the owner of an outbox without one.
 
-        A leader that a rule for everybody admits needs no owner, and would become one by chance.
+        That is an outbox of an older version, or one that begins now. A leader that only a rule for everybody admits
+        does not become the owner.
         """
         is_free = place.owner is None or (place.owner in UNPROVEN and identity not in UNPROVEN)
         roles = self.roles(identity, place)
@@ -168,11 +169,11 @@ class Policy:
         return is_free and call in CREATES and Role.CREATE in roles and is_own
 
     def creates_by_name(self, identity: str) -> bool:
-        """Whether a rule of its own lets it create outboxes, which then are its own."""
+        """Whether a rule for this very identity lets it create outboxes, which it then owns."""
         return any(rule.name == identity and Role.CREATE in rule.roles for rule in self.rules)
 
     def could(self, identity: str, call: ApiKey) -> bool:
-        """Whether there can be any outbox about which it may make this call."""
+        """Whether any outbox is possible about which it may make this call."""
         given = frozenset(role for rule in self.rules if rule.covers(identity) for role in rule.roles)
         if Role.CREATE in given:
             given |= OWN
@@ -216,7 +217,7 @@ def read_rules(path: Path) -> list[str]:
 def identity_in(certificate: Mapping[str, Any]) -> str:
     """Whose certificate this is: its first URI, else its first DNS name, else its common name; else `anonymous`.
 
-    certificate: as `ssl.SSLSocket.getpeercert` gives it. One that is made out to a word of ours is anonymous, too.
+    certificate: as `ssl.SSLSocket.getpeercert` gives it. A name that is a keyword of the rules is anonymous, too.
     """
     names: dict[str, str] = {}
     for kind, name in certificate.get("subjectAltName", ()):
@@ -236,7 +237,7 @@ def arguments_of(request: Struct) -> str:
 
 
 class Unauthorised(PushrepError):
-    """A call that this identity may not make; the text says what would allow it, and nothing of what is here."""
+    """This identity may not make the call. The text says what would allow it, and nothing about the data here."""
 
     def __init__(self, identity: str, call: ApiKey, outbox_id: UUID | None) -> None:
         roles = " or ".join(sorted(role.value for role in ROLES_OF[call]))
@@ -246,8 +247,8 @@ class Unauthorised(PushrepError):
 
 
 class Kept(NamedTuple):
-    """What `Access` asks of an outbox on disk. members: the identities that its grant names. is_led_here: another
-    process may write the next grant, so that what is known of it does not last.
+    """The facts of an outbox on disk. members: the identities that its grant names. is_led_here: another process may
+    write the next grant, so these facts are not cached.
     """
 
     directory: Path
@@ -257,10 +258,10 @@ class Kept(NamedTuple):
 
 
 class Access:
-    """The rules of a node that runs. Thread-safe.
+    """The access rules of a running node. Thread-safe. rules: reads their texts, at each `reload`.
 
-    rules: gives the texts, again at each `reload`. look: what is kept of an outbox, perhaps nothing. named: the
-    identities that the grants of all outboxes here name. Raises BadArgument.
+    look: reads the facts of an outbox. named: the identities that the grants of all outboxes here name. Raises
+    BadArgument.
     """
 
     def __init__(
@@ -294,16 +295,15 @@ class Access:
     def check(
         self, identity: str, call: ApiKey, outbox_id: UUID, topics: Iterable[str] = (), *, begins: bool = False
     ) -> None:
-        """Raise Unauthorised unless it may. topics: those that a call names which begins an outbox.
-
-        begins: it does begin one, or leads it: an outbox without an owner is bound to this identity, on disk when this
-        returns. Raises CorruptNodeFile, OSError too.
+        """Raise Unauthorised unless it may. topics: those named by a call that may begin an outbox. begins: the call
+        begins or leads the outbox; one without an owner gets this identity, on disk when this returns. Raises
+        CorruptNodeFile, OSError too.
         """
         if not self._judge(identity, call, outbox_id, frozenset(topics), begins=begins):
             raise self.refused(identity, call, outbox_id)
 
     def may(self, identity: str, call: ApiKey, outbox_id: UUID | None, *, begins: bool = False) -> bool:
-        """As `check`; None: an outbox that is not known. Counts nothing. Raises CorruptNodeFile, OSError."""
+        """As `check`, without counting. outbox_id None: an unknown outbox. Raises CorruptNodeFile, OSError."""
         if outbox_id is None:
             return self._policy.everywhere(identity, call)
         return self._judge(identity, call, outbox_id, frozenset(), begins=begins)
@@ -313,17 +313,19 @@ class Access:
         return self._policy.everywhere(identity, call)
 
     def could(self, identity: str, call: ApiKey) -> bool:
-        """Whether there can be any outbox for which it may: asked before anything is looked up."""
+        """Whether any outbox is possible for which it may; cheap, for a check before anything is looked up."""
         known = self._could.get((identity, call))
         if known is None:
-            with self._lock:  # `reload` forgets what an older policy said
+            with self._lock:  # `reload` clears the decisions of the old rules
                 known = self._policy.could(identity, call)
                 if len(self._could) < _ANSWERS_MAX:
                     self._could[identity, call] = known
         return known or (bool(OWN & ROLES_OF[call]) and self._is_named(identity))
 
     def _is_named(self, identity: str) -> bool:
-        """Whether a grant of any outbox here names it. Grants are read at most once in `_NAMED_MS` for strangers."""
+        """Whether a grant of any outbox here names it. For unknown identities grants are read once in `_NAMED_MS` at
+        most.
+        """
         with self._lock:
             now_ms = self._clock.monotonic_ms()
             if identity not in self._named and now_ms - self._named_ms >= _NAMED_MS:
@@ -358,7 +360,7 @@ class Access:
             return dict(self._refused)
 
     def forget(self, outbox_id: UUID) -> None:
-        """What is kept of it has changed: look again."""
+        """The outbox has changed: drop its cached facts."""
         with self._lock:
             self._places.pop(outbox_id, None)
             self._named_ms = self._clock.monotonic_ms() - _NAMED_MS
@@ -383,7 +385,7 @@ class Access:
             if is_first and begins:
                 self._bind(place, identity)
                 seen = self._place(outbox_id)
-            # An answer about what may still be bound or begun is not kept.
+            # Decisions that getting an owner would change are not cached.
             lasts = outbox_id in self._places and not is_first
             return self._keep_answer(identity, call, outbox_id, may=may) if lasts else may
 
@@ -414,12 +416,12 @@ class Access:
 
 
 def audit(identity: str, request: Struct, call: ApiKey) -> None:
-    """Write down that an operator's call, which was allowed, is carried out."""
+    """Log that an operator's allowed call is carried out."""
     AUDIT.info("audit: %r calls %s: %s", identity, call.name, arguments_of(request))
 
 
 def read_owner(directory: Path, filesystem: Filesystem) -> str | None:
-    """Who created the outbox that is kept there; None if it is not known. Raises CorruptNodeFile, OSError."""
+    """Who created the outbox in this directory; None if that is unknown. Raises CorruptNodeFile, OSError."""
     path = directory / OWNER_NAME
     try:
         found = read_checked_json(filesystem, path, _FILE_BYTES_MAX, _OWNER_VERSION)

@@ -3,7 +3,7 @@
     PushSettings(tls=mutual_tls(cert="billing.pem", key="billing.key", ca="ca.pem"))            the leader
     NodeSettings(tls=mutual_tls(cert="node.pem", key="node.key", ca="ca.pem", is_server=True))  the node
 
-Each side shows its certificate and takes only one that `ca` signed; a client also wants the replica's host name in it.
+Each side shows its certificate and accepts only one that `ca` signed; a client also checks the replica's host name.
 """
 
 import re
@@ -19,7 +19,7 @@ _PEM = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re
 
 
 class MutualTls(ssl.SSLContext):
-    """A context of `mutual_tls`, which knows when what it loaded expires."""
+    """A context of `mutual_tls`, which knows when its certificate expires."""
 
     expires_s: int | None = None
     """As `expires_s` below, of the files that it was made from; None where it can't be read."""
@@ -27,8 +27,8 @@ class MutualTls(ssl.SSLContext):
     """cert, key, ca."""
 
     def reload(self) -> None:
-        """Read its files again: connections from now on use them, open ones go on. An authority that was taken out is
-        believed until the context is made anew. Raises BadArgument; everything stays as it was then.
+        """Read the files again for new connections; open ones go on. A removed CA is trusted until a new context is
+        made. Raises BadArgument; then nothing has changed.
         """
         cert, key, ca = self.files
         fresh = mutual_tls(cert=cert, key=key, ca=ca)
@@ -38,7 +38,7 @@ class MutualTls(ssl.SSLContext):
 
 
 def mutual_tls(*, cert: Path | str, key: Path | str, ca: Path | str, is_server: bool = False) -> MutualTls:
-    """What both sides need. Raises BadArgument, which names the file that can't be used and why."""
+    """A TLS context for either side. Raises BadArgument, which names the file that can't be used and why."""
     context = MutualTls(ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT)
     for argument, path in (("cert", cert), ("key", key), ("ca", ca)):
         try:
@@ -68,10 +68,10 @@ def _reason(error: Exception) -> str:
 
 
 def expires_s(cert: Path | str | None, ca: Path | str | None = None) -> int:
-    """When a certificate expires, or its CA if that is sooner, Unix time. Raises BadArgument.
+    """When a certificate expires, or its CA if that is earlier, Unix time. Raises BadArgument.
 
-    cert: PEM; its first one counts, the others are its chain. ca: PEM; of several the last to expire: an old one beside
-    its successor does no harm.
+    cert: PEM; its first one counts, the others are its chain. ca: PEM; of several CAs the last to expire counts,
+    because an old one may be beside its successor.
     """
     found = [] if cert is None else [_not_after_s(_certificates(cert)[0], cert)]
     if ca is not None:

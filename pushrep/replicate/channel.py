@@ -1,19 +1,19 @@
-"""Channel: one connection to one replica, as many requests in flight as it bears, many partitions in each.
+"""Channel: one connection to one replica, with several requests in flight, each with many partitions.
 
-    push(pusher) ─▶ no other pusher waits, none sends? its request goes out in the appending thread (two threads saved)
-                      └ no ─▶ wake
+    push(pusher) ─▶ no other pusher waits or sends? its request goes out in the appending thread (two switches saved) └
+                      no ─▶ wake
     wake(pusher) ─▶ ready ─▶ pump: request of many parts ─▶ socket ─▶ in flight ─▶ answer ─▶ each pusher's result
-      any thread                └ only pushers that have something to say are ever looked at: idle ones cost nothing
-    once a second ─▶ a beat, whatever else is sent: the node knows that its leader is alive
-    the connection goes ─▶ in flight is given up, in order ─▶ connect anew with backoff ─▶ sent again from the buffer
+      any thread └ only pushers with something to send are looked at: idle ones cost nothing once a second ─▶ a
+    heartbeat, whatever else is sent: it shows the node that its leader is alive
+    connection lost ─▶ requests in flight fail, in order ─▶ connect again with backoff ─▶ records sent again
 
-A lock makes the order of building the order on the wire. The worker waits for it; `push` never does. `push`, `notify`,
-`wake`, `wake_later` and `close` may be called from any thread, everything else runs in the worker's.
+A lock keeps requests on the wire in the order in which they were built. The worker waits for it; `push` never does.
+`push`, `notify`, `wake`, `wake_later` and `close` may be called from any thread, everything else runs in the worker's.
 
-What is in flight on a connection, and how much of a log's file goes in one request: less once a large one was lost.
+`FileRequests`: how many bytes of a log's file go in one request: less after a large request was lost.
 
-A node may take smaller frames than we send, or a way may be too slow for a large one within `request_timeout_ms`. What
-`request_bytes_max` allows is always tried: larger requests only cost less.
+A node may accept only smaller frames, or a network may be too slow for a large one within `request_timeout_ms`.
+Requests of up to `request_bytes_max` are always tried; larger ones only cost less.
 """
 
 import heapq
@@ -50,11 +50,15 @@ from pushrep.wire.push_messages import (
 from pushrep.wire.values import size_of
 
 _STEPS = 16
-"""So many answers win back `request_bytes_max`: what was lost by chance comes back, what is refused is tried seldom."""
+"""How many answers raise the size by `request_bytes_max` again: fast enough after a chance loss, rare where large
+requests always fail.
+"""
 
 
 class RequestInFlight(NamedTuple):
-    """A request without an answer. `file_bytes` of it lay in files; it takes `slots` of those that may be in flight."""
+    """A request without an answer yet. file_bytes: how much of it came from files; slots: its share of
+    `requests_in_flight_max`.
+    """
 
     sent_ms: int
     parts: list[Sent]
@@ -63,20 +67,20 @@ class RequestInFlight(NamedTuple):
 
 
 class FileRequests:
-    """Of one connection's place, over all connections made for it. Sizes count bytes that lie in files."""
+    """Adapts the size of requests from files, over all connections of a channel."""
 
     def __init__(self, settings: PushSettings) -> None:
         self._most_bytes = self.bytes_max = settings.request_file_bytes_max
         self._least_bytes = min(settings.request_bytes_max, self._most_bytes)
-        """So many go in one request."""
+        """How many bytes from files go in one request."""
 
     def answered(self, size_bytes: int) -> None:
-        """A request with so many was."""
+        """A request with so many bytes from files was answered."""
         if size_bytes:
             self.bytes_max = min(self._most_bytes, self.bytes_max + max(1, self._least_bytes // _STEPS))
 
     def lost(self, size_bytes: int) -> None:
-        """A connection went, with a request without an answer that had so many."""
+        """The connection was lost before a request with so many bytes from files was answered."""
         if size_bytes > self._least_bytes:
             self.bytes_max = max(self._least_bytes, self.bytes_max // 2)
 
@@ -85,7 +89,7 @@ _LOG = logging.getLogger("pushrep.push")
 BEAT_MS = 1_000
 _GRACE_S = 0.2
 _TOO_OLD = "does not speak of holes and gets none until it is upgraded (UNSUPPORTED_VERSION)"
-_PARTS_MAX = 1024  # partitions in one request: its header stays far below what a peer takes
+_PARTS_MAX = 1024  # partitions in one request: its header stays far below the peers' limit
 _SMALL_SHARE = 4
 """A request of less than this part of `request_bytes_max`, in bytes, and of `_PARTS_MAX` is small. It takes half of the
 requests that may be in flight: one is carried out and one is at hand, and what comes meanwhile goes together. A node
@@ -93,9 +97,9 @@ syncs the partitions of one request beside each other, but requests one after th
 
 
 class Beats(NamedTuple):
-    """What a leader says once a second; on_another(replica, generation, epoch, leader): in the answer that one showed
-    another grant than the leader's own: a newer one, or an older one or none (-1), because its disk is not the same;
-    on_own(replica): its own.
+    """A leader's heartbeats, one a second. on_another(replica, generation, epoch, leader): the answer showed another
+    grant than the leader's: a newer one, or an older one or none (-1), because the replica's disk was replaced.
+    on_own(replica): it showed the leader's.
     """
 
     request: BeatRequest
@@ -114,7 +118,7 @@ class Waker:
         raise NotImplementedError
 
     def add(self, channel: "Channel") -> None:
-        """Run it from now on, until it is closed. Thread-safe."""
+        """Run this channel from now on, until it is closed. Thread-safe."""
         raise NotImplementedError
 
 
@@ -131,16 +135,18 @@ class Channel:
         beats: Beats | None = None,
         lost: "Counter[int] | None" = None,
     ) -> None:
-        """opened: a connection that no other object uses any more; without one it makes its own.
+        """opened: a connection to take over; None: it connects itself.
 
-        lost: gets one more of the replica's index for each connection that breaks.
+        lost: counts broken connections by the replica's index.
         """
         self._lost = Counter[int]() if lost is None else lost
         self.away: str | None = None
-        """Why the replica can't be reached; None: it can, or that is not known yet."""
+        """Why the replica can't be reached; None if it can, or that is unknown yet."""
         self.replica, self.is_closing = replica, False
         self.pushers: set[Pusher] = set()
-        """Those with a session. Each says something over every new connection: the replica may be another process."""
+        """The pushers with a session. Each sends something over a new connection, because the replica may be a new
+        process.
+        """
         self._beats, self._is_beating, self._has_sent_end = beats, False, False
         self._beat_ms: int | None = None  # when the next one is due
         self._settings, self._worker, self._clock = settings, worker, clock
@@ -148,19 +154,19 @@ class Channel:
         self._later: deque[tuple[int, Pusher]] = deque()
         self._timers: list[tuple[int, int, Pusher]] = []
         self._tickets = count()
-        self._send_lock = threading.Lock()  # of the connection and what is in flight on it; held over no wait
-        self._failed: BaseException | None = None  # what `push` met: the worker then gives the connection up
+        self._send_lock = threading.Lock()  # guards the connection and its requests in flight; never held while waiting
+        self._failed: BaseException | None = None  # an error in `push`: the worker then closes the connection
         self._sock: AnySocket | None = None
         self._protocol: ClientConnection | None = None
         self._outgoing: list[Piece] = []
         self._events = READABLE
         self._in_flight: dict[int, RequestInFlight] = {}
-        self._slots = 0  # of all that is in flight
+        self._slots = 0  # of all requests in flight
         self._file_requests = FileRequests(settings)
         self._linger_until_ms: int | None = None
         self._opened = opened
         self._connecting: Thread | None = None
-        self._fruitless = int(opened is not None)  # connections in a row that gave no answer to a push
+        self._fruitless = int(opened is not None)  # connections in a row without an answer to a push
         self._stop = settings.network.threads.event()
         self._hung_up = settings.network.threads.event()
         self._until_ms: int | None = None
@@ -171,11 +177,11 @@ class Channel:
 
     @property
     def is_hung_up(self) -> bool:
-        """Whether it was closed, and that is over."""
+        """Whether it has been closed and has hung up."""
         return self._hung_up.is_set()
 
     def is_done(self, now_ms: int) -> bool:
-        """Whether it is closed, and all was said that can be until then."""
+        """Whether it is closed and has nothing more to send, or may not wait longer."""
         if not self.is_closing:
             return False
         is_connected = self._sock is not None or self._opened is not None
@@ -190,14 +196,14 @@ class Channel:
         return not self._ready and not self._in_flight and not self._outgoing
 
     def wake(self, pusher: Pusher) -> None:
-        """It has something to say. Thread-safe."""
+        """The pusher has something to send. Thread-safe."""
         if not pusher.is_ready:
             pusher.is_ready = True
             self._ready.append(pusher)
             self._worker.wake()
 
     def push(self, pusher: Pusher) -> None:
-        """It has new records: send them now if nothing else waits, else as soon as it suits. Thread-safe, no wait."""
+        """The pusher has new records: send them now if nothing else waits, else as `wake`. Thread-safe; never waits."""
         if self._is_free() and self._send_lock.acquire(blocking=False):
             try:
                 if self._is_free():
@@ -211,7 +217,7 @@ class Channel:
         self.wake(pusher)
 
     def notify(self, pusher: Pusher) -> None:
-        """Something happened to it that may call for a request. Thread-safe."""
+        """The pusher's state changed, so that it may have something to send. Thread-safe."""
         pending = pusher.pending_work()
         if pending is PendingWork.REQUEST:
             self.wake(pusher)
@@ -219,7 +225,7 @@ class Channel:
             self._wake_for_watermark(pusher)
 
     def wake_later(self, pusher: Pusher) -> None:
-        """It has to say something again, after a pause that grows with its failures. Thread-safe."""
+        """The pusher has to send again, after a pause that grows with its failures. Thread-safe."""
         pusher.failures += 1
         delay_ms = int(1000 * pause_s(self._settings, pusher.failures))
         self._later.append((self._clock.monotonic_ms() + delay_ms, pusher))
@@ -235,7 +241,7 @@ class Channel:
         return bool(self._ready) and has_room and self._linger_until_ms is None
 
     def pump(self, now_ms: int) -> int | None:
-        """Send what can be sent; when to be called again without any event, None for never."""
+        """Send what can be sent; returns when to be called again without an event, None for never."""
         while self._later:
             due_ms, pusher = self._later.popleft()
             heapq.heappush(self._timers, (due_ms, next(self._tickets), pusher))
@@ -253,14 +259,14 @@ class Channel:
                 except (OSError, ProtocolError) as error:
                     self._lose(error)
             oldest = next(iter(self._in_flight.values()), None)
-            # `push` wakes nobody: a request that it sends from now on is late no earlier than this.
+            # `push` wakes nobody: a request that it sends from now on times out no earlier than this.
             sent_ms = oldest.sent_ms if oldest is not None else now_ms if self._sock is not None else None
         times = [
             self._until_ms,
             self._timers[0][0] if self._timers else None,
             self._linger_until_ms,
             sent_ms + self._settings.request_timeout_ms if sent_ms is not None else None,
-            # One that is late goes out behind what holds it up, whose end wakes this.
+            # A late heartbeat is sent after what delays it, whose end wakes this channel.
             self._beat_ms if self._beat_ms is not None and self._beat_ms > now_ms else None,
         ]
         return min((time for time in times if time is not None), default=None)
@@ -278,16 +284,16 @@ class Channel:
                 self._lose(error)
 
     def close(self, until_ms: int | None = None) -> None:
-        """Say what is to be said, until `until_ms` at most, then hang up. Thread-safe; the worker does it."""
+        """Have the worker send what is left, until `until_ms` at most, then hang up. Thread-safe."""
         self._until_ms = until_ms
         self.is_closing = True
-        self._worker.poller.wake()  # also one that is about to sleep
+        self._worker.poller.wake()  # wakes also a worker that is about to sleep
 
     def wait_closed(self, timeout_s: float) -> None:
-        """Until it has hung up, and makes no connection any more."""
+        """Wait until it has hung up and its connecting thread has ended."""
         self._hung_up.wait(timeout_s)
         if self._connecting is not None:
-            self._connecting.join(_GRACE_S)  # one that is in the middle of an attempt ends with it, by itself
+            self._connecting.join(_GRACE_S)  # a running attempt ends by itself
 
     def cut(self) -> None:
         """Hang up now, and stop connecting."""
@@ -298,12 +304,12 @@ class Channel:
         self._hung_up.set()
 
     def lose(self) -> None:
-        """Give the connection up and make another."""
+        """Close the connection and connect again."""
         with self._send_lock:
             self._lose(None)
 
     def _wake_for_watermark(self, pusher: Pusher) -> None:
-        """Its watermark rose: that is sent alone if no records come within `watermark_linger_ms`. Thread-safe."""
+        """The pusher's watermark rose: send it alone if no records come within `watermark_linger_ms`. Thread-safe."""
         linger_ms = self._settings.watermark_linger_ms
         if not linger_ms or (pusher.alone_ms is not None and len(self._in_flight) <= 1):  # the one is just answered
             self.wake(pusher)
@@ -319,7 +325,7 @@ class Channel:
             self._worker.wake()
 
     def _is_free(self) -> bool:
-        """Whether a request of one pusher may go out before anything else."""
+        """Whether `push` may send a request of one pusher now."""
         if self._sock is None or self._outgoing or self._ready or self._failed is not None or self._settings.linger_ms:
             return False
         return self._slots < self._settings.requests_in_flight_max
@@ -346,7 +352,7 @@ class Channel:
             self._connecting.start()
 
     def _connect(self) -> None:
-        """In a thread of its own, until it succeeds."""
+        """Connect, in a thread of its own, until it succeeds."""
         if self._fruitless and self._stop.wait(pause_s(self._settings, self._fruitless)):
             return
         self._fruitless += 1
@@ -355,7 +361,7 @@ class Channel:
         def failed(error: BaseException) -> None:
             nonlocal last
             self.away = str(error)
-            if str(error) != last:  # said once, not with every attempt
+            if str(error) != last:  # logged once, not at every attempt
                 last = str(error)
                 _LOG.warning("%s can't be reached, trying on: %s", self.replica, error)
 
@@ -383,7 +389,7 @@ class Channel:
             self._send(parts, sents, now_ms)
 
     def _send_of(self, pusher: Pusher) -> None:
-        """A request of this pusher alone, out of what is in memory."""
+        """A request of this pusher alone, with records from memory."""
         found = pusher.next_part(self._settings.request_bytes_max)
         if found is not None:
             self._send([found[0]], [found[1]], self._clock.monotonic_ms())
@@ -408,10 +414,10 @@ class Channel:
         return max(1, file_bytes // settings.request_bytes_max)
 
     def _beat(self, now_ms: int) -> None:
-        """One a second, and one at a time: they show that the leader lives, not how fast it is answered.
+        """One heartbeat a second, one at a time: it shows that the leader is alive.
 
-        The last one goes out behind all that is to be said, answered or not, so that nobody takes a leader for alive
-        that has closed, however slow its replica is.
+        The last one is sent after everything else, whether that was answered or not, so that a closed leader does not
+        count as alive, however slow its replica is.
         """
         if self._beats is None or self._beat_ms is None or self._outgoing or self._has_sent_end:
             return
@@ -430,7 +436,7 @@ class Channel:
         self._write()
 
     def _build(self, now_ms: int) -> tuple[list[AppendRecordsPartition], list[Sent]]:
-        """One request: each ready pusher once, until it is full. One that has more goes to the end of the row."""
+        """Build a request: each ready pusher once, until it is full. One with more goes to the end of the queue."""
         parts: list[AppendRecordsPartition] = []
         sents: list[Sent] = []
         room, again = self._settings.request_bytes_max, []
@@ -438,13 +444,13 @@ class Channel:
             if room <= 0 or len(parts) >= _PARTS_MAX:
                 break
             pusher = self._ready.popleft()
-            pusher.is_ready = False  # before it is looked at: what comes after this wakes it again
+            pusher.is_ready = False  # before it is asked, so that later news make it ready again
             if self._wait_for_company(pusher, now_ms):
                 continue
             try:
                 found = pusher.next_part(room, file_bytes_max=self._file_requests.bytes_max)
             except OffsetOutOfRange:
-                pusher.session.partition.look_at_log_start()  # it has moved under what was to be sent
+                pusher.session.partition.look_at_log_start()  # the log start may have passed the records to send
                 self.wake_later(pusher)
                 continue
             except (OSError, PushrepError) as error:
@@ -468,13 +474,13 @@ class Channel:
         return parts, sents
 
     def _announces_holes(self) -> bool:
-        """Whether the replica's version knows of holes that a cleaner left; else it gets none."""
+        """Whether the replica's version knows of holes left by a cleaner; else it gets no batches after one."""
         assert self._protocol is not None, "there is a socket"
         versions = self._protocol.versions
         return versions is not None and versions.version_of(ApiKey.APPEND_RECORDS) >= HOLES_SINCE
 
     def _wait_for_company(self, pusher: Pusher, now_ms: int) -> bool:
-        """A watermark alone waits a moment for records to ride with: else each acknowledgement would make a request."""
+        """Let a watermark wait a moment for records to join: else each acknowledgement would cause a request."""
         linger_ms = self._settings.watermark_linger_ms
         if not linger_ms or pusher.pending_work() is not PendingWork.WATERMARK:
             return False
@@ -498,7 +504,7 @@ class Channel:
             pass
 
     def _watch(self) -> None:
-        """Hear of the socket when it can take the rest."""
+        """Poll the socket for writing while a rest is unsent."""
         wanted = READABLE | (WRITABLE if self._outgoing else 0)
         if wanted != self._events:
             self._events = wanted
@@ -517,7 +523,7 @@ class Channel:
                 raise ConnectionError("the replica closed the connection")
             for answer in protocol.buffer_updated(count):
                 if isinstance(answer, CallAnswer):
-                    # In flight until every part is done: if one raises, the others are given up with the connection.
+                    # In flight until every part is done: if one raises, the others fail with the connection.
                     request = self._in_flight[answer.correlation_id]
                     if isinstance(answer.message, AppendRecordsResponse):
                         self._answered(request, answer.message)
@@ -551,7 +557,7 @@ class Channel:
             self.notify(sent.pusher)
 
     def _lose(self, error: BaseException | None) -> None:
-        """The connection is gone: what was in flight goes out again on the next one."""
+        """The connection is lost: what was in flight is sent again on the next one."""
         self._failed = None
         if self._sock is None:
             return

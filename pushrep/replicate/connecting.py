@@ -22,14 +22,14 @@ from pushrep.wire.values import Struct
 
 T = TypeVar("T")
 _NAME = "pushrep"
-_LIMITS = FrameLimits(header_bytes_max=(1 << 24) - 1)  # of peers that we were given to ask: all that a header can have
+_LIMITS = FrameLimits(header_bytes_max=(1 << 24) - 1)  # for peers that we chose to ask: the largest header possible
 
 BEATS_IN_FLIGHT_MAX = 2
-"""One at a time, and the last one of a channel that closes, which does not wait for the answer to it (channel.py)."""
+"""One at a time, and a last one when a channel closes, which does not wait for the one before (channel.py)."""
 
 
 class OpenConnection(NamedTuple):
-    """A socket that waits, and what both sides speak on it."""
+    """A blocking socket, and its agreed protocol state."""
 
     sock: AnySocket
     protocol: ClientConnection
@@ -54,7 +54,7 @@ def connect(address: Address, settings: PushSettings) -> OpenConnection:
     except ssl.SSLCertVerificationError as error:
         _close(sock)
         raise ReplicaUnreachable(str(address), f"its certificate is refused: {error.verify_message}") from error
-    except (OSError, ProtocolError, NoCommonVersion, UnicodeError) as error:  # the last: a host that no name can be
+    except (OSError, ProtocolError, NoCommonVersion, UnicodeError) as error:  # UnicodeError: no valid host name
         _close(sock)
         raise ReplicaUnreachable(str(address), _why(error, sock, settings)) from error
     except BaseException:
@@ -64,7 +64,7 @@ def connect(address: Address, settings: PushSettings) -> OpenConnection:
 
 
 def call(opened: OpenConnection, request: Struct) -> Struct:
-    """Ask, and wait for the answer. Raises OSError, ProtocolError; the connection is of no use then."""
+    """Send a request and wait for the answer. After an OSError or ProtocolError the connection is unusable."""
     _, parts = opened.protocol.ask(request)
     send_all(opened.sock, parts)
     while True:
@@ -79,9 +79,9 @@ def call(opened: OpenConnection, request: Struct) -> Struct:
 def retry_connecting(
     attempt: Callable[[], T], settings: PushSettings, stop: Event, on_failure: Callable[[BaseException], None]
 ) -> T:
-    """Attempt again and again, with random pauses that grow, until it succeeds or `stop` is set.
+    """Call `attempt` with growing random pauses until it succeeds or `stop` is set, then raise the last error.
 
-    Raises the last error once it is. `on_failure`: called with each.
+    on_failure: called with each error.
     """
     passing = (ReplicaUnreachable, ProtocolError, OSError)
     policy = RetryPolicy(is_retriable=lambda error: isinstance(error, passing), backoff=_backoff(settings))
@@ -89,9 +89,7 @@ def retry_connecting(
 
 
 def pause_s(settings: PushSettings, failures: int) -> float:
-    """How long to wait after so many failures in a row: what `retry_connecting` waits, for callers that must not wait
-    here.
-    """
+    """The pause of `retry_connecting` after so many failures in a row, for callers that must not block."""
     return _backoff(settings).pause_s(max(1, failures))
 
 
@@ -101,11 +99,11 @@ def _backoff(settings: PushSettings) -> Backoff:
 
 @cache
 def _version() -> str:
-    return version("pushrep")  # files are searched for it: milliseconds, the first time in a process
+    return version("pushrep")  # searches files: milliseconds at the first call in a process
 
 
 def _why(error: Exception, sock: AnySocket | None, settings: PushSettings) -> str:
-    """In words of certificates, where it is about them."""
+    """The reason; a certificate error in plain words."""
     reason = getattr(error, "reason", None)
     if isinstance(reason, str) and "_ALERT_" in reason:
         said = reason.partition("_ALERT_")[2].replace("_", " ").lower()

@@ -1,13 +1,12 @@
-"""Election: carries out what a Candidate decides, by the network and on the own disk; a thin shell.
+"""Election: carries out what a Candidate decides, over the network and on this member's disk.
 
     Look, SendGrant            asked of all at once (member_clients.py); the answers go back to the rules
     StoreEpoch, StoreGrant      promises.json, synced before the next effect
-    Fetch                      set aside, cut, fetch, append, flush
-    Refused                    raised; a newer grant for another is kept first, so that the directory can follow it
+    Fetch                      quarantine or cut, fetch, append, flush
+    Refused                    raised; a newer grant for another is stored first, so that the directory can follow it
     Lead                       `run` returns the grant, and `begin` puts its epoch into every log
 
-An opening and a promotion both go this way. Between the start of `run` and the end of `begin` nobody
-appends to the logs.
+Openings and promotions both use it. Between the start of `run` and the end of `begin` nobody may append to the logs.
 """
 
 import logging
@@ -49,14 +48,14 @@ from pushrep.wire.error_codes import ErrorCode
 
 _LOG = logging.getLogger("pushrep.node")
 Change = Callable[[Grant, int], Grant]
-"""Makes the next grant from the newest one and its number."""
+"""Makes the next grant from the newest one and its own epoch."""
 
 
 class Election:
-    """One member's attempts to lead. Not thread-safe; the promises' `member` says which one it is.
+    """One member's attempts to lead. Not thread-safe. Which member it is, is in its election state.
 
-    addresses: where members listen, above what grants say. fetched: called with every batch that was fetched, in order.
-    contact_age_ms: since another leader was in contact with the node that has this directory; None for none.
+    addresses: of members, instead of the grants' ones. fetched: called with every fetched batch, in order.
+    contact_age_ms: how long ago another leader was in contact with this directory's node; None for never.
     leader_alive_ms: as Candidate's.
     """
 
@@ -84,7 +83,7 @@ class Election:
         self._answers = self._round(0)
 
     def own(self) -> MemberAnswer:
-        """What this member says of itself."""
+        """This member's own answer to a look."""
         kept = self.state_store.kept
         logs = {
             number: MemberLog(
@@ -109,12 +108,12 @@ class Election:
         )
 
     def _held_to(self, log: SegmentLog) -> EpochEnd | None:
-        """What was noted of a log that lost records, with the epoch of the last one; None if it lost none."""
+        """The end of a log that lost records, and the epoch of the last lost one; None if it lost none."""
         kept, name = self.state_store.kept, log.path.name
         end = kept.unfilled.get(name, 0)
         if end <= log.log_end_offset or name in kept.unfenced:
             return None
-        # For a log that is damaged, the list on disk still shows it.
+        # The list on disk of a damaged log still has that epoch.
         epochs = read_leader_epochs(log.path, self.state_store.filesystem) or log.leader_epochs
         return EpochEnd(epochs.epoch_of(end - 1), end)
 
@@ -128,14 +127,14 @@ class Election:
         may_cut: bool = True,
         standby: StandbyElection | None = None,
     ) -> Grant:
-        """The grant to lead by: stored by enough members, this one holds all that they hold, on disk.
+        """Returns the grant to lead by: enough members have stored it, and this one has all their records on disk.
 
-        first: of an outbox that has none yet. change: instead of a renewal. timeout_s: of each round. may_cut: whether
-        what this log has and the member that is ahead has not may be cut; else NotAhead says so. standby: whose
-        election it is, so a majority has to agree, and a member that gives no answer is asked again: it may be
-        looking, too, and end that in time. Raises NotLeader, LeaderMayBeAlive, TakeoverHeld, TooFewMembers, NotAhead,
-        LogNotFit, NotAMember, ReplicaUnreachable if the member that is ahead goes away while its records are fetched,
-        LogPoisoned, OSError.
+        first: the first grant, for an outbox without one. change: makes the grant instead of a renewal. timeout_s: of
+        each round. may_cut: whether records that this log has and the member ahead has not may be cut; else NotAhead is
+        raised. standby: a standby's election: a majority has to agree, and members that do not answer are asked again,
+        because they may be standbys that are asking themselves. Raises NotLeader, LeaderMayBeAlive, TakeoverHeld,
+        TooFewMembers, NotAhead, LogNotFit, NotAMember, ReplicaUnreachable if the member that is ahead goes away while
+        its records are fetched, LogPoisoned, OSError.
         """
         self._grants, self._may_cut = [first] if first is not None else [], may_cut
         candidate = Candidate(
@@ -175,7 +174,7 @@ class Election:
             self.store(effect.grant)
         elif isinstance(effect, SendGrant):
             self._answers.asks_again = False
-            self._answers = self._round(timeout_s, candidate)  # late answers to looks count no more
+            self._answers = self._round(timeout_s, candidate)  # late answers to looks are ignored
             self._ask(effect.members, partial(self._clients.offer, effect.grant, is_first=candidate.is_first))
         elif isinstance(effect, Fetch):
             assert candidate.grant is not None, "nothing is fetched before it was granted"
@@ -188,7 +187,7 @@ class Election:
         return []
 
     def begin(self, grant: Grant) -> None:
-        """Lead by `grant`: everything here is on disk, its epoch begins, and nothing is unfenced any more.
+        """Lead by `grant`: flush everything, begin its epoch, and mark nothing as unfenced any more.
 
         Raises LogPoisoned, OSError.
         """
@@ -197,7 +196,8 @@ class Election:
             self.state_store.keep(replace(self.state_store.kept, unfenced={}, is_unfilled=False))
 
     def begin_unfenced(self) -> int:
-        """Too few members answer: the next own number, which appends from now on carry; they are marked first.
+        """Begin this member's next epoch without a grant, as too few members answer; later appends are marked as
+        unfenced.
 
         Raises LogPoisoned, OSError.
         """
@@ -211,18 +211,18 @@ class Election:
         return number
 
     def forget_address(self, index: int) -> None:
-        """Whatever the caller gave: only what grants say counts for this member."""
+        """Drop the caller's address of this member, so that only the grants' one counts."""
         self._addresses.pop(index, None)
 
     def describe_members(self, grant: Grant, timeout_s: float) -> dict[int, MemberAnswer]:
-        """What the other members of `grant` hold; those that do not answer in time are not there."""
+        """What the other members of `grant` hold; those that do not answer in time are left out."""
         self._grants = [grant]
         self._answers = self._round(timeout_s)
         self._ask(sorted(grant.indexes - {self.index}), self._clients.describe)
         return self._all()
 
     def describe_new(self, members: Sequence[Member], timeout_s: float) -> dict[int, MemberAnswer]:
-        """As `describe_members`, of nodes that are to become members and that no grant names yet."""
+        """As `describe_members`, for nodes that are to become members and that no grant names yet."""
         self._answers = self._round(timeout_s)
         for one in members:
             describe = partial(self._clients.describe, one.index, Address.parse(one.address))
@@ -230,13 +230,13 @@ class Election:
         return self._all()
 
     def offer(self, grant: Grant, timeout_s: float) -> dict[int, MemberAnswer]:
-        """Show `grant`, which is stored here, to its other members; what those answer that do."""
+        """Show `grant`, which is stored here, to its other members; returns the answers."""
         self._answers = self._round(timeout_s)
         self._ask(sorted(grant.indexes - {self.index}), partial(self._clients.offer, grant))
         return self._all()
 
     def store(self, grant: Grant) -> None:
-        """Durably: the newest grant is this one. Raises OSError."""
+        """Store the grant as the newest one, durably. Raises OSError."""
         with self.state_store.lock:
             kept = self.state_store.kept
             self.state_store.keep(
@@ -245,12 +245,12 @@ class Election:
                     grant=grant,
                     leader_epoch=max(kept.leader_epoch, grant.epoch),
                     number=max(kept.number, grant.epoch),
-                    log_generation=grant.generation,  # one that begins with its leader's logs
+                    log_generation=grant.generation,  # a new generation begins with its leader's logs
                 )
             )
 
     def fetch(self, fetch: Fetch, grant: Grant) -> None:
-        """Set aside what was not granted, cut, fetch, flush. Raises as `run`."""
+        """Cut unfenced records into `.cut`, cut at the fetch's offset, fetch, flush. Raises as `run`."""
         log = self.logs[fetch.partition]
         before = log.log_end_offset
         if not self._may_cut and (fetch.anew is not None or fetch.cut_at < before):
@@ -283,9 +283,9 @@ class Election:
         _LOG.warning("%s ended at %d; %d to %d came from member %d", log.path, before, fetch.cut_at, end, fetch.member)
 
     def give_up_lost(self) -> None:
-        """What logs here lost is lost for good: durably, they count as whole. What lies behind damage is set aside.
+        """Accept durably that records are lost: the logs count as whole, and bytes after damage are quarantined.
 
-        Only once a grant is stored that says so. Raises LogPoisoned, OSError.
+        Call it only after storing a grant that says so. Raises LogPoisoned, OSError.
         """
         for log in self.logs.values():
             if log.damaged_from is not None:
@@ -312,7 +312,7 @@ class Election:
             self.state_store.keep(replace(self.state_store.kept, number=epoch))
 
     def _learn_from(self, refused: Refused) -> None:
-        """Another leads: keep its grant, and what is here can follow it."""
+        """Another leads: store its grant, so that this directory can follow it."""
         newest = newest_of(self._grants)
         if not isinstance(refused.error, NotLeader) or newest is None or newest.leader == self.index:
             return
@@ -324,7 +324,7 @@ class Election:
     def _round(self, timeout_s: float, candidate: Candidate | None = None) -> MemberAnswers:
         self._clients.generation = self.state_store.kept.generation
         answers = MemberAnswers(self._settings, self._clock, timeout_s)
-        answers.asks_again = candidate is not None and candidate.asks_again  # before anybody can refuse
+        answers.asks_again = candidate is not None and candidate.asks_again  # before an answer can refuse
         return answers
 
     def _ask(self, members: Iterable[int], question: Callable[[int, Address], MemberAnswer]) -> None:
@@ -345,7 +345,7 @@ class Election:
         return Address.parse(text)
 
     def _address_text(self, index: int) -> str:
-        """As the caller gave it, else as the newest grant that knows says; empty for one that does not listen."""
+        """The member's address from the caller, else from the newest grant with one; empty if it does not listen."""
         kept = self.state_store.kept.grant
         known = [*self._grants, *([kept] if kept is not None else [])]
         found = self._addresses.get(index, "")
@@ -356,15 +356,15 @@ class Election:
 
 
 def _begin_epochs(logs: Collection[SegmentLog], epoch: int) -> None:
-    """What is in them is on disk, and `epoch` begins behind it. Raises LogPoisoned, OSError."""
+    """Flush the logs and begin `epoch` at their ends. Raises LogPoisoned, OSError."""
     for one in islice(logs, 1):
-        # Of thousands that are new each would have its checkpoint written within a second.
+        # Else thousands of new logs would each have a checkpoint written within a second.
         one.run_beside_others([log.flush for log in logs if log.log_end_offset])
         one.begin_epochs([(log, epoch, log.log_end_offset) for log in logs])
 
 
 def too_few(grant: Grant, own: int, found: Mapping[int, MemberAnswer]) -> TooFewMembers | None:
-    """Why these answers to a look, and this member, are not enough to lead; None if they are."""
+    """Why these answers and this member are not enough to lead; None if they are."""
     members = (
         one
         for one in found.values()

@@ -1,4 +1,4 @@
-"""What a member has promised, on disk before its answer says so: the newest grant, and the newest leader epoch taken.
+"""A member's election state, on disk before its answers show it: the newest grant, and the newest leader epoch taken.
 
     <data>/replica-epoch.json                    {"version": 1, "replica_epoch": n, "crc32c": c}
     <data>/<outbox id>/promises.json             {"version": 3, "outbox_id": u, "member": i, "leader_epoch": n,
@@ -10,15 +10,15 @@
                                                   "crc32c": c}
     <data>/<outbox id>/generation-<g>.stale/      logs of an older generation, whole, with promises and checkpoints
 
-A member is a node's copy of an outbox or the directory that a service leads from: both keep the same file, so either
-becomes the other. Version 1 had no `member`, `number`, `ungranted` and `unfilled`; version 2 no `generation` and no
-`log_generation`, and a member was [index, address] alone. `hold` and `takeover` are the grant's; they lie beside it
-because an older version reads past what it does not know here, and drops it when it writes.
+A member is a node's copy of an outbox or the directory that a service leads from: both have the same file, so either
+can become the other. Version 1 had no `member`, `number`, `ungranted` and `unfilled`; version 2 no `generation` and no
+`log_generation`, and a member was [index, address] alone. `hold` and `takeover` belong to the grant; they are beside it
+because an older version ignores unknown fields here, and drops them when it writes.
 
-A grant of a higher generation is kept first, then the logs are set aside, then `log_generation` follows: while it does
-not, the next opening of the directory has to finish that before anything is read or written here.
-crc32c is taken over the other fields as compact JSON with sorted keys. Both files are replaced whole and atomically. A
-file that is there and can't be believed stops the node for that outbox: a promise that is forgotten loses records.
+A grant of a higher generation is stored first, then the logs are moved aside, then `log_generation` is raised. Until
+then the next opening of the directory has to finish the move before it reads or writes anything. crc32c covers the
+other fields as compact JSON with sorted keys. Both files are replaced atomically. If a file is damaged, the node
+refuses that outbox: a forgotten promise loses records.
 """
 
 import logging
@@ -46,7 +46,7 @@ PROMISES_NAME = "promises.json"
 REPLICA_EPOCH_NAME = "replica-epoch.json"
 _VERSION = 1
 _PROMISES_VERSION = 3
-_FILE_BYTES_MAX = 64 << 20  # a line for every partition that appended without a grant
+_FILE_BYTES_MAX = 64 << 20  # an entry for every partition that appended without a grant
 _CARRIED = ("hold", "takeover")
 NO_MEMBER = -1
 _GRANT_FIELDS = frozenset(field.name for field in fields(Grant) if field.init).difference(_CARRIED)
@@ -56,12 +56,13 @@ _GRANT_FIELDS = frozenset(field.name for field in fields(Grant) if field.init).d
 class ElectionState:
     """Of one outbox. leader_epoch: the newest one that any of its logs here has taken; -1 for none.
 
-    member: which one this is; NO_MEMBER until a grant names where it listens. number: the newest own one it has taken,
-    granted or not. unfenced: by log, what was appended without a grant. unfilled: by log, up to where it held records
-    that it lost; until it ends there again it counts for nothing. is_unfilled: it had no grant when it stored its first
-    one, so it may be a member whose disk was lost: until a leader has given it everything it counts for nothing.
-    log_generation: of the logs that lie there; below the grant's they are to be set aside. rival: a grant that was
-    forced beside the kept one, and offered: a leader by that one gets it in the answer, and goes offline.
+    member: which one this is; NO_MEMBER until a grant names where it listens. number: the newest epoch of its own,
+    granted or not. unfenced: by log, the records appended without a grant. unfilled: by log, the end of records that it
+    lost; until it ends there again this member does not count. is_unfilled: it stored its first grant without an
+    earlier one, so its disk may have been lost: until a leader has given it everything it does not count.
+    log_generation: of the logs in the directory; if it is below the grant's, they have to be moved aside. rival: an
+    offered grant that was forced independently of the stored one: a leader by either gets the other in its answer, and
+    stops.
     """
 
     leader_epoch: int = -1
@@ -76,34 +77,34 @@ class ElectionState:
 
     @property
     def newest_epoch(self) -> int:
-        """Of everything older nothing is accepted. What was taken without a grant fences nobody."""
+        """Requests of older epochs are refused. Epochs taken without a grant fence nobody."""
         return max(self.leader_epoch, self.grant.epoch if self.grant is not None else -1)
 
     @property
     def generation(self) -> int:
-        """Of the newest grant; 0 without one."""
+        """The newest grant's generation; 0 without a grant."""
         return 0 if self.grant is None else self.grant.generation
 
     @property
     def carried(self) -> tuple[Hold | None, Takeover | None]:
-        """What the grant carries; two states that differ in nothing else are equal."""
+        """The fields that the grant carries, which do not count when states are compared."""
         return (None, None) if self.grant is None else self.grant.carried
 
     @property
     def identities(self) -> frozenset[str]:
-        """Those that the newest grant names: they may lead, too."""
+        """The identities that the newest grant names: they may lead, too."""
         members = () if self.grant is None else (*self.grant.members, *self.grant.previous_members)
         return frozenset(one.identity for one in members if one.identity)
 
     @property
     def are_logs_outdated(self) -> bool:
-        """Whether the logs are of another generation than the grant, so that they are to be set aside."""
+        """Whether the logs are of an older generation than the grant, so that they have to be moved aside."""
         return self.log_generation != self.generation
 
     def with_grant(self, grant: Grant) -> "ElectionState":
-        """These with a grant that `judge_grant` lets in; what the logs of an older generation promised ends with it.
+        """The state with a grant that `judge_grant` accepted; a new generation ends what was promised for the old logs.
 
-        Its hold and takeover stay if the grant came by an older peer, which does not know of them.
+        Hold and takeover stay if the grant came from an older peer, which does not know them.
         """
         grant = grant.carrying([self.grant])
         if grant.generation == self.generation:
@@ -113,36 +114,36 @@ class ElectionState:
 
     @property
     def is_led_here(self) -> bool:
-        """Whether the newest grant names this member: its service opens the directory, and a node stays away."""
+        """Whether the newest grant names this member: then its service opens the directory, and a node does not."""
         return self.grant is not None and self.grant.leader == self.member
 
 
 class ElectionStateStore:
-    """The promises of one directory. Thread-safe. Raises CorruptNodeFile, OSError."""
+    """The election state of one directory. Thread-safe. Raises CorruptNodeFile, OSError."""
 
     def __init__(self, directory: Path, outbox_id: UUID, filesystem: Filesystem) -> None:
         self.directory, self.outbox_id, self.filesystem = directory, outbox_id, filesystem
         self.lock = threading.RLock()
-        """Held from reading to keeping: while a grant is judged none other is."""
+        """Held from reading to storing, so that one grant at a time is judged."""
         self._kept = read_election_state(directory, outbox_id, filesystem)
 
     @property
     def kept(self) -> ElectionState:
-        """As they stand on disk."""
+        """The state as on disk."""
         return self._kept
 
     @property
     def directory_id(self) -> UUID | None:
-        """Of the directory that they are kept in; None if it has none. Raises OSError."""
+        """The directory's id; None if it has none. Raises OSError."""
         found, _ = read_directory_id(self.directory, self.filesystem)
         return None if found is None else found.directory_id
 
     def keep(self, state: ElectionState) -> None:
-        """On disk when this returns; the old ones hold if it raises."""
+        """Store the state; on disk when this returns. If it raises, the old one holds."""
         with self.lock:
             if state != self._kept or state.carried != self._kept.carried:
                 self.filesystem.make_directory(self.directory)
-                if state.are_logs_outdated and not self._kept.are_logs_outdated:  # what held for these logs
+                if state.are_logs_outdated and not self._kept.are_logs_outdated:  # the state of these logs
                     aside = self._aside(state)
                     self.filesystem.make_directory(aside)
                     write_election_state(aside, self.outbox_id, self._kept, self.filesystem)
@@ -150,17 +151,17 @@ class ElectionStateStore:
                 self._kept = state
 
     def note_lost(self, log: str, end_offset: int) -> None:
-        """`log` held records up to `end_offset` that it lost; durably: this member counts for nothing before it has
-        them again. Raises OSError.
+        """Store that `log` lost records up to `end_offset`: this member does not count before it has them again. Raises
+        OSError.
         """
         with self.lock:
             kept = self._kept.unfilled
             self.keep(replace(self._kept, unfilled={**kept, log: max(end_offset, kept.get(log, 0))}))
 
     def set_logs_aside(self, held: LogDirectory) -> None:
-        """Finish what a grant of a higher generation began, if one did. held: the directory, none of its logs open.
+        """If a grant of a higher generation was stored, move the older logs aside, with their checkpoints.
 
-        Whole logs go, with the checkpoints that hold for them. Raises OSError: the next call goes on from there.
+        held: the directory, none of its logs open. Raises OSError; the next call goes on from there.
         """
         with self.lock:
             if not self._kept.are_logs_outdated:
@@ -195,13 +196,13 @@ class ElectionStateStore:
         return self.directory / f"generation-{label(state.log_generation)}{STALE_SUFFIX}"
 
     def read_again(self) -> None:
-        """After another process may have written them."""
+        """Read the file again, which another process may have written."""
         with self.lock:
             self._kept = read_election_state(self.directory, self.outbox_id, self.filesystem)
 
 
 def read_election_state(directory: Path, outbox_id: UUID, filesystem: Filesystem) -> ElectionState:
-    """What was promised to the outbox that is kept in `directory`. Raises CorruptNodeFile, OSError."""
+    """The stored election state of the outbox in `directory`. Raises CorruptNodeFile, OSError."""
     found = find_election_state(directory, filesystem)
     if found is None:
         return ElectionState()
@@ -211,7 +212,7 @@ def read_election_state(directory: Path, outbox_id: UUID, filesystem: Filesystem
 
 
 def find_election_state(directory: Path, filesystem: Filesystem) -> tuple[UUID, ElectionState] | None:
-    """Which outbox `directory` is a member of, and what it promised; None if it is none's. Raises as above."""
+    """(outbox id, election state) of `directory`; None if it is no member's. Raises as above."""
     path = directory / PROMISES_NAME
     fields = _read(path, filesystem, _PROMISES_VERSION)
     if fields is None:
@@ -237,7 +238,7 @@ def find_election_state(directory: Path, filesystem: Filesystem) -> tuple[UUID, 
 
 
 def write_election_state(directory: Path, outbox_id: UUID, state: ElectionState, filesystem: Filesystem) -> None:
-    """On disk when this returns. Raises OSError; the old ones hold then."""
+    """Write the file; on disk when this returns. Raises OSError; then the old one holds."""
     fields: dict[str, Any] = {
         "outbox_id": str(outbox_id),
         "member": state.member,
@@ -257,10 +258,10 @@ def write_election_state(directory: Path, outbox_id: UUID, state: ElectionState,
 
 
 def raise_replica_epoch(data: Path, filesystem: Filesystem, clock: Clock) -> int:
-    """The replica epoch of this start of the node: one more than the last, on disk. Raises CorruptNodeFile, OSError.
+    """Store and return the replica epoch of this start of the node, one more than the last.
 
-    The first one is the wall clock's milliseconds: behind a lost disk it must not be below what a leader knows of the
-    node, which would take its sessions for older ones and never fill it again.
+    Raises CorruptNodeFile, OSError. The first one is the wall clock's milliseconds: after a lost disk it must not be
+    below the one that a leader knows, which would treat the node's sessions as old ones and never fill it again.
     """
     path = data / REPLICA_EPOCH_NAME
     fields = _read(path, filesystem)

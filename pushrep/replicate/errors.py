@@ -26,7 +26,7 @@ class ReplicaUnreachable(PushError):
 
 
 class MayStillBeDelivered(PushError):
-    """The records are in this log; whether enough replicas will hold them is not known, `why` is the reason."""
+    """The records are in this log; whether enough replicas will hold them is unknown, `why` is the reason."""
 
     def __init__(self, why: str) -> None:
         super().__init__(f"the records may still be delivered: {why}")
@@ -46,9 +46,9 @@ class NodeInUse(NodeError):
 
 
 class CorruptNodeFile(NodeError):
-    """A small file of the node is damaged; what it promised is unknown: restore it from a copy.
+    """A small file of the node is damaged, so its promises are unknown: restore it from a copy.
 
-    Without it the node could follow a leader that it has sworn off, so it is never taken for absent.
+    It never counts as absent, because the node could then follow a leader that it has promised to refuse.
     """
 
     def __init__(self, path: Path, why: str) -> None:

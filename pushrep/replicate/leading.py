@@ -1,4 +1,4 @@
-"""Leading: every partition of one outbox and all its replicas as the appending side calls them.
+"""Leading: all partitions of one outbox and their replicas, for the appending side.
 
     leading = Leading(outbox_id, grant, logs, replicas, durability=Durability.FLUSHED)     epochs begin, on disk
     leading.start()
@@ -7,8 +7,8 @@
     leading.when_replicated(partition, end_offset, callback)        callback(None), or callback(why not)
     leading.close()
 
-For each replica a thread drives its sessions: connect ─▶ Grant ─▶ DescribeLog ─▶ match epochs ─▶ start_push. A session
-that ended begins anew after a pause, unless its reason says that it is over for good.
+For each replica a thread begins its sessions: connect ─▶ Grant ─▶ DescribeLog ─▶ match epochs ─▶ start_push. A session
+that ended begins again after a pause, unless its reason is final.
 """
 
 import logging
@@ -51,7 +51,7 @@ _NOBODY_THERE = frozenset(
         ErrorCode.UNAUTHORISED,
     }
 )
-"""Of a grant that was offered: this node is not the member that it is taken for, and gets nothing."""
+"""Answers to an offered grant: the node is not that member, and nothing is pushed to it."""
 
 
 _STRANGER = (
@@ -61,10 +61,10 @@ _STRANGER = (
 
 
 class Leading:
-    """One outbox while this member has its grant. Thread-safe; appends of one partition keep their order.
+    """One outbox that this member leads by a grant. Thread-safe; the caller appends to one partition in order.
 
-    logs: by partition, opened with `has_replicas`. durability: FLUSHED lets only records on disk count.
-    Raises OSError if an epoch can't be put on disk.
+    logs: by partition, opened with `has_replicas`. durability: with FLUSHED only records on disk count. Raises OSError
+    if an epoch can't be written.
     """
 
     def __init__(  # noqa: PLR0913 - what is led, and how
@@ -106,15 +106,17 @@ class Leading:
         self._by_tp = {led.tp: led for led in self.partitions.values()}
         self.repairs = Repairs(outbox_id, grant, {tp: led.log for tp, led in self._by_tp.items()})
         self.directories: dict[int, UUID | None] = {}
-        """What replicas showed since it leads, by index; None: one that speaks of none."""
+        """The directories that replicas have shown since this member leads, by index; None: an older node, without an
+        id.
+        """
         self.strangers: dict[int, UUID] = {}
-        """Those of them that are not the members that they stand for, and could come in."""
+        """The directories of those that are not the grant's, and may come in."""
         self.on_directory: Callable[[], None] | None = None
-        """Called when one showed its directory, in any thread, to let it in once it was filled. None: nobody does,
-        and one that the grant does not name counts by its index.
+        """Called in any thread when a replica showed its directory, to let it in once it is in sync. None: nobody lets
+        it in, and a member without a directory in the grant counts by its index.
         """
         self.on_kept: Callable[[int], None] | None = None
-        """Called with a replica's index when it answered and keeps our grant, once a second at least; in any thread."""
+        """Called in any thread, at least once a second, with the index of a replica that answered with our grant."""
         self._drivers = [_Driver(self, replica, self._by_tp) for replica in replicas]
         self._is_started = False
         self._tick: Tick | None = None
@@ -131,16 +133,16 @@ class Leading:
         every_ms = max(1, min(self._lag_ms // _TICKS_PER_LAG, self.manager.settings.repair_interval_ms or self._lag_ms))
         if self.manager.settings.network is REAL_NETWORK and self._clock is SYSTEM_CLOCK:
             self._tick = Tick(every_ms, self._look_around)
-        else:  # a simulated run has threads that can be repeated
+        else:  # a simulated run needs repeatable threads
             self._ticker = self.manager.settings.network.threads.thread(lambda: self._keep_looking(every_ms), "lag")
             self._ticker.start()
 
     def on_append(self, partition: int, append_offset: int, batches: Sequence[RecordBatch]) -> None:
-        """These batches stand in the log now, from `append_offset` on. Waits for nothing."""
+        """These batches are in the log now, from `append_offset` on. Never waits."""
         self.partitions[partition].on_append(append_offset, batches, self._clock.monotonic_ms())
 
     def on_flush(self, partition: int, flushed_offset: int) -> None:
-        """Everything below is on this disk."""
+        """Everything below `flushed_offset` is on this disk."""
         self.partitions[partition].on_flush(flushed_offset)
 
     def on_log_start(self, partition: int, log_start_offset: int) -> None:
@@ -148,14 +150,14 @@ class Leading:
         self.partitions[partition].on_log_start(log_start_offset)
 
     def when_replicated(self, partition: int, end_offset: int, callback: OnReplicated) -> None:
-        """Call back once `min_insync_replicas` members hold everything below `end_offset`, or it is known that they
-        may never: NotLeader, MayStillBeDelivered. From any thread, perhaps this one; it must not wait.
+        """Call back with None once `min_insync_replicas` members hold everything below `end_offset`, or with NotLeader
+        or MayStillBeDelivered if they may never. In any thread, perhaps this one; it must not wait.
         """
         self.partitions[partition].when_replicated(end_offset, callback)
 
     def troubles(self) -> dict[int, str]:
-        """Why sessions can't begin or go on, a replica's disk takes nothing, or what rotted on a member can't be
-        repaired, by its index; those without are left out.
+        """By member index: why its sessions can't begin or go on, its disk refuses writes, or its damage can't be
+        repaired; members without troubles are left out.
         """
         found = {}
         if own := "; ".join(self.repairs.own_trouble.values()):
@@ -178,14 +180,14 @@ class Leading:
         return found
 
     def push_to(self, replica: Replica) -> None:
-        """Push to this one, too: one that is to become a member first gets what the others have."""
+        """Push to this one, too: a node that is to become a member gets all records first."""
         driver = _Driver(self, replica, self._by_tp)
         self._drivers.append(driver)
         if self._is_started:
             driver.start()
 
     def stop_pushing_to(self, index: int) -> None:
-        """Push to this one no more. Unknown: nothing."""
+        """Stop pushing to this one, if it is known."""
         for driver in [driver for driver in self._drivers if driver.replica.index == index]:
             self._drivers.remove(driver)
             driver.stop()
@@ -193,13 +195,13 @@ class Leading:
             self.manager.stop_push(led.tp, [index], PushSessionEndReason.REPLICA_REMOVED)
 
     def hand_over(self) -> dict[int, list[tuple[int, OnReplicated]]]:
-        """End it, and hand what waits to the next lead: (end offset, callback) by partition."""
+        """Stop, and return the waiting callbacks for the next Leading: (end offset, callback) by partition."""
         waiting = {number: led.hand_over() for number, led in self.partitions.items()}
         self.close()
         return waiting
 
     def close(self) -> None:
-        """End the sessions and the threads, fail what still waits. A second call does nothing."""
+        """End the sessions and the threads, and fail the waiting callbacks. A second call does nothing."""
         if self._stop.is_set():
             return
         self._stop.set()
@@ -214,13 +216,13 @@ class Leading:
             led.close()
 
     def notify_grant(self, grants: Iterable[Grant]) -> None:
-        """A member showed these; one that is newer than ours, or was forced beside it, ends our lead."""
+        """A member showed these grants; a newer one than ours, or a rival forced beside it, ends our lead."""
         for grant in grants:
             self._notify_grant(grant.generation, grant.epoch, grant.leader)
 
     def _on_another_grant(self, replica: int, generation: int, epoch: int, leader: int) -> None:
-        """A replica answered a beat with another grant. With an older one, or none, it lost what its sessions rest on,
-        though nothing is pushed that it could refuse: they begin anew, by our grant and a look at its logs.
+        """A replica answered a heartbeat with another grant. If that is older, or none, the replica lost its state,
+        although it has no push to refuse: its sessions begin again, with our grant and a look at its logs.
         """
         self._notify_grant(generation, epoch, leader)
         if (generation, epoch) < self.grant.rank:
@@ -228,12 +230,14 @@ class Leading:
                 led.end_session_of(replica, PushSessionEndReason.STALE_REPLICA_EPOCH)
 
     def resign(self, why: NotLeader) -> None:
-        """Lead no more: what waits fails with `why`, and a last beat to the members says that this leader has gone."""
+        """Stop leading: waiting callbacks fail with `why`, and a last heartbeat tells the members that this leader has
+        gone.
+        """
         for led in self.partitions.values():
             led.resign(why)
 
     def notify_kept(self, replica: int) -> None:
-        """A replica answered, and keeps our grant."""
+        """A replica answered, and has our grant."""
         if self.on_kept is not None:
             self.on_kept(replica)
 
@@ -242,11 +246,11 @@ class Leading:
             led.on_grant_shown(generation, epoch, leader)
 
     def notify_directory(self, replica: int, directory_id: UUID | None, *, is_unfilled: bool) -> None:
-        """A replica that keeps our grant showed its directory: with another one than the grant's it is filled, and
-        counts for nothing.
+        """A replica that has our grant showed its directory: with another one than the grant's it is filled, and does
+        not count.
         """
         named, before = self.grant.directory_of(replica), {one.index for one in self.grant.previous_members}
-        is_new = bool(before) and replica not in before  # empty at first, and counted by what each holds
+        is_new = bool(before) and replica not in before  # empty at first, when each counts by what it holds
         is_counted = is_new or directory_id is None or not is_unfilled or self.on_directory is None
         is_members = directory_id == named if named is not None else is_counted
         if is_members or directory_id is None:
@@ -268,7 +272,7 @@ class Leading:
         description: LogDescription,
         client: ReplicaClient | None = None,
     ) -> None:
-        """Push to the log that the replica described; over the connection of `client`, if it may be taken."""
+        """Push to the log that the replica described; over the connection of `client`, if it can be taken over."""
         led = self._by_tp[description.tp]
         session = led.start_session(replica, replica_epoch, next(self._session_ids), description.log_ends())
         self.manager.start_push(led.tp, session, client)
@@ -276,7 +280,7 @@ class Leading:
     def _session_ended(self, session: PushSession, reason: PushSessionEndReason) -> None:
         self.manager.on_session_ended(session, reason)
         if reason in BEGINS_ANEW and not self._stop.is_set():
-            is_quiet = reason is PushSessionEndReason.STALE_REPLICA_EPOCH  # it was started again
+            is_quiet = reason is PushSessionEndReason.STALE_REPLICA_EPOCH  # the replica was restarted
             level = logging.INFO if is_quiet else logging.WARNING
             _LOG.log(level, "%s: session with %s: %s", session.partition.tp, session.replica, reason.name)
             for driver in list(self._drivers):
@@ -300,37 +304,37 @@ class Leading:
 
 
 class _Driver:
-    """Begins the sessions of one replica, in a thread of its own that lasts while some have to begin."""
+    """Begins the sessions of one replica, in a thread of its own that runs while some have to begin."""
 
     def __init__(self, leading: Leading, replica: Replica, tps: Iterable[TopicIdPartition]) -> None:
         self.replica = replica
         self._leading = leading
         self._wanted = list(tps)
-        self._logged: dict[TopicIdPartition, str] = {}  # why no session of a log begins, while that stays so
+        self._logged: dict[TopicIdPartition, str] = {}  # the last logged reason why no session of a log begins
         self._failures = 0
         self._client: ReplicaClient | None = None
         self.trouble: str | None = None
         """Why no session can begin now."""
         self.refused = ""
-        """What the replica said of its disk when sessions began the last time."""
+        """The replica's last report on its disk, when sessions began."""
         self.refusal = ""
-        """Why one of its sessions could not go on the last time that one ended so."""
+        """Why the last session that ended with a final reason could not go on."""
         self.damage: str | None = None
-        """What its scrub found damaged and no member could repair."""
+        """The damage that its scrub found and no member could repair."""
         threads = leading.manager.settings.network.threads
         self._threads = threads
         self._lock = threading.Lock()
         self._stop = threads.event()
         self._thread: Thread | None = None
         self._is_repair_due = False
-        self._looked_ms: int | None = None  # when a look at what is damaged was due last
+        self._looked_ms: int | None = None  # when its damage was last asked for
 
     def start(self) -> None:
         with self._lock:
             self._run_if_wanted()
 
     def on_tick(self, now_ms: int, interval_ms: int) -> None:
-        """Look what is damaged, once an interval."""
+        """Ask for its damage, once an interval."""
         with self._lock:
             if self._looked_ms is None or now_ms - self._looked_ms < interval_ms:
                 self._looked_ms = now_ms if self._looked_ms is None else self._looked_ms
@@ -345,11 +349,11 @@ class _Driver:
             client.cut()
         with self._lock:
             thread = self._thread
-        if thread is not None:  # one that is in the middle of connecting ends with that, by itself
+        if thread is not None:  # a thread that is connecting ends by itself
             thread.join(self._leading.manager.settings.shutdown_timeout_ms / 1000)
 
     def begin_anew(self, tp: TopicIdPartition, *, is_first_success: bool) -> None:
-        """A session of this partition is over. It is said again sooner if that one had worked."""
+        """A session of this partition is over; begin another, sooner if that one had worked."""
         with self._lock:
             self._failures = 0 if is_first_success else self._failures + 1
             self._wanted.append(tp)
@@ -387,14 +391,14 @@ class _Driver:
                     self._wanted += wanted
 
     def _repair(self) -> None:
-        """Look what is damaged; a session that is to begin comes first."""
+        """Repair its damage; sessions that are to begin come first."""
         try:
             with ReplicaClient(self.replica.address, self._leading.manager.settings) as client:
                 self._client = client
                 gave_up = lambda: bool(self._wanted) or self._stop.is_set()  # noqa: E731 - one question
                 self.damage = self._leading.repairs.repair(self.replica, client, gave_up)
         except ReplicaUnreachable as error:
-            _LOG.debug("%s: nothing is repaired: %s", self.replica, error)  # its sessions say so, if it stays away
+            _LOG.debug("%s: nothing is repaired: %s", self.replica, error)  # its sessions log it, if it stays away
         except Exception:  # noqa: BLE001 - whatever it is: nobody else would begin sessions again
             _LOG.exception("%s: nothing is repaired", self.replica)
 
@@ -421,13 +425,13 @@ class _Driver:
                     return
                 code = ErrorCode.KAFKA_STORAGE_ERROR
                 self.refused = f"{code.name}: {answer.error_message}" if answer.error_message else ""
-                left = left[len(answer.logs) :]  # it describes as many as fit into a frame
+                left = left[len(answer.logs) :]  # an answer describes as many logs as fit into a frame
                 for description in answer.logs:
                     self._on_description(answer.replica_epoch, description, client if not left else None)
             self.trouble = None
 
     def _offer(self, client: ReplicaClient) -> None:
-        """Show our grant: it was away when the others stored it, or it is new."""
+        """Offer our grant: the replica was away when the others stored it, or it is new."""
         grant = self._leading.grant
         request = wire.GrantRequest(grant=grant, sender=grant.leader, member=self.replica.index)
         answer = client.ask(request, wire.GrantResponse)
@@ -435,10 +439,10 @@ class _Driver:
         if answer.error_code in _NOBODY_THERE:
             raise self._refused(answer)
         if answer.member != self.replica.index and answer.member in grant.indexes:
-            # Two addresses of one node: its disk would count twice, and what it alone holds pass for safe.
+            # Two addresses of one node: its disk would count twice, and records on it alone would count as safe.
             twice = f"{ErrorCode.MEMBER_TWICE.name}: it is member {answer.member}, not {self.replica.index}"
             raise ReplicaUnreachable(str(self.replica.address), twice)
-        if answer.error_code is not ErrorCode.NONE:  # its answers to pushes say the same, and decide
+        if answer.error_code is not ErrorCode.NONE:  # its answers to pushes decide
             why = answer.why
             _LOG.warning("%s refuses our grant: %s", self.replica, why)
             return
@@ -447,7 +451,7 @@ class _Driver:
         self._leading.notify_directory(self.replica.index, directory_id, is_unfilled=answer.unfilled == 1)
 
     def _refused(self, answer: wire.GrantResponse | DescribeLogResponse) -> ReplicaUnreachable:
-        """Under the name and with the words of the refusal."""
+        """The name and the text of the refusal."""
         code = answer.error_code
         detail = f" ({answer.error_message})" if answer.error_message else ""
         return ReplicaUnreachable(str(self.replica.address), f"{code.name}: {code.meaning}{detail}")
@@ -465,7 +469,7 @@ class _Driver:
         is_news = self._logged.get(description.tp) != why
         self._logged[description.tp] = why
         _LOG.log(logging.WARNING if is_news else logging.DEBUG, "%s: %s: %s", description.tp, self.replica, why)
-        if description.error_code is not ErrorCode.KAFKA_STORAGE_ERROR:  # `refused` says more
+        if description.error_code is not ErrorCode.KAFKA_STORAGE_ERROR:  # `refused` has the details
             self.refusal = f"{description.error_code.name}: {why}"
         self.begin_anew(description.tp, is_first_success=False)
 

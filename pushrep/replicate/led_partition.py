@@ -4,9 +4,9 @@
     answers ──────────┼─▶ PartitionLeader ──────┼─▶ the manager: this replica has something to be sent
     connections gone ─┘   (rules, one lock)     └─▶ the session: it has ended
 
-The rules are asked under the lock, and what they say is done after it: nothing is called with the lock held, and every
-effect may come late or twice without harm (a watermark only rises, a session ends once, a push that is not needed any
-more sends nothing).
+The rules run under the lock, and their effects are carried out after it: no callback runs with the lock held, and every
+effect may come late or twice without harm (a watermark only rises, a session ends once, an unneeded push sends
+nothing).
 """
 
 import heapq
@@ -43,11 +43,11 @@ from pushrep.wire.push_messages import AppendRecordsResult
 _LOG = logging.getLogger("pushrep.push")
 
 OnReplicated = Callable[[BaseException | None], None]
-"""Called once: with None when the records are below the high watermark, else with why they may never be."""
+"""Called once: with None when the records are below the high watermark, else with the reason why they may never be."""
 
 
 class PushSession:
-    """One session with one replica of one partition: its identifiers, and whom to notify. A LedPartition makes it.
+    """One session with one replica of one partition: its identifiers and its callbacks. A LedPartition makes it.
 
     Newer identifiers win: leader epoch, then replica epoch, then session id. The rules of the session (push_session.py
     of pushrep.election, by its leader.py) are asked under the lock of its partition.
@@ -75,14 +75,16 @@ class PushSession:
         """True at the first success; False if the session ended before it."""
         self.ended: PushSessionEndReason | None = None
         self.trouble = ""
-        """Why it can't go on until an operator acts, if that is known here."""
+        """Why it can't go on until an operator acts; None if there is no such reason."""
         self.log_end_offset = self.log_start_offset = -1
-        """The replica's, as its last success said; -1 before one."""
+        """The replica's log end offset by its last success; -1 before one."""
         self._told_watermarks = (-1, -1)
         self._lock = threading.Lock()
 
     def on_append_records_response(self, log_end_offset: int, log_start_offset: int) -> bool:
-        """A success: the replica's ends. Whether a watermark has risen by it, so that requests may be complete."""
+        """The replica succeeded, with these offsets. Returns whether the watermark rose, so that waiting requests may
+        be done.
+        """
         is_first = self.log_end_offset < 0
         self.log_end_offset, self.log_start_offset = log_end_offset, log_start_offset
         watermarks = (self.partition.high_watermark, log_start_offset)
@@ -97,7 +99,7 @@ class PushSession:
         self.partition.complete_waiting()
 
     def on_push_session_ended(self, reason: PushSessionEndReason) -> None:
-        """It is over, for this reason; the first one counts."""
+        """The session is over; the first reason counts."""
         with self._lock:
             if self.ended is not None:
                 return
@@ -107,13 +109,13 @@ class PushSession:
 
 
 class Pushes(Protocol):
-    """A PushManager as a partition sees it."""
+    """What a partition needs of a PushManager."""
 
     def on_leader_append(
         self, tp: TopicIdPartition, replica_ids: Iterable[int], append_offset: int, records: "Sequence[RecordBatch]"
     ) -> None: ...
     def wake(self, tp: TopicIdPartition, replica_id: int, *, backoff: bool = False) -> None:
-        """There is something to be sent to this replica, or to be sent again."""
+        """There is something to send to this replica, or to send again."""
         ...
 
     def record_follower_not_caught_up(self, tp: TopicIdPartition, replica_id: int) -> None: ...
@@ -121,7 +123,7 @@ class Pushes(Protocol):
 
 
 class LedPartition:
-    """One partition and its replicas. Thread-safe; its appends come one after another, in the order of the log.
+    """One partition and its replicas. Thread-safe; the caller passes appends one after another, in log order.
 
     on_ended(session, reason): a session is over; Leading starts the next one.
     """
@@ -137,11 +139,11 @@ class LedPartition:
         self.tp, self.log, self.leader = tp, log, leader
         self.lock = threading.Lock()
         self.resigned: NotLeader | None = None
-        """Another leads, or may: nothing that is appended now is acknowledged any more."""
+        """Set when another leads, or may: new appends are not acknowledged any more."""
         self._pushes, self._on_ended = pushes, on_ended
         self._sessions: dict[SessionId, PushSession] = {}
         self._waiting: list[tuple[int, int, OnReplicated]] = []
-        # Reached by the log, and not only by the rules: a callback reads its records from the log at once.
+        # The log's high watermark, not the rules': a callback may read its records from the log at once.
         self._reached = leader.high_watermark
         self._waiting_lock = threading.Lock()
         self._tickets = count()
@@ -158,13 +160,13 @@ class LedPartition:
         return self.leader.may_append_all
 
     def start(self) -> None:
-        """What holds already, without a word from anybody: this member alone may be enough."""
+        """Carry out what already holds without an answer, because this member alone may be enough."""
         with self.lock:
             effects = self.leader.start()
         self._apply(effects)
 
     def on_append(self, append_offset: int, batches: Sequence[RecordBatch], now_ms: int) -> None:
-        """These were appended to the log at `append_offset`; push them. Waits for nothing."""
+        """Push these batches, which are in the log at `append_offset`. Never waits."""
         with self.lock:
             if self.leader.has_resigned:
                 return
@@ -188,20 +190,20 @@ class LedPartition:
         self._apply(effects)
 
     def look_at_log_start(self) -> None:
-        """Retention, or the log's owner, may have raised the log start without a call here: replicas get it."""
-        with suppress(LogClosed):  # then nobody is pushed to for much longer
+        """Notify replicas if retention, or the log's owner, has raised the log start."""
+        with suppress(LogClosed):  # then pushing ends soon
             if (log_start_offset := self.log.log_start_offset) > self.leader.log.log_start_offset:
                 self.on_log_start(log_start_offset)
 
     def on_tick(self, now_ms: int) -> None:
-        """Time passed: replicas that lag too long leave the in-sync set; the log may start higher than it did."""
+        """Remove replicas that lag too long from the in-sync set, and look at the log start."""
         self.look_at_log_start()
         with self.lock:
             effects = self.leader.on_tick(now_ms)
         self._apply(effects)
 
     def start_session(self, replica: Replica, replica_epoch: int, session_id: int, theirs: LogEnds) -> PushSession:
-        """The session for a replica whose log was described as `theirs`: give it to `PushManager.start_push`."""
+        """Make the session for a replica whose log was described as `theirs`, for `PushManager.start_push`."""
         key = SessionId(self.leader.grant.epoch, replica_epoch, session_id)
         session = PushSession(*key, replica, self)
         with self.lock:
@@ -214,7 +216,7 @@ class LedPartition:
         return session
 
     def on_directory(self, replica: int, *, is_members: bool) -> None:
-        """A replica showed a directory. is_members: it is the one that counts as that member."""
+        """A replica showed its directory. is_members: whether it is the one that the grant names."""
         with self.lock:
             effects = self.leader.on_directory(replica, is_members=is_members)
         self._apply(effects)
@@ -231,7 +233,7 @@ class LedPartition:
         self._apply(effects)
 
     def on_disconnect(self, session: PushSession) -> None:
-        """The connection is gone: what was in flight goes out again."""
+        """The connection is lost: what was in flight is sent again."""
         with self.lock:
             progress = self.leader.sessions.get(session.replica.index)
             if progress is None or progress.id != session.id:
@@ -255,13 +257,13 @@ class LedPartition:
         self._apply(effects)
 
     def on_grant_shown(self, generation: int, epoch: int, leader: int) -> None:
-        """A member keeps such a grant: a newer one, or one that was forced beside ours, ends this lead."""
+        """A member showed its grant: a newer one, or a rival forced beside ours, ends this lead."""
         with self.lock:
             effects = self.leader.on_grant_shown(generation, epoch, leader)
         self._apply(effects)
 
     def resign(self, why: NotLeader) -> None:
-        """Lead no more, although no other was granted it; what waits fails with `why`. A second call: nothing."""
+        """Stop leading without another's grant; waiting callbacks fail with `why`. A second call does nothing."""
         with self.lock:
             if self.leader.has_resigned:
                 return
@@ -272,7 +274,7 @@ class LedPartition:
     def when_replicated(self, end_offset: int, callback: OnReplicated) -> None:
         """Call back once the high watermark has reached `end_offset`; at once, in this thread, if it has."""
         with self._waiting_lock:
-            failure = self.resigned or self._closed  # seen here, or else the end finds this callback
+            failure = self.resigned or self._closed  # else the end of the lead will find this callback
             is_reached = end_offset <= self._reached
             if failure is None and not is_reached:
                 heapq.heappush(self._waiting, (end_offset, next(self._tickets), callback))
@@ -280,23 +282,23 @@ class LedPartition:
         self._call_back(callback, None if is_reached else failure)
 
     def close(self) -> None:
-        """Fail all that waits: what is not replicated may still be."""
+        """Fail the waiting callbacks: their records may still be replicated."""
         self._closed = MayStillBeDelivered("the leader was closed before enough replicas had them")
         self._complete()
 
     def hand_over(self) -> list[tuple[int, OnReplicated]]:
-        """What waits, for another to call back: (end offset, callback). It is forgotten here."""
+        """Remove and return the waiting callbacks: (end offset, callback)."""
         with self._waiting_lock:
             waiting, self._waiting = self._waiting, []
         return [(end_offset, callback) for end_offset, _, callback in sorted(waiting, key=lambda one: one[:2])]
 
     def complete_waiting(self) -> None:
-        """Call back everyone whose records are below the high watermark."""
+        """Make the callbacks whose records are below the high watermark."""
         self._complete()
 
     def _complete(self) -> None:
         failure = self.resigned or self._closed
-        if failure is None and not self._waiting:  # a wait that begins now has seen how far it is
+        if failure is None and not self._waiting:  # a wait that begins now reads the new watermark
             return
         done: list[tuple[OnReplicated, BaseException | None]] = []
         with self._waiting_lock:
@@ -309,7 +311,7 @@ class LedPartition:
             self._call_back(callback, error)
 
     def _call_back(self, callback: OnReplicated, error: BaseException | None) -> None:
-        """A callback's fault is logged: others wait behind it, and the answer that it came with is not over."""
+        """Call back; log a callback's error, because other callbacks and effects follow."""
         try:
             callback(error)
         except Exception:  # noqa: BLE001 - it is not ours

@@ -1,10 +1,10 @@
-"""PushManager: which partition replicas are pushed to, and by whom. Its ten methods are Confluent's, by their names.
+"""PushManager: which replicas of which partitions are pushed to. Its ten methods have the names of Confluent's.
 
     start_push ─▶ Pusher (one a partition and replica) ─▶ Channel (one a replica) ─▶ Worker (a few threads)
     on_leader_append ─▶ one Buffered for all replicas ─▶ each Pusher's queue ─▶ its channel is woken
 
-It owns no replication state: that is the PartitionLeader's, whom the session belongs to. Nothing here waits for the
-network or a disk, and a partition that has nothing to say is never looked at.
+It owns no replication state: that is in the PartitionLeader to which a session belongs. Nothing here waits for the
+network or a disk, and a partition with nothing to send costs nothing.
 """
 
 import logging
@@ -35,7 +35,7 @@ _GRACE_MS = 500
 
 
 class FileRecords(NamedTuple):
-    """Records that lie in the log up to `end_offset` and are read there when they are sent; nothing is buffered."""
+    """Records up to `end_offset` that are read from the log when they are sent; nothing is buffered."""
 
     end_offset: int
 
@@ -52,7 +52,7 @@ class _ReplicaPush(NamedTuple):
 
 
 class PushManager:
-    """Thread-safe across partitions; of one partition the caller keeps the order. After `shutdown` it is of no use."""
+    """Thread-safe across partitions; calls for one partition must be in order. It can't be used after `shutdown`."""
 
     def __init__(
         self,
@@ -63,16 +63,16 @@ class PushManager:
         clock: Clock = SYSTEM_CLOCK,
         beats: Beats | None = None,
     ) -> None:
-        """beats: what each connection says once a second while it lasts, and at its end."""
+        """beats: the heartbeats that each connection sends."""
         self.settings = settings or PushSettings()
         self.memory = MemoryTracker(self.settings.buffer_bytes_max)
         self.not_caught_up: Counter[int] = Counter()
-        """How often each replica was found behind."""
+        """How often each replica lagged."""
         self.session_ends: Counter[PushSessionEndReason] = Counter()
         self.refusals: Counter[tuple[int, ErrorCode]] = Counter()
         """How often each replica answered with each error."""
         self.connections_lost: Counter[int] = Counter()
-        """How often a connection to each replica broke."""
+        """How often connections to each replica broke."""
         self._push_internal, self._push_links = push_internal_topics, push_cluster_links
         self._clock, self._beats = clock, beats
         self._lock = threading.Lock()
@@ -83,7 +83,7 @@ class PushManager:
         self._pushes: dict[TopicIdPartition, dict[int, _ReplicaPush]] = {}
 
     def startup(self) -> bool:
-        """Begin to push. True for the one call that did."""
+        """Begin to push. True for the first call."""
         with self._lock:
             if self._state is not _State.NEW:
                 return False
@@ -94,7 +94,7 @@ class PushManager:
             return True
 
     def shutdown(self) -> bool:
-        """End every session, drop what is buffered, stop the threads. True for the one call that stopped it."""
+        """End every session, drop buffered records, stop the threads. True for the first call."""
         with self._lock:
             was, self._state = self._state, _State.STOPPED
             pushes = [(tp, index) for tp, of_tp in self._pushes.items() for index in of_tp]
@@ -109,7 +109,7 @@ class PushManager:
         for channel in channels:
             if was is _State.ACTIVE:
                 channel.close(until_ms)
-            else:  # nobody runs it
+            else:  # no worker runs it
                 channel.cut()
         for channel in channels:
             left_ms = until_ms + _GRACE_MS - self._clock.monotonic_ms()
@@ -125,10 +125,10 @@ class PushManager:
     def start_push(
         self, tp: TopicIdPartition, session: PushSession, client: ReplicaClient | None = None
     ) -> "Future[bool]":
-        """Push to a partition's replica: first what its log lacks, then what is appended meanwhile.
+        """Push to a partition's replica: first the records that its log lacks, then new ones.
 
-        client: a connection to the replica that its caller needs no more; pushes go over it where there is none yet.
-        The future is True at the first success, False if the session ended before it, or an equal or newer one is live.
+        client: a connection to the replica to take over, if there is none yet. The future is True at the first success,
+        False if the session ended before, or an equal or newer session is live.
         """
         self._check("start_push")
         index = session.replica.index
@@ -151,9 +151,9 @@ class PushManager:
     def stop_push(
         self, tp: TopicIdPartition, replica_ids: Iterable[int], reason: PushSessionEndReason
     ) -> "Future[bool]":
-        """End these sessions; what is buffered for them goes. Unknown ones: nothing.
+        """End these sessions, if they are known, and drop their buffered records.
 
-        The future is done once every replica that this reason is sent to was notified, or can't be.
+        The future is done once every replica that gets this reason was notified, or can't be.
         """
         self._check("stop_push")
         ends = [stopped for index in replica_ids if (stopped := self._stop(tp, index, reason)) is not None]
@@ -166,7 +166,7 @@ class PushManager:
         append_offset: int,
         records: Sequence[RecordBatch] | FileRecords,
     ) -> None:
-        """Records were appended at `append_offset`: in memory, or already in the log's file. Waits for nothing."""
+        """Records were appended at `append_offset`: in memory, or already in the log's file. Never waits."""
         self._check("on_leader_append")
         pushes = self._pushes.get(tp)
         if not pushes:
@@ -184,10 +184,10 @@ class PushManager:
             push.channel.push(push.pusher)
 
     def on_high_watermark_update(self, tp: TopicIdPartition, replica_ids: Iterable[int], high_watermark: int) -> None:
-        """The high watermark rose; replicas get it even if no record follows. What is no rise is ignored.
+        """The high watermark rose; replicas get it even if no record follows. Other values are ignored.
 
-        Of the fixed interface, for an owner of the state elsewhere. `Leading` has no use for it: its rules move the
-        watermark themselves, and wake the pushers that have to send it (`wake`).
+        Part of the fixed interface, for callers with their own rules; `Leading` does not call it: its rules raise the
+        watermark themselves and wake the pushers that have to send it (`wake`).
         """
         self._check("on_high_watermark_update")
         self._wake_if(tp, replica_ids, lambda pusher: pusher.session.partition.high_watermark >= high_watermark)
@@ -195,7 +195,7 @@ class PushManager:
     def on_log_start_offset_update(
         self, tp: TopicIdPartition, replica_ids: Iterable[int], log_start_offset: int
     ) -> None:
-        """The log start rose; as above. `Leading` looks at it at each tick, and its rules wake the pushers."""
+        """The log start rose; as above. `Leading` reads it at each tick, and its rules wake the pushers."""
         self._check("on_log_start_offset_update")
         self._wake_if(
             tp, replica_ids, lambda pusher: pusher.session.partition.leader.log.log_start_offset >= log_start_offset
@@ -211,9 +211,9 @@ class PushManager:
         self.refusals[replica_id, error] += 1
 
     def is_push_replication_supported(self, *, is_internal_topic: bool, is_cluster_link_destination: bool) -> bool:
-        """Whether such a topic is pushed at all.
+        """Whether such a topic is pushed.
 
-        Of the fixed interface, for a broker's topics: an outbox has no internal topics, nor cluster links.
+        Part of the fixed interface, for a broker's topics: an outbox has no internal topics, nor cluster links.
         """
         return (self._push_internal or not is_internal_topic) and (self._push_links or not is_cluster_link_destination)
 
@@ -224,7 +224,7 @@ class PushManager:
         return {channel.replica.index: channel.away for channel in channels if channel.away is not None}
 
     def wake(self, tp: TopicIdPartition, replica_id: int, *, backoff: bool = False) -> None:
-        """There is something to be sent to a replica, or to be sent again after a pause. Unknown: nothing."""
+        """There is something to send to a replica, if it is known, or to send again after a pause."""
         push = self._pushes.get(tp, {}).get(replica_id)
         if push is None:
             return
@@ -234,7 +234,7 @@ class PushManager:
             push.channel.notify(push.pusher)
 
     def on_session_ended(self, session: PushSession, reason: PushSessionEndReason) -> None:
-        """A session ended by the replica's word: nothing is kept for it any more."""
+        """The replica ended the session: drop its buffered records."""
         self.session_ends[reason] += 1
         push = self._pushes.get(session.partition.tp, {}).get(session.replica.index)
         if push is not None and push.pusher.session is session:
@@ -259,7 +259,7 @@ class PushManager:
         key = (push.channel.replica, self._line_of(tp))
         with self._lock:
             push.channel.pushers.discard(push.pusher)
-            is_last = not push.channel.pushers and reason not in BEGINS_ANEW  # else the next session comes soon
+            is_last = not push.channel.pushers and reason not in BEGINS_ANEW  # else the next session begins soon
             if is_last and self._channels.get(key) is push.channel:
                 del self._channels[key]
                 self._closing = [one for one in self._closing if not one.is_hung_up] + [push.channel]
@@ -271,7 +271,7 @@ class PushManager:
         key = (replica, line)
         channel = self._channels.get(key)
         if channel is None:
-            # While it is active, a worker runs it, or `shutdown` closes what it was given.
+            # While the manager is active, a worker runs the channel; else `shutdown` closes the given connection.
             opened = client.hand_over() if client is not None and self.is_active() else None
             worker = self._shared_workers().least_loaded()
             channel = self._channels[key] = Channel(
@@ -301,7 +301,7 @@ def _done(*, value: bool) -> "Future[bool]":
 
 
 def _all_of(futures: "list[Future[bool]]") -> "Future[bool]":
-    """Done when all are; True if every one is."""
+    """Done when all are; True if all of them are True."""
     if not futures:
         return _done(value=True)
     whole: Future[bool] = Future()

@@ -1,9 +1,9 @@
-"""Asking the other members of an outbox: all at once, each in a thread, until enough answered or nobody else will.
+"""Asking the other members of an outbox: all at once, each in a thread, until enough have answered or nobody else will.
 
     MemberClients.describe, .offer ─▶ a thread for each member ─▶ MemberAnswers.next() ─▶ MemberAnswer, at last None
 
-What a node says becomes a MemberAnswer here. One that can't be asked, says nonsense, or knows another outbox under the
-id gives no answer: it is missing in the count, and the log says why.
+A node's response becomes a MemberAnswer here. A node that can't be reached, sends an invalid response, or has another
+outbox under the id gives no answer: it is not counted, and the log says why.
 """
 
 import logging
@@ -44,7 +44,7 @@ from pushrep.wire.push_messages import (
 _LOG = logging.getLogger("pushrep.node")
 _DESCRIBED_AT_ONCE = 500
 CREATED_AT_ONCE = 200
-"""Each may have to be made and synced before the answer."""
+"""How many logs one request asks for: the node may have to make and sync each before it answers."""
 _FETCH_BYTES = 4 << 20
 _AGAIN_S = 0.1
 _NOT_COUNTED = "member %s does not count: %s"
@@ -52,7 +52,7 @@ R = TypeVar("R", DescribeLogResponse, GrantResponse)
 
 
 class MemberAnswers:
-    """What one round of questions brings. One thread takes them."""
+    """The answers of one round. Read by one thread."""
 
     def __init__(self, settings: PushSettings, clock: Clock, timeout_s: float) -> None:
         self._clock, self._until_ms = clock, clock.monotonic_ms() + int(timeout_s * 1000)
@@ -61,17 +61,17 @@ class MemberAnswers:
         self._arrived: deque[MemberAnswer] = deque()
         self._asked = 0
         self.asks_again = False
-        """While it is set, and there is time, a member that gave no answer is asked again: it may start soon."""
+        """While it is set, and there is time, a member that did not answer is asked again: it may start soon."""
 
     def next(self) -> MemberAnswer | None:
-        """The next answer; None when everybody who was asked has answered or failed, or the time is over."""
+        """Wait for the next answer; None when all members have answered or failed, or the time is over."""
         with self._changed:
             left_s = max(0, self._until_ms - self._clock.monotonic_ms()) / 1000
             self._changed.wait_for(lambda: self._arrived or not self._asked, left_s)
             return self._arrived.popleft() if self._arrived else None
 
     def ask(self, name: str, question: Callable[[], MemberAnswer]) -> None:
-        """Ask in a thread of its own."""
+        """Ask a member, in a thread of its own."""
         self._asked += 1
         self._threads.thread(partial(self._run, name, question), f"pushrep-ask-{name}").start()
 
@@ -81,7 +81,7 @@ class MemberAnswers:
             while answer is None:
                 try:
                     answer = question()
-                except (ReplicaUnreachable, ValueError) as error:  # ValueError: its answer can't be a log or a grant
+                except (ReplicaUnreachable, ValueError) as error:  # ValueError: its answer is no valid log or grant
                     _LOG.log(logging.DEBUG if str(error) == logged else logging.WARNING, _NOT_COUNTED, name, error)
                     logged = str(error)
                     if not self._may_ask_again():
@@ -94,34 +94,34 @@ class MemberAnswers:
                 self._changed.notify_all()
 
     def _may_ask_again(self) -> bool:
-        """After a pause."""
+        """Wait a pause; whether the member may be asked again."""
         with self._changed:
             self._changed.wait_for(lambda: not self.asks_again, _AGAIN_S)
             return self.asks_again and self._clock.monotonic_ms() < self._until_ms
 
 
 class MemberClients:
-    """Questions of member `member` about `tps`, the outbox's logs. Thread-safe."""
+    """The requests of member `member` about `tps`, the outbox's logs. Thread-safe."""
 
     def __init__(self, outbox_id: UUID, member: int, tps: Sequence[TopicIdPartition], settings: PushSettings) -> None:
         self._outbox_id, self._member, self._tps, self._settings = outbox_id, member, tps, settings
         self.generation = 0
-        """Of the newest grant here."""
+        """The generation of the newest grant here."""
 
     def create(self, client: ReplicaClient, at: int) -> int:
-        """Have a node make the logs that it lacks, from the `at`-th on; how many are on its disk by now, one more at
-        least. Raises ReplicaUnreachable.
+        """Have a node make the logs that it lacks, from the `at`-th on; returns how many it has now, at least one more.
+        Raises ReplicaUnreachable.
         """
         return at + len(self._describe(client, at, create=True).logs)
 
     def describe(self, index: int, address: Address) -> MemberAnswer:
-        """What a member holds. Raises ReplicaUnreachable, ValueError."""
+        """Ask what a member holds. Raises ReplicaUnreachable, ValueError."""
         with ReplicaClient(address, self._settings) as client:
             first = self._describe(client, 0)
             return self._whole(index, client, first)
 
     def offer(self, grant: Grant, index: int, address: Address, *, is_first: bool = False) -> MemberAnswer:
-        """What a member holds behind the grant that it stored; or which newer one it keeps. Raises as `look`.
+        """Offer a grant; the answer shows what the member holds, and its newest grant. Raises as `describe`.
 
         is_first: nothing was ever acknowledged, so a member without a grant has lost nothing.
         """
@@ -138,7 +138,7 @@ class MemberClients:
     ) -> Iterator[tuple[list[RecordBatch], int]]:
         """The batches from the log's end on, up to `end_offset`; the caller appends each list before the next.
 
-        Beside them what that member says its cleaner went over, 0 if nothing is missing. Raises ReplicaUnreachable.
+        Each comes with the member's cleaned offset, 0 if no offsets are missing. Raises ReplicaUnreachable.
         """
         with ReplicaClient(address, self._settings) as client:
             while (offset := log.log_end_offset) < end_offset:
@@ -163,7 +163,7 @@ class MemberClients:
 
     def _whole(self, index: int, client: ReplicaClient, first: DescribeLogResponse | GrantResponse) -> MemberAnswer:
         descriptions = list(first.logs)
-        while len(descriptions) < len(self._tps):  # an answer has as many as fit into a frame
+        while len(descriptions) < len(self._tps):  # an answer has as many logs as fit into a frame
             descriptions += self._describe(client, len(descriptions)).logs
         directory_id = client.directory_in(first)
         is_another = first.member not in {-1, index}
@@ -171,7 +171,8 @@ class MemberClients:
             raise ReplicaUnreachable(str(client.address), f"it is member {first.member}, not {index}")
         age_ms = first.contact_age_ms if isinstance(first, DescribeLogResponse) else NOT_SAID
         try:
-            # Of another member only the directory is known: the rules see whether it is asked under both names.
+            # The answer of another member: only its directory counts, so that the rules see if one node has two
+            # addresses.
             grant = first.grants[0].checked() if first.grants and not is_another else None
         except BadGrant as error:
             raise ReplicaUnreachable(str(client.address), str(error)) from error
@@ -189,7 +190,7 @@ class MemberClients:
         )
 
     def _describe(self, client: ReplicaClient, at: int, *, create: bool = False) -> DescribeLogResponse:
-        """The logs from the `at`-th on, one at least."""
+        """Describe the logs from the `at`-th on, at least one."""
         page = tuple(self._tps[at : at + (CREATED_AT_ONCE if create else _DESCRIBED_AT_ONCE)])
         request = DescribeLogRequest(
             outbox_id=self._outbox_id,
@@ -205,9 +206,9 @@ class MemberClients:
 
 
 class LogCreation:
-    """Nodes make the logs that they lack, each asked in a thread of its own, until all are made or `end`.
+    """Has nodes make the logs that they lack, each asked in a thread of its own, until all are made or `end`.
 
-    What fails is left to whoever leads: it asks for each log once more.
+    Failures are left to the leader, which asks for each log again.
     """
 
     def __init__(
@@ -222,7 +223,7 @@ class LogCreation:
             thread.start()
 
     def end(self) -> None:
-        """Ask for no more; a request that waits for its answer is given up."""
+        """Stop; a request that waits for its answer is cut."""
         with self._lock:
             self._is_over = True
         for client in self._connected:
@@ -249,7 +250,7 @@ def _identity_of(client: ReplicaClient) -> str:
 
 
 def _partition_logs(descriptions: Sequence[LogDescription]) -> Iterator[tuple[int, MemberLog]]:
-    """By partition. One that the member does not have is not there; one that it can't open is damaged."""
+    """The logs by partition, without those that the member lacks; one that it can't open counts as damaged."""
     for one in descriptions:
         if one.error_code is ErrorCode.UNKNOWN_TOPIC_ID:
             continue
@@ -268,10 +269,10 @@ def _partition_logs(descriptions: Sequence[LogDescription]) -> Iterator[tuple[in
 
 
 def tp_of(log: SegmentLog) -> TopicIdPartition:
-    """What a log is called among its members."""
+    """The log's topic id, topic and partition."""
     return TopicIdPartition(log.log_id, log.topic, log.partition)
 
 
 def ends_of(log: SegmentLog) -> LogEnds:
-    """A log as the rules compare it."""
+    """The log's ends and epochs, as the rules compare them."""
     return LogEnds(log.log_start_offset, log.log_end_offset, log.leader_epochs)

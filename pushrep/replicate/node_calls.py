@@ -1,4 +1,4 @@
-"""What a node answers to each call. Knows messages and logs, and has never met a socket.
+"""A node's answers to calls: messages and logs, no sockets.
 
 ApiVersions is the connection's own; the calls of replay are refused with UNSUPPORTED.
 """
@@ -33,13 +33,13 @@ from pushrep.wire.values import OFFSET_MAX, Struct
 
 _LOG = logging.getLogger("pushrep.node")
 FETCH_BYTES_MAX = 8 << 20
-_DAMAGED_MAX = 1000  # the next ones are in the answer when these are repaired
-_DESCRIPTIONS_BYTES = 1 << 19  # of an answer's header; a log gets an epoch with every opening, so lists grow for years
+_DAMAGED_MAX = 1000  # further ones are in later answers, once these are repaired
+_DESCRIPTIONS_BYTES = 1 << 19  # of an answer's header; lists of epochs grow with every opening
 _LOG_BYTES, _EPOCH_BYTES = 128, 15  # at most, in Avro
 
 
 class NodeCalls:
-    """The calls of one node. Thread-safe. describe: what the node says of itself, as JSON."""
+    """The calls of one node. Thread-safe. describe: the node's status as JSON."""
 
     def __init__(self, store: NodeStore, address: Address, access: Access, describe: Callable[[], str]) -> None:
         self._store, self._address, self._access, self._describe = store, str(address), access, describe
@@ -95,12 +95,14 @@ class NodeCalls:
         if not self._may_lead(sender, ApiKey.APPEND_RECORDS, kept):
             return wire.AppendRecordsResult(error_code=ErrorCode.UNAUTHORISED), None
         if replica is None:
-            # It was described to this leader before the node started again, or it never was.
+            # It was not described to this leader since the node started.
             return wire.AppendRecordsResult(error_code=ErrorCode.STALE_SESSION), None
         return replica.follow(part), kept
 
     def _begin_epochs(self, parts: Sequence[AppendRecordsPartition], sender: str) -> None:
-        """A leader's sessions begin with such a request: of thousands each would sync the epoch for itself."""
+        """A leader's sessions begin with such a request; without this, thousands of partitions would each sync an
+        epoch.
+        """
         asked: dict[ReplicaLog, AppendRecordsPartition] = {}
         for part in parts:
             if _may_begin_epoch(part):
@@ -114,7 +116,7 @@ class NodeCalls:
             begin_epochs(asked)
 
     def _waits_for_several_syncs(self, parts: Sequence[AppendRecordsPartition]) -> bool:
-        """Then they wait beside each other. A partition that is named twice is carried out in the request's order."""
+        """Whether the parts wait for syncs, so that they are run concurrently; not if a partition is named twice."""
         if len(parts) < 2:
             return False
         flushes = self._store.settings.flush
@@ -173,7 +175,7 @@ class NodeCalls:
             outcome = kept.offer_grant(
                 offered, request.sender, self._address, request.member, is_first=request.is_first
             )
-            self._access.forget(offered.outbox_id)  # it may name others now
+            self._access.forget(offered.outbox_id)  # the grant may name other identities
             return wire.GrantResponse(
                 error_code=outcome,
                 error_message=_why_refused(outcome, offered.generation, kept.election_state.generation),
@@ -189,7 +191,7 @@ class NodeCalls:
     def _descriptions(
         self, kept: KeptOutbox, tps: Iterable[TopicIdPartition], *, create: bool
     ) -> tuple[wire.LogDescription, ...]:
-        """Of the first of `tps`, as many as one answer has room for, one at least: the sender asks for the rest."""
+        """Describe as many of the first `tps` as fit into one answer, at least one; the sender asks for the rest."""
         tps = tuple(tps)
         if create:
             kept.create_missing(tps)
@@ -207,14 +209,16 @@ class NodeCalls:
         return tuple(described)
 
     def _index_in(self, kept: KeptOutbox) -> int:
-        """Which member this node is, by what it knows of itself or by where it listens; -1 if no grant names that."""
+        """Which member this node is, by its election state or by its address; -1 if no grant names that."""
         state = kept.election_state
         if state.member != NO_MEMBER or state.grant is None:
             return state.member
         return state.grant.index_at(self._address)
 
     def _may_lead(self, sender: str, call: ApiKey, kept: KeptOutbox | None) -> bool:
-        """Whether it may make this call about a partition; True for one that was not described, as it is not known."""
+        """Whether the sender may make this call about a partition; True for one that was not described, whose outbox is
+        unknown.
+        """
         leads = call is ApiKey.APPEND_RECORDS
         if kept is None or self._access.may(sender, call, kept.outbox_id, begins=leads):
             return True
@@ -270,7 +274,7 @@ class NodeCalls:
 
     def _describe_node(self, _request: wire.DescribeNodeRequest, sender: str) -> Struct:
         if not self._access.everywhere(sender, ApiKey.DESCRIBE_NODE):
-            raise Unauthorised(sender, ApiKey.DESCRIBE_NODE, None)  # not counted: a scraper asks, too
+            raise Unauthorised(sender, ApiKey.DESCRIBE_NODE, None)  # not counted, because scrapers ask, too
         return wire.DescribeNodeResponse(status=self._describe())
 
     def _describe_damage(self, request: wire.DescribeDamageRequest, sender: str) -> Struct:
@@ -300,7 +304,7 @@ class NodeCalls:
         return wire.RepairRecordsResponse(wanted_offset=-1 if wanted is None else wanted)
 
     def _owner_of(self, tp: TopicIdPartition, call: ApiKey, sender: str) -> KeptOutbox | None:
-        """The outbox that a call means which names the log alone: of several, the sender's."""
+        """The outbox of a call that names only the log; the sender's, if there are several."""
         owners = self._store.owners_of(tp)
         if len(owners) > 1:
             own = (kept for kept in owners if self._access.may(sender, call, kept.outbox_id))
@@ -308,7 +312,7 @@ class NodeCalls:
         return owners[0] if owners else None
 
     def _described(self, tp: TopicIdPartition, kept: KeptOutbox | None, rank: tuple[int, int]) -> ReplicaLog:
-        """A log that was described to a leader by a grant of this rank. Raises Refusal."""
+        """A log that was described to a leader with a grant of this rank. Raises Refusal."""
         replica = None if kept is None else kept.open_replica(tp)
         if replica is None or kept is None:
             raise Refusal(ErrorCode.UNKNOWN_TOPIC_ID, f"{tp} was not described")
@@ -338,7 +342,7 @@ class NodeCalls:
 
 
 def _may_begin_epoch(part: AppendRecordsPartition) -> bool:
-    """Without a record: one that a session begins with."""
+    """Whether this request, without records, may begin an epoch, as the first one of a session does."""
     return not part.records and part.append_offset <= part.epoch_start_offset
 
 
@@ -351,14 +355,14 @@ def _highest_epoch(kept: KeptOutbox) -> int:
 
 
 def _why_refused(outcome: ErrorCode, offered: int, kept: int) -> str:
-    """What the code alone does not say of a grant that is not stored; empty otherwise."""
+    """Why a grant was not stored, where the error code does not say it; else empty."""
     if outcome is ErrorCode.NONE or not are_rivals(offered, kept):
         return ""
     return f"it was forced in generation {label(offered)}, beside {label(kept)}, which is kept here: they are rivals"
 
 
 def _grants(kept: KeptOutbox) -> tuple[Grant, ...]:
-    """The newest one first, then one that was forced beside it."""
+    """The newest grant first, then a rival that was forced beside it."""
     shown = (kept.election_state.grant, kept.election_state.rival)
     return tuple(grant for grant in shown if grant is not None)
 
@@ -387,7 +391,7 @@ Refused = tuple[str, ErrorCode]
 
 
 class CountedAnswers:
-    """`answer` as the one that it was given, counting. Thread-safe."""
+    """Counts the errors of the answers that `answer` returns. Thread-safe."""
 
     def __init__(self, answer: Callable[[Struct, str], Struct]) -> None:
         self._answer = answer
@@ -395,7 +399,7 @@ class CountedAnswers:
         self._lock = threading.Lock()
 
     def answer(self, request: Struct, sender: str) -> Struct:
-        """The answer; an error of it, or of a partition in it, is counted."""
+        """The answer, after counting its error and those of its partitions."""
         answer = self._answer(request, sender)
         if refused := _refused_by(answer):
             name = type(request).__name__.removesuffix("Request")
@@ -404,7 +408,7 @@ class CountedAnswers:
         return answer
 
     def read(self) -> Mapping[Refused, int]:
-        """As it is now."""
+        """A copy of the counts."""
         with self._lock:
             return dict(self._counts)
 

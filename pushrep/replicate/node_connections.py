@@ -1,10 +1,10 @@
-"""The sockets of a node: one thread a connection, so that a slow peer or a slow disk holds up no other.
+"""The sockets of a node: one thread a connection, so that a slow peer or disk holds up no other.
 
     accept ─▶ thread: read into the frame's own memory ─▶ calls, in order ─▶ answer each ─▶ read on
                       silent for handshake_timeout_s before it has spoken, or bytes that are no frame: closed, logged
 
-A connection holds one frame's records at most, for nothing more is read while it is carried out. What a peer can make
-the node hold is therefore limits.frame_bytes_max for each of connections_max.
+A connection holds the records of one frame at most, because nothing more is read while a request is carried out. So
+peers can make the node hold limits.frame_bytes_max for each of connections_max.
 """
 
 import logging
@@ -42,16 +42,16 @@ class Peer:
         self.thread: Thread | None = None
 
     def cut(self, how: int = socket.SHUT_RDWR) -> None:
-        """Wake its thread, which then ends."""
+        """Shut the socket down; its thread then ends."""
         with suppress(OSError):
             self.socket.shutdown(how)
 
 
 class Connections:
-    """Serves all connections to `listener`, until `stop`. `answer(request, sender)` may be called in many threads.
+    """Serves all connections to `listener`, until `stop`.
 
-    It keeps nothing of a request's records, whose memory is used again.
-    replays: takes over a connection on which something of its is asked.
+    answer(request, sender): called in many threads; it must not keep a request's records, whose memory is reused.
+    replays: takes over a connection with a replay call.
     """
 
     def __init__(  # noqa: PLR0913 - a listener, the calls, and what both need
@@ -65,13 +65,13 @@ class Connections:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.tls = settings.tls if settings.certificates is None else settings.certificates.context()
-        """For connections from now on; those that are open keep what they began with."""
+        """For new connections; open ones keep theirs."""
         self._listener, self._settings, self._answer = listener, settings, answer
         self._replays = replays
         self._spares = SpareBuffers()
         self._threads, self._clock = network.threads, clock
         self._lock = threading.Lock()
-        self._peers: dict[Peer, None] = {}  # in the order they came
+        self._peers: dict[Peer, None] = {}  # oldest first
         self._stopping = self._threads.event()
         self._accepting = self._threads.thread(self._accept, "pushrep-node-accept")
 
@@ -83,7 +83,7 @@ class Connections:
         self._accepting.start()
 
     def stop(self) -> bool:
-        """Accept nothing more, let what is being carried out be answered; False if some of it took too long."""
+        """Accept nothing more, and answer the running requests; False if some took too long."""
         deadline_ms = self._clock.monotonic_ms() + int(self._settings.stop_timeout_s * 1000)
         self._stopping.set()
         with suppress(OSError):
@@ -107,7 +107,7 @@ class Connections:
             except OSError as error:
                 if self._stopping.is_set():
                     return
-                _LOG.warning("accept: %s", error)  # out of descriptors: those that are open are served on
+                _LOG.warning("accept: %s", error)  # out of descriptors: open connections go on
                 self._stopping.wait(_AGAIN_S)
                 continue
             peer = Peer(sock, str(address[:2]), self._clock.monotonic_ms())
@@ -127,7 +127,7 @@ class Connections:
                 continue
             try:
                 peer.thread.start()
-            except RuntimeError:  # the system has no more threads for us
+            except RuntimeError:  # the system has no thread left
                 self._forget(peer)
 
     def _serve(self, peer: Peer) -> None:
@@ -147,7 +147,7 @@ class Connections:
                 self._forget(peer)
 
     def _converse(self, peer: Peer) -> bool:
-        """Answer until the peer goes; whether the replay server has the connection now."""
+        """Answer until the peer hangs up; True if the replay server has taken the connection over."""
         settings = self._settings
         peer.socket.settimeout(settings.handshake_timeout_s)
         tune(peer.socket)
@@ -178,13 +178,13 @@ class Connections:
             parts = connection.answer_versions(call)
             if not peer.has_spoken:
                 peer.has_spoken = True
-                peer.socket.settimeout(None)  # an idle leader costs nothing; keepalive notices one that vanished
+                peer.socket.settimeout(None)  # an idle leader costs nothing; keepalive notices a lost one
         elif self._stopping.is_set():
             parts = connection.refuse(call, ErrorCode.NODE_STOPPING)
         else:
             try:
                 parts = connection.answer(call, self._answer(call.request, sender))
-            except NotInVersion as error:  # as of a hole, which an older version would take for damage
+            except NotInVersion as error:  # for example a hole, which an older version would take for damage
                 _LOG.warning("%s is too old: %s", peer.name, error)
                 parts = connection.refuse(call, ErrorCode.UNSUPPORTED_VERSION)
         send_all(peer.socket, parts)

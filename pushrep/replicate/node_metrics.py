@@ -28,7 +28,7 @@ class NodeCollector(Collector):
         self._node, self._by_partition = node, by_partition
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing yet: a registry that asks beforehand shall not scrape."""
+        """No families, so that registering does not scrape."""
         return ()
 
     def collect(self) -> Iterable[Metric]:

@@ -1,4 +1,4 @@
-"""What a running node says of itself: its logs and replays, what it refused; the same for `pushrep status` and /readyz.
+"""The status of a running node: its logs and replays, its refusals; the same for `pushrep status` and /readyz.
 
 ReplicaNode.status() ─▶ NodeStatus ─ as_dict() ─▶ JSON of control.sock ─ without logs, bounded ─▶ DescribeNode
 """
@@ -35,8 +35,8 @@ class NodeLog(NamedTuple):
     """A log that is in use. Half-open offsets.
 
     last_contact_ms: wall clock of its leader's last request, -1 for none since the node started. failure: why its disk
-    failed; finding: why it waits for an operator; refused: why its disk took nothing the last time; None for each: no.
-    damaged_from: the first offset that was on disk and can't be read.
+    failed; finding: why it waits for an operator; refused: why its disk refused the last write; each None without a
+    reason. damaged_from: the first offset that was on disk and can't be read.
     """
 
     outbox_id: str
@@ -55,9 +55,9 @@ class NodeLog(NamedTuple):
 
 
 class OutboxLeader(NamedTuple):
-    """Who leads an outbox by the newest grant that this node keeps. is_here: this member, whose service has the logs.
+    """The leader of an outbox by this node's newest grant. is_here: it is this member, whose service has the logs.
 
-    silent_ms: since it was heard last, no longer than the node runs; None: it is here, or said that it leads no more.
+    silent_ms: since its last contact or the node's start; None: it is here, or has said that it leads no more.
     """
 
     outbox_id: str
@@ -71,7 +71,7 @@ class OutboxLeader(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStatus:
-    """A running node. scrubs: by outbox id. replays: sessions that run, and what those that are over have done.
+    """A running node. scrubs: by outbox id. replays: running sessions, and counts of all.
 
     refusals: answers with an error since the start, by (call, code); unauthorised: by (call, identity).
     certificate_expires_s: Unix time, the first of its certificate and its CA's; None: it knows of no files. standbys:
@@ -96,7 +96,7 @@ class NodeStatus:
     leaders: tuple[OutboxLeader, ...]
 
     def problems(self) -> list[Problem]:
-        """What is wrong, worst first."""
+        """The problems, worst first."""
         return worst_first(_problems(self))
 
     def as_dict(self) -> dict[str, Any]:
@@ -136,14 +136,14 @@ class NodeStatus:
         }
 
     def as_answer(self) -> str:
-        """The same as JSON for DescribeNode: without `logs`, which ListLogs has, and of long lists the beginning."""
+        """As JSON for DescribeNode: without `logs`, which ListLogs answers, and with long lists shortened."""
         found = {name: value for name, value in self.as_dict().items() if name != "logs"}
         texts = [json.dumps(_shortened(found, items)) for items in _ANSWER_ITEMS]
         return next((text for text in texts if len(text) <= _ANSWER_BYTES_MAX), texts[-1])
 
 
 class OpenLogs(NamedTuple):
-    """What a node's logs that are in use say: themselves, the scrub of each outbox, the disk that they are on."""
+    """The status of a node's logs in use, of each outbox's scrub, and of their disk."""
 
     logs: tuple[NodeLog, ...]
     scrubs: Mapping[str, ScrubStatus]
@@ -151,7 +151,7 @@ class OpenLogs(NamedTuple):
 
 
 def open_logs(replicas: Iterable[tuple[UUID, ReplicaLog]]) -> OpenLogs:
-    """As they are now. A log that is closed meanwhile is left out."""
+    """The present status; a log that is closed meanwhile is left out."""
     logs: list[NodeLog] = []
     scrubs: dict[str, ScrubStatus] = {}
     disk: DiskStatus | None = None
@@ -166,7 +166,7 @@ def open_logs(replicas: Iterable[tuple[UUID, ReplicaLog]]) -> OpenLogs:
 
 
 def _shortened(value: Any, items: int) -> Any:
-    """With at most so many items in each list and object."""
+    """Shorten each list and object to so many items."""
     if isinstance(value, Mapping):
         return {name: _shortened(one, items) for name, one in islice(value.items(), items)}
     return [_shortened(one, items) for one in value[:items]] if isinstance(value, list | tuple) else value

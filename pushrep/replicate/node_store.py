@@ -1,14 +1,15 @@
-"""What a node keeps: outboxes, their promises, their logs. Everything is opened when it is first asked for.
+"""What a node stores: outboxes, their election state, their logs. Each is opened at its first use.
 
     <data>/.lock                             one node per directory
           /replica-epoch.json                raised at each start      (election_state.py)
           /<outbox id>/promises.json         newest grant and epoch    (election_state.py)
           /<outbox id>/<topic>-<n>/          a log                     (replica.py)
 
-A log that failed is closed, and opened again when it is described next: its leader comes back with backoff.
+A log that failed is closed, and opened again when it is described next: its leader tries again with backoff.
 
-Grants decide whose a directory is. While the newest one names this member, its service opens it as an Outbox, and the
-node only answers candidates (`at_home`), when the service is not running. With a grant for another it follows.
+Grants decide who opens a directory. While the newest one names this member, its service opens it as an Outbox, and the
+node only answers candidates (`at_home`) when the service does not run. With a grant for another member the node
+follows.
 """
 
 import logging
@@ -44,12 +45,12 @@ from pushrep.wire.error_codes import ErrorCode
 
 _LOG = logging.getLogger("pushrep.node")
 _LOCK_NAME = ".lock"
-_PROPOSED_MAX = 1024  # of outboxes that were asked for and not granted yet
+_PROPOSED_MAX = 1024  # of outboxes that were asked for and have no grant yet
 _Answer = TypeVar("_Answer")
 
 
 class Refusal(PushrepError):
-    """A log can't be had; `code` goes into the answer."""
+    """A log is not available; `code` is the answer's error code."""
 
     def __init__(self, code: ErrorCode, why: str) -> None:
         super().__init__(why)
@@ -57,8 +58,8 @@ class Refusal(PushrepError):
 
 
 class LastContact(NamedTuple):
-    """With a leader: wall clock in ms, -1 for none since the node started; how long ago by the monotonic clock, None
-    where there is no leader.
+    """The last contact with a leader: wall clock in ms, -1 for none since the node started; age by the monotonic clock,
+    None without a leader.
     """
 
     wall_ms: int = -1
@@ -84,9 +85,9 @@ class KeptOutbox:
         self._aside_lock = threading.Lock()
         self._is_visited = False
         self._borrowers = 0
-        self._filled: set[int] = set()  # the partitions of an unfilled member that have everything
-        self._is_known = False  # whose directory it is
-        self._is_unread = False  # its promises may have changed: a promotion that had the directory wrote them
+        self._filled: set[int] = set()  # partitions of an unfilled member that are filled
+        self._is_known = False  # whether the directory's id was settled
+        self._is_unread = False  # a promotion that had the directory may have changed its election state
         self._last_contact_ms = -1
         self._contact, self._contact_lock = LeaderContact(-1, store.started_ms, is_over=False), threading.Lock()
         self._replicas: dict[tuple[str, int], ReplicaLog] = {}
@@ -96,9 +97,7 @@ class KeptOutbox:
 
     @property
     def directory_id(self) -> UUID | None:
-        """Of its directory; the one that it will have, while nothing is kept yet; None where nobody asked whose it is.
-        Raises OSError.
-        """
+        """The directory's id, or the one that it will get; None if nobody asked for it yet. Raises OSError."""
         found = self._found_id()
         if found is not None:
             return found.directory_id
@@ -106,7 +105,7 @@ class KeptOutbox:
 
     @property
     def is_unfilled(self) -> bool:
-        """Whether it lacks what its member held and promised: its disk was lost, or it is a copy. Raises OSError."""
+        """Whether it lacks records and promises of its member: its disk was lost, or it is a copy. Raises OSError."""
         found = self._found_id()
         return self.election_state.is_unfilled or (found is not None and found.is_copy)
 
@@ -115,11 +114,11 @@ class KeptOutbox:
 
     @property
     def election_state(self) -> ElectionState:
-        """The newest grant and leader epoch, as they stand on disk."""
+        """The newest grant and leader epoch, as on disk."""
         return self._state_store.kept
 
     def look_again(self) -> None:
-        """A directory that was put here while the node runs, or that its service may have written to since.
+        """Read again a directory that was put here while the node runs, or that its service may have written to.
 
         Raises CorruptNodeFile, OSError.
         """
@@ -128,7 +127,9 @@ class KeptOutbox:
 
     @contextmanager
     def at_home(self) -> Iterator[None]:
-        """While a call about grants and logs is answered. Raises Refusal for a directory of another's."""
+        """The context in which a call about grants and logs is answered. Raises Refusal while another process has the
+        directory.
+        """
         self._check_not_handed_over()
         if not self.election_state.is_led_here:
             self.settle_directory()
@@ -136,7 +137,7 @@ class KeptOutbox:
             yield
             return
         with self._visiting:
-            self._check_not_handed_over()  # while we waited
+            self._check_not_handed_over()  # it may have been handed over while we waited
             held = self._acquire()
             try:
                 self._settle(held)
@@ -147,13 +148,13 @@ class KeptOutbox:
             finally:
                 self._is_visited = False
                 if self.election_state.is_led_here:
-                    self.close()  # its service may come at any time
+                    self.close()  # its service may open it at any time
                 held.release()
 
     def _finish_setting_aside(self) -> None:
-        """Before any answer or append: logs of an older generation than the grant's are no part of this member.
+        """Before any answer or append: move logs of an older generation than the grant's aside.
 
-        Raises OSError, LogLocked: then nothing is.
+        Raises OSError, LogLocked; then nothing may be answered.
         """
         with self._aside_lock:
             if not self.election_state.are_logs_outdated:
@@ -164,34 +165,34 @@ class KeptOutbox:
                 held = self._acquired()
                 try:
                     self._state_store.set_logs_aside(held)
-                    held.forget_original()  # nothing of what that one promised holds in this generation
+                    held.forget_original()  # the original's promises do not hold in this generation
                 finally:
                     held.release()
                 self._filled.clear()
-            with self._contact_lock:  # its epochs were another generation's
+            with self._contact_lock:  # its epochs are of another generation
                 self._contact = LeaderContact(-1, self._store.started_ms, is_over=False)
 
     @contextmanager
     def hand_over(self) -> Iterator[Path]:
-        """The directory, its logs closed clean; until the end of the block the node does not touch it.
+        """Close the logs clean and leave the directory alone until the end of the block.
 
-        What its promises are then decides who opens it next. While they can't be read nobody does.
+        Its election state then decides who opens it next. While that can't be read nobody does.
         """
-        with self._lock, self._state_store.lock:  # a grant that was let in before is on disk now, or is refused
+        with self._lock, self._state_store.lock:  # grants accepted before are on disk now; others are refused
             self._borrowers += 1
         try:
-            with self._visiting:  # a call that is answered right now has the directory
+            with self._visiting:  # wait for the call that is being answered
                 self.close()
             yield self.directory
         finally:
-            with self._lock, self._state_store.lock:  # no grant is judged between the two by what was promised before
+            with self._lock, self._state_store.lock:  # no grant is judged in between by the old state
                 self._borrowers -= 1
                 self._is_unread = True
             with suppress(Refusal):  # it is logged; the next call tries again
                 self._check_not_handed_over()
 
     def _check_not_handed_over(self) -> None:
-        """Raise Refusal while the directory is another's, or what that one promised in it can't be read."""
+        """Raise Refusal while another process has the directory, or its election state can't be read afterwards."""
         with self._state_store.lock:
             if self._borrowers:
                 raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, f"{self.directory} is handed over for now")
@@ -215,8 +216,8 @@ class KeptOutbox:
         return held
 
     def settle_directory(self, *, create: bool = False) -> None:
-        """Before the first answer that something is promised here: a copy is one of its own from now on, which lacks
-        what its original promised since. Raises OSError, LogLocked.
+        """Called before the first promise: gives the directory an id; a copy gets one of its own and counts as
+        unfilled, because it lacks its original's later promises. Raises OSError, LogLocked.
         """
         with self._lock:
             exists = self._store.filesystem.exists(self.directory)
@@ -253,8 +254,8 @@ class KeptOutbox:
 
     @property
     def contact_age_ms(self) -> int | None:
-        """How long ago the leader by the newest grant was in contact, by the monotonic clock; no longer than the node
-        runs, which can't know more. None: there is none, it said that it leads no more, or it is this member.
+        """How long ago the leader by the newest grant was in contact, by the monotonic clock, at most since the node's
+        start. None: there is none, it has said that it leads no more, or it is this member.
         """
         state, contact = self.election_state, self._contact
         grant = state.grant
@@ -264,14 +265,14 @@ class KeptOutbox:
         return self._store.clock.monotonic_ms() - since_ms
 
     def note_contact(self, leader_epoch: int, *, is_last: bool = False) -> None:
-        """The leader of this epoch, which is not fenced here, is alive; `is_last`: it leads no more."""
+        """The leader of this epoch, which is not fenced here, is alive. is_last: it leads no more."""
         with self._contact_lock:
             before = self._contact
             if leader_epoch > before.leader_epoch or (leader_epoch == before.leader_epoch and not before.is_over):
                 self._contact = LeaderContact(leader_epoch, self._store.clock.monotonic_ms(), is_last)
 
     def store_epoch(self, leader_epoch: int) -> None:
-        """Nothing of an older leader from now on, durably. Raises OSError."""
+        """Refuse older leaders from now on, durably. Raises OSError."""
         with self._state_store.lock:
             if leader_epoch > self.election_state.leader_epoch:
                 self._state_store.keep(replace(self.election_state, leader_epoch=leader_epoch))
@@ -279,16 +280,17 @@ class KeptOutbox:
     def offer_grant(
         self, offered: Grant, sender: int, address: str, addressed_as: int = NO_MEMBER, *, is_first: bool = False
     ) -> ErrorCode:
-        """Store it, on disk when this returns, if the rules let it; else why not. Raises OSError, Refusal.
+        """Store the grant if the rules accept it, on disk when this returns; else returns why not. Raises OSError,
+        Refusal.
 
         addressed_as: the member that the sender takes this node for, which it is from its first grant on, and another
         one once that was removed. NO_MEMBER: an older sender, so it is the member that the grant knows at `address`,
         where this node listens. is_first: nothing was ever acknowledged, so a member without a grant has lost nothing.
         """
         if self.election_state.grant is None:
-            self.settle_directory(create=True)  # it may be named in the grant, so it has its id before that is kept
+            self.settle_directory(create=True)  # the grant may name it, so it needs its id before the grant is stored
         with self._state_store.lock:
-            self._check_not_handed_over()  # the one that it is handed to writes election state there
+            self._check_not_handed_over()  # whoever has the directory writes its election state
             kept = self.election_state
             is_live = kept.member in offered.indexes and not self._was_replaced(offered)
             if addressed_as not in {NO_MEMBER, kept.member} and is_live:
@@ -301,14 +303,14 @@ class KeptOutbox:
             if are_rivals(offered.generation, kept.generation) and offered != kept.rival:
                 self._state_store.keep(replace(kept, rival=offered))
                 _LOG.error("%s: %s was forced beside %s", self.directory, offered, kept.grant)
-            is_renamed = addressed_as not in {NO_MEMBER, kept.member}  # it is no other live one, as was seen above
+            is_renamed = addressed_as not in {NO_MEMBER, kept.member}  # another live member was refused above
             is_news = offered != kept.grant or offered.carrying([kept.grant]).carried != kept.carried
             if outcome is ErrorCode.NONE and (is_news or is_renamed):
                 found = offered.index_at(address) if addressed_as == NO_MEMBER else addressed_as
                 member = kept.member if is_live else found
                 member = kept.member if member == NO_MEMBER else member
                 is_named = self.directory_id in {one.directory_id for one in offered.members} - {None}
-                # Its epoch as well, as the leader keeps it: its first request would be one more write of this file.
+                # With its epoch, as the leader stores it: else its first request would write this file again.
                 state = kept.with_grant(offered)
                 is_unfilled = state.is_unfilled or (kept.grant is None and not is_first and not is_named)
                 self._state_store.keep(replace(state, member=member, is_unfilled=is_unfilled))
@@ -318,7 +320,7 @@ class KeptOutbox:
         return outcome
 
     def _was_replaced(self, offered: Grant) -> bool:
-        """Whether another directory is what counts as this member, and nobody looks for it here any more."""
+        """Whether another directory counts as this member now."""
         member = self.election_state.member
         listed = next((one for one in (*offered.members, *offered.previous_members) if one.index == member), None)
         return listed is not None and not listed.address and not offered.is_member(member, self.directory_id)
@@ -334,7 +336,7 @@ class KeptOutbox:
             _LOG.info("%s has been given everything: it counts under its own id", self.directory)
 
     def note_filled(self, tp: TopicIdPartition) -> None:
-        """Its leader gave `tp` everything; this member counts once that is so of all partitions. Raises OSError."""
+        """The leader has filled `tp`; once all partitions are filled, this member counts. Raises OSError."""
         with self._state_store.lock:
             kept = self.election_state
             if not kept.is_unfilled or kept.grant is None:
@@ -349,21 +351,21 @@ class KeptOutbox:
         self._state_store.note_lost(log, end_offset)
 
     def note_refilled(self, log: str) -> None:
-        """`log` has again what it lost. Raises OSError."""
+        """`log` has its lost records again. Raises OSError."""
         with self._state_store.lock:
             kept = self.election_state
             unfilled = {name: end for name, end in kept.unfilled.items() if name != log}
             self._state_store.keep(replace(kept, unfilled=unfilled))
 
     def forget_unfenced(self, log: str) -> None:
-        """What `log` held without a grant is cut off. Raises OSError."""
+        """The unfenced records of `log` were cut off. Raises OSError."""
         with self._state_store.lock:
             kept = self.election_state
             unfenced = {name: mark for name, mark in kept.unfenced.items() if name != log}
             self._state_store.keep(replace(kept, unfenced=unfenced))
 
     def replica(self, tp: TopicIdPartition, *, create: bool = False) -> ReplicaLog:
-        """The open log of `tp`; one that failed is tried again here. Raises Refusal."""
+        """The open log of `tp`; one that failed is opened again. Raises Refusal."""
         with self._lock:
             self._check_not_handed_over()
             if self.election_state.are_logs_outdated:
@@ -384,10 +386,10 @@ class KeptOutbox:
         return replica
 
     def create_missing(self, tps: Sequence[TopicIdPartition]) -> None:
-        """Make the logs of which nothing is here, at once. What can't be made is raised where each is opened."""
+        """Make the logs of which nothing is here, together. Errors are raised later, when each is opened."""
         with suppress(OSError, PushrepError):
             if not self.election_state.is_led_here:
-                self.settle_directory(create=True)  # it has its id before there is a log in it
+                self.settle_directory(create=True)  # it gets its id before its first log
             with self._lock:
                 self._check_not_handed_over()
                 if not self.election_state.is_led_here and not self.election_state.are_logs_outdated:
@@ -404,7 +406,7 @@ class KeptOutbox:
             return
         held = self._acquired()
         try:
-            # One that was removed is made by its opening, which notes what it held.
+            # A removed log is made when it is opened, which notes its lost records.
             at = CheckpointFile.HIGH_WATERMARK
             new = {name: log_id for name, log_id in missing.items() if not held.checkpointed(at, name)}
             create_logs(held, new, has_replicas=True)
@@ -417,9 +419,9 @@ class KeptOutbox:
         return replica if replica is not None and replica.tp == tp else None
 
     def begin_removal(self, tp: TopicIdPartition, may: Callable[[ReplicaSession], bool]) -> bool:
-        """Give the log to nobody until `end_removal`; False, and nothing changed, if its session says otherwise.
+        """Refuse the log to everybody until `end_removal`; False, and nothing changed, if a session forbids it.
 
-        A leader that comes at this moment is either here before, and is found, or gets the answer to ask again.
+        A leader that comes at this moment either comes first, and is found, or is told to ask again.
         """
         with self._lock:
             replica = self._replicas.get((tp.topic, tp.partition))
@@ -429,12 +431,12 @@ class KeptOutbox:
             return True
 
     def end_removal(self, tp: TopicIdPartition) -> None:
-        """Its files are gone, or stay: a log of that name may be opened."""
+        """The removal is over: a log of that name may be opened again."""
         with self._lock:
             self._removing.discard((tp.topic, tp.partition))
 
     def forget_removed(self) -> None:
-        """Logs whose files are gone went on purpose: see LogDirectory.forget_removed. Raises OSError, LogLocked."""
+        """Missing logs were removed on purpose: see LogDirectory.forget_removed. Raises OSError, LogLocked."""
         held = self._acquired()
         try:
             held.forget_removed()
@@ -442,7 +444,7 @@ class KeptOutbox:
             held.release()
 
     def release(self, tp: TopicIdPartition) -> None:
-        """Close the log and know it no more, before its files go."""
+        """Close and forget the log, before its files are removed."""
         with self._lock:
             replica = self._replicas.pop((tp.topic, tp.partition), None)
         if replica is not None:
@@ -454,7 +456,7 @@ class KeptOutbox:
             return list(self._replicas.values())
 
     def refused(self, tps: Iterable[TopicIdPartition]) -> str:
-        """Why the disk took nothing of one of these logs the last time; empty if it did."""
+        """Why the disk refused the last write of one of these logs; empty if it did not."""
         for tp in tps:
             unopened, replica = self._unopened.get(tp), self._replicas.get((tp.topic, tp.partition))
             why = unopened.why if unopened is not None else replica.refused if replica is not None else None
@@ -463,7 +465,7 @@ class KeptOutbox:
         return ""
 
     def partitions(self) -> Iterator[TopicIdPartition]:
-        """Every log that lies here, in use or not."""
+        """Every log here, in use or not."""
         if not self._store.filesystem.exists(self.directory):
             return
         for topic, partition in list_logs(self.directory):
@@ -515,19 +517,19 @@ class KeptOutbox:
         raise refusal
 
     def _lost_of_removed(self, tp: TopicIdPartition) -> int:
-        """Up to where a log was acknowledged whose directory is gone; 0 if none is known. Raises OSError."""
+        """The end of the acknowledged records of a log whose directory is gone; 0 if it is unknown. Raises OSError."""
         return read_checkpoint(self.directory, CheckpointFile.HIGH_WATERMARK, self._store.filesystem).get(str(tp), 0)
 
 
 class _NotKept(KeptOutbox):
-    """An outbox that was not kept a moment ago. It opens no log: another thread may have opened it by now."""
+    """An outbox that was not here a moment ago. It opens no log, because another thread may have opened it by now."""
 
     def replica(self, tp: TopicIdPartition, *, create: bool = False) -> ReplicaLog:  # noqa: ARG002 - as the other
         raise Refusal(ErrorCode.UNKNOWN_TOPIC_ID, f"no log {tp} here")
 
 
 def _refusal(tp: TopicIdPartition, found: UUID | None, *, create: bool) -> Refusal | None:
-    """Why the log is not to be had. `found`: the topic id that lies there under its name."""
+    """Why the log is not available. found: the topic id of the log under its name."""
     if found is None:
         return None if create else Refusal(ErrorCode.UNKNOWN_TOPIC_ID, f"no log {tp} here")
     if found != tp.topic_id:
@@ -552,8 +554,8 @@ class NodeStore:
             self._lock_file.close()
             raise
         self.on_change: Callable[[TopicIdPartition], None] | None = None
-        """Called when readers of a log may see something new, in any thread. It must not wait."""
-        # A simulated clock gets no threads, so that a run can be repeated.
+        """Called in any thread when readers of a log may see something new. It must not wait."""
+        # A simulated clock gets no threads, so that a run is repeatable.
         self._threads = disk_threads(filesystem, data) if clock is SYSTEM_CLOCK else None
         self._lock = threading.Lock()
         self._proposed: dict[UUID, UUID] = {}
@@ -566,13 +568,13 @@ class NodeStore:
             self.on_change(tp)
 
     def carry_out(self, calls: Sequence[Callable[[], _Answer]], *, syncs: bool) -> list[_Answer]:
-        """What each call answers. `syncs`: they wait for the disk, so they run beside each other."""
+        """The results of the calls. syncs: they wait for the disk, so they run concurrently."""
         if not syncs or self._threads is None:
             return [call() for call in calls]
         return self._threads.run_all(calls)
 
     def outbox(self, outbox_id: UUID) -> KeptOutbox:
-        """What is kept of an outbox, perhaps nothing yet. Raises CorruptNodeFile, OSError."""
+        """The outbox as it is stored here, perhaps nothing yet. Raises CorruptNodeFile, OSError."""
         with self._lock:
             kept = self._outboxes.get(outbox_id)
             if kept is None:
@@ -582,23 +584,23 @@ class NodeStore:
             return kept
 
     def proposed_id(self, outbox_id: UUID) -> UUID:
-        """The id that the outbox's directory will have: a first grant names it before it is there."""
+        """The id that the outbox's directory will get: a first grant names it before the directory is made."""
         while len(self._proposed) >= _PROPOSED_MAX:
             self._proposed.pop(next(iter(self._proposed)), None)
         return self._proposed.setdefault(outbox_id, new_directory_id())
 
     def forget_proposal(self, outbox_id: UUID) -> None:
-        """Its directory is made: another one gets another id."""
+        """The directory was made: a later one gets another id."""
         self._proposed.pop(outbox_id, None)
 
     def look_up(self, outbox_id: UUID) -> KeptOutbox:
-        """The same for a question: an outbox that nothing is kept of is not remembered. Raises as `outbox`."""
+        """The same for a query: an outbox that is not stored here is not remembered. Raises as `outbox`."""
         if outbox_id in self._outboxes or self.filesystem.exists(self.data / str(outbox_id)):
             return self.outbox(outbox_id)
         return _NotKept(outbox_id, self)
 
     def describe(self, kept: KeptOutbox, tp: TopicIdPartition, *, create: bool) -> ReplicaLog:
-        """The log of `tp`, known from now on by its topic id alone, as AppendRecords names it. Raises Refusal."""
+        """The log of `tp`, which AppendRecords may name by its topic id alone from now on. Raises Refusal."""
         replica = kept.replica(tp, create=create)
         with self._lock:
             owners = self._owners_of.get(tp, ())
@@ -607,22 +609,22 @@ class NodeStore:
         return replica
 
     def identities(self) -> frozenset[str]:
-        """Those that the newest grants of all that lies here name, as far as these can be read."""
+        """The identities in the newest grants of all outboxes here, as far as these can be read."""
         found = frozenset[str]()
         for name in self.filesystem.list(self.data):
-            with suppress(ValueError, CorruptNodeFile, OSError):  # a file of the node's own; it says why elsewhere
+            with suppress(ValueError, CorruptNodeFile, OSError):  # one of the node's own files, or logged elsewhere
                 outbox_id = UUID(name)
                 found |= read_election_state(self.data / name, outbox_id, self.filesystem).identities
         return found
 
     def outboxes(self) -> list[KeptOutbox]:
-        """Everything that lies here."""
+        """All outboxes here."""
         found = []
         for name in self.filesystem.list(self.data):
             try:
                 found.append(self.outbox(UUID(name)))
             except ValueError:
-                continue  # a file of the node's own
+                continue  # one of the node's own files
         return found
 
     def kept(self) -> list[KeptOutbox]:
@@ -631,8 +633,8 @@ class NodeStore:
             return list(self._outboxes.values())
 
     def owners_of(self, tp: TopicIdPartition) -> tuple[KeptOutbox, ...]:
-        """The outboxes of a log that was described since the node started, the last one first: one, as long as nobody
-        makes a log of another outbox's topic id.
+        """The outboxes of a log that was described since the node started, the last one first: one, unless logs of two
+        outboxes have the same topic id.
         """
         return self._owners_of.get(tp, ())
 
