@@ -1,4 +1,4 @@
-"""What a broker's answer to a batch means for the partition that sent it: a table, as the protocol numbers errors.
+"""What to do after a broker's answer to a batch: a table by the protocol's error codes.
 
 Source: Kafka's protocol guide, "Error Codes". A code that is not in the table is tried again: what was appended and
 not acknowledged is found by its sequence number.
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Code(IntEnum):
-    """The codes that are distinguished here."""
+    """The error codes that are distinguished here."""
 
     NONE = 0
     OFFSET_OUT_OF_RANGE = 1
@@ -56,7 +56,7 @@ class Code(IntEnum):
 
     @classmethod
     def name_of(cls, code: int) -> str:
-        """For people; a number that has no name here stays a number."""
+        """The code's name for messages; a code without a name here stays a number."""
         try:
             return cls(code).name
         except ValueError:
@@ -64,7 +64,7 @@ class Code(IntEnum):
 
 
 class BrokerAnswer(NamedTuple):
-    """What a broker says about one batch. `base_offset` is -1 where it does not know; `message` is for people."""
+    """A broker's answer for one batch. `base_offset` is -1 if it does not know; `message` is for people."""
 
     error_code: int
     base_offset: int
@@ -76,26 +76,26 @@ class BrokerAnswer(NamedTuple):
 
 
 class AnswerReaction(Enum):
-    """What becomes of a batch that was answered."""
+    """What to do with an answered batch."""
 
     DONE = auto()
     RETRY = auto()
-    """The same bytes again, after a pause."""
+    """Send the same bytes again, after a pause."""
     REFRESH = auto()
     """The same, after asking who leads."""
     CHECK_TOPIC = auto()
     """The same, after making sure that the topic is still the one it was."""
     RESYNC = auto()
-    """The broker does not know how far this producer id came: a new one, from what the topic holds on."""
+    """The broker has lost this producer id's state: go on under a new id, after what the topic holds."""
     SPLIT = auto()
     """Too large as one batch."""
     STOP = auto()
-    """Not before somebody acts: on the topic's settings, on rights, or on the record."""
+    """Wait until somebody changes the topic's settings, the rights, or skips the record."""
 
 
 _REACTIONS: Mapping[int, AnswerReaction] = {
     Code.NONE: AnswerReaction.DONE,
-    # It is there, and the broker has forgotten where.
+    # the topic has it, and the broker has forgotten where
     Code.DUPLICATE_SEQUENCE_NUMBER: AnswerReaction.DONE,
     Code.LEADER_NOT_AVAILABLE: AnswerReaction.REFRESH,
     Code.NOT_LEADER_OR_FOLLOWER: AnswerReaction.REFRESH,

@@ -1,8 +1,8 @@
-"""The brokers of one Kafka cluster as shipping needs them: who leads which partition, and one connection to each.
+"""The brokers of a Kafka cluster, for shipping: the leader of each partition, and one connection to each broker.
 
-Connections, their security and the wire's structures are aiokafka's. Its client refreshes metadata by itself, with a
-request that makes brokers create a deleted topic again; so metadata is asked for here, when an answer calls for it.
-All of it runs in one event loop.
+Connections, their security and the protocol's structures are aiokafka's. Its client refreshes metadata with a request
+that makes brokers create a deleted topic again; so metadata is requested here, when an answer calls for it. Everything
+runs in one event loop.
 
 A connection is aiokafka's, except that it gives a large request to the socket in pieces.
 
@@ -10,8 +10,8 @@ A connection is aiokafka's, except that it gives a large request to the socket i
     here        size, header, fields ─▶ socket, batch from where it lies ─▶ socket, the rest ─▶ socket
 
 aiokafka's own send joins the parts of a request three times, each time into memory that is new from the system.
-What the socket does not take at once waits in asyncio's buffer for this thread's next turn, and the broker waits, too.
-So where the system allows it, the socket's buffer takes all that may be on its way.
+Bytes that the socket does not take at once wait in asyncio's buffer for the loop's next turn, and so does the broker.
+So where the system allows it, the socket's buffer is large enough for everything in flight.
 """
 
 import asyncio
@@ -73,7 +73,7 @@ class Connection(AIOKafkaConnection):  # type: ignore[misc] # aiokafka has no ty
 
 
 def _joined(parts: list[Buffer]) -> list[Buffer]:
-    """Small neighbours in one piece, large parts as they are."""
+    """Joins neighbouring small parts; large ones stay as they are."""
     pieces: list[Buffer] = []
     small: list[Buffer] = []
     for part in parts:
@@ -107,7 +107,7 @@ UNREACHABLE = (OSError, KafkaError, asyncio.TimeoutError)
 
 
 class BrokerError(ShippingError):
-    """A broker answered with an error that may pass: ask again after a pause."""
+    """A broker answered with a retriable error: ask again after a pause."""
 
     def __init__(self, what: str, error_code: int) -> None:
         super().__init__(f"{what}: {Code.name_of(error_code)}")
@@ -127,7 +127,7 @@ class PartitionBounds(NamedTuple):
 
 
 class Cluster:
-    """See the file's map. `leaders`: Kafka partition to broker, where one is known; `partitions`: how many."""
+    """See the file's map. leaders: by Kafka partition its broker, if known; partitions: how many there are."""
 
     def __init__(self, destination: KafkaDestination, topic: str) -> None:
         self._destination, self._topic = destination, topic
@@ -169,7 +169,7 @@ class Cluster:
         return connection
 
     def connection_of(self, partition: int) -> Connection | None:
-        """The one to the broker that leads a partition, if it is open."""
+        """The open connection to the leader of a partition; None if there is none."""
         found = self._connections.get(self.leaders.get(partition, -1))
         return found if found is not None and found.connected() else None
 
@@ -180,7 +180,7 @@ class Cluster:
             self._left = [one for one in self._left if not one.done()] + [self._leave(found)]
 
     async def init_producer_id(self) -> tuple[int, int]:
-        """A producer id that nobody had before, and its epoch. Raises as `refresh`, BrokerError, KafkaRightMissing."""
+        """A new producer id and its epoch. Raises as `refresh`, BrokerError, KafkaRightMissing."""
         response = await self._ask_any(InitProducerIdRequest(None, -1))
         if response.error_code == Code.CLUSTER_AUTHORIZATION_FAILED:  # the right to write to any topic is enough
             raise right_missing("WRITE", "topic", self._topic, response.error_code)
@@ -189,7 +189,7 @@ class Cluster:
         return response.producer_id, response.producer_epoch
 
     async def bounds(self, partition: int) -> PartitionBounds:
-        """What can be read of a partition now. Raises BrokerError and what UNREACHABLE names."""
+        """The readable range of a partition now. Raises BrokerError and what UNREACHABLE names."""
         return PartitionBounds(await self._offset(partition, _EARLIEST), await self._offset(partition, _LATEST))
 
     async def ends(self, partitions: Iterable[int]) -> dict[int, int]:
@@ -234,7 +234,7 @@ class Cluster:
         return {partition: data for answer in answers for partition, data in answer.items()}
 
     async def find_coordinator(self, transactional_id: str) -> int:
-        """The broker that keeps this transactional id. Raises as `refresh`, BrokerError."""
+        """The transaction coordinator of this transactional id. Raises as `refresh`, BrokerError."""
         response = await self._ask_any(FindCoordinatorRequest(transactional_id, _TRANSACTIONS))
         if response.error_code:
             raise BrokerError(f"the coordinator of transactional id {transactional_id}", response.error_code)
@@ -242,7 +242,7 @@ class Cluster:
         return int(response.coordinator_id)
 
     async def has_topic(self, topic: str) -> bool:
-        """Whether the brokers know the topic; True, too, where the right to see it is missing. Raises as `refresh`."""
+        """Whether the brokers know the topic; also True without the right to see it. Raises as `refresh`."""
         response = await self._ask_any(MetadataRequest([topic], allow_auto_topic_creation=False))
         return all(one[0] != Code.UNKNOWN_TOPIC_OR_PARTITION for one in response.topics if one[1] == topic)
 
@@ -256,7 +256,7 @@ class Cluster:
             raise
 
     async def close(self) -> None:
-        """Close every connection, and wait a moment until they are."""
+        """Close every connection, and wait a moment for that."""
         for task in self._connecting.values():
             task.cancel()
         closing = [self._leave(one) for one in self._connections.values()] + self._left
@@ -282,7 +282,7 @@ class Cluster:
         return await self.ask(node, request)
 
     def _by_leader(self, partitions: Iterable[int]) -> dict[int, list[int]]:
-        """The partitions of each broker that leads one. Raises BrokerError where it is not known who does."""
+        """The partitions by their leading broker. Raises BrokerError for one without a known leader."""
         found: dict[int, list[int]] = {}
         for partition in partitions:
             node = self.leaders.get(partition)

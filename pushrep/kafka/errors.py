@@ -1,4 +1,4 @@
-"""What stops the way from a log to a Kafka topic, named for what the caller does next.
+"""Why records can't be shipped to a Kafka topic, named for what the caller does next.
 
 DestinationRefused, TopicMissing   change or make the topic         ShippingStopped   look at the record it names
 DestinationAhead                   begin a new PID epoch            ShippingTimeout   wait longer, look at `lag()`
@@ -14,7 +14,7 @@ from pushrep.records import Record
 
 
 class ShippingError(PushrepError):
-    """Anything that keeps records from reaching a Kafka topic."""
+    """The root of the errors of shipping."""
 
 
 class DestinationRefused(ShippingError):
@@ -26,7 +26,7 @@ class DestinationRefused(ShippingError):
 
 
 class TopicMissing(ShippingError):
-    """There is no such topic; make it, since its number of partitions is fixed at first use."""
+    """There is no such topic. Make it: how many of its partitions are used is fixed at first use."""
 
     def __init__(self, topic: str) -> None:
         super().__init__(f"topic {topic} does not exist: make it, with cleanup.policy=delete")
@@ -34,10 +34,9 @@ class TopicMissing(ShippingError):
 
 
 class DestinationAhead(ShippingError):
-    """The topic holds records of this outbox that its log does not have: the log went back, as by a restored copy.
+    """The topic holds records of this outbox that its log does not have: the log was restored from an older copy.
 
-    What is appended now would take offsets that readers have seen already. Nothing was sent.
-    `pid_epoch`: under which the topic holds them.
+    New records would get offsets that readers have seen. Nothing was sent. `pid_epoch`: of the records in the topic.
     """
 
     def __init__(self, partition: int, *, shipped_offset: int, log_end_offset: int, pid_epoch: int) -> None:
@@ -51,7 +50,7 @@ class DestinationAhead(ShippingError):
 
 
 class OutboxDiverged(ShippingError):
-    """The topic holds another record at a position that a record of this log has: readers took one for the other.
+    """The topic and this log hold different records at one position, and readers take one for the other.
 
     The log was restored from an older copy and appended to, or two copies of a directory were used. Shipping stops.
     `offset` is the log's, `topic_offset` that of the record in partition `topic_partition` of the topic; `in_log` and
@@ -78,10 +77,10 @@ def _size(value: bytes | None) -> str:
 
 
 class RebaseRefused(ShippingError):
-    """Records can't be appended again under another PID, since their position is the caller's own: `metadata=`.
+    """Records with the caller's own metadata (`metadata=`) can't be appended again under another PID.
 
-    `offset` is the first of `count` in `partition`. Nothing was changed. Let their source append them again, and give
-    these up: pushrep outbox skip.
+    `offset` is the first of `count` in `partition`. Nothing was changed. Let their source append them again, and skip
+    these: pushrep outbox skip.
     """
 
     def __init__(self, partition: int, offset: int, count: int, metadata: str) -> None:
@@ -94,7 +93,7 @@ class RebaseRefused(ShippingError):
 
 
 class RebaseUnfinished(ShippingError):
-    """`pushrep outbox rebase` was interrupted. Nothing is shipped before it is run again, and ends."""
+    """`pushrep outbox rebase` was interrupted. Nothing is shipped before it has run again, to its end."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(f"a rebase was interrupted: stop the service, then again: pushrep outbox rebase {directory}")
@@ -102,10 +101,10 @@ class RebaseUnfinished(ShippingError):
 
 
 class TopicLostRecords(ShippingError):
-    """The topic does not hold records any more that it had acknowledged, as after an unclean election of a leader.
+    """The topic has lost records that it had acknowledged, for example by an unclean leader election.
 
-    `lost`: partition of the log to the range [first, end) of its offsets. Shipping stops, so that they can be sent
-    again before what follows them: readers that filter drop what comes behind its successors.
+    `lost`: by log partition the range [first, end) of its offsets. Shipping stops, so that they can be sent again
+    before later records: readers that filter drop a record that comes after its successors.
     """
 
     def __init__(self, topic: str, lost: Mapping[int, tuple[int, int]]) -> None:
@@ -119,10 +118,10 @@ class TopicLostRecords(ShippingError):
 
 
 class CorruptDestinationsFile(ShippingError):
-    """destinations.json can't be believed: restore it, or remove it. Then the topic is read from its start.
+    """destinations.json is damaged: restore it, or remove it.
 
-    It holds how many partitions of the topic are used. Without it that is found out by where the topic holds this
-    outbox's records.
+    Without it the topic is read from its start, and the number of its partitions that are used is found by where the
+    topic holds this outbox's records.
     """
 
     def __init__(self, path: Path, why: str) -> None:
@@ -134,7 +133,7 @@ class CorruptDestinationsFile(ShippingError):
 
 
 class ShippingStopped(ShippingError):
-    """A partition goes no further until somebody acts; it is tried again now and then. `offset` is the first unsent."""
+    """A partition is stopped until somebody acts; it is retried now and then. `offset` is the first unsent one."""
 
     def __init__(self, partition: int, offset: int, reason: str) -> None:
         super().__init__(f"partition {partition} is stopped at offset {offset}: {reason}")
@@ -142,7 +141,7 @@ class ShippingStopped(ShippingError):
 
 
 class ShippingTimeout(ShippingError, TimeoutError):
-    """Not everything was acknowledged in time; nothing is lost, it is still being sent."""
+    """Not everything was acknowledged in time. Nothing is lost; sending goes on."""
 
     def __init__(self, timeout: float, records: int, reason: str | None) -> None:
         why = f"; the last trouble: {reason}" if reason else ""
@@ -151,7 +150,7 @@ class ShippingTimeout(ShippingError, TimeoutError):
 
 
 class RecordAboveLimit(ShippingError):
-    """A single record that the topic does not take: its max.message.bytes is smaller."""
+    """A single record is larger than the topic's max.message.bytes."""
 
     def __init__(self, offset: int, size_bytes: int, limit_bytes: int) -> None:
         super().__init__(
@@ -162,7 +161,7 @@ class RecordAboveLimit(ShippingError):
 
 
 class TopicReplaced(ShippingError):
-    """The topic of this name is another one now: what was known of it is void."""
+    """The topic was deleted and made again: everything known of it is void."""
 
     def __init__(self, topic: str) -> None:
         super().__init__(f"topic {topic} was deleted and made again")
@@ -172,8 +171,8 @@ class TopicReplaced(ShippingError):
 class OutboxTakenOver(ShippingError):
     """Another instance of this outbox ships to the topic: a promoted member, or a copy of the directory.
 
-    Nothing is sent, and what was on its way is refused by the brokers. With replicas it goes on by itself once enough
-    members say that this one leads. Without, the next opening of the outbox takes it over again.
+    Nothing is sent any more, and brokers refuse what was in flight. With replicas, shipping goes on once enough members
+    confirm that this one leads. Without, the next opening of the outbox takes over again.
     """
 
     def __init__(self, topic: str, why: str) -> None:
@@ -185,11 +184,11 @@ class OutboxTakenOver(ShippingError):
 
 
 class BeginsAnew(ShippingError):
-    """What a session knows is not to be relied on any more: the next one finds out what the topic holds."""
+    """The session's knowledge of the topic may be wrong: the next session reads what the topic holds."""
 
 
 class PartitionCountNotStored(ShippingError):
-    """How many partitions are used is not known to enough members yet; it is said again until it is."""
+    """Too few members have stored yet how many partitions are used; this is retried."""
 
     def __init__(self, why: str) -> None:
         super().__init__(f"how many partitions are used is not kept by enough members yet: {why}")
@@ -197,7 +196,7 @@ class PartitionCountNotStored(ShippingError):
 
 
 class KafkaUnreachable(ShippingError):
-    """No broker answered; the service goes on, and what it appends is sent later."""
+    """No broker answered. The service goes on, and its records are sent later."""
 
     def __init__(self, why: str) -> None:
         super().__init__(f"Kafka can't be reached: {why}")
@@ -205,7 +204,7 @@ class KafkaUnreachable(ShippingError):
 
 
 class KafkaRightMissing(KafkaUnreachable):
-    """Kafka's authorizer refuses: give the right that `why` names; the service goes on meanwhile."""
+    """Kafka's authorizer refused: grant the right that `why` names. The service goes on meanwhile."""
 
     def __init__(self, why: str) -> None:
         ShippingError.__init__(self, f"Kafka refuses: {why}")

@@ -1,12 +1,12 @@
-"""The fence at one topic as a session carries it out: fence_rules.py decides, the brokers are asked here.
+"""Carries out the fence at one topic for a session: fence_rules.py decides, this module asks the brokers.
 
     FenceDriver.begin ─▶ init ─▶ add ─▶ end ─▶ markers ─▶ (the session matches) ─▶ matched ─▶ producer id and epoch
     FenceDriver.renew ─▶ (init, where the end raises no epoch) ─▶ add ─▶ end ─▶ markers ─▶ the next epoch
                          when `wants_renewal`, and nothing is under way
 
-Transactional id: pushrep-<outbox id>-<topic id>; behind it -<directory id> for a copy that is not to stop the original.
-A renewal is due at a quarter of `transactional.id.expiration.ms`, so that the coordinator does not forget the id, and
-at half of `producer.id.expiration.ms`, so that no partition forgets the epoch.
+Transactional id: pushrep-<outbox id>-<topic id>, with -<directory id> for a copy, which must not stop the original. A
+renewal is due at a quarter of `transactional.id.expiration.ms`, before the coordinator forgets the id, and at half of
+`producer.id.expiration.ms`, before a partition forgets the epoch.
 """
 
 import asyncio
@@ -53,26 +53,26 @@ _MARKERS_WITHIN_MS = 30_000
 _SOON_MS, _SOON_TRIES = 20, 50
 _TRANSACTIONS_TOPIC = "__transaction_state"
 _TOO_FEW_BROKERS = "transaction.state.log.replication.factor (Kafka's default: 3) is above their number"
-_TRANSACTIONS_TOPIC_WITHIN_MS = 10_000  # brokers make it when it is first asked for, if they can
-_NOT_DRAINED_MS = 30_000  # the longest that other partitions wait for one that does not drain
+_TRANSACTIONS_TOPIC_WITHIN_MS = 10_000  # brokers make it at the first request, if they can
+_NOT_DRAINED_MS = 30_000  # how long other partitions wait at most for one that does not drain
 _LATER_MS = 600_000
 
 
 class Leadership(Protocol):
-    """Answers whether this instance of an outbox may ship."""
+    """Decides whether this instance of an outbox may ship."""
 
     @property
     def has_members(self) -> bool:
-        """Whether others know who leads."""
+        """Whether there are members to ask."""
         ...
 
     def is_newest(self) -> bool:
-        """Whether min_insync_replicas members, this one counted, answer, and none keeps a newer grant. Waits."""
+        """Ask whether min_insync_replicas members, this one counted, answer and none has a newer grant. Blocks."""
         ...
 
 
 class AloneLeadership:
-    """Of an outbox without other members."""
+    """For an outbox without other members."""
 
     has_members = False
 
@@ -90,7 +90,7 @@ UntilDone = Callable[[Callable[[], Awaitable[Event]]], Awaitable[Event]]
 
 
 class Fencing:
-    """The fences of one opening of an outbox, one for each topic id that its topic had. copy_id: `transactional_id`."""
+    """The fences of one opening of an outbox, one for each id of its topic. copy_id: as for `transactional_id`."""
 
     def __init__(
         self,
@@ -104,17 +104,17 @@ class Fencing:
         self._leadership, self._clock = leadership, clock
         self._fences: dict[UUID, Fence] = {}
         self.newest: Fence | None = None
-        """Of the topic that is shipped to; None before it was seen, and where nobody is to be shut out."""
+        """The fence of the present topic; None before it was seen, and without fencing."""
 
     @property
     def asks_again(self) -> bool:
-        """Whether members may say later that this instance, which was replaced, leads after all."""
+        """Whether members may confirm later that this instance leads, although another has taken over."""
         return self._leadership.has_members
 
     def driver(
         self, facts: TopicFacts, cluster: Cluster, until_done: UntilDone, *, has_shipped: bool
     ) -> "FenceDriver | None":
-        """Of a session. has_shipped: the topic is known to hold records of an earlier opening."""
+        """The driver of a session. has_shipped: the topic is known to hold records of an earlier opening."""
         mode = self._destination.fence
         if mode == "off":
             return None
@@ -126,7 +126,7 @@ class Fencing:
 
 
 class FenceDriver:
-    """See the file's map; of one session. `until_done` repeats what fails for a while (recovery.py)."""
+    """See the file's map; for one session. until_done: retries for a while (recovery.py)."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - what a fence stands on
         self,
@@ -144,8 +144,8 @@ class FenceDriver:
         self._transaction_ms = _TRANSACTION_MS_MAX
         self._coordinator: int | None = None
         self._no_coordinator_since_ms: int | None = None
-        self._unmarked: dict[int, int] = {}  # Kafka partition to the offset at which the search for its marker goes on
-        self._ends: dict[int, int] = {}  # where the search began, for partitions in which it met only markers
+        self._unmarked: dict[int, int] = {}  # by Kafka partition, where the search for its marker goes on
+        self._ends: dict[int, int] = {}  # where the search began, for partitions with only markers since
         self.markers: dict[int, tuple[int, int]] = {}
         """Of each Kafka partition, from its end before the transaction to behind the fence's marker, if only control
         batches lie there; partitions in which other batches came are left out."""
@@ -161,27 +161,27 @@ class FenceDriver:
 
     @property
     def _partitions(self) -> int:
-        """All partitions of the topic, also those that the broker that was asked last does not know yet."""
+        """All known partitions of the topic, also those that the last broker asked does not know yet."""
         return max(self._cluster.partitions, self._facts.partitions)
 
     async def begin(self) -> None:
-        """Shut out all other instances, but for those that `Fence.earlier_unfenced` names.
+        """Fence all other instances, except those of `Fence.earlier_unfenced`.
 
-        Goes on without a fence where the right for it is missing or the brokers can't fence; if one is required, it
-        raises DestinationRefused instead. Raises OutboxTakenOver, BeginsAnew, TopicMissing.
+        Without the right, or with brokers that can't fence, it goes on without a fence or, if one is required, raises
+        DestinationRefused. Raises OutboxTakenOver, BeginsAnew, TopicMissing.
         """
         await self._run(core.Begun())
 
     def matched(self) -> ProducerId | None:
-        """Under which producer id and epoch to ship from sequence number 0; None: there is no fence."""
+        """The producer id and epoch for shipping, from sequence number 0; None without a fence."""
         if self._fence.state is FenceState.MATCH:
             self._shipping(self._fence.on(core.Matched()))
         return self._fence.producer if self.ships_fenced else None
 
     def wants_renewal(self) -> bool:
-        """Whether nothing new may be sent before the fence is renewed."""
+        """Whether the fence has to be renewed before anything new is sent."""
         now_ms = self._clock.monotonic_ms()
-        has_leaders = len(self._cluster.leaders) == self._partitions  # so that all get their marker
+        has_leaders = len(self._cluster.leaders) == self._partitions  # so that all can get a marker
         if not self.ships_fenced or now_ms < self._renew_at_ms or not has_leaders:
             return False
         if self._wait_until_ms is None:
@@ -290,7 +290,7 @@ class FenceDriver:
     # -- the coordinator -------------------------------------------------------------------------------------------
 
     async def _ask(self, request: Any) -> Any:
-        """The coordinator's answer; for a code that refuses, the event FenceRefused or NotAllowed, or SHORTER.
+        """The coordinator's answer, or for a refusal the event FenceRefused or NotAllowed, or SHORTER.
 
         Raises BrokerError and what UNREACHABLE names.
         """
@@ -318,9 +318,9 @@ class FenceDriver:
         raise BrokerError(f"transactional id {self._name}", code)
 
     async def _has_no_transactions(self) -> bool:
-        """Whether the brokers have missed their topic of transactions for so long that nobody gets a transactional id.
+        """Whether the brokers' transaction topic has been missing for so long that it can't be made.
 
-        False once this fence has a producer id: then a coordinator is only away, and is waited for.
+        False once this fence has a producer id: then the coordinator is only unavailable for a while.
         """
         if self._fence.producer != core.NO_PRODUCER or await self._cluster.has_topic(_TRANSACTIONS_TOPIC):
             self._no_coordinator_since_ms = None

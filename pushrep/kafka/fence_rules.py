@@ -1,4 +1,4 @@
-"""One instance ships an outbox to a topic: states by which others' batches are shut out before this one sends. Pure.
+"""Only one instance ships an outbox to a topic: the states of fencing the others before this one sends. Pure.
 
                     ┌───── refused ────┐  named: with the producer id and epoch that it has
     NEW ─ begin ─▶ INIT ─▶ ADD ─▶ END ─▶ MARKERS ─▶ MATCH ─▶ SHIPPING ─ renew (drained) ─▶ ADD, or INIT
@@ -6,17 +6,17 @@
                     ▼                                            (any state) ─ begin: another session ─▶ INIT, named
                   ASKING ─ this one leads by the newest grant ─▶ INIT without a name
                     └──── another leads, or too few answer, or nobody is to be asked ─▶ TAKEN_OVER
-    A named init that is answered with another producer id leads to ASKING, too: the coordinator forgot ours. Where
-    nobody is to be asked, it goes on under the new id, or is FORGOTTEN if a fence is required. A new id is expected,
-    and nobody is asked, where the epochs of ours were nearly used up. UNFENCED, FORGOTTEN: see FenceState.
+    A named init that is answered with another producer id leads to ASKING, too: the coordinator forgot ours. Without
+    members to ask, it goes on under the new id, or is FORGOTTEN if a fence is required. If the epochs of our id were
+    nearly used up, a new id is expected, and nobody is asked. UNFENCED, FORGOTTEN: see FenceState.
 
-A transactional id has one producer id, and its epoch rises with each InitProducerId. A transaction over all partitions
-that is aborted writes a marker of that epoch into each: behind it the partition refuses older ones. EndTxn answers
-before the markers are written, so each partition is read up to its own. The first init of an opening names nothing: who
-opens an outbox takes it over. Every later one names what it has, and so a shipper that was replaced finds it out
-(KIP-360). Where the cluster has transaction version 2 an empty transaction raises the epoch by itself (KIP-890); below,
-a renewal needs an init.
-Effects are carried out by fence_driver.py; each brings the event that the state waits for.
+A transactional id has one producer id, whose epoch rises with each InitProducerId. Aborting a transaction over all
+partitions writes a marker of that epoch into each, and after it the partition refuses older epochs. EndTxn answers
+before the markers are written, so each partition is read up to its marker. The first init of an opening names no
+producer id: opening an outbox takes it over. Every later one names the present id and epoch, so that a shipper that was
+replaced gets an error (KIP-360). Where the cluster has transaction version 2 an empty transaction raises the epoch by
+itself (KIP-890); below, a renewal needs an init.
+fence_driver.py carries out the effects; each results in an event that the state waits for.
 """
 
 from collections.abc import Mapping
@@ -27,12 +27,12 @@ from typing import NamedTuple
 from pushrep.kafka.answers import Code
 
 EPOCH_MAX = (1 << 15) - 1
-"""Kafka's epochs have 16 bits; near their end a coordinator gives a new producer id by itself."""
+"""Kafka's epochs have 16 bits; near their end a coordinator assigns a new producer id by itself."""
 _EXHAUSTED_FROM = EPOCH_MAX - 2
 
 
 class ProducerId(NamedTuple):
-    """What batches carry: a producer id and its epoch."""
+    """The producer id and epoch in batches."""
 
     id: int
     epoch: int
@@ -65,7 +65,7 @@ class FenceState(Enum):
     is shut out, and each session tries the fence again."""
 
 
-# What the shell is to do next.
+# Effects: what the driver does next.
 
 
 class InitProducer(NamedTuple):
@@ -81,19 +81,19 @@ class AddPartitions(NamedTuple):
 
 
 class AbortTransaction(NamedTuple):
-    """End it without records, which writes the markers."""
+    """Abort the transaction, which writes the markers."""
 
     producer: ProducerId
 
 
 class ReadMarkers(NamedTuple):
-    """Read every partition until a marker of this producer id, of this epoch or a later one, is met."""
+    """Read every partition up to a marker of this producer id with this epoch or a later one."""
 
     producer: ProducerId
 
 
 class Match(NamedTuple):
-    """Find out what the topic holds. No earlier instance adds to it any more, unless `earlier_unfenced`."""
+    """Read what the topic holds. No earlier instance can add to it, unless `earlier_unfenced`."""
 
 
 class Ship(NamedTuple):
@@ -116,11 +116,11 @@ class RefuseShipping(NamedTuple):
 Effect = InitProducer | AddPartitions | AbortTransaction | ReadMarkers | Match | Ship | AskMembers | RefuseShipping
 
 
-# What came of it.
+# Events: the results of effects.
 
 
 class Begun(NamedTuple):
-    """A session begins; whatever was under way is over."""
+    """A session begins; effects of an earlier one are void."""
 
 
 class Given(NamedTuple):
@@ -140,15 +140,15 @@ class Ended(NamedTuple):
 
 
 class MarkersRead(NamedTuple):
-    """Each partition holds its marker."""
+    """Each partition has its marker."""
 
 
 class Matched(NamedTuple):
-    """What the topic holds is known."""
+    """The topic's content is known."""
 
 
 class RenewalDue(NamedTuple):
-    """The id is to be renewed, and nothing is under way."""
+    """The id has to be renewed, and nothing is in flight."""
 
 
 class FenceRefused(NamedTuple):
@@ -184,20 +184,20 @@ EXPECTED: Mapping[FenceState, frozenset[type[Event]]] = {
     FenceState.FORGOTTEN: frozenset({Begun}),
     FenceState.UNFENCED: frozenset({Begun}),
 }
-"""Which events a state may meet; any other is a fault of the shell."""
+"""The events that each state accepts; any other is a bug of the driver."""
 assert EXPECTED.keys() == set(FenceState)
 
 
 class CoordinatorReaction(Enum):
-    """What an answer of the coordinator means."""
+    """What to do after the coordinator's answer."""
 
     DONE = auto()
     SOON = auto()
-    """The same again in a moment."""
+    """Ask the same again in a moment."""
     AGAIN = auto()
-    """The same after a pause, of the coordinator that is asked for anew."""
+    """Look the coordinator up again, and ask it after a pause."""
     SHORTER = auto()
-    """The same with a shorter time for a transaction."""
+    """Ask again with a shorter transaction timeout."""
     REFUSED = auto()
     NOT_ALLOWED = auto()
 
@@ -205,7 +205,7 @@ class CoordinatorReaction(Enum):
 _REACTIONS: Mapping[int, CoordinatorReaction] = {
     Code.NONE: CoordinatorReaction.DONE,
     Code.COORDINATOR_LOAD_IN_PROGRESS: CoordinatorReaction.SOON,
-    Code.CONCURRENT_TRANSACTIONS: CoordinatorReaction.SOON,  # the markers of the last one are being written
+    Code.CONCURRENT_TRANSACTIONS: CoordinatorReaction.SOON,  # the last transaction's markers are being written
     Code.INVALID_TRANSACTION_TIMEOUT: CoordinatorReaction.SHORTER,
     Code.INVALID_PRODUCER_EPOCH: CoordinatorReaction.REFUSED,
     Code.PRODUCER_FENCED: CoordinatorReaction.REFUSED,
@@ -219,19 +219,18 @@ _REACTIONS: Mapping[int, CoordinatorReaction] = {
 
 
 def coordinator_reaction_to(error_code: int) -> CoordinatorReaction:
-    """A code that is not in the table passes: the coordinator is asked for anew."""
+    """The reaction to an error code; for one that is not in the table, the coordinator is looked up again."""
     return _REACTIONS.get(error_code, CoordinatorReaction.AGAIN)
 
 
 @dataclass(slots=True)
 class Fence:
-    """See the file's map. `on` takes an event and says what to do next.
+    """See the file's map. `on` takes an event and returns the next effect.
 
-    has_members: there are others who know whether this one leads. is_required: without a fence nothing is shipped.
-    has_shipped: the topic holds records of an earlier opening.
-    is_standing: brokers refuse batches of other instances. why_unfenced: why they don't, by a missing right or an old
-    broker. earlier_unfenced: the coordinator does not know the transactional id, or forgot it; so instances from before
-    have other producer ids and are not shut out.
+    has_members: there are members to ask who leads. is_required: nothing is shipped without a fence. has_shipped: the
+    topic holds records of an earlier opening. is_standing: brokers refuse batches of other instances. why_unfenced: why
+    they don't: a missing right or an old broker. earlier_unfenced: the coordinator did not know the transactional id,
+    so earlier instances have other producer ids and are not fenced.
     """
 
     has_members: bool
@@ -313,7 +312,7 @@ class Fence:
 
     def _refused(self, why: str) -> Effect:
         if self.state is not FenceState.INIT or self.producer == NO_PRODUCER:
-            return self._init(self.producer)  # a transaction that timed out refuses nothing: the init decides
+            return self._init(self.producer)  # perhaps the transaction only timed out: the init decides
         return self._ask(why)
 
     def _ask(self, why: str) -> Effect:
@@ -329,7 +328,7 @@ class Fence:
 
     def _go_on(self) -> Effect:
         changed, self._changed = self._changed, None
-        self._is_renewal = False  # another instance may have shipped meanwhile: that has to be matched
+        self._is_renewal = False  # another instance may have shipped meanwhile: match again
         if changed is None:
             self.producer = NO_PRODUCER
             return self._init(NO_PRODUCER)

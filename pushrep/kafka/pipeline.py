@@ -1,18 +1,16 @@
-"""One Kafka partition's pipeline: which batch goes next under which sequence number, and what an answer changes. Pure.
+"""One Kafka partition's pipeline: the next batch, its sequence number, and the effect of an answer. Pure.
 
     unacknowledged, in order:   [acked] [in flight] [in flight] [in flight]  < 5      next_sequence ─▶ the next batch
                                    └─ leaves when everything before it is acknowledged
 
-A failure closes the pipeline: nothing more is sent until every answer is in. Then the first batch that is not
-acknowledged says what to do: the same bytes again in the same order, or a new producer id from what the topic holds on.
-Until the first batch under an id is acknowledged it goes alone, because a broker that knows nothing of an id takes any
-first sequence number: of several, a later one could land first. The same after a long silence, when it has forgotten;
-after a failure and over another connection, since the current leader may have read its log without remembering; and
-always for batches that are old: brokers measure by a batch's newest timestamp, not by its arrival, how long an id was
-silent.
+A failure closes the pipeline: nothing more is sent until all answers are in. Then the first unacknowledged batch
+decides: the same bytes again in the same order, or a new producer id after what the topic holds. The first batch under
+an id is sent alone, because a broker without state of the id accepts any first sequence number: of several batches a
+later one could land first. So is a batch after a long silence, when the broker may have forgotten the id; after a
+failure or over a new connection, because a new leader may lack the id's state; and an old batch, because brokers
+measure an id's silence by the batch's newest timestamp, not by its arrival.
 
-A sealed batch above the topic's limit is cut at record borders (`pieces_of`): the one case in which records are encoded
-again.
+A sealed batch above the topic's limit is split between records (`pieces_of`): only then are records encoded again.
 
     batch [100, 180), 900 KB, limit 500 KB  ─▶  [100, 140) [140, 180)       each below the limit as it is sent
     a record that alone is above it: RecordAboveLimit, with its offset
@@ -32,17 +30,17 @@ from pushrep.records.header import crc32c
 from pushrep.records.model import Buffer
 
 IN_FLIGHT_MAX = 5
-"""Brokers know the last five batches of a producer again (ProducerStateEntry.NUM_BATCHES_TO_RETAIN)."""
-_SEQUENCES = 1 << 31  # the number after the last one is 0
+"""Brokers recognise the last five batches of a producer (ProducerStateEntry.NUM_BATCHES_TO_RETAIN)."""
+_SEQUENCES = 1 << 31  # sequence numbers wrap to 0 here
 
 
 @dataclass(slots=True, eq=False)
 class SentBatch:
-    """A batch on its way: records [start, end) of a log partition under `base_sequence`.
+    """A batch to be sent: records [start, end) of a log partition under `base_sequence`.
 
-    log_crc: of the sealed batch in the log, of which this is all or a part. data: the bytes as they are sent, which may
-    lie where the batch lay: it is not to be read any more.
-    is_old: its records' times are so far back that a broker may forget the producer at once.
+    log_crc: of the sealed batch in the log, of which this is all or a part. data: the bytes to send; the batch may have
+    been patched in place, so don't read it any more. is_old: its timestamps are so old that a broker may forget the
+    producer at once.
     """
 
     partition: int
@@ -55,9 +53,9 @@ class SentBatch:
     base_sequence: int = -1
     in_flight: bool = False
     base_offset: int | None = None
-    """Where it landed; None: not acknowledged, -1: it did, and the broker does not know where."""
+    """Its offset in the topic; None: not acknowledged, -1: acknowledged, but the broker does not know where."""
     answer: BrokerAnswer | None = None
-    """The last bad one."""
+    """The last error answer."""
 
     @property
     def is_acknowledged(self) -> bool:
@@ -65,7 +63,7 @@ class SentBatch:
 
 
 class Pipeline:
-    """The batches of one Kafka partition that are not acknowledged yet. Knows no clock and no network."""
+    """The unacknowledged batches of one Kafka partition. Has no clock and no network."""
 
     def __init__(self, partition: int) -> None:
         self.partition = partition
@@ -73,38 +71,38 @@ class Pipeline:
         self._next_sequence = 0
         self._sent: deque[SentBatch] = deque()
         self._in_flight = 0
-        self._is_known = False  # the broker has state of our id
+        self._is_known = False  # whether the broker has state of our id
         self._is_closed = False
 
     def begin(self, producer_id: int, producer_epoch: int) -> None:
-        """Go on under another producer id; nothing is in flight, and what was not acknowledged is read again."""
+        """Go on under another producer id. Nothing is in flight, and unacknowledged records are read again."""
         assert not self._in_flight, "a retry of the old id could land between the new one's batches"
         self.producer_id, self.producer_epoch = producer_id, producer_epoch
         self._next_sequence, self._is_known, self._is_closed = 0, False, False
         self._sent.clear()
 
     def has_been_idle(self) -> None:
-        """For so long that the broker may have forgotten: the next batch goes alone."""
+        """It has been idle for so long that the broker may have forgotten the id: the next batch is sent alone."""
         if not self._sent:
             self._is_known = False
 
     def meets_another(self) -> None:
-        """The broker that is asked from now on may not know our producer id: the next batch goes alone."""
+        """The new leader or connection may not know our producer id: the next batch is sent alone."""
         self._is_known = False
 
     @property
     def in_flight(self) -> int:
-        """Batches that wait for an answer."""
+        """How many batches wait for an answer."""
         return self._in_flight
 
     @property
     def is_empty(self) -> bool:
-        """Everything that was sent is acknowledged."""
+        """Whether everything that was sent is acknowledged."""
         return not self._sent
 
     @property
     def is_drained(self) -> bool:
-        """A failure closed it, and every answer is in: `verdict` says what to do."""
+        """Whether a failure closed it and all answers are in: then `verdict` says what to do."""
         return self._is_closed and not self._in_flight
 
     @property
@@ -116,16 +114,16 @@ class Pipeline:
         return self._in_flight < (IN_FLIGHT_MAX if is_remembered else 1)
 
     def waiting(self) -> SentBatch | None:
-        """The batch to send before any new one: the first that was sent before and is to be sent again."""
+        """The next batch to send again, before any new one; None if there is none."""
         return next((one for one in self._sent if not one.in_flight and not one.is_acknowledged), None)
 
     @property
     def has_room(self) -> bool:
-        """Whether a new batch may be added: what is not known to be acknowledged spans five at most."""
+        """Whether a new batch may be added: at most five are unacknowledged."""
         return len(self._sent) < IN_FLIGHT_MAX
 
     def add(self, sent: SentBatch) -> None:
-        """Give a new batch its sequence number, the next one after all others, and patch it into its bytes."""
+        """Give a new batch the next sequence number, and patch it into its bytes."""
         sent.base_sequence = self._next_sequence
         sent.data = _patched(sent.batch.data, self.producer_id, self.producer_epoch, sent.base_sequence)
         offsets = sent.batch.header.last_offset_delta + 1
@@ -133,17 +131,17 @@ class Pipeline:
         self._sent.append(sent)
 
     def on_sent(self, sent: SentBatch) -> None:
-        """It is on the wire."""
+        """The batch was sent."""
         sent.in_flight = True
         self._in_flight += 1
 
     def on_answer(self, sent: SentBatch, answer: BrokerAnswer) -> Iterator[SentBatch]:
-        """Those that are acknowledged now, in log order, with everything before them."""
+        """Returns the batches that are acknowledged now together with everything before them, in log order."""
         sent.in_flight = False
         self._in_flight -= 1
         if reaction_to(answer.error_code) is AnswerReaction.DONE:
             sent.base_offset, sent.answer = answer.base_offset, None
-            self._is_known = not sent.is_old  # by an old one's time the id may be forgotten before the next comes
+            self._is_known = not sent.is_old  # by an old batch's time the id may be forgotten before the next batch
             while self._sent and self._sent[0].is_acknowledged:
                 yield self._sent.popleft()
             self._is_closed = self._is_closed and bool(self._sent)
@@ -152,26 +150,26 @@ class Pipeline:
             self._is_closed = True
 
     def verdict(self) -> tuple[SentBatch, AnswerReaction]:
-        """Of a drained pipeline: the first batch that is not acknowledged, and what its answer asks for."""
+        """For a drained pipeline: the first unacknowledged batch, and the reaction to its answer."""
         assert self.is_drained, "an answer that is still to come may change it"
         first = next(one for one in self._sent if not one.is_acknowledged)
         answer = first.answer
-        if answer is None:  # it was not sent again since a later one failed
+        if answer is None:  # it was not sent again after a later one failed
             return first, AnswerReaction.RETRY
         reaction = reaction_to(answer.error_code)
         if reaction in {AnswerReaction.SPLIT, AnswerReaction.STOP} and any(one.is_acknowledged for one in self._sent):
-            # A later one is in the topic, so this one is as well, from a try whose answer was lost.
+            # A later one is in the topic, so this one is, too; its answer was lost.
             return first, AnswerReaction.RESYNC
         return first, reaction
 
     def reopen(self) -> None:
-        """Send again what is not acknowledged, the same bytes in the same order."""
+        """Send unacknowledged batches again, the same bytes in the same order."""
         for one in self._sent:
             one.answer = None
         self._is_closed = self._is_known = False
 
     def forget(self, first: SentBatch) -> list[SentBatch]:
-        """Take back the batches from `first` on, of which the broker took none, and their sequence numbers."""
+        """Remove the batches from `first` on, none of which the broker took, and reuse their sequence numbers."""
         taken = []
         while self._sent and self._sent[-1] is not first:
             taken.append(self._sent.pop())
@@ -182,7 +180,7 @@ class Pipeline:
 
 
 def _patched(batch: Buffer, producer_id: int, producer_epoch: int, base_sequence: int) -> bytearray | memoryview:
-    """As `RecordBatch.with_producer`, but in place where it can be written: a copy costs as much as its new CRC."""
+    """As `RecordBatch.with_producer`, but in place if the memory is writable: a copy costs as much as the new CRC."""
     data = batch if isinstance(batch, memoryview) and not batch.readonly else bytearray(batch)
     layout.stamp(data, 0, -1)
     layout.write_producer(data, producer_id, producer_epoch, base_sequence)
@@ -191,12 +189,12 @@ def _patched(batch: Buffer, producer_id: int, producer_epoch: int, base_sequence
 
 
 def connection_lost(why: str) -> BrokerAnswer:
-    """The answer of a broker that gave none: the batch may have been taken or not."""
+    """Stands for a missing answer: the batch may be in the topic or not."""
     return BrokerAnswer(Code.NETWORK_EXCEPTION, -1, why)
 
 
 class BatchPiece(NamedTuple):
-    """Records [start, end) of the log as one batch; None where all of them are given up."""
+    """Records [start, end) of the log as one batch; batch is None if all of them are skipped."""
 
     start: int
     end: int
@@ -204,9 +202,9 @@ class BatchPiece(NamedTuple):
 
 
 def pieces_of(batch: RecordBatch, start: int, size_max_bytes: int, skipped: OffsetRanges) -> Iterator[BatchPiece]:
-    """The batch's records from offset `start` on, as it is if it fits; without the `skipped` offsets.
+    """The batch's records from offset `start` on, without the `skipped` ones: the batch itself if it fits.
 
-    Raises RecordAboveLimit when it comes to a record that does not fit alone; CorruptRecordBatch.
+    Raises RecordAboveLimit at a record that does not fit alone; CorruptRecordBatch.
     """
     header = batch.header
     end = header.next_offset
@@ -220,7 +218,7 @@ def pieces_of(batch: RecordBatch, start: int, size_max_bytes: int, skipped: Offs
         count = len(records) - at
         piece = _encoded(batch, records[at : at + count])
         while piece.header.size_bytes > size_max_bytes and count > 1:
-            # By size, with a little room: the halves of a batch of unequal records are not of equal size.
+            # By size, with a margin: parts of a batch of unequal records are not of equal size.
             share = size_max_bytes / piece.header.size_bytes
             count = max(1, min(count // 2 if share < 0.9 else count - 1, int(count * share * 0.95)))
             piece = _encoded(batch, records[at : at + count])

@@ -1,4 +1,4 @@
-"""destinations.json: how far each destination is, beside the logs of an outbox.
+"""destinations.json: the progress of each destination, beside the logs of an outbox.
 
     {"version": 1, "crc32c": int, "destinations": {topic: {
         "topic_id": uuid | null, "pid_epoch": int,                  whose numbers these are, under which PID epoch
@@ -11,17 +11,17 @@
         "newest": {partition: [offset, its destination offset]},    the last record that is known there; missing: none
         "skipped": [{"partition": int, "offset": int, "reason": str, "at_ms": int, "end": int}, ...]}}}
 
-`newest` is looked at again: where another record lies there, the topic lost its end, and others wrote on.
-Offsets are the log's, but for the destination offset: what the topic holds from there on is not known yet. `crc` is
-that of the log's batch which ends at `acknowledged` or holds it: where the log has another one there, it was cut and
-written anew, and its start is where shipping begins. `crc32c` is taken over the other fields as compact JSON with
-sorted keys. Written whole and atomically, under the directory's lock. Format: docs/formats/destinations.md.
+`newest` is read again at each start: if another record is there, the topic lost its end, and others wrote on. Offsets
+are the log's, except the destination offset: the topic's content from there on is not known yet. `crc` is that of the
+log's batch which ends at `acknowledged` or holds it: if the log has another batch there, it was cut and written anew,
+and shipping begins at its start. `crc32c` covers the other fields as compact JSON with sorted keys. Written whole and
+atomically, under the directory's lock. Format: docs/formats/destinations.md.
 
-OffsetRanges is a set of offsets as rising half-open ranges: a million neighbours are one pair of numbers.
+OffsetRanges is a set of offsets, kept as ascending half-open ranges: a million consecutive offsets are one pair.
 
-How many partitions of a topic are used is kept by every member of an outbox, too (FixedPartitionCounts): the file lies
-on one disk. A member that leads next, or a directory that lost the file, would fix it anew, and a topic that grew
-meanwhile would get one pair in two partitions.
+How many partitions of a topic are used is stored by every member of an outbox, too (FixedPartitionCounts), because the
+file is on one disk only. Else the next leader, or a directory that lost the file, would fix the number anew, and in a
+topic that grew meanwhile one pair would get into two partitions.
 """
 
 import json
@@ -48,9 +48,9 @@ class OffsetRanges:
                 self.add(start, end)
 
     def add(self, start: int, end: int) -> None:
-        """Add [start, end). In rising order this costs nothing; else the ranges behind it are moved."""
+        """Add [start, end). Cheap in ascending order; else the ranges after it are moved."""
         assert start < end, "not a range"
-        first = bisect_right(self._ends, start - 1)  # the first that touches it or lies behind it
+        first = bisect_right(self._ends, start - 1)  # the first range that touches it or is after it
         last = bisect_right(self._starts, end)
         if first < last:
             start, end = min(start, self._starts[first]), max(end, self._ends[last - 1])
@@ -61,7 +61,7 @@ class OffsetRanges:
         return isinstance(offset, int) and self.end_of(offset) != offset
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        """The ranges, rising; none touches the next."""
+        """The ranges, ascending; none touches the next."""
         return iter(list(zip(self._starts, self._ends, strict=True)))
 
     def __bool__(self) -> bool:
@@ -83,7 +83,7 @@ class OffsetRanges:
         return start < end and at < len(self._starts) and self._starts[at] < end
 
     def missing(self, start: int, end: int) -> "OffsetRanges":
-        """What of [start, end) is not in the set."""
+        """The ranges of [start, end) that are not in the set."""
         found = OffsetRanges()
         for one_start, one_end in self:
             if start < min(one_start, end):
@@ -105,14 +105,14 @@ _FILE_BYTES_MAX = 256 << 20  # a million partitions make about 40 MB
 
 
 class ShippedRecord(NamedTuple):
-    """A record of a log, and where in its Kafka partition it lies."""
+    """A record of a log, and its offset in its Kafka partition."""
 
     offset: int
     destination_offset: int
 
 
 class PartitionProgress(NamedTuple):
-    """Of one log partition; see the file's map."""
+    """The progress of one log partition; see the file's map."""
 
     acknowledged: int
     destination_offset: int
@@ -137,7 +137,7 @@ class EpochPartitions:
 
 
 class Skip(NamedTuple):
-    """Records that are not shipped, by an operator's word: the one at `offset`, or all of [offset, end)."""
+    """Records that an operator has skipped: the one at `offset`, or all of [offset, end)."""
 
     partition: int
     offset: int
@@ -147,7 +147,7 @@ class Skip(NamedTuple):
 
 
 class Rebase(NamedTuple):
-    """Of one log partition: these ranges of offsets are appended again, in order, from `log_end` on."""
+    """A rebase of one log partition: these ranges of offsets are appended again, in order, from `log_end` on."""
 
     log_end: int
     again: tuple[tuple[int, int], ...]
@@ -155,7 +155,7 @@ class Rebase(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShippingProgress:
-    """Of one destination. A new one knows nothing."""
+    """The progress of one destination; of a new one empty."""
 
     topic_id: UUID | None = None
     pid_epoch: int = 0
@@ -167,20 +167,20 @@ class ShippingProgress:
     lost: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
     def under(self, pid_epoch: int) -> "ShippingProgress":
-        """The same for an outbox that goes on under this PID epoch; the one before is kept in mind."""
+        """The same under this PID epoch; the one before is added to `pid_epochs`."""
         if pid_epoch == self.pid_epoch:
             return self
         earlier = {*self.pid_epochs, self.pid_epoch} - {pid_epoch}
         return replace(self, pid_epoch=pid_epoch, pid_epochs=tuple(sorted(earlier)))
 
     def topic_partition(self, partition: int, offset: int) -> int:
-        """The Kafka partition of a log partition's record; every epoch's number is fixed."""
+        """The Kafka partition of a log partition's record. Every epoch's partition count has to be fixed."""
         epoch = self._epoch_of(partition, offset)
         assert epoch.partitions is not None, "it is fixed before anything is shipped"
         return partition % epoch.partitions
 
     def same_since(self, partition: int, offset: int) -> int:
-        """From which offset on, up to `offset`, the log partition's records go to one and the same Kafka partition."""
+        """The lowest offset from which on, up to `offset`, the log partition's records go to one Kafka partition."""
         wanted = self.topic_partition(partition, offset)
         while (start := self._epoch_of(partition, offset).starts.get(partition, 0)) > 0:
             if self.topic_partition(partition, start - 1) != wanted:
@@ -195,7 +195,7 @@ class ShippingProgress:
         raise AssertionError("the first epoch begins at the beginning")
 
     def next_boundary(self, partition: int, offset: int) -> int | None:
-        """Where the next epoch of this partition begins, above `offset`; None if no later one does."""
+        """The start of this partition's next epoch, above `offset`; None if there is none."""
         starts = [epoch.starts.get(partition, 0) for epoch in self.epochs]
         return min((start for start in starts if start > offset), default=None)
 
@@ -206,7 +206,7 @@ class ShippingProgress:
         )
 
     def with_topic(self, topic_id: UUID, partitions: int, pid_epoch: int) -> "ShippingProgress":
-        """For the topic as it is now: what is not fixed yet is fixed, and another topic's numbers are dropped."""
+        """For the present topic: open partition counts are fixed, and another topic's numbers are dropped."""
         epochs = self.epochs or (EpochPartitions(pid_epoch, partitions),)
         is_same = self.topic_id in {None, topic_id}
         fixed = tuple(
@@ -218,19 +218,19 @@ class ShippingProgress:
         return replace(self.under(pid_epoch), topic_id=topic_id, epochs=fixed, partitions=known, lost=lost)
 
     def within(self, ends: Mapping[int, int]) -> "ShippingProgress":
-        """For logs that end there: a later epoch begins where a log was cut, if that is lower."""
+        """The progress for logs with these ends: an epoch that began above a log's end begins there."""
         epochs = tuple(
             replace(one, starts={p: min(at, ends.get(p, at)) for p, at in one.starts.items()}) for one in self.epochs
         )
         return replace(self, epochs=epochs)
 
     def repartitioned(self, pid_epoch: int, ends: Mapping[int, int]) -> "ShippingProgress":
-        """From these ends of the logs on, as many partitions are used as the topic has when it is next seen."""
+        """From these ends of the logs on, all partitions are used that the topic has when it is next seen."""
         return replace(self, epochs=(*self.epochs, EpochPartitions(pid_epoch, None, dict(ends))))
 
 
 def read_progress(filesystem: Filesystem, directory: Path) -> dict[str, ShippingProgress]:
-    """By topic; empty where the file is not there. Raises CorruptDestinationsFile."""
+    """The progress by topic; empty without a file. Raises CorruptDestinationsFile."""
     path = directory / FILE_NAME
     try:
         data = read_whole(filesystem, path, _FILE_BYTES_MAX)
@@ -251,7 +251,7 @@ def encode_progress(progress: Mapping[str, ShippingProgress]) -> bytes:
 
 
 def decode_progress(path: Path, data: bytes) -> dict[str, ShippingProgress]:
-    """What the file's bytes say. Raises CorruptDestinationsFile."""
+    """Decode the file's bytes. Raises CorruptDestinationsFile."""
     try:
         fields = parse_checked_json(data, VERSION)
     except BadJsonFile as error:
@@ -311,19 +311,19 @@ def _by_number(fields: Mapping[str, Any]) -> dict[int, Any]:
 
 
 class FixedPartitionCounts(Protocol):
-    """The numbers of each PID epoch, oldest first, by the topic's id."""
+    """Stores the partition counts of each PID epoch, oldest first, by the topic's id."""
 
     def known(self, topic_id: UUID) -> tuple[int, ...]:
-        """As the members keep them; empty for a topic that was never shipped to."""
+        """The members' counts; empty for a topic that was never shipped to."""
         ...
 
     def keep(self, topic_id: UUID, partitions: tuple[int, ...]) -> None:
-        """Enough members have them on disk when this returns. Waits for them; raises PartitionCountNotStored."""
+        """Store the counts on enough members' disks, and wait for that. Raises PartitionCountNotStored."""
         ...
 
 
 class OwnPartitionCounts:
-    """Of an outbox without other members: destinations.json alone."""
+    """For an outbox without other members: destinations.json alone."""
 
     def known(self, topic_id: UUID) -> tuple[int, ...]:  # noqa: ARG002 - the Protocol's
         """Nothing beside the file."""
@@ -334,9 +334,9 @@ class OwnPartitionCounts:
 
 
 def fixed_count(progress: ShippingProgress, topic: str, partitions: int, known: tuple[int, ...]) -> int:
-    """How many of a topic's `partitions` are used where nothing is fixed yet; `known` as in FixedPartitionCounts.
+    """How many of a topic's `partitions` are used if that is not fixed in the file; known: of FixedPartitionCounts.
 
-    Raises DestinationRefused if there are several, and nothing says where in the logs which of them began.
+    Raises DestinationRefused for several counts, because nothing says at which offsets each began.
     """
     if progress.epochs or not known:
         return partitions
@@ -352,7 +352,7 @@ def fixed_count(progress: ShippingProgress, topic: str, partitions: int, known: 
 
 
 def check_seen(progress: ShippingProgress, topic: str, topic_id: UUID, partitions: int) -> None:
-    """Raises KafkaUnreachable if a broker knows fewer partitions than are used: it lags behind, no topic shrinks."""
+    """Raise KafkaUnreachable if a broker knows fewer partitions than are used: it lags, because topics never shrink."""
     used = max(counts_of(progress), default=0)
     if progress.topic_id == topic_id and used > partitions:
         raise KafkaUnreachable(
@@ -361,9 +361,9 @@ def check_seen(progress: ShippingProgress, topic: str, topic_id: UUID, partition
 
 
 def check_kept(progress: ShippingProgress, topic: str, known: tuple[int, ...]) -> None:
-    """Raises DestinationRefused if the members keep numbers that the file, which knows where each began, does not.
+    """Raise DestinationRefused if the members have counts that the file lacks.
 
-    Then another member shipped since this one did: by the file's numbers a pair would get into a second partition.
+    Then another member shipped later, and by the file's counts a pair would get into a second partition.
     """
     counts = counts_of(progress)
     if counts[: len(known)] != known:
@@ -377,7 +377,7 @@ def check_kept(progress: ShippingProgress, topic: str, known: tuple[int, ...]) -
 
 
 def counts_of(progress: ShippingProgress) -> tuple[int, ...]:
-    """What members are to keep of it: each number that was used, oldest first."""
+    """The counts for members to store: each one that was used, oldest first."""
     found: list[int] = []
     for epoch in progress.epochs:
         if epoch.partitions is not None and found[-1:] != [epoch.partitions]:

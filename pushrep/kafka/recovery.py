@@ -1,17 +1,17 @@
-"""What a session does when something failed, and at its beginning: find out what the topic holds, and go on from there.
+"""What a session does after a failure, and at its beginning: read what the topic holds, and go on after that.
 
-    the answer asks for   what is done with the pipeline
+    reaction              what is done with the pipeline
     RETRY, REFRESH        the same bytes again after a pause; REFRESH asks who leads
     CHECK_TOPIC           the same, if the topic is still the one it was: else the session ends with TopicReplaced
-    RESYNC                the topic is read from the last known offset to its end, our records in it are counted, and
-                          the rest goes under a new producer id; behind a fence the session begins anew, which does so
-    SPLIT                 what is not acknowledged is read again from the log, in smaller pieces
-    STOP                  the same, and the log partition waits until somebody acted
+    RESYNC                the topic is read from the last known offset to its end, our records in it are matched, and
+                          the rest is sent under a new producer id; with a fence a new session does that
+    SPLIT                 unacknowledged records are read again from the log, in smaller pieces
+    STOP                  the same, and the log partition waits until somebody acts
 
-Nothing is in flight then. A request of a connection that broke may still be in a broker's queue; whatever it appends
-later continues what the topic held, in order and without holes, so a reader's filter drops what then comes twice.
+Nothing is in flight then. A request of a broken connection may still be in a broker's queue; what it appends later
+continues the topic's records in order and without holes, so a reader's filter drops the second copies.
 
-TopicContents is the same for an outbox that nobody has open: for commands on it, or if its checkpoint is lost:
+TopicContents reads a topic for an outbox that nobody has open: for commands, or if its progress file is lost:
 
 log partition 3 in partition 1 of the topic, 2 in 0   ─▶   2 of its 4 partitions were used
 held, contested                                       ─▶   what a rebase appends again
@@ -60,12 +60,12 @@ _T = TypeVar("_T")
 
 STOPPED_RETRY_MS = 5_000
 _LOOKS_AT_END, _LOOK_AT_END_S = 5, 0.3
-_LOOKS_AT_A_TIME = 16  # of thousands of partitions, where their broker was replaced
+_LOOKS_AT_A_TIME = 16  # when a broker with thousands of partitions was replaced
 _ONE_BATCH = 1  # byte: a broker answers with one whole batch, whatever its size
 
 
 class UntilDone(Protocol):
-    """`ShippingRecovery.until_done`, for modules below it."""
+    """The type of `ShippingRecovery.until_done`, for modules that it imports."""
 
     async def __call__(self, what: Callable[[], Awaitable[_T]], /) -> _T: ...
 
@@ -98,11 +98,11 @@ class ShippingRecovery:
         return self._refreshing is not None and not self._refreshing.done()
 
     def succeeded(self, partition: int) -> None:
-        """The next failure of this Kafka partition is its first again."""
+        """Reset this Kafka partition's count of failures."""
         self._failures.pop(partition, None)
 
     async def refresh(self) -> None:
-        """Ask who leads, then pause; concurrent callers share one request. Raises TopicMissing."""
+        """Refresh metadata, then pause; concurrent callers share one request. Raises TopicMissing."""
         if self._refreshing is None or self._refreshing.done():
             self._refreshing = asyncio.ensure_future(self._refresh())
         await asyncio.shield(self._refreshing)
@@ -112,7 +112,7 @@ class ShippingRecovery:
         return await self._cluster.init_producer_id()
 
     async def until_done(self, what: Callable[[], Awaitable[_T]]) -> _T:
-        """Try again until it succeeds. Raises errors that don't pass by themselves."""
+        """Retry `what` until it succeeds. Raises errors that are not retriable."""
         failures = 0
         while True:
             try:
@@ -124,7 +124,7 @@ class ShippingRecovery:
                 await self.refresh()
 
     async def resume(self, partition: int, sources: Sequence[ShippedPartition]) -> None:
-        """Find out how much of the logs a Kafka partition holds already. A log that can't be read there is stopped.
+        """Find out how much of the logs a Kafka partition holds. A log that can't be read for that is stopped.
 
         Raises OutboxDiverged, DestinationAhead, TopicLostRecords, TopicReplaced, BeginsAnew.
         """
@@ -132,10 +132,7 @@ class ShippingRecovery:
             await self._match(partition, sources)
 
     async def read_others(self, partition: int) -> None:
-        """Compare what others wrote to a Kafka partition between our records with the logs.
-
-        Raises OutboxDiverged, DestinationAhead.
-        """
+        """Compare records that others wrote between ours with the logs. Raises OutboxDiverged, DestinationAhead."""
         state = self._state
         logs = [source.log for source in state.sources.values()]
         skipped = {number: source.skipped for number, source in state.sources.items()}
@@ -151,9 +148,9 @@ class ShippingRecovery:
     async def recover(
         self, pipeline: Pipeline, sources: Sequence[ShippedPartition], *, has_fence: bool
     ) -> tuple[ShippedPartition, str] | None:
-        """Bring a drained pipeline on its way again; a log partition that has to stop, and why.
+        """Reopen a drained pipeline; returns a log partition that has to stop, and why.
 
-        has_fence: all pipelines have one producer id, and another one for this pipeline needs all of them to stop.
+        has_fence: all pipelines share one producer id, so this one alone can't get another.
         Raises BeginsAnew, TopicReplaced, TopicMissing, OutboxDiverged, DestinationAhead, TopicLostRecords.
         """
         first, reaction = pipeline.verdict()
@@ -185,7 +182,7 @@ class ShippingRecovery:
         return None
 
     def look_again(self) -> None:
-        """Read the topic's settings again in the background: somebody may have changed them."""
+        """Read the topic's settings again in the background, in case they were changed."""
         if self._looking is None or self._looking.done():
             self._looking = asyncio.ensure_future(self._look_quietly())
 
@@ -195,7 +192,7 @@ class ShippingRecovery:
         except DestinationRefused as error:
             self._fail(error)
         except (KafkaUnreachable, TopicReplaced, TopicMissing, BrokerError) as error:
-            _LOG.info("%s", error)  # the next batch's answer shows it for sure
+            _LOG.info("%s", error)  # the next batch's answer will decide
 
     async def _resync(self, pipeline: Pipeline, sources: Sequence[ShippedPartition]) -> None:
         _LOG.warning("%s-%d: the broker lost our producer id", self._facts.topic, pipeline.partition)
@@ -213,7 +210,7 @@ class ShippingRecovery:
                 source.rewind()
 
     def _learn_limit(self, refused_bytes: int) -> None:
-        """Lower the batch size: the broker refused this one below max.message.bytes (segment.bytes is a limit, too)."""
+        """Lower the batch size: the broker refused a batch below max.message.bytes (segment.bytes is a limit, too)."""
         self.size_max_bytes = self._facts.max_message_bytes
         if refused_bytes <= self.size_max_bytes:
             self.size_max_bytes = max(1, refused_bytes // 2)
@@ -249,10 +246,10 @@ class ShippingRecovery:
         unreadable = matching.unreadable | unreadable
         whole = [source for source in sources if source.partition not in unreadable]
         if lost:
-            await self.until_done(self._look_at_topic)  # raises if the topic was made again, which is no loss
+            await self.until_done(self._look_at_topic)  # raises if it was made again: no loss
             self._check_lost(whole, matching)
             if len(whole) == len(sources):
-                state.went_back.discard(partition)  # its end fell, but only records of others were lost
+                state.went_back.discard(partition)  # only records of others were lost at its end
         for source in whole:
             self._advance(source, matching.next_offsets[source.partition], end)
             source.newest = matching.newest.get(source.partition, source.newest)
@@ -261,7 +258,7 @@ class ShippingRecovery:
             self._stop_unread(source, unreadable.get(source.partition))
 
     def _stop_unread(self, source: ShippedPartition, error: Exception | None) -> None:
-        """`error`: stop the log until it is known what the topic holds of it. None: let it go on."""
+        """Stop the log with `error` until it is known what the topic holds of it; None: let it go on."""
         if error is None:
             if source.is_matching:
                 source.is_matching, source.stopped = False, None
@@ -272,19 +269,19 @@ class ShippingRecovery:
         source.stop(str(error), self._clock.monotonic_ms() + STOPPED_RETRY_MS)
 
     def _first_offset(self, source: ShippedPartition, *, lost: bool) -> int:
-        """The first offset to look for: behind what was acknowledged, or from the start if the topic lost something."""
+        """The first offset to match: the acknowledged one, or the log's start if the topic lost something."""
         if not lost:
             return source.acknowledged
         since = self._state.progress.same_since(source.partition, source.acknowledged)
         return max(source.log.log_start_offset, since)
 
     def _check_lost(self, sources: Sequence[ShippedPartition], matching: Matching) -> None:
-        """Raise TopicLostRecords for what was acknowledged and is not in the topic, which was read from its start."""
+        """Raise TopicLostRecords for acknowledged records that the topic, read from its start, does not have."""
         lost = {}
         for source in sources:
             held = matching.held.get(source.partition)
             below = [min(end, source.acknowledged) for start, end in held or () if start < source.acknowledged]
-            # Counted from the last record that is there: retention may have removed the first ones, which is no loss.
+            # After the last record that is there: retention may have removed the first ones, which is no loss.
             first = max([matching.next_offsets[source.partition], *below])
             if first < source.acknowledged:
                 lost[source.partition] = (first, source.acknowledged)
@@ -301,9 +298,9 @@ class ShippingRecovery:
             source.destination_offset = max(source.destination_offset, destination_offset)
 
     async def check_topic(self, known_ends: Mapping[int, int]) -> None:
-        """Check the topic's settings, and that its partitions still reach up to `known_ends`.
+        """Check the topic's settings, and that its partitions still reach `known_ends`.
 
-        Does nothing where brokers don't answer now. Raises DestinationRefused, TopicReplaced, TopicMissing; BrokerError
+        Does nothing if no broker answers now. Raises DestinationRefused, TopicReplaced, TopicMissing; BrokerError
         for a partition that ends below: the session then begins anew and finds out what is lost.
         """
         try:
@@ -312,13 +309,13 @@ class ShippingRecovery:
         except (*UNREACHABLE, KafkaUnreachable, BrokerError) as error:
             _LOG.info("the topic can't be looked at now: %r", error)
             with suppress(*UNREACHABLE, KafkaUnreachable, BrokerError):
-                await self._cluster.refresh()  # without a batch to send, only this shows that another broker leads
+                await self._cluster.refresh()  # without batches to send, only this shows a new leader
             return
         for partition in below:
             raise self.went_back(partition)
 
     async def _below(self, known_ends: Mapping[int, int]) -> list[int]:
-        """Partitions that end below what is known of them. Raises BrokerError and what UNREACHABLE names."""
+        """Partitions that end below their known end. Raises BrokerError and what UNREACHABLE names."""
         ends = await self._cluster.ends(known_ends)
         doubtful = [partition for partition, known in known_ends.items() if ends.get(partition, known) < known]
         return [one for one in doubtful if await self._confirmed_end(one, known_ends[one]) < known_ends[one]]
@@ -329,9 +326,9 @@ class ShippingRecovery:
             raise self.went_back(partition)
 
     async def _holds_newest(self, partition: int, sources: Sequence[ShippedPartition]) -> bool:
-        """Whether a Kafka partition still holds our newest record where it was.
+        """Whether a Kafka partition still has our newest record at its offset.
 
-        A topic loses records at its end, so our newest one is lost whenever any is, even if the end has grown again.
+        A topic loses records at its end, so the newest one is lost whenever any is, even if the end has grown again.
         """
         known = [
             (source.newest.destination_offset, source.newest.offset, source.log) for source in sources if source.newest
@@ -342,7 +339,7 @@ class ShippingRecovery:
 
         async def look() -> bool:
             data = b""
-            try:  # first: as a rule the record is there, and this is the only request
+            try:  # first: usually the record is there, and this is the only request
                 data = await self._cluster.fetch(partition, at, _ONE_BATCH)
             except BrokerError as error:
                 if error.error_code != Code.OFFSET_OUT_OF_RANGE:
@@ -358,18 +355,20 @@ class ShippingRecovery:
             return await self.until_done(look)
 
     async def find_shortened(self, known_ends: Mapping[int, int]) -> None:
-        """Mark the partitions that end below their known end; `resume` then says what they lost."""
+        """Mark the partitions that end below their known end; `resume` then finds what they lost."""
         self._state.went_back.update(await self.until_done(lambda: self._below(known_ends)))
 
     def went_back(self, partition: int) -> BrokerError:
-        """Mark the partition; the error that ends the session, so that the next one reads it from its start."""
+        """Mark the partition, and return the error that ends the session; the next one reads it from its start."""
         self._state.went_back.add(partition)
         return BrokerError(
             f"{self._facts.topic}-{partition} ends below what it had acknowledged", Code.OFFSET_OUT_OF_RANGE
         )
 
     async def _confirmed_end(self, partition: int, known: int) -> int:
-        """The end of a Kafka partition; asked several times where it is below `known`: a new leader learns it late."""
+        """The end of a Kafka partition; asked several times if it is below `known`, because a new leader learns it
+        late.
+        """
         for left in range(_LOOKS_AT_END, 0, -1):
             try:
                 end = (await self._cluster.bounds(partition)).end
@@ -382,11 +381,13 @@ class ShippingRecovery:
         return end if end >= 0 else known
 
     async def _look_at_topic(self) -> TopicFacts:
-        """Raises DestinationRefused for what would lose records now, TopicReplaced, TopicMissing, KafkaUnreachable."""
+        """Raises DestinationRefused for settings that would lose records, TopicReplaced, TopicMissing,
+        KafkaUnreachable.
+        """
         facts = await in_thread(lambda: look_at_topic(self._destination, self._facts.topic))
         if facts.topic_id != self._facts.topic_id:
             raise TopicReplaced(facts.topic)
-        # Batches above a lower max.message.bytes are taken apart: no record is lost by that.
+        # A lower max.message.bytes loses no record: larger batches are split.
         facts.check(batch_bytes=0, oldest_unsent_age_ms=self._state.oldest_unsent_age_ms())
         self._facts = facts
         return facts
@@ -403,7 +404,7 @@ class ShippingRecovery:
 
 
 def _unproved(sources: Sequence[ShippedPartition]) -> dict[int, Exception]:
-    """Log partition to the error for which it is not known whether its log is the shipped one.
+    """By log partition, the error that keeps it unknown whether its log is the shipped one.
 
     Raises BeginsAnew if one is another log.
     """
@@ -420,9 +421,9 @@ def _unproved(sources: Sequence[ShippedPartition]) -> dict[int, Exception]:
 
 
 def known_offset(sources: Sequence[ShippedPartition], bounds: PartitionBounds) -> int:
-    """The offset of a Kafka partition up to which it is known what it holds of all these logs; -1: none is."""
+    """The offset up to which a Kafka partition's content is known for all these logs; -1: none."""
     if all(source.is_new for source in sources):
-        return bounds.end  # nobody can have seen the PID of an outbox that was made just now
+        return bounds.end  # no topic can hold the PID of a new outbox
     if any(source.destination_offset < 0 for source in sources):
         return -1
     return max(source.destination_offset for source in sources)
@@ -431,9 +432,9 @@ def known_offset(sources: Sequence[ShippedPartition], bounds: PartitionBounds) -
 async def read_partition(
     cluster: Cluster, until_done: UntilDone, partition: int, at: int, take: Callable[[RecordBatch, int], None]
 ) -> int:
-    """Call `take` with what a Kafka partition holds from offset `at` up to its end at this moment; that end.
+    """Call `take` with each batch of a Kafka partition from offset `at` up to its present end, which is returned.
 
-    It gets whole batches, and the offset in each from which on its records count.
+    `take` gets whole batches, and the offset in each from which on its records count.
     """
     end = (await until_done(lambda: cluster.bounds(partition))).end
 
@@ -442,7 +443,7 @@ async def read_partition(
         try:
             return await cluster.fetch(partition, at)
         except BrokerError as error:
-            if error.error_code == Code.OFFSET_OUT_OF_RANGE:  # retention goes on while it is read
+            if error.error_code == Code.OFFSET_OUT_OF_RANGE:  # retention removes records meanwhile
                 at = max(at, (await cluster.bounds(partition)).start)
             raise
 
@@ -460,14 +461,14 @@ async def read_partition(
 
 
 def backoff_of(destination: KafkaDestination) -> Backoff:
-    """The pauses after failures in a row."""
+    """The growing pauses after failures."""
     longest_ms = max(destination.retry_backoff_ms, destination.retry_backoff_max_ms)
     return Backoff(destination.retry_backoff_ms / 1000, longest_ms / 1000, least=1.0)
 
 
 async def in_thread(work: Callable[[], _T]) -> _T:
-    """Run what waits in a thread of its own; a cancelled caller does not wait for it, as it would with the loop's own
-    threads.
+    """Run blocking work in a thread of its own; unlike with the loop's executor, a cancelled caller does not wait for
+    it.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[_T] = loop.create_future()
@@ -486,7 +487,7 @@ async def in_thread(work: Callable[[], _T]) -> _T:
             value = work()
         except Exception as error:  # noqa: BLE001 - it is the caller's
             failure = error
-        with suppress(RuntimeError):  # the loop is closed, maybe at this very moment: nobody waits any more
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(resolve, value, failure)
 
     threading.Thread(target=run, name="pushrep-kafka-admin", daemon=True).start()
@@ -498,7 +499,7 @@ _ATTEMPTS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicContents:
-    """By log partition: `held` and `contested` as in Matching, `first`: the first offset that it is not known to hold.
+    """By log partition: `held`, `contested`: as in Matching; `first`: the first offset not known to be held.
 
     progress: with the topic as it is now. ends: partition of the topic to the offset up to which it was read.
     """
@@ -562,7 +563,7 @@ async def read_contents(
 
 
 def _retrying(destination: KafkaDestination, cluster: Cluster) -> UntilDone:
-    """Tries for a while, with growing pauses, and asks who leads before it tries again."""
+    """Retries for a while, with growing pauses and refreshed metadata."""
     passing = (*UNREACHABLE, BrokerError, KafkaUnreachable)
     policy = RetryPolicy(
         is_retriable=lambda error: isinstance(error, passing), backoff=backoff_of(destination), attempts=_ATTEMPTS
@@ -608,7 +609,7 @@ async def _once(what: Callable[[], Awaitable[_T]], /) -> _T:
 
 
 def used_partitions(topic: str, partitions: int, places: Collection[tuple[int, int]]) -> int | None:
-    """The largest number of partitions by which every record lies where it does; None: there are no records.
+    """The largest partition count that agrees with the place of every record; None without records.
 
     Raises DestinationRefused if there is none: several were used in turn.
     """

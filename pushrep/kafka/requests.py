@@ -1,9 +1,9 @@
 """Requests to brokers in the versions that aiokafka 0.14 does not speak: Produce, and those of transactions.
 
 Produce 13 names the topic by its id, earlier versions by its name.
-A topic that was deleted and made again between two requests is another one of the same name: it would take a batch out
-of the middle of the log, and readers would drop everything that is shipped to it afterwards. By id the broker refuses
-it (UNKNOWN_TOPIC_ID). Brokers before 4.1 know version 7 at most here, and the name has to do.
+If a topic is deleted and made again between two requests, the new one would take a batch out of the middle of the log,
+and readers would drop everything shipped later. With the id the broker refuses (UNKNOWN_TOPIC_ID). Brokers before 4.1
+know version 7 at most here, and get the name.
 
     transactionalId | acks i16 | timeoutMs i32 | [ topicId 16 | [ index i32 | records | tags ] | tags ] | tags
     [ topicId 16 | [ index i32 | errorCode i16 | baseOffset i64 | appendTimeMs i64 | logStartOffset i64 | [ errors ]
@@ -121,11 +121,11 @@ class _ProduceRequest13(RequestStruct):  # type: ignore[misc] # as above
     )
 
     def encode(self) -> bytes:
-        """The same bytes as by the schema, which would copy every batch once for each level that it lies in."""
+        """The same bytes as by the schema, which would copy every batch once for each level of nesting."""
         return b"".join(self.parts())
 
     def parts(self) -> list[Buffer]:
-        """The same in pieces, so that no batch is copied at all."""
+        """The same in pieces, without copying a batch."""
         parts = [_NONE, Int16.encode(self.required_acks), Int32.encode(self.timeout), _count(self.topics)]
         for topic_id, partitions, _ in self.topics:
             parts += [topic_id.bytes, _count(partitions)]
@@ -136,12 +136,12 @@ class _ProduceRequest13(RequestStruct):  # type: ignore[misc] # as above
 
 
 def _count(items: Sequence[Any]) -> bytes:
-    """Of an array, or a string of bytes, in the compact form: 0 is null, 1 is none."""
+    """The length of a compact array or of compact bytes: 0 is null, 1 is empty."""
     return bytes(UnsignedVarInt32.encode(len(items) + 1))
 
 
 class ProduceBatches(Request[ProduceRequest_v7 | _ProduceRequest13]):  # type: ignore[misc] # as above
-    """One batch for each of some partitions of a topic; acknowledged by all replicas that are in sync."""
+    """A Produce request with one batch for each of some partitions of a topic; acks=all."""
 
     API_KEY = 0
 
@@ -149,7 +149,7 @@ class ProduceBatches(Request[ProduceRequest_v7 | _ProduceRequest13]):  # type: i
         self._topic, self._topic_id, self._batches, self._timeout_ms = topic, topic_id, batches, timeout_ms
 
     def build(self, request_struct_class: Any) -> Any:
-        """For aiokafka, in the highest version that both sides know."""
+        """Called by aiokafka: the request in the highest version that both sides know."""
         if request_struct_class is _ProduceRequest13:
             partitions: list[Any] = [(index, data, {}) for index, data in self._batches.items()]
             topics: list[Any] = [(self._topic_id, partitions, {})]
@@ -159,7 +159,7 @@ class ProduceBatches(Request[ProduceRequest_v7 | _ProduceRequest13]):  # type: i
 
 
 def answers_of(response: Any) -> tuple[dict[int, BrokerAnswer], int]:
-    """Kafka partition to its answer, and for how many ms the broker wants to be left alone."""
+    """The answers by Kafka partition, and the throttle time in ms."""
     found: dict[int, BrokerAnswer] = {}
     for topic in response.topics:
         for one in topic[1]:
@@ -212,7 +212,7 @@ class _InitProducerIdRequest4(_InitProducerIdRequest3):
 
 
 class InitProducerId(Request[_InitProducerIdRequest3 | _InitProducerIdRequest4]):  # type: ignore[misc] # as above
-    """The producer id of a transactional id, under its next epoch. producer_id, producer_epoch: what the caller has."""
+    """Asks for the next epoch of a transactional id. producer_id, producer_epoch: the caller's present ones."""
 
     API_KEY = 22
 
@@ -246,7 +246,7 @@ class _EndTxnRequest5(RequestStruct):  # type: ignore[misc] # as above
 
 
 class AbortTxn(Request[EndTxnRequest_v0]):  # type: ignore[misc] # as above
-    """End a transaction without its records. Its answer names no producer id: the one that it had goes on."""
+    """Aborts a transaction. The answer has no producer id: the present one stays."""
 
     API_KEY = 26
 
@@ -259,7 +259,7 @@ class AbortTxn(Request[EndTxnRequest_v0]):  # type: ignore[misc] # as above
 
 
 class AbortTxnAndBumpEpoch(Request[_EndTxnRequest5]):  # type: ignore[misc] # as above
-    """The same under transaction version 2: its answer names the producer id and epoch to go on with."""
+    """The same under transaction version 2: the answer has the producer id and epoch to go on with."""
 
     API_KEY = 26
 
@@ -298,12 +298,12 @@ class _ApiVersionsRequest3(RequestStruct):  # type: ignore[misc] # as above
     )
 
     def parse_response_header(self, read_buffer: BytesIO | bytes) -> Any:
-        """Of the first version, always: the client does not know yet what the broker speaks."""
+        """Always of the first version: the client does not know the broker's versions yet."""
         return ResponseHeader_v0.decode(read_buffer)
 
 
 class AskFeatures(Request[_ApiVersionsRequest3]):  # type: ignore[misc] # as above
-    """What the brokers of a cluster have agreed on."""
+    """Asks for the features that the brokers of a cluster have agreed on."""
 
     API_KEY = 18
 
@@ -318,7 +318,7 @@ _FINALIZED_FEATURES = CompactArray(
 
 
 def transaction_version_of(response: Any) -> int:
-    """Of the answer to AskFeatures; 0 where the cluster names none."""
+    """The transaction version in the answer to AskFeatures; 0 without one."""
     found = response.tags.get(_FINALIZED_FEATURES_TAG)
     features = [] if found is None else _FINALIZED_FEATURES.decode(BytesIO(found)) or []
     return max((level for name, level, *_ in features if name == _TRANSACTION_VERSION), default=0)

@@ -1,4 +1,4 @@
-"""What the topic holds already: a partition is read from its last known offset, its records compared with the logs'.
+"""Matching a topic with the logs: a partition is read from its last known offset and compared with the logs' records.
 
     topic from the destination offset on:   x  a5  a6  x  b2  a7 │ end        x: others', or copies of ours
     log a from its acknowledged offset on:     a5  a6         a7 ─▶ a8 is next        log b:  b2 ─▶ b3 is next
@@ -14,8 +14,8 @@ of each log is found by its 20 bytes; any other that has a PID of this outbox is
     nothing, it ends below   nobody's                      DestinationAhead
     nothing, it begins above nobody's                      nobody's
 
-Records with the caller's own metadata may come again later with another timestamp, so it is not compared for them; nor
-where the broker sets it. Pure, but for the logs that are read.
+Records with the caller's own metadata may be appended again with another timestamp, so theirs is not compared; nor one
+that the broker set. Pure, except that it reads the logs.
 """
 
 import logging
@@ -38,7 +38,7 @@ _NOTHING = OffsetRanges()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordOrigin:
-    """Whose records they are. pids: this outbox's own, by the epoch: the present one, later and earlier ones."""
+    """The outbox's identity in the topic. pids: its own ones by epoch: the present, later and earlier ones."""
 
     carrier: str
     pids: Mapping[int, int]
@@ -57,15 +57,15 @@ class RecordOrigin:
         return named[-1] if named else None
 
     def epoch_of(self, metadata: bytes) -> int | None:
-        """The PID epoch that these 20 bytes are of; None: they are a caller's own, or another outbox's."""
+        """The PID epoch of these 20 bytes; None for a caller's own PID or another outbox's."""
         return self._epochs.get(metadata[:_PID_BYTES])
 
     def is_one(self, in_log: Record, in_topic: Record) -> bool:
-        """Whether a record of a log is this one of the topic, by its 20 bytes and its content."""
+        """Whether a record of a log and one of the topic are the same, by their 20 bytes and content."""
         return self.metadata_of(in_log) == self.metadata_of(in_topic) and self.is_same(in_log, in_topic)
 
     def is_same(self, in_log: Record, in_topic: Record) -> bool:
-        """Whether two records with the same 20 bytes are one; the key is those bytes, or business of the caller."""
+        """Whether two records with the same 20 bytes have the same content; the key is those bytes, or the caller's."""
         if (in_log.value, in_log.key, in_log.headers) != (in_topic.value, in_topic.key, in_topic.headers):
             return False
         if in_log.timestamp_ms == in_topic.timestamp_ms or in_topic.timestamp_type is TimestampType.LOG_APPEND_TIME:
@@ -75,7 +75,7 @@ class RecordOrigin:
 
 
 class _Expected(NamedTuple):
-    """The next record of a log, and those behind it."""
+    """The next record of a log, and those after it."""
 
     partition: int
     record: Record
@@ -123,7 +123,7 @@ class Matching:
             return
         try:
             records = batch.records()
-        except (CorruptRecordBatch, UnsupportedCodec) as error:  # its CRC is right, so this is how it was written
+        except (CorruptRecordBatch, UnsupportedCodec) as error:  # its CRC is right, so it was written this way
             _LOG.warning("%s-%d: a batch of others can't be read: %s", *self._topic_partition, error)
             return
         for record in records:
@@ -158,7 +158,7 @@ class Matching:
             self.unreadable[partition] = error
 
     def _look_up(self, metadata: bytes, record: Record) -> None:
-        """A record that is not the next one of any log."""
+        """Judge a record that is not the next one of any log."""
         epoch = self._origin.epoch_of(metadata)
         found = None if epoch is None else StreamMetadata.try_unpack(metadata)
         if epoch is None or found is None:
@@ -199,7 +199,7 @@ class Matching:
         )
 
     def _contest(self, partition: int, in_log: Record, in_topic: Record) -> None:
-        """The topic holds another record at this position; readers that filter keep the first."""
+        """The topic holds another record here: raise, or note it, because filtering readers keep the first."""
         if self._is_strict:
             raise self._diverged(partition, in_log, in_topic)
         if in_log.offset not in self.held.get(partition, _NOTHING):
@@ -207,7 +207,7 @@ class Matching:
 
 
 class _RecordsByOffset:
-    """Records of a log by their offset. A batch is decoded once for all of its neighbours."""
+    """A log's records by offset. A batch is decoded once for consecutive look-ups."""
 
     def __init__(self, log: ShippedLog) -> None:
         self.log = log
@@ -215,7 +215,7 @@ class _RecordsByOffset:
         self._records: dict[int, Record] = {}
 
     def at(self, offset: int) -> Record | None:
-        """None where the log has none: it begins above, or has a hole there. Raises as reading a log does."""
+        """The record; None if the log begins above or has a hole there. Raises as reading a log does."""
         if not self._start <= offset < self._end:
             try:
                 batch = next(iter(self.log.batches(offset, offset + 1)), None)
@@ -229,9 +229,9 @@ class _RecordsByOffset:
 
 
 def whole_batches(data: bytes) -> Iterator[RecordBatch]:
-    """The batches of a fetch; its last one may be cut off, and is fetched again. Raises CorruptRecordBatch.
+    """The whole batches of a fetch; a cut-off last one is fetched again. Raises CorruptRecordBatch.
 
-    Messages in the format before Kafka 0.11 are skipped: a log of ours holds none.
+    Messages in the format before Kafka 0.11 are skipped: our logs hold none.
     """
     view, position = memoryview(data), 0
     while position < len(view):
@@ -252,7 +252,7 @@ def whole_batches(data: bytes) -> Iterator[RecordBatch]:
 
 
 def _record_at(offset: int, data: bytes) -> Record | None:
-    """The record of a fetch at `offset`; None where there is none that can be read."""
+    """The record of a fetch at `offset`; None if there is none, or it can't be read."""
     try:
         for batch in whole_batches(data):
             if offset < batch.header.next_offset:
@@ -263,17 +263,17 @@ def _record_at(offset: int, data: bytes) -> Record | None:
 
 
 def holds_record(origin: RecordOrigin, log: ShippedLog, offset: int, at: int, data: bytes) -> bool:
-    """Whether a fetch holds at its offset `at` the log's record at `offset`; believed if the log can't give it."""
+    """Whether a fetch has the log's record of `offset` at its own offset `at`; True if the log can't be read."""
     try:
         in_log = _RecordsByOffset(log).at(offset)
-    except UNREADABLE:  # its source stops there with the reason
+    except UNREADABLE:  # shipping stops there and reports it
         return True
     found = None if in_log is None else _record_at(at, data)
     return in_log is None or (found is not None and origin.is_one(in_log, found))
 
 
 def behind_old_messages(data: bytes) -> int:
-    """The offset behind the messages of before Kafka 0.11 that a fetch begins with; 0 if it does not."""
+    """The offset after the messages from before Kafka 0.11 at the beginning of a fetch; 0 without any."""
     view, position, offset = memoryview(data), 0, 0
     while _is_old_message(view, position) and _end_of(view, position) <= len(view):
         offset, position = int.from_bytes(view[position : position + 8]) + 1, _end_of(view, position)

@@ -68,9 +68,9 @@ _CLOSE_S = 30.0
 class SinkConfig:
     """Whose logs are shipped: the outbox's directory, its topic, logs and own PIDs.
 
-    batch_bytes: what its batches are sealed at; 0: none are made any more. partition_counts: what its members keep.
-    is_new: it was made just now, so nobody has seen its PIDs.
-    leadership: what they say of who leads. copy_id: as in `transactional_id`.
+    batch_bytes: the size of its batches; 0: none are made any more. partition_counts: the members' store of them.
+    is_new: it was made just now, so no topic holds its PIDs. leadership: asks the members who leads. copy_id: as in
+    `transactional_id`.
     """
 
     directory: Path
@@ -107,16 +107,16 @@ class KafkaSink:
         self._wake: asyncio.Event | None = None
         self._session: SinkSession | None = None
         self._fencing = Fencing(destination, shipped.outbox_id, shipped.copy_id, shipped.leadership, shipped.clock)
-        self._failures = 0  # to begin a session, in a row
+        self._failures = 0  # failed sessions in a row
         self._on_diverged: Callable[[ShippingError], None] | None = None
         for source in self._state.sources.values():
             source.is_new = shipped.is_new
         self._thread = threading.Thread(target=self._run, name=f"pushrep-kafka-{self.topic}", daemon=True)
 
     def start(self, timeout_s: float, *, despite_divergence: bool = False) -> None:
-        """Begin, and wait at most `timeout_s` until the topic is known. Kafka may be away: records are sent later then.
+        """Begin, and wait at most `timeout_s` for the topic's metadata. If Kafka is away, records are sent later.
 
-        despite_divergence: begin also where the outbox has diverged from its topic.
+        despite_divergence: begin also if the outbox has diverged from its topic.
         Raises DestinationRefused, TopicMissing, OutboxDiverged, DestinationAhead, TopicLostRecords, if it is known by
         then.
         """
@@ -129,17 +129,17 @@ class KafkaSink:
             raise refusal
 
     def when_head_was_cut(self, call: Callable[[str], None]) -> None:
-        """`call` gets the reason why records need another PID from now on, and returns when new ones have it."""
+        """Call `call(why)` when new records need another PID; when it returns, they have it."""
         self._state.when_head_was_cut(call)
 
     def when_diverged(self, call: Callable[[ShippingError], None]) -> None:
-        """`call` gets the error when log and topic have diverged: now or later, once or more, from any thread."""
+        """Call `call(error)` when log and topic have diverged: now or later, once or more, in any thread."""
         self._on_diverged = call
         if isinstance(refusal := self._state.refusal, OutboxDiverged | DestinationAhead):
             call(refusal)
 
     def close(self) -> None:
-        """Send nothing more, and write down how far it is. A second call does nothing. Raises OSError."""
+        """Stop sending, and write the progress. A second call does nothing. Raises OSError."""
         if self._stopping.is_set():
             return
         self._stopping.set()
@@ -150,20 +150,20 @@ class KafkaSink:
 
     @property
     def fence(self) -> Fence | None:
-        """At the topic; None while it is not known, or where nobody is to be shut out. To be read only."""
+        """The topic's fence; None while the topic is unknown, and without fencing. Read only."""
         return self._fencing.newest
 
     def lag(self) -> DestinationLag:
-        """How far the topic is behind the logs."""
+        """The topic's lag behind the logs."""
         return self._state.lag()
 
     @property
     def counts(self) -> ShippingCounts:
-        """What was shipped since it was made."""
+        """Counts since this sink was made."""
         return self._state.counts
 
     def trouble_ms(self) -> int | None:
-        """For how long something has been in the way of all of it; None: nothing is."""
+        """For how long nothing could be shipped, in ms; None if there is no trouble."""
         return self._state.trouble_ms()
 
     def wait(self, ends: Mapping[int, int], timeout: float | None, deadline_s: float | None) -> None:
@@ -180,7 +180,7 @@ class KafkaSink:
         return self._state.sources[partition].acknowledged
 
     def skip(self, skip: Skip) -> None:
-        """Do not ship this record; written down when this returns. Raises OSError."""
+        """Do not ship this record; on disk when this returns. Raises OSError."""
         state = self._state
         state.progress = replace(state.progress, skipped=(*state.progress.skipped, skip))
         self._checkpoint()
@@ -189,7 +189,7 @@ class KafkaSink:
         source.stopped, source.stopped_until_ms = None, 0
 
     def forget(self, topic: str) -> None:
-        """Write down nothing of another destination any more. Raises OSError."""
+        """Remove another destination from the file. Raises OSError."""
         assert topic != self.topic, "what is shipped to is not forgotten"
         with self._writing:
             kept = {name: progress for name, progress in self._all_progress.items() if name != topic}
@@ -237,23 +237,23 @@ class KafkaSink:
             checkpoints.cancel()
 
     def _is_stopped_by(self, error: ShippingError) -> bool:
-        """Whether nothing more is shipped before the outbox is opened again, since its directory needs an operator.
+        """Whether shipping stops until the outbox is opened again, because an operator has to act.
 
-        Not where another instance took over and members can say later that this one leads after all.
+        Not if another instance took over and members may confirm later that this one leads.
         """
-        if isinstance(error, TopicLostRecords):  # on disk first: once the topic grows again, nothing shows it
+        if isinstance(error, TopicLostRecords):  # on disk first: once the topic grows again, the loss does not show
             self._state.lost(error.lost)
             try:
                 self._checkpoint()
             except OSError as failure:
                 _LOG.warning("what the topic has lost could not be written down: %s", failure)
         self._state.counts.taken_over += isinstance(error, OutboxTakenOver)
-        self._notify_diverged(error)  # before waiting callers get the error: their next append is refused
+        self._notify_diverged(error)  # before waiting callers get the error, so that their next append is refused
         self._state.refused(error)
         if isinstance(error, OutboxTakenOver) and self._fencing.asks_again:
             return False
         _LOG.error("shipping to %s stops: %s", self.topic, error)
-        self._notify_diverged(error)  # for a callback that was registered between the two
+        self._notify_diverged(error)  # again, for callbacks registered in between
         self._started.set()
         return True
 
@@ -262,7 +262,7 @@ class KafkaSink:
             self._on_diverged(error)
 
     def _failed(self, error: BaseException) -> float:
-        """The pause after a failure that may pass by itself."""
+        """The pause after a retriable failure."""
         if isinstance(error, PartitionCountNotStored):
             self._started.set()  # the topic is known; members may answer later
         self._state.set_trouble(str(error) or repr(error))
@@ -274,7 +274,7 @@ class KafkaSink:
         self._started.set()
 
     def _missing(self, error: TopicMissing) -> float:
-        """The pause before the next look: brokers may not know a topic yet that was made a moment ago."""
+        """The pause before the next look: brokers may not know a new topic yet."""
         self._failures += 1
         if self._failures > _MISSING_LOOKS:
             self._state.refused(error)
@@ -289,7 +289,7 @@ class KafkaSink:
         self._check(facts)
         self._state.refused(None)
         await self._fix_topic(facts)
-        # Before the fence: its markers raise the end of the topic, and would hide the loss.
+        # Before fencing, whose markers raise the topic's end and would hide a loss.
         if lost := self._state.progress.lost:
             raise TopicLostRecords(self.topic, lost)
         cluster = Cluster(self._destination, self.topic)
@@ -310,7 +310,7 @@ class KafkaSink:
         facts.check(batch_bytes=self._config.batch_bytes, oldest_unsent_age_ms=age_ms)
 
     async def _fix_topic(self, facts: TopicFacts) -> None:
-        """What is fixed at first use is on disk, at every member, before the first batch is sent.
+        """Fix the partition count at first use: on disk, and at the members, before the first batch is sent.
 
         Raises PartitionCountNotStored, DestinationRefused, KafkaUnreachable.
         """
@@ -333,7 +333,9 @@ class KafkaSink:
         await self._unless_closed(in_thread(lambda: fixed.keep(facts.topic_id, counts)))
 
     async def _used_partitions(self, before: ShippingProgress, facts: TopicFacts, known: tuple[int, ...]) -> int | None:
-        """By what the topic holds, where nothing else says how many of its partitions are used; None: nothing does."""
+        """How many partitions are used, found by the topic's records if nothing else says it; None if they don't
+        either.
+        """
         shipped = self._config
         has_records = any(log.log_end_offset > 0 for log in shipped.logs)
         if before.epochs or known or shipped.is_new or not has_records or min(facts.partitions, len(shipped.logs)) == 1:

@@ -1,10 +1,10 @@
-"""One topic as it is now, shipped to until something about it changes: what goes to which broker, and when.
+"""A session ships to one topic until something about it changes: what is sent to which broker, and when.
 
     sources ─▶ Pipeline (one per Kafka partition) ─▶ requests per broker, one batch a partition ─▶ answers
        ▲ look: what is stable now                       < 5 on the way to each broker         │
        └───────────── recovery.py: again, in parts, under a new producer id ◀── a failure ────┘
 
-Runs in one event loop; no two things happen at once in it, so nothing here is locked.
+Runs in one event loop, so it needs no locks.
 """
 
 import asyncio
@@ -31,17 +31,17 @@ from pushrep.log import LogClosed
 
 _LOG = logging.getLogger("pushrep.kafka")
 
-_REQUEST_BYTES = 1 << 20  # as Kafka's max.request.size; a batch that is larger goes alone
+_REQUEST_BYTES = 1 << 20  # as Kafka's max.request.size; a larger batch is sent alone
 _REQUESTS_IN_FLIGHT_MAX = 5
 _LOOK_S_MIN, _LOOK_S_MAX = 0.002, 0.02
-_LOOK_SHARE = 50  # looks take a 50th of the time at most: one at ten thousand idle partitions takes 20 ms
+_LOOK_SHARE = 50  # polling logs takes 1/50 of the time at most: ten thousand idle partitions take 20 ms
 _IDLE_MAX_MS = 10_000
 WATCH_S = 30.0
 """How often the topic's settings and ends are read again; contract: once a minute at least."""
 
 
 class _Channel:
-    """One broker: its unanswered requests, and until when it throttles us."""
+    """A broker's unanswered requests, and the end of its throttling."""
 
     def __init__(self) -> None:
         self.in_flight = 0
@@ -70,7 +70,7 @@ class SinkSession:
         self._stopping = asyncio.Event()
         self._pipelines: dict[int, Pipeline] = {}
         self._sources: dict[int, list[ShippedPartition]] = {}
-        self._nodes: dict[int, int] = {}  # Kafka partition to the broker that its unanswered batches went to
+        self._nodes: dict[int, int] = {}  # by Kafka partition, the broker that has its unanswered batches
         self._connections: dict[int, Connection | None] = {}  # over which a partition's newest record was found
         self._meeting: set[int] = set()
         self._last_answer_ms: dict[int, int] = {}
@@ -80,7 +80,7 @@ class SinkSession:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._failure: BaseException | None = None
         self._look_at_s = 0.0
-        self._ends: dict[int, int] = {}  # Kafka partition to its end, by what it acknowledged
+        self._ends: dict[int, int] = {}  # by Kafka partition, its acknowledged end
         self._recovery = ShippingRecovery(destination, facts, cluster, state, origin, clock, self._fail)
         has_shipped = any(source.destination_offset >= 0 for source in state.sources.values())
         self._fence = fencing.driver(facts, cluster, self._recovery.until_done, has_shipped=has_shipped)
@@ -89,12 +89,12 @@ class SinkSession:
         self._watching: asyncio.Task[None] | None = None
 
     def stop(self) -> None:
-        """End soon: nothing new is sent."""
+        """End soon, sending nothing new."""
         self._stopping.set()
         self._wake.set()
 
     async def run(self, began: Callable[[], object]) -> None:
-        """Ship; `began` is called when it is known what the topic holds.
+        """Ship; `began` is called once the topic's content is known.
 
         Raises TopicReplaced, TopicMissing, KafkaUnreachable, OutboxDiverged, DestinationAhead, TopicLostRecords,
         OutboxTakenOver, DestinationRefused, BeginsAnew, LogClosed.
@@ -121,7 +121,7 @@ class SinkSession:
             await self._end()
 
     async def _begin_or_stop(self) -> None:
-        """Begin, until `stop` is called: it ends a wait for brokers that are away."""
+        """Begin, unless `stop` ends a wait for brokers that are away."""
         beginning = asyncio.ensure_future(self._begin())
         stopped = asyncio.ensure_future(self._stopping.wait())
         try:
@@ -134,11 +134,11 @@ class SinkSession:
             await asyncio.gather(beginning, stopped, return_exceptions=True)
 
     async def _begin(self) -> None:
-        """Shut out other instances, find out what the topic holds, and get a producer id."""
+        """Fence other instances, read what the topic holds, and get a producer id."""
         self._state.set_trouble(None)
         await self._recovery.find_shortened(self._state.known_ends())
         self._place_all()
-        # Before the fence: its markers would hide a loss.
+        # Before fencing: its markers would hide a loss.
         await self._resume_all(self._state.went_back & self._pipelines.keys())
         if self._fence is not None:
             await self._fence.begin()
@@ -163,7 +163,7 @@ class SinkSession:
             pipeline.begin(*producer)
 
     def _renew_if_due(self) -> None:
-        """Renew the fence once nothing is in flight: a new epoch holds for all partitions."""
+        """Renew the fence once nothing is in flight, because the new epoch is for all partitions."""
         if self._fence is None or self._renewal is not None:
             return
         self._is_renewing = self._fence.wants_renewal()
@@ -176,7 +176,7 @@ class SinkSession:
         await self._fence.renew()
         for partition, (start, end) in self._fence.markers.items():
             for source in self._sources.get(partition, ()):
-                # Else a topic whose retention took markers would seem to have lost records.
+                # Else a topic whose retention removed markers would seem to have lost records.
                 if source.destination_offset == start:
                     source.destination_offset = end
         self._under(await self._recovery.until_done(self._producer_id))
@@ -195,13 +195,13 @@ class SinkSession:
             raise TopicLostRecords(self._facts.topic, lost)
 
     def _known_ends(self) -> dict[int, int]:
-        """Up to which offset each Kafka partition is known to have been."""
+        """The known end of each Kafka partition."""
         return {
             k: max(source.destination_offset for source in sources) for k, sources in self._sources.items() if sources
         }
 
     async def _watch(self) -> None:
-        """Look for changes of the topic and its leaders that no answer to a batch would show."""
+        """Detect changes of the topic and its leaders that no answer to a batch would show."""
         while True:
             await asyncio.sleep(WATCH_S)
             await self._recovery.check_topic(self._known_ends())
@@ -210,7 +210,7 @@ class SinkSession:
                     self._has_met(partition, connection)
 
     async def _end(self) -> None:
-        """Wait a moment for answers that are on their way, so that the next start has less to find out."""
+        """Wait a moment for outstanding answers, so that the next start has less to match."""
         for task in (self._watching, self._renewal):
             if task is not None:
                 task.cancel()
@@ -244,7 +244,7 @@ class SinkSession:
     # -- what there is to send -------------------------------------------------------------------------------------
 
     def _poll_logs(self) -> None:
-        """Read the logs' stable offsets, if it is time to."""
+        """Read the logs' stable offsets, if a poll is due."""
         now_s = self._loop.time()
         if now_s < self._look_at_s:
             return
@@ -306,7 +306,7 @@ class SinkSession:
         return sent
 
     def _cross(self, source: ShippedPartition) -> None:
-        """Its next record belongs to a later PID epoch, which may go to another partition."""
+        """The next record is of a later PID epoch, which may go to another partition."""
         before = set(self._pipelines)
         self._place(source)
         partition = self._state.progress.topic_partition(source.partition, source.next_offset)
@@ -343,7 +343,7 @@ class SinkSession:
                     break
 
     def _by_broker(self) -> dict[int, list[int]]:
-        """The ready Kafka partitions by the broker that leads them, if it may be sent to now."""
+        """The ready Kafka partitions by their leader, for brokers that may be sent to now."""
         found: dict[int, list[int]] = {}
         now_s = self._loop.time()
         for partition in self._ready:
@@ -370,7 +370,7 @@ class SinkSession:
                 self._ready.pop(partition, None)
                 continue
             if pipeline.in_flight and self._nodes.get(partition) != node:
-                partitions.remove(partition)  # the broker that led before has to answer first
+                partitions.remove(partition)  # the former leader has to answer first
                 continue
             sent = self._next_of(pipeline)
             if sent is None:
@@ -383,7 +383,7 @@ class SinkSession:
             size += len(sent.data)
             if size >= _REQUEST_BYTES:
                 break
-        for partition in batches:  # the others come first next time
+        for partition in batches:  # so that others come first next time
             self._ready.pop(partition)
             self._ready[partition] = None
             if partition in partitions:
@@ -392,7 +392,7 @@ class SinkSession:
         return batches
 
     def _has_met(self, partition: int, connection: Connection) -> bool:
-        """Whether this connection's broker was found to hold the partition's newest record; if not, begin to look."""
+        """Whether this connection's broker has shown the partition's newest record; if not, start the check."""
         if self._connections.get(partition) is connection:
             return True
         if partition not in self._meeting:
@@ -401,7 +401,7 @@ class SinkSession:
         return False
 
     async def _meet(self, partition: int, connection: Connection) -> None:
-        """Check that the broker holds our newest record before it gets more: later records would hide a loss."""
+        """Check that the broker has our newest record before it gets more, because later records would hide a loss."""
         try:
             await self._recovery.check_newest(partition, self._sources[partition])
         finally:
@@ -414,7 +414,7 @@ class SinkSession:
         data = {partition: sent.data for partition, sent in batches.items()}
         timeout_ms = self._destination.request_timeout_ms
         assert channel.connection is not None, "a channel with batches is connected"
-        try:  # written here and now, so that batches are on the wire in their order
+        try:  # written at once, so that batches are sent in order
             request = ProduceBatches(self._facts.topic, self._facts.topic_id, data, timeout_ms)
             answer = channel.connection.send_in_parts(request)
         except UNREACHABLE as error:
@@ -483,7 +483,7 @@ class SinkSession:
         return self._fence is not None and self._fence.ships_fenced
 
     def _others_wrote(self, partition: int, start: int, end: int) -> None:
-        """Read what others wrote to [start, end) between our records: it may be a copy of this outbox."""
+        """Read what others wrote to [start, end) between our records: a copy of this outbox may have."""
         unread = self._state.unread
         is_read_already = partition in unread
         unread[partition] = (unread[partition][0] if is_read_already else start, end)

@@ -1,6 +1,6 @@
-"""What is being shipped, as its callers see it: every log's source, how far it is, what is in the way.
+"""The state of shipping: every log's source, its progress, and what is in the way.
 
-The event loop's thread changes it; callers of any thread ask. Numbers are read without a lock, waiting has one.
+The event loop's thread changes it; any thread may read it. Numbers are read without a lock; waiting uses one.
 """
 
 import logging
@@ -28,11 +28,11 @@ _LOOK_S = 1.0  # how often a waiting caller looks for what ended shipping
 
 
 class DestinationLag(NamedTuple):
-    """How far a Kafka topic is behind the logs.
+    """A Kafka topic's lag behind the logs.
 
-    records, size_bytes: appended, and not acknowledged by the topic (bytes: too many by an index entry at most).
-    age_ms: how old the oldest of these is, by its own timestamp; None if there is none.
-    stopped: partitions that go no further until somebody acts. trouble: what is in the way of all; None: nothing.
+    records, size_bytes: appended, and not acknowledged by the topic (bytes: too high by at most an index interval).
+    age_ms: the age of the oldest of these, by its own timestamp; None if there is none. stopped: partitions that wait
+    until somebody acts. trouble: why nothing is shipped; None without trouble.
     """
 
     records: int
@@ -75,15 +75,15 @@ class SinkState:
             source.skipped = progress.skipped_of(number)
         self.trouble: str | None = None
         self.trouble_since_ms: int | None = None
-        """Monotonic: since when something has been in the way without a break."""
+        """Monotonic ms: since when there has been trouble without a break."""
         self._logged: set[str] = set()
         self.refusal: ShippingError | None = None
         """Why nothing is shipped until somebody acts."""
         self.pid_epoch = pid_epoch
         self.went_back: set[int] = set()
-        """Kafka partitions whose end was seen below what they had acknowledged."""
+        """Kafka partitions that were seen to end below their acknowledged end."""
         self.unread: dict[int, tuple[int, int]] = {}
-        """Kafka partition to the range of its offsets that others wrote between our records, not read yet."""
+        """By Kafka partition the range of offsets that others wrote between our records and that is not read yet."""
         self._cut_head: str | None = None  # not reported yet
         self._on_head_cut: Callable[[str], None] | None = None
         self._is_matched = False
@@ -91,7 +91,7 @@ class SinkState:
         self._waiting = 0
 
     def void(self) -> None:
-        """The topic is another one: everything is to be shipped again."""
+        """The topic was replaced: ship everything again."""
         for source in self.sources.values():
             source.acknowledged, source.destination_offset = source.log.log_start_offset, -1
             source.newest = None
@@ -99,7 +99,7 @@ class SinkState:
         self.unread.clear()
 
     def known_ends(self) -> dict[int, int]:
-        """Kafka partition to the highest offset up to which its contents were known, for those that have one."""
+        """By Kafka partition, the highest offset up to which its content was known."""
         ends: dict[int, int] = {}
         for source in self.sources.values():
             if source.destination_offset > 0:
@@ -114,12 +114,12 @@ class SinkState:
         return self._clock.wall_ms() - min(times) if times else None
 
     def matched(self) -> None:
-        """It is known what the topic holds: from now on `wait` believes what was acknowledged."""
+        """The topic's content is known: from now on `wait` trusts the acknowledged offsets."""
         self._is_matched = True
         self.moved()
 
     def head_was_cut(self, name: str, known: int, start: int) -> None:
-        """What a Kafka partition held in [known, start) is gone unread: under this PID epoch it may have been ours."""
+        """A Kafka partition's records in [known, start) are gone unread; under this PID epoch they may be ours."""
         why = f"{name} begins at {start}, and was known up to {known}: what it held between may have been ours"
         _LOG.warning("%s", why)
         with self._moved:
@@ -138,7 +138,7 @@ class SinkState:
             self._on_head_cut(why)
 
     def current(self) -> ShippingProgress:
-        """The progress to write down now."""
+        """The progress to write now."""
         known = {
             number: PartitionProgress(one.acknowledged, self._known_to(one), one.log_crc, one.newest)
             for number, one in self.sources.items()
@@ -147,20 +147,22 @@ class SinkState:
         return replace(self.progress, partitions=known)
 
     def _known_to(self, source: ShippedPartition) -> int:
-        """Up to where it is known what its Kafka partition holds: the next start reads on from there."""
+        """The offset up to which its Kafka partition's content is known: the next start reads on from there."""
         at = source.destination_offset
         if not self.unread:
             return at
         return min(at, *self.unread.get(self.progress.topic_partition(source.partition, source.acknowledged), (at,)))
 
     def moved(self) -> None:
-        """Something was acknowledged, or went wrong: those who wait look again."""
+        """Wake waiting callers: something was acknowledged, or failed."""
         if self._waiting:
             with self._moved:
                 self._moved.notify_all()
 
     def set_trouble(self, trouble: str | None) -> None:
-        """What is in the way now. Each text is logged once until nothing is: two take turns while brokers are away."""
+        """Set or clear the trouble. Each text is logged once until it is cleared, because two texts alternate while
+        brokers are away.
+        """
         if trouble is None:
             self._logged.clear()
         elif trouble not in self._logged:
@@ -169,7 +171,7 @@ class SinkState:
         self._keep_trouble(trouble)
 
     def not_answered_yet(self) -> None:
-        """The trouble at the beginning, which is not worth a line in the log."""
+        """Set the initial trouble, without a log line."""
         self._keep_trouble("the brokers have not answered yet")
 
     def _keep_trouble(self, trouble: str | None) -> None:
@@ -185,7 +187,7 @@ class SinkState:
         return None if since_ms is None else self._clock.monotonic_ms() - since_ms
 
     def lost(self, ranges: Mapping[int, tuple[int, int]]) -> None:
-        """Keep the ranges that the topic acknowledged and lost, until they are to be sent again."""
+        """Store the ranges that the topic acknowledged and lost, until they are sent again."""
         self.progress = replace(self.progress, lost=ranges)
 
     def refused(self, refusal: ShippingError | None) -> None:
@@ -195,7 +197,7 @@ class SinkState:
         self.moved()
 
     def lag(self) -> DestinationLag:
-        """How far the topic is behind."""
+        """The topic's lag."""
         records = size = 0
         oldest: int | None = None
         stopped = []

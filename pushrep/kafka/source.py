@@ -8,7 +8,7 @@ Batches are read into memory that is used again, because fresh pages cost more t
     slice of a segment ─ read ─▶ memory of 1 MiB, page by page ─ CRC checked ─▶ batches ─ patched in place ─▶ the wire
                                    ▲─────────── when nothing refers to it any more ◀────────────────────────────┘
 
-A small read gets bytes of its own: it is not worth a whole buffer. What is too large, or does not parse, is left to the
+A small read gets its own bytes instead of a whole buffer. Batches that are too large, or do not parse, are left to the
 log's own reader, which raises the error.
 """
 
@@ -37,10 +37,10 @@ _WORTHWHILE_BYTES = BUFFER_BYTES // 4
 
 
 class ReusedMemory:
-    """Buffers of BUFFER_BYTES, as many as have views at a time and `_BUFFERS_MAX` at most. For one thread."""
+    """A pool of at most `_BUFFERS_MAX` buffers of BUFFER_BYTES. For one thread."""
 
     def __init__(self) -> None:
-        self._buffers: list[tuple[bytearray, int]] = []  # at a page's beginning the kernel copies a third faster
+        self._buffers: list[tuple[bytearray, int]] = []  # page-aligned: the kernel copies a third faster
 
     def acquire(self) -> memoryview | None:
         """A buffer without views; None if there is none."""
@@ -67,9 +67,9 @@ class SealedReader:
         self._slices, self._memory = slices, memory
 
     def read(self, offset: int, limit: int) -> list[RecordBatch]:
-        """Some batches from the one that holds `offset` on, up to `limit`; none where the log's own reader has to read.
+        """Some batches from the one that holds `offset` on, up to `limit`; none if the log's own reader has to read.
 
-        Those in reused memory can be written to. Raises OSError.
+        Batches in reused memory are writable. Raises OSError.
         """
         found = self._slices.read(offset, limit, BUFFER_BYTES)
         if found is None or found.size_bytes > BUFFER_BYTES:
@@ -79,19 +79,19 @@ class SealedReader:
             data = memoryview(found.file.read_at(found.size_bytes, found.position))
         else:
             read_bytes = preadv(found.file.fileno(), [view[: found.size_bytes]], found.position)
-            data = view[:read_bytes]  # a file that was cut gives less, and old bytes of the buffer follow
+            data = view[:read_bytes]  # a cut file gives less, and old bytes of the buffer follow
         return _checked(data, found.base_offset)
 
 
 def _checked(data: memoryview, base_offset: int) -> list[RecordBatch]:
-    """Those before the first that is not whole, or does not follow."""
+    """The batches before the first that is not whole, or does not follow."""
     batches: list[RecordBatch] = []
     position = 0
     try:
         while position < len(data):
             header = BatchHeader.parse(data, position)
             end = position + header.size_bytes
-            if header.base_offset != base_offset:  # the log was cut since its headers were read, and written anew
+            if header.base_offset != base_offset:  # the log was cut and written anew since its headers were read
                 break
             batches.append(RecordBatch.check(data[position:end], header))
             position, base_offset = end, header.next_offset
@@ -105,7 +105,7 @@ _READ_BYTES = 1 << 20
 
 
 class ShippedLog(Protocol):
-    """A log as shipping needs it: a SegmentLog."""
+    """What shipping needs of a log: a SegmentLog has it."""
 
     @property
     def partition(self) -> int: ...
@@ -129,22 +129,21 @@ class ShippedLog(Protocol):
 
 
 UNREADABLE = (CorruptBatch, LogDamaged, OSError)
-"""Raised for a record that the log may hold and that can't be read now: not the same as a missing record."""
+"""Errors for a record that the log may hold but that can't be read now: it does not count as missing."""
 
 
 def raise_if_damaged(log: ShippedLog) -> None:
-    """Raises LogDamaged for a damaged log: what it held from the damage on is not known."""
+    """Raise LogDamaged for a damaged log, whose records from the damage on are unknown."""
     if log.damaged_from is not None:
         raise LogDamaged(log.path, log.damaged_from, log.recovery.damage or "")
 
 
 class ShippedPartition:
-    """See the file's map. `acknowledged`: everything below is in the topic, or given up.
+    """See the file's map. acknowledged: everything below is in the topic, or skipped.
 
-    stopped: why it goes no further until somebody acts; None while it goes on. is_new: nothing was ever shipped under
-    the outbox's PIDs. newest: its last record that the topic is known to hold. is_matching: it waits until it is known
-    what the topic holds of it. is_doubtful: whether the log still is the one of which so much was acknowledged is to be
-    proved.
+    stopped: why it waits until somebody acts; None while it goes on. is_new: nothing was ever shipped under the
+    outbox's PIDs. newest: its last record that the topic is known to hold. is_matching: it waits until the topic's
+    content is known. is_doubtful: `prove` has to check that the log is still the one that was shipped.
     """
 
     is_new = False
@@ -168,27 +167,26 @@ class ShippedPartition:
         self._pieces: deque[tuple[BatchPiece, int]] = deque()
 
     def poll(self) -> bool:
-        """Ask the log how far it is stable; whether there is something to send. Raises LogClosed."""
+        """Read the log's stable offset; whether there is something to send. Raises LogClosed."""
         self.stable_offset = self.log.stable_offset
         return self.next_offset < self.stable_offset
 
     @property
     def has_more(self) -> bool:
-        """Whether something stable is not sent yet, by the last look."""
+        """Whether there are stable records to send, by the last poll."""
         return self.next_offset < self.stable_offset
 
     def rewind(self) -> None:
-        """Read again from the first record that is not acknowledged."""
+        """Go back to the first unacknowledged record."""
         assert not self.in_flight, "an answer that is still to come belongs to what was read before"
         self.next_offset = self.acknowledged
         self._read.clear()
         self._pieces.clear()
 
     def prove(self) -> None:
-        """Forget what was acknowledged, unless the log still has the batch that was sent last.
+        """Forget the acknowledged offset, unless the log has the batch that was sent last.
 
-        If retention removed that batch, the acknowledged offset is believed. Raises what is UNREADABLE: nothing is
-        decided then.
+        If retention removed that batch, the offset stays. Raises what UNREADABLE names; then nothing is decided.
         """
         if self.acknowledged > self.log.log_end_offset:
             raise_if_damaged(self.log)
@@ -199,13 +197,13 @@ class ShippedPartition:
         self.is_doubtful = False
 
     def forget(self) -> None:
-        """Begin at the log's start: it is another log than the one that was shipped."""
+        """Begin at the log's start, because it is not the log that was shipped."""
         _LOG.warning("partition %d was cut and written anew: it is shipped from its start", self.partition)
         self.acknowledged = self.next_offset = self.log.log_start_offset
         self.log_crc, self.destination_offset, self.newest, self.is_doubtful = 0, -1, None, False
 
     def begin_elsewhere(self) -> None:
-        """Forget what the topic holds: the next record goes to another partition of it."""
+        """Forget the topic's content: the next record goes to another partition."""
         self.destination_offset, self.newest = -1, None
 
     def stop(self, reason: str, until_ms: int) -> None:
@@ -213,7 +211,7 @@ class ShippedPartition:
         self.stopped, self.stopped_until_ms = reason, until_ms
 
     def next_piece(self, size_max_bytes: int) -> SentBatch | None:
-        """What is to be sent next, a sealed batch as a rule; None if nothing is.
+        """The next piece to send, usually a sealed batch; None if there is none.
 
         Raises RecordAboveLimit, and what reading a log raises: CorruptRecordBatch, CorruptBatch, LogClosed, OSError.
         """
@@ -239,7 +237,7 @@ class ShippedPartition:
         self.is_new = False
 
     def _cut_next(self, size_max_bytes: int) -> bool:
-        """Take the next sealed batch apart, mostly into one piece; whether there is one."""
+        """Split the next sealed batch, mostly into one piece; whether there is one."""
         batch = self._next_batch()
         if batch is None:
             return False
@@ -254,7 +252,7 @@ class ShippedPartition:
 
     def _next_batch(self) -> RecordBatch | None:
         if not self._read and self.next_offset < self.stable_offset:
-            # Read with its CRC checked: the new CRC for the topic would hide damage by the disk.
+            # Read with a CRC check, because the new CRC for the topic would hide damage.
             self._read.extend(self._reader.read(self.next_offset, self.stable_offset) or self._read_by_log())
         if not self._read or self._read[0].header.next_offset > self.stable_offset:
             return None
