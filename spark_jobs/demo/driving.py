@@ -148,7 +148,7 @@ class AppliedBatch:
 
     @classmethod
     def of(cls, event: Mapping[str, Any]) -> "AppliedBatch":
-        """As a line of `--events` has it."""
+        """By a line of the job's `--json`."""
         return cls(event["rows"], None if event["skipped"] else event["kept"] + event["unkeyed"])
 
 

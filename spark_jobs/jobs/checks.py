@@ -146,7 +146,7 @@ def _check_marks(options: JobOptions) -> None:
 
 
 def _check_owner(marks: MarksStore, query_id: str | None, adopt: tuple[str, int] | None) -> None:
-    """Whose the marks are, checked before the checkpoint gets a batch that can't run. Makes no store."""
+    """Refuse marks of another query before the checkpoint gets a batch that can't run. Makes no store."""
     if isinstance(marks, LocalMarks) and not Path(marks.location).exists():
         if query_id is None and adopt is not None:
             raise MarksMissing(marks.location, *adopt, [])
@@ -218,7 +218,7 @@ def _file_in(place: Path) -> Path | None:
 
 @contextmanager
 def named(option: str, value: str) -> Iterator[None]:
-    """What is raised inside names the option: ours by the option's own error, foreign ones in one line."""
+    """Errors raised inside become errors of this option; those of other libraries in one line."""
     try:
         yield
     except BadSink as error:

@@ -129,7 +129,7 @@ def run_job(given: dict[str, Any], job: Callable[[dict[str, Any], Reporter, bool
     debug, json_path = given.pop("debug"), given.pop("json_path")
     logging.basicConfig(level=logging.INFO if debug else logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     if not debug:
-        # Py4J logs what a batch raises with its stack; the job says it in one line.
+        # Py4J logs an error of a batch with its stack; the job prints it in one line.
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
     # Spark's workers must be this very Python, with what is installed beside it.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -148,7 +148,7 @@ def run_job(given: dict[str, Any], job: Callable[[dict[str, Any], Reporter, bool
 
 
 def given_as_options(given: dict[str, Any], *pairs: str) -> dict[str, Any]:
-    """What click parsed, as the options take it; `pairs` names those that were given as NAME=VALUE, again and again."""
+    """What click parsed, as the options take it; `pairs`: the options that take NAME=VALUE and may be repeated."""
     settings = dict(given)
     for name in ("source_options", "conf", *pairs):
         settings[name] = dict(settings[name])
@@ -163,7 +163,7 @@ def given_as_options(given: dict[str, Any], *pairs: str) -> dict[str, Any]:
 def _health(given: dict[str, Any], listen: str | None) -> HealthSettings | None:
     if listen is None:
         if named := [name for name, value in given.items() if value]:
-            raise BadJobOption(f"--health-{named[0]}", None, "where health is served says --health HOST:PORT")
+            raise BadJobOption(f"--health-{named[0]}", None, "belongs to --health HOST:PORT: give both")
         return None
     try:
         return HealthSettings(listen=listen, **given)

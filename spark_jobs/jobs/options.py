@@ -42,9 +42,9 @@ _SPARK_UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hour
 _OTHER_TRIGGERS: Mapping[str, str] = {
     "realtime": "Real-Time Mode admits no Python operator, and the filter is one",
     "continuous": "continuous processing has no batches for the marks to belong to",
-    "once": "Spark gave it up for available-now, which keeps the limits per batch",
+    "once": "Spark replaced it by available-now, which keeps the limits per batch",
 }
-# A source option that the job sets by an option of its own, by source; one of the two would be silently lost.
+# By source: its options that the job sets by an option of its own. Given both, one of the two would be silently lost.
 _OWN_NAMES: Mapping[str, Mapping[str, str]] = {
     "pushrep": {
         "path": "--path",
@@ -171,11 +171,11 @@ class JobOptions:
         return self.marks.startswith(KAFKA)
 
     def marks_brokers(self) -> str | None:
-        """Of kafka:TOPIC, those of the source unless others are named."""
+        """The brokers of --marks kafka:TOPIC: the source's, unless others are named."""
         return self.marks_servers or self.source_servers()
 
     def source_servers(self) -> str | None:
-        """Of source kafka."""
+        """The brokers of source kafka."""
         given = {name.lower(): text for name, text in self.source_options.items()}
         return given.get("kafka.bootstrap.servers") if self.source == "kafka" else None
 
@@ -195,7 +195,7 @@ class JobOptions:
         return {"processingTime": f"{interval[1]} {_SPARK_UNITS[interval[2]]}"}
 
     def reader_options(self) -> dict[str, str]:
-        """The source's options, those of the command line by the source's own names."""
+        """Options of the source, under the source's own names."""
         kafka = self.source == "kafka"
         options = {("subscribe" if kafka else "topic"): self.topic}
         if self.starting_offsets is not None or not any(name.lower() in _STARTS for name in self.source_options):
@@ -216,7 +216,7 @@ class JobOptions:
     def _check_store(self) -> None:
         store_words(self.store, self.store_servers, self.store_config)
         if self.store is not None and self.consumer is None:
-            raise BadJobOption("--store", self.store, "whose startpoints are to be followed says --consumer")
+            raise BadJobOption("--store", self.store, "belongs to --consumer, whose startpoints it keeps: give both")
 
     def _check_source_options(self) -> None:
         by_name = {name.lower(): (name, text) for name, text in self.source_options.items()}
@@ -226,7 +226,7 @@ class JobOptions:
             )
         for name, ours in _OWN_NAMES.get(self.source, {}).items():
             if name in by_name:
-                raise BadJobOption(f"--source-option {by_name[name][0]}", by_name[name][1], f"say it by {ours}")
+                raise BadJobOption(f"--source-option {by_name[name][0]}", by_name[name][1], f"use {ours}")
         if self.starting_offsets is not None and (twice := sorted(_STARTS & by_name.keys())):
             name, text = by_name[twice[0]]
             raise BadJobOption(f"--source-option {name}", text, "give it or --starting-offsets, not both")

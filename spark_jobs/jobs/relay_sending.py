@@ -52,7 +52,7 @@ class Sending:
         ]
         if "headers" in rows.columns:
             columns.append("headers")
-        # No Python may be needed for the order: the rows come as the source's partitions have them.
+        # Spark sorts: a task gets source partitions whole, in log order.
         tasks = 1 + max((partition for _, partition in self.pids), default=0)
         ordered = a_task_a_number(rows.select(*columns), tasks, "partition")
         ordered = ordered.sortWithinPartitions("topic", "partition", "offset")

@@ -1,15 +1,15 @@
-"""The relay job without its command line: the PIDs of the records in the next hop, looked up, pinned and checked again.
+"""The relay job without its command line: which PIDs its records get, fixed at the first start, checked at each batch.
 
-source's incarnation ┐
+source's incarnation ┐   (cluster id and topic id, or a log's id)
 destination's        ├─▶ PID of each source partition ─▶ relay_sending.py
-application, epoch   ┘   pinned beside the checkpoint; asked again for every batch
+application, epoch   ┘   stored beside the checkpoint; the brokers are asked again for every batch
 
-A relay writes what it begins with beside its checkpoint, once: its names, and to how many partitions it sends.
+A relay stores beside its checkpoint, once, what must not change: its names, and to how many partitions it sends.
 
     <checkpoint>-relay/epoch-<n>.json     written once, whole or not at all; the highest n counts
 
-Partitions that are added to the destination later are not used: a source partition that moved would be read in its new
-place first, and its backlog in the old one would fall below the mark. To use them, raise the epoch of the PID.
+Partitions that are added to the destination later are not used: of a source partition that moved, a reader could read
+the new destination partition first, and drop what it then reads of the old one. To use them, raise the PID's epoch.
 """
 
 import json
@@ -127,7 +127,7 @@ class PinStore:
         return pin
 
     def _check_settled(self, epoch: int, pinned: int) -> None:
-        """Part of an unfinished batch may be in the topic under the old PID: under the new one it is no replay."""
+        """Refuse a new epoch while a batch is half sent: sent again under a new PID, its records were no replays."""
         last = [
             max(map(int, filter(str.isdigit, self._checkpoint.names(log))), default=-1)
             for log in ("offsets", "commits")
@@ -168,7 +168,7 @@ class RelayOptions(JobOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.source not in {"pushrep", "kafka"}:
-            why = "its incarnation, which is part of the new metadata, is not known: relay from pushrep or kafka"
+            why = "the id of its topic or log, a part of the new metadata, is not known: relay from pushrep or kafka"
             raise BadJobOption("--source", self.source, why)
         lossy = {name: text for name, text in self.source_options.items() if name.lower() == "failondataloss"}
         if "false" in map(str.lower, lossy.values()):
@@ -180,10 +180,10 @@ class RelayOptions(JobOptions):
             raise BadJobOption("--epoch", self.epoch, f"give 0 to {_EPOCH_MAX}")
         for option, given in (("--to-option", self.to_options), ("--from-option", self.from_options)):
             if _SERVERS in given:
-                by = "--to-servers" if option == "--to-option" else "--source-option kafka.bootstrap.servers"
-                raise BadJobOption(f"{option} {_SERVERS}", given[_SERVERS], f"say it by {by}")
+                ours = "--to-servers" if option == "--to-option" else "--source-option kafka.bootstrap.servers"
+                raise BadJobOption(f"{option} {_SERVERS}", given[_SERVERS], f"use {ours}")
         if self.source != "kafka" and self.from_options:
-            raise BadJobOption("--from-option", None, f"says how to reach Kafka; source {self.source} is none")
+            raise BadJobOption("--from-option", None, f"belongs to source kafka, and this is source {self.source}")
         if self.source == "kafka" and (twice := set(self.topics()) & {self.to_topic}) and self._is_one_cluster():
             raise BadJobOption("--to-topic", twice.pop(), "it is the topic that is read: each record would come again")
         self.client()

@@ -1,4 +1,4 @@
-"""What a job says: JSON lines for programs, a line a batch for people, errors in one line, health and metrics by HTTP.
+"""A job's reports: JSON lines for programs, a line a batch for people, errors in one line, health and metrics by HTTP.
 
 {"event": "started", "query": "...", "run": "..."}
 {"event": "batch", "batch": 3, "rows": 1000, "kept": 990, "dropped": 8, "unkeyed": 2, ..., "seconds": 0.8}
@@ -45,7 +45,7 @@ class Reporter:
 
     @classmethod
     def open(cls, path: str | None) -> Self:
-        """`-` is standard output; a file is appended to, so that a job that goes on keeps its past."""
+        """`-` is standard output; a file is appended to, so that a restarted job keeps its earlier events."""
         if path is None or path == "-":
             return cls(sys.stdout if path else None, owned=False)
         return cls(Path(path).open("a", encoding="utf-8"), owned=True)

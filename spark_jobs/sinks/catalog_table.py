@@ -6,10 +6,10 @@
     (Delta, Iceberg and their like)
 
 Which query wrote which batches is in the table property `pushrep.queries` (`Owners` of idempotent_sink.py). In Delta
-and Iceberg a batch may replace rows of others (../replacing.py): the batches that hold them are overwritten with it,
-without these rows, in the same commit. Each commit says whose it is, beside the rows (table_commits.py); so a batch
-that the table has is not written again, and a driver that was believed dead can't overwrite with an old batch (Delta).
-A `run` ends when batches are taken back, since Delta ignores a txnVersion below one that it has.
+and Iceberg a batch may replace rows of others (../replacing.py): in the same commit the batches that hold them are
+written again without these rows. Each commit names its batch (table_commits.py). So a batch that the table has is not
+written again, and in Delta a driver that was believed dead can't overwrite with an old batch. Since Delta ignores a
+txnVersion below the last one, another `run` (txnAppId) begins when batches are taken back.
 """
 
 import logging
@@ -158,7 +158,7 @@ class CatalogTable(BatchTable):
             raise BadSink("target", self._name, "there is no such table")
 
     def _check_session(self, session: SparkSession) -> None:
-        """Raise BadSink where the format's own jar is not in the session, or options would be ours and others'."""
+        """Raise BadSink where Delta's jar is not in the session, or an option is one that this sink sets itself."""
         committing = self._committing()
         if committing == DELTA and "DeltaSparkSessionExtension" not in (
             session.conf.get("spark.sql.extensions", "") or ""
@@ -183,7 +183,7 @@ class CatalogTable(BatchTable):
             self._drop(session, [number])
             # insertInto goes by position, and partition columns stand last in a table of files.
             columns = session.table(self._name).columns
-            # As a writer's option insertInto would ignore it, and empty the whole table.
+            # A setting of the session: insertInto ignores it as a writer's option, and would empty the whole table.
             with setting(session, "spark.sql.sources.partitionOverwriteMode", "dynamic"):
                 numbered.select(*map(_name, columns)).write.insertInto(self._name, overwrite=True)
             return

@@ -48,7 +48,7 @@ from spark_jobs.spark_internals import setting
 _LOG = logging.getLogger(__name__)
 
 _REPLACING_FORMATS = ("parquet", "orc")
-"""Whose rows come back as they were written, types and nulls too."""
+"""Formats from which rows are read as they were written, types and nulls too."""
 
 _OWN = "_pushrep"
 _WRITING, _REPLACING = f"{_OWN}/writing", f"{_OWN}/replacing"

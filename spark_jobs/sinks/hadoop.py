@@ -140,7 +140,7 @@ class HadoopDirectory:
             self.remove(name)
 
     def _refuses_second(self, name: str, first: Any) -> bool:
-        """Whether of two that opened a new file at once the second can't close it; closes the first one."""
+        """Whether, of two writers that have opened one new file, the second fails to close it. Closes the first."""
         try:
             second = self._opened_new(name)
             second.write(bytearray(b"2"))

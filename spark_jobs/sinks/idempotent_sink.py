@@ -192,7 +192,7 @@ class BatchTable(ABC):
 
 
 def settle(owners: Owners, query_id: str, adopt: tuple[str, int] | None, table: str) -> Owners:
-    """The owners once this query writes: unchanged if it does already. Raises TableOfAnotherQuery."""
+    """The owners with this query as the writer; the same object if it is that already. Raises TableOfAnotherQuery."""
     if owners.owner == query_id:
         return owners
     if owners.owner is None:
@@ -203,7 +203,7 @@ def settle(owners: Owners, query_id: str, adopt: tuple[str, int] | None, table: 
 
 
 def query_of(session: SparkSession) -> str:
-    """The query in whose foreachBatch we are; `batch` outside of any."""
+    """The id of the query whose foreachBatch runs; `batch` outside of any."""
     return query_id_of(session) or "batch"
 
 

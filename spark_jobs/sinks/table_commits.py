@@ -24,7 +24,7 @@ DELTA, ICEBERG = "delta", "iceberg"
 WITH_VERSIONS = frozenset({DELTA, ICEBERG})
 """Formats that keep the rows of before a commit."""
 _KEEP_ROWS = {"OPTIMIZE", "VACUUM START", "VACUUM END", "SET TBLPROPERTIES", "UNSET TBLPROPERTIES", "replace"}
-"""Operations behind which every row is what it was: Delta's, and Iceberg's in small letters."""
+"""Operations that change no row: Delta's, and Iceberg's in small letters."""
 
 
 class BatchRecord(NamedTuple):
@@ -47,7 +47,7 @@ class BatchRecord(NamedTuple):
             return None
 
     def options(self, format: str) -> dict[str, str]:  # noqa: A002 - Spark's own word
-        """The writer's, so that the commit carries it."""
+        """Options of the writer by which the commit carries this record."""
         found = text_options(format, self._asdict())
         if format == DELTA:
             found |= {"txnAppId": f"pushrep-{self.query}-{self.run}", "txnVersion": str(self.batch)}
@@ -55,7 +55,7 @@ class BatchRecord(NamedTuple):
 
 
 def text_options(format: str, record: Mapping[str, Any]) -> dict[str, str]:  # noqa: A002 - Spark's own word
-    """The writer's options, so that the commit carries this as its text."""
+    """Options of the writer by which the commit carries `record` as its text."""
     text = json.dumps(record, separators=(",", ":"))
     return {f"snapshot-property.{RECORD}" if format == ICEBERG else "userMetadata": text}
 
@@ -90,7 +90,7 @@ class Repair(NamedTuple):
     is_undone: bool
 
     def undo_options(self, format: str, said: Mapping[str, str]) -> dict[str, str]:  # noqa: A002 - Spark's own word
-        """The writer's, so that the commit says which repair it takes back, and what is `said` of it."""
+        """Options of the writer by which the commit says which repair it undoes, by whom and why (`said`)."""
         return text_options(format, {"undo": {"query": self.query, "number": self.number, **said}})
 
 

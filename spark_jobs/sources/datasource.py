@@ -109,11 +109,11 @@ def read_range(options: SourceOptions, schema: StructType, task: TaskRange) -> I
             rest = replace(task, start=walk.position)
             task = held_part(rest, reader, options)
             if task == rest and task.start < task.end:
-                raise walk.lost  # nothing is gone: it was another fault
+                raise walk.lost  # nothing is gone, so it is another fault
 
 
 class _Walk:
-    """A task's batches, up to where retention or a cut removed records meanwhile: `position`, and why, `lost`."""
+    """A task's batches. If retention or a cut removes records meanwhile, it ends at `position`; `lost` is the error."""
 
     def __init__(self, reader: LogReader, task: TaskRange) -> None:
         self._reader, self._task = reader, task
@@ -308,10 +308,9 @@ class PushrepStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ranges = ranges_between(before, after)
         log_ids = {partition: position.log_id for partition, position in after.positions.items()}
         tasks = plan_tasks(self._logs, ranges, log_ids, self._options)
-        lines = after.positions
+        at = after.positions
         return [
-            replace(task, epoch=lines[task.partition].epoch, marks_epoch=lines[task.partition].marks_epoch)
-            for task in tasks
+            replace(task, epoch=at[task.partition].epoch, marks_epoch=at[task.partition].marks_epoch) for task in tasks
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -177,7 +177,8 @@ def _store(given: Mapping[str, str]) -> StorePlace | None:
     if "startpoints" not in given and not settings:
         return None
     if "startpoints" not in given:
-        raise BadOption(min(_STORE_SETTINGS + name for name in settings), None, "say of which: startpoints=kafka:TOPIC")
+        first = min(_STORE_SETTINGS + name for name in settings)
+        raise BadOption(first, None, "belongs to a store in a topic: give startpoints=kafka:TOPIC, too")
     text = _named("startpoints", given["startpoints"])
     try:
         return StorePlace.parse(text, settings)

@@ -308,9 +308,9 @@ def end_of_batch(
         return None
     positions = dict(before.positions) if before is not None else {}
     for partition in step.ranges:
-        line = step.begun.get(partition, positions.get(partition, StreamPosition(0, "")))
+        position = step.begun.get(partition, positions.get(partition, StreamPosition(0, "")))
         log_id = extents[partition].log_id
-        positions[partition] = replace(line, offset=ends[partition], log_id=log_id)
+        positions[partition] = replace(position, offset=ends[partition], log_id=log_id)
     return StreamOffset(topic, positions, step.starts)
 
 

@@ -76,7 +76,7 @@ def wanted_of(options: SourceOptions) -> AskRowsWanted:
 
 
 def _stood_at(event_log: EventLog, readers: AbstractSet[Reader]) -> dict[Reader, dict[int, int]]:
-    """By startpoint that they applied, where these readers stood; not of those that releases before that field did."""
+    """Where each of these readers stood when it applied a startpoint, by its number; older releases did not note it."""
     found: dict[Reader, dict[int, int]] = {reader: {} for reader in readers}
     for written in event_log.all_written():
         for reader, state in event_log.readers(written.sequence).items():
@@ -86,7 +86,7 @@ def _stood_at(event_log: EventLog, readers: AbstractSet[Reader]) -> dict[Reader,
 
 
 def _wanted(event_log: EventLog, stood_at: Mapping[int, int], reset: int, one: LogRange) -> RowsWanted:
-    """Of the run that startpoint `one.startpoint_epoch` began, and whose marks were reset by `reset`."""
+    """For rows that are read since startpoint `one.startpoint_epoch`, with marks that startpoint `reset` has reset."""
     written = event_log.written(reset)
     until = None if written is None else written.startpoint.replace_until
     return RowsWanted(
@@ -169,8 +169,9 @@ class StreamStartpoints:
         bootstrap = BootstrapGate()
         positions = before.positions if before is not None else {}
         for partition, (start, _) in step.ranges.items():
-            line = step.begun.get(partition, positions.get(partition))
-            bootstrap.start(partition, start, self._bootstraps[partition, line.epoch if line is not None else 0])
+            position = step.begun.get(partition, positions.get(partition))
+            epoch = position.epoch if position is not None else 0
+            bootstrap.start(partition, start, self._bootstraps[partition, epoch])
         ranges = {p: (start, end if bootstrap.may_read(p) else start) for p, (start, end) in step.ranges.items()}
         return replace(step, ranges=ranges)
 
@@ -205,10 +206,10 @@ class StreamStartpoints:
         applied = self._applied(partition, position, extent)
         if applied is None:
             return None
-        line = self._marks_epoch(partition, applied, position)
+        marks_epoch = self._marks_epoch(partition, applied, position)
         self._unconsumed[partition] = applied.sequence
         self._bootstraps[partition, applied.sequence] = applied.until
-        return StreamPosition(applied.offset, extent.log_id, applied.sequence, line)
+        return StreamPosition(applied.offset, extent.log_id, applied.sequence, marks_epoch)
 
     def _applied(self, partition: int, position: StreamPosition | None, extent: Extent) -> Applied | None:
         pending = self._store.read(self._consumer, self._topic, partition)

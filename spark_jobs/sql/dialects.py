@@ -118,7 +118,7 @@ def column_type(dialect: Dialect, name: str, kind: DataType) -> str:
 
 
 def quoted(name: str) -> str:
-    """An identifier. Raises BadSqlTable for one that a statement's marks for values could be taken for."""
+    """An identifier, in quotes. Raises BadSqlTable for one in which a placeholder of a value could be seen."""
     if not name or set(name) & {"?", "%", "\0"}:
         raise BadSqlTable("name", name, "a table or column has a name without ? and %: give it another")
     return '"' + name.replace('"', '""') + '"'

@@ -74,7 +74,7 @@ class SqlTable:
     # -- the handler -------------------------------------------------------------------------------------------------
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
-        """Bring the batch's rows into staging; `write` of its marks makes them part of the table."""
+        """Write the batch's rows into the staging table; `write` of its marks moves them into the table."""
         self._staged = None
         self.check_columns(rows.schema)
         columns = tuple(rows.columns)
@@ -183,7 +183,7 @@ class SqlTable:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     def _others(self, session: SparkSession, what: str, where: LogRange, batch_id: int) -> list[tuple[Any, ...]]:
-        """Of the offsets of rows in a log range, but for those that this very batch wrote."""
+        """`what` of the offsets of rows in a log range, without those that this very batch wrote."""
         offset = what.format(quoted("offset"))
         select = f"SELECT {offset} FROM {self._table} WHERE {_WITHIN} AND NOT ({_QUERY} = ? AND {_BATCH} = ?)"
         values = *where[:4], query_of(session), batch_id
@@ -256,7 +256,7 @@ class SqlTable:
             self._has_marks_table = True
 
     def _rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        """What a look at the marks gives; nothing while there is no table of them."""
+        """The rows that a statement selects from the table of marks; none while there is no such table."""
 
         def look(connection: Any) -> list[tuple[Any, ...]]:
             return self._execute_all(connection, statement, *values) if self._exists(connection, self._marks) else []
@@ -270,7 +270,7 @@ class SqlTable:
         return bool(self._execute_all(connection, "SELECT 1 FROM sqlite_master WHERE name = ?", name))
 
     def _transaction(self, work: Callable[[Any], T]) -> T:
-        """All of it or nothing; tried again after a lost connection or a lost race, since each is safe to repeat."""
+        """Run `work` in one transaction; again after a lost connection or a conflict, since each is safe to repeat."""
         lost = self._dialect.lost()
 
         def attempt() -> T:

@@ -251,7 +251,7 @@ def test_a_store_elsewhere_and_one_that_was_replaced(directory, tmp_path):
             {"startpoints": "elsewhere", "startpoints.sasl.password": "hush"},
             r"startpoints\.sasl\.password: .*kafka:TOPIC",
         ),
-        ({"startpoints.bootstrap.servers": "broker:9092"}, "say of which"),
+        ({"startpoints.bootstrap.servers": "broker:9092"}, "belongs to a store in a topic"),
         ({"startpoints": " "}, "it is empty"),
     ],
 )

@@ -62,7 +62,7 @@ WRONG = {
     "an interval of words": ([*GIVEN, "--trigger", "often"], 1, "--trigger='often': is neither: give available-now"),
     "real-time mode": ([*GIVEN, "--trigger", "Real-Time 5s"], 1, "--trigger='Real-Time 5s': Real-Time Mode admits no"),
     "continuous processing": ([*GIVEN, "--trigger", "continuous"], 1, "continuous processing has no batches"),
-    "the old once": ([*GIVEN, "--trigger", "once"], 1, "gave it up for available-now"),
+    "the old once": ([*GIVEN, "--trigger", "once"], 1, "replaced it by available-now"),
     "avro without a schema": ([*GIVEN, "--value-format", "avro"], 1, "--value-schema: format avro needs a schema"),
     "a schema that is no text": (
         [*GIVEN, "--value-format", "avro", "--value-schema", "{tmp}/raw"], 1, "raw': can't be read: 'utf-8' codec",
@@ -73,10 +73,10 @@ WRONG = {
         [*GIVEN[:2], *GIVEN[4:], "--source", "kafka", "--consumer", "c"], 1, "--consumer='c': only source pushrep",
     ),
     "a consumer said twice": (
-        [*GIVEN, "--source-option", "startingStartpoint=c"], 1, "startingStartpoint='c': say it by --consumer",
+        [*GIVEN, "--source-option", "startingStartpoint=c"], 1, "startingStartpoint='c': use --consumer",
     ),
-    "a store said twice": ([*GIVEN, "--source-option", "startpoints=s"], 1, "startpoints='s': say it by --store"),
-    "a store of nobody": ([*GIVEN, "--store", "s"], 1, "--store='s': whose startpoints are to be followed says"),
+    "a store said twice": ([*GIVEN, "--source-option", "startpoints=s"], 1, "startpoints='s': use --store"),
+    "a store of nobody": ([*GIVEN, "--store", "s"], 1, "--store='s': belongs to --consumer"),
     "a store of no brokers": (
         [*GIVEN, "--consumer", "c", "--store", "kafka:s"], 1, "--store-servers: kafka:s lies on brokers: say where",
     ),
@@ -118,9 +118,9 @@ WRONG = {
         [*GIVEN, "--starting-offsets", "latest", "--source-option", "startingTimestamp=0"],
         1, "--source-option startingTimestamp='0': give it or --starting-offsets, not both",
     ),
-    "the topic a second time": ([*GIVEN, "--source-option", "Topic=u"], 1, "Topic='u': say it by --topic"),
+    "the topic a second time": ([*GIVEN, "--source-option", "Topic=u"], 1, "Topic='u': use --topic"),
     "the limit a second time": (
-        [*GIVEN, "--source-option", "maxRecordsPerTrigger=5"], 1, "say it by --max-records-per-trigger",
+        [*GIVEN, "--source-option", "maxRecordsPerTrigger=5"], 1, "use --max-records-per-trigger",
     ),
     "headers switched off that are needed": (
         [*HEADER_CARRIER, "--source-option", "includeHeaders=false"],
@@ -182,7 +182,7 @@ WRONG = {
     "half a certificate": (
         [*GIVEN, "--health", "127.0.0.1:0", "--health-ca", "{tmp}/raw"], 1, "--health-cert: give --health-cert, --",
     ),
-    "a certificate for no health": ([*GIVEN, "--health-key", "k"], 1, "--health-key: where health is served says"),
+    "a certificate for no health": ([*GIVEN, "--health-key", "k"], 1, "--health-key: belongs to --health"),
     "events into no directory": ([*GIVEN, "--json", "{tmp}/no/e"], 1, "--json='{tmp}/no/e': can't be written: No such"),
 }  # fmt: skip
 
