@@ -14,15 +14,16 @@ Runs: rows of one pair whose source and log offsets keep one distance. They can 
     pair A           0   1   2           3      its bounds alone: with one distance, source offsets rise with log
     pair B                       7   8          offsets. No row is in a run twice: filtered_frame.py sees to that
 
-If the runs of a pair, put in log order, lie one behind the other, then before each of them the maximum of all rows
-before it is known, and the rule falls on whole stretches of it, whatever the physical order of the rows:
+If the runs of a pair, put in log order, do not overlap, then the highest source offset before each run is known, and
+the rule decides whole stretches of the run, whatever the physical order of the rows:
 
     maximum before   below the run's lowest   inside it                  at its highest or above
     of the run       all is kept              the part up to it drops    all drops
 
-What drops is given as stretches of the log, whosever rows lie there. So a run that drops must have its stretch alone:
-dense, or with no other run inside its bounds. Anything else (runs that cross, holes where a run is cut) proves nothing,
-and the rows decide one by one. A row that stands in two runs makes them cross.
+What drops is given as stretches of the log, of whatever pair the rows there are. So no row of another pair may lie
+inside a stretch that drops: its run has no holes, or no other run lies inside its bounds. Anything else (runs that
+cross, a run that is cut where it has holes) proves nothing, and the rows decide one by one. A row in two runs makes
+these cross.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -42,7 +43,7 @@ Numbers = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 NO_PAIR = -1
-"""The source partition under which a log partition's rows that the rule is not for are runs of one pair."""
+"""The source partition of a pair that stands for all rows of a log partition which the rule does not judge."""
 
 HOLE_MAX = 1024
 """Stretches are not joined over more offsets without a row than this, so that none is much longer than its rows."""
@@ -77,9 +78,9 @@ class Stretches(NamedTuple):
 
 
 class RunsVerdict(NamedTuple):
-    """What becomes of every row of the runs: those in `dropped` go, all others stay.
+    """Which rows of the runs drop, as log offsets, and how many; all others pass.
 
-    `dropped_rows`: how many go. `jumped`: source offsets that the marks pass over.
+    `jumped`: source offsets that the marks pass over.
     """
 
     dropped: Stretches
@@ -132,11 +133,11 @@ class RowsVerdict(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PartitionRows:
-    """What a batch holds of one log partition: log offsets [start, end), how many rows, of these unkeyed.
+    """What a batch holds of one log partition: log offsets [start, end), how many rows, how many of them unkeyed.
 
-    `marks`: of the pairs that came, what a filter knows that saw these rows, and maybe the marks before them. `runs`:
-    all rows, where the first pass found them by runs. `verdict`: where the rows were decided one by one. The epochs are
-    those of mark_epochs.py.
+    `marks`: of the batch's pairs, after these rows; by rows with the marks before them, by runs without. `runs`: all
+    rows, where the first pass looked for runs. `verdict`: where the rows were decided one by one. The epochs are those
+    of mark_epochs.py.
     """
 
     topic: str
@@ -157,8 +158,8 @@ class BatchPlan:
     """Which rows drop, and the marks after the batch.
 
     `stretches`, `bitmaps`: log offsets that drop, by (topic, partition); every other row passes. `all_dropped`: (topic,
-    pid, source partition) of the pairs of which no row passes. `unlikely_pairs`: those that look like keys that are
-    metadata by chance. `by_runs`: whether there were rows, and their runs decided.
+    pid, source partition) of the pairs of which no row passes. `unlikely_pairs`: pairs of keys that probably are
+    metadata by chance. `by_runs`: there were rows, and their runs decided.
     """
 
     marks: Mapping[MarksKey, HighwaterMarks]
@@ -255,10 +256,10 @@ def marks_of_pairs(marks: HighwaterMarks, pids: Numbers, partitions: Numbers) ->
 def starting_marks(
     before: Mapping[MarksKey, HighwaterMarks], topic: str, partition: int, epoch: Epoch
 ) -> HighwaterMarks:
-    """What one log partition in this epoch goes on with: of pairs that lie there, or whose place nobody knows.
+    """The marks with which one log partition in this epoch continues: of pairs that lie there, or may.
 
-    As `carried` has it for the pairs that come there. A pair that lies elsewhere is one without a mark here, and found
-    out when all partitions are put together.
+    They are those that `carried` gives for these pairs. A pair that lies in another partition has no mark here; that it
+    came in two is noticed when all partitions are put together.
     """
     parts = []
     for key, marks in before.items():
@@ -370,7 +371,7 @@ def _unchanged(seen: HighwaterMarks, old: HighwaterMarks, new: HighwaterMarks) -
 
 
 def epoch_in(sent_back: Mapping[tuple[str, int], int], topic: str, partition: int, epoch: Epoch) -> Epoch:
-    """The epoch of a partition whose rows say `epoch`, if the checkpoint was sent back under numbers of its own.
+    """The epoch of a partition whose rows say `epoch`: the number of `sent_back` where apply-checkpoint sent it back.
 
     Raises EpochsMixed.
     """

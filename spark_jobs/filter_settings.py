@@ -15,11 +15,11 @@ from spark_jobs.columns import CARRIERS, CarrierUnusable, SourcePosition, carrie
 _NAMED_IN_LOG = 10
 PARTITIONS_LIKELY = 1 << 20
 OFFSETS_LIKELY = 1 << 53
-"""No source has partitions or offsets as high as these; of random keys that parse, all but one in two million have."""
+"""No source has numbers as high; of random keys that parse, all but one in two million have one of them."""
 
 
 def looks_unlikely(marks: HighwaterMarks) -> npt.NDArray[np.bool_]:
-    """Which pairs no source has."""
+    """Which pairs no real source can have: their keys probably are metadata by chance."""
     columns = marks.to_columns()
     return (columns.partitions >= PARTITIONS_LIKELY) | (columns.offsets >= OFFSETS_LIKELY)
 

@@ -43,7 +43,10 @@ _LOG = logging.getLogger(__name__)
 
 
 class Reports:
-    """Of one task: names no more than NAMED_MAX pairs of each kind, so that a progress stays a page."""
+    """Pairs' reports; names no more than NAMED_MAX pairs of each kind, so that a query's progress stays short.
+
+    One for a task; on Spark 3.5, and in a batch frame, one for each pair, so that all are named.
+    """
 
     def __init__(self) -> None:
         self._silent = self._gaps = 0
@@ -81,7 +84,7 @@ def observed_before(packed: DataFrame, metrics: str) -> DataFrame:
 
 
 def observed_after(decided: DataFrame, metrics: str) -> DataFrame:
-    """What the operator hands on (DECIDED), observed; of it the column `data`."""
+    """The column `data` of what the operator hands on (DECIDED), whose reports are observed."""
     return (
         decided.select("data", F.from_json("report", _REPORT).alias("counts"))
         .observe(
@@ -97,7 +100,7 @@ def observed_after(decided: DataFrame, metrics: str) -> DataFrame:
 def operator_counts(progress: Mapping[str, Any], metrics: str = METRICS) -> BatchCounts | None:
     """The counts in a query's progress (`query.lastProgress`); None where that filter observed nothing.
 
-    Of `all_dropped` at most NAMED_MAX pairs a task are named.
+    `all_dropped` names at most NAMED_MAX pairs of a task, all on Spark 3.5.
     """
     before, after = (_observed(progress, f"{metrics}.{side}") for side in ("before", "after"))
     if before is None or after is None:

@@ -4,9 +4,8 @@
                                                                                                   │
     data of chunks that pass whole, as it came · data of the others, cut down ◀── passes, a row ──┘
 
-Chunks of one log partition that overlap (a source split into ranges of which some were shuffled, a frame shuffled
-before) are put in order row by row: a row passes iff its source offset is above the mark and above those of its
-pair's rows before it in the log, so nothing else than the log's order counts.
+Chunks of one log partition may overlap, where the frame was shuffled before. Then their rows are put in log order one
+by one: a row passes iff its source offset is above the mark and above those of its pair's rows before it in the log.
 """
 
 from collections.abc import Iterable, Iterator
@@ -45,7 +44,7 @@ class PairChunk(NamedTuple):
 
 
 class PairMarks(NamedTuple):
-    """Marks that hold one pair (and maybe others), and the startpoint epoch of the rows that they come from."""
+    """Marks that hold one pair (and maybe others), and the startpoint epoch of the rows that raised them."""
 
     epoch: int = 0
     marks: HighwaterMarks = HighwaterMarks()

@@ -4,11 +4,11 @@
                                            │
             marks N-1 from the store ──────┘      rows (filtered_frame.py) ─▶ handler(rows, N), then marks N ─▶ store
 
-The first pass reads the columns that decide, the handler what it asks for; where the batch is of files, both read only
-those columns out of them (spark_internals.py). Python runs for a row only where its runs decide nothing.
-Promise: every record once, under the prefix condition, for the life of the marks, for a handler whose second call
-with one batch replaces what the first one left. Marks N are stored after the handler returned; killed before that,
-Spark runs N again, which reads marks N-1 again and hands over the same rows.
+The first pass reads the columns that decide, the handler those that it asks for; of files neither reads another, where
+the plan allows it (spark_internals.py). Python workers see rows only where a batch's runs decide nothing.
+Promise: every record once, under the prefix condition, for the life of the marks, for a handler whose second call with
+one batch replaces what the first one left. Marks N are stored after the handler returned; killed before that, Spark
+runs N again, which reads marks N-1 again and hands over the same rows.
 """
 
 import logging
@@ -69,8 +69,8 @@ __all__ = [
 
 _LOG = logging.getLogger(__name__)
 _WITHOUT_RUNS = 16
-"""After a batch with too many runs so many are filtered without looking for runs; after one whose runs decided nothing
-1, and if the next look is in vain, too, 2, then 4, until as many."""
+"""After a batch with too many runs, this many batches are filtered without looking for runs. After a batch whose runs
+decided nothing it is 1; as long as looking is in vain, then 2, 4, 8, at last this many."""
 
 Handler = Callable[[DataFrame, int], Any]
 
@@ -84,8 +84,8 @@ class ReplayFilteredBatches:
     `adopt=(query id, batch)` starts a fresh checkpoint from another query's marks as of that batch.
     `on_dropped(rows, batch_id)` gets the dropped rows after the handler returned, at least once. `on_counts(counts)`
     gets each batch's counts, which `.last_counts` keeps. The rows of a batch may lie in any order: the log's counts.
-    `replacing` (replacing.py): rows of records that a startpoint with reset marks gives again replace those in the
-    handler's table, and marks go back instead of beginning empty; without it the rows come a second time.
+    `replacing` (replacing.py): after a startpoint that resets marks, rows that are read again replace those in the
+    handler's table, and marks are as they were there; without it marks begin empty, and the rows come a second time.
     The rule: `carrier` "key" or "header", or a `SourcePosition` for records without metadata; `window`, `only_pids`,
     `ttl_s` as in filtering.ReplayFilter; `ttl_s` needs `retention_ms`, the topic's retention.ms (-1: for ever), and
     must not be shorter; 0 takes any.
@@ -116,7 +116,7 @@ class ReplayFilteredBatches:
         self._handler, self._store, self._adopt = handler, marks, adopt
         self._on_dropped, self._on_counts = on_dropped, on_counts
         self._replacing, self._clock = replacing, clock
-        self._without_runs = self._pause = 0  # batches still to come without looking for runs; at first so many
+        self._without_runs = self._pause = 0  # batches before runs are looked for again: still to come, and in all
         self._has_warned_of_no_metadata = False
         self.last_counts: BatchCounts | None = None
 
@@ -147,7 +147,7 @@ class ReplayFilteredBatches:
             if marks is not before and not reread.table.commits_marks:
                 self._store.write(replace(stored, marks=marks), keep=keep)
             if marks is not before and any(one.verdict is not None for one in found):
-                found = by_rows(keyed, marks, self._rule, sent_back)  # what they were judged by was others
+                found = by_rows(keyed, marks, self._rule, sent_back)  # these rows were judged by the other marks
             before = marks
             replaced, handler = reread.ranges(), reread.handler(cast("ReplacingHandler", handler))
         plan = self._planned(keyed, found, before, sent_back)
@@ -162,7 +162,7 @@ class ReplayFilteredBatches:
             read_before = rows_read.count()
             handler(filtered.rows, batch_id)
             if rows_read.fewer_than(plan.rows, since=read_before):
-                filtered.check_unchanged()  # the marks are those of all rows, so they have to be there still
+                filtered.check_unchanged()  # marks N are of all rows, so all of them must still be there
         if self._on_dropped is not None:
             self._on_dropped(filtered.dropped, batch_id)
         after = BatchMarks(query_id, batch_id, filtered.ranges, filtered.marks, replaced, sent_back)
@@ -177,7 +177,7 @@ class ReplayFilteredBatches:
         else:
             found = by_runs(keyed, self._rule, stored.sent_back)
             longer = _WITHOUT_RUNS if found is None else min(2 * self._pause or 1, _WITHOUT_RUNS)
-            self._without_runs = self._pause = longer  # if they decide, `_planned` takes it back
+            self._without_runs = self._pause = longer  # set to 0 by `_planned` if the runs decide
         return by_rows(keyed, stored.marks, self._rule, stored.sent_back) if found is None else found
 
     def _planned(
@@ -202,7 +202,7 @@ class ReplayFilteredBatches:
             window=rule.window,
             only_pids=rule.only_pids,
             ttl_s=rule.ttl_s,
-            retention_ms=0,  # was asked at the beginning
+            retention_ms=0,  # was checked by the constructor
             now_ms=self._clock.wall_ms(),
         )
 

@@ -42,7 +42,7 @@ DECIDED = (
     "start bigint, end bigint, rows bigint, unkeyed bigint, dropped_rows bigint, late bigint, jumped bigint, "
     "marks binary"
 )
-"""A bitmap (`number` and `words`), or all else of a log partition."""
+"""A row is a bitmap (`number` and `words`), or everything else that was found of a log partition."""
 _DECIDED_FIELDS: Any = [
     ("topic", pa.string()),
     ("partition", pa.int32()),
@@ -200,12 +200,12 @@ def only_epoch(name: _Where, columns: list[Any], rows: Numbers | None) -> Epoch:
 
 
 def check_once(topic: str | None, partition: int, offsets: Numbers, before: int = -1) -> None:
-    """Of log offsets in order, behind `before`, none may be there twice. Raises LogRowTwice."""
+    """Log offsets in ascending order, all above `before`, must differ. Raises LogRowTwice."""
     twice = np.flatnonzero(np.diff(offsets, prepend=before) == 0)
     if len(twice):
         raise LogRowTwice(topic, partition, int(offsets[twice[0]]))
 
 
 def quiet_filter() -> None:
-    """Workers log no pairs that were dropped whole: the driver names those of the batch."""
+    """Keep workers from logging the pairs of which every row was dropped: the driver logs those of the whole batch."""
     logging.getLogger("filtering.replay_filter").setLevel(logging.ERROR)
