@@ -10,9 +10,11 @@ import os
 import random
 import signal
 import sys
+import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadScopeScheduling
@@ -24,6 +26,7 @@ from tests.class_archives import INTERPRETED, SPARK, java_options
 _SPARK_WAITS = "-Dspark.python.authenticate.socketTimeout=120s"
 _archive = Path(__file__).parents[1] / ".cache" / "java" / SPARK
 os.environ["PUSHREP_TESTS_PYTHON"] = sys.executable  # for tests/worker_python
+os.environ["PUSHREP_TESTS_COMMANDS_OF"] = str(os.getpid())  # every test's `pushrep` is a fork of the same
 os.environ.setdefault("JDK_JAVA_OPTIONS", f"{java_options(_archive)} {_SPARK_WAITS} {INTERPRETED}")
 
 # A shell without job control starts what it runs in the background with Ctrl-C ignored, and programs inherit that.
@@ -63,6 +66,24 @@ _TORTURE = Torture(
         or (0 if os.environ.get("CI") else random.SystemRandom().randrange(1 << 32))
     ),
 )
+
+
+_MEMORY, _ROOM_BYTES = Path("/dev/shm"), 12 << 30
+
+
+def _has_room_in_memory():
+    if not os.access(_MEMORY, os.W_OK):
+        return False
+    mounted = os.statvfs(_MEMORY)
+    is_for_programs = not mounted.f_flag & os.ST_NOEXEC  # tests make environments and run them
+    room_bytes = min(mounted.f_bavail * mounted.f_frsize, psutil.virtual_memory().available)
+    return is_for_programs and room_bytes > _ROOM_BYTES
+
+
+# Nothing of a test is to last, and many small ones wait for a disk more than they work. Tests of disks mount their own,
+# and long forms fill gigabytes.
+if not _TORTURE.is_long and "TMPDIR" not in os.environ and _has_room_in_memory():
+    os.environ["TMPDIR"] = tempfile.tempdir = str(_MEMORY)
 
 
 settings.load_profile("torture" if _TORTURE.is_long else "ci" if os.environ.get("CI") else "pushrep")
