@@ -5,6 +5,7 @@ import os
 import runpy
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -21,30 +22,52 @@ def mentioning(path):
     return found
 
 
+_COMMANDS = "pushrep.cli.main"
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
-    ["pushrep.cli.main", "pushrep.cli.replica", "pushrep.replicate.replica_node", "pushrep.outbox.standby"]
+    [
+        *(_COMMANDS, "pushrep.cli.replica", "pushrep.cli.outbox", "pushrep.startpoints"),
+        *("pushrep.replicate.replica_node", "pushrep.outbox.standby"),
+    ]
 )
+
+
+PUSHREP = Path(__file__).parent / "house" / "programs" / "pushrep"
+"""The command, forked of a Python that has imported it, for `subprocess.run`: a signal would meet who waits for it.
+test_worker_forks.py holds it equal to the installed one."""
 
 
 class PythonProgram:
     """A Python like one of `subprocess.Popen`, forked of one that has imported pushrep: half a second of CPU time less.
 
     arguments: as Python's own, "-c" and a program, "-m" and a module, or a path. Standard output is a pipe, so is
-    standard input if `has_input`; errors are nobody's. It is ended by its `pid` like any other process.
+    standard input if `has_input`; errors if `has_errors`, else they are nobody's. environment: what is added to this
+    process's. It is ended by its `pid` like any other process.
     """
 
-    def __init__(self, *arguments, has_input=False):
+    def __init__(self, *arguments, has_input=False, has_errors=False, **environment):
         reading, writing = _FORKS.Pipe(duplex=False)
         given, giving = _FORKS.Pipe(duplex=False) if has_input else (None, None)
-        self._process = _FORKS.Process(target=_run_program, args=(arguments, given, writing), daemon=True)
+        hearing, saying = _FORKS.Pipe(duplex=False) if has_errors else (None, None)
+        program = (tuple(map(str, arguments)), environment)
+        self._process = _FORKS.Process(target=_run_program, args=(*program, given, writing, saying), daemon=True)
         self._process.start()
         self.pid = self._process.pid
         self.stdout = os.fdopen(os.dup(reading.fileno()))
         self.stdin = os.fdopen(os.dup(giving.fileno()), "w") if has_input else None
-        for end in (reading, writing, given, giving):
+        self.stderr = os.fdopen(os.dup(hearing.fileno())) if has_errors else None
+        for end in (reading, writing, given, giving, hearing, saying):
             if end is not None:
                 end.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for pipe in (self.stdin, self.stdout, self.stderr):
+            if pipe is not None:
+                pipe.close()
+        self.wait()
 
     @property
     def returncode(self):
@@ -62,7 +85,8 @@ class PythonProgram:
 
     def send_signal(self, number):
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):  # it has just ended
+                os.kill(self.pid, number)
 
     def terminate(self):
         self.send_signal(signal.SIGTERM)
@@ -71,11 +95,12 @@ class PythonProgram:
         self.send_signal(signal.SIGKILL)
 
 
-def _run_program(arguments, given, writing):
+def _run_program(arguments, environment, given, writing, saying):
+    os.environ.update(environment)
     os.dup2(os.open(os.devnull, os.O_RDONLY) if given is None else given.fileno(), 0)
     os.dup2(writing.fileno(), 1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    for end in (given, writing):
+    os.dup2(os.open(os.devnull, os.O_WRONLY) if saying is None else saying.fileno(), 2)
+    for end in (given, writing, saying):
         if end is not None:
             end.close()
     sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w")
@@ -85,6 +110,8 @@ def _run_program(arguments, given, writing):
         exec(compile(more[0], "<program>", "exec"), {"__name__": "__main__"})
     elif kind == "-m":
         sys.argv = more
+        if more[0] == _COMMANDS:  # as the console script does
+            sys.modules[_COMMANDS].main()
         runpy.run_module(more[0], run_name="__main__", alter_sys=True)
     else:
         sys.argv = [kind, *more]

@@ -4,8 +4,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 
 import pytest
 
@@ -13,6 +11,7 @@ from filtering import StreamMetadata
 from pushrep.demo.flights import COLUMNS
 from pushrep.demo.producer import BadPosition, LaggingPosition, load_position, save_position, start_offsets
 from pushrep.log import SegmentLog
+from tests.programs import PythonProgram
 
 MANY = 15_000  # more than is appended while this process, which wants to kill it, gets no processor for a while
 ROW = "2013,1,1,517,515,2,830,819,11,UA,{flight},N14228,{origin},IAH,227,1400,5,15,2013-01-01T10:00:00Z"
@@ -31,10 +30,7 @@ def start(tmp_path, rate):
         "schema": tmp_path / "flights.avsc", "rate": rate, "step": 10, "save-every": 300,
     }  # fmt: skip
     arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
-    return subprocess.Popen(
-        [sys.executable, "-m", "pushrep.demo.producer", *arguments],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    return PythonProgram("-m", "pushrep.demo.producer", *arguments, has_errors=True)
 
 
 def hear(process, until):
@@ -53,7 +49,7 @@ def end(process, number=None):
     process.stdout.close()
     said = process.stderr.read()
     process.stderr.close()
-    return process.wait(timeout=120), said
+    return process.wait(120), said
 
 
 def source_offsets(tmp_path, partition):

@@ -9,7 +9,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from contextlib import suppress
 
@@ -21,6 +20,7 @@ from pushrep.outbox import read_identity
 from pushrep.outbox.directory_handover import adopt
 from tests.crash.test_outbox_replicas_kill import Process, missing, record_bytes
 from tests.ports import reserve
+from tests.programs import PUSHREP
 
 WAIT_S = 120
 
@@ -169,7 +169,7 @@ class Trio:
 
     @staticmethod
     def run(*arguments):
-        command = [sys.executable, "-m", "pushrep.cli.main", *map(str, arguments)]
+        command = [PUSHREP, *map(str, arguments)]
         return subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
 
     def start_producer(self, index, *others):

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from pushrep.log import AppendFailed, LogConfig, SegmentLog
 from pushrep.outbox import DeliveryFailed, Outbox
 from tests.house.doc_blocks import blocks_of, commands_of
+from tests.programs import PUSHREP
 
 PAGE = Path(__file__).parents[2] / "docs" / "disk.md"
 SECTION = "## The disk is full"
@@ -32,7 +32,7 @@ def small_disk(tmp_path):
 
 
 def run(command, cwd):
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    path = f"{PUSHREP.parent}:{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", command],
         cwd=cwd,
@@ -91,6 +91,6 @@ def test_a_running_service_goes_on_after_a_purge_beside_it(small_disk):
             fill()
         assert isinstance(refused.value.__cause__, AppendFailed), "DiskAboveLimit, or the disk's own refusal"
         end = outbox.log(0).log_end_offset
-        said = run(f"{sys.executable} -m pushrep.cli.main log purge o --before 2100-01-01", small_disk)
+        said = run("pushrep log purge o --before 2100-01-01", small_disk)
         assert "went" in said
         assert outbox.append(0, b"at once").result(60) == end

@@ -2,14 +2,13 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 
 import pytest
 
 from pushrep import ForkedProcess
 from pushrep.log import Durability, LogConfig, LogLocked, OffsetOutOfRange, SegmentLog, list_logs
+from tests.programs import PythonProgram
 
 CONFIG = LogConfig(segment_bytes=50_000, batch_bytes=2000, preallocate_bytes=16_384)
 
@@ -34,7 +33,7 @@ while True:
 
 
 def start(program, *arguments):
-    return subprocess.Popen([sys.executable, "-c", program, *map(str, arguments)], stdout=subprocess.PIPE, text=True)
+    return PythonProgram("-c", program, *arguments)
 
 
 def kill(process):

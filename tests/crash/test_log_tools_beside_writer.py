@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 from contextlib import contextmanager
 
 import pytest
@@ -13,6 +11,7 @@ from pushrep.log.errors import LogLocked
 from pushrep.log.inspection import summarize
 from pushrep.log.repair import Repairer
 from pushrep.log.verify import verify_log
+from tests.programs import PythonProgram
 
 WRITER = """
 import random, sys
@@ -41,9 +40,9 @@ while True:
 
 @contextmanager
 def writer(path, seed, mode):
-    process = subprocess.Popen([sys.executable, "-c", WRITER, path, str(seed), mode], stdout=subprocess.PIPE)
+    process = PythonProgram("-c", WRITER, path, seed, mode)
     try:
-        assert process.stdout.readline() == b"going\n"
+        assert process.stdout.readline() == "going\n"
         yield process
     finally:
         process.kill()

@@ -1,13 +1,12 @@
 """kill -9 of a producer in the middle of its appends: what was acknowledged is there, in order, under its own keys."""
 
 import signal
-import subprocess
-import sys
 
 import pytest
 
 from filtering import StreamMetadata
 from pushrep.outbox import Outbox
+from tests.programs import PythonProgram
 
 PID = 4711
 
@@ -48,8 +47,7 @@ with Outbox.open(
 
 def run_until_killed(arguments, acks_wanted):
     """(first number per partition, acknowledgements) of a producer killed after so many of them."""
-    command = [sys.executable, "-c", PRODUCER, *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as producer:
+    with PythonProgram("-c", PRODUCER, *arguments, has_errors=True) as producer:
         try:
             first = producer.stdout.readline().split()
             assert first, producer.stderr.read()

@@ -25,6 +25,7 @@ from pushrep.kafka.progress import PartitionProgress, ShippingProgress, write_pr
 from pushrep.log import SegmentLog
 from pushrep.outbox import NoFreeSlot, Outbox, SettingRefused, slot_directories
 from pushrep.outbox.metrics import SlotsCollector
+from tests.programs import PUSHREP
 from tests.unit.gated_disk import until
 
 ROOT = Path(__file__).parents[2]
@@ -105,9 +106,7 @@ def test_processes_of_multiprocessing_that_start_at_once_get_each_their_own(tmp_
 
 
 def run(*command):
-    done = subprocess.run(
-        [sys.executable, "-m", "pushrep.cli.main", *map(str, command)], capture_output=True, text=True, timeout=WAIT_S
-    )
+    done = subprocess.run([PUSHREP, *map(str, command)], capture_output=True, text=True, timeout=WAIT_S)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -6,7 +6,6 @@ The client of the test is the service's own producer: each leader goes on where 
 
 import os
 import re
-import shlex
 import shutil
 import signal
 import statistics
@@ -24,6 +23,7 @@ from aiokafka.record.memory_records import MemoryRecords
 from tests.crash.test_failover_kill import Proxy
 from tests.crash.test_outbox_replicas_kill import Process, record_bytes
 from tests.ports import reserve
+from tests.programs import PUSHREP
 
 WAIT_S = 120
 TAKEOVER_MS = 2_000
@@ -151,7 +151,7 @@ class Machines:
             one.heal()
 
     def create(self):
-        command = [sys.executable, "-m", "pushrep.cli.main", "outbox", "create", str(self.data(0)), "--topic", "orders"]
+        command = [PUSHREP, "outbox", "create", self.data(0), "--topic", "orders"]
         made = subprocess.run([*command, "--members", ",".join(self.addresses)], capture_output=True, text=True)
         assert made.returncode == 0, made.stderr
 
@@ -444,6 +444,12 @@ def begin(machines, index, fault, draw):
             machines.hold(other, index, "to", "from")
 
 
+RUNNER = """
+import os
+from pushrep.cli.main import main
+os.dup2(1, 2)  # what the command says, and its runner
+main()
+"""
 COMMAND = """
 import os, sys
 number = int(os.environ["PUSHREP_LINE"])
@@ -472,13 +478,8 @@ def kill_a_runner(trio, *options):
     """Of three, the one that leads. Who leads then, and by offset which lines were acknowledged."""
 
     def run(index):
-        command = f"exec {shlex.join(run_command(index))} 2>&1"  # what the command says, and its runner
-        trio.services[index] = Process("-c", "import os, sys; os.execvp('sh', ['sh', '-c', sys.argv[1]])", command)
-
-    def run_command(index):
-        command = (sys.executable, "-m", "pushrep.cli.main", "outbox", "run", str(trio.data(index)), "orders")
         more = ("--takeover-after-ms", str(TAKEOVER_MS), "--stand-by", "--", sys.executable, "-c", COMMAND)
-        return [*command, *options, *more]
+        trio.services[index] = Process("-c", RUNNER, "outbox", "run", str(trio.data(index)), "orders", *options, *more)
 
     trio.create()
     for index in range(3):

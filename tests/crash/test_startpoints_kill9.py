@@ -2,10 +2,7 @@
 
 import os
 import signal
-import subprocess
-import sys
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -13,6 +10,7 @@ from pushrep import ReplayClient
 from pushrep.env import RealFilesystem
 from pushrep.log import SegmentLog
 from pushrep.startpoints import Applied, Consumed, LogConsumer, Startpoint, StartpointStore, Written
+from tests.programs import PythonProgram
 
 CALLS_MAX = 400
 
@@ -159,20 +157,14 @@ def test_writers_of_several_processes_lose_nothing_and_agree(tmp_path, torture):
     count, writers = torture.count(8, 200), 4
     store = StartpointStore.open(tmp_path)
     store.write("shared", "orders", 0, Startpoint.latest(), "each of them sees another end")
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(tmp_path), str(number), str(count)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=Path(__file__).parents[2],
-        )
-        for number in range(writers)
-    ]
+    running = [PythonProgram("-c", WRITER, tmp_path, number, count, has_input=True) for number in range(writers)]
     for process in running:  # all are up before any begins
         process.stdin.write("go\n")
         process.stdin.flush()
-    said = [process.communicate(timeout=250)[0].split() for process in running]
+    said = []
+    for process in running:
+        with process:
+            said.append(process.stdout.read().split())
     assert [process.returncode for process in running] == [0] * writers
     told = {str(number): [int(n) for n in words[1 : 2 * count : 2]] for number, words in enumerate(said)}
     facts = [fact for fact in store.history() if isinstance(fact, Written)]

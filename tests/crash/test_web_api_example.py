@@ -8,7 +8,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 import urllib.error
@@ -19,9 +18,9 @@ import pytest
 
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.outbox import read_identity
+from tests.programs import PUSHREP, PythonProgram
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "web_api.py"
-PUSHREP = ("-m", "pushrep.cli.main")
 WAIT_S = 120
 CUSTOMERS = ("ada", "bob", "eve", "kim")
 
@@ -30,22 +29,20 @@ class Process:
     """A process whose first line of output says that it is there."""
 
     def __init__(self, *command):
-        self.popen = subprocess.Popen(
-            [sys.executable, *map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        self.first_line = self.popen.stdout.readline()
+        self.program = PythonProgram(*command, has_errors=True)
+        self.first_line = self.program.stdout.readline()
 
     def address(self):
         found = re.search(r"127\.0\.0\.1:\d+", self.first_line)
         if found is None:
-            pytest.fail(f"{self.first_line!r} {self.popen.communicate(timeout=WAIT_S)[1]}")
+            pytest.fail(f"{self.first_line!r} {self.program.stderr.read()}")
         return found[0]
 
     def end(self, number):
-        if self.popen.poll() is None:
-            self.popen.send_signal(number)
-        _, errors = self.popen.communicate(timeout=WAIT_S)
-        return self.popen.returncode, errors
+        with self.program:
+            self.program.send_signal(number)
+            errors = self.program.stderr.read()
+        return self.program.returncode, errors
 
 
 class Shop:
@@ -60,7 +57,8 @@ class Shop:
         return process
 
     def node(self, name, listen="127.0.0.1:0"):
-        return self.start(*PUSHREP, "replica", "serve", self.root / name, "--listen", listen, "--allow", "any")
+        command = ("-m", "pushrep.cli.main", "replica", "serve", self.root / name)
+        return self.start(*command, "--listen", listen, "--allow", "any")
 
     def serve(self, directory, *replicas):
         options = [option for address in replicas for option in ("--replica", address)]
@@ -69,7 +67,7 @@ class Shop:
 
     def stop(self):
         for process in self.processes:
-            if process.popen.returncode is None:
+            if process.program.returncode is None:
                 process.end(signal.SIGKILL)
 
 
@@ -136,9 +134,7 @@ def wait_until(what, why):
 
 
 def run(*command):
-    done = subprocess.run(
-        [sys.executable, *PUSHREP, *map(str, command)], capture_output=True, text=True, timeout=WAIT_S
-    )
+    done = subprocess.run([PUSHREP, *map(str, command)], capture_output=True, text=True, timeout=WAIT_S)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -47,7 +47,6 @@ def run(path, directory, *flags):
     if path.name == "README.md":
         generated = os.environ["JDK_JAVA_OPTIONS"].replace(INTERPRETED, "")
         own = {"PUSHREP_DRIVER_PYTHON": WORKERS_PYTHON, "JDK_JAVA_OPTIONS": generated}
-    own["PUSHREP_TESTS_COMMANDS_OF"] = str(os.getpid())  # every page's `pushrep` is a fork of the same
     return subprocess.run(
         [sys.executable, *warnings, str(RUNNER), str(path), *flags],
         cwd=directory,

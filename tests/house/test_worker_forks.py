@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.doc_blocks import COMMANDS
-from tests.programs import mentioning
+from tests.programs import PUSHREP, mentioning
 from tests.spark_programs import WORKERS_PYTHON
 
 pytest.importorskip("pyspark")
@@ -60,16 +59,14 @@ def test_a_fork_is_as_a_start_but_has_its_libraries(place):
 def test_a_command_of_the_docs_is_as_the_one_that_is_installed(tmp_path, words):
     def told(program, place):
         (tmp_path / place).mkdir()
-        own = {"PUSHREP_TESTS_COMMANDS_OF": str(os.getpid())}
         return subprocess.run(
-            [program, *words], cwd=tmp_path / place, env=os.environ | own,
-            input=b"a\nb\n", capture_output=True, timeout=120,
-        )  # fmt: skip
+            [program, *words], cwd=tmp_path / place, input=b"a\nb\n", capture_output=True, timeout=120
+        )
 
     def untimed(said):
         return re.sub(rb"in \d+\.\d s", b"in time", said)
 
-    forked, started = told(COMMANDS / "pushrep", "forked"), told(Path(sys.executable).with_name("pushrep"), "started")
+    forked, started = told(PUSHREP, "forked"), told(Path(sys.executable).with_name("pushrep"), "started")
     assert forked.returncode == started.returncode
     assert (untimed(forked.stdout), forked.stderr) == (untimed(started.stdout), started.stderr)
     assert [path.name for path in (tmp_path / "forked").rglob("*.log")] == [

@@ -12,6 +12,7 @@ import pytest
 from pushrep import Acks, Outbox
 from pushrep.cli.main import run
 from tests.integration.outboxes import WAIT_S, open_outbox, wait_for_all, wait_until
+from tests.programs import PythonProgram
 
 COMMAND = (sys.executable, "-m", "pushrep.cli.main", "replica", "status")
 
@@ -98,20 +99,16 @@ def test_status_where_no_outbox_is_refuses_by_name(tmp_path, pushrep):
 
 def test_watch_into_a_pipe_prints_a_look_after_another_and_ends_on_ctrl_c(tmp_path):
     with Outbox.open(tmp_path / "outbox", "orders", 1, "billing") as outbox:
-        watch = subprocess.Popen(
-            [*COMMAND, str(outbox.directory), "--watch", "--every", "0.1", "--json"],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        try:
-            assert json.loads(watch.stdout.readline())["log_end_offsets"] == 0
-            outbox.append(0, b"a").result(WAIT_S)
-            while json.loads(watch.stdout.readline())["log_end_offsets"] == 0:
-                pass
-            watch.send_signal(signal.SIGINT)
-            rest, errors = watch.communicate(timeout=WAIT_S)
-        finally:
-            watch.kill()
-            watch.wait()
+        words = ("replica", "status", outbox.directory, "--watch", "--every", "0.1", "--json")
+        with PythonProgram("-m", "pushrep.cli.main", *words, has_errors=True) as watch:
+            try:
+                assert json.loads(watch.stdout.readline())["log_end_offsets"] == 0
+                outbox.append(0, b"a").result(WAIT_S)
+                while json.loads(watch.stdout.readline())["log_end_offsets"] == 0:
+                    pass
+            finally:
+                watch.send_signal(signal.SIGINT)
+            rest, errors = watch.stdout.read(), watch.stderr.read()
     assert (watch.returncode, errors) == (0, "")
     assert all(json.loads(line) for line in rest.splitlines()), "no half line"
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from uuid import UUID
 
@@ -21,6 +20,7 @@ from pushrep.wire.calls import ApiKey
 from pushrep.wire.replay_messages import ReplayEndReason
 from tests.integration.conftest import without
 from tests.integration.outboxes import WAIT_S, open_outbox, wait_for_all, wait_until
+from tests.programs import PythonProgram
 
 
 @pytest.fixture
@@ -195,11 +195,8 @@ def test_an_outbox_whose_process_does_not_answer_is_a_problem(tmp_path):
 
 def test_the_command_tells_a_service_of_another_process_and_watches_it(tmp_path):
     with Outbox.open(tmp_path / "o", "orders", 1, "p") as outbox:
-        watch = subprocess.Popen(
-            [sys.executable, "-m", "pushrep.cli.main", "status", tmp_path / "o", "--watch", "--every", "0.1", "--json"],
-            stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        with watch:
+        words = ("status", tmp_path / "o", "--watch", "--every", "0.1", "--json")
+        with PythonProgram("-m", "pushrep.cli.main", *words) as watch:
             try:
                 assert json.loads(watch.stdout.readline())["places"][0]["log_end_offsets"] == 0
                 outbox.append(0, b"a").result(WAIT_S)

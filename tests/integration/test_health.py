@@ -1,11 +1,8 @@
 """/livez, /readyz and /metrics as probes and scrapers ask for them: of outboxes and nodes, plain and by TLS."""
 
 import json
-import os
 import shutil
 import ssl
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 
@@ -22,6 +19,7 @@ from pushrep.replicate.certificates import mutual_tls
 from tests.integration.certificates import make_certificates
 from tests.integration.outboxes import WAIT_S, open_outbox, wait_until
 from tests.ports import reserve
+from tests.programs import PythonProgram
 
 PORT_0 = HealthSettings(listen="127.0.0.1:0")
 
@@ -175,11 +173,8 @@ def test_a_probe_needs_no_certificate_and_a_scraper_does(tmp_path):
 
 
 def test_a_node_answers_for_its_health_and_for_nothing_else(tmp_path):
-    command = [sys.executable, "-m", "pushrep.cli.main", "replica", "serve", str(tmp_path / "copies")]
-    environment = {**os.environ, "PUSHREP_REPLICA_SERVE_METRICS": "127.0.0.1:0"}
-    with subprocess.Popen(
-        [*command, "--listen", "127.0.0.1:0"], stdout=subprocess.PIPE, text=True, env=environment
-    ) as node:
+    serve = ("replica", "serve", tmp_path / "copies", "--listen", "127.0.0.1:0")
+    with PythonProgram("-m", "pushrep.cli.main", *serve, PUSHREP_REPLICA_SERVE_METRICS="127.0.0.1:0") as node:
         try:
             url = node.stdout.readline().strip().rpartition(" ")[2].removesuffix("/metrics")
             assert ready(url)[:2] == (200, [])

@@ -2,8 +2,6 @@
 
 import gc
 import shutil
-import subprocess
-import sys
 import urllib.request
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -20,6 +18,7 @@ from pushrep.problems import BLOCKS
 from pushrep.replay import ReplayRefused
 from pushrep.replicate.node_metrics import NodeCollector
 from tests.integration.outboxes import WAIT_S, open_outbox, wait_for_all, wait_until
+from tests.programs import PythonProgram
 
 WHOLE = LogConfig(preallocate_bytes=0)  # a file is as long as what it holds
 
@@ -231,9 +230,8 @@ def test_a_node_tells_its_logs_refusals_syncs_and_disk(world):
 
 
 def test_replica_serve_shows_its_metrics_where_it_is_told(tmp_path):
-    command = [sys.executable, "-m", "pushrep.cli.main", "replica", "serve", str(tmp_path / "copies")]
-    command += ["--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as node:
+    serve = ("replica", "serve", tmp_path / "copies", "--listen", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
+    with PythonProgram("-m", "pushrep.cli.main", *serve) as node:
         try:
             line = node.stdout.readline().strip()
             scrape = Scrape(line.rpartition(" ")[2])

@@ -4,8 +4,6 @@ import ipaddress
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
@@ -50,6 +48,7 @@ from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.frames import FrameKind
 from tests.integration.conftest import WAIT_S
 from tests.integration.outboxes import wait_until
+from tests.programs import PythonProgram
 from tests.properties.test_wire import messages_of
 
 NAMES = ("owner", "second", "reader", "keeper", "lister", "other", "stranger")
@@ -529,9 +528,9 @@ def test_a5_the_command_reads_rules_from_a_file_again_at_sighup_and_says_who_cha
     allow = tmp_path / "allow"
     allow.write_text("owner\n")
     files = server_files(tls)
-    command = [sys.executable, "-m", "pushrep.cli.main", "replica", "serve", tmp_path / "copies", "--allow-file", allow]
-    command += ["--cert", files.cert, "--key", files.key, "--ca", files.ca, "--listen", "127.0.0.1:0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    serve = ("replica", "serve", tmp_path / "copies", "--allow-file", allow, "--listen", "127.0.0.1:0")
+    shows = ("--cert", files.cert, "--key", files.key, "--ca", files.ca)
+    process = PythonProgram("-m", "pushrep.cli.main", *serve, *shows, has_errors=True)
     try:
         address = Address.parse(process.stdout.readline().split()[2].rstrip(","))
         look, stop = push.ListLogsRequest(outbox_id=uuid4()), replay.StopReplayRequest(recording_id=1)
@@ -543,8 +542,9 @@ def test_a5_the_command_reads_rules_from_a_file_again_at_sighup_and_says_who_cha
                 break
         assert ask(address, shown(tls, "keeper"), stop).error_code is ErrorCode.NONE
     finally:
-        process.terminate()
-        _, said = process.communicate(timeout=WAIT_S)
+        with process:
+            process.terminate()
+            said = process.stderr.read()
     assert process.returncode == 0
     assert "UNAUTHORISED (1 since the last such line): 'keeper' may not call LIST_LOGS" in said
     assert "audit: 'keeper' calls STOP_REPLAY: session_id='0', recording_id='1'" in said

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,6 +15,7 @@ from pushrep.outbox import NotEnoughReplicas
 from pushrep.replicate.certificates import expires_s, mutual_tls
 from tests.integration.certificates import make_certificates
 from tests.integration.outboxes import QUICK, SMALL, WAIT_S, open_outbox, wait_for_all, wait_until
+from tests.programs import PythonProgram
 
 
 @pytest.fixture(scope="module")
@@ -115,9 +115,8 @@ def test_the_commands_speak_tls_by_path(world, certificates, tmp_path, capfd):
     with open_outbox(world, 1, push=shown(certificates, "billing")) as outbox:
         outbox.append(0, b"a").result(WAIT_S)
     node = ["--cert", certificates / "node.pem", "--key", certificates / "node.key", "--ca", certificates / "ca.pem"]
-    command = [sys.executable, "-m", "pushrep.cli.main", "replica", "serve", tmp_path / "copies", "--allow", "billing"]
-    command += ["--listen", "127.0.0.1:0", *node]
-    with subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, text=True, env=os.environ) as serving:
+    serve = ("replica", "serve", tmp_path / "copies", "--allow", "billing", "--listen", "127.0.0.1:0", *node)
+    with PythonProgram("-m", "pushrep.cli.main", *serve) as serving:
         try:
             address = serving.stdout.readline().split()[2].rstrip(",")
             mine = [f"--{name}={certificates}/{file}" for name, file in

@@ -1,12 +1,10 @@
 """A node and its peers: what it refuses, what it survives, what it promises on disk."""
 
 import errno
-import os
 import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from contextlib import suppress
 from dataclasses import replace
@@ -53,6 +51,7 @@ from pushrep.wire.push_messages import (
 )
 from pushrep.wire.replay_messages import StartReplayRequest, StartReplayResponse
 from tests.integration.conftest import WAIT_S
+from tests.programs import PUSHREP, PythonProgram
 from tests.unit.gated_disk import MeetingDisk
 
 HERE = Address("127.0.0.1", 0)
@@ -511,10 +510,8 @@ def test_addresses_of_both_families():
 
 
 def test_the_command_serves_until_it_is_told_to_stop(tmp_path):
-    command = [sys.executable, "-m", "pushrep.cli.main", "replica", "serve", str(tmp_path / "copies")]
-    process = subprocess.Popen(
-        [*command, "--listen", "127.0.0.1:0", "--allow", "any"], stdout=subprocess.PIPE, text=True
-    )
+    serve = ("replica", "serve", tmp_path / "copies")
+    process = PythonProgram("-m", "pushrep.cli.main", *serve, "--listen", "127.0.0.1:0", "--allow", "any")
     try:
         line = process.stdout.readline()
         address = Address.parse(line.split()[2].rstrip(","))
@@ -525,7 +522,7 @@ def test_the_command_serves_until_it_is_told_to_stop(tmp_path):
     finally:
         process.kill()
         process.stdout.close()
-    refused = subprocess.run([*command, "--listen", "0.0.0.0:0"], capture_output=True, text=True, env=os.environ)
+    refused = subprocess.run([PUSHREP, *serve, "--listen", "0.0.0.0:0"], capture_output=True, text=True)
     assert refused.returncode == 2
     assert "--plain" in refused.stderr
 
@@ -533,20 +530,8 @@ def test_the_command_serves_until_it_is_told_to_stop(tmp_path):
 def test_the_command_takes_settings_of_logs_and_replays_by_option_file_and_variable(tmp_path):
     config = tmp_path / "node.toml"
     config.write_text('[replica.serve]\nlisten = "127.0.0.1:0"\nallow = ["any"]\nlog_config = ["segment_bytes=300"]\n')
-    command = [
-        sys.executable,
-        "-m",
-        "pushrep.cli.main",
-        "--config",
-        str(config),
-        "replica",
-        "serve",
-        str(tmp_path / "n"),
-    ]
-    environ = {**os.environ, "PUSHREP_REPLICA_SERVE_MAX_REPLAYS": "1"}
-    process = subprocess.Popen(
-        [*command, "--replay", "connect_timeout_ms=60000"], stdout=subprocess.PIPE, text=True, env=environ
-    )
+    serve = ("--config", config, "replica", "serve", tmp_path / "n", "--replay", "connect_timeout_ms=60000")
+    process = PythonProgram("-m", "pushrep.cli.main", *serve, PUSHREP_REPLICA_SERVE_MAX_REPLAYS="1")
     try:
         address = Address.parse(process.stdout.readline().split()[2].rstrip(","))
         with ReplicaClient(address) as client:

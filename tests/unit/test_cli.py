@@ -18,6 +18,7 @@ from pushrep.cli import main as cli_main
 from pushrep.cli.input_lines import parse_time_ms
 from pushrep.log import NotALog, SegmentLog
 from pushrep.outbox import Outbox
+from tests.programs import PUSHREP
 
 CSV = (
     "origin,distance,time_hour\nEWR,1400,2013-01-01T05:00:00Z\nLGA,1416,2013-01-01T05:00:00Z\nJFK,1089,1357016400000\n"
@@ -288,9 +289,9 @@ def written(path):
     return 0
 
 
-def command(*arguments):
+def command(*arguments, program=(sys.executable, "-m", "pushrep.cli.main")):
     return subprocess.Popen(
-        [sys.executable, "-m", "pushrep.cli.main", *map(str, arguments)],
+        [*program, *map(str, arguments)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
 
@@ -314,7 +315,7 @@ def test_killed_in_the_middle_it_goes_on_where_the_log_ends(tmp_path):
     run.kill()
     _, errors = run.communicate(timeout=60)
     assert run.returncode == -signal.SIGKILL, f"it was to be killed under way: {errors}"
-    output, errors = command(*arguments).communicate(timeout=120)
+    output, errors = command(*arguments, program=[PUSHREP]).communicate(timeout=120)
     summary = json.loads(output)
     assert summary["already_there"] > 0, errors
     assert summary["appended"] + summary["already_there"] == len(lines)
@@ -344,7 +345,7 @@ def test_progress_is_shown_on_a_terminal_only(tmp_path, from_pipe):
     ours, theirs = os.openpty()
     arguments = ["append", str(tmp_path / "out"), "t", "-" if from_pipe else str(tmp_path / "in.txt")]
     with subprocess.Popen(
-        [sys.executable, "-m", "pushrep.cli.main", *arguments],
+        [PUSHREP, *arguments],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=theirs, env={**os.environ, "TERM": "xterm"},
     ) as run:  # fmt: skip
         os.close(theirs)
@@ -441,7 +442,7 @@ def test_a_refused_read_shows_nothing_else(pushrep, orders, arguments, code, why
 def test_a_reader_that_goes_away_ends_it_quietly(tmp_path):
     with Outbox.open(tmp_path / "out", "orders", 1, "billing") as outbox:
         outbox.append_many(0, [b"%d" % n + bytes(200) for n in range(20_000)])
-    run = command("read", tmp_path / "out", "orders", "--format", "raw")
+    run = command("read", tmp_path / "out", "orders", "--format", "raw", program=[PUSHREP])
     assert run.stdout.readline().startswith(b"0")
     run.stdout.close()
     errors = run.stderr.read()
