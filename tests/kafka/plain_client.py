@@ -189,6 +189,7 @@ def consume_all(servers: str, topic: str, partitions: Sequence[int]) -> dict[int
             "auto.offset.reset": "earliest",  # what retention has cut is not waited for
             "enable.auto.commit": False,
             "enable.partition.eof": True,
+            "fetch.wait.max.ms": 10,  # a partition's end is told when the broker has waited so long for more
             "isolation.level": "read_uncommitted",
             "check.crcs": True,
             **_QUIET,

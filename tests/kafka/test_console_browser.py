@@ -38,6 +38,7 @@ sync_api = pytest.importorskip("playwright.sync_api", reason="playwright drives 
 CHROMIUM = shutil.which("chromium")
 AXE = Path(__file__).parents[1] / "vendor" / "axe-4.14.1.min.js"
 LOOKS = 50
+LOOKED_AT_EVERY_S = 0.5  # each time every page that is open asks for all of itself again
 MOVING = {"age_ms", "idle_ms", "silent_ms", "last_contact_ms", "disk"}
 PICTURES = Path(os.environ["PUSHREP_SCREENSHOTS"]).absolute() if "PUSHREP_SCREENSHOTS" in os.environ else None
 pytestmark = [
@@ -116,7 +117,7 @@ def test_two_outboxes_three_nodes_a_broker_and_a_query(fleet, tab, capfd):
     ):
         records = iter(replay)
         assert [next(records).offset for _ in range(20)] == list(range(20))
-        with serve(fleet.world.root, operate=True, marks=[fleet.marks]) as server:
+        with serve(fleet.world.root, every_s=LOOKED_AT_EVERY_S, operate=True, marks=[fleet.marks]) as server:
             page = tab(server.url, viewport={"width": 1200, "height": 760})
             every_page_shows_the_values_of_status(server, page, fleet, capfd)
             with busy(fleet.orders) if PICTURES else nullcontext():
@@ -286,6 +287,7 @@ def everybody_can_use_it(server, tab):
             )
             told = [(one["id"], one["nodes"][0]["html"]) for one in found["violations"]]
             assert not told, f"{path}, {scheme}"
+        page.close()
 
 
 @contextmanager
@@ -353,7 +355,7 @@ def a_startpoint_is_set_by_hand_and_the_query_applies_it(server, page, fleet):
 def a_failover_is_seen_while_the_page_is_open(fleet, tab):
     orders, root = fleet.orders, fleet.world.root
     copy = root / "node-1" / orders.identity.outbox_id
-    with serve(root, copy) as server:
+    with serve(root, copy, every_s=LOOKED_AT_EVERY_S) as server:
         page = tab(server.url)
         row = page.locator("#outbox-table tr", has_text="orders of billing")
         sync_api.expect(row).to_contain_text("leading")

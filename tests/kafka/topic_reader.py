@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from filtering import METADATA_HEADER, ReplayFilter, StreamMetadata
 from pushrep.records import Record
-from tests.kafka.plain_client import Seen, consume
+from tests.kafka.plain_client import Seen, consume_all
 
 
 class Found(NamedTuple):
@@ -20,8 +20,8 @@ class Found(NamedTuple):
 def read_filtered(servers: str, topic: str, partitions: int, carrier: str = "key") -> Found:
     """Read all of a topic's partitions through one filter."""
     filter_, visible, copies = ReplayFilter(), {}, 0
-    for partition in range(partitions):
-        for seen in consume(servers, topic, partition):
+    for partition, found in consume_all(servers, topic, range(partitions)).items():
+        for seen in found:
             key = seen.key if carrier == "key" else dict(seen.headers)[METADATA_HEADER]
             if filter_.admit(key, partition):
                 metadata = StreamMetadata.unpack(key)
