@@ -173,8 +173,10 @@ def pythons():
     for version in wanted:
         for place in (*Path.home().glob(f".pyenv/versions/{version}.*/bin/python"), shutil.which(f"python{version}")):
             check = [place, "-c", "import venv, ensurepip"]  # a shim may stand there for a version that is not chosen
-            if place is not None and subprocess.run(check, capture_output=True).returncode == 0:
-                found.setdefault(version, str(place))
+            if version in found or place is None:
+                continue
+            if subprocess.run(check, capture_output=True).returncode == 0:
+                found[version] = str(place)
     return {version: found[version] for version in wanted if version in found}
 
 
