@@ -1,10 +1,7 @@
 """What rots in one member comes from another while both run: identity O8, over sockets, and with a killed process."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import threading
 from contextlib import suppress
 from dataclasses import replace
@@ -26,6 +23,7 @@ from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.push_messages import RepairRecordsRequest, RepairRecordsResponse
 from tests.integration.conftest import WAIT_S, without
 from tests.integration.outboxes import open_outbox, wait_for_all, wait_until
+from tests.programs import PythonProgram
 
 SMALL = LogConfig(segment_bytes=4000, preallocate_bytes=0)
 LOOKING = replace(SMALL, verify_last_segments=99)
@@ -392,11 +390,9 @@ def test_o8_a_kill_in_the_middle_of_a_repair_leaves_it_right_or_reported(tmp_pat
             flip(copy, base)
             if not has_seal:
                 segment_path(path, base, ".seal").unlink()
-            run = subprocess.run(
-                [sys.executable, "-c", KILLED, str(leader.path), str(path), str(steps)],
-                capture_output=True, text=True, timeout=WAIT_S, env={**os.environ}, check=False,
-            )  # fmt: skip
-            assert run.returncode in {0, -signal.SIGKILL}, run.stderr
+            with PythonProgram("-c", KILLED, leader.path, path, steps, has_errors=True) as run:
+                errors = run.stderr.read()
+            assert run.returncode in {0, -signal.SIGKILL}, errors
             with SegmentLog.open(path, SMALL, has_replicas=True) as copy:
                 assert not list(path.glob("*.repair"))
                 found = copy.scrub.run_pass().findings

@@ -4,7 +4,6 @@ import io
 import json
 import signal
 import socket
-import subprocess
 import sys
 
 import fastavro
@@ -12,8 +11,9 @@ import pytest
 
 from pushrep.cli import main as cli_main
 from pushrep.log import Durability, SegmentLog
+from tests.programs import PythonProgram
 
-COMMAND = [sys.executable, "-m", "pushrep.cli.main", "replay"]
+COMMAND = ("-m", "pushrep.cli.main", "replay")
 
 
 @pytest.fixture
@@ -154,36 +154,32 @@ def test_a_file_that_is_there_is_written_over_only_by_force(pushrep, logs, tmp_p
 def test_following_is_seen_at_once_and_ctrl_c_ends_it_clean(tmp_path):
     with SegmentLog.open(tmp_path / "orders-0") as log:
         log.append([b"old"])
-        command = [*COMMAND, str(tmp_path), "orders-0", "--from", "1", "--follow", "--format", "raw"]
-        running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        try:
-            for n in range(5):
-                log.append([b"new %d" % n])
-                assert running.stdout.readline() == b"new %d\n" % n, "a record is not kept back for the next one"
-            running.send_signal(signal.SIGINT)
-            out, err = running.communicate(timeout=30)
-        finally:
-            running.kill()
-            running.wait()
-    assert (running.returncode, out) == (130, b"")
-    assert b"5 records; go on with --from 6" in err
-    assert b"Traceback" not in err
+        command = (*COMMAND, tmp_path, "orders-0", "--from", "1", "--follow", "--format", "raw")
+        with PythonProgram(*command, has_errors=True) as running:
+            try:
+                for n in range(5):
+                    log.append([b"new %d" % n])
+                    assert running.stdout.readline() == f"new {n}\n", "a record is not kept back for the next one"
+            finally:
+                running.send_signal(signal.SIGINT)
+            out, err = running.stdout.read(), running.stderr.read()
+    assert (running.returncode, out) == (130, "")
+    assert "5 records; go on with --from 6" in err
+    assert "Traceback" not in err
 
 
 def test_avro_cut_by_ctrl_c_is_whole(tmp_path):
     with SegmentLog.open(tmp_path / "orders-0") as log:
         log.append([b"%d" % n for n in range(3)])
-        command = [*COMMAND, str(tmp_path), "orders-0", "--follow", "--format", "avro"]
-        running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        try:
-            out = running.stdout.read1()  # waits for the first block, which is flushed at once
-            log.append([b"3"])
-            out += running.stdout.read1()
-            running.send_signal(signal.SIGINT)
-            rest, err = running.communicate(timeout=30)
-        finally:
-            running.kill()
-            running.wait()
+        command = (*COMMAND, tmp_path, "orders-0", "--follow", "--format", "avro")
+        with PythonProgram(*command, has_errors=True) as running:
+            try:
+                out = running.stdout.buffer.read1()  # waits for the first block, which is flushed at once
+                log.append([b"3"])
+                out += running.stdout.buffer.read1()
+            finally:
+                running.send_signal(signal.SIGINT)
+            rest, err = running.stdout.buffer.read(), running.stderr.read()
     assert running.returncode == 130, err
     values = [row["value"] for row in fastavro.reader(io.BytesIO(out + rest))]
     assert values[:3] == [b"0", b"1", b"2"]
@@ -192,13 +188,8 @@ def test_avro_cut_by_ctrl_c_is_whole(tmp_path):
 def test_a_reader_that_goes_away_ends_it_quietly(tmp_path):
     with SegmentLog.open(tmp_path / "orders-0") as log:
         log.append([b"x" * 1000] * 2000)
-    running = subprocess.Popen([*COMMAND, str(tmp_path), "orders-0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    try:
+    with PythonProgram(*COMMAND, tmp_path, "orders-0", has_errors=True) as running:
         running.stdout.readline()
         running.stdout.close()
-        running.stdout = None
-        _, err = running.communicate(timeout=30)
-    finally:
-        running.kill()
-        running.wait()
-    assert (running.returncode, err) == (141, b"")
+        err = running.stderr.read()
+    assert (running.returncode, err) == (141, "")

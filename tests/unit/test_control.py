@@ -36,6 +36,7 @@ from pushrep.outbox.control import (
     refusal_bytes,
     value_in,
 )
+from tests.programs import PythonProgram
 
 WAIT_S = 30
 
@@ -267,7 +268,8 @@ def test_a_killed_outbox_leaves_a_socket_that_the_next_one_replaces(tmp_path):
         "import os, sys; from pushrep import Outbox; Outbox.open(sys.argv[1], 'orders', 1, 'billing'); "
         "os.kill(os.getpid(), 9)"
     )
-    assert subprocess.run([sys.executable, "-c", program, str(tmp_path)], timeout=60, check=False).returncode == -9
+    with PythonProgram("-c", program, tmp_path) as killed:
+        assert killed.wait(WAIT_S) == -9
     assert (tmp_path / "control.sock").exists()
     with pytest.raises(NobodyAnswers):
         ask(tmp_path, "status")

@@ -2,8 +2,6 @@
 
 import shutil
 import struct
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +15,7 @@ from pushrep.log.inspection import summarize
 from pushrep.log.published import PUBLISHED_NAME
 from pushrep.log.verify import verify_log
 from pushrep.records import encode_batch
+from tests.programs import PythonProgram
 
 SMALL = LogConfig(segment_bytes=1024)
 
@@ -116,18 +115,16 @@ sys.stdin.read()
 """
 
 
-def killed_writer(path: Path, flush_ms: int) -> subprocess.Popen[str]:
+def killed_writer(path: Path, flush_ms: int) -> PythonProgram:
     """A process that has acknowledged 100 records as flushed, and waits to be killed."""
-    command = [sys.executable, "-c", WRITER, str(path), str(flush_ms)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
+    process = PythonProgram("-c", WRITER, path, flush_ms, has_input=True)
     assert process.stdout.readline() == "acknowledged\n"
     return process
 
 
-def kill(process: subprocess.Popen[str]) -> None:
-    process.kill()
-    process.communicate()
+def kill(process: PythonProgram) -> None:
+    with process:
+        process.kill()
 
 
 def test_what_was_acknowledged_before_a_kill_is_never_cut_as_a_torn_tail(tmp_path):
