@@ -1,8 +1,8 @@
-"""`python -m tests.class_archives DIRECTORY`: what Spark's JVM and a broker's load at each start, once and for all.
+"""`python -m tests.class_archives DIRECTORY`: archives of the classes that the JVMs of Spark and of a broker load.
 
 A JVM that maps its classes from such an archive (JDK 13 and newer: application class-data sharing) starts with less
-than half of the processor time; the tests start dozens. tests/conftest.py names the archive to every JVM. One that was
-made for other jars or another Java is left aside by the JVM itself, which then starts as it always did.
+than half of the processor time; the tests start dozens. tests/conftest.py names the archive to every JVM. A JVM ignores
+one that was made for other jars or another Java, and then starts without.
 """
 
 import os
@@ -16,8 +16,8 @@ SPARK, KAFKA = "spark.jsa", "kafka.jsa"
 SETTINGS = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 """A test's JVM lives for seconds: Java's second compiler would never earn back what it costs, half of its CPU time."""
 INTERPRETED = "-Dspark.sql.codegen.wholeStage=false -Dspark.sql.codegen.factoryMode=NO_CODEGEN"
-"""Of Spark's JVMs: a plan for a handful of rows is walked. To write, compile and load Java for each took a quarter of
-the CPU time of a streaming test. README's examples run as a reader's do, with code generated."""
+"""Of Spark's JVMs: a plan for a few rows is interpreted. To write, compile and load Java for each took a quarter of the
+CPU time of a streaming test. README's examples run as a reader's do, with generated code."""
 _TIMEOUT_S = 900
 
 
@@ -28,7 +28,7 @@ def java_options(archive: Path) -> str:
 
 def use(archive: Path) -> list[str]:
     """The options of a JVM with this archive; none where it was not made."""
-    # An archive that does not fit is no news, and what a JVM says of itself stands in its program's output.
+    # Without these log settings a JVM prints into its program's output that an archive does not fit.
     return [f"-XX:SharedArchiveFile={archive}", "-Xlog:disable", "-Xlog:all=error:stderr"] if archive.exists() else []
 
 

@@ -33,10 +33,10 @@ os.environ.setdefault("JDK_JAVA_OPTIONS", f"{java_options(_archive)} {_SPARK_WAI
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A child that collects what its parent left behind falls over Kafka's clients, whose threads it does not have.
+# In a forked child the garbage collector would crash on the parent's Kafka clients, whose threads the child lacks.
 os.register_at_fork(after_in_child=gc.disable)
 
-# Also what draws examples may stand still for a second: that they are drawn fast is no promise.
+# On a busy machine drawing examples may take a second, too, so its speed is no health check.
 _NO_CLOCK = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("pushrep", **_NO_CLOCK)
 settings.register_profile("torture", **_NO_CLOCK, max_examples=500)
@@ -104,7 +104,7 @@ _PROGRAMS = {  # each with a Spark of its own
     "tests/spark/replay/test_apply_process.py",
 }
 # In which order they begin: the long ones first, so that none is left alone at the end; between those that start JVMs
-# the unit tests, whose faults are told early. What is not named here is short and fills up at the end.
+# the unit tests, which fail early. What is not named here is short, and comes last.
 _ORDER = (
     "tests/spark/replay",
     "tests/kafka/test_demo_kafka.py",
@@ -145,7 +145,7 @@ def pytest_runtest_setup(item):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
-    """What it makes is kept: a sixth of its time went into looking for garbage, in each of the processes."""
+    """Collect without garbage collection, which took a sixth of the time in each process: what is made here is kept."""
     gc.disable()
     try:
         return (yield)

@@ -3,7 +3,7 @@
     tests.fleet ── scraped every 2 s ──▶ Prometheus, docs/observability/alerts.yml ── which alerts fire ─┐
          └── pushrep console ──▶ Chromium ── a picture, and what it says in words ───────────────────────┴▶ report.html
 
-A fault is a row of FAULTS: it is injected, exactly its alerts fire, the console says its words, it is mended, and
+A fault is a row of FAULTS: it is injected, exactly its alerts fire, the console says its words, it is repaired, and
 nothing fires any more before the next one. What the rules wait for is shortened, and only that; the report says so.
 """
 
@@ -50,7 +50,7 @@ PROGRAMS = ("chromium", "prometheus", "openssl", "java")
 
 
 class Drill:
-    """A running fleet with what watches it; a fault's name is that of the method that injects it and mends it."""
+    """A running fleet with what watches it; a fault's name is that of the method that injects and repairs it."""
 
     def __init__(self, stack, root):
         self.root, self._stack, self._of_node = root, stack, {}
@@ -149,7 +149,7 @@ class Drill:
 
 
 class Fault(NamedTuple):
-    """inject: breaks it, and mends it behind its `yield`. path: the console's page of it; says: a pattern there."""
+    """inject: breaks something, and repairs it behind its `yield`. path: a page of the console; says: a pattern."""
 
     what: str
     how: str
@@ -223,7 +223,7 @@ SAID = r"""() => {
 
 
 def wait_for(what, for_s=WAIT_S):
-    """Whether it came to be."""
+    """Whether `what` became true within `for_s` seconds."""
     until = time.monotonic() + for_s
     while not (found := what()) and time.monotonic() < until:
         time.sleep(0.2)

@@ -34,13 +34,13 @@ class Fleet:
     def __init__(self, world, servers, *, node=lambda _: {}, both=None, orders=None, payments=None, query=()):
         self.world, self._servers, self._node, self._query_options = world, servers, node, query
         self._given = {"orders": (both or {}) | (orders or {}), "payments": (both or {}) | (payments or {})}
-        self._doors, self._resources = {}, ExitStack()
+        self._handovers, self._resources = {}, ExitStack()
         self.events, self.table = world.root / "sums.events", world.root / "sums-table"
         self.marks = f"{world.root / 'sums-checkpoint-marks'}={self.events}"
 
     def __enter__(self):
         with self._resources:
-            self._resources.callback(lambda: [self.stop_node(index) for index in list(self._doors)])
+            self._resources.callback(lambda: [self.stop_node(index) for index in list(self._handovers)])
             for index in NODES:
                 self.start_node(index)
             self.payments = self._open("payments", (2, 3), topic="payments", producer="shop")
@@ -79,11 +79,11 @@ class Fleet:
     def start_node(self, index):
         """A node that answers for its directory; where it was stopped, again at its address."""
         self.world.node(index, **self._node(index))
-        self._doors[index] = HandoverSocket(self.world.nodes[index])
+        self._handovers[index] = HandoverSocket(self.world.nodes[index])
 
     def stop_node(self, index):
         """It is gone."""
-        self._doors.pop(index).close()
+        self._handovers.pop(index).close()
         self.world.nodes[index].stop()
 
     def append(self, count):

@@ -1,4 +1,4 @@
-"""Ports that stay a test's own while nobody listens there: who is started again at its address finds it free."""
+"""Ports that a test keeps while nobody listens there, so that a program can be started again at its address."""
 
 import socket
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 WORKERS_PYTHON = str(Path(__file__).with_name("worker_python"))
 """PYSPARK_PYTHON for the tests' Sparks: worker_forks.py."""
 QUIET = "--conf spark.ui.enabled=false --conf spark.sql.shuffle.partitions=2"
-"""Of spark-submit: a web page that nobody looks at, and 200 tasks for a handful of rows, take longer than the work."""
+"""Options of spark-submit: a web page that nobody reads, and 200 tasks for a few rows, take longer than the work."""
 FORKLESS_CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 """Spark's own manager starts `readlink` four times a file that it renames: a sixth of a streaming test's CPU time."""
 _GONE_S = 120
@@ -27,7 +27,7 @@ plan.BATCHES_MIN = 5
 kafka_node.QUICK_START += {tuple(use(ROOT / ".cache" / "java" / KAFKA))}
 sys.executable = {WORKERS_PYTHON!r}
 """
-"""Words of Python before a demo begins: it takes its Sparks' Pythons from what it runs in itself."""
+"""Python code that a demo's process runs first. A demo starts its Sparks' Pythons as its own `sys.executable`."""
 
 
 class SparkPrograms:
