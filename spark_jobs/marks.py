@@ -180,7 +180,7 @@ class LocalMarks(ClosedAtExit):
             seen = self._generations()
             for generation in reversed(seen or [0]):
                 log = self._open(generation)
-                if generation == min(seen, default=0) or self._is_complete(log):
+                if generation == min(seen, default=0) or any(value == COMPLETE for value, _ in entries(log)):
                     break
                 log.close()
             # Another process may have rewritten the store between listing it and locking it.
@@ -205,9 +205,6 @@ class LocalMarks(ClosedAtExit):
             log.close()
             raise MarksStoreDamaged(self.location, f"the log is damaged from record {damaged} on; restore a copy of it")
         return log
-
-    def _is_complete(self, log: SegmentLog) -> bool:
-        return any(value == COMPLETE for value, _ in entries(log))
 
     def _remove(self, generation: int) -> None:
         shutil.rmtree(self._path / f"{TOPIC}-{generation}")

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -168,10 +169,8 @@ def ask_brokers(question: Callable[[float], _Answer], timeout_s: float = TIMEOUT
     return ask(question, failure_of, timeout_s)
 
 
-def ask_partitions(
-    question: Callable[[float], list[TopicPartition] | None], timeout_s: float = TIMEOUT_S
-) -> list[TopicPartition]:
-    """The same for a call that returns an error for each partition."""
+def ask_partitions(question: Callable[[float], list[TopicPartition] | None]) -> list[TopicPartition]:
+    """The same, for 60 s, for a call that returns an error for each partition."""
 
     def answered(left_s: float) -> list[TopicPartition]:
         partitions = question(left_s) or []
@@ -180,7 +179,7 @@ def ask_partitions(
                 raise KafkaException(one.error)
         return partitions
 
-    return ask_brokers(answered, timeout_s)
+    return ask_brokers(answered)
 
 
 def topic_settings(config: Mapping[str, Any], topic: str) -> dict[str, str]:
@@ -310,7 +309,9 @@ class ConfluentMember:
 
     def facts_of(self, topic: str, partition: int, position: int | None) -> PartitionFacts:
         """A partition and how to look at its log; each look asks brokers for 60 s at most."""
-        return PartitionFacts(topic, partition, self._bounds, self._first_at, position, self.is_held)
+        return PartitionFacts(
+            topic, partition, partial(ask_bounds, self.client), self._first_at, position, self.is_held
+        )
 
     def committed(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
         """What the group committed; asks for 60 s. Raises MissingRight, KafkaException."""
@@ -335,9 +336,6 @@ class ConfluentMember:
         return ask_in_background(
             lambda: held_by(self._connection, self.group, member), f"pushrep who holds what in {self.group}"
         )
-
-    def _bounds(self, topic: str, partition: int) -> tuple[int, int]:
-        return ask_bounds(self.client, topic, partition)
 
     def _first_at(self, topic: str, partition: int, timestamp_ms: int) -> int | None:
         asked = [TopicPartition(topic, partition, timestamp_ms)]
