@@ -1,4 +1,4 @@
-"""Replay: any part of any log again, bounded or following, from an offset or a time.
+"""Replay: read any part of a log again, bounded or following, from an offset or a time.
 
     ReplayRequest ──▶ plan_replay ──▶ ReplaySession (events in, effects out) ──▶ blocks of whole batches ──▶ subscriber
 

@@ -1,16 +1,15 @@
-"""The catalogue of recordings: which log has which id. An id is given once, whatever happens to its log or to the file.
+"""The catalogue of recordings: which log has which id. An id is never given twice, even if its log or the file is lost.
 
     <directory>/.pushrep_recordings     one line a fact:  crc32c, 8 hex digits | space | JSON | newline
         line 1       {"format": "pushrep.recordings", "version": 1, "next_id": 1}
         add          {"add": 3, "outbox": uuid, "topic": "orders", "topic_id": uuid, "partition": 0, "start": 0,
                       "created_ms": 1700000000000}
         change       {"id": 3, "stop": 1042}    {"id": 3, "stop": null}: live    {"id": 3, "state": "DELETED"}
-                     "removing": true beside DELETED: it was asked for, and the files may not all be gone
+                     "removing": true beside DELETED: requested, and the files may not all be gone
 
-A line is on disk before its id is returned. Of a torn end no id was returned; it is cut, and as many ids as it has
-bytes are skipped, also where an entry at the end was complete and then rotted. A bad line with others behind it is
-refused.
-For the process that holds the lock of the directory; others use `read_catalogue`.
+A line is on disk before its id is returned, so the id of a torn line was never returned. A torn end is cut, and as many
+ids as it has bytes are skipped, in case a complete line at the end was damaged later. A bad line with others after it
+is an error. For the process that holds the directory's lock; others use `read_catalogue`.
 """
 
 from collections.abc import Iterable, Iterator
@@ -35,7 +34,7 @@ _NO_OUTBOX = UUID(int=0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogueEntry:
-    """One recording. `stop_offset` None: no writer has said that it stopped."""
+    """One recording. stop_offset: None while no writer has stopped it."""
 
     recording_id: int
     tp: TopicIdPartition
@@ -50,7 +49,7 @@ class CatalogueEntry:
 
 @dataclass(frozen=True, slots=True)
 class FoundLog:
-    """A log as it lies in the directory now; `is_readable` False where its files can't be read."""
+    """A log in the directory. is_readable: False if its files can't be read."""
 
     tp: TopicIdPartition
     start_offset: int
@@ -77,7 +76,7 @@ class Catalogue:
         return catalogue
 
     def __iter__(self) -> Iterator[CatalogueEntry]:
-        """By rising id, deleted ones too."""
+        """By ascending id, deleted ones included."""
         return iter(sorted(self._facts.entries.values(), key=lambda entry: entry.recording_id))
 
     def get(self, recording_id: int) -> CatalogueEntry:
@@ -88,18 +87,18 @@ class Catalogue:
             raise UnknownRecording(recording_id) from None
 
     def find(self, tp: TopicIdPartition) -> CatalogueEntry | None:
-        """The recording of this very log, which is not deleted; None if there is none."""
+        """The recording of this log, unless it is deleted; None if there is none."""
         return self._facts.find(tp)
 
     def add(
         self, tp: TopicIdPartition, *, start_offset: int, created_ms: int, outbox_id: UUID = _NO_OUTBOX
     ) -> CatalogueEntry:
-        """A new recording under a new id; the one that is there if the log has one."""
+        """Add a recording with a new id, or return the one that the log has."""
         known = self.find(tp)
         return known if known is not None else self._add_all([(tp, start_offset, outbox_id)], created_ms)[0]
 
     def stopped(self, recording_id: int, stop_offset: int) -> None:
-        """Its writer has closed it there."""
+        """Its writer has closed it at `stop_offset`."""
         self._change(recording_id, {"stop": stop_offset})
 
     def resumed(self, recording_id: int) -> None:
@@ -107,7 +106,7 @@ class Catalogue:
         self._change(recording_id, {"stop": None})
 
     def deleted(self, recording_id: int) -> None:
-        """Call it before a file is removed; the id is never given again."""
+        """Mark it as deleted, before a file is removed; the id is never given again."""
         self._change(recording_id, {"state": RecordingState.DELETED.name, "removing": True})
 
     def removed(self, recording_id: int) -> None:
@@ -171,7 +170,7 @@ class Catalogue:
             self._facts.apply(fact)
 
     def _rewrite(self) -> None:
-        """The same facts in as few lines as they need, in place of the file."""
+        """Rewrite the file with as few lines as possible."""
         lines = [journal_line({"format": FORMAT, "version": VERSION, "next_id": self._facts.next_id})]
         for entry in self:
             lines.append(journal_line(_added(entry)))
@@ -185,7 +184,7 @@ class Catalogue:
 
 
 def read_catalogue(directory: Path | str, filesystem: Filesystem = REAL_FILESYSTEM) -> list[CatalogueEntry]:
-    """The recordings of a directory by rising id, beside the process that keeps it; empty without a catalogue.
+    """The recordings of a directory by ascending id, read beside its process; empty without a catalogue.
 
     Raises CorruptCatalogue.
     """
@@ -194,7 +193,7 @@ def read_catalogue(directory: Path | str, filesystem: Filesystem = REAL_FILESYST
 
 
 class _Facts:
-    """What the lines of a catalogue say together."""
+    """The state that the lines of a catalogue add up to."""
 
     def __init__(self) -> None:
         self.entries: dict[int, CatalogueEntry] = {}
@@ -207,7 +206,7 @@ class _Facts:
         return entry if entry is not None and entry.state is not RecordingState.DELETED else None
 
     def apply(self, fact: dict[str, Any]) -> None:
-        """Raises KeyError, TypeError, ValueError for what is no fact."""
+        """Apply a line. Raises KeyError, TypeError, ValueError for an invalid one."""
         self.lines += 1
         if "format" in fact:
             if (fact["format"], fact["version"]) != (FORMAT, VERSION):
@@ -240,7 +239,7 @@ def _load(path: Path, filesystem: Filesystem) -> _Facts | None:
         facts.size_bytes = end
     if scan.is_damaged or not scan.lines:
         raise CorruptCatalogue(path, len(scan.lines) + 1, "its CRC does not match")
-    # Torn: no id has ever taken less than a byte of it.
+    # Torn: it has fewer ids than bytes.
     facts.torn_bytes = len(data) - scan.end
     facts.next_id += facts.torn_bytes
     return facts

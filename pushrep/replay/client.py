@@ -4,9 +4,9 @@ with ReplayClient("out") as client:                                  # or Replay
     for record in client.replay(ReplayRequest("orders-0", position=AtTime(since_ms), length=TO_END)):
         ...
 
-Two copies of a log are compared batch by batch, each as its own reader gives it: bytes, not records.
+Comparing two copies of a log: the bytes of their batches, each read by its own reader.
 
-here   | batch | batch | batch | ...          the batches that lie whole in what both hold and never take back
+here   | batch | batch | batch | ...          batches that lie whole in the stable range of both
 there  | batch | batch | batch | ...          by the same offsets: equal, or the first that is not
 """
 
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 
 class ReplayClient(ClosedAtExit):
-    """Replays of local logs, or of a node's. Thread-safe; a context manager, which ends what it started.
+    """Replays of local logs, or of a node's. Thread-safe; a context manager, which ends its sessions.
 
-    where: a directory of logs, or `host:port`. For a directory: `logs`, those that this process has open for writing:
-    retention then waits for their replays, and what was appended is seen at once; `counters`: what else may bound a
-    replay, name to a function; `settings`: of the sessions. For a node: `node`, how it is spoken to.
-    What asks a node raises NodeUnreachable besides.
+    where: a directory of logs, or `host:port`. For a directory: `logs`: those that this process has open for writing,
+    whose replays hold retention and see appended records at once; `counters`: other bounds of a replay, name to
+    function; `settings`: of the sessions. For a node: `node`: how to connect. Methods that ask a node also raise
+    NodeUnreachable.
     """
 
     def __init__(  # noqa: PLR0913 - all by name
@@ -52,7 +52,7 @@ class ReplayClient(ClosedAtExit):
         clock: Clock = SYSTEM_CLOCK,
         filesystem: Filesystem = REAL_FILESYSTEM,
     ) -> None:
-        """Opens nothing yet. Raises BadArgument for what is neither, or an option of the other."""
+        """Opens nothing yet. Raises BadArgument if `where` is neither, or for an option of the other kind."""
         self.where = str(where)
         self._replays: LocalReplays | RemoteReplays
         self._disk = filesystem if filesystem.exists(Path(where)) else None
@@ -85,13 +85,13 @@ class ReplayClient(ClosedAtExit):
         return self._replays.tip_of(recording, bound)
 
     def replay(self, request: ReplayRequest) -> Replay:
-        """A replay and its subscriber in one. Raises ReplayRefused."""
+        """Start a replay and subscribe to it. Raises ReplayRefused."""
         try:
             return Replay(self._replays.replay(request))
         except ReplayRefused as refused:
             if refused.code is not ErrorCode.UNKNOWN_REPLAY:
                 raise
-        # This machine stood still between start and attach, so that the session expired: start another.
+        # This machine was stopped between start and attach, so that the session expired: start another.
         return Replay(self._replays.replay(request))
 
     def subscribe(
@@ -103,12 +103,12 @@ class ReplayClient(ClosedAtExit):
         partitions: Iterable[int] | None = None,
         reset: bool = False,
     ) -> "LogConsumer":
-        """A consumer of these partitions (all that there are) that starts where its startpoints and checkpoints say.
+        """A consumer of these partitions (None: all) that starts where its startpoints and checkpoints say.
 
-        `startpoints` keeps both; by default the store of a directory of logs, `<directory>/startpoints`. The consumer
-        (poll, commit, close) takes up a newer startpoint while it runs. `reset`
-        passes checkpoints by. Each partition takes one session, here or at the node. Raises ReplayRefused
-        (UNKNOWN_RECORDING), BadArgument for a node without `startpoints`, and what the store raises.
+        startpoints: the store of both; by default that of a directory of logs, `<directory>/startpoints`. The consumer
+        (poll, commit, close) follows newer startpoints while it runs. reset: ignore checkpoints. Each partition needs
+        one session, here or at the node. Raises ReplayRefused (UNKNOWN_RECORDING), BadArgument for a node without
+        `startpoints`, and what the store raises.
         """
         from pushrep.startpoints import LogConsumer  # noqa: PLC0415 - a replay without startpoints loads none of it
 
@@ -121,14 +121,14 @@ class ReplayClient(ClosedAtExit):
         return self._replays.start_replay(request)
 
     def attach(self, session_id: int) -> Replay:
-        """The one subscriber of a session that has none yet. Raises ReplayRefused (UNKNOWN_REPLAY).
+        """Become the only subscriber of a session. Raises ReplayRefused (UNKNOWN_REPLAY).
 
-        Of a node, it may be one that another client has started; it does not come again then if its connection breaks.
+        At a node another client may have started it; then the replay does not reconnect if its connection breaks.
         """
         return Replay(self._replays.attach(session_id))
 
     def stop(self, session_id: int) -> None:
-        """End a session; unknown ids, and those that are over, are fine."""
+        """End a session; does nothing for unknown and ended ones."""
         self._replays.stop(session_id)
 
     def stop_all(self, recording: int | str) -> int:
@@ -136,22 +136,24 @@ class ReplayClient(ClosedAtExit):
         return self._replays.stop_all(recording)
 
     def extend(self, recording: int | str, leader_epoch: int) -> int:
-        """Let a stopped recording of a node go on at its end, under a higher epoch; the offset of that end.
+        """Let a stopped recording of a node go on at its end, under a higher epoch; returns that end.
 
         This and the following raise KeepingRefused, and BadArgument for a directory: `pushrep log` keeps those.
         """
         return self._node().extend(recording, leader_epoch)
 
     def truncate(self, recording: int | str, offset: int) -> int:
-        """Cut a recording of a node at the batch that holds `offset`, ending the replays above; its end then."""
+        """Cut a recording of a node at the batch that holds `offset`, ending replays above it; returns the new end."""
         return self._node().truncate(recording, offset)
 
     def purge(self, recording: int | str, before_offset: int) -> int:
-        """Remove the whole segments below `before_offset`; where the recording begins then."""
+        """Remove the whole segments below `before_offset`; returns the recording's new start."""
         return self._node().purge(recording, before_offset)
 
     def delete(self, recording: int | str, *, force: bool = False) -> Deletion:
-        """Mark a recording as deleted, `force`: although replays run. Its files go meanwhile: `.wait()` for that."""
+        """Mark a recording as deleted (force: although replays run); its files are removed in the background:
+        `.wait()`.
+        """
         return self._node().delete(recording, force=force)
 
     def close(self) -> None:
@@ -159,7 +161,7 @@ class ReplayClient(ClosedAtExit):
         self._replays.close()
 
     def _own_startpoints(self) -> "StartpointStore":
-        """Those beside the logs. Raises BadArgument for a node, which keeps none."""
+        """The store beside the logs. Raises BadArgument for a node, which has none."""
         if self._disk is None:
             why = "a node keeps none for its readers: give a store, as pushrep.startpoints.store_at opens it"
             raise BadArgument("startpoints", why)
@@ -174,7 +176,7 @@ class ReplayClient(ClosedAtExit):
 
 
 class Comparison(NamedTuple):
-    """What was found. Offsets [start, end) were compared; `differs_at`: where the first batch begins that differs."""
+    """The result for offsets [start, end). differs_at: base offset of the first batch that differs."""
 
     start: int
     end: int
@@ -184,7 +186,7 @@ class Comparison(NamedTuple):
 
     @property
     def is_same(self) -> bool:
-        """Nothing that both hold differs."""
+        """Whether the compared ranges are the same."""
         return self.differs_at is None
 
 
@@ -205,7 +207,7 @@ def compare_copies(here: ReplayClient, there: ReplayClient, name: str) -> Compar
     with here.replay(request) as mine, there.replay(ReplayRequest(identity, start, TO_END)) as other:
         for a, b in zip_longest(mine.batches(), other.batches()):
             if any(one is not None and one.batch.header.next_offset > end for one in (a, b)):
-                break  # it crosses what both hold
+                break  # it crosses the common range
             if a is None or b is None or bytes(a.batch.data) != bytes(b.batch.data):
                 at = min(one.batch.header.base_offset for one in (a, b) if one is not None)
                 return Comparison(start, at, batches, size, max(at, start))
@@ -214,7 +216,7 @@ def compare_copies(here: ReplayClient, there: ReplayClient, name: str) -> Compar
 
 
 def why_not_held(there: ReplayClient, name: str, log_id: UUID | None, start: int, end: int) -> str | None:
-    """Read [start, end) of a copy of the log: why it does not give all of it; None if it does."""
+    """Read [start, end) of a copy of the log; why it does not have all of it, None if it has."""
     try:
         theirs = _found(there, name, log_id)
         if not theirs.start_offset <= start <= end <= theirs.stable_offset:

@@ -1,4 +1,4 @@
-"""What a replay is refused for, and what ends one before its time; codes are the protocol's."""
+"""Why a replay is refused, or ends early; codes are the protocol's."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from pushrep.wire.error_codes import ErrorCode
 
 
 class ReplayRefused(PushrepError):
-    """No session was made: `code` says why. A refused position comes with the range [`start`, `end`] that would do."""
+    """No session was made: `code` says why. A refused position comes with the valid range [`start`, `end`]."""
 
     def __init__(self, code: ErrorCode, why: str, *, start: int | None = None, end: int | None = None) -> None:
         super().__init__(f"{why} ({code.name})")
@@ -15,9 +15,9 @@ class ReplayRefused(PushrepError):
 
 
 class ReplayFailed(PushrepError):
-    """The session ended by an error; it is raised once, `offset` is the first that was not given.
+    """The session ended with an error, which is raised once. `offset`: the first one that was not delivered.
 
-    `segment`: base offset of the segment that it was met in, None without one.
+    `segment`: base offset of the segment with the error; None without one.
     """
 
     def __init__(self, code: ErrorCode, why: str, *, offset: int, segment: int | None = None) -> None:
@@ -26,9 +26,9 @@ class ReplayFailed(PushrepError):
 
 
 class ReplayTruncated(ReplayFailed):
-    """The log was cut below what was given: what came from `cut_offset` on is not in it any more.
+    """The log was cut below delivered records: those from `cut_offset` on are not in it any more.
 
-    Take it back, then start again at `cut_offset`; `leader_epoch` is that of what stands there now, -1 if unknown.
+    Undo them, then start again at `cut_offset`; `leader_epoch` is that of the records there now, -1 if unknown.
     """
 
     def __init__(self, *, offset: int, cut_offset: int, leader_epoch: int) -> None:
@@ -38,7 +38,7 @@ class ReplayTruncated(ReplayFailed):
 
 
 class ReplayBusy(PushrepError):
-    """Another thread iterates this replay: give each of them a replay of its own."""
+    """Another thread iterates this replay: start one for each thread."""
 
     def __init__(self) -> None:
         super().__init__("another thread reads this replay: start one for each of them")
@@ -47,7 +47,7 @@ class ReplayBusy(PushrepError):
 class CorruptCatalogue(PushrepError):
     """The catalogue of recordings is damaged at `line`; nothing was changed. Restore the file from a copy.
 
-    It is never made anew beside a damaged one: an id would be given to another recording.
+    A damaged one is never replaced by a new one, which would give an id to another recording.
     """
 
     def __init__(self, path: Path, line: int, why: str) -> None:
@@ -64,7 +64,7 @@ class UnknownRecording(PushrepError):
 
 
 class NodeUnreachable(PushrepError):
-    """The node at `address` can't be spoken to: `why`. Where it was asked to change something, it may have."""
+    """The node at `address` can't be reached: `why`. A change that was requested may have been made."""
 
     def __init__(self, address: str, why: str) -> None:
         super().__init__(f"the node at {address} can't be reached: {why}")

@@ -1,4 +1,4 @@
-"""What goes into a replay session, what it wants done, and its states: values only. The session is session.py.
+"""The events, effects and states of a replay session: values only. The session is session.py.
 
 shell ── SegmentOpened, Turn, BlockRead, BlockSent ... ──▶ ReplaySession ──▶ ReadBlock, SendBlock, SendEnd ... ── shell
 
@@ -9,7 +9,7 @@ INIT ──▶ REPLAY ──▶ INACTIVE ──▶ DONE       in INACTIVE the su
 
                  INIT              REPLAY      INACTIVE
 OPENED           . REPLAY DONE     !           .              .  stays as it is
-OPEN_FAILED      DONE              !           .              !  the shell can't have seen that: ImpossibleEvent
+OPEN_FAILED      DONE              !           .              ! can't happen: ImpossibleEvent
 ATTACHED         . REPLAY          !           .              others: what may come of it
 CREDITED         .                 .           .
 TURN             . DONE INACTIVE   . INACTIVE  . DONE         INIT: no subscriber came in time
@@ -22,7 +22,7 @@ DELETED          DONE INACTIVE     INACTIVE    .
 TRUNCATED        . DONE INACTIVE   . INACTIVE  .              "." if nothing above the cut was reached
 LEASE_BROKEN     DONE INACTIVE     INACTIVE    .
 END_SENT         !                 !           DONE
-DONE: everything stays; what is still under way when a session ends arrives there.
+DONE ignores every event: results of unfinished effects may still arrive.
 """
 
 from collections.abc import Mapping
@@ -37,9 +37,9 @@ from pushrep.wire.replay_messages import ReplayEndReason
 
 
 class ReplayState(Enum):
-    """Where a session stands."""
+    """The states of a session."""
 
-    __hash__ = object.__hash__  # Enum's own is a function in Python, and the table is looked up at every event
+    __hash__ = object.__hash__  # Enum's own is a Python function, and every event looks the table up
 
     INIT = auto()
     REPLAY = auto()
@@ -48,7 +48,7 @@ class ReplayState(Enum):
 
 
 class EventKind(Enum):
-    """What can happen to it."""
+    """The kinds of events."""
 
     __hash__ = object.__hash__
 
@@ -69,7 +69,7 @@ class EventKind(Enum):
 
 
 class ImpossibleEvent(PushrepError):
-    """A fault of the shell around a session, never of its subscriber: the session can't have come to this."""
+    """A bug in the code around a session, never a fault of its subscriber: the event can't happen in this state."""
 
     def __init__(self, state: ReplayState, event: EventKind) -> None:
         super().__init__(f"a replay session in {state.name} can't meet {event.name}: the code around it is wrong")
@@ -82,7 +82,7 @@ _STAYS: frozenset[ReplayState] = frozenset()
 _IMPOSSIBLE = None
 
 Cell = frozenset[ReplayState] | None
-"""The states besides its own that an event may lead to; None if it can't happen."""
+"""The other states that an event may lead to; None if it can't happen."""
 
 NEXT: Mapping[ReplayState, Mapping[EventKind, Cell]] = {
     _INIT: {
@@ -134,10 +134,10 @@ assert all(row.keys() == set(EventKind) for row in NEXT.values())
 
 @dataclass(frozen=True, slots=True)
 class SegmentOpened:
-    """The lease is held and the segment could be read: the batch that holds the position is whole and in its place.
+    """The lease is held, and the batch at the position is whole and in its place.
 
-    `leader_epoch` is that batch's, `epoch_by_log` what the log's list of epochs says (None: nothing, or the same),
-    `epoch_before` that of the record before the position (None: it is not there). A position at the tip has no batch.
+    leader_epoch: of that batch; epoch_by_log: by the log's list of epochs (None: unknown, or the same); epoch_before:
+    of the record before the position (None: it is not there). A position at the tip has no batch.
     """
 
     kind: ClassVar[EventKind] = EventKind.OPENED
@@ -165,7 +165,7 @@ class SubscriberAttached:
 
 @dataclass(frozen=True, slots=True)
 class Credited:
-    """It takes so many bytes more."""
+    """The subscriber accepts so many bytes more."""
 
     kind: ClassVar[EventKind] = EventKind.CREDITED
     credit_bytes: int
@@ -173,7 +173,7 @@ class Credited:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """It is this session's turn. `counter`: value of the counter that bounds it, None if there is none or it closed."""
+    """It is this session's turn. counter: the value of its bounding counter; None without one, or if it closed."""
 
     kind: ClassVar[EventKind] = EventKind.TURN
     facts: LogSnapshot
@@ -182,9 +182,9 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class BlockRead:
-    """The answer to ReadBlock: batches in order, the first one holds its position or, above a hole, follows it.
+    """The result of ReadBlock: batches in order; the first one holds its position or follows it after a hole.
 
-    `read_to`: without spans there is nothing from its position up to this offset, a hole; None: up to its limit.
+    read_to: without spans, the end of a hole that begins at its position; None: the hole reaches its limit.
     """
 
     kind: ClassVar[EventKind] = EventKind.BLOCK_READ
@@ -194,7 +194,7 @@ class BlockRead:
 
 @dataclass(frozen=True, slots=True)
 class ReadFailed:
-    """The other answer to ReadBlock. `segment`: base offset."""
+    """ReadBlock failed. segment: its base offset."""
 
     kind: ClassVar[EventKind] = EventKind.READ_FAILED
     code: ErrorCode
@@ -211,14 +211,14 @@ class BlockSent:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """By the subscriber, by stop_all, or because the node stops."""
+    """Stopped by the subscriber, by stop_all, or because the node stops."""
 
     kind: ClassVar[EventKind] = EventKind.STOP
 
 
 @dataclass(frozen=True, slots=True)
 class SubscriberGone:
-    """There is no subscriber any more."""
+    """The subscriber has disconnected."""
 
     kind: ClassVar[EventKind] = EventKind.SUBSCRIBER_GONE
 
@@ -241,7 +241,7 @@ class Truncated:
 
 @dataclass(frozen=True, slots=True)
 class LeaseLost:
-    """What the session was to read next may be gone."""
+    """The lease was broken: the next records may be gone."""
 
     kind: ClassVar[EventKind] = EventKind.LEASE_BROKEN
     why: str
@@ -264,14 +264,14 @@ Event: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """Answer OK with the session's id."""
+    """Answer the request with the session's id."""
 
     position: int
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Answer with this code: there is no session."""
+    """Answer the request with this error code."""
 
     code: ErrorCode
     why: str
@@ -279,7 +279,7 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class ReadBlock:
-    """Read whole batches from `position` on, below `limit`, about `max_bytes` of them, one at least; then BlockRead.
+    """Read whole batches from `position` on, below `limit`, about `max_bytes`, at least one; then BlockRead.
 
     `want_offsets`: of a batch with holes its records' offsets are needed.
     """
@@ -292,7 +292,7 @@ class ReadBlock:
 
 @dataclass(frozen=True, slots=True)
 class SendBlock:
-    """Send the first `spans` of what was read, to be cut to [start, end) by the reader; then BlockSent."""
+    """Send the first `spans` of the batches read, which the reader cuts to [start, end); then BlockSent."""
 
     start: int
     end: int
@@ -303,7 +303,7 @@ class SendBlock:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Say that the session lives, where it is, and how far one could read."""
+    """Send a heartbeat with the session's position and tip."""
 
     position: int
     tip: int
@@ -311,19 +311,19 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class RenewLease:
-    """What lies below `offset` is not needed any more."""
+    """Renew the lease: records below `offset` are not needed any more."""
 
     offset: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseLease:
-    """Nothing is read any more."""
+    """Release the lease: nothing is read any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class SendEnd:
-    """The last word, once; then EndSent. `cut_offset` and `leader_epoch` belong to TRUNCATED."""
+    """Send the end, once; then EndSent. cut_offset, leader_epoch: for TRUNCATED."""
 
     reason: ReplayEndReason
     offset: int

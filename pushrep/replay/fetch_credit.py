@@ -1,36 +1,35 @@
-"""Fetch credit: how many bytes a replay may send now. Both sides count here; neither socket nor clock is known.
+"""Fetch credit: how many bytes a replay may send now, counted by both sides. No socket, no clock.
 
     reader (remote.py)                                             session, at the node (session.py)
     FetchWindow(4 MiB)        ── Attach: credit_bytes 4 MiB ──▶    FetchCredit.give(4 MiB)
     blocks come          ◀── ReplayData ── of at most block_bytes, and no more than the credit; spend(bytes)
     taken(bytes)  ── Credit: bytes, a quarter of the window each ──▶    FetchCredit.give(bytes)
 
-A block is no larger than the credit, but for one thing: a batch is never split. A first batch that is larger is a block
-by itself, and overdraws the credit by less than the batch. A replay that may send so many bytes a second gets small
-blocks and pauses between them.
+A block is no larger than the credit, except that a batch is never split: a larger first batch is a block by itself and
+overdraws the credit. A replay with a rate limit gets small blocks and pauses between them.
 """
 
 _BLOCKS_PER_S_LIMITED = 10
 
 
 class FetchCredit:
-    """What one session may send. max_bytes_per_s: the request's own limit. Times are one monotonic clock's, in ms."""
+    """What one session may send. max_bytes_per_s: the request's limit. Times are of one monotonic clock, in ms."""
 
     def __init__(self, max_bytes_per_s: int | None, now_ms: int) -> None:
         self.left_bytes = 0
-        """What the subscriber is ready to take; below 0 behind a batch that is larger than what was left."""
+        """Bytes that the subscriber accepts; below 0 after a batch larger than the credit."""
         self.send_from_ms = now_ms
-        """Before this nothing is sent, so that the limit holds."""
+        """Nothing is sent before this time, to keep the rate limit."""
         self._max_bytes_per_s = max_bytes_per_s
 
     def give(self, credit_bytes: int) -> bool:
-        """The subscriber takes so much more. Returns whether it took nothing until now."""
+        """The subscriber accepts so much more. Returns whether it accepted nothing before."""
         was_empty = self.left_bytes <= 0
         self.left_bytes += credit_bytes
         return was_empty and self.left_bytes > 0
 
     def block_bytes(self, block_bytes_max: int, now_ms: int) -> int:
-        """How large a block may be now; 0: none may be sent."""
+        """The largest size of a block now; 0: none may be sent."""
         if self.left_bytes <= 0 or now_ms < self.send_from_ms:
             return 0
         size_bytes = min(block_bytes_max, self.left_bytes)
@@ -40,7 +39,7 @@ class FetchCredit:
         return min(size_bytes, max(1, self._max_bytes_per_s // _BLOCKS_PER_S_LIMITED))
 
     def spend(self, size_bytes: int, now_ms: int) -> None:
-        """A block of so many bytes goes out."""
+        """A block of so many bytes is sent."""
         self.left_bytes -= size_bytes
         if self._max_bytes_per_s is not None:
             cost_ms = -(-size_bytes * 1000 // self._max_bytes_per_s)
@@ -48,14 +47,14 @@ class FetchCredit:
 
 
 class FetchWindow:
-    """The reader's side: at most `window_bytes` are on their way to it or wait for its program."""
+    """The reader's side: at most `window_bytes` are in flight or wait for its program."""
 
     def __init__(self, window_bytes: int) -> None:
         self.window_bytes = window_bytes
         self._taken_bytes = 0
 
     def attach(self) -> int:
-        """A session begins: its credit, the whole window."""
+        """Begin a session; returns its first credit, the whole window."""
         self._taken_bytes = 0
         return self.window_bytes
 

@@ -1,18 +1,18 @@
-"""Replays of the logs in a directory, beside their writers, without a server.
+"""Replays of the logs in a directory, without a server, beside their writers.
 
 LocalReplays is the client: it finds logs, starts sessions, attaches subscribers. LocalSession drives one ReplaySession
 over a log of this machine; one `step` is one turn:
 
     step:  Turn ─▶ ReadBlock ─▶ batches from the walk ─▶ BlockRead ─▶ SendBlock ─▶ ReplayedBlock
 
-The walk over the files goes on from block to block. When it is begun anew - at the tip, after a pause - it begins one
-batch early and looks whether the last one given still stands there, and so notices a log that was cut and grew again. A
-close follower knows where the last batch was (slices.Tail), the others look it up in the index.
+The scan of the files goes on from block to block. When it begins again - at the tip, after a pause - it begins one
+batch early and checks that the last batch delivered is still there: so it notices a log that was cut and grew again. A
+close follower remembers that batch's position (slices.Tail), others look it up in the index.
 
 A node drives the same ReplaySession for its subscribers in pushrep/replicate/replay_server.py. The two drivers share
-the session, LogSource and what a read error means; they stay two because the turns come from different sides: here the
-caller's iteration asks for the next block and waits in its own thread, there one loop takes turns over all sessions,
-reads no record bytes (sendfile) and waits for sockets.
+the session, LogSource and the handling of read errors, but turns come from different sides: here the caller's iteration
+asks for the next block and waits in its own thread; there one loop takes turns over all sessions, reads no record bytes
+(sendfile) and waits for sockets.
 """
 
 import random
@@ -52,18 +52,18 @@ from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.replay_messages import RecordingState, ReplayEndReason
 
 _FACTS_MS = 100
-"""How long the log's offsets are reused while there is something to read; at the tip they are read every time."""
+"""How long the log's offsets are cached while there is something to read; at the tip they are read every time."""
 _LIVENESS_MS = 20
-"""How often at most the writer's lock is looked up, which reads the system's list of all locks."""
+"""The shortest interval between looks at the writer's lock, each of which reads the system's list of all locks."""
 CREDIT_BYTES = 1 << 62
-"""Without limit: in one process nothing is in flight, as the reader takes block by block."""
+"""No limit: in one process nothing is in flight, because the reader takes block by block."""
 
 Counters: TypeAlias = Mapping[str, Callable[[], int | None]]
-"""Name to a function that gives its value, None once it closed. Called in any thread."""
+"""By name, a function that returns the counter's value, None once it is closed. Called in any thread."""
 
 
 class LocalReplayContext:
-    """What all sessions of a client share; `lock` is held while one of them takes an event."""
+    """What all sessions of a client share. lock: held while a session handles an event."""
 
     def __init__(self, clock: Clock, counters: Counters) -> None:
         self.clock, self.counters = clock, counters
@@ -77,7 +77,7 @@ class LocalReplayContext:
 
 
 class LocalSession:
-    """One session of `many` over `source`. `step` is for one thread at a time; the rest may come from any."""
+    """One session of `many` over `source`. `step` is for one thread at a time; other methods for any."""
 
     def __init__(
         self, many: ReplaySessions, session: ReplaySession, source: LogSource, around: LocalReplayContext
@@ -109,7 +109,7 @@ class LocalSession:
 
     @property
     def tip(self) -> int:
-        """How far could be read at the last look."""
+        """The end of readable records at the last look."""
         return self.session.tip
 
     @property
@@ -119,17 +119,17 @@ class LocalSession:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more comes; `end` then says why, None if it was refused or nobody attached."""
+        """Whether nothing more comes; `end` then has the reason, None if it was refused or nobody attached."""
         return self.session.state in {ReplayState.INACTIVE, ReplayState.DONE}
 
     def open(self) -> None:
-        """Take the lease and look at what stands at the position. Raises ReplayRefused."""
+        """Take the lease and read the batch at the position. Raises ReplayRefused."""
         for effect in self.handle(self.source.begin(self.session.position, self._take_lease)):
             if isinstance(effect, e.Refuse):
                 raise ReplayRefused(effect.code, effect.why)
 
     def handle(self, event: e.Event) -> list[e.Effect]:
-        """Hand an event to the session and carry out the effects that read nothing; all effects, for the caller."""
+        """Give the session an event and carry out the effects that read nothing; returns all effects."""
         with self._around.lock:
             effects = self._many.handle(self.session, event, self._around.clock.monotonic_ms())
             for effect in effects:
@@ -146,7 +146,7 @@ class LocalSession:
         """Nothing to receive."""
 
     def wait(self, timeout_s: float) -> None:
-        """Until there may be something new."""
+        """Wait until there may be something new."""
         self._listening.wait(timeout_s, needs_write=self._needs_write)
         self._facts_ms -= _FACTS_MS
 
@@ -157,7 +157,7 @@ class LocalSession:
 
     @property
     def _needs_write(self) -> bool:
-        """Whether only a write can bring it something new."""
+        """Whether only a write can bring something new."""
         return self.session.position >= self._facts.written and not self.session.wants_liveness
 
     def wake(self) -> None:
@@ -169,7 +169,7 @@ class LocalSession:
         self.handle(e.Stop())
 
     def close(self) -> None:
-        """Close the log, unless it is the caller's."""
+        """Close the log, unless the caller opened it."""
         self.source.close()
         self._listening.close()
 
@@ -179,9 +179,9 @@ class LocalSession:
         return True
 
     def step(self) -> ReplayedBlock | None:
-        """One turn: a block, or None if there is nothing to give now. Never waits."""
+        """Take a turn: returns a block, or None if there is none now. Never waits."""
         if self._broken is not None:
-            self._refresh_offsets()  # a log that was closed breaks its leases, too, but is read on from outside
+            self._refresh_offsets()  # a closed log breaks its leases, too, but a reader goes on with it
             if self.source.has_leases:
                 self.handle(e.LeaseLost(self._broken))
             self._lease = self._broken = None
@@ -226,7 +226,7 @@ class LocalSession:
         return ReplayedBlock(batches, send.start, send.end)
 
     def _read(self, wanted: e.ReadBlock) -> e.Event | None:
-        """Read the block that is wanted; the event for the session, None if it has been given already."""
+        """Read the wanted block; the event for the session, None if the session has it already."""
         read_to = None
         try:
             cut = self._fill(wanted)
@@ -239,7 +239,7 @@ class LocalSession:
             return e.BlockRead((), wanted.position)  # cut above: the next turn reads the new end
         except READ_ERRORS as error:
             self._walk = None
-            if not self._pending:  # else the batches before it are given first; the next read meets it again
+            if not self._pending:  # else the batches before the error are delivered first; the next read meets it again
                 return self._failure(error)
         try:
             spans = tuple([span_of(batch, want_offsets=wanted.want_offsets) for batch in self._pending])
@@ -254,7 +254,7 @@ class LocalSession:
             self._walk, self._pending = None, []
         self._walked_ms = now_ms
         size = sum(map(size_of_batch, self._pending))
-        while size < wanted.max_bytes // 2:  # a second window would be split over two blocks, and held longer
+        while size < wanted.max_bytes // 2:  # a second window would be split over two blocks and stay in memory longer
             if self._walk is None:
                 at = self._pending[-1].header.next_offset if self._pending else wanted.position
                 if at >= wanted.limit:
@@ -266,7 +266,7 @@ class LocalSession:
                 self._walk = None
                 if self._walk_end >= wanted.limit:
                     break
-                continue  # the walk was begun when there was less to read
+                continue  # the scan began when there was less to read
             if (cut := self._cut_before(window)) is not None:
                 return cut
             self._pending += window.batches
@@ -293,9 +293,7 @@ class LocalSession:
         return None
 
     def _cut_before(self, window: Window) -> e.Truncated | None:
-        """The event for a log that was cut and grew past here during the walk, as a rule under a higher epoch; else
-        None.
-        """
+        """The event for a log that was cut and grew past here meanwhile, usually under a higher epoch; else None."""
         last = self._pending[-1].header if self._pending else self._last
         if last is None or window.batches[0].header.leader_epoch == last.leader_epoch:
             return None
@@ -317,7 +315,7 @@ class LocalSession:
             yield from self._batches(at, limit)
 
     def _batches(self, at: int, limit: int) -> Iterator[Window]:
-        """In windows up to what is not plainly in order, and from there on by the log's own reader."""
+        """Batches in windows as far as they are plainly in order; after that by the log's own reader."""
         if limit > at + 1:
             for window in self._windows.windows(at, limit):
                 yield window
@@ -327,7 +325,7 @@ class LocalSession:
                 yield Window([batch], size_of_batch(batch))
 
     def _is_still_there(self, position: int) -> bool:
-        """Whether the log holds `position`, or ends there, after all."""
+        """Whether the log now holds `position`, or ends there."""
         self._walk, self._pending = None, []
         self._refresh_offsets()
         return not self.is_over and self._facts.start <= position <= self._facts.written
@@ -358,12 +356,12 @@ def _read_wanted(effects: list[e.Effect]) -> e.ReadBlock | None:
 
 
 _BLOCK_BYTES = 4 << 20
-"""Larger than at a node, since no other session waits for its turn here."""
+"""Larger than at a node, because no other session waits for its turn here."""
 _NO_FACTS = LogSnapshot(start=0, written=0, flushed=0, high_watermark=0)
 
 
 class LocalReplays:
-    """What ReplayClient does with a directory. Thread-safe."""
+    """ReplayClient's implementation for a directory. Thread-safe."""
 
     def __init__(  # noqa: PLR0913 - all by name
         self,
@@ -384,7 +382,7 @@ class LocalReplays:
             random.SystemRandom().getrandbits,
         )
         self._locals: dict[int, LocalSession] = {}
-        self._waiting: set[int] = set()  # for their subscriber
+        self._waiting: set[int] = set()  # sessions without a subscriber yet
 
     def recordings(self) -> list[RecordingInfo]:
         """Every log of the directory, of its worker slots, too, by topic and partition. Raises NotALogDirectory."""
@@ -422,7 +420,7 @@ class LocalReplays:
         source = self._source(self._name(request.recording))
         facts = None if source is None else source.facts(with_liveness=False)
         if source is not None and facts is not None and needs_liveness(request, facts):
-            facts = source.facts(with_liveness=True)  # ten milliseconds, where the kernel has to list its locks
+            facts = source.facts(with_liveness=True)  # ten milliseconds if the kernel has to list its locks
         clock = self._around.clock
         try:
             with self._around.lock:
@@ -445,7 +443,7 @@ class LocalReplays:
         return session.id
 
     def replay(self, request: ReplayRequest) -> LocalSession:
-        """A session and its subscriber in one. Raises ReplayRefused."""
+        """Start a session and subscribe to it. Raises ReplayRefused."""
         return self.attach(self.start_replay(request))
 
     def attach(self, session_id: int) -> LocalSession:
@@ -485,7 +483,7 @@ class LocalReplays:
     # ---- inside
 
     def _name(self, recording: int | str) -> str | None:
-        """The name of a log that is given by id or name; None if there is none."""
+        """The name of a log given by id or name; None if there is no such log."""
         if isinstance(recording, str):
             try:
                 return shown_name(*parse_shown_name(recording))
@@ -503,7 +501,7 @@ class LocalReplays:
         return open_source(self.directory / name, self._logs.get(name), self._filesystem)
 
     def _sweep(self) -> None:
-        """Forget sessions that are over, and those that nobody attached to in time."""
+        """Remove ended sessions, and those to which nobody attached in time."""
         with self._around.lock:
             for session_id, local in list(self._locals.items()):
                 if local.session.state is ReplayState.INIT:

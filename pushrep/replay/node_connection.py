@@ -1,7 +1,7 @@
-"""A connection to a node whose logs are replayed: TCP, TLS if it is wanted, ApiVersions; and requests as they are sent.
+"""A connection to a node for replays: TCP, optional TLS, ApiVersions; and the requests.
 
-NodeConnection.ask      one question, one answer: waits              (StartReplay, DescribeRecordings, Truncate ...)
-NodeConnection.receive  what has come meanwhile: never waits         (ReplayData, ReplayEnd)
+NodeConnection.ask      a request and its answer: waits              (StartReplay, DescribeRecordings, Truncate ...)
+NodeConnection.receive  received messages: never waits         (ReplayData, ReplayEnd)
 """
 
 import socket
@@ -29,7 +29,7 @@ from pushrep.wire.values import Part, Struct
 S = TypeVar("S", bound=Struct)
 _PORT_MAX = 65_535
 _MEMORY = KeptBuffers(SPARE_BYTES)
-"""Shared by all connections: those that wait need no buffers."""
+"""Shared by all connections, because waiting ones need no buffers."""
 _READS_MAX = 64
 
 
@@ -37,9 +37,10 @@ _READS_MAX = 64
 class NodeAccess:
     """How to connect to a node. Times in ms.
 
-    tls: a context of this process's own certificate, for a node with TLS. reconnect: a replay whose connection breaks
-    goes on from its position, after attempts for up to `reconnect_for_ms`. silence_max_ms: a connection without a
-    message for so long, not even a heartbeat, counts as broken. credit_bytes: how much may be in flight to one replay.
+    tls: a context with this process's certificate, for a node with TLS. reconnect: a replay whose connection breaks
+    goes on from its position; it tries to reconnect for up to `reconnect_for_ms`. silence_max_ms: a connection without
+    any message, not even a heartbeat, for so long counts as broken. credit_bytes: how much may be in flight to one
+    replay.
     """
 
     tls: ssl.SSLContext | None = None
@@ -68,18 +69,18 @@ def parse_address(text: str) -> HostPort | None:
 
 
 def address_text(address: HostPort) -> str:
-    """As people write it."""
+    """The address as text."""
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class NodeConnection:
-    """One connection. Not thread-safe. Everything raises NodeUnreachable; it is of no use then."""
+    """One connection. Not thread-safe. Everything raises NodeUnreachable, after which it can't be used."""
 
     def __init__(self, address: HostPort, settings: NodeAccess) -> None:
         self.address, self._settings = address, settings
         self.protocol = ClientConnection(memory=_MEMORY)
-        self._early: list[CallAnswer | PeerEvent] = []  # events that came with an answer
+        self._early: list[CallAnswer | PeerEvent] = []  # events received before an answer
         self.socket: Any = None
         try:
             self.socket = settings.network.connect(address, settings.connect_timeout_ms / 1000)
@@ -104,7 +105,7 @@ class NodeConnection:
             raise
 
     def ask(self, request: Struct, answer: type[S]) -> tuple[int, S]:
-        """Send `request`; its correlation id and answer. Events that come meanwhile are kept for `receive`."""
+        """Send `request`; returns its correlation id and answer. Events that come first are kept for `receive`."""
         try:
             correlation_id, found = self._exchange(request)
         except (OSError, ProtocolError) as error:
@@ -125,7 +126,7 @@ class NodeConnection:
                 self.socket.settimeout(0)
 
     def receive(self) -> list[CallAnswer | PeerEvent]:
-        """The messages that have come, perhaps none. The socket must not block (`settimeout(0)`)."""
+        """The received messages, perhaps none. The socket must not block (`settimeout(0)`)."""
         if self._early:
             early, self._early = self._early, []
             return early
@@ -221,12 +222,12 @@ def request_to_wire(recording_id: int, request: ReplayRequest) -> StartReplayReq
 
 
 def started(connection: NodeConnection, asked: StartReplayRequest) -> StartReplayResponse:
-    """Ask for a session. Raises ReplayRefused, NodeUnreachable."""
+    """Request a session. Raises ReplayRefused, NodeUnreachable."""
     return accepted(connection.ask(asked, StartReplayResponse)[1])
 
 
 def accepted(response: StartReplayResponse) -> StartReplayResponse:
-    """The answer. Raises ReplayRefused if it is a refusal."""
+    """Return the answer; raises ReplayRefused for an error code."""
     if response.error_code is not ErrorCode.NONE:
         start = response.log_start_offset if response.log_start_offset >= 0 else None
         end = response.end_offset if response.end_offset >= 0 else None

@@ -1,12 +1,12 @@
-"""A replay request and a log's offsets in, a plan or a refusal out; then which part of which batch may go out. Pure.
+"""From a replay request and a log's offsets to a plan or a refusal; then which batches may be sent. Pure.
 
     position   None       offset         AtTime(ms)                       where to begin: log start without one
     length     FOLLOW     TO_END         n records                        how far to go
-    bound      stable     high_watermark flushed    written    a counter  what may be read of what is recorded
+    bound      stable     high_watermark flushed    written    a counter  how far it may read
 
-`plan_replay` is the one place where replays are refused:
+`plan_replay` is the only place where replays are refused:
 
-    asked in this order                                          code
+    checked in this order code
     not allowed                                                  UNAUTHORISED
     bad bound or rate                                            INVALID_REQUEST
     no such recording; it can't be read; it is deleted           UNKNOWN_RECORDING
@@ -17,17 +17,17 @@
     position = end of a stopped recording, unless FOLLOW         INVALID_POSITION   with the range
     TO_END with nothing to replay                                EMPTY_RECORDING
 
-The tip that a position is compared with is how far its bound lets a session read. Under a counter it is the stable
-offset, since the counter may come later; for a session that is resumed it is the log end.
+The tip that a position is compared with is the end that its bound allows to read. Under a counter it is the stable
+offset, because the counter may rise later; for a resumed session it is the log end.
 
-`clip` says how much of the batches that were read may go out now:
+`clip` decides how much of the batches read may be sent now:
 
     request     [ position ........................................ end )    TO_END, or the nth record
     bound       ................ stable | high watermark | flushed | written | counter
-    recorded    ......................................... what the log holds of it
+    recorded    ......................................... what the log holds
                  limit = min of the three, read again at every turn
 
-A batch that crosses `end` goes out and is cut on delivery. A batch that crosses the bound waits until it has passed.
+A batch that crosses `end` is sent and cut on delivery. A batch that crosses the bound waits until that has passed it.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -46,21 +46,23 @@ OFFSET_MAX = 2**63 - 2
 
 
 class Length(Enum):
-    """How far a replay goes that counts no records."""
+    """The length of a replay without a number of records."""
 
     FOLLOW = "follow"
     TO_END = "to_end"
 
 
 FOLLOW: Final = Length.FOLLOW
-"""All that is there, then what comes."""
+"""All records, then new ones as they come."""
 TO_END: Final = Length.TO_END
-"""Up to what is recorded when the request is handled."""
+"""Up to the end at the time of the request."""
 
 
 @dataclass(frozen=True, slots=True)
 class AtTime:
-    """The first record at or after `timestamp_ms`, ms since 1970 UTC, by offset; the end if there is none."""
+    """The position of the first record at or after `timestamp_ms` (ms since 1970 UTC), in offset order; the end if
+    there is none.
+    """
 
     timestamp_ms: int
 
@@ -74,7 +76,7 @@ Position: TypeAlias = int | AtTime | None
 
 @dataclass(frozen=True, slots=True)
 class ReplayRequest:
-    """What to replay. `recording`: its id, or `<topic>-<partition>`. Raises BadArgument for what can mean nothing.
+    """What to replay. recording: its id, or `<topic>-<partition>`. Raises BadArgument for invalid values.
 
     `length` n: at most n records, exactly. `bound`: stable, high_watermark, flushed, written, or a counter's name.
     `epoch_before`: of a resumed replay, the leader epoch of the record before `position`; another one is TRUNCATED.
@@ -98,7 +100,7 @@ class ReplayRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSnapshot:
-    """A log at one moment: its offsets, each the next one, and whether a writer has it open."""
+    """A log at one moment: its offsets, and whether a writer has it open."""
 
     start: int
     written: int
@@ -108,13 +110,13 @@ class LogSnapshot:
 
     @property
     def stable(self) -> int:
-        """min(high watermark, flushed offset): nothing below is ever taken back."""
+        """min(high watermark, flushed offset): records below it are never cut off."""
         return min(self.flushed, self.high_watermark)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaySettings:
-    """How sessions are kept. Times in ms; `block_bytes`: what one session reads in its turn. Raises BadArgument."""
+    """Limits of sessions. Times in ms. block_bytes: how much a session reads in its turn. Raises BadArgument."""
 
     max_sessions: int = 20
     connect_timeout_ms: int = 5_000
@@ -130,12 +132,12 @@ class ReplaySettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordingInfo:
-    """A recording as it is now. `recording_id` None: no catalogue knows it. `is_live`: somebody writes it.
+    """A recording at one moment. recording_id: None without a catalogue. is_live: it has a writer.
 
-    Offsets [start_offset, end_offset) were written, those below `stable_offset` are never taken back; a log
-    that the catalogue holds for INVALID may not be readable. A node shows no offset above the stable one while
-    the log is live. `outbox_id`: whose log it is, None if that is not known. `partition`: where a directory has worker
-    slots, a number of its own for each slot's (pushrep.log.directory_files).
+    Offsets [start_offset, end_offset) were written; those below `stable_offset` are never cut off. A log that is
+    INVALID in the catalogue may not be readable. A node shows no offset above the stable one while the log is live.
+    outbox_id: None if it is unknown. partition: with worker slots, a number among all slots
+    (pushrep.log.directory_files).
     """
 
     recording_id: int | None
@@ -151,7 +153,7 @@ class RecordingInfo:
 
     @property
     def name(self) -> str:
-        """`<topic>-<partition>`, which a request may name it by; of a worker slot `slot-<m>/<topic>-<n>`."""
+        """`<topic>-<partition>`, as a request may name it; in a worker slot `slot-<m>/<topic>-<n>`."""
         return shown_name(self.topic, self.partition)
 
 
@@ -159,7 +161,9 @@ LOG_BOUNDS = ("stable", "high_watermark", "flushed", "written")
 
 
 class Tip(NamedTuple):
-    """`recorded`: what there is for this bound; `bound`: how much of it may go out; `is_frozen`: it won't grow."""
+    """recorded: the end of the records for this bound; bound: the end of what may be sent; is_frozen: neither will
+    rise.
+    """
 
     recorded: int
     bound: int
@@ -167,9 +171,9 @@ class Tip(NamedTuple):
 
 
 def tip_of(facts: LogSnapshot, bound: str, counter: int | None, last_counter: int = 0) -> Tip:
-    """The tip under a log's own bound, or under a counter's (`counter` None: closed, it stays at `last_counter`).
+    """The tip under a log's own bound, or under a counter's (counter None: it is closed and stays at `last_counter`).
 
-    A counter is also limited by the stable offset: it says how far a program is, not what is on disk.
+    A counter is also limited by the stable offset, because it is a program's progress, not what is on disk.
     """
     if bound in LOG_BOUNDS:
         offset = min(facts.written, int(getattr(facts, bound)))
@@ -179,9 +183,9 @@ def tip_of(facts: LogSnapshot, bound: str, counter: int | None, last_counter: in
 
 
 class Span(NamedTuple):
-    """One whole batch as the arithmetic sees it: offsets [base_offset, next_offset).
+    """The numbers of one whole batch: offsets [base_offset, next_offset). records: of data, 0 in a control batch.
 
-    `records` counts data, none in a control batch. `offsets` are theirs, if compaction left holes and someone counts.
+    offsets: of the records, if compaction left holes and they are counted.
     """
 
     base_offset: int
@@ -192,11 +196,11 @@ class Span(NamedTuple):
 
     @property
     def is_dense(self) -> bool:
-        """Every offset has its record."""
+        """Whether every offset has its record."""
         return self.records == self.next_offset - self.base_offset
 
     def count_in(self, start: int, end: int) -> int:
-        """Records with an offset in [start, end). `offsets` has to be there unless the batch is dense or empty."""
+        """How many records have an offset in [start, end). Needs `offsets` unless the batch is dense or empty."""
         start, end = max(start, self.base_offset), min(end, self.next_offset)
         if self.is_dense:
             return max(0, end - start)
@@ -205,7 +209,7 @@ class Span(NamedTuple):
         return sum(start <= offset < end for offset in self._known())
 
     def end_of(self, start: int, nth: int) -> int:
-        """The offset behind the `nth` record (from 1) at or above `start`; there are as many."""
+        """The offset after the `nth` record (from 1) at or above `start`, which exists."""
         if self.is_dense:
             return max(start, self.base_offset) + nth
         return [offset for offset in self._known() if offset >= start][nth - 1] + 1
@@ -218,11 +222,10 @@ class Span(NamedTuple):
 
 @dataclass(slots=True)
 class Clip:
-    """The first `spans` of a block go out, cut to [start, end): `records` of them, `size_bytes` on the way.
+    """The part of a block to send: its first `spans`, cut to [start, end), with so many records and bytes.
 
-    `records` is exact if they are counted; else a batch with holes counts whole, even if it is cut.
-
-    `held_until`: the next batch crosses the bound; there is nothing to do before it reaches this offset.
+    records: exact if they are counted; else a batch with holes counts whole, even if it is cut. held_until: the next
+    batch crosses the bound; nothing can be sent before that reaches this offset.
     """
 
     start: int
@@ -236,13 +239,13 @@ class Clip:
 def clip(  # noqa: PLR0913 - one number a rule
     spans: Sequence[Span], *, position: int, end: int | None, left: int | None, bound: int, budget_bytes: int
 ) -> Clip:
-    """What of `spans`, which were read from `position` on, goes out now; at least one batch if any may.
+    """How much of `spans`, read from `position` on, is sent now; at least one batch if any may be.
 
-    end: the request's, None without one. left: records that may still go, None if they aren't counted.
+    end: of the request, None without one. left: how many records may still be sent, None if they aren't counted.
     """
     stop = bound if end is None else min(end, bound)
     if left is None and spans and position <= spans[0].base_offset and spans[-1].next_offset <= stop:
-        # The common case: all of them may go out whole, so as many go as fit, at least one.
+        # The common case: all may be sent whole, so send as many as fit, at least one.
         count, size_bytes = len(spans), sum([span.size_bytes for span in spans])
         while size_bytes > budget_bytes and count > 1:
             count -= 1
@@ -252,7 +255,7 @@ def clip(  # noqa: PLR0913 - one number a rule
     taken = Clip(position, position)
     for span in spans:
         if span.base_offset >= stop:
-            taken.end = stop  # a hole up to there
+            taken.end = stop  # the end of a hole
             break
         if span.next_offset > bound:
             taken.held_until = span.next_offset
@@ -270,7 +273,7 @@ def clip(  # noqa: PLR0913 - one number a rule
         taken.records += count
         taken.end = until
     if not spans:
-        taken.end = max(position, stop)  # the last batches were compacted away
+        taken.end = max(position, stop)  # the last batches were removed by compaction
     return taken
 
 
@@ -279,9 +282,9 @@ RATE_MAX = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayPlan:
-    """A request that will do: from `position` on, below `end` and at most `records` records, each None without a limit.
+    """An accepted request: from `position` on, below `end` and at most `records` records, each None without a limit.
 
-    `recording`: as it was named. `max_bytes_per_s` None is no limit.
+    recording: as the request named it. max_bytes_per_s: None without a limit.
     """
 
     recording: int | str
@@ -294,12 +297,12 @@ class ReplayPlan:
 
     @property
     def follows(self) -> bool:
-        """Goes on at the tip for ever."""
+        """Whether it follows the log."""
         return self.end is None and self.records is None
 
 
 class Node(NamedTuple):
-    """The facts for a request beside the recording. `counters`: names that may bound a replay."""
+    """The other facts for a request. counters: names that may bound a replay."""
 
     active_sessions: int = 0
     max_sessions: int = 20
@@ -310,9 +313,9 @@ class Node(NamedTuple):
 def plan_replay(
     request: ReplayRequest, facts: LogSnapshot | None, first_at: Callable[[int], int | None], node: Node
 ) -> ReplayPlan:
-    """What the session does. `facts` None: there is no such recording, or it can't be read.
+    """The plan of a session. facts: None if there is no such recording, or it can't be read.
 
-    `first_at(ms)`: offset of the first readable record at or after that time. Raises ReplayRefused.
+    first_at(ms): offset of the first readable record at or after that time. Raises ReplayRefused.
     """
     _check_request(request, node)
     if facts is None:
@@ -322,7 +325,7 @@ def plan_replay(
         raise ReplayRefused(ErrorCode.MAX_REPLAYS, why)
     end = max(facts.start, tip_of(facts, request.bound, None if request.bound in LOG_BOUNDS else 0).recorded)
     position = _resolved(request, facts.start, end, first_at)
-    # A resumed session has been above it: the watermark may be lower after a restart, and will rise.
+    # A resumed session may be above it: after a restart the watermark may be lower, and will rise.
     last = end if request.epoch_before is None else max(end, facts.written)
     if not facts.start <= position <= last:
         raise _outside(f"position {position} is outside of the recording", facts.start, end)
