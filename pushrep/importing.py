@@ -1,4 +1,4 @@
-"""How our packages are found: names of modules that moved, and a package of ours that another one hides.
+"""How our packages are found: modules that moved, a package of ours that another one hides; and our version.
 
 A module that docs or examples showed under another name still imports by the old one, with a DeprecationWarning. By a
 finder, not by directories: git leaves an old directory with its bytecode behind, which Python takes for a package.
@@ -10,6 +10,7 @@ of one of these names would import its own, and ours would fail somewhere inside
 import sys
 import warnings
 from collections.abc import Sequence
+from functools import cache
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -83,3 +84,11 @@ def refuse_hidden(name: str) -> None:
     """Raises ImportError with both paths."""
     if (why := why_hidden(name)) is not None:
         raise ImportError(why, name=name)
+
+
+@cache
+def installed_version() -> str:
+    """The version of the installed pushrep; the first call searches files for milliseconds."""
+    from importlib.metadata import version  # noqa: PLC0415 - its import costs as much as the search
+
+    return version("pushrep")

@@ -12,8 +12,6 @@ All of them need the extra `metrics` (prometheus-client), and are imported only 
 import platform
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
-from importlib.metadata import version
 from itertools import accumulate
 from typing import NamedTuple, Protocol
 
@@ -27,6 +25,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from filtering.replay_filter import FilterCounts
+from pushrep.importing import installed_version
 from pushrep.log import SegmentLog
 from pushrep.log.disk_space import DiskWatch, Durations
 from pushrep.log.recovery import Opening
@@ -183,7 +182,7 @@ class Families:
     def build_info(self) -> None:
         """What runs, once."""
         if "pushrep_build_info" not in self._made:
-            self.add("pushrep_build_info", {"version": _version(), "python": platform.python_version()}, 1)
+            self.add("pushrep_build_info", {"version": installed_version(), "python": platform.python_version()}, 1)
 
     def add(self, name: str, labels: Mapping[str, str], value: float) -> None:
         """A sample of a counter or a gauge."""
@@ -272,11 +271,6 @@ class Families:
 
     def __iter__(self) -> Iterator[Metric]:
         return iter(self._made.values())
-
-
-@cache  # files are searched for it
-def _version() -> str:
-    return version("pushrep")
 
 
 def _buckets(bounds_s: Sequence[float], counts: Sequence[int]) -> Iterable[tuple[str, float]]:

@@ -140,16 +140,12 @@ class GroupCommitLeader:
     def held(self) -> Iterator[None]:
         """A context in which this thread leads."""
         try:
-            self.acquire(_never, 0)
+            self.acquire(lambda _wanted: False, 0)
             yield
         finally:
             if self.owner == get_ident():
                 self.owner = None
                 self.notify()
-
-
-def _never(_: int) -> bool:
-    return False
 
 
 class CommitRequest:

@@ -167,12 +167,12 @@ class IndexFile:
             with self._opened() as file:
                 self._last = self._read(file, self._written - 1) if file is not None else None
 
-    def floor(self, key: int, column: int = 0) -> tuple[int, int] | None:
-        """The last entry in the file whose number in `column` is at most `key`; None if there is none."""
+    def floor(self, key: int) -> tuple[int, int] | None:
+        """The last entry in the file whose first number is at most `key`; None if there is none."""
         if not self._written:
             return None
         with self._opened() as file:
-            count = self._search(file, key, column) if file is not None else 0
+            count = self._search(file, key, 0) if file is not None else 0
             return self._read(file, count - 1) if file is not None and count else None
 
     def floor_now(self, key: int) -> tuple[int, int] | None:

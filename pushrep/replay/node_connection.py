@@ -8,13 +8,12 @@ import socket
 import ssl
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
-from importlib.metadata import version
 from typing import Any, TypeVar
 
 from pushrep.env import REAL_NETWORK, Network
 from pushrep.env.network import HostPort
 from pushrep.errors import BadArgument
+from pushrep.importing import installed_version
 from pushrep.replay.errors import NodeUnreachable, ReplayRefused
 from pushrep.replay.plan import FOLLOW, RATE_MAX, AtTime, ReplayRequest
 from pushrep.replay.slices import KeptBuffers
@@ -88,7 +87,7 @@ class NodeConnection:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             if settings.tls is not None:
                 self.socket = settings.tls.wrap_socket(self.socket, server_hostname=address[0])
-            self._exchange(first_request("pushrep", _version()))
+            self._exchange(first_request("pushrep", installed_version()))
             assert self.protocol.versions is not None, "they were just agreed on"
             self.protocol.versions.version_of(ApiKey.START_REPLAY)
             self.socket.settimeout(settings.request_timeout_ms / 1000)
@@ -187,11 +186,6 @@ class NodeConnection:
 
     def _gone(self, error: Exception) -> NodeUnreachable:
         return NodeUnreachable(address_text(self.address), str(error) or type(error).__name__)
-
-
-@cache
-def _version() -> str:
-    return version("pushrep")
 
 
 def request_to_wire(recording_id: int, request: ReplayRequest) -> StartReplayRequest:

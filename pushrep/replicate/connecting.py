@@ -4,12 +4,11 @@ import socket
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
-from importlib.metadata import version
 from typing import NamedTuple, TypeVar
 
 from filtering.retry import Backoff, RetryPolicy
 from pushrep.env import Event
+from pushrep.importing import installed_version
 from pushrep.replicate.errors import ReplicaUnreachable
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address, AnySocket, send_all, tune
@@ -47,7 +46,7 @@ def connect(address: Address, settings: PushSettings) -> OpenConnection:
         in_flight_max = settings.requests_in_flight_max + BEATS_IN_FLIGHT_MAX
         protocol = ClientConnection(in_flight_max=in_flight_max, limits=_LIMITS)
         opened = OpenConnection(sock, protocol)
-        answer = call(opened, first_request(_NAME, _version()))
+        answer = call(opened, first_request(_NAME, installed_version()))
         assert isinstance(answer, ApiVersionsResponse), "the protocol takes no other answer"
         assert opened.protocol.versions is not None, "they were just agreed on"
         opened.protocol.versions.version_of(ApiKey.APPEND_RECORDS)
@@ -95,11 +94,6 @@ def pause_s(settings: PushSettings, failures: int) -> float:
 
 def _backoff(settings: PushSettings) -> Backoff:
     return Backoff(settings.backoff_min_ms / 1000, settings.backoff_max_ms / 1000)
-
-
-@cache
-def _version() -> str:
-    return version("pushrep")  # searches files: milliseconds at the first call in a process
 
 
 def _why(error: Exception, sock: AnySocket | None, settings: PushSettings) -> str:

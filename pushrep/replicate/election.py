@@ -169,7 +169,8 @@ class Election:
         if isinstance(effect, Look):
             self._ask(effect.members, self._clients.describe)
         elif isinstance(effect, StoreEpoch):
-            self._keep_number(effect.leader_epoch)
+            with self.state_store.lock:
+                self.state_store.keep(replace(self.state_store.kept, number=effect.leader_epoch))
         elif isinstance(effect, StoreGrant):
             self.store(effect.grant)
         elif isinstance(effect, SendGrant):
@@ -306,10 +307,6 @@ class Election:
             self.state_store.keep(replace(self.state_store.kept, unfenced=marks))
         count = before - kept.log_end_offset
         _LOG.warning("%s: %d records were appended without a grant, and another led since: see .cut", log.path, count)
-
-    def _keep_number(self, epoch: int) -> None:
-        with self.state_store.lock:
-            self.state_store.keep(replace(self.state_store.kept, number=epoch))
 
     def _learn_from(self, refused: Refused) -> None:
         """Another leads: store its grant, so that this directory can follow it."""

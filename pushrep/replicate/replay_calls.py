@@ -432,14 +432,12 @@ class ReplayCalls:
 
         def stop(is_allowed: bool) -> None:  # noqa: FBT001 - the worker's answer
             if is_allowed:
-                self._answer_stopped(connection, call, self._notify_all(recording_id, e.Stop()))
+                sessions, now_ms = self._server.sessions, self._server.now_ms()
+                self._answer_stopped(connection, call, sessions.notify_all(recording_id, e.Stop(), now_ms))
             else:
                 self.refuse(connection, call, ErrorCode.UNAUTHORISED, "")
 
         self.on_disk(connection, call, may, stop)
-
-    def _notify_all(self, recording_id: int, event: e.Event) -> list[tuple[ReplaySession, Effects]]:
-        return self._server.sessions.notify_all(recording_id, event, self._server.now_ms())
 
     def _answer_stopped(
         self, connection: ReplayConnection, call: Call, stopped: list[tuple[ReplaySession, Effects]]
