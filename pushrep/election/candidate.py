@@ -4,20 +4,20 @@
        │                            │ a newer grant             │
        └────────────────────────────┴───────────────────────────┴──▶ REFUSED (with an error that says what to do)
 
-LOOKING asks and compares before any number is taken, so that a promotion that can't succeed fences nobody: one that is
-not ahead of all that answer, or whose leader may be alive. It may be if it, those that say they were in contact
-with it lately, and those that did not answer are together enough to acknowledge. A leader's own node answers only while
-no service has the directory: then that one is not alive. A member that can't say counts as one without contact.
-A member that shows a grant of an older generation counts for nothing, and a candidate of one is refused: theirs is
-another history. A member that shows no grant counts for nothing, unless nothing was ever acknowledged: it may be one
-whose disk was lost, with what it held and promised. One that got its first grant since, or began anew in another
-generation, says so (`is_unfilled`) until it has been given everything. A member counts only with the directory that the
-grant names. The first grant takes them from the look, so that one waits for all that are asked; every later one carries
-them on.
-GRANTING has its number and its grant on its own disk before anybody else sees them. What counts is what members answer
-after they stored this very grant: from then on nothing older can be added to what they showed.
-CATCHING_UP fetches, for every partition, what the member that is ahead has and this one has not, and flushes it. So the
-leader holds every record that m members held.
+LOOKING asks and compares before an epoch is taken, so that a promotion that can't succeed fences nobody: one that is
+not ahead of all answering members, or whose leader may be alive. A leader may be alive if it, the members that were in
+contact with it lately and those that did not answer are together enough to acknowledge. A leader's own node answers
+only while no service has the directory: then that leader is not alive. A member that can't tell counts as one without
+contact.
+A member with a grant of an older generation does not count, and a candidate with one is refused: theirs is another
+history. A member without a grant does not count, unless nothing was ever acknowledged: its disk may have been lost,
+with its records and promises. One that got its first grant since, or began anew in another generation, answers
+`is_unfilled` until it has been given everything. A member counts only with the directory that the grant names. The
+first grant takes the directories from the look, which therefore waits for all members; every later grant keeps them.
+GRANTING has its epoch and grant on its own disk before anybody else sees them. Only answers after a member has stored
+this grant count: from then on no older leader can add to the records that it showed. CATCHING_UP fetches, for every
+partition, the records that only the member ahead has, and flushes them. So the leader holds every record that m members
+held.
 """
 
 from collections.abc import Callable, Mapping
@@ -54,11 +54,11 @@ from pushrep.election.follower import SetAside, StoreEpoch, StoreGrant
 from pushrep.election.grants import Grant, Quorum, Takeover, are_rivals, newest_list_of, newest_of, next_ballot
 
 LEADER_ALIVE_MS = 3_000
-"""A leader beats once a second: one that was in contact so recently may be alive."""
+"""A leader sends a heartbeat once a second: one that was in contact so recently may be alive."""
 
 
 class CandidateState(Enum):
-    """Where a candidate is."""
+    """The states of a candidate."""
 
     LOOKING = auto()
     GRANTING = auto()
@@ -80,14 +80,14 @@ assert MAY_BECOME.keys() == set(CandidateState), "every state has a row"
 
 
 class Purpose(Enum):
-    """What a candidate may do beyond counting."""
+    """What a candidate is allowed to do."""
 
     OPEN = auto()
     """Renew this member's leadership; never take another's."""
     PROMOTE = auto()
-    """Take it, but only if nobody is ahead."""
+    """Take another's leadership, but only if nobody is ahead."""
     PROMOTE_AND_CATCH_UP = auto()
-    """Take it, and fetch first what others have."""
+    """Take another's leadership, and fetch first the records that only others have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,7 @@ class MemberLog:
     is_damaged: bool = False
     unfenced: Unfenced | None = None
     held_to: EpochEnd | None = None
-    """What it held before it was damaged or lost records, where its own member knows that."""
+    """Its end before it was damaged or lost records, if its member knows that."""
 
     @property
     def granted(self) -> EpochEnd:
@@ -108,7 +108,7 @@ class MemberLog:
 
     @property
     def why_unfit(self) -> str | None:
-        """Why its member does not count until it is refilled."""
+        """Why its member does not count before it is filled; None if it does."""
         if self.is_damaged:
             return "it is damaged"
         if self.log.log_end_offset < self.high_watermark:
@@ -118,14 +118,13 @@ class MemberLog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberAnswer:
-    """What a member says of itself: to a look, or after it stored a grant. highest_epoch: of all that it has seen.
+    """A member's answer to a look, or after it stored a grant. highest_epoch: that it has seen.
 
-    is_unfilled: it had no grant when it stored its first, and has not been given everything since; None from an older
-    node, which can't say. directory_id: of its directory; None from an older node. identity: in its node's certificate,
-    empty without TLS. generation: of its newest grant.
-    contact_age_ms: since the leader by its newest grant was last in contact, by its own clock;
-    None without such a leader, and from an older node. carries_holds: its node keeps the hold of a grant; an older one
-    drops it.
+    is_unfilled: it stored its first grant without an earlier one, and has not been given everything since; None from an
+    older node. directory_id: None from an older node. identity: in its node's certificate, empty without TLS.
+    generation: of its newest grant. contact_age_ms: since the last contact with the leader by its newest grant, by its
+    own clock; None without such a leader, and from an older node. carries_holds: its node stores the hold of a grant;
+    an older one drops it.
     """
 
     index: int
@@ -145,9 +144,9 @@ class MemberAnswer:
 
 
 class StandbyElection(NamedTuple):
-    """A standby's election, which nobody asked for: it needs as many members as `Grant.may_take_over` wants.
+    """A standby's own election: it needs the members of `Grant.may_take_over`.
 
-    why_not: why none takes over under a grant that carries this, empty if one may. wall_ms: when it begins.
+    why_not(grant): why no standby may take over by that grant, empty if one may. wall_ms: when it begins.
     """
 
     why_not: Callable[[Grant], str]
@@ -155,7 +154,7 @@ class StandbyElection(NamedTuple):
 
 
 class Look(NamedTuple):
-    """Ask these members for their grant and their logs."""
+    """Ask these members for their grants and logs."""
 
     members: tuple[int, ...]
 
@@ -168,10 +167,10 @@ class SendGrant(NamedTuple):
 
 
 class Fetch(NamedTuple):
-    """Durably: set aside what was not granted, cut at `cut_at`, then fetch up to `until` from `member`, and flush.
+    """Durably: cut unfenced records aside, cut at `cut_at`, then fetch up to `until` from `member`, and flush.
 
-    member: this member itself where there is only something to cut. anew: the other's log starts at `cut_at`, and
-    nothing shows that this one is the same before it; it is set aside whole first.
+    member: this member itself if there is only something to cut. anew: the other's log starts at `cut_at`, and nothing
+    shows that this log is the same before it; so all of it is moved aside first.
     """
 
     partition: int
@@ -182,16 +181,16 @@ class Fetch(NamedTuple):
 
 
 class Lead(NamedTuple):
-    """Durably: every log here is flushed, then the grant's epoch begins at its end, and nothing is unfenced any more.
+    """Durably: flush every log here, begin the grant's epoch at its end, and mark nothing as unfenced any more.
 
-    Then a PartitionLeader for each log.
+    Then make a PartitionLeader for each log.
     """
 
     grant: Grant
 
 
 class Refused(NamedTuple):
-    """Not this time. Raise `error`, or with an opening and acks=LOCAL append under an epoch without a grant."""
+    """The attempt failed: raise `error`, or for an opening with acks=LOCAL append under an epoch without a grant."""
 
     error: ReplicationError
 
@@ -200,13 +199,12 @@ CandidateEffect: TypeAlias = Look | StoreEpoch | StoreGrant | SendGrant | Fetch 
 
 
 class Candidate:
-    """One attempt to lead an outbox. Not thread-safe. A refused one is thrown away; the next begins anew.
+    """One attempt to lead an outbox; the next one needs a new Candidate. Not thread-safe.
 
-    own: what this member says of itself, its unfenced numbers counted in `highest_epoch`.
-    first: the grant of an outbox that has none yet, under any number.
-    change: makes the next grant from the newest one and its number, to change the members; else it is renewed.
-    leader_alive_ms: another leader that was in contact so lately may be alive, and is left alone; 0: it is deposed.
-    standby: whose election it is; None: an operator, or an opening, asked for it.
+    own: this member's own answer, its unfenced epochs included in `highest_epoch`. first: the first grant, for an
+    outbox without one; its epoch is replaced. change: makes the next grant from the newest one and its epoch, to change
+    the members; None: a renewal. leader_alive_ms: another leader that was in contact within this time may be alive, and
+    is left alone; 0: it is deposed. standby: for a standby's election; None for an operator's or an opening's.
     """
 
     def __init__(  # noqa: PLR0913 - who, what for, and what may differ
@@ -225,18 +223,18 @@ class Candidate:
         self._leader_alive_ms, self._is_over = leader_alive_ms, False
         self.state = CandidateState.LOOKING
         self.grant: Grant | None = None
-        """The one that this attempt offers, once it has a number."""
+        """The grant that this attempt offers, once it has an epoch."""
         self._own, self._first = own, first
         self._answers: dict[int, MemberAnswer] = {index: own}
         self._to_fetch: set[int] = set()
         self._was_led_by_another = False
         self._kept_a_grant: frozenset[int] = frozenset({index})
         self.is_first = False
-        """Nothing was ever acknowledged, by the answers to the look."""
+        """By the answers to the look, nothing was ever acknowledged."""
 
     @property
     def base(self) -> Grant:
-        """The grant whose lists count: the newest change of members that anybody showed."""
+        """The grant whose member lists count: the newest change of members in any answer."""
         newest = newest_list_of(answer.grant for answer in self._answers.values())
         if newest is None:
             assert self._first is not None, "an outbox without a grant is opened with its first one"
@@ -245,25 +243,25 @@ class Candidate:
 
     @property
     def asks_again(self) -> bool:
-        """Whether a member that gave no answer is asked again: a standby's, while too few have answered, or stored its
+        """Whether silent members are asked again: in a standby's election, while too few have answered or stored its
         grant.
         """
         waits = self.state in {CandidateState.LOOKING, CandidateState.GRANTING}
         return self._standby is not None and waits and not self._is_enough(self.grant or self.base)
 
     def start(self) -> list[CandidateEffect]:
-        """Ask everybody."""
+        """Begin: look at all members."""
         for partition, log in self._own_unfit():
             if self.purpose is not Purpose.OPEN or log.held_to is None:
                 return self._refuse(LogNotFit(partition, str(log.why_unfit)))
         return [Look(self._others()), *self._on_look()]
 
     def on_answer(self, answer: MemberAnswer) -> list[CandidateEffect]:
-        """A member answered a look, or after it was offered the grant. What comes late changes nothing."""
+        """A member answered a look or an offer. Late answers change nothing."""
         if self.state is CandidateState.LOOKING:
             known = set(self._others())
             self._answers[answer.index] = answer
-            more = tuple(sorted(set(self._others()) - known))  # a newer list names members that were not asked yet
+            more = tuple(sorted(set(self._others()) - known))  # a newer list may have members that were not asked yet
             return [*([Look(more)] if more else []), *self._on_look()]
         if self.state is CandidateState.GRANTING:
             self._answers[answer.index] = answer
@@ -295,19 +293,19 @@ class Candidate:
         return quorum.to_lead if self._standby is None else quorum.to_take_over
 
     def _is_enough(self, grant: Grant) -> bool:
-        """Whether those that count are enough to lead by it."""
+        """Whether the counting members are enough to lead by the grant."""
         counting = self._counting()
         return grant.may_lead(counting) if self._standby is None else grant.may_take_over(counting)
 
     def on_fetched(self, partition: int) -> list[CandidateEffect]:
-        """A Fetch is carried out."""
+        """A Fetch was carried out."""
         if self.state is not CandidateState.CATCHING_UP:
             return []
         self._to_fetch.discard(partition)
         return [] if self._to_fetch else self._lead()
 
     def _own_unfit(self) -> list[tuple[int, MemberLog]]:
-        """What this member's directory lost records of: it does not count, and leads once it has fetched them."""
+        """The partitions of which this member lost records: it does not count, and leads only after fetching them."""
         return [(partition, log) for partition, log in sorted(self._own.logs.items()) if log.why_unfit is not None]
 
     def _not_held(self, partition: int, own: MemberLog) -> LogNotFit:
@@ -317,7 +315,7 @@ class Candidate:
         return LogNotFit(partition, why, self._way_out(partition, end))
 
     def _way_out(self, partition: int, end_offset: int) -> str:
-        """What an operator does about records up to `end_offset` that this member lost."""
+        """What an operator can do about lost records up to `end_offset`."""
         if self.base.may_lead(self.base.indexes - {self.index}):
             return "bring back those that hold all of it, or promote another member"
         fit = self._counting() - {self.index}
@@ -337,7 +335,7 @@ class Candidate:
         return tuple(sorted(self.base.indexes - {self.index}))
 
     def _counting(self) -> frozenset[int]:
-        """Those that answered and are fit; once there is a grant, those that stored it."""
+        """The members that answered and count; once there is a grant, those that stored it."""
         if self.grant is None:
             if self._is_first_grant():
                 return frozenset(self._answers)
@@ -358,7 +356,7 @@ class Candidate:
         )
 
     def _is_first_grant(self) -> bool:
-        """Whether there was none before: nobody shows one, but for an own one that never came to lead."""
+        """Whether there was no grant before: nobody shows one, except this member's own that never led."""
         own = self._own.grant
         is_shown = any(answer.grant is not None for index, answer in self._answers.items() if index != self.index)
         if is_shown or own is None:
@@ -367,18 +365,18 @@ class Candidate:
         return not led and self._nothing_was_acknowledged()
 
     def _named(self, grant: Grant, epoch: int) -> Grant:
-        """The first grant, with the directories that all members showed; unless one speaks no such names."""
+        """The first grant, with the directories of all members, unless an older node shows none."""
         shown = {index: answer.directory_id for index, answer in self._answers.items()}
         named = {index: one for index, one in shown.items() if one is not None}
         return grant.with_names(epoch, named) if named.keys() >= grant.indexes else grant
 
     def _may_name_more(self) -> bool:
-        """Whether somebody can still answer whom the first grant would name, too."""
+        """Whether a member that the first grant would name can still answer."""
         are_all_named = all(answer.directory_id is not None for answer in self._answers.values())
         return are_all_named and not self._is_over and self._answers.keys() < self.base.indexes
 
     def _why_another_leads(self, newest: Grant | None) -> ReplicationError | None:
-        """An opening takes it from nobody, and nobody from a newer generation."""
+        """An opening deposes nobody, and nobody deposes a leader of a newer generation."""
         if newest is None:
             return None
         if (why_not := self._why_another_generation(newest)) is None and self._was_led_by_another:
@@ -386,7 +384,7 @@ class Candidate:
         return why_not
 
     def _why_another_generation(self, newest: Grant) -> ReplicationError | None:
-        """A grant was forced that this directory has no part in, or two of them beside each other."""
+        """A grant was forced without this directory, or two were forced independently."""
         for answer in self._answers.values():
             if answer.grant is not None and are_rivals(newest.generation, answer.grant.generation):
                 known = (newest, answer.grant)
@@ -399,7 +397,7 @@ class Candidate:
         return OlderGeneration(newest.leader, newest.epoch, generation=own.generation, newest=newest.generation)
 
     def _why_no_member(self) -> ReplicationError | None:
-        """It is not in the list, or its directory is another than the grant's, or two addresses lead to one."""
+        """This member is not in the list, or has another directory than the grant's or another member's."""
         if all(member.index != self.index for member in self.base.members):
             return NotAMember(self.index, self.base.epoch)
         if not self._is_first_grant() and not self.base.is_member(self.index, self._own.directory_id):
@@ -411,8 +409,8 @@ class Candidate:
         return None
 
     def _nothing_was_acknowledged(self) -> bool:
-        """Whether no record of this outbox can have been: nobody has a grant, or this member, which had the newest one
-        and so holds all that was, has no record of any granted epoch.
+        """Whether no record can have been acknowledged: nobody has a grant, or this member, which had the newest one
+        and so holds everything, has no record of a granted epoch.
         """
         newest = self._newest()
         if newest is None:
@@ -458,19 +456,19 @@ class Candidate:
         return [StoreEpoch(grant.epoch), StoreGrant(grant), SendGrant(self._others(), grant), *self._on_stored()]
 
     def _why_held(self) -> TakeoverHeld | None:
-        """Why no standby may take over now. So many have answered that one of them knows the newest hold."""
+        """Why no standby may take over now. Enough members have answered for one of them to know the newest hold."""
         if self._standby is None or not self._was_led_by_another:
             return None
         why_not = self._standby.why_not(self.base.carrying(answer.grant for answer in self._answers.values()))
         return TakeoverHeld(why_not) if why_not else None
 
     def _goes_on(self, newest: Grant | None) -> bool | ReplicationError:
-        """Whether to take a number, by what was answered until now; or why not, whatever the others say."""
+        """Whether to take an epoch, by the answers so far; or the error, if no further answer could change it."""
         if (why_not := self._why_another_leads(newest) or self._why_no_member()) is not None:
             return why_not
         is_enough = self._is_enough(self.base) and not (self._is_first_grant() and self._may_name_more())
         if is_enough and self._own_unfit() and isinstance(refusal := self._fetches(), ReplicationError):
-            return refusal if self._is_over else False  # another may hold it
+            return refusal if self._is_over else False  # another may hold them
         if newest is None or self.purpose is Purpose.OPEN:
             return is_enough
         silent = self.base.indexes - self._answers.keys()
@@ -503,7 +501,7 @@ class Candidate:
         return list(fetches) if fetches else self._lead()
 
     def _fetches(self) -> list[Fetch] | ReplicationError:
-        """What has to be cut and fetched before anything is appended, or why this member can't."""
+        """What has to be cut and fetched before leading, or why this member can't lead."""
         fetches = []
         counting = self._counting()
         holds_others = bool(self._own_unfit()) and not self._own.is_unfilled  # of the partitions that lost nothing
@@ -552,10 +550,9 @@ class Candidate:
 def leader_alive(
     own: int, newest: Grant, answers: Mapping[int, MemberAnswer], silent: AbstractSet[int], leader_alive_ms: int
 ) -> LeaderMayBeAlive | None:
-    """Why the leader by the `newest` grant that anybody showed may lead on; None if it does not. own: the one that
-    asks.
+    """Why the leader by the `newest` grant may still lead; None if it does not. own: the asking member.
 
-    The error names no silent members if those that answered show it without them.
+    The error names silent members only if the answers alone do not show it.
     """
     leader = newest.leader
     at_home = answers.get(leader)  # its node answers only while no service has its directory

@@ -1,12 +1,12 @@
-"""Where two logs part, by the epochs that wrote them (KIP-101, KIP-279), and which of two logs is ahead.
+"""Where two logs diverge, by their leader epochs (KIP-101, KIP-279), and which of two logs is ahead.
 
     leader   (1, 0) ........ (4, 7) .........            epochs of the records: 1 1 1 1 1 1 1 4 4 4
     replica  (1, 0) ..... (3, 5) ...                                            1 1 1 1 1 3 3 3
                           ^ 5: the replica's largest epoch at or below 4 is 3, which the leader lacks; the leader's
                                largest at or below 3 is 1, its end there 7, the replica's 5: go on at min(7, 5)
 
-What makes it right: within an epoch one member appends, so two logs with the same epoch before an offset are equal
-below that offset. Every question goes back by a record at least, so it ends.
+It is correct because only one member appends in an epoch, so two logs with the same epoch before an offset are equal
+below that offset. It ends because every question goes back by at least one record.
 """
 
 from bisect import bisect_right
@@ -18,14 +18,14 @@ NO_EPOCH = -1
 
 
 class EpochEnd(NamedTuple):
-    """An epoch and the offset behind its last record. Of two logs the greater one is ahead."""
+    """An epoch and its end offset. Of two logs the one with the greater EpochEnd is ahead."""
 
     epoch: int
     end_offset: int
 
 
 class LogEnds(NamedTuple):
-    """A log as far as replication compares it: both its ends and its epochs."""
+    """A log's start, end and epochs, as replication compares them."""
 
     log_start_offset: int
     log_end_offset: int
@@ -46,9 +46,10 @@ class LogEnds(NamedTuple):
         return EpochEnd(entries[above - 1][0], entries[above][1] if above < len(entries) else self.log_end_offset)
 
     def cut(self, end_offset: int) -> "LogEnds":
-        """As it is after a cut at `end_offset`. An epoch that starts right there stays in the list.
+        """The log after a cut at `end_offset`.
 
-        It was in the log before, and what is below the cut may be safe only by that (see `granted_end`).
+        An epoch that starts exactly there stays in the list: records below the cut may be safe only because of it (see
+        `granted_end`).
         """
         if end_offset >= self.log_end_offset:
             return self
@@ -56,14 +57,14 @@ class LogEnds(NamedTuple):
 
 
 def step_back(ours: LogEnds, theirs: EpochEnd) -> int:
-    """Where to ask again after `theirs`, the other log's answer to a previous epoch that it does not have there."""
-    if theirs.epoch == NO_EPOCH:  # its log starts there; what was before lay below a watermark, and is the same
+    """The next offset to ask about, after the other log's answer `theirs` to an epoch that it does not have there."""
+    if theirs.epoch == NO_EPOCH:  # its log starts there; records before were below a watermark, so they are the same
         return max(ours.log_start_offset, min(theirs.end_offset, ours.log_end_offset))
     return max(ours.log_start_offset, min(theirs.end_offset, ours.end_at_or_below(theirs.epoch).end_offset))
 
 
 def common_end(ours: LogEnds, theirs: LogEnds) -> int:
-    """Up to where the two logs are equal, as far as both hold it: where push goes on, or a cut has to be made."""
+    """The end of the equal part of two logs: where pushing goes on, or a cut has to be made."""
     lowest = max(ours.log_start_offset, theirs.log_start_offset)
     offset = min(ours.log_end_offset, theirs.log_end_offset)
     while offset > lowest and (epoch := ours.epoch_before(offset)) != theirs.epoch_before(offset):
@@ -74,10 +75,10 @@ def common_end(ours: LogEnds, theirs: LogEnds) -> int:
 
 
 class Unfenced(NamedTuple):
-    """Appended with acks=LOCAL while too few members answered: kept beside the grant, for nothing of it counts yet.
+    """Records appended with acks=LOCAL while too few members answered, which do not count yet.
 
-    granted: the log's newest granted epoch and its end, from before the first unfenced number was taken. It has to be
-    kept, because an epoch that holds no record gives its place in the list to the next one that starts there.
+    granted: the log's newest granted epoch and its end, before the first unfenced epoch. It is stored, because an epoch
+    without a record is replaced in the list by the next one that starts there.
     """
 
     start_offset: int
@@ -85,7 +86,9 @@ class Unfenced(NamedTuple):
 
 
 def granted_end(log: LogEnds, unfenced: Unfenced | None) -> EpochEnd:
-    """(newest granted epoch in the log, its end): what candidates compare. The greatest holds what m members held."""
+    """(newest granted epoch in the log, its end), which candidates compare. The log with the greatest holds all that m
+    members held.
+    """
     if unfenced is None:
         return EpochEnd(log.leader_epochs.latest_epoch, log.log_end_offset)
     if log.log_end_offset >= unfenced.granted.end_offset:
@@ -95,14 +98,14 @@ def granted_end(log: LogEnds, unfenced: Unfenced | None) -> EpochEnd:
 
 
 def marked_unfenced(log: LogEnds, unfenced: Unfenced | None) -> Unfenced:
-    """What has to be on disk before an epoch without a grant begins at the log's end."""
+    """The mark that has to be on disk before an epoch without a grant begins at the log's end."""
     if unfenced is not None and unfenced.start_offset <= log.log_end_offset:
         return unfenced
     return Unfenced(log.log_end_offset, granted_end(log, unfenced))
 
 
 def without_unfenced(log: LogEnds, unfenced: Unfenced | None) -> LogEnds:
-    """The log as it is once its unfenced end was set aside; its newest granted epoch stands in the list again."""
+    """The log after its unfenced end was cut aside; its newest granted epoch is in the list again."""
     if unfenced is None:
         return log
     kept = log.cut(unfenced.start_offset)

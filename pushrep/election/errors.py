@@ -27,7 +27,7 @@ class LeadGivenUp(NotLeader):
 
 
 class OlderGeneration(NotLeader):
-    """Grants were forced since this directory was away: what it holds is set aside, and it is filled as a replica of
+    """Grants were forced while this directory was away: its records are kept aside, and it is filled as a replica of
     member `leader`. generation, newest: its own, and the one that another member showed.
     """
 
@@ -42,7 +42,7 @@ class OlderGeneration(NotLeader):
 
 
 class RivalGenerations(NotLeader):
-    """Two grants were forced beside each other: nobody can say which history counts, so neither is led."""
+    """Two grants were forced independently: nobody can tell which history counts, so neither is led."""
 
     def __init__(self, leader: int, epoch: int, *, generation: int, rival: int) -> None:
         super().__init__(leader, epoch)
@@ -56,7 +56,7 @@ class RivalGenerations(NotLeader):
 
 
 def label(generation: int) -> str:
-    """A generation as people read it: its number, and what distinguishes it from another of that number."""
+    """A generation as text: its number, and the random part that distinguishes it from others of that number."""
     return f"{generation >> 32}.{generation & 0xFFFFFFFF:08x}" if generation else "0"
 
 
@@ -69,7 +69,7 @@ class CantStandBy(ReplicationError):
 
 
 class TakeoverHeld(ReplicationError):
-    """No standby takes over by itself now, by a hold or the pause that the newest grant carries; nobody was fenced."""
+    """No standby may take over now, because of a hold or the pause after a takeover; nobody was fenced."""
 
     def __init__(self, why: str) -> None:
         super().__init__(f"{why}; nobody was fenced")
@@ -142,7 +142,7 @@ class NotAhead(ReplicationError):
 
 
 class LeaderMayBeAlive(ReplicationError):
-    """Member `leader` may lead on by epoch `epoch`, so nothing was taken from it: nobody was fenced.
+    """Member `leader` may still lead by epoch `epoch`, so it was not deposed, and nobody was fenced.
 
     contacts: of the members that it was in contact with lately, how many milliseconds ago by their own clocks. silent:
     those that did not answer, and could be in contact with it.

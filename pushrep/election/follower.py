@@ -1,8 +1,8 @@
-"""What a replica does with an AppendRecords: checks in order, then one row of a table by what it finds.
+"""What a replica does with an AppendRecords: checks in order, then a row of a table, chosen by comparing the logs.
 
     checks      generation · offline? member? epoch (own above: fenced; own below: taken) · replica epoch, session
                 bytes · offsets
-    finding     where the request's records lie against the log, and whether what is before them is the same
+    finding     where the request's records are relative to the log, and whether the records before them are the same
     row         the answer, what is cut, what is appended: FOLLOWER_RULES, one row for each finding
     effects     what the caller does, in this order, each on disk before the next where its name promises it
 
@@ -10,9 +10,9 @@
                           ^ 3: the epoch before it is the same, the batch there is of another epoch: cut, append
        verified     1 1 1 4 4                 up to the request's end the logs are equal
 
-Above what is verified the log may hold anything that an older leader left, so the high watermark never goes there, and
-neither does what the leader counts. Once an epoch's start is verified, the epoch is in the log (BeginEpoch) even if no
-record of it is: else a candidate with an older, longer log would pass for the one ahead (Raft's figure 8).
+Above the verified offset the log may hold an older leader's records, so neither the high watermark nor the leader's
+count goes there. Once an epoch's start is verified, the epoch is in the log's list (BeginEpoch) even without a record:
+else a candidate with an older, longer log would count as ahead (Raft's figure 8).
 
 Where a request's records lie against a replica's log (`find`):
 
@@ -22,7 +22,7 @@ epoch before it is another                diverged     |          x ^           
 the same before, from there on equal      (resend)     |            ^ = = = = = = |+ + + +
 the same before, another batch there      differs      |            ^ = = ≠       |
 
-An effect is over before the next one begins; "durably" means on disk by then, whatever the durability of records is.
+Each effect ends before the next begins; "durably" means on disk by then, whatever the durability of records.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,16 +40,16 @@ from pushrep.wire.push_messages import AppendRecordsResult
 
 
 class RequestFinding(Enum):
-    """Exactly one of these holds for every request that passed the checks."""
+    """The results of the comparison: exactly one for every request that passed the checks."""
 
-    __hash__ = object.__hash__  # Enum's own is Python: it hashes the name, for every look into a table
+    __hash__ = object.__hash__  # Enum's own hashes the name in Python, at every look-up
 
     FITS = auto()
-    """At or below LEO, the same before it, and all that the log has there is the same."""
+    """At or below LEO; the logs are the same before it, and from there on as far as this log goes."""
     DIVERGED_BEFORE = auto()
     """Another epoch before the append offset."""
     OTHER_EPOCH = auto()
-    """A batch of another epoch at or behind the append offset, not below the high watermark."""
+    """A batch of another epoch at or after the append offset, not below the high watermark."""
     OTHER_EPOCH_BELOW_WATERMARK = auto()
     OTHER_BYTES = auto()
     """The same epoch, another batch: one epoch had two leaders, or a disk lied. It must not happen."""
@@ -58,22 +58,22 @@ class RequestFinding(Enum):
     BELOW_START = auto()
     """Below the log's own start, where nothing can be compared."""
     RESTART = auto()
-    """Nothing to go on from, and the leader's log begins at the append offset."""
+    """Nothing in common, and the leader's log begins at the append offset."""
     RESTART_BELOW_WATERMARK = auto()
 
 
 class CutAt(Enum):
-    """What of the log goes before anything is appended."""
+    """What is cut from the log before the append."""
 
     NOTHING = auto()
     AT_DIFFERENCE = auto()
     """From the first batch that differs on; checkpoints first, then the log, then fsync."""
     ALL = auto()
-    """The log is set aside as `.stale` and begins anew at the append offset."""
+    """The log is moved aside as `.stale` and begins anew at the append offset."""
 
 
 class FindingRule(NamedTuple):
-    """A row. `accepts`: records and watermarks are taken. `is_offline`: from now on the log waits for an operator."""
+    """A row. accepts: records and watermarks are accepted. is_offline: from now on the log waits for an operator."""
 
     error: ErrorCode
     accepts: bool = False
@@ -98,7 +98,7 @@ assert FOLLOWER_RULES.keys() == set(RequestFinding), "every finding has a row"
 
 
 class Found(NamedTuple):
-    """`at`: the first offset that differs, where the finding says that one does."""
+    """at: the first offset that differs, if the finding has one."""
 
     finding: RequestFinding
     at: int = -1
@@ -110,14 +110,14 @@ def find(
     request: AppendRecordsPartition,
     batch_at: Callable[[int], bytes | memoryview | None],
 ) -> Found:
-    """The one finding that holds. `batch_at` is asked only for batches that the request overlaps."""
+    """Compare the request with the log. `batch_at` is called only for batches that the request overlaps."""
     place = _before(log, request)
     if place is None:
         return _from_there_on(log, high_watermark, request, batch_at)
-    # BELOW_START: this log starts higher than the leader's, as it moved on since it was asked.
+    # BELOW_START: this log starts higher than the leader knows, because its start rose since.
     if request.restart and place is not RequestFinding.BELOW_START:
-        # The leader's log has nothing before the append offset to compare. The batch there will do: an epoch has one
-        # history. To set a log aside that goes on like the leader's would take back what it acknowledged.
+        # The leader's log has nothing before the append offset to compare, so the batch there decides: an epoch has one
+        # history. Moving a log aside that continues like the leader's would lose what it has acknowledged.
         at = request.append_offset
         if at < log.log_end_offset and log.leader_epochs.epoch_of(at) == request.epoch_at_append_offset:
             return _from_there_on(log, high_watermark, request, batch_at)
@@ -127,14 +127,14 @@ def find(
 
 
 def _before(log: LogEnds, request: AppendRecordsPartition) -> RequestFinding | None:
-    """What is wrong with the place itself; None if the logs are the same before it."""
+    """The finding before the append offset; None if the logs are the same before it."""
     offset = request.append_offset
     if offset > log.log_end_offset:
         return RequestFinding.GAP
     if offset < log.log_start_offset:
         return RequestFinding.BELOW_START
-    # At its own start a log holds nothing to compare. What was before it lay below a high watermark, which every later
-    # leader holds: nothing can differ there.
+    # At its own start a log has nothing to compare. Records before it were below a high watermark, which every later
+    # leader holds, so they can't differ.
     if offset > log.log_start_offset and log.epoch_before(offset) != request.previous_epoch:
         return RequestFinding.DIVERGED_BEFORE
     return None
@@ -146,7 +146,7 @@ def _from_there_on(
     request: AppendRecordsPartition,
     batch_at: Callable[[int], bytes | memoryview | None],
 ) -> Found:
-    """The first difference between the request's batches and the log, and between the log's rest and the epoch."""
+    """The finding from the append offset on: the first difference between the request's batches and the log."""
     for batch in request.batches:
         if batch.base_offset >= log.log_end_offset:
             return Found(RequestFinding.FITS)
@@ -155,7 +155,7 @@ def _from_there_on(
         if batch_at(batch.base_offset) != batch.data:
             return Found(RequestFinding.OTHER_BYTES, batch.base_offset)
     end = request.end_offset
-    # At and above its start the epoch's leader wrote everything: a rest of another epoch can't be part of its log.
+    # The epoch's leader wrote everything from the epoch's start on, so a rest of another epoch is not part of its log.
     is_rest_foreign = end < log.log_end_offset and log.leader_epochs.epoch_of(end) != request.leader_epoch
     if end >= request.epoch_start_offset and is_rest_foreign:
         return _other_epoch(end, high_watermark)
@@ -169,7 +169,7 @@ def _other_epoch(offset: int, high_watermark: int) -> Found:
 
 
 class ReplicaSession(NamedTuple):
-    """The newest push session a replica has seen. `is_over`: its leader ended it."""
+    """The newest push session that a replica has seen. is_over: its leader ended it."""
 
     leader_epoch: int
     session_id: int
@@ -180,7 +180,7 @@ NO_SESSION = ReplicaSession(-1, -1)
 
 
 class StoreEpoch(NamedTuple):
-    """Durably: from now on everything of an older leader is refused. A candidate's own number, too."""
+    """Durably: refuse older leaders from now on. Also for a candidate's own epoch."""
 
     leader_epoch: int
 
@@ -198,13 +198,13 @@ class OpenSession(NamedTuple):
 
 
 class SetUnfencedAside(NamedTuple):
-    """Durably: cut what was appended without a grant, kept as `.cut`, counted, reported; the log is `log` then."""
+    """Durably: cut the records appended without a grant into `.cut`, and report them; the log is `log` then."""
 
     log: LogEnds
 
 
 class Truncate(NamedTuple):
-    """Durably: checkpoints are lowered, then the log is cut, which ends at `offset` afterwards.
+    """Durably: lower the checkpoints, then cut the log at `offset`.
 
     An epoch that starts at `offset` stays in the list of epochs.
     """
@@ -213,10 +213,10 @@ class Truncate(NamedTuple):
 
 
 class SetAside(NamedTuple):
-    """Durably: the log goes aside as `.stale`; an empty one begins at `offset`, its start and its watermark there.
+    """Durably: move the log aside as `.stale`, and begin an empty one whose start and watermark are `offset`.
 
-    leader_epoch: stands in its list of epochs from the beginning, starting at `offset`: everything below was there when
-    this epoch wrote. Without it a crash now would leave a log that seems to be behind every other.
+    leader_epoch: is in its list of epochs from the beginning, starting at `offset`, because everything below existed
+    when this epoch began. Without it, after a crash, the log would seem to be behind every other.
     """
 
     offset: int
@@ -224,10 +224,10 @@ class SetAside(NamedTuple):
 
 
 class Append(NamedTuple):
-    """Write these batches behind the log's end, as they are.
+    """Append these batches unchanged.
 
-    cleaned_offset: where offsets are missing below it, the log's own cleaner's offset is raised over the hole first,
-    durably, and what follows the hole goes into a segment of its own.
+    cleaned_offset: if offsets are missing below it, the log's own cleaned offset is raised over the hole first,
+    durably, and the batches after the hole get a segment of their own.
     """
 
     batches: tuple[Batch, ...]
@@ -235,18 +235,18 @@ class Append(NamedTuple):
 
 
 class BeginEpoch(NamedTuple):
-    """Durably: the epoch stands in the log's list of epochs, whether or not it has a record yet."""
+    """Durably: add the epoch to the log's list, whether or not it has a record yet."""
 
     leader_epoch: int
     start_offset: int
 
 
 class Flush(NamedTuple):
-    """Everything that was appended is on disk."""
+    """Bring everything appended to disk."""
 
 
 class SetHighWatermark(NamedTuple):
-    """Checkpointed when it suits; it only rises, but for a cut or a log set aside."""
+    """Set the high watermark, checkpointed later; it only rises, except by a cut or a log moved aside."""
 
     high_watermark: int
 
@@ -258,19 +258,19 @@ class SetLogStart(NamedTuple):
 
 
 class CloseSession(NamedTuple):
-    """The leader said that its session is over: nothing more of it is accepted."""
+    """The leader ended its session: accept nothing more of it."""
 
     reason: PushSessionEndReason
 
 
 class GoOffline(NamedTuple):
-    """The log waits for an operator; the others of the node go on."""
+    """Take the log offline until an operator acts; the node's other logs go on."""
 
     finding: RequestFinding
 
 
 class Answer(NamedTuple):
-    """The last effect: all before it are done."""
+    """Answer the request; the last effect."""
 
     result: AppendRecordsResult
 
@@ -297,11 +297,11 @@ BatchAt: TypeAlias = Callable[[int], bytes | memoryview | None]
 
 
 class ReplicaState(NamedTuple):
-    """Everything about one log that the rules look at.
+    """The state of one log for the rules.
 
-    leader_epoch: the newest one taken, unfenced ones of its own not counted. replica_epoch: of this run of the node.
-    unfenced: what this member appended without a grant when it was the leader, if anything.
-    is_offline: the log waits for an operator.
+    leader_epoch: the newest one accepted, without this member's own unfenced ones. replica_epoch: of this run of the
+    node. unfenced: records that this member appended without a grant as leader. is_offline: the log waits for an
+    operator.
     """
 
     log: LogEnds
@@ -316,17 +316,17 @@ class ReplicaState(NamedTuple):
 
     @property
     def newest_epoch(self) -> int:
-        """Of everything older nothing is accepted."""
+        """The newest epoch known here: older ones are refused."""
         return max(self.leader_epoch, self.grant.epoch if self.grant else -1)
 
     @property
     def generation(self) -> int:
-        """Of the log, once the grant is kept: what an older one held was set aside."""
+        """The log's generation, which is the stored grant's: logs of an older one were moved aside."""
         return self.grant.generation if self.grant else 0
 
 
 class RequestCheck(NamedTuple):
-    """One reason to refuse a request before its records are looked at."""
+    """A reason to refuse a request before its records are read."""
 
     error: ErrorCode
     refuses: Callable[[ReplicaState, AppendRecordsPartition], bool]
@@ -339,12 +339,12 @@ LEADER_CHECKS: tuple[RequestCheck, ...] = (
     ),
     RequestCheck(ErrorCode.FENCED_LEADER_EPOCH, lambda state, request: request.leader_epoch < state.newest_epoch),
     RequestCheck(
-        ErrorCode.IMPOSSIBLE_EPOCH,  # a log without a grant has nothing to measure a jump by
+        ErrorCode.IMPOSSIBLE_EPOCH,  # without a grant a jump can't be measured
         lambda state, request: state.grant is not None and request.leader_epoch - state.newest_epoch > EPOCH_JUMP_MAX,
     ),
     RequestCheck(ErrorCode.LOG_OFFLINE, lambda state, _: state.is_offline),
 )
-"""The checks of identity. After these a newer leader epoch is taken, durably, whatever the rest of the request is."""
+"""The checks of identity. After these a newer leader epoch is accepted, durably, whatever the rest of the request."""
 
 SESSION_CHECKS: tuple[RequestCheck, ...] = (
     RequestCheck(ErrorCode.STALE_SESSION, lambda state, request: request.replica_epoch != state.replica_epoch),
@@ -354,11 +354,11 @@ SESSION_CHECKS: tuple[RequestCheck, ...] = (
         ErrorCode.CORRUPT_MESSAGE,
         lambda _, request: not all(0 <= batch.leader_epoch <= request.leader_epoch for batch in request.batches),
     ),
-    # No CRC covers a base offset or an epoch: another one than must follow is a damaged header.
+    # No CRC covers a base offset or an epoch, so one that does not follow means a damaged header.
     RequestCheck(ErrorCode.CORRUPT_MESSAGE, lambda _, request: not request.joins),
     RequestCheck(ErrorCode.INVALID_REQUEST, lambda _, request: _begins_without_its_epoch(request)),
 )
-"""What it says. After these the records' place in the log decides."""
+"""The checks of the content. After these the comparison with the log decides."""
 
 
 def _is_stale(newest: ReplicaSession, request: AppendRecordsPartition) -> bool:
@@ -367,17 +367,17 @@ def _is_stale(newest: ReplicaSession, request: AppendRecordsPartition) -> bool:
 
 
 def _begins_without_its_epoch(request: AppendRecordsPartition) -> bool:
-    """A log begins anew with its epoch."""
+    """A log that begins anew without records needs its epoch's start."""
     return request.restart and not request.batches and request.append_offset < request.epoch_start_offset
 
 
 def follow(
     state: ReplicaState | None, request: AppendRecordsPartition, batch_at: BatchAt
 ) -> tuple[FollowerEffect, ...]:
-    """What a replica does with `request`, in order; the last effect is its Answer. None: it keeps no such log.
+    """The effects of a request, in order; the last one is the Answer. state None: there is no such log.
 
-    The caller carries the effects out one by one, durably where they say so; if one fails (disk), it stops there and
-    answers `storage_error`. Nothing of `request` may be judged before the effects of the one before are carried out.
+    The caller carries them out one by one, durably where they say so; if one fails (disk), it stops and answers
+    `storage_error`. The effects of the request before have to be done before this is called.
     """
     if state is None:
         return (Answer(AppendRecordsResult(error_code=ErrorCode.UNKNOWN_TOPIC_ID)),)
@@ -395,21 +395,21 @@ def follow(
     if (request.leader_epoch, request.session_id) > state.session[:2]:
         effects.append(OpenSession(ReplicaSession(request.leader_epoch, request.session_id)))
     log = without_unfenced(state.log, state.unfenced)
-    if state.unfenced is not None:  # its next grant is for another: only then does anybody push to it
+    if state.unfenced is not None:  # another has the next grant: only then is this log pushed to
         effects.append(SetUnfencedAside(log))
     found = find(log, state.high_watermark, request, batch_at)
     return (*effects, *_by_the_table(state, log, request, found))
 
 
 def storage_error(state: ReplicaState) -> AppendRecordsResult:
-    """The answer of a replica whose disk failed in the middle of its effects: it holds what `state` says now."""
+    """The answer of a replica whose disk failed during its effects; `state`: what it holds now."""
     return _result(state, ErrorCode.KAFKA_STORAGE_ERROR)
 
 
 def _first_refusal(
     checks: tuple[RequestCheck, ...], state: ReplicaState, request: AppendRecordsPartition
 ) -> ErrorCode | None:
-    for check in checks:  # seven for every request: a generator would take as long as they do
+    for check in checks:  # a generator would cost as much as the seven checks
         if check.refuses(state, request):
             return check.error
     return None
@@ -418,7 +418,7 @@ def _first_refusal(
 def _of_another_generation(kept: int, asked: int) -> ErrorCode:
     if are_rivals(kept, asked):
         return ErrorCode.INCONSISTENT_OUTBOX
-    # A leader of a higher one has to show its grant first: only with that the log is set aside.
+    # A leader of a higher generation has to show its grant first: with it the log is moved aside.
     return ErrorCode.FENCED_LEADER_EPOCH if asked < kept else ErrorCode.STALE_SESSION
 
 
@@ -443,7 +443,7 @@ def _accept(
     """Truncate, append, begin the epoch, flush, HWM, LSO, answer: in this order."""
     effects: list[FollowerEffect] = []
     high_watermark, log_start = state.high_watermark, log.log_start_offset
-    flushed = min(state.flushed_offset, log.log_end_offset)  # lower if something unfenced went
+    flushed = min(state.flushed_offset, log.log_end_offset)  # lower if unfenced records were cut
     if cut is CutAt.ALL:
         aside = SetAside(request.append_offset, request.epoch_at_append_offset)
         effects.append(aside)

@@ -1,4 +1,4 @@
-"""Who leads an outbox, by ballot: numbers, grants, and how many members have to have stored one.
+"""Who leads an outbox, by ballot: epochs, grants, and how many members have to store one.
 
     N members, m = min_insync_replicas, the leader counted in both
 
@@ -7,18 +7,18 @@
                          |======= N - m + 1 ====|        any two such sets meet in a member, which holds the record and
                                                          refuses older leaders: the new one finds it there
 
-A grant that changes the list or m names the one before it, too, and needs enough members of both lists (a joint grant)
-until `may_settle`; the next grant then names the new list alone. Where the list before is one member, as a
-forced grant (below) makes it, that one leads alone until then: the others are empty at first and don't count.
-Everything that is acknowledged meanwhile is on that member, too.
+A grant that changes the list or m also has the list before, and needs enough members of both (a joint grant) until
+`may_settle`; the next grant then has the new list alone. If the list before is one member, as after a forced grant
+(below), that one leads alone until then: the others are empty at first and don't count. Everything that is acknowledged
+meanwhile is on that member, too.
 
-A member is a directory: the grant names its id, and an answer with another counts for nothing. A member whose disk
-is new is filled first; a joint grant then names the new directory beside the old one (`entering`), and acknowledgements
-don't count it before so many stored that grant that nobody can lead by the old directory any more (`may_enter`).
+A member is a directory: the grant has its id, and an answer with another id does not count. A member with a new disk is
+filled first; a joint grant then names the new directory beside the old one (`entering`), and acknowledgements don't
+count it before enough members have stored that grant for nobody to lead with the old directory any more (`may_enter`).
 `judge_grant` is a member's answer to a grant: stored, or why not.
 
-A forced grant follows a loss that was accepted: nobody else agrees to it. It begins a generation, which is compared
-before everything else, and its leader leads alone as above. What other members hold of an older generation is another
+A forced grant follows an accepted loss: no other member agrees to it. It begins a generation, which is compared before
+everything else, and its leader leads alone as above. What other members hold of an older generation is another
 history: whoever stores a grant of a higher one sets its logs aside first, and begins anew as unfilled.
 
     generation   | number: 31 bits | 32 random bits |     two forced grants of one number are rivals: neither knew of
@@ -38,7 +38,7 @@ from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.values import Count, Counter, Epoch, MemberIndex, Struct, TimeMs
 
 BALLOT_STRIDE = 256
-"""Member i takes only numbers that are i modulo this: no two members ever take the same."""
+"""Member i takes only epochs that are i modulo this, so that no two members ever take the same."""
 EPOCH_LEAP = 1 << 19
 """So far the epoch of a grant that names a new directory lies above all that was seen: the directory before it may have
 led alone by numbers that no other member heard of (2,048 openings), and the new one must take none of them again."""
@@ -48,15 +48,14 @@ or a foreign sender."""
 LIST_JUMP_MAX = 128 * EPOCH_LEAP
 """The same where the list is another one: the member may have been away while so many new directories came in."""
 GENERATION_TAG_BITS = 32
-"""The lower half of a generation is drawn by chance."""
+"""The lower half of a generation is random."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Member(Struct):
-    """A member of an outbox: an index that is never used again, and where it listens (empty: it does not).
-
-    directory_id: of the directory that counts as this member; None where the grant names none. identity: in its node's
-    certificate, which may lead the outbox, too; empty where the grant names none. Both: from version 2 of the wire on.
+    """A member of an outbox: an index that is never used again, and its address (empty: it does not listen).
+    directory_id: of the directory that counts as this member; None if the grant has none. identity: in its node's
+    certificate, which may lead the outbox, too; empty if the grant has none. Both: from version 2 of the wire on.
     """
 
     index: MemberIndex
@@ -72,38 +71,38 @@ def default_min_insync(members: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Quorum:
-    """N members and m of them, the two numbers that everything else follows from."""
+    """N members and m = min_insync_replicas, from which all other numbers follow."""
 
     members: frozenset[int]
     min_insync_replicas: int
 
     @property
     def to_lead(self) -> int:
-        """N - m + 1: meets every m members in at least one."""
+        """N - m + 1 members: they share a member with any m."""
         return len(self.members) - self.min_insync_replicas + 1
 
     @property
     def to_change(self) -> int:
         """How many have to store a list that replaces this one.
 
-        Not only as many as lead: with an even N two leading sets can miss each other (4 members, m = 3: two and two),
-        and one that never heard of the new list would lead by the old. m members meet every leading set.
+        As many as lead are not enough: with an even N two leading sets may be disjoint (4 members, m = 3: two and two),
+        and one without the new list would lead by the old. m members share a member with every leading set.
         """
         return max(self.to_lead, self.min_insync_replicas)
 
     @property
     def to_take_over(self) -> int:
-        """How many a standby needs that was not told to take over: with a high m few are enough to lead,
-        and two parts of a cut network could depose each other. Of any two majorities one member is in both.
+        """How many a standby needs: with a high m few are enough to lead, and two parts of a cut network could depose
+        each other. Two majorities always share a member.
         """
         return max(self.to_lead, len(self.members) // 2 + 1)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Hold(Struct):
-    """An operator's word that no standby takes over by itself before `until_ms`. epoch: of the grant that said it.
+    """An operator's request that no standby takes over before `until_ms`. epoch: of its grant.
 
-    Wall clock, ms since 1970. One that was ended has `until_ms` = `since_ms`.
+    Wall clock, ms since 1970. An ended hold has `until_ms` = `since_ms`.
     """
 
     epoch: Epoch
@@ -113,13 +112,13 @@ class Hold(Struct):
 
     @property
     def length_ms(self) -> int:
-        """How long it lasts in all."""
+        """Its whole length."""
         return self.until_ms - self.since_ms
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Destination(Struct):
-    """A Kafka topic that the outbox ships to, and the number of its partitions that was fixed for this PID epoch."""
+    """A Kafka topic that the outbox ships to, and how many of its partitions are used in this PID epoch."""
 
     topic_id: UUID
     partitions: Count
@@ -127,7 +126,7 @@ class Destination(Struct):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Takeover(Struct):
-    """The last time that a standby took over by itself: its grant's epoch, and when, wall clock, ms since 1970."""
+    """The last takeover by a standby: its grant's epoch, and its wall clock time, ms since 1970."""
 
     epoch: Epoch
     ms: TimeMs
@@ -169,16 +168,16 @@ class Grant(Struct):
     quorums: tuple[Quorum, ...] = field(init=False, repr=False, compare=False)
     """The quorums that all have to agree: one, two while the list changes."""
     indexes: frozenset[int] = field(init=False, repr=False, compare=False)
-    """Every member, of both lists."""
+    """The members of both lists."""
     is_checked: InitVar[bool] = True
 
     @classmethod
     def of_wire(cls, **said: Any) -> "Grant":
-        """As a peer said it; `checked` is for the rules. Raises BadArgument for a number out of its range."""
+        """A peer's grant, before `checked`. Raises BadArgument for a number out of its range."""
         return cls(**said, is_checked=False)
 
     def checked(self) -> "Grant":
-        """The same for the rules, if it does not contradict itself. Raises BadGrant."""
+        """The grant, checked for the rules. Raises BadGrant if it contradicts itself."""
         return replace(self)
 
     def __post_init__(self, is_checked: bool) -> None:
@@ -189,19 +188,19 @@ class Grant(Struct):
         if self.previous_members:
             lists.append((self.previous_members, self.previous_min_insync_replicas))
         quorums = tuple(Quorum(frozenset(one.index for one in members), m) for members, m in lists)
-        object.__setattr__(self, "quorums", quorums)  # asked with every acknowledgement
+        object.__setattr__(self, "quorums", quorums)  # read with every acknowledgement
         object.__setattr__(self, "indexes", frozenset().union(*(quorum.members for quorum in quorums)))
         if is_checked:
             object.__setattr__(self, "next_index", max(self.next_index, 1 + max(self.indexes)))
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Of two grants the one of the greater rank is the newer one."""
+        """The order of grants: the one of the greater rank is newer."""
         return self.generation, self.epoch
 
     @property
     def entering(self) -> frozenset[int]:
-        """Members that come in with another directory than before: they acknowledge nothing before that is settled."""
+        """Members with a new directory: their acknowledgements do not count before the change is settled."""
         before = {one.index: one.directory_id for one in self.previous_members}
         return frozenset(
             one.index for one in self.members if one.index in before and before[one.index] != one.directory_id
@@ -209,16 +208,16 @@ class Grant(Struct):
 
     @property
     def nameless(self) -> frozenset[int]:
-        """Members whose directory it does not name: they count by their index alone, as before there were names."""
+        """Members without a directory in the grant: they count by their index alone, as in older versions."""
         return frozenset(one.index for one in self.members if one.directory_id is None)
 
     def directory_of(self, index: int) -> UUID | None:
-        """The directory that counts as this member; None where none is named, or there is no such member."""
+        """The directory that counts as this member; None without one, or without such a member."""
         members = (*self.members, *self.previous_members)
         return next((one.directory_id for one in members if one.index == index), None)
 
     def is_member(self, index: int, directory_id: UUID | None) -> bool:
-        """Whether a node that shows this directory counts as that member; None: it shows none."""
+        """Whether a node with this directory (None: it shows none) counts as that member."""
         named = self.directory_of(index)
         return named is None or named == directory_id
 
@@ -229,7 +228,7 @@ class Grant(Struct):
 
     @property
     def is_led_alone(self) -> bool:
-        """Whether the list before is one member, which leads alone until enough of the new list hold what it has."""
+        """Whether the list before is one member, which leads alone until enough of the new list hold its records."""
         return len(self.previous_members) == 1
 
     def may_lead(self, stored: AbstractSet[int]) -> bool:
@@ -237,7 +236,9 @@ class Grant(Struct):
         return all(len(quorum.members & stored) >= quorum.to_lead for quorum in self._deciding)
 
     def may_take_over(self, stored: AbstractSet[int]) -> bool:
-        """Whether they are enough for a standby to lead by it, and for a leader to know that it still does."""
+        """Whether the members that stored it are enough for a standby to lead, and for a leader to know that it still
+        leads.
+        """
         return all(len(quorum.members & stored) >= quorum.to_take_over for quorum in self._deciding)
 
     @property
@@ -245,15 +246,15 @@ class Grant(Struct):
         return self.quorums[1:] if self.is_led_alone else self.quorums
 
     def may_acknowledge(self, in_sync: AbstractSet[int]) -> bool:
-        """Whether what all of `in_sync` hold survives the loss of any m - 1 members."""
-        if self.is_led_alone:  # and as many as can settle the new list, or an acknowledgement would rest on one member
+        """Whether records that all of `in_sync` hold survive the loss of any m - 1 members."""
+        if self.is_led_alone:  # else an acknowledgement would depend on one member
             return all(len(quorum.members & in_sync) >= quorum.to_change for quorum in self.quorums)
         return all(len(quorum.members & in_sync) >= quorum.min_insync_replicas for quorum in self.quorums)
 
     def may_settle(self, stored: AbstractSet[int], holding: AbstractSet[int]) -> bool:
-        """Whether a joint grant may be followed by one of the new list alone.
+        """Whether a joint grant may be followed by one with the new list alone. stored: the members that stored it.
 
-        stored: the members that stored it. holding: those that hold everything below the high watermark.
+        holding: those that hold everything below the high watermark.
         """
         new, *old = self.quorums
         if entering := self.entering:
@@ -277,11 +278,11 @@ class Grant(Struct):
         return len(self.quorums[0].members & others) >= min(n - 1, max(m, n - m))
 
     def renewed(self, epoch: int, leader: int) -> "Grant":
-        """The same under another number, for the same leader or another. A loss was accepted once, not again."""
+        """The grant with another epoch, for the same or another leader; without the accepted loss."""
         return replace(self, epoch=epoch, leader=leader, accepted_loss="")
 
     def carrying(self, others: Iterable["Grant | None"]) -> "Grant":
-        """The same with the newest hold and takeover among it and the others: older peers drop them."""
+        """The grant with the newest hold and takeover of it and the others, because older peers drop them."""
         known = [self, *(one for one in others if one is not None)]
         hold = max((one.hold for one in known if one.hold is not None), default=None)
         takeover = max((one.takeover for one in known if one.takeover is not None), default=None)
@@ -289,15 +290,15 @@ class Grant(Struct):
 
     @property
     def carried(self) -> tuple[Hold | None, Takeover | None]:
-        """What every later grant carries."""
+        """The fields that every later grant carries on."""
         return self.hold, self.takeover
 
     def held(self, epoch: int, *, since_ms: int, until_ms: int, reason: str) -> "Grant":
-        """The next grant, with a hold until `until_ms`. Where that is `since_ms`, it ends the hold before it."""
+        """The next grant, with a hold until `until_ms`; if that is `since_ms`, it ends the present hold."""
         return replace(self.renewed(epoch, self.leader), hold=Hold(epoch, since_ms, until_ms, reason))
 
     def with_partitions_of(self, epoch: int, topic_id: UUID, partitions: tuple[int, ...]) -> "Grant":
-        """The next grant, by which so many partitions of a topic are used; more than one where it was repartitioned."""
+        """The next grant, with these partition counts of a topic: several, if it was repartitioned."""
         others = (one for one in self.destinations if one.topic_id != topic_id)
         destinations = (*others, *(Destination(topic_id, count) for count in partitions))
         return replace(self.renewed(epoch, self.leader), destinations=destinations)
@@ -333,16 +334,18 @@ class Grant(Struct):
         )
 
     def without_address(self, epoch: int, index: int) -> "Grant":
-        """The same members, of whom this one is addressed no more: what answers there may become another member."""
+        """The same members, this one without its address, so that its node may become another member."""
         members = tuple(replace(one, address="", identity="") if one.index == index else one for one in self.members)
         return replace(self.renewed(epoch, self.leader), members=members)
 
     def with_names(self, epoch: int, directories: Mapping[int, UUID]) -> "Grant":
-        """Names directories of members that had none named and were filled by the leader. They count as before."""
+        """The next grant, with directories of members that had none and were filled by the leader. They count as
+        before.
+        """
         return self._naming(epoch, directories)
 
     def with_identities(self, identities: Mapping[int, str]) -> "Grant":
-        """The same, with the names that members' certificates show now; only for members whose directory is named."""
+        """The grant, with the identities in members' certificates; only for members with a directory."""
         return replace(
             self,
             members=tuple(
@@ -365,9 +368,9 @@ class Grant(Struct):
         min_insync_replicas: int,
         reached: AbstractSet[int] = frozenset(),
     ) -> "Grant":
-        """The grant of a loss that was accepted: `leader` leads alone until enough of `members` hold what it has.
+        """The grant after an accepted loss: `leader` leads alone until enough of `members` hold its records.
 
-        reached: those whose directories are known to be there; in place of another's a new one may have come by now.
+        reached: the members that showed their directories; other members' may have been replaced.
         """
         known = {leader, *reached}
         listed = tuple(one if one.index in known else Member(one.index, one.address) for one in members)
@@ -384,7 +387,7 @@ class Grant(Struct):
         )
 
     def settled(self, epoch: int) -> "Grant":
-        """The new list alone, once `may_settle`."""
+        """The next grant, with the new list alone; allowed once `may_settle`."""
         return replace(
             self,
             epoch=epoch,
@@ -396,22 +399,22 @@ class Grant(Struct):
 
 
 def next_ballot(index: int, highest_seen: int) -> int:
-    """The number that member `index` takes next: its own, and above every one that it has seen."""
+    """The next epoch of member `index`: one of its own, above `highest_seen`."""
     return highest_seen + 1 + (index - highest_seen - 1) % BALLOT_STRIDE
 
 
 def owner_of(epoch: int) -> int:
-    """The index of the one member that may take this number."""
+    """The index of the member that this epoch belongs to."""
     return epoch % BALLOT_STRIDE
 
 
 def newest_of(grants: Iterable[Grant | None]) -> Grant | None:
-    """By which of them somebody leads; None without any."""
+    """The grant of the greatest rank; None without any."""
     return max((one for one in grants if one is not None), key=lambda grant: grant.rank, default=None)
 
 
 def newest_list_of(grants: Iterable[Grant | None]) -> Grant | None:
-    """Whose lists of members count; None without any."""
+    """The grant with the newest member lists; None without any."""
     shown = (one for one in grants if one is not None)
     return max(shown, key=lambda grant: (grant.generation, grant.members_epoch, grant.epoch), default=None)
 
@@ -422,17 +425,17 @@ def hold_of(grant: Grant | None, wall_ms: int) -> Hold | None:
 
 
 def next_generation(newest: int, tag: int) -> int:
-    """Of a forced grant, above the newest that was seen. tag: GENERATION_TAG_BITS random bits."""
+    """The generation of a forced grant, above the newest one seen. tag: GENERATION_TAG_BITS random bits."""
     return (newest >> GENERATION_TAG_BITS) + 1 << GENERATION_TAG_BITS | tag
 
 
 def are_rivals(generation: int, other: int) -> bool:
-    """Whether they were forced beside each other, so that nobody can say which history counts."""
+    """Whether two generations were forced independently, so that nobody can tell which history counts."""
     return generation != other and generation >> GENERATION_TAG_BITS == other >> GENERATION_TAG_BITS
 
 
 class OfferedGrant(NamedTuple):
-    """A grant that came in, beside what is known here. leader_epoch: the newest one taken in any log, -1 for none."""
+    """A received grant, and the local state. leader_epoch: the newest one accepted in any log, -1 for none."""
 
     offered: Grant
     sender: int
@@ -441,18 +444,18 @@ class OfferedGrant(NamedTuple):
 
     @property
     def begins_generation(self) -> bool:
-        """Whether it is of a higher one: then nothing binds that was promised before."""
+        """Whether it has a higher generation: then earlier promises do not bind."""
         return self.kept is not None and self.offered.generation > self.kept.generation
 
     @property
     def newest_epoch(self) -> int:
-        """Of everything older nothing is stored or appended any more."""
+        """The newest epoch known here: older ones are refused."""
         return max(self.leader_epoch, self.kept.epoch if self.kept else NO_EPOCH)
 
     @property
     def jumps(self) -> bool:
-        """Whether its epoch lies further above the newest one than a sender that is well can be ahead. A member
-        without a grant has nothing to measure that by.
+        """Whether its epoch is further above the newest one than a healthy sender can be ahead. Not measurable without
+        a grant here.
         """
         if self.kept is None:
             return False
@@ -461,7 +464,7 @@ class OfferedGrant(NamedTuple):
 
 
 class GrantCheck(NamedTuple):
-    """One reason to refuse a grant."""
+    """A reason to refuse a grant."""
 
     error: ErrorCode
     refuses: Callable[[OfferedGrant], bool]
@@ -487,26 +490,28 @@ GENERATION_CHECKS: tuple[GrantCheck, ...] = (
     GrantCheck(ErrorCode.INCONSISTENT_OUTBOX, _are_rivals),
     GrantCheck(ErrorCode.FENCED_LEADER_EPOCH, _is_of_older_generation),
 )
-"""Before everything else; behind them a grant that begins a generation is judged as if nothing was kept."""
+"""The first checks; after them a grant that begins a generation is judged as if no grant was stored."""
 GRANT_CHECKS: tuple[GrantCheck, ...] = (
     GrantCheck(ErrorCode.NOT_A_MEMBER, lambda case: case.kept is not None and case.sender not in case.kept.indexes),
     GrantCheck(ErrorCode.FENCED_LEADER_EPOCH, lambda case: case.offered.epoch < case.newest_epoch),
     GrantCheck(
-        ErrorCode.FENCED_LEADER_EPOCH,  # a candidate that looked before the list changed would count by the old one
+        ErrorCode.FENCED_LEADER_EPOCH,  # a candidate that looked before the list changed would count by the old list
         lambda case: case.kept is not None and case.offered.members_epoch < case.kept.members_epoch,
     ),
     GrantCheck(ErrorCode.IMPOSSIBLE_EPOCH, lambda case: case.offered.leader != case.sender),
     GrantCheck(
-        ErrorCode.IMPOSSIBLE_EPOCH,  # one number, one grant
+        ErrorCode.IMPOSSIBLE_EPOCH,  # one epoch has one grant
         lambda case: case.kept is not None and case.offered.epoch == case.kept.epoch and case.offered != case.kept,
     ),
     GrantCheck(ErrorCode.IMPOSSIBLE_EPOCH, lambda case: case.jumps),
 )
-"""In this order; a grant that passes all is stored, on disk before the answer."""
+"""The checks, in this order; a grant that passes all is stored, on disk before the answer."""
 
 
 def judge_grant(case: OfferedGrant) -> ErrorCode:
-    """NONE: store it (if it is not the kept one already), then answer. Else answer so, with the grant that is kept."""
+    """The answer to a grant. NONE: store it, unless it is stored already, before answering. Else answer with the stored
+    grant.
+    """
     if (refused := _first_refusal(GENERATION_CHECKS, case)) is not ErrorCode.NONE:
         return refused
     return _first_refusal(GRANT_CHECKS, case._replace(kept=None, leader_epoch=-1) if case.begins_generation else case)
@@ -517,7 +522,7 @@ def _first_refusal(checks: tuple[GrantCheck, ...], case: OfferedGrant) -> ErrorC
 
 
 def _contradiction(grant: Grant) -> str | None:
-    """Why it is none, in words."""
+    """Why the grant contradicts itself; None if it does not."""
     if not 0 <= grant.epoch <= EPOCH_MAX or owner_of(grant.epoch) != grant.leader:
         return f"epoch {grant.epoch} is not member {grant.leader}'s to take"
     if grant.members_epoch > grant.epoch:

@@ -1,4 +1,4 @@
-"""The leader of one partition: in-sync set, high watermark, sessions. Events in, effects out; it moves no byte.
+"""The leader of one partition: in-sync set, high watermark, sessions. Events in, effects out; no I/O.
 
 on_append, on_flush ─┐                        ┌─▶ HighWatermarkMoved   waiting receipts resolve
 start_session ───────┤                        ├─▶ Joined, Left         the in-sync set, shown and logged
@@ -7,13 +7,13 @@ on_disconnect        │                        ├─▶ Push                 s
 on_tick ─────────────┘                        └─▶ Resigned             another leads: appends fail from now on
 
 HWM = min LEO over the in-sync set, the leader in it (flushed offsets where records must be on disk first). It moves
-only while the set has m members. A replica joins when its present session has shown LEO >= HWM and >= the start of
-the current epoch: an older epoch's record that m members hold is safe only once they have begun this epoch, too.
+only while the set has m members. A replica joins when its present session has shown LEO >= HWM and >= the start of the
+current epoch: an older epoch's record that m members hold is safe only once they have begun this epoch as well.
 
-`AppendTimes` knows when the records that a replica has not acknowledged were appended: how old its lag is. A mark (base
-offset, time) per append, thinned to one in MARK_EVERY_MS, so that a log of a million appends a second keeps 600 for
-half a minute; an age is too high by at most that. Ages that are too old for any rule are for people: they are
-too high by at most an eighth, which 100 marks hold for weeks.
+`AppendTimes` stores when records were appended, for the age of a replica's lag: a mark (base offset, time) per append,
+at most one in MARK_EVERY_MS, so that a log of a million appends a second has 600 for half a minute; an age is too high
+by at most that. Ages beyond every rule are only displayed: they are too high by at most an eighth, for which 100 marks
+last for weeks.
 """
 
 from bisect import bisect_right
@@ -41,7 +41,7 @@ class AppendTimes:
     __slots__ = ("_marks",)
 
     def __init__(self, log_end_offset: int, now_ms: int) -> None:
-        # What an older leader left counts as appended now: how long it waited before is not counted.
+        # An older leader's records count as appended now: their earlier wait is not counted.
         self._marks: deque[tuple[int, int]] = deque([(0, now_ms)] if log_end_offset else [])
 
     def on_append(self, base_offset: int, now_ms: int) -> None:
@@ -50,12 +50,12 @@ class AppendTimes:
             self._marks.append((base_offset, now_ms))
 
     def time_of(self, offset: int) -> int | None:
-        """When the record at `offset` was appended, at most MARK_EVERY_MS early; None if nothing was."""
+        """When the record at `offset` was appended, at most MARK_EVERY_MS too early; None if there is none."""
         at = bisect_right(self._marks, offset, key=lambda mark: mark[0])
         return self._marks[max(0, at - 1)][1] if self._marks else None
 
     def forget(self, offset: int, before_ms: int) -> None:
-        """Nobody lacks records below `offset`; what is older than `before_ms` need not be exact any more."""
+        """Drop marks below `offset`, which nobody lacks, and thin out marks older than `before_ms`."""
         marks = self._marks
         while len(marks) > 1 and marks[1][0] <= offset:
             marks.popleft()
@@ -73,26 +73,26 @@ REPLICA_LAG_MAX_MS = 30_000
 
 
 class HighWatermarkMoved(NamedTuple):
-    """Records below are held by m members: receipts with ALL below it resolve, the next requests carry it."""
+    """Records below are held by m members: their receipts resolve, and the next requests carry it."""
 
     high_watermark: int
 
 
 class Joined(NamedTuple):
-    """The replica is in the in-sync set now."""
+    """The replica joined the in-sync set."""
 
     replica: int
 
 
 class Left(NamedTuple):
-    """The replica is not in it any more. `too_slow`: its session goes on."""
+    """The replica left the in-sync set. too_slow: its session goes on."""
 
     replica: int
     too_slow: bool
 
 
 class SessionEnded(NamedTuple):
-    """Said once for each session. `is_alarm`: the replica waits for an operator."""
+    """A session ended, once for each. is_alarm: the replica waits for an operator."""
 
     replica: int
     id: SessionId
@@ -101,16 +101,16 @@ class SessionEnded(NamedTuple):
 
 
 class Push(NamedTuple):
-    """There is something new for this replica, or something to say again. `backoff`: after a pause."""
+    """There is something to send to this replica, or to send again. backoff: after a pause."""
 
     replica: int
     backoff: bool = False
 
 
 class Resigned(NamedTuple):
-    """Member `leader` has a newer grant, of `epoch` (-1: not said): nothing is appended or acknowledged from now on.
+    """Member `leader` has a newer grant, of `epoch` (-1: unknown): nothing is appended or acknowledged from now on.
 
-    rival: the generation that it was forced in beside this leader's own; None: its grant is just the newer one.
+    rival: the generation of a grant forced independently of this leader's; None: a newer grant.
     """
 
     epoch: int
@@ -124,7 +124,7 @@ LeaderEffect: TypeAlias = HighWatermarkMoved | Joined | Left | SessionEnded | Pu
 class PartitionLeader:
     """One partition while its leader has the grant. Not thread-safe: the partition's lock is the caller's.
 
-    log: as it is when leading begins; the grant's epoch stands in its list already, starting at its end.
+    log: at the beginning; its list of epochs has the grant's, starting at its end.
     flushed_only: only records on disk count (FLUSHED). Times are milliseconds of one monotonic clock.
     """
 
@@ -143,14 +143,16 @@ class PartitionLeader:
         self.grant, self.log = grant, log
         self.epoch_start_offset = log.log_end_offset
         self.empty_from = log.log_end_offset
-        """From here to the epoch's start a cleaner took all records: a replica that ends here ends there."""
+        """From here to the epoch's start all records were compacted away: a replica that ends here counts as ending
+        there.
+        """
         self.flushed_offset, self.high_watermark = flushed_offset, high_watermark
         self.in_sync: set[int] = {grant.leader}
         self.stored: set[int] = {grant.leader}
-        """Those that have shown this very grant."""
+        """The members that have shown this grant."""
         self.uncounted: frozenset[int] = grant.entering
-        """Those that show another directory than the grant's, or come in with theirs by it: they are pushed to and
-        acknowledge nothing.
+        """Replicas with another directory than the grant's, or entering by it: they are pushed to, and their
+        acknowledgements do not count.
         """
         self.has_resigned = False
         self._flushed_only, self._lag_max_ms = flushed_only, replica_lag_max_ms
@@ -166,24 +168,24 @@ class PartitionLeader:
 
     @property
     def caught_up(self) -> frozenset[int]:
-        """Those that hold everything below the high watermark, members or about to be."""
+        """The replicas, members or not yet, that hold everything below the high watermark."""
         return frozenset({self.grant.leader, *(index for index in self._sessions if self._has_caught_up(index))})
 
     @property
     def may_settle(self) -> bool:
-        """Whether the change of members that this grant began is done for this partition: settle it by the next."""
+        """Whether the member change of this grant is complete for this partition: the next grant may settle it."""
         stored = self.stored - self.uncounted | self.stored & self.grant.entering
         return not self.has_resigned and self.grant.may_settle(stored, self.caught_up)
 
     def may_enter(self, replica: int) -> bool:
-        """Whether a replica that shows another directory than the grant's was filled, and enough others are there to
-        agree to a grant that names it.
+        """Whether a replica with another directory than the grant's is filled, and enough others can agree to a grant
+        that names it.
         """
         others = self.stored & self.in_sync - {replica}
         return not self.has_resigned and replica in self.caught_up and self.grant.may_enter(others)
 
     def start(self) -> list[LeaderEffect]:
-        """Say what holds already: with m = 1 the leader alone is enough."""
+        """Begin: with m = 1 the watermark moves at once."""
         return self._moved()
 
     def on_append(self, log_end_offset: int, now_ms: int) -> list[LeaderEffect]:
@@ -209,9 +211,9 @@ class PartitionLeader:
         return self._push_to_all()
 
     def start_session(self, replica: int, session: SessionId, theirs: LogEnds) -> list[LeaderEffect]:
-        """Push to a replica whose log was described as `theirs`. Ignored unless newer than a session that is live.
+        """Push to a replica whose log was described as `theirs`. Ignored unless newer than a live session.
 
-        After a session that has ended any identifiers are taken: a node on an older copy of its disk has lower ones.
+        After an ended session any identifiers are accepted, because a node on an older copy of its disk has lower ones.
         """
         self._check_leading()
         live = self._sessions.get(replica)
@@ -272,11 +274,11 @@ class PartitionLeader:
     def on_answer(  # noqa: PLR0911 - an answer a line
         self, replica: int, session: SessionId, sequence: int, result: AppendRecordsResult
     ) -> list[LeaderEffect]:
-        """A replica answered. Of a session that is over, or to a request that was given up: changes nothing."""
+        """A replica answered. Answers of an ended session, or to a request that was given up, change nothing."""
         progress = self._sessions.get(replica)
         if progress is None or progress.id != session or not progress.is_live:
             return []
-        # The newest grant is shown in every answer, whatever else it says.
+        # Every answer shows the newest grant, whatever its result.
         is_ours = result.grant_epoch <= self.grant.epoch and result.generation == self.grant.generation
         if not is_ours and (effects := self._on_another_grant(replica, result)):
             return effects
@@ -303,7 +305,7 @@ class PartitionLeader:
         return [Push(replica, backoff=True)]
 
     def on_tick(self, now_ms: int) -> list[LeaderEffect]:
-        """Time passed: a replica that owes an answer for too long leaves the in-sync set. An idle one does not age."""
+        """Remove replicas that have owed an answer for too long from the in-sync set. An idle replica does not age."""
         effects: list[LeaderEffect] = []
         for replica in sorted(self.in_sync - {self.grant.leader}):
             held = self._verified(replica)
@@ -314,9 +316,9 @@ class PartitionLeader:
         return effects
 
     def held_by(self, replica: int) -> int:
-        """Up to where it has said, to this leader, that it holds the records: for people, no rule counts by it.
+        """The offset up to which the replica has told this leader that it holds the records; no rule uses it.
 
-        By its last acknowledgement, over sessions; before one by the description of its log, and 0 before that.
+        By its last acknowledgement in any session; before one by the description of its log; 0 before that.
         """
         if replica == self.grant.leader:
             return self.log.log_end_offset
@@ -326,22 +328,22 @@ class PartitionLeader:
         return progress.described if progress.acknowledged is None else progress.acknowledged
 
     def owes_since(self, replica: int) -> int | None:
-        """When the oldest record that it is not known to hold was appended; None if it holds all.
+        """When the oldest record that the replica is not known to hold was appended; None if it holds all.
 
-        What is older than this leader counts as appended when it began to lead.
+        Older leaders' records count as appended when this one began to lead.
         """
         held = self.held_by(replica)
         return self._times.time_of(held) if held < self.log.log_end_offset else None
 
     def on_grant_shown(self, generation: int, epoch: int, leader: int) -> list[LeaderEffect]:
-        """A member keeps a grant of this rank: a newer one, or one that was forced beside ours, ends this lead."""
+        """A member showed a grant of this rank: a newer one, or a rival forced beside ours, ends this lead."""
         rival = generation if are_rivals(generation, self.grant.generation) else None
         if rival is None and (generation, epoch) <= self.grant.rank:
             return []
         return self.resign(epoch, leader, rival)
 
     def resign(self, epoch: int, leader: int, rival: int | None = None) -> list[LeaderEffect]:
-        """Another has the grant: every session ends, the watermark stands still for good."""
+        """Another has the lead: every session ends, and the watermark never moves again."""
         if self.has_resigned:
             return []
         self.has_resigned = True
@@ -351,9 +353,10 @@ class PartitionLeader:
         return effects
 
     def _on_another_grant(self, replica: int, result: AppendRecordsResult) -> list[LeaderEffect]:
-        """An older generation deposes nobody, and acknowledges nothing: the next session begins by showing our grant.
+        """The effects of the grant that an answer shows.
 
-        An answer that shows no grant at all, as from a log that is not open, is of none.
+        An older one deposes nobody and acknowledges nothing: the next session begins by offering our grant. An answer
+        without a grant, as from a log that is not open, shows none.
         """
         if resigned := self.on_grant_shown(result.generation, result.grant_epoch, result.grant_leader):
             return resigned
@@ -366,14 +369,14 @@ class PartitionLeader:
         assert not self.has_resigned, "a leader that resigned takes nothing any more"
 
     def _verified(self, replica: int) -> int | None:
-        """What counts for the watermark, of the leader itself too."""
+        """The member's offset that counts for the watermark, also of the leader itself."""
         if replica == self.grant.leader:
             return self.flushed_offset if self._flushed_only else self.log.log_end_offset
         progress = self._sessions.get(replica)
         return progress.verified(flushed_only=self._flushed_only) if progress and progress.is_live else None
 
     def _without_hole(self, result: AppendRecordsResult) -> AppendRecordsResult:
-        """A replica's answer, as if it had been given the end of a hole with which this log ended."""
+        """A replica's answer, raised over a hole with which this log ended before the epoch."""
         start, end = self.empty_from, self.epoch_start_offset
         if result.error_code is not ErrorCode.NONE or not start <= result.log_end_offset < end:
             return result
@@ -399,12 +402,12 @@ class PartitionLeader:
         return [Left(replica, too_slow), *self._moved()]
 
     def _moved(self) -> list[LeaderEffect]:
-        """The watermark's rise, if any: it moves only while m members are in sync, and never back."""
+        """The watermark's rise, if any: it rises only while m members are in sync, and never falls."""
         if not self.may_append_all:
             return []
         held = min([self._verified(replica) or 0 for replica in self.in_sync])
         if held <= self.high_watermark or held < self.epoch_start_offset:
-            return []  # below its epoch's start not even the leader has begun the epoch on disk
+            return []  # below the epoch's start even the leader has not begun the epoch on disk
         self.high_watermark = held
         return [HighWatermarkMoved(held), *self._push_to_all()]
 

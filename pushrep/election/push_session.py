@@ -1,4 +1,4 @@
-"""A push session as its leader sees it: its states, what each answer does to it, and how far its replica is.
+"""A push session on the leader's side: its states, the effect of each answer, and the replica's progress.
 
                    start_push          first success
         (no session) ──▶ STARTING ───────────────────▶ PUSHING ◀─┐
@@ -7,16 +7,16 @@
                           │                 │   └───────────┼────┘
                           └──────┬──────────┴───────────────┘
                                  ▼ a final error, a newer session, stop_push
-                               ENDED     nothing changes it any more
+                               ENDED final
 
-STARTING: the transition records are on their way, from what the replica has in common to the leader's end.
-REREADING: the replica called a request corrupt; the same records were read from the log again and sent once more.
+STARTING: the transition records are being sent, from the end of the common part to the leader's end. REREADING: the
+replica refused a request as corrupt; the same records are read from the log and sent once more.
 
     log       |......... acknowledged | in flight | not sent yet ..... LEO
                                       ^ oldest    ^ next_offset
 
-An answer counts for no more than its own request could verify: min(replica's LEO, the request's end). A replica may
-hold records above it that an older leader left, and those are not ours.
+An answer verifies at most its own request: min(replica's LEO, the request's end). Above that a replica may hold an
+older leader's records.
 """
 
 from collections import deque
@@ -54,18 +54,18 @@ assert MAY_BECOME.keys() == set(SessionState), "every state has a row"
 
 
 class Step(Enum):
-    """What the leader does about an answer."""
+    """What the leader does after an answer."""
 
     ADVANCE = auto()
-    """Count what it acknowledges."""
+    """Count the acknowledged records."""
     STEP_BACK = auto()
     """Go back in the epoch history and ask again."""
     GO_TO_END = auto()
-    """Go on from the replica's log end offset, out of the log."""
+    """Go on from the replica's log end offset, reading the log."""
     REREAD = auto()
     """Read the same records from the log and send them once more."""
     RESEND = auto()
-    """The same bytes in the same order, after a pause."""
+    """Send the same bytes in the same order, after a pause."""
     RESIGN = auto()
     """Lead no longer."""
     END = auto()
@@ -95,7 +95,7 @@ _COMMON: Mapping[ErrorCode, Reaction] = dict.fromkeys(ErrorCode, _FINAL) | {
 }
 REACTIONS: Mapping[tuple[SessionState, ErrorCode], Reaction] = MappingProxyType(
     {(state, outcome): reaction for state in SessionState for outcome, reaction in _COMMON.items()}
-    # What the log itself holds is refused: once is enough.
+    # The log's own records are refused: no further try.
     | {(SessionState.REREADING, ErrorCode.CORRUPT_MESSAGE): _FINAL}
     | {(SessionState.ENDED, outcome): Reaction(Step.IGNORE) for outcome in ErrorCode}
 )
@@ -104,7 +104,7 @@ NEEDS_SOMEBODY: frozenset[ErrorCode] = frozenset(
     {outcome for outcome, reaction in _COMMON.items() if reaction is _FINAL or reaction.is_alarm}
     | {ErrorCode.CORRUPT_MESSAGE}
 ) - {ErrorCode.KAFKA_STORAGE_ERROR}
-"""Refusals that another session meets, too, until somebody does something. Of a disk the next look shows more."""
+"""Refusals that another session would meet, too, until somebody acts. (A full disk is looked at again.)"""
 OPERATOR_NEEDED = Reaction(Step.END, _R.LOG_DIVERGED, is_alarm=True)
 """LOG_DIVERGED without an epoch: the replica will not go on by itself."""
 
@@ -127,7 +127,7 @@ class SessionId(NamedTuple):
 
 
 class InFlight(NamedTuple):
-    """A request that waits for its answer: `sequence` names it, [append_offset, end_offset) are its records."""
+    """A request without an answer: its sequence number, and its records [append_offset, end_offset)."""
 
     sequence: int
     append_offset: int
@@ -159,11 +159,11 @@ class ReplicaProgress:
         self.is_live = True
         self.reason: PushSessionEndReason | None = None
         self.acknowledged: int | None = None
-        """The replica holds everything below, by answers of this session; None before the first."""
+        """The replica holds everything below, by this session's answers; None before the first."""
         self.flushed: int | None = None
         self.restart = False
         self.next_offset = self.described = common_end(ours, theirs)
-        """Up to `described` the two logs have the same epochs, by the replica's own description."""
+        """Below it the two logs have the same epochs, by the replica's description."""
         self._in_flight: deque[InFlight] = deque()
         self._sequence = 0
         self._aim(ours, self.next_offset)
@@ -189,7 +189,7 @@ class ReplicaProgress:
         return request
 
     def on_answer(self, sequence: int, result: AppendRecordsResult, ours: LogEnds) -> Reaction:
-        """Take an answer in. Returns what it was taken for; IGNORE if its request was given up."""
+        """Handle an answer. Returns the step; IGNORE if its request was given up."""
         request = next((sent for sent in self._in_flight if sent.sequence == sequence), None)
         if request is None:
             return Reaction(Step.IGNORE)
@@ -200,7 +200,7 @@ class ReplicaProgress:
             self._in_flight.remove(request)
             self._advance(request, result)
         elif reaction.step is Step.STEP_BACK:
-            # Below its place a record less agrees each time; at a log start that nobody can look behind, anew.
+            # Each time at least one record further back; at the log's start begin anew.
             self._aim(ours, step_back(ours, EpochEnd(result.epoch, result.epoch_end_offset)))
         elif reaction.step is Step.GO_TO_END:
             self._aim(ours, min(result.log_end_offset, ours.log_end_offset))
@@ -214,7 +214,7 @@ class ReplicaProgress:
         return reaction
 
     def resend(self, ours: LogEnds) -> None:
-        """Everything in flight goes out again, in the same order: the connection is gone, or the replica said later."""
+        """Send everything in flight again, in order: the connection was lost, or the replica asked to retry."""
         if self._in_flight:
             oldest = self._in_flight[0]
             self.next_offset, self.restart = oldest.append_offset, oldest.restart
@@ -222,7 +222,7 @@ class ReplicaProgress:
         self.on_log_start(ours)
 
     def on_log_start(self, ours: LogEnds) -> None:
-        """Records were removed here; a replica that still needed some of them begins anew where the log starts now."""
+        """Records were removed here; a replica that needed some of them begins anew at the new log start."""
         if self.next_offset < ours.log_start_offset:
             self._aim(ours, ours.log_start_offset)
 
@@ -236,7 +236,7 @@ class ReplicaProgress:
         return True
 
     def verified(self, *, flushed_only: bool) -> int | None:
-        """Up to where this session has shown that the replica holds the leader's records; None before it has."""
+        """The offset up to which this session has verified the replica's records; None before the first success."""
         return self.flushed if flushed_only else self.acknowledged
 
     def _advance(self, request: InFlight, result: AppendRecordsResult) -> None:
@@ -246,7 +246,9 @@ class ReplicaProgress:
         self.flushed = max(self.flushed or 0, min(result.flushed_offset, request.end_offset))
 
     def _aim(self, ours: LogEnds, offset: int) -> None:
-        """Go on at `offset`; what is in flight is given up. Where the log starts there is nothing to compare: anew."""
+        """Go on at `offset`, giving up requests in flight. At the log's start there is nothing to compare, so begin
+        anew.
+        """
         self._in_flight.clear()
         self.next_offset = max(offset, ours.log_start_offset)
         self.restart = offset <= ours.log_start_offset > 0

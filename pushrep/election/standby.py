@@ -1,22 +1,21 @@
-"""When a standby takes over: a member whose service waits until it may lead.
+"""When a standby, a member whose service waits until it may lead, takes over.
 
     WAITING ──a grant──▶ STANDING_BY ──nobody leads──▶ LOOKING ──enough answered──▶ TAKING_OVER ──▶ LEADING ──▶ DEPOSED
                            ▲   ▲                         │ too few, or a             │ another was    │           │
                            │   └─────────────────────────┘ sign of a leader          │ faster         │           │
                            └──────────────────────────────────────────────────────────┘                └ again ◀──┘
 
-Nobody leads, as far as this member knows, if the leader said so, or its own node had no contact with it for
-`takeover_after_ms`, and its grant is known here for as long; one whose grant this member keeps as its own looks at
-once. Standbys wait for a moment that is drawn by chance, so that mostly one looks first. Then a Candidate decides, as
-`StandbyElection`: the members that answer show whether the leader lives (candidate.py), and the ballots say who leads.
+For this member nobody leads if the leader said so, or if its own node had no contact with it for `takeover_after_ms`
+and has had its grant for as long; if the newest grant names this member, it looks at once. Each standby waits for a
+random time, so that usually one looks first. Then a Candidate decides, with a `StandbyElection`: the answers show
+whether the leader is alive (candidate.py), and the ballots decide who leads.
 
 Two more things keep standbys from taking over: an operator's hold, and the pause after a takeover by a standby
-(`takeover_pause_ms`). Without the pause, a fault that ends one leader after the other would leave none of them the time
-to do any work. The first failure is taken over at once. The grant carries both, so that members know of them that were
-away or were just started. A member learns from the wall clock, once, how long they still last, and takes at most their
-whole length. From then on it counts by the monotonic clock, so that no step of the wall clock matters. A member that
-stood by while another took over waits for the whole pause, whatever the wall clock says. It is no takeover if the
-member that led last leads on.
+(`takeover_pause_ms`). Without the pause, a fault that ends one leader after the other would leave none of them time to
+work. The first failure is taken over at once. The grant carries both, so that members that were away or just started
+know them. A member computes once by the wall clock how long they still last, at most their whole length. From then on
+it uses the monotonic clock, so that steps of the wall clock do not matter. A member that stood by during a takeover
+waits for the whole pause, whatever the wall clock says. If the last leader leads again, that is no takeover.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,22 +30,22 @@ from pushrep.election.grants import Grant, Hold, Takeover, owner_of
 TAKEOVER_AFTER_MS = 10_000
 TAKEOVER_PAUSE_MS = 30_000
 MEMBERS_MIN = 3
-"""With two members the one that is left can't know whether it is the cut-off one."""
+"""With two members, the one that is left can't know whether it is the one cut off."""
 _SPREAD_MAX_MS = 1_000  # a look takes some 100 ms: a third of a second between two standbys, on average
 
 
 class StandbyState(Enum):
-    """Where a standby is; the value is what people read."""
+    """The states of a standby; the value is for display."""
 
     WAITING = "waiting"
     """No grant names this member yet: the outbox is not made."""
     STANDING_BY = "standing_by"
     LOOKING = "looking"
     TAKING_OVER = "taking_over"
-    """It was granted the lead: from here on the old leader is fenced."""
+    """It has the grant: from here on the old leader is fenced."""
     LEADING = "leading"
     DEPOSED = "deposed"
-    """It leads no more: another does, or it resigned."""
+    """It does not lead any more: another does, or it resigned."""
 
 
 MAY_BECOME: Mapping[StandbyState, frozenset[StandbyState]] = MappingProxyType(
@@ -64,8 +63,9 @@ assert MAY_BECOME.keys() == set(StandbyState), "every state has a row"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakeoverTimes:
-    """takeover_after_ms: so long without contact to a leader before a standby looks, and so long one that can't reach a
-    majority, or can't append, leads on. takeover_pause_ms: so long the next takeover waits, once a standby took over.
+    """takeover_after_ms: how long without contact to a leader before a standby looks, and how long a leader without a
+    majority, or one that can't append, goes on leading. takeover_pause_ms: how long after a takeover the next one
+    waits.
     """
 
     takeover_after_ms: int = TAKEOVER_AFTER_MS
@@ -73,15 +73,15 @@ class TakeoverTimes:
 
     @property
     def spread_ms(self) -> int:
-        """A look is put off by up to so long."""
+        """The longest random delay before a look."""
         return min(_SPREAD_MAX_MS, self.takeover_after_ms // 4)
 
 
 class Seen(NamedTuple):
-    """What a standby knows at one moment. now_ms: monotonic.
+    """The facts of a standby at one moment. now_ms: monotonic. member: its index.
 
-    member: which one it is. contact_age_ms: since its node was in contact with the leader; None: that one said that it
-    leads no more. unfit: why this member can't lead now, empty if it can.
+    contact_age_ms: since its node's last contact with the leader; None: the leader said that it leads no more. unfit:
+    why this member can't lead now, empty if it can.
     """
 
     now_ms: int
@@ -93,13 +93,13 @@ class Seen(NamedTuple):
 
 
 class Standby:
-    """One member's standing by. Not thread-safe. draw(n): a number from 0 to n - 1, by chance."""
+    """The rules of one standby. Not thread-safe. draw(n): a random number from 0 to n - 1."""
 
     def __init__(self, times: TakeoverTimes, draw: Callable[[int], int]) -> None:
         self.times, self._draw = times, draw
         self.state = StandbyState.WAITING
         self._rank: tuple[int, int] | None = None
-        self._known_ms = 0  # since when the newest grant is known here
+        self._known_ms = 0  # when the newest grant became known here
         self._due_ms: int | None = None  # when to look, once nobody leads
         self._takeover: Takeover | None = None
         self._paused_until_ms = 0  # monotonic, as the next
@@ -107,12 +107,12 @@ class Standby:
         self._held_until_ms = 0
 
     def become(self, state: StandbyState) -> None:
-        """The state follows; the table says which may."""
+        """Change the state, as the table allows."""
         assert state in MAY_BECOME[self.state], f"{self.state} may not become {state}"
         self.state = state
 
     def why_not_look(self, seen: Seen) -> str | None:
-        """Why this member does not look now; None: it does, and is LOOKING from here on. Raises CantStandBy."""
+        """Why this member does not look now; None: it is LOOKING from here on. Raises CantStandBy."""
         if seen.grant is None:
             return "the outbox is not made yet: pushrep outbox create"
         check_standby(seen.grant)
@@ -133,13 +133,13 @@ class Standby:
         return None
 
     def on_refused(self, now_ms: int) -> None:
-        """It looked or took a number, and does not lead: the next time is at chance again."""
+        """It looked or took an epoch, and does not lead: the next look is at a random time again."""
         self.become(StandbyState.STANDING_BY)
         self._due_ms = now_ms + self.times.spread_ms // 2 + self._draw(1 + self.times.spread_ms)
 
     def _why_not_due(self, seen: Seen, grant: Grant) -> str:
         if grant.leader == seen.member:
-            return ""  # the lead is this member's: it takes it from nobody
+            return ""  # this member has the grant: it deposes nobody
         if why_not := self._why_held(seen.now_ms):
             return why_not
         if seen.contact_age_ms is None:
@@ -151,12 +151,12 @@ class Standby:
         return ""
 
     def why_not_take_over(self, grant: Grant, now_ms: int, wall_ms: int) -> str:
-        """Why no standby takes over now, under what a grant carries that other members showed; empty: one may."""
+        """Why no standby may take over now, by the hold and pause in a grant of other members; empty: one may."""
         self._learn(grant, now_ms, wall_ms, is_here=False)
         return self._why_held(now_ms)
 
     def _learn(self, grant: Grant, now_ms: int, wall_ms: int, *, is_here: bool) -> None:
-        """is_here: this member stood by when its own node got this grant."""
+        """Note a grant's hold and takeover. is_here: this member stood by when its own node got the grant."""
         takeover, hold = grant.takeover, grant.hold
         if takeover is not None and (self._takeover is None or takeover > self._takeover):
             pause_ms = self.times.takeover_pause_ms
@@ -180,8 +180,8 @@ def _left_ms(began_ms: int, length_ms: int, wall_ms: int) -> int:
 
 
 class LeaderHealth:
-    """What keeps a leader leading: a majority answers it, and its log takes records. After `takeover_after_ms` without
-    one of them it resigns, so that another may lead. `on_answer` may be called by other threads.
+    """Decides when a leader resigns: after `takeover_after_ms` without answers of a majority, or without being able to
+    append, so that another may lead. Other threads may call `on_answer`.
     """
 
     def __init__(self, times: TakeoverTimes, now_ms: int) -> None:
@@ -190,11 +190,11 @@ class LeaderHealth:
         self._answered_ms: dict[int, int] = {}
 
     def on_answer(self, member: int, now_ms: int) -> None:
-        """Another member answered, and keeps this leader's grant."""
+        """Another member answered, and has this leader's grant."""
         self._answered_ms[member] = now_ms
 
     def why_resign(self, grant: Grant, why_no_append: str, now_ms: int) -> str | None:
-        """Why it has to, None if it leads on. why_no_append: empty if the log takes records."""
+        """Why the leader has to resign; None if it goes on. why_no_append: empty if the log takes records."""
         if not why_no_append:
             self._appends_since_ms = now_ms
         limit_ms = self._times.takeover_after_ms

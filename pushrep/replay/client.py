@@ -79,7 +79,7 @@ class ReplayClient(ClosedAtExit):
         return self._replays.recordings()
 
     def tip_of(self, recording: int | str, bound: str = "stable") -> int:
-        """Where what comes from now on begins. Raises ReplayRefused (UNKNOWN_RECORDING), BadArgument for the bound."""
+        """The offset at which later records begin. Raises ReplayRefused (UNKNOWN_RECORDING), BadArgument."""
         if bound not in LOG_BOUNDS:
             raise BadArgument("bound", f"{bound!r} is none of {', '.join(LOG_BOUNDS)}")
         return self._replays.tip_of(recording, bound)

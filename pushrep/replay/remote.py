@@ -1,13 +1,13 @@
-"""RemoteSession: a session of a node, seen from its subscriber: takes blocks, gives credit, reconnects.
+"""RemoteSession: the subscriber's side of a node's session: takes blocks, gives credit, reconnects.
 
     connect ─ StartReplay ─ Attach ─▶ ReplayData ... ─▶ queue ─ step ─▶ block      credit as blocks are taken
        ▲                                 └ CRC checked here, of every batch
-       └──────── broken, silent, stalled, the node stops: from (position, epoch before it), as long as `reconnect` says
+       └──────── broken, silent, stalled, the node stops: from (position, epoch before it), as long as `reconnect`
+       allows
 
-It keeps what is left of the request, and asks for that when it reconnects: the remaining records of n, the end that
-TO_END had at first.
+When it reconnects it asks for the rest of its request: the remaining records of n, or the end that TO_END had at first.
 
-RemoteReplays is what ReplayClient does with a node: a connection for questions, and one for each replay.
+RemoteReplays is ReplayClient's implementation for a node: a connection for requests, and one for each replay.
 """
 
 import threading
@@ -37,11 +37,11 @@ from pushrep.wire.values import OFFSET_MAX, Struct
 
 _BATCH_BYTES_MAX = (1 << 31) - 1
 _RUN_MIN = 32
-"""From so many batches of the first one's length on they are checked together: below, numpy calls cost more."""
+"""At least so many batches of the first one's length are checked together; for fewer, numpy calls cost more."""
 
 
 def checked(data: memoryview) -> tuple[list[RecordBatch], bool]:
-    """The batches that `data` is made of, each with its CRC checked; and whether each begins where the one before ends.
+    """The batches in `data`, their CRCs checked; and whether each begins where the one before ends.
 
     Raises CorruptRecordBatch.
     """
@@ -69,7 +69,7 @@ def _checked_singly(data: memoryview) -> tuple[list[RecordBatch], bool]:
 
 
 def count_records(batch: RecordBatch, start: int, end: int) -> int:
-    """How many of its records have an offset in [start, end)."""
+    """How many of the batch's records have an offset in [start, end)."""
     header = batch.header
     records = 0 if header.is_control else header.record_count
     span = Span(header.base_offset, header.next_offset, header.size_bytes, records)
@@ -84,9 +84,9 @@ _LATER = frozenset(
 
 
 def end_of_refused(refused: ReplayRefused, at: int, left: int | None, until: int | None) -> e.SendEnd | None:
-    """The end of a replay that stands at offset `at`; None: ask again later.
+    """The end of a refused replay at offset `at`; None: ask again later. left: records of n that are still to come.
 
-    left: records of n that are still to come. until: the end that TO_END had when it was asked first.
+    until: the end that TO_END had at the first request.
 
         the node is full, stops, was slow              wait
         its new session was given up before it came    wait                this machine was stopped before it attached
@@ -118,7 +118,7 @@ def end_of_refused(refused: ReplayRefused, at: int, left: int | None, until: int
 
 
 def is_at_end(refused: ReplayRefused, at: int) -> bool:
-    """Whether it is refused because there is nothing more to replay from `at` on."""
+    """Whether it was refused because there is nothing more to replay from `at` on."""
     if refused.code is ErrorCode.EMPTY_RECORDING:
         return True
     start, end = refused.start, refused.end
@@ -128,7 +128,7 @@ def is_at_end(refused: ReplayRefused, at: int) -> bool:
 
 _GOODBYE_S = 1.0
 _COMES_AGAIN = frozenset({ErrorCode.STALLED, ErrorCode.NODE_STOPPING})
-"""Ends after which the session reconnects, unseen by its reader: it was too slow, or the node stops."""
+"""Ends after which the session reconnects without telling its reader: it was too slow, or the node stops."""
 
 
 class AttachedSession(NamedTuple):
@@ -140,7 +140,7 @@ class AttachedSession(NamedTuple):
 
 
 class RemoteSession:
-    """One replay over the network, a Feed. `request` None: another client has started the session."""
+    """One replay over the network, a Feed. request: None if another client has started the session."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class RemoteSession:
         self._heard_ms = self._lost_ms = self._retry_ms = clock.monotonic_ms()
         self._failures = 0
         self._bad_at = -1
-        self._expected, self._is_inside = 0, True  # a session may begin in the middle of a batch
+        self._expected, self._is_inside = 0, True  # the first batch may begin below the position
         self._is_short = False
         self._is_stopped = False
         self._using = threading.Lock()
@@ -174,17 +174,17 @@ class RemoteSession:
 
     @property
     def session_id(self) -> int:
-        """All 64 bits; another one after a reconnect."""
+        """The session's id, all 64 bits; after a reconnect another one."""
         return self._session_id
 
     @property
     def position(self) -> int:
-        """Behind the last block that was given."""
+        """The offset after the last delivered block."""
         return self._given
 
     @property
     def tip(self) -> int:
-        """How far the node could read when it said so last."""
+        """The end of readable records by the node's last message."""
         return max(self._tip, self._given)
 
     @property
@@ -200,7 +200,7 @@ class RemoteSession:
     # ---- beginning
 
     def start(self, connection: NodeConnection, response: wire.StartReplayResponse) -> None:
-        """Become the subscriber of the session that `response` names. Raises ReplayRefused, NodeUnreachable."""
+        """Subscribe to the session in `response`. Raises ReplayRefused, NodeUnreachable."""
         self._given = self._received = response.start_offset
         self._tip = max(0, response.end_offset)
         if self._request is not None and self._request.length is TO_END:
@@ -223,11 +223,11 @@ class RemoteSession:
 
     @property
     def step_waits(self) -> bool:
-        """Whether the next step connects, or ends the session at the node."""
+        """Whether the next step connects, or ends the session at the node, and so may wait."""
         return self._attached is None or self._is_stopped
 
     def step(self) -> ReplayedBlock | None:
-        """A block, or None. It waits only to reconnect."""
+        """A block, or None. Waits only to reconnect."""
         with self._using:
             if self._is_stop_sent() or self.end is not None:
                 return None
@@ -244,7 +244,7 @@ class RemoteSession:
             return None
 
     def rest(self) -> None:
-        """Receive what was sent already, so that the node does not block; no credit is given."""
+        """While paused: receive what was sent, so that the node does not block; give no credit."""
         with self._using:
             if not self._is_stop_sent() and self.end is None:
                 self._read_received()
@@ -280,7 +280,7 @@ class RemoteSession:
             self._on_end(message)
 
     def _begins_at(self, offset: int) -> None:
-        """Take the position of a session that is known by its id alone from its first message."""
+        """The position of a session that is known by its id alone, from its first message."""
         if self._request is None and not self._received:
             self._given = self._received = self._expected = offset
 
@@ -290,7 +290,7 @@ class RemoteSession:
         try:
             batches, is_dense = checked(view)
         except CorruptRecordBatch as error:
-            # The log may have been cut while this was on its way: reconnecting shows it. A second time it is damage.
+            # The log may have been cut meanwhile, which reconnecting shows. The second time it is damage.
             if self._bad_at == self._received or self._request is None:
                 self._fail(ErrorCode.CORRUPT_MESSAGE, str(error))
             else:
@@ -346,7 +346,7 @@ class RemoteSession:
         )
 
     def _give_credit(self, size_bytes: int) -> None:
-        """The program took so much."""
+        """The program has taken so much: give credit."""
         credit_bytes = self._window.taken(size_bytes)
         if self._attached is None or self._pending_end is not None or not credit_bytes:
             return
@@ -393,12 +393,12 @@ class RemoteSession:
         except ReplayRefused as refused:
             self._until_what_is_left(connection, refused)
             raise
-        # After a crash of the node its watermark may be older, and TO_END would end below its first end.
+        # After a crash of the node its watermark may be lower, and TO_END would end below its first end.
         self._is_short = self._until is not None and response.end_offset < self._until
         return response.session_id
 
     def _until_what_is_left(self, connection: NodeConnection, refused: ReplayRefused) -> None:
-        """TO_END of a log that ends lower now ends there: what lay above was cut."""
+        """If the log was cut, TO_END now ends at its new end."""
         if self._until is None or not is_at_end(refused, self._received):
             return
         try:
@@ -408,7 +408,7 @@ class RemoteSession:
                 self._until = min(self._until, max(outside.end, self._received))
 
     def _rest_of_request(self) -> ReplayRequest | None:
-        """What is left of the request; None, and the session ends, if nothing is."""
+        """The rest of the request; None, and the session ends, if there is none."""
         request = self._request
         assert request is not None, "only a request is made again"
         if self._left == 0 or (self._until is not None and self._received >= self._until):
@@ -463,7 +463,7 @@ class RemoteSession:
     # ---- the end
 
     def stop(self) -> None:
-        """End it; the node's slot is free when this returns, or soon after, if another thread is using the session."""
+        """End it. The node's slot is free when this returns or, if another thread uses the session, soon after."""
         self._is_stopped = True
         if self._using.acquire(blocking=False):
             try:
@@ -481,7 +481,7 @@ class RemoteSession:
             self._waiting.close()
 
     def _is_stop_sent(self) -> bool:
-        """Whether it was stopped; the first call then says so to the node."""
+        """Whether it was stopped; the first call then tells the node."""
         if not self._is_stopped:
             return False
         self._blocks.clear()
@@ -503,12 +503,12 @@ class RemoteSession:
 
 S = TypeVar("S", bound=Struct)
 _MAY_BE_REPEATED = (wire.DescribeRecordingsRequest, wire.StopReplayRequest, wire.StartReplayRequest)
-"""A session that was started and not heard of ends by itself."""
+"""A started session without a subscriber ends by itself."""
 
 
 @dataclass(slots=True)
 class Deletion:
-    """A recording that is being deleted: nobody is given it any more, its files go. `wait` for that."""
+    """A recording that is being deleted: it can't be replayed any more; `wait` until its files are removed."""
 
     recording_id: int
     _connection: NodeConnection = field(repr=False)
@@ -527,7 +527,7 @@ class Deletion:
 
 
 class RemoteReplays:
-    """The replays of a node. Thread-safe. Everything raises NodeUnreachable."""
+    """ReplayClient's implementation for a node. Thread-safe. Everything raises NodeUnreachable."""
 
     def __init__(self, address: HostPort, settings: NodeAccess, clock: Clock) -> None:
         self._address, self._settings, self._clock = address, settings, clock
@@ -556,7 +556,7 @@ class RemoteReplays:
         return response.end_offset
 
     def replay(self, request: ReplayRequest) -> RemoteSession:
-        """A session and its subscriber in one, on a connection of its own. Raises ReplayRefused."""
+        """Start a session on a connection of its own, and subscribe to it. Raises ReplayRefused."""
         recording_id = self._id_of(request.recording)
         connection = NodeConnection(self._address, self._settings)
         try:
@@ -567,7 +567,7 @@ class RemoteReplays:
             raise
 
     def start_replay(self, request: ReplayRequest) -> int:
-        """A session without a subscriber. Raises ReplayRefused."""
+        """Start a session without a subscriber. Raises ReplayRefused."""
         recording_id = self._id_of(request.recording)
         response = accepted(self._ask(request_to_wire(recording_id, request), wire.StartReplayResponse))
         self._started[response.session_id] = (recording_id, request, response)
@@ -601,7 +601,7 @@ class RemoteReplays:
         return response.stopped
 
     def close(self) -> None:
-        """End what was started here; again is fine."""
+        """End everything that was started here; a second call is fine."""
         for session in list(self._running):
             session.close() if session.is_over else session.stop()
         self._running.clear()
@@ -614,17 +614,17 @@ class RemoteReplays:
     # ---- maintenance of recordings: all of it raises KeepingRefused, ReplayRefused (UNKNOWN_RECORDING for a name)
 
     def extend(self, recording: int | str, leader_epoch: int) -> int:
-        """A stopped recording goes on; at which offset."""
+        """Let a stopped recording go on; returns at which offset."""
         asked = wire.ExtendRequest(recording_id=self._id_of(recording), leader_epoch=leader_epoch)
         return self._kept(asked, wire.ExtendResponse).end_offset
 
     def truncate(self, recording: int | str, offset: int) -> int:
-        """Cut it at the batch that holds `offset`; its end then."""
+        """Cut it at the batch that holds `offset`; returns the new end."""
         asked = wire.TruncateRequest(recording_id=self._id_of(recording), offset=offset)
         return self._kept(asked, wire.TruncateResponse).end_offset
 
     def purge(self, recording: int | str, before_offset: int) -> int:
-        """Remove whole segments below; where it begins then."""
+        """Remove whole segments below `before_offset`; returns the new start."""
         asked = wire.PurgeRequest(recording_id=self._id_of(recording), before_offset=before_offset)
         return self._kept(asked, wire.PurgeResponse).log_start_offset
 
@@ -656,7 +656,7 @@ class RemoteReplays:
         return session
 
     def _id_of(self, recording: int | str) -> int:
-        """The id of a recording that is given by id or name. Raises ReplayRefused."""
+        """The id of a recording given by id or name. Raises ReplayRefused."""
         if not isinstance(recording, str):
             return recording
         found = []
@@ -693,7 +693,7 @@ class RemoteReplays:
         return response
 
     def _ask(self, request: Struct, answer: type[S]) -> S:
-        """Ask the node; reconnect once if the idle connection was broken and the request may be repeated."""
+        """Ask the node; if the idle connection was broken and the request may be repeated, reconnect once."""
         with self._lock:
             may_be_old = self._asking is not None and isinstance(request, _MAY_BE_REPEATED)
             try:

@@ -1,13 +1,13 @@
-"""Replay: what a subscriber holds: records or whole batches, one after the other, with or without an event loop.
+"""Replay: the subscriber's iterator over records or whole batches, with or without an event loop.
 
     for record in replay                    async for record in replay
     for batch in replay.batches()           async for batch in replay.batches()
 
-All four go on where any of them stopped. One thread or task at a time iterates; `stop`, `pause` and `resume` may come
-from any.
+All four continue where any of them stopped. One thread or task at a time iterates; any may call `stop`, `pause` and
+`resume`.
 
-Its blocks come from a Feed: a session of this process (local.py), or one of a node (remote.py). A ReplayedLog is a
-partition for a LogConsumer of pushrep.startpoints: one following replay, begun again where a startpoint says.
+Its blocks come from a Feed: a session of this process (local.py) or of a node (remote.py). A ReplayedLog is a partition
+for a LogConsumer of pushrep.startpoints: one following replay, begun again at a startpoint.
 """
 
 import asyncio
@@ -36,10 +36,10 @@ class ReplayedBlock(NamedTuple):
 
 
 class Feed(Protocol):
-    """One session and its subscriber. One thread at a time takes steps and waits; the rest may come from any."""
+    """One session and its subscriber. One thread at a time calls `step` and `wait`; any may call the others."""
 
     end: e.SendEnd | None
-    """Why it is over, in the session's words; None while it is not."""
+    """The session's end reason; None while it runs."""
 
     @property
     def session_id(self) -> int: ...
@@ -62,19 +62,19 @@ class Feed(Protocol):
 
     @property
     def step_waits(self) -> bool:
-        """Whether the next step may wait for a disk or a peer: an event loop leaves it to a thread."""
+        """Whether the next step may wait for a disk or a peer, so that an event loop runs it in a thread."""
         ...
 
     def step(self) -> ReplayedBlock | None:
-        """A block, or None if there is none now. Never waits for one."""
+        """A block, or None if there is none now. Never waits for new records."""
         ...
 
     def rest(self) -> None:
-        """Called in place of a step while the replay is paused."""
+        """Called instead of `step` while the replay is paused."""
         ...
 
     def wait(self, timeout_s: float) -> None:
-        """Until there may be something to do, `wake`, or the time is over."""
+        """Wait until there may be something to do, `wake` is called, or the time is over."""
         ...
 
     async def wait_async(self, timeout_s: float) -> None:
@@ -90,15 +90,15 @@ class Feed(Protocol):
         ...
 
     def close(self) -> None:
-        """Close what it reads from."""
+        """Close the log or connection."""
         ...
 
 
-_WAIT_S = 1.0  # at the tip; the feed is notified, or looks as often as it has to
+_WAIT_S = 1.0  # at the tip; the feed is notified or polls
 
 
 class ReplayedBatch(NamedTuple):
-    """A whole batch as it lies in the log, of which the records with offsets in [start, end) belong to the replay."""
+    """A whole batch of the log; its records with offsets in [start, end) belong to the replay."""
 
     batch: RecordBatch
     start: int
@@ -109,7 +109,7 @@ class ReplayedBatch(NamedTuple):
         return list(self.cursor().records)
 
     def cursor(self) -> RecordCursor:
-        """The same, each record made when it is taken; all are decoded before. Raises CorruptRecordBatch."""
+        """As `records`, but each Record is made when it is taken; decoding happens first. Raises CorruptRecordBatch."""
         first = max(self.start, self.batch.header.base_offset)
         if self.batch.header.is_control:
             return RecordCursor(first)
@@ -126,7 +126,7 @@ class Replay(ClosedAtExit):
         """Use `ReplayClient.replay`."""
         self._feed = feed
         self._batches: deque[ReplayedBatch] = deque()
-        self._cursor: RecordCursor | None = None  # into the batch that is taken record by record
+        self._cursor: RecordCursor | None = None  # into the batch that is being iterated by record
         self._standing = self._block_end = feed.position
         self._is_paused = self._has_raised = False
         self._turn = threading.Lock()
@@ -138,26 +138,26 @@ class Replay(ClosedAtExit):
 
     @property
     def position(self) -> int:
-        """The next offset that it gives: where another replay would go on."""
+        """The next offset to be delivered, at which another replay would go on."""
         cursor = self._cursor
         return self._standing if cursor is None else cursor.position
 
     @property
     def tip(self) -> int:
-        """How far it could read at its last look."""
+        """The end of readable records at its last look."""
         return max(self._feed.tip, self.position)
 
     @property
     def end_reason(self) -> ReplayEndReason | None:
-        """Why it is over; None while it is not, and as long as there is something left to iterate."""
+        """Why it is over; None while it runs, or while records are left to iterate."""
         return None if self._batches else self._feed.end_reason
 
     def __iter__(self) -> Iterator[Record]:
-        """Records one by one; ends with the replay, waits at the tip where it follows."""
-        return chain.from_iterable(self._iterators())  # no Python between a record and its reader
+        """Records one by one; ends with the replay, and waits at the tip if it follows."""
+        return chain.from_iterable(self._iterators())  # no Python code between a record and its reader
 
     def _iterators(self) -> Iterator[Iterator[Record]]:
-        """Over the records of each batch, from where they were left."""
+        """An iterator over each batch's records, continuing a batch that was left."""
         while True:
             yield self._left()
             if not self._batches and not self._load():
@@ -165,7 +165,7 @@ class Replay(ClosedAtExit):
             self._next_records()
 
     async def __aiter__(self) -> AsyncIterator[Record]:
-        """The same in an event loop; what may wait, as for a file, is done in a thread."""
+        """The same in an event loop; steps that may wait run in a thread."""
         while True:
             for record in self._left():
                 yield record
@@ -178,7 +178,7 @@ class Replay(ClosedAtExit):
         return ReplayBatches(self)
 
     def poll(self) -> list[Record]:
-        """The records that are there now, of one block at most; empty if none are. Never waits. Raises as iterating."""
+        """The present records, of one block at most; empty if there are none. Never waits. Raises as iterating."""
         with self._one_at_a_time():
             if not self._is_paused and not self._batches:
                 self._enqueue(self._feed.step())
@@ -192,7 +192,7 @@ class Replay(ClosedAtExit):
         return found
 
     def pause(self) -> None:
-        """Give nothing more until `resume`: iterating waits. The lease is not renewed meanwhile."""
+        """Deliver nothing until `resume`: iterating waits. The lease is not renewed meanwhile."""
         self._is_paused = True
 
     def resume(self) -> None:
@@ -201,7 +201,7 @@ class Replay(ClosedAtExit):
         self._feed.wake()
 
     def stop(self) -> None:
-        """End it; what was read and not given yet is dropped. Again is fine."""
+        """End it; records that were read and not delivered are dropped. A second call is fine."""
         self._feed.stop()
         self._batches.clear()
         self._feed.wake()
@@ -214,7 +214,7 @@ class Replay(ClosedAtExit):
     # ---- inside
 
     def next_batch(self) -> ReplayedBatch | None:
-        """For ReplayBatches: the next one, waiting for it; None when the replay is over."""
+        """For ReplayBatches: wait for the next batch; None when the replay is over."""
         if not self._batches and not self._load():
             return None
         return self._dequeue()
@@ -326,7 +326,7 @@ class Replays(Protocol):
 
 
 class ReplayedLog:
-    """One recording, read from any offset on by a replay that follows it."""
+    """One recording, read from any offset by a following replay."""
 
     def __init__(self, client: Replays, info: RecordingInfo) -> None:
         self._client, self._name = client, info.name
@@ -346,15 +346,15 @@ class ReplayedLog:
     def first_at(self, ms: int, /) -> int | None:
         """Offset of the first record at or after `ms` since 1970; None if there is none."""
         _, end = self.bounds()
-        # Only FOLLOW may begin at the end, which is the position of a time later than every record's.
+        # A time later than all records has the end as its position, where only FOLLOW may begin.
         with self._client.replay(ReplayRequest(self._name, AtTime(ms), length=FOLLOW)) as replay:
             return replay.position if replay.position < end else None
 
     def fetch(self, position: int, count: int) -> tuple[list[Record], int]:
-        """At most `count` of the records that have come from `position` on, and the next position. Never waits.
+        """At most `count` present records from `position` on, and the next position. Never waits.
 
-        A replay that has ended for any reason is begun again. Raises ReplayTruncated as long as the position stays the
-        one that the log was cut below, ReplayFailed, ReplayRefused.
+        A replay that has ended is begun again. Raises ReplayTruncated as long as the position is above the cut,
+        ReplayFailed, ReplayRefused.
         """
         replay = self._replay
         if replay is None or position != self._position or (replay.end_reason is not None and not self._ahead):

@@ -1,19 +1,19 @@
-"""ReplaySession: what one replay does next. Events in, effects out; it has met neither file, socket nor clock.
+"""ReplaySession: the rules of one replay. Events in, effects out; no file, socket or clock.
 
     Opened + Attached ──▶ REPLAY:  Turn ──▶ ReadBlock ──▶ BlockRead ──▶ SendBlock ──▶ Sent ──▶ the next Turn
                                      ├──▶ Heartbeat       at the log's end, at a bound (a counter that it must
                                      │                   not pass), without credit, or ahead of its rate
                                      └──▶ SendEnd         limit reached, or stalled
 
-One block is under way at a time: a slow subscriber costs its one block and no more. The next one is due while there is
-credit (fetch_credit.py); a batch is never split (`clip` of plan.py).
+One block is in flight at a time, so a slow subscriber costs one block. The next one is due while there is credit
+(fetch_credit.py); a batch is never split (`clip` of plan.py).
 
-ReplaySessions are all sessions of one node or client: how many there may be, ids, what was refused, and counters.
+ReplaySessions holds all sessions of a node or client: their limit, ids, refusals and counters.
 
-    session id, 64 bits    | serial, rising, 32 | random, 32 |      no one can guess another's, none comes twice
+    session id, 64 bits    | serial, rising, 32 | random, 32 |      can't be guessed, never repeats
 
-The driver says whose turn it is: a local session steps when its reader asks (local.py), those of a node read one block
-each in turn (pushrep/replicate/replay_server.py).
+A driver gives turns: a local session takes one when its reader asks (local.py); a node's sessions take turns of one
+block each (pushrep/replicate/replay_server.py).
 """
 
 from collections import Counter
@@ -69,26 +69,26 @@ class ReplaySession:
 
     @property
     def credit(self) -> int:
-        """Bytes that the subscriber is ready to take; below 0 behind a batch that is larger than what was left."""
+        """Bytes that the subscriber accepts; below 0 after a batch larger than the credit."""
         return self._credit.left_bytes
 
     @property
     def lag(self) -> int:
-        """Offsets between here and what could be read at the last turn."""
+        """Offsets between the position and the tip of the last turn."""
         return max(0, self.tip - self.position)
 
     @property
     def is_behind(self) -> bool:
-        """Whether there is something that it could send; not behind a batch that waits for its bound."""
+        """Whether there are records to send, apart from a batch that waits for its bound."""
         return self.lag > 0 and self._held_until <= self.tip
 
     def stalled_ms(self, now_ms: int) -> int:
-        """For how long it has been behind and sent nothing; 0 if it is not behind."""
+        """For how long it has had records to send and sent nothing; 0 if it has none."""
         return max(0, now_ms - max(self.last_progress_ms, self._behind_since_ms)) if self.is_behind else 0
 
     @property
     def wants_liveness(self) -> bool:
-        """Whether its turns need `LogSnapshot.is_live`: at the tip a bounded replay ends when its writer stops."""
+        """Whether its turns need `LogSnapshot.is_live`: a bounded replay at the tip ends when its writer stops."""
         is_held = self._held_until > self.tip
         if self._left is None:
             return self._end is not None and is_held
@@ -96,9 +96,9 @@ class ReplaySession:
 
     @property
     def next_turn_ms(self) -> int:
-        """When its next turn is due, unless an event comes or the log changes before.
+        """When its next turn is due, unless an event or a change of the log comes first.
 
-        Heartbeats are late by a twentieth at most, so that those of many sessions fall together and wake a node once.
+        Heartbeats may be late by a twentieth, so that those of many sessions coincide and wake a node once.
         """
         match self.state:
             case ReplayState.INIT:
@@ -115,7 +115,7 @@ class ReplaySession:
                 return self._end_due_ms
 
     def handle(self, event: e.Event, now_ms: int) -> Effects:
-        """Take an event; the effects that the driver has to carry out, in order. Raises ImpossibleEvent."""
+        """Handle an event; returns the effects for the driver, in order. Raises ImpossibleEvent."""
         cell = NEXT[self.state][event.kind]
         if cell is None:
             raise ImpossibleEvent(self.state, event.kind)
@@ -166,7 +166,7 @@ class ReplaySession:
 
     def _credited(self, event: e.Credited) -> Effects:
         if self._credit.give(event.credit_bytes):
-            self.last_progress_ms = self._now_ms  # without credit it could not make progress
+            self.last_progress_ms = self._now_ms  # time without credit does not count as stalled
         return []
 
     def _turn(self, event: e.Turn) -> Effects:
@@ -177,7 +177,7 @@ class ReplaySession:
         if event.facts.written < self.position:
             return self._cut_at(event.facts.written, -1)
         if self._end is not None and event.facts.written < self._end:
-            self._end, self._held_until = event.facts.written, 0  # the log was cut below the end of then
+            self._end, self._held_until = event.facts.written, 0  # the log was cut below the former end
         if self._reading is not None or self._is_sending:
             return self._stalled_if_due()
         if self._left == 0 or (self._end is not None and self.position >= self._end):
@@ -194,7 +194,7 @@ class ReplaySession:
         return tip_of(facts, self.plan.bound, counter, self._last_counter)
 
     def _ends_at(self, tip: Tip, facts: LogSnapshot) -> bool:
-        """Whether nothing more can come: the bound is frozen, or a bounded replay is at the end of a stopped log."""
+        """Whether no more records can come: the bound is frozen, or a bounded replay is at the end of a stopped log."""
         if tip.is_frozen and (self._held_until > tip.bound or self.position >= tip.bound):
             return True
         is_at_end = self.position >= tip.recorded or self._held_until > tip.recorded
@@ -203,7 +203,7 @@ class ReplaySession:
     def _next_block(self, tip: Tip) -> Effects:
         budget_bytes = self._credit.block_bytes(self._settings.block_bytes, self._now_ms)
         if not budget_bytes:
-            # Paused by its subscriber: it renews no lease, so that an idle subscriber does not hold the disk.
+            # Without credit it renews no lease, so that an idle subscriber does not keep records on the disk.
             return self._heartbeat_if_due(renew=self.credit > 0)
         limit = tip.bound if self._end is None else min(tip.bound, self._end)
         self._reading_bound = tip.bound
@@ -276,7 +276,7 @@ class ReplaySession:
         if event.offset < self.position:
             return self._cut_at(event.offset, event.leader_epoch)
         if self._end is not None:
-            self._end = min(self._end, event.offset)  # what lay above it at the request is gone
+            self._end = min(self._end, event.offset)  # records above the cut are gone
         self._held_until = 0
         return []
 
@@ -343,7 +343,7 @@ class ReplaySession:
         },
         ReplayState.DONE: {},
     }
-    """An event without a handler needs no action; every cell that may change the state has one."""
+    """Events without a handler need no action; every cell of the table that may change the state has one."""
 
 
 assert all(
@@ -356,9 +356,9 @@ _RANDOM_BITS = 32
 
 
 class ReplaySessions:
-    """The sessions that are not DONE. Not thread-safe: one loop, or a lock around it.
+    """The sessions that are not DONE. Not thread-safe: use it in one loop, or under a lock.
 
-    `random_bits(n)` gives n random bits. `refused` counts refusals by code.
+    random_bits(n): returns n random bits. refused: counts refusals by code.
     """
 
     def __init__(self, settings: ReplaySettings, random_bits: Callable[[int], int]) -> None:
@@ -388,7 +388,7 @@ class ReplaySessions:
         counters: frozenset[str] = frozenset(),
         is_allowed: bool = True,
     ) -> ReplaySession:
-        """A session in INIT, which has its slot; open its segment next. Arguments as `plan_replay`.
+        """Make a session in INIT, which takes a slot; the caller opens its segment next. Arguments as of `plan_replay`.
 
         Raises ReplayRefused, and counts it.
         """
@@ -404,7 +404,7 @@ class ReplaySessions:
         return session
 
     def handle(self, session: ReplaySession, event: e.Event, now_ms: int) -> Effects:
-        """Give it an event; when the session is DONE, its slot is free."""
+        """Give a session an event; its slot is free once it is DONE."""
         effects = session.handle(event, now_ms)
         for effect in effects:
             if isinstance(effect, e.Forget):
@@ -419,15 +419,15 @@ class ReplaySessions:
         return [] if session is None else [(session, self.handle(session, e.Stop(), now_ms))]
 
     def notify_all(self, recording: int | str, event: e.Event, now_ms: int) -> list[tuple[ReplaySession, Effects]]:
-        """An event for every session of a recording: Stop, Deleted, Truncated, LeaseBroken."""
+        """Give every session of a recording an event: Stop, Deleted, Truncated, LeaseLost."""
         chosen = [session for session in self if session.plan.recording == recording]
         return [(session, self.handle(session, event, now_ms)) for session in chosen]
 
 
 class SessionCounters(NamedTuple):
-    """One session. lag: offsets between what was sent and what could be. idle_ms: since anything was sent last.
+    """The counters of one session. lag: offsets between what was sent and the tip. idle_ms: since the last message.
 
-    credit: bytes that its subscriber is ready to take. stalled_ms: as `ReplaySession.stalled_ms`.
+    credit: bytes that its subscriber accepts. stalled_ms: as `ReplaySession.stalled_ms`.
     """
 
     session_id: int
@@ -443,9 +443,9 @@ class SessionCounters(NamedTuple):
 
 
 class ReplayCounters(NamedTuple):
-    """All of a node. bytes_sent, records_sent: since it started, of sessions that are over, too.
+    """The counters of a node since its start. bytes_sent, records_sent: ended sessions included.
 
-    refused: by code, since it started; ended: sessions by the reason of their end.
+    refused: by code; ended: sessions by end reason.
     """
 
     sessions: tuple[SessionCounters, ...]
@@ -462,17 +462,17 @@ class ReplayCounters(NamedTuple):
 
     @property
     def lag_max(self) -> int:
-        """Of the session that is furthest behind."""
+        """The lag of the session that is furthest behind."""
         return max((session.lag for session in self.sessions), default=0)
 
     @property
     def stalled_ms(self) -> int:
-        """The longest time that a session has been behind and sent nothing."""
+        """The longest time that a session has had records to send and sent nothing."""
         return max((session.stalled_ms for session in self.sessions), default=0)
 
 
 class Totals:
-    """Adds up what sessions that are over have done."""
+    """Sums over ended sessions."""
 
     def __init__(self) -> None:
         self._bytes = self._records = 0
@@ -486,7 +486,7 @@ class Totals:
             self._ended[session.end_reason] += 1
 
     def snapshot(self, many: ReplaySessions, now_ms: int) -> ReplayCounters:
-        """All counters, now. From any thread: a session that ends meanwhile may be counted twice."""
+        """All counters at this moment. For any thread: a session that ends meanwhile may be counted twice."""
         sessions = tuple(_counted(session, now_ms) for session in many)
         return ReplayCounters(
             sessions=sessions,

@@ -1,28 +1,28 @@
 """The batches of a log's segments as a replay reads them: as slices of files for a socket, or in windows of memory.
 
-`SliceReader`: which bytes of which segment a session is sent next, found by the headers alone.
+`SliceReader`: finds the next bytes for a session by the headers alone.
 
     position ─ segment, sparse index ─▶ header ─ length ─▶ header ─ length ─▶ ...     until the limit, or enough bytes
 
-It checks only that one header follows another, in its segment: whoever reads the bytes checks their CRC. Base offset
-and length lie outside the CRC and say where the next batch stands, so a damaged one must not pass for a hole. After a
-cut of the log call `forget`, and read again where `read` did not find a batch that should be there.
+It checks only that each header follows the one before, in its segment; the reader of the bytes checks their CRC. The
+CRC does not cover base offset and length, which lead to the next batch, so a damaged one must not pass for a hole.
+After a cut of the log call `forget`, and read again if `read` did not find an expected batch.
 
-`BatchWindows`: the walk over a log's batches (pushrep/log/walk.py) in long strides, into memory that is used again.
+`BatchWindows`: scans a log's batches (pushrep/log/walk.py) in large windows, into reused memory.
 
     file    | batch | batch | bat|ch | ...        the window, and what is missing of its last batch
             ────── 768 KiB ──────▶ ──▶            small batches are checked together (records/header.py)
 
-It stops before everything that is not plainly in order: the end of the log, a hole, a fallen epoch, a CRC that does not
-match. The log's own reader goes on from there and raises the error, so that `BatchWindows` raises none of its own.
+It stops before everything that is not plainly in order: the end of the log, a hole, a lower epoch, a wrong CRC. The
+log's own reader goes on from there and raises the error; `BatchWindows` raises none.
 
-`Tail` is the same for a reader that closely follows a log of another process: one read behind the batch given last.
+`Tail` is the same for a reader that closely follows another process's log: one read after the last batch delivered.
 
     file    ... | last | new | new |          its header still stands there ─▶ one read, no index, nothing twice
                 ^ remembered
 
-`Buffers` keeps that memory: the system takes longer for fresh pages than for what is read into them. A buffer is free
-again when the last view of it is dropped; nobody gives it back.
+`Buffers` holds that memory, because fresh pages cost more than reading into them. A buffer is free again when its last
+view is dropped; nobody has to give it back.
 """
 
 import threading
@@ -56,7 +56,7 @@ from pushrep.records.header import (
 from pushrep.replay.plan import Span
 from pushrep.wire.values import FileSlice
 
-_FIRST_BYTES = 4096  # the header of a large batch, or some small batches whole: one read for a follower at the tip
+_FIRST_BYTES = 4096  # the header of a large batch, or some small batches: one read for a follower at the tip
 _FILES_MAX = 64
 
 
@@ -69,7 +69,7 @@ class BatchNotFound(PushrepError):
 
 
 class OpenSegment:
-    """A segment's file, open as long as it is sent from."""
+    """A segment's file, open while it is being sent from."""
 
     def __init__(self, file: File) -> None:
         self.file, self._users, self._is_dropped = file, 0, False
@@ -85,7 +85,7 @@ class OpenSegment:
         self._close_if_last()
 
     def drop(self) -> None:
-        """Give it to no further reader; the last user closes it."""
+        """Give it to no new user; the last one closes it."""
         self._is_dropped = True
         self._close_if_last()
 
@@ -95,7 +95,7 @@ class OpenSegment:
 
 
 class OpenSegments:
-    """The files that sessions send from, the last ones used kept open. Not thread-safe."""
+    """The files that sessions send from; recently used ones stay open. Not thread-safe."""
 
     def __init__(self, filesystem: Filesystem) -> None:
         self._filesystem = filesystem
@@ -105,7 +105,7 @@ class OpenSegments:
         return len(self._open)
 
     def get(self, directory: Path, base: int) -> OpenSegment:
-        """Raises CorruptBatch if the segment is not the one that was sealed, OSError."""
+        """The open segment. Raises CorruptBatch if it is not the one that was sealed, OSError."""
         found = self.get_again(directory, base)
         cleaned_offset = partial(read_cleaned_offset, directory, self._filesystem)
         hold_against_seal(self._filesystem, directory, base, found.file, cleaned_offset)
@@ -123,7 +123,7 @@ class OpenSegments:
         return found
 
     def forget(self, directory: Path) -> None:
-        """Forget the open files: the log was cut, and a file of the same name may be another one."""
+        """Forget the open files, because the log was cut, and a file of the same name may be another one."""
         for key in [key for key in self._open if key[0] == directory]:
             self._open.pop(key).drop()
 
@@ -134,7 +134,7 @@ class OpenSegments:
 
 
 class FoundBatch(NamedTuple):
-    """A batch and where it lies."""
+    """A batch and its place in a file."""
 
     span: Span
     segment: int
@@ -143,7 +143,7 @@ class FoundBatch(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The byte behind it."""
+        """The position after it."""
         return self.position + self.span.size_bytes
 
 
@@ -165,7 +165,7 @@ class SliceReader:
         self._next: tuple[int, int, int, int] | None = None  # where the last read ended: offset, segment, byte, epoch
         self._bases: list[int] = []
         self.behind_hole = -1
-        """Base offset of the last batch that was found behind a hole."""
+        """Base offset of the last batch that was found after a hole."""
         self._ask_cleaned_offset = partial(read_cleaned_offset, directory, filesystem)
 
     @property
@@ -174,7 +174,7 @@ class SliceReader:
         return self._ask_cleaned_offset()
 
     def forget(self) -> None:
-        """Forget everything known of the files: the log was cut, or another process writes it now."""
+        """Forget the files, because the log was cut, or another process writes it now."""
         self._next, self._bases = None, []
         self._files.forget(self._directory)
 
@@ -183,9 +183,9 @@ class SliceReader:
     ) -> list[FoundBatch]:
         """The batches that hold offsets in [position, limit), about `max_bytes` of them, one at least.
 
-        written: where the log ended when `limit` was taken: no batch of then ends behind it. Empty if compaction left
-        none. Raises BatchNotFound, CorruptBatch for a segment that is not the one that was sealed, OSError,
-        CorruptRecordBatch for offsets that can't be read.
+        written: the log end when `limit` was taken: no batch may end above it. Empty if compaction left none. Raises
+        BatchNotFound, CorruptBatch for a segment that is not the one that was sealed, OSError, CorruptRecordBatch for
+        offsets that can't be read.
         """
         if position >= limit:
             return []
@@ -208,7 +208,7 @@ class SliceReader:
             expected = found[-1].span.next_offset if found else position
             following = None if is_all else self._following(what, expected)
             if following is not None and following != expected and not ends_clean(file, what):
-                following = None  # no hole: a batch that is out of its place
+                following = None  # not a hole, but a misplaced batch
             if following is not None and following >= limit:  # a hole up to there
                 is_all, following = True, None
             if following is None:
@@ -221,7 +221,7 @@ class SliceReader:
     def _collect(
         self, wanted: _SliceRequest, found: list[FoundBatch], file: File, what: ScanRange
     ) -> tuple[ScanRange, bool]:
-        """Add batches from where `what` begins in its segment; where to go on, and whether that is all."""
+        """Add batches from the beginning of `what` on; returns where to go on, and whether that is all."""
         position, limit, max_bytes, want_offsets, written = wanted
         segment, at, due, last_epoch = what.base_offset, what.position, what.first_offset, what.leader_epoch
         size, expected = sum([one.span.size_bytes for one in found]), found[-1].span.next_offset if found else position
@@ -252,7 +252,7 @@ class SliceReader:
         return self._range(segment, at, due, last_epoch), is_all  # `replace` takes thrice as long
 
     def slices(self, found: list[FoundBatch], held: list[OpenSegment]) -> tuple[FileSlice, ...]:
-        """The bytes of the batches; neighbours in one slice. Files in use are added to `held`, each to be released.
+        """The bytes of the batches, neighbours in one slice. Adds the used files to `held`, for the caller to release.
 
         Raises OSError.
         """
@@ -272,13 +272,13 @@ class SliceReader:
         return tuple(pieces)
 
     def rewind(self, found: list[FoundBatch], taken: int) -> None:
-        """Only the first `taken` batches that were read were sent: the next read begins behind them."""
+        """Only the first `taken` batches were sent: the next read begins after them."""
         if taken < len(found):
             one, before = found[taken], found[taken - 1]
             self._next = (before.span.next_offset, one.segment, one.position, before.leader_epoch) if taken else None
 
     def place(self, offset: int) -> ScanRange:
-        """From a batch of a segment on that holds `offset`, or lies before it. Raises as `read`."""
+        """The range from a batch at or before `offset` on. Raises as `read`."""
         if not self._bases or self._bases[-1] <= offset:
             self._bases = list_segments(self._filesystem, self._directory)
         at = bisect_right(self._bases, offset) - 1
@@ -303,36 +303,36 @@ class SliceReader:
         )
 
     def _following(self, what: ScanRange, expected: int) -> int | None:
-        """The segment behind this one, if it begins with that offset, or behind a hole that compaction made."""
+        """The next segment, if it begins with that offset, or after a hole left by compaction."""
         base = self._behind(what.base_offset)
         return base if base is not None and (base == expected or what.is_hole(expected, base)) else None
 
     def _behind(self, segment: int) -> int | None:
-        """The base offset of the segment behind this one."""
+        """The base offset of the next segment."""
         if not self._bases or self._bases[-1] <= segment:
             self._bases = list_segments(self._filesystem, self._directory)
         at = bisect_right(self._bases, segment)
         return self._bases[at] if at < len(self._bases) else None
 
     def _is_misplaced(self, segment: int, expected: int, base: int, next_offset: int, written: int) -> bool:
-        """Whether a batch reaches out of its segment, or behind what was written."""
+        """Whether a batch reaches beyond its segment, or beyond what was written."""
         following = self._behind(segment)
         if following is not None:
             return next_offset > following
-        # What was compacted away up to the log's end may have newer batches behind it by now.
+        # After a hole up to the log's former end there may be newer batches by now.
         is_behind_a_hole = base > expected and base >= written
         return next_offset > written and not is_behind_a_hole
 
 
 def _offsets(file: File, position: int, size_bytes: int) -> tuple[int, ...]:
-    """Of the records of a batch with holes. Raises CorruptRecordBatch, OSError."""
+    """The offsets of the records of a batch with holes. Raises CorruptRecordBatch, OSError."""
     return tuple(RecordBatch.check(file.read_at(size_bytes, position)).rows().offsets)
 
 
 _KEPT_MAX = 6
 """As many as a block of a local replay takes, and one more."""
 _ALIGNMENT = 64
-"""Bytes of a processor's cache line. A copy by the kernel to an address between lines takes a third longer."""
+"""Bytes of a cache line: the kernel takes a third longer to copy to an unaligned address."""
 
 
 class Buffers:
@@ -361,7 +361,7 @@ class Buffers:
         try:
             for number, (buffer, begin) in enumerate(self._kept):
                 try:
-                    buffer.append(buffer.pop())  # a view of it forbids that
+                    buffer.append(buffer.pop())  # raises BufferError while it has a view
                 except BufferError:
                     continue
                 self._kept.append(self._kept.pop(number))
@@ -396,7 +396,7 @@ class KeptBuffers:
 
 
 WINDOW_BYTES = 768 << 10
-"""With the rest of its last batch it fits a processor's own cache until it is checked."""
+"""A window, with the rest of its last batch, fits a core's own cache until it is checked."""
 _BATCH_BYTES_MAX = 2 << 20
 """Larger batches are left to the log's own reader, so that buffers keep one size."""
 BUFFER_BYTES = WINDOW_BYTES + _BATCH_BYTES_MAX
@@ -405,7 +405,7 @@ _TOGETHER_MIN = 24
 
 
 class Window(NamedTuple):
-    """Batches that follow each other, and their bytes together."""
+    """Consecutive batches, and their bytes together."""
 
     batches: list[RecordBatch]
     size_bytes: int
@@ -418,7 +418,7 @@ class BatchWindows:
         self._directory, self._filesystem, self._buffers = directory, filesystem, buffers
 
     def windows(self, start: int, end: int) -> Iterator[Window]:
-        """Every batch that holds an offset in [start, end), as far as all is plain, by windows. Raises nothing."""
+        """The batches with an offset in [start, end), by windows, as far as they are in order. Raises nothing."""
         files = OpenSegments(self._filesystem)
         places = SliceReader(self._directory, self._filesystem, files)
         with closing(files), suppress(BatchNotFound, CorruptBatch, OSError):
@@ -459,9 +459,9 @@ class BatchWindows:
 
 
 def _one_by_one(file: File, position: int, view: memoryview, size: int) -> tuple[list[RecordBatch], int]:
-    """The batches in the first `size` bytes of the view, the last one's rest read, and where they end.
+    """The batches in the first `size` bytes of the view, and their end; the rest of the last one is read.
 
-    Up to the first that does not pass its checks.
+    Stops at the first that does not pass its checks.
     """
     batches: list[RecordBatch] = []
     raw, at = np.frombuffer(view, np.uint8), 0
@@ -479,7 +479,7 @@ def _one_by_one(file: File, position: int, view: memoryview, size: int) -> tuple
 
 
 def checked_together(view: memoryview) -> list[RecordBatch]:
-    """Small batches, up to the first that does not pass its checks or is not whole."""
+    """Check small batches, up to the first that does not pass or is not whole."""
     run = checked_run(view, 0, _BATCH_BYTES_MAX)  # type: ignore[arg-type]  # it reads any buffer
     return [RecordBatch(view[at : at + header.batch_length + LENGTH_ENDS_AT], header) for at, header in run.headers()]
 
@@ -497,7 +497,7 @@ _READ_BYTES = 16 << 10
 
 
 class _Place(NamedTuple):
-    """A batch, and where it stands."""
+    """A batch, and its place."""
 
     header: BatchHeader
     segment: int
@@ -505,18 +505,18 @@ class _Place(NamedTuple):
 
 
 class Tail:
-    """Of one log. Not thread-safe."""
+    """The tail of one log. Not thread-safe."""
 
     def __init__(self, directory: Path, filesystem: Filesystem) -> None:
         self._directory, self._filesystem = directory, filesystem
         self._place: _Place | None = None
         self.has_more = False
-        """Whether a batch seems to follow the last one found, above the limit of then."""
+        """Whether a batch seems to follow the last one found, above the former limit."""
 
     def behind(self, last: BatchHeader, limit: int) -> list[RecordBatch] | None:
-        """Some of the batches behind `last` that hold offsets below `limit`, their CRCs checked.
+        """Some batches after `last` with offsets below `limit`, their CRCs checked.
 
-        None if `last` may not stand where it did; no batch if the log's own reader has to look.
+        None if `last` may not be there any more; empty if the log's own reader has to read.
         """
         self.has_more = False
         place = self._place

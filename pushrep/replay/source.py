@@ -1,9 +1,10 @@
-"""LogSource: one log as a replay reads it, whoever writes it.
+"""LogSource: one log for a replay, of this process or another.
 
-    SegmentLog of this process    offsets at first hand; retention waits for the lease
-    any other log                 a reader beside its writer: no lock, no lease; what retention takes is an error here
+    SegmentLog of this process    exact offsets; retention waits for the lease
+    any other log                 a reader beside its writer: no lock, no lease; records removed by retention are an
+    error
 
-Everything is read as "written": the session's bound limits how far it goes.
+The isolation is "written": the session's bound limits what is sent.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,11 +25,11 @@ from pushrep.wire.error_codes import ErrorCode
 
 Log: TypeAlias = SegmentLog | LogReader
 READ_ERRORS = (OffsetOutOfRange, CorruptBatch, CorruptRecordBatch, LogClosed, NotALog, OSError)
-"""What reading a log raises; `LogSource.failure` turns it into the session's event."""
+"""The errors of reading a log; `LogSource.failure` turns them into the session's event."""
 
 
 class LogSource:
-    """A log to replay. `log`: one that this process has open; it stays its owner's, and is left when it is closed."""
+    """A log to replay. log: one that this process has open; its owner closes it, and then a reader replaces it here."""
 
     def __init__(self, path: Path, log: SegmentLog | None = None, filesystem: Filesystem = REAL_FILESYSTEM) -> None:
         """Raises NotALog, InvalidLogName."""
@@ -52,7 +53,7 @@ class LogSource:
         return isinstance(self._log, SegmentLog)
 
     def facts(self, *, with_liveness: bool) -> LogSnapshot:
-        """The log now. Without `with_liveness` it counts as live, without a look at its writer's lock."""
+        """The log's present facts. Without `with_liveness` it counts as live, unchecked."""
         try:
             return self._facts(with_liveness=with_liveness)
         except LogClosed:
@@ -62,7 +63,7 @@ class LogSource:
             return self._facts(with_liveness=with_liveness)
 
     def _facts(self, *, with_liveness: bool) -> LogSnapshot:
-        # The writer is looked for first: if it has stopped, all that it wrote is then in the offsets.
+        # The writer is looked at first: if it has stopped, the offsets read after that are final.
         is_live = self._is_live() if with_liveness else True
         log = self._log
         if isinstance(log, LogReader):
@@ -81,13 +82,13 @@ class LogSource:
         return self._log.batches(start, end)
 
     def lease(self, offset: int, on_broken: OnLeaseBroken) -> Lease | None:
-        """Keeps what lies from `offset` on, if this process writes the log. Raises OffsetOutOfRange, LeaseBroken."""
+        """A lease from `offset` on, if this process writes the log. Raises OffsetOutOfRange, LeaseBroken."""
         if isinstance(self._log, LogReader):
             return None
         return self._log.acquire_lease("replay", offset, on_broken)
 
     def begin(self, position: int, take_lease: Callable[[], None]) -> e.SegmentOpened | e.OpenFailed:
-        """Take the lease and read what stands at `position`: the session's event."""
+        """Take the lease and read the batch at `position`; returns the session's event."""
         try:
             take_lease()
             return self._opened_at(position, self.facts(with_liveness=False))
@@ -99,7 +100,7 @@ class LogSource:
             return e.OpenFailed(code, str(error))
 
     def _opened_at(self, position: int, facts: LogSnapshot) -> e.SegmentOpened:
-        """What stands at `position`, checked as every batch is. Raises as `batches`."""
+        """The batch at `position`, checked as every batch is. Raises as `batches`."""
         at = next(self.batches(position, position + 1), None) if position < facts.written else None
         before = next(self.batches(position - 1, position), None) if position > facts.start else None
         by_log = None
@@ -113,18 +114,18 @@ class LogSource:
         )
 
     def leader_epochs(self) -> LeaderEpochs | None:
-        """Which epoch begins where; None if that is not known beside the writer."""
+        """The list of epochs; None if it is unknown beside the writer."""
         if isinstance(self._log, LogReader):
             return read_leader_epochs(self.path, self.filesystem)
         return self._log.leader_epochs
 
     def cut_since(self, offset: int, leader_epoch: int, facts: LogSnapshot) -> e.Truncated:
-        """What happened to a log in which a batch at `offset`, of that epoch, does not stand any more."""
+        """The event for a log without its former batch of that epoch at `offset`."""
         epochs = self.leader_epochs()
         cut = min(offset, facts.written)
         if epochs is None or not epochs.entries:
             return e.Truncated(cut)
-        # That epoch ended where the log was cut, if the log has gone on under another one (KIP-101).
+        # If the log has gone on under another epoch, it was cut where that epoch ended (KIP-101).
         _, end = epochs.end_of(leader_epoch, facts.written)
         return e.Truncated(min(cut, end) if end >= 0 else cut, epochs.latest_epoch)
 
@@ -150,7 +151,7 @@ class LogSource:
         return SegmentLog.open_reader(path, isolation="written", filesystem=self.filesystem)
 
     def _now_open(self) -> Log:
-        """In place of a log whose writer has stopped: a replay that follows waits beside the next one."""
+        """A reader for a log whose writer has stopped: a following replay waits for the next writer."""
         return self._reader(self.path)
 
     def _is_live(self) -> bool:

@@ -1,6 +1,6 @@
 """Waits of a replay: for a node's socket, and at the tip of a log that another process writes.
 
-Both wait in a thread or in an event loop, until there is something, `wake`, or the time is over. At the tip:
+Both wait in a thread or in an event loop, until there is something, `wake` is called, or the time is over. At the tip:
 
     a write ─▶ look at once ─▶ not there yet: its end is published a moment later, its flush and its watermark some
                                milliseconds later, without an event ─▶ look again: soon, then less and less often
@@ -22,16 +22,16 @@ class ReplayWaiter:
 
     def __init__(self, network: Network) -> None:
         self._network = network
-        self._poller: Poller | None = None  # made by the first wait, since it takes descriptors
-        self._polled: Any = None  # the socket that it watches: registered once, not with every wait
+        self._poller: Poller | None = None  # made by the first wait, because it needs descriptors
+        self._polled: Any = None  # the registered socket: once, not at every wait
         self._async_wake: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
-        # A closed poller's descriptors may belong to others at once: no wait or wake may use it then.
+        # A closed poller's descriptors may be reused at once, so no wait or wake may use it then.
         self._waits, self._wakes = threading.RLock(), threading.RLock()
         self._is_woken = False  # set by `wake`, for a wait that has not begun yet
         self._is_closed = False
 
     def wait(self, sock: Any, timeout_s: float) -> None:
-        """Until `sock` can be read, `wake`, or the time is over. Not at all once it is closed."""
+        """Wait until `sock` is readable, `wake` is called, or the time is over. Does not wait once it is closed."""
         with self._waits:
             if self._is_closed:
                 return
@@ -74,7 +74,7 @@ class ReplayWaiter:
                 loop.call_soon_threadsafe(event.set)
 
     def close(self) -> None:
-        """Close it; a wait in another thread is woken, and has ended when this returns."""
+        """Close it; wakes a wait in another thread, which has ended when this returns."""
         self._is_closed = True
         self.wake()
         with self._waits, self._wakes:
@@ -91,22 +91,22 @@ class ReplayWaiter:
 
 
 def _has_decrypted(sock: Any) -> bool:
-    """Whether TLS has read what the poller knows nothing of any more."""
+    """Whether TLS has decrypted bytes that the poller does not see."""
     return isinstance(sock, ssl.SSLSocket) and sock.fileno() >= 0 and sock.pending() > 0
 
 
 _AT_ONCE_S, _AT_ONCE = 0.000_1, 2
-"""Between a write and its publication are some microseconds, unless its writer loses the processor there."""
+"""A write is published microseconds later, unless its writer loses the processor in between."""
 _SOON_S, _SOON = 0.001, 16
 """About how long a flush takes, or a watermark to arrive."""
 _SELDOM_S, _HARDLY_S = 0.05, 0.5
-"""For changes without an event, and to find out that the log itself is gone."""
+"""For changes without an event, and to notice that the log is gone."""
 _QUIET: Final = 1_000
-"""After so many looks without anything new the pauses grow."""
+"""After so many looks without news the pauses grow."""
 
 
 class Listening:
-    """For one thread or task at a time; `wake` may come from any. Without a watch it looks now and then."""
+    """For one thread or task at a time; any may call `wake`. Without a watch it polls."""
 
     def __init__(self, directory: Path, filesystem: Filesystem) -> None:
         self._directory, self._filesystem = directory, filesystem
@@ -116,7 +116,9 @@ class Listening:
         self._looks = 0
 
     def wait(self, timeout_s: float, *, needs_write: bool = False) -> None:
-        """Until there may be something new, `wake`, or the time is over. `needs_write`: nothing is, before a write."""
+        """Wait until there may be news, `wake` is called, or the time is over. needs_write: only a write can bring
+        news.
+        """
         pause_s = min(self._pause_s(needs_write=needs_write), timeout_s)
         if pause_s < _SOON_S:  # below what a poller can wait
             time.sleep(pause_s)
@@ -136,10 +138,7 @@ class Listening:
         self._waiting.wake()
 
     def found(self, *, needs_write: bool) -> None:
-        """Something new was found.
-
-        `needs_write`: the next comes with a write, which has an event: don't look before.
-        """
+        """News were found. needs_write: the next ones come with a write, whose event is awaited without polling."""
         self._looks = _QUIET if needs_write and self._watch is not None else 0
 
     def close(self) -> None:
