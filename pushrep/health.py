@@ -5,8 +5,9 @@
     GET /metrics    for Prometheus, where there is a registry (the extra `metrics`)
     anything else   404
 
-With certificates it speaks TLS. A probe that shows none gets /livez and /readyz, and of a problem the word alone: `why`
-names topics and members. /metrics wants one that `ca` signed, else 403. Changed files serve the next connection.
+With certificates it speaks TLS. A probe without one gets /livez and /readyz, and problems without `why`, which names
+topics and members. /metrics needs a certificate that `ca` signed, else 403. Changed files are used for the next
+connection.
 """
 
 import json
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from prometheus_client.registry import CollectorRegistry
 
 _LOG = logging.getLogger("pushrep.health")
-_SILENT_S = 10.0  # a peer that says nothing for so long is given up
+_SILENT_S = 10.0  # a peer that is silent for so long is disconnected
 _STOP_LOOK_S = 0.1
 _JSON, _TEXT = "application/json", "text/plain; charset=utf-8"
 
@@ -83,8 +84,8 @@ class HealthSettings:
 class HealthServer(ClosedAtExit):
     """Answers in threads of its own until `close`; see the file's map.
 
-    problems: what is wrong now, asked at each /readyz, in any thread. registry: what /metrics shows.
-    Raises BadArgument where it can't listen or a file can't be used.
+    problems: the present problems, called for each /readyz, in any thread. registry: for /metrics. Raises BadArgument
+    if it can't listen or a file can't be used.
     """
 
     def __init__(
@@ -133,7 +134,7 @@ class _Server(ThreadingHTTPServer):
         return self._certificates is not None
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        """In the connection's own thread: a peer that is slow to shake hands holds up nobody."""
+        """Runs in the connection's own thread, so that a slow TLS handshake holds up nobody."""
         request.settimeout(_SILENT_S)
         if self._certificates is None:
             super().finish_request(request, client_address)
@@ -142,12 +143,12 @@ class _Server(ThreadingHTTPServer):
             super().finish_request(wrapped, client_address)
 
     def handle_error(self, request: socket | tuple[bytes, socket], client_address: Any) -> None:  # noqa: ARG002
-        """A peer that went, or speaks no TLS, is its own affair."""
+        """Log at DEBUG a peer that hung up, or speaks no TLS."""
         _LOG.debug("a connection of %s ended", client_address, exc_info=True)
 
 
 class _Certificates:
-    """The TLS context of the files as they are now; while they can't be used, of what they held last."""
+    """The TLS context of the present files or, while they can't be used, of the last good ones."""
 
     def __init__(self, settings: HealthSettings) -> None:
         self._files = {

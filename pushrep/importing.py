@@ -1,7 +1,7 @@
 """How our packages are found: modules that moved, a package of ours that another one hides; and our version.
 
-A module that docs or examples showed under another name still imports by the old one, with a DeprecationWarning. By a
-finder, not by directories: git leaves an old directory with its bytecode behind, which Python takes for a package.
+A module that docs or examples showed under another name still imports by the old one, with a DeprecationWarning. A
+finder does this, not directories: git leaves old directories with bytecode behind, which Python takes for packages.
 
 `filtering`, `partitioner` and `spark_jobs` are top-level packages of this distribution. A program that has a directory
 of one of these names would import its own, and ours would fail somewhere inside: `refuse_hidden` says so in one line.
@@ -44,7 +44,9 @@ class _MovedModules(MetaPathFinder, Loader):
         return ModuleSpec(fullname, self, is_package=True) if fullname in MOVED else None
 
     def exec_module(self, module: ModuleType) -> None:
-        """A name of the old module is the new one's, the same object: `except` and `isinstance` hold across both."""
+        """Names of the old module are the same objects as the new one's, so that `except` and `isinstance` work across
+        both.
+        """
         old, new = module.__name__, MOVED[module.__name__]
         warnings.warn(f"{old} is {new}", DeprecationWarning, stacklevel=2)
         moved = import_module(new)
@@ -53,7 +55,7 @@ class _MovedModules(MetaPathFinder, Loader):
 
 
 def let_moved_modules_import() -> None:
-    """Once, before anything of pushrep is looked for."""
+    """Install the finder, once, before anything of pushrep is imported."""
     if not any(isinstance(finder, _MovedModules) for finder in sys.meta_path):
         sys.meta_path.insert(0, _MovedModules())
 

@@ -2,8 +2,8 @@
 
     line n of source S ─▶ metadata (PID of S, partition, n) ─▶ Outbox        Outbox.last_metadata ─▶ what is in already
 
-The PID covers the input's name and how its lines are spread over partitions, so another file, or another spreading, is
-another source: none of its lines counts as appended already.
+The PID is made of the input's name and how its lines are spread over partitions. So another file, or another spreading,
+is another source, none of whose lines counts as appended.
 """
 
 import json
@@ -33,7 +33,7 @@ from pushrep.replicate.settings import PushSettings
 
 
 class InputStopped(PushrepError):
-    """A line can't be taken and `--on-bad-line stop` is in force; all lines before it are in the log."""
+    """A line is no record, with `--on-bad-line stop`; all lines before it are in the log."""
 
 
 class DifferentInput(PushrepError):
@@ -41,14 +41,14 @@ class DifferentInput(PushrepError):
 
 
 class Counts:
-    """Lines by what became of them."""
+    """Counts of lines, by what was done with them."""
 
     def __init__(self) -> None:
         self.appended = self.present = self.blank = self.bad = self.last_line = 0
 
 
 class Appender:
-    """One run over one input."""
+    """Appends the lines of one input."""
 
     def __init__(self, outbox: Outbox, rules: LineRules, source: str | None, placement: str) -> None:
         self._outbox, self.rules, self.source = outbox, rules, source
@@ -68,14 +68,14 @@ class Appender:
 
     @property
     def resumes_after(self) -> int:
-        """Every line up to this number is in the log, or was no record."""
+        """The number of the last line of which it and all before are in the log, or were no records."""
         return min(self._known.values(), default=0)
 
     def append_line(self, number: int, line: bytes) -> None:
         """Append a line unless the log has it. Raises `BadLine`, `DifferentInput`, and what the outbox raises."""
         self.counts.last_line = number
         if self.source is not None and number < self.resumes_after:
-            self.counts.present += 1  # blank and bad ones among them: they were reported when they were read
+            self.counts.present += 1  # also blank and bad lines, which an earlier run reported
             return
         entry = self.rules.parse(number, line)
         if entry is None:
@@ -100,7 +100,7 @@ class Appender:
         try:
             self._outbox.append(entry.partition, entry.value, timestamp_ms=entry.timestamp_ms, metadata=metadata)
         except MetadataGap:
-            self._outbox.flush()  # raises why the line before failed, which is what has to be corrected
+            self._outbox.flush()  # raises the failure of the line before, which has to be corrected first
             raise
         except RecordRefused as refused:
             if refused.argument == "value":
@@ -109,7 +109,7 @@ class Appender:
         self.counts.appended += 1
 
     def _check_known(self, number: int, entry: Entry) -> None:
-        """The last known line is usually the log's last record: if it reads otherwise, this is another input."""
+        """Raise DifferentInput if the last known line, usually the log's last record, differs from that record."""
         log = self._outbox.log(entry.partition)
         last = next(iter(log.records(log.log_end_offset - 1)), None)
         if last is None:
@@ -244,7 +244,7 @@ def append(  # noqa: PLR0913, PLR0917 - one parameter an option
         stream = resources.enter_context(_opened(file))
         lines = numbered_lines(stream, log_config.batch_limit_bytes - HEADER_BYTES)
         if choices.is_csv:
-            _take_header(lines, rules)  # before a log is made with what is fixed from then on
+            _take_header(lines, rules)  # before a log is made, whose settings are fixed from then on
         outbox = resources.enter_context(Outbox.open(
             directory, topic, count, producer or (stored.producer if stored else _DEFAULT_PRODUCER),
             carrier=carrier or (stored.carrier if stored else "key"),

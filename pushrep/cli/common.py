@@ -46,7 +46,7 @@ def log_to_stderr(format_: str, level: str) -> None:
 
 
 def log_at_least(level: int) -> None:
-    """The level that the command itself wants; `--log-level` may have asked for more."""
+    """Set the command's own log level, unless `--log-level` asks for more."""
     root = logging.getLogger()
     root.setLevel(min(root.level, level))
 
@@ -85,7 +85,7 @@ def time_text(ms: int) -> str:
 
 
 def why_missing(what: str, error: ImportError) -> str | None:
-    """One line; None if nothing that could be installed is missing, but the program is wrong."""
+    """One line about the missing package; None if the error is a bug and no package is missing."""
     if isinstance(error, MissingExtra):
         return str(error)
     if error.name in _OF_THE_REPOSITORY:
@@ -100,7 +100,7 @@ def why_missing(what: str, error: ImportError) -> str | None:
 
 @contextmanager
 def whole_step() -> Iterator[None]:
-    """Complete the block before a Ctrl-C is raised; a second one is raised at once. Main thread only."""
+    """Delay a Ctrl-C until the block ends; a second one is raised at once. Main thread only."""
     came: list[int] = []
 
     def remember(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a handler's arguments

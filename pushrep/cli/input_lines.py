@@ -50,7 +50,7 @@ class Choices(NamedTuple):
 
     @property
     def placement(self) -> str:
-        """How lines are spread over partitions, in words: another placement is another source."""
+        """How lines are spread over partitions, as text: a part of the source's name."""
         if self.partition is not None:
             return f"partition {self.partition}"
         return f"by column {self.partition_by}" if self.partition_by is not None else "by line number"

@@ -144,7 +144,7 @@ class _Running:
         self._over = threading.Event()
 
     def until(self, stop: threading.Event, lost: threading.Event) -> int | None:
-        """Its exit code; None if it was ended. Raises what a line that can't be taken raises."""
+        """Wait for COMMAND; its exit code, None if it was ended. Raises the error of a line that can't be appended."""
         threads = [threading.Thread(target=one, daemon=True) for one in (self._append_lines, self._answer)]
         for thread in threads:
             thread.start()
@@ -426,9 +426,9 @@ def _duration_s(text: str) -> int:
 
 
 def _who_can_hold(member: GrantedMember) -> str:
-    """No process answers in its directory."""
+    """Why nobody answers in the member's directory, and where to run the command."""
     grant = member.kept.grant
-    assert grant is not None, "it was looked for"
+    assert grant is not None, "the caller has checked it"
     if member.kept.is_led_here:
         return f"member {grant.leader} leads, and its service does not run: start it in {member.directory} first"
     address = next((one.address for one in grant.members if one.index == grant.leader), "")

@@ -1,4 +1,4 @@
-"""`pushrep replica`: a node that keeps copies of other services' logs, and and the members of an outbox.
+"""`pushrep replica`: a node that keeps copies of other services' logs, and the members of an outbox.
 
 `serve` is a node until it is stopped (Ctrl-C, SIGTERM), with its health and its metrics.
 """
@@ -33,7 +33,7 @@ from pushrep.replicate.sockets import Address
 
 @contextmanager
 def health_of(node: ReplicaNode, address: Address | None, files: CertificateFiles | None) -> Iterator[str]:
-    """Serve health and metrics at `address`; what is to be said of it. Raises BadArgument."""
+    """Serve health and metrics at `address`; returns the text about it for the first line. Raises BadArgument."""
     if address is None:
         yield ""
         return

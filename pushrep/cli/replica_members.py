@@ -168,7 +168,7 @@ def _removing(home: Path, member: int, least: int | None) -> Step:
 
 @contextmanager
 def _reached(directory: Path, timeout_s: float, **tls: Path | None) -> Iterator[Path]:
-    """Where calls for the outbox are answered: by the service that has it open, or by this process."""
+    """The control socket of the service that has the outbox open, or of this process, which then opens it."""
     try:
         ask(directory, "status")
     except NobodyAnswers:
@@ -182,11 +182,11 @@ def _reached(directory: Path, timeout_s: float, **tls: Path | None) -> Iterator[
 
 @contextmanager
 def _listing_if_it_fails(directory: Path) -> Iterator[None]:
-    """A command that fails or is interrupted prints the list of members, and what to run next."""
+    """Print the list of members and what to run next, if the command fails or is interrupted."""
     try:
         yield
     except BaseException:
-        with suppress(Exception):  # the first error is what the operator has to know
+        with suppress(Exception):  # the operator needs the first error
             for line in _as_it_stands(directory, ask(directory, "status")):
                 click.echo(line, err=True)
         raise
@@ -194,7 +194,7 @@ def _listing_if_it_fails(directory: Path) -> Iterator[None]:
 
 def _as_it_stands(directory: Path, status: dict[str, Any]) -> Iterator[str]:
     if not status["members"]:
-        return  # it has no replicas, which is what went wrong
+        return  # without replicas: the error says so
     members = [one for one in status["members"] if not one["is_joining"]]
     named = ", ".join(
         f"{one['index']} ({'here' if one['is_leader'] else one['address'] or 'no address'})" for one in members
@@ -225,14 +225,14 @@ def _opened(directory: Path, timeout_s: float, push: PushSettings) -> Outbox:
         carrier=identity.carrier,
         replicas=addresses,
         acks=Acks.ALL if addresses else None,
-        open_timeout_s=timeout_s,  # only the leader can change the members: waiting for slow ones is worth it
+        open_timeout_s=timeout_s,  # only a leader can change the members, so wait for slow ones
         push=push,
         create=False,
     )
 
 
 def _follow(step: Step, timeout_s: float, directory: Path) -> dict[str, Any]:
-    """Make steps until it is done; say on standard error where it is."""
+    """Repeat the step until the change is done; show its progress on standard error."""
     deadline, said = time.monotonic() + timeout_s, ""
     while (found := step())["phase"] != _DONE:
         if found["told"]:

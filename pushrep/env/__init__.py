@@ -1,4 +1,4 @@
-"""Where time, disk, network and threads enter: a Protocol and the real one each, passed in through constructors."""
+"""Time, disk, network and threads: for each a Protocol and the real implementation, passed in through constructors."""
 
 from pushrep.env.filesystem import (
     REAL_FILESYSTEM,

@@ -1,15 +1,15 @@
-"""JSON on disk that notices every changed bit: a small file that is replaced whole, and a journal that is appended to.
+"""JSON files with a checksum: a small file that is replaced whole, and a journal that is appended to.
 
     file       {"version": n, ...fields, "crc32c": c}      c: over the other fields as compact JSON with sorted keys
     journal    lines of  crc32c, 8 hex digits | space | JSON | newline             crc32c: over the JSON's bytes
 
-A journal's last line may be torn: its write was under way, and nobody was promised anything of it. A bad line that
-whole ones follow is damage. CRCs are CRC-32C.
+A journal's last line may be torn: its write was never acknowledged. A bad line before whole ones is damage. CRCs are
+CRC-32C.
 
-The two journals differ in what follows a failed append. The catalogue of recordings refuses every append until it is
-opened again: one process keeps it open and answers from memory, and only reading the file again shows what the disk
-has. The journal of startpoints cuts the line off and goes on: no process keeps it open, and each transaction reads and
-syncs the file before it appends.
+The two journals handle a failed append differently. The catalogue of recordings refuses appends until it is opened
+again: one process has it open and answers from memory, and only reading the file again shows what is on disk. The
+journal of startpoints cuts the line off and goes on: no process keeps it open, and each transaction reads and syncs the
+file before it appends.
 """
 
 import json
@@ -39,7 +39,7 @@ def read_checked_json(filesystem: Filesystem, path: Path, size_max: int, newest_
 def parse_checked_json(data: bytes, newest_version: int, *, ensure_ascii: bool = True) -> dict[str, Any]:
     """The fields of a file's bytes, without version and crc32c. Raises BadJsonFile.
 
-    ensure_ascii: as `crc_of_fields` was asked when the file was written.
+    ensure_ascii: as for `crc_of_fields` when the file was written.
     """
     try:
         fields = json.loads(data)
@@ -64,7 +64,7 @@ def checked_json(fields: Mapping[str, Any], version: int) -> bytes:
 
 
 def write_checked_json(filesystem: Filesystem, path: Path, fields: Mapping[str, Any], version: int) -> None:
-    """On disk when this returns. Raises OSError; the old file stands then."""
+    """Write the file; on disk when this returns. Raises OSError; then the old file is still there."""
     write_atomic(filesystem, path, [checked_json(fields, version)])
 
 
@@ -75,21 +75,21 @@ def crc_of_fields(fields: Mapping[str, Any], *, ensure_ascii: bool = True) -> in
 
 
 class JournalLine(NamedTuple):
-    """A whole line of a journal: its JSON value, and the place behind its newline."""
+    """A whole line of a journal: its JSON value, and the position after its newline."""
 
     value: Any
     end: int
 
 
 class JournalScan(NamedTuple):
-    """The whole lines up to the first that is not. `is_damaged`: whole lines follow it, so that it is no torn end."""
+    """The whole lines up to the first that is not. is_damaged: whole lines follow it, so it is not a torn end."""
 
     lines: list[JournalLine]
     is_damaged: bool
 
     @property
     def end(self) -> int:
-        """The place behind the last of them: where a torn end begins."""
+        """The position after the last of them, where a torn end begins."""
         return self.lines[-1].end if self.lines else 0
 
 
@@ -100,7 +100,7 @@ def journal_line(value: Any) -> bytes:
 
 
 def scan_journal(data: bytes) -> JournalScan:
-    """The lines of a journal, or of a part of one that begins with a line. Whoever opens it judges what follows."""
+    """The lines of a journal, or of a part of one that begins with a line."""
     texts = data.split(b"\n")[:-1]
     lines: list[JournalLine] = []
     end = 0

@@ -1,9 +1,9 @@
-"""The disk as a parameter: the few calls that a log needs; each says what is durable when it returns.
+"""The disk as a parameter: the calls that a log needs; each documents what is durable when it returns.
 
 Nothing is durable until `File.sync` (its bytes) and `Filesystem.sync_directory` (its name) returned. Positions and
 sizes are bytes. Every call raises `OSError` with the path; `write_at` writes everything or raises.
 
-What is opened is a plain file, or refused at once with its path:
+`open` opens a plain file, or raises at once, with the path:
 
     under the name there is      to be read                      to be written, locked, mapped for writing
     a plain file                 opened                          opened
@@ -13,8 +13,8 @@ What is opened is a plain file, or refused at once with its path:
     a pipe, socket, device       EINVAL, nothing waits for it    EINVAL
     a file that is mostly hole   EFBIG                           opened: the writer may cut it
 
-The last: HOLE_BYTES_MAX and more that were never written, far beyond what is allocated ahead. A scan through it would
-not come to its end.
+The last: at least HOLE_BYTES_MAX that were never written, far beyond space allocated ahead, so that a scan would not
+end.
 
 A FileWitness distinguishes a file from a copy of it: a number that the file system gives a new file, and never
 again.
@@ -23,13 +23,12 @@ again.
     inode number + birth time (statx)                       tmpfs, NFS 4.2 where its server says it, those above
     neither, or a file system whose inode numbers change    None: FUSE, 9p, overlay, SMB, FAT
 
-The inode number alone says nothing: a file system gives the number of a removed file again, often to the next one.
+The inode number alone is not enough: a file system reuses the number of a removed file, often for the next one.
 Sources: ioctl_iflags(2), statx(2), statfs(2), linux/magic.h.
 
-A WholeSync brings everything that any process wrote to one file system to disk, by one call: syncfs(2). It is
-there where the system says whether that succeeded: Linux 5.8 and later, on file systems that are known to sync data
-and names by it. Its error names no file, and it waits for what others wrote: good for what is made as a whole, or not
-at all.
+A WholeSync brings everything that any process wrote to one file system to disk, by one call: syncfs(2). It is there if
+the system reports whether that succeeded: Linux 5.8 and later, on file systems that are known to sync data and names by
+it. Its error names no file, and it waits for others' writes: so it is for files of which all or none are needed.
 
 A Watch reports writes to a directory's files by any process: inotify(7), where the system has it. It does not report
 syncs and writes through a mapping, nor what was written.
@@ -72,7 +71,7 @@ _WITHOUT_LASTING_NUMBERS = frozenset(
 
 
 class FileWitness(NamedTuple):
-    """One file, by what its file system says of it. At least one of `generation` and `birth_ns` is there.
+    """The identity of one file in its file system. At least one of `generation` and `birth_ns` is set.
 
     generation: that of the inode number. birth_ns: when it was made, since 1970 UTC. links: how many names it has.
     """
@@ -84,7 +83,7 @@ class FileWitness(NamedTuple):
 
 
 def real_witness(path: Path) -> FileWitness | None:
-    """What distinguishes the file at `path` from a copy; None where its file system has nothing. Raises OSError.
+    """The witness of the file at `path`; None if its file system has none. Raises OSError.
 
     A symbolic link is not followed: OSError (ELOOP).
     """
@@ -111,7 +110,7 @@ def _libc() -> ctypes.CDLL:
 
 
 def _type_of(fd: int) -> int:
-    """`f_type`; 0 if the system does not say it."""
+    """The file system's `f_type`; 0 if the system does not tell it."""
     answer = ctypes.create_string_buffer(256)
     if _libc().fstatfs(fd, answer):
         return 0
@@ -124,7 +123,7 @@ def _generation(fd: int) -> int | None:
     except OSError:  # ENOTTY: this file system keeps none
         return None
     generation: int = struct.unpack_from("=I", answer)[0]
-    return generation or None  # 0 is what those say that do not count
+    return generation or None  # 0: this file system does not count
 
 
 def _birth_ns(fd: int) -> int | None:
@@ -152,9 +151,9 @@ class WholeSync(Protocol):
     """See the file's map."""
 
     def sync(self) -> None:
-        """Everything that was written to the file system until now is on disk when this returns.
+        """Bring everything that was written to the file system to disk.
 
-        Raises OSError, also for a write since this was made that failed meanwhile: what the disk holds is unknown then.
+        Raises OSError, also for a write that failed since this object was made: then it is unknown what the disk holds.
         """
         ...
 
@@ -162,7 +161,7 @@ class WholeSync(Protocol):
 
 
 class _SyncFs:
-    """By a descriptor from before the writes: the kernel tells each what failed since it was opened."""
+    """Uses a descriptor opened before the writes: the kernel reports to it failures since then."""
 
     def __init__(self, descriptor: int, path: Path) -> None:
         self._descriptor, self._path = descriptor, path
@@ -177,7 +176,7 @@ class _SyncFs:
 
 
 def whole_sync(directory: Path) -> WholeSync | None:
-    """Of the file system that holds `directory`; None where there is none."""
+    """A WholeSync of the file system of `directory`; None if there is none."""
     if not _syncfs_says_errors():
         return None
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -190,7 +189,7 @@ def whole_sync(directory: Path) -> WholeSync | None:
 _IN_MODIFY = 0x0000_0002
 _EVENTS_BYTES = 4096
 _WATCHES_MAX = 32
-"""In one process: a user has 128 of them, for all programs."""
+"""The most watches in one process: a user has 128 for all programs."""
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -214,7 +213,7 @@ class Inotify:
     def __init__(self, descriptor: int) -> None:
         """Use `watch_directory`."""
         self._descriptor = descriptor
-        self._lock = threading.Lock()  # a number that was closed may be another file's
+        self._lock = threading.Lock()  # a closed descriptor's number may be another file's
         Inotify._open += 1
 
     @classmethod
@@ -240,7 +239,7 @@ class Inotify:
                 Inotify._open -= 1
 
     def __del__(self) -> None:
-        self.close()  # of a replay that is over, which need not be closed
+        self.close()  # a replay that has ended need not be closed
 
 
 def watch_directory(path: Path) -> Inotify | None:
@@ -272,7 +271,7 @@ IS_NO_FILE = "it is a pipe, a socket or a device, where a file is expected"
 
 
 class DiskUsage(NamedTuple):
-    """Room of the file system that holds a path. What only root may fill counts in neither number, as `df` counts."""
+    """Used and total bytes of a path's file system, as by `df`: neither includes what is reserved for root."""
 
     used_bytes: int
     total_bytes: int
@@ -340,7 +339,7 @@ class Filesystem(Protocol):
         ...
 
     def exists(self, path: Path) -> bool:
-        """Whether the name is taken, by whatever: a link that leads nowhere, too."""
+        """Whether the name is taken, by anything, also a dangling link."""
         ...
 
     def make_directory(self, path: Path) -> None:
@@ -348,7 +347,7 @@ class Filesystem(Protocol):
         ...
 
     def make_directories(self, paths: Iterable[Path]) -> None:
-        """Several, whose parents are there; each parent is synced once, behind all of them."""
+        """Several, whose parents exist; each parent is synced once, after all of them."""
         ...
 
     def rename(self, source: Path, target: Path) -> None:
@@ -374,7 +373,7 @@ class Filesystem(Protocol):
         ...
 
     def usage(self, path: Path) -> DiskUsage:
-        """How full the file system is that holds `path`, which exists; microseconds, no disk is read."""
+        """The usage of the file system of `path`, which exists; takes microseconds, reads no disk."""
         ...
 
     def witness(self, path: Path) -> FileWitness | None:
@@ -504,14 +503,14 @@ class RealFilesystem:
         try:
             fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             pid = b"%d\n" % os.getpid()
-            file.write_at(pid, 0)  # over the old one, whose block is there: a full disk can be opened
+            file.write_at(pid, 0)  # over the old one, whose block exists, so that it works on a full disk
             file.truncate(len(pid))
         except BlockingIOError as error:
             text = file.read_at(32, 0).strip()
             file.close()
             raise LockHeld(path, int(text) if text.isdigit() else None) from error
         except BaseException:
-            file.close()  # a descriptor left behind would keep the lock from this very process
+            file.close()  # an open descriptor would keep this process itself from the lock
             raise
         return file
 
@@ -545,7 +544,7 @@ def mostly_hole(size: int, missing: int) -> str:
 
 def _open_plain(path: Path, *, create: bool, writable: bool) -> int:
     """A descriptor of a plain file; see the module for what is refused."""
-    flags = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # whatever stands there: no wait, no controlling terminal
+    flags = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # for any kind of file: no wait, no controlling terminal
     flags |= (os.O_RDWR | os.O_NOFOLLOW) if writable or create else os.O_RDONLY
     try:
         fd = os.open(path, flags | (os.O_CREAT if create else 0), 0o644)
@@ -564,7 +563,7 @@ def _open_plain(path: Path, *, create: bool, writable: bool) -> int:
 
 
 def _raise_in_words(error: OSError, path: Path) -> None:
-    """Another error, where the system's number leaves open what stands there; else none: raise the one that came."""
+    """Raise another error if the system's does not tell what is under the name; else return, to raise the original."""
     if error.errno in {errno.ENOENT, errno.ELOOP} and path.is_symlink():
         why = LEADS_NOWHERE if error.errno == errno.ENOENT else IS_LINK
         raise OSError(errno.ELOOP, why, str(path)) from error
@@ -575,7 +574,7 @@ def _raise_in_words(error: OSError, path: Path) -> None:
 
 
 def _no_plain_file(fd: int, *, writable: bool) -> tuple[int, str] | None:
-    """Why what was opened is not to be used."""
+    """Why the opened file is refused; None if it is not."""
     found = os.fstat(fd)
     if stat.S_ISDIR(found.st_mode):
         return errno.EISDIR, IS_DIRECTORY
@@ -592,7 +591,7 @@ def _no_plain_file(fd: int, *, writable: bool) -> tuple[int, str] | None:
 
 
 def _hole_bytes(fd: int, size: int) -> int:
-    """Bytes in holes, up to the limit: what a file system has compressed takes fewer blocks, too, and is no hole."""
+    """Bytes in holes, up to the limit. Not by counting blocks, because compressed files have fewer, too."""
     holes = position = begins = 0
     try:
         while position < size and holes < HOLE_BYTES_MAX:
@@ -624,7 +623,7 @@ def write_whole(filesystem: Filesystem, path: Path, data: bytes) -> None:
 
 
 def write_beside(filesystem: Filesystem, path: Path, data: bytes, *, sync: bool = True) -> None:
-    """Write what `path` is to hold, under the name that `put_in_place` takes it from. `sync`: it is on disk then."""
+    """Write the new content of `path` under a temporary name, for `put_in_place`. sync: bring it to disk."""
     file = filesystem.open(_temporary(path), create=True)
     try:
         file.truncate(0)
@@ -636,7 +635,7 @@ def write_beside(filesystem: Filesystem, path: Path, data: bytes, *, sync: bool 
 
 
 def put_in_place(filesystem: Filesystem, path: Path) -> None:
-    """What was written beside `path`, and is on disk, gets its name; the caller syncs the directory."""
+    """Rename the synced temporary file to `path`; the caller syncs the directory."""
     filesystem.rename(_temporary(path), path)
 
 

@@ -1,7 +1,7 @@
 """The network as a parameter: streams of bytes to an address, and the threads that wait for them.
 
-The Protocols have those methods of the standard library's sockets that are used here; a real socket fits as it is.
-Every call raises `OSError`; `BlockingIOError` if it would have to wait and may not, `TimeoutError` after its timeout.
+The Protocols have the used methods of the standard library's sockets, so that a real socket fits. Every call raises
+`OSError`; `BlockingIOError` if it would have to wait and may not, `TimeoutError` after its timeout.
 """
 
 import os
@@ -20,7 +20,7 @@ _BACKLOG = 128
 
 
 class Socket(Protocol):
-    """One end of a stream: what is sent arrives whole and in order, or the stream breaks."""
+    """One end of a stream: bytes arrive whole and in order, or the stream breaks."""
 
     def recv_into(self, buffer: memoryview, /) -> int:
         """How many bytes were read, at least 1; 0: the peer sends no more."""
@@ -48,7 +48,7 @@ class Socket(Protocol):
 
 
 class Listener(Protocol):
-    """Where others connect to."""
+    """A listening socket."""
 
     def accept(self) -> tuple[Socket, Any]:
         """The next connection, and where it comes from; waits for it. OSError once it is shut down or closed."""
@@ -92,7 +92,7 @@ class Network(Protocol):
     @property
     def threads(self) -> Threads: ...
     def connect(self, address: HostPort, timeout_s: float) -> Socket:
-        """A socket that waits `timeout_s` with every call. OSError if nobody listens or answers within it."""
+        """A socket with this timeout for every call. OSError if nobody listens or answers within it."""
         ...
 
     def listen(self, address: HostPort) -> Listener:

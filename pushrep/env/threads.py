@@ -1,4 +1,4 @@
-"""Time and threads as parameters: two clocks that must never be mixed, what runs beside its caller, what waits.
+"""Time and threads as parameters: two clocks that must never be mixed, threads, events and conditions.
 
 Locks are not parameters: they are held for a few operations and never during a wait, so a simulation, which runs one
 thread at a time until it waits, never meets a locked one.
@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 
 class Clock(Protocol):
-    """Wall time for what people and records read; monotonic time for every duration and deadline."""
+    """Wall time for display and records; monotonic time for every duration and deadline."""
 
     def wall_ms(self) -> int:
         """Milliseconds since 1970-01-01 UTC; may jump back."""
@@ -75,7 +75,7 @@ class Condition(Protocol):
 
 
 class Threads(Protocol):
-    """Makes what runs and waits."""
+    """Makes threads, events and conditions."""
 
     def thread(self, target: Callable[[], object], name: str) -> Thread:
         """Not started yet."""
@@ -112,13 +112,13 @@ class SharedByProcess(Generic[_T]):
         self.forget()
 
     def forget(self) -> None:
-        """In a fork: forget all objects, and take a new lock, as the old one may be held."""
+        """In a forked child: forget all objects, and make a new lock, because the old one may be held."""
         self._lock = threading.Lock()
         self._users: dict[Hashable, int] = {}
         self._held: dict[Hashable, tuple[_T, Any]] = {}
 
     def acquire(self, key: Hashable, make: Callable[[], _T], *, keep: object = None) -> _T:
-        """The object of `key`. Each call needs a `release`. keep: what must live as long as the object."""
+        """The object of `key`, made if need be. Each call needs a `release`. keep: an object that must live as long."""
         with self._lock:
             if key not in self._held:
                 self._held[key] = (make(), keep)
@@ -127,10 +127,7 @@ class SharedByProcess(Generic[_T]):
             return self._held[key][0]
 
     def release(self, one: _T) -> bool:
-        """Give it back; the last user's call ends it.
-
-        False, and nothing is done, for an object that is not shared here.
-        """
+        """Release it; the last user's call ends it. False, without effect, for an object that is not shared here."""
         with self._lock:
             keys = [key for key, (held, _) in self._held.items() if held is one]
             if not keys:

@@ -1,14 +1,14 @@
-"""LogConsumer: a plain loop over the partitions of one topic, that starts where startpoints and checkpoints say.
+"""LogConsumer: reads the partitions of one topic, starting where startpoints and checkpoints say.
 
     with LogConsumer.open(directory, "orders", "billing") as consumer:
         while ...:
             for records in consumer.poll():      at most so many records, from every partition that may be read
                 handle(records)
-            consumer.commit()                    what poll gave is done
+            consumer.commit()                    the polled records are done
 
-Each poll looks whether the store has changed (one stat) and applies a newer startpoint at once, without a restart; a
-consumer that has begun goes on without new ones while the store can't be reached. What poll gave and was not committed
-is given again after a crash: at least once.
+Each poll checks whether the store has changed (one stat) and applies a newer startpoint at once, without a restart; a
+running consumer goes on while the store can't be reached. Records that were polled and not committed are delivered
+again after a crash: at least once.
 """
 
 from collections.abc import Iterable, Mapping
@@ -31,7 +31,7 @@ from pushrep.startpoints.store import NotNow, StartpointStore, StorePoll
 
 
 class PartitionLog(Protocol):
-    """One partition to read from any offset on. Methods raise what the log behind it raises."""
+    """One partition, readable from any offset. Methods raise the log's errors."""
 
     @property
     def log_id(self) -> str:
@@ -47,7 +47,7 @@ class PartitionLog(Protocol):
         ...
 
     def fetch(self, position: int, count: int) -> tuple[list[Record], int]:
-        """At most `count` records from `position` on, and the next position; none if none is there. Never waits."""
+        """At most `count` present records from `position` on, and the next position. Never waits."""
         ...
 
     def close(self) -> None: ...
@@ -70,7 +70,7 @@ class LocalLog:
         """Raises OffsetOutOfRange if the log begins above the position, or ends below it for sure."""
         end = self._readable_end(position)
         records = list(islice(self._reader.records(position, end), count)) if position < end else []
-        # Fewer than asked for: all of it was read, a hole that compaction left at the end included.
+        # Fewer than asked for: everything was read, also a hole that compaction left at the end.
         return records, records[-1].offset + 1 if len(records) == count else max(position, end)
 
     def close(self) -> None:
@@ -78,7 +78,7 @@ class LocalLog:
 
     def _readable_end(self, position: int) -> int:
         start, end = self._reader.bounds()
-        # Without a writer since the machine started only checkpoints speak for the end, and they lag: then wait for it.
+        # Without a writer since the machine started, the end is known only by checkpoints, which lag: then wait.
         if position > end:
             known = read_published(self._reader.path.parent, self._reader.path.name)
             if known is not None and position > known.log_end_offset:
@@ -99,7 +99,7 @@ POLL_RECORDS = 1000
 
 
 class PartitionRecords(NamedTuple):
-    """Records of one partition, in order; `startpoint_epoch`: the startpoint that their run descends from, 0: none."""
+    """Records of one partition, in order. startpoint_epoch: the startpoint that this run started from, 0: none."""
 
     partition: int
     startpoint_epoch: int
@@ -108,14 +108,14 @@ class PartitionRecords(NamedTuple):
 
 @dataclass(slots=True)
 class _AssignedPartition:
-    """One partition: where it reads next, and what of that is committed."""
+    """One partition: its next position, and its committed one."""
 
     claim: Claim
     log: PartitionLog
     start: Start | None = None  # None: stopped by a failed startpoint
     position: int = 0
     committed: int = -1
-    is_consumed: bool = True  # False: started from a startpoint and committed nothing behind it yet
+    is_consumed: bool = True  # False: started from a startpoint without a commit since
 
 
 class LogConsumer(ClosedAtExit):
@@ -127,7 +127,7 @@ class LogConsumer(ClosedAtExit):
         """Use `LogConsumer.open`."""
         self._store, self._assigned, self._default, self._reset = store, assigned, default, reset
         self._gate, self._poll = BootstrapGate(), StorePoll(store)
-        self._seen_bytes = -1  # nothing yet: the partitions have to start first
+        self._seen_bytes = -1  # unknown: the partitions have to start first
         self._stopped: dict[int, StartpointFailed] = {}
         self._closed = False
 
@@ -143,9 +143,9 @@ class LogConsumer(ClosedAtExit):
         default: Startpoint | None = None,
         reset: bool = False,
     ) -> Self:
-        """Claim these partitions of `directory` for `consumer`: another holder of one loses it.
+        """Claim these partitions (None: all) of `directory` for `consumer`; another holder loses them.
 
-        Without `partitions` all that are there, those of worker slots (log/directory_files.py) included.
+        With worker slots, all slots' partitions (log/directory_files.py).
 
         `store` is `<directory>/startpoints` if none is given. `default` (earliest) is for partitions that have neither
         a startpoint nor a checkpoint, with `reset` for all without a startpoint. Raises NotALog.
@@ -182,15 +182,15 @@ class LogConsumer(ClosedAtExit):
 
     @property
     def stopped(self) -> dict[int, StartpointFailed]:
-        """Partitions that are not read, and the failed startpoint that stops each; another one sets them going."""
+        """The stopped partitions, each with its failed startpoint; a newer startpoint starts them again."""
         return dict(self._stopped)
 
     def positions(self) -> dict[int, int]:
-        """The next offset that poll gives, per partition that is read."""
+        """By partition that is read, the next offset of `poll`."""
         return {partition: one.position for partition, one in self._assigned.items() if one.start is not None}
 
     def poll(self, max_records: int = POLL_RECORDS) -> list[PartitionRecords]:
-        """At most `max_records` of what is there now, shared by the partitions; empty if nothing is. Never waits.
+        """At most `max_records` present records, shared by the partitions; perhaps none. Never waits.
 
         Raises StartpointFailed when a partition is stopped, once; the others go on with the next poll. Raises
         PartitionLost when a startpoint is to be applied and another instance took the partition, OffsetOutOfRange when
@@ -202,7 +202,7 @@ class LogConsumer(ClosedAtExit):
         found = []
         left = max_records
         for n, partition in enumerate(readable):
-            share = -(-left // (len(readable) - n))  # rounded up to at least one record, and at most what is left
+            share = -(-left // (len(readable) - n))  # rounded up, so at least one record, and at most all that is left
             got = self._fetch(partition, share)
             left -= len(got.records)
             if got.records:
@@ -210,7 +210,7 @@ class LogConsumer(ClosedAtExit):
         return found
 
     def commit(self) -> None:
-        """Store that all that poll gave is done. Raises PartitionLost, after the other partitions were committed."""
+        """Commit everything polled. Raises PartitionLost, after the other partitions were committed."""
         self._check()
         lost: PartitionLost | None = None
         for partition, one in list(self._assigned.items()):
@@ -246,7 +246,7 @@ class LogConsumer(ClosedAtExit):
             size_bytes = self._store.size_bytes()
             for partition, one in list(self._assigned.items()):
                 self._take_up(partition, one)
-            self._seen_bytes = size_bytes  # as it was before the look, so that a change meanwhile is found next time
+            self._seen_bytes = size_bytes  # the size before reading, so that the next poll finds a change meanwhile
             return
         with suppress(NotNow):
             size_bytes = self._poll.poll_size()

@@ -1,11 +1,11 @@
-"""All facts of a store in order: which startpoint is pending for whom, and how a change adds facts.
+"""All facts of a store in order: which startpoint is pending for which reader, and how a change appends facts.
 
     pending for a reader = the newest startpoint for it, above its floor, that is not consumed, expired or cancelled
     floor                = the highest sequence that it committed or consumed
 
-A failed one counts as pending, too: it stops the start. Facts that come too late (no next state in the table of
-`model`) change nothing, so the first `applied` in order wins. Whatever the target, state is kept per reader: a reader
-that applies a topic-wide startpoint leaves it pending for the others.
+A failed one counts as pending, too: it stops the start. Late facts (without a next state in the table of `model`)
+change nothing, so the first `applied` in order wins. State is kept per reader for every target: a reader that applies a
+topic-wide startpoint leaves it pending for the others.
 """
 
 import math
@@ -36,7 +36,7 @@ from pushrep.startpoints.model import (
 
 @dataclass(frozen=True, slots=True)
 class ReaderState:
-    """A startpoint as it stands for one reader: `applied` and `failure` once there are such facts."""
+    """A startpoint's state for one reader; `applied` and `failure` once there are such facts."""
 
     written: Written
     state: State
@@ -50,7 +50,7 @@ class ReaderState:
 
 @dataclass(slots=True)
 class _Entry:
-    """One startpoint: how it stands for the readers that did something with it, and for all others."""
+    """One startpoint: its state for each reader that acted on it, and for all others."""
 
     written: Written
     rest: State = State.PENDING
@@ -94,7 +94,7 @@ class EventLog:
 
     @property
     def next_sequence(self) -> int:
-        """What the next startpoint is numbered; they count from 1, since 0 is "started from none"."""
+        """The next startpoint's number; they count from 1, because 0 means "started from none"."""
         return next(reversed(self._entries), 0) + 1
 
     def add(self, fact: Fact) -> None:
@@ -121,7 +121,7 @@ class EventLog:
                 entry.for_all(StartpointEvent.CANCEL)
 
     def pending(self, reader: Reader, committed: int = 0) -> ReaderState | None:
-        """The startpoint that the reader starts from next, or that stops it. `committed`: its checkpoint's sequence."""
+        """The startpoint from which the reader starts next, or that stops it. committed: its checkpoint's sequence."""
         floor = max(committed, self._consumed.get(reader, 0))
         for sequence in reversed(self._entries):  # they were added in order
             if sequence <= floor:
@@ -150,13 +150,13 @@ class EventLog:
         return dict(sorted(self._entries[sequence].readers.items()))
 
     def state(self, sequence: int) -> State:
-        """Its state in one word: for its only reader, else for readers that have done nothing with it."""
+        """Its state for its only reader, or else for readers that have not acted on it."""
         entry = self._entries[sequence]
         only = entry.only_reader()
         return entry.reader_state(only).state if only in entry.readers else entry.rest
 
     def superseded_by(self, sequence: int) -> int | None:
-        """The newest one that replaces it for everyone it is for; if that is cancelled, this one is pending again."""
+        """The newest one that replaces it for all its readers; once that is cancelled, this is pending again."""
         target = self._entries[sequence].written.target
         for newer in reversed(self._entries):
             if newer <= sequence:
@@ -167,7 +167,7 @@ class EventLog:
         return None
 
     def can(self, sequence: int, event: StartpointEvent) -> bool:
-        """Whether this event, for all readers, would change anything."""
+        """Whether this event, for all readers, would change a state."""
         entry = self._entries[sequence]
         states = [reader_state.state for reader_state in entry.readers.values()]
         # A startpoint for one reader alone is over when that reader is done with it.
@@ -176,7 +176,7 @@ class EventLog:
         return any(NEXT[state][event] is not None for state in states)
 
     def due(self, now_ms: int) -> list[int]:
-        """Startpoints to be marked expired: their time is over, and someone may still be to apply them."""
+        """Startpoints to be marked expired: overdue, and perhaps not applied by every reader."""
         return [
             sequence
             for sequence, entry in self._entries.items()
@@ -185,7 +185,7 @@ class EventLog:
 
 
 class TimeBudget:
-    """How long calls of a store may take, set for each thread by itself."""
+    """The time limit of a store's calls, per thread."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
@@ -193,7 +193,7 @@ class TimeBudget:
 
     @contextmanager
     def within(self, timeout_s: float) -> Iterator[None]:
-        """Everything that this thread asks in the block takes at most so long together."""
+        """All calls of this thread in the block take at most so long together."""
         before = self._until_s
         self._own.until_s = min(before, self._now_s() + timeout_s)
         try:
@@ -211,7 +211,7 @@ class TimeBudget:
 
 
 class View(NamedTuple):
-    """Facts up to place `end`: the first `length` of `facts`, a list that later views extend."""
+    """Facts up to position `end`: the first `length` of `facts`, a list that later views extend."""
 
     facts: list[Fact]
     length: int
@@ -219,30 +219,30 @@ class View(NamedTuple):
 
 
 class Adding(Protocol):
-    """The way to append, while nobody else may."""
+    """Appends facts, while nobody else may."""
 
     def next_sequence(self, at_least: int) -> int:
         """What a startpoint that the next `append` begins with is numbered; more of them count on."""
         ...
 
     def append(self, facts: Sequence[Fact]) -> None:
-        """Stored, all of them, when this returns. Raises NotWritten, Overtaken."""
+        """Store all of them before returning. Raises NotWritten, Overtaken."""
         ...
 
 
 class FactLog(Protocol):
-    """Facts in order, wherever they lie: a file (`journal`), or a topic (pushrep.kafka.startpoints). Thread-safe."""
+    """Facts in order, in a file (`journal`) or a topic (pushrep.kafka.startpoints). Thread-safe."""
 
     lock_wait_s: float
     budget: TimeBudget
 
     @property
     def place(self) -> Path | str:
-        """Where, as people name it."""
+        """Its place, for messages."""
         ...
 
     def view(self) -> View:
-        """All there is now. Raises StoreUnavailable, CorruptStore."""
+        """All present facts. Raises StoreUnavailable, CorruptStore."""
         ...
 
     def size_bytes(self) -> int:
@@ -250,11 +250,11 @@ class FactLog(Protocol):
         ...
 
     def locked(self) -> AbstractContextManager[None]:
-        """Alone with the checkpoints. Raises StoreBusy, StoreUnavailable."""
+        """Exclusive access to the checkpoints. Raises StoreBusy, StoreUnavailable."""
         ...
 
     def transaction(self) -> AbstractContextManager[Adding]:
-        """Alone with facts and checkpoints. Raises StoreBusy, StoreUnavailable, CorruptStore."""
+        """Exclusive access to facts and checkpoints. Raises StoreBusy, StoreUnavailable, CorruptStore."""
         ...
 
     def close(self) -> None:
@@ -263,7 +263,7 @@ class FactLog(Protocol):
 
 
 class EventLogFollower:
-    """The event log of a journal; each look adds only what is new. For one thread at a time."""
+    """The event log of a journal; each look adds only new facts. For one thread at a time."""
 
     def __init__(self, journal: FactLog) -> None:
         self._journal = journal
@@ -273,7 +273,7 @@ class EventLogFollower:
     def current(self) -> EventLog:
         """The event log as of now. Raises CorruptStore."""
         view = self._journal.view()
-        if view.facts is not self._facts:  # read anew: the file does not begin with what was known
+        if view.facts is not self._facts:  # read from the start: the file does not begin with the known facts
             self._facts, self._count, self._event_log = view.facts, 0, EventLog()
         try:
             for fact in view.facts[self._count : view.length]:
@@ -286,7 +286,7 @@ class EventLogFollower:
 
 
 class Change:
-    """One transaction as the store uses it: it begins with marking what has expired."""
+    """One transaction of the store; it begins by marking overdue startpoints as expired."""
 
     def __init__(self, transaction: Adding, follower: EventLogFollower, now_ms: int) -> None:
         self._transaction, self._follower = transaction, follower

@@ -1,4 +1,5 @@
-"""Startpoints for consumers that keep their positions in Kafka: what `filtering.consumers` asks, by a StartpointStore.
+"""Startpoints for consumers that store their positions in Kafka: what `filtering.consumers` needs, by a
+StartpointStore.
 
     ReplayFilteredConsumer(settings, startpoints=GroupStartpoints(store))
 
@@ -6,8 +7,8 @@
     running     every look_every_s, if the store has changed: apply a newer one, then go there between two reads
     committed   the group's commit carries the sequence ─▶ consume
 
-Killed in between: before `applied` nothing has happened; after it the stored offset is used again; after the commit the
-next holder sees the sequence in it, says `consumed`, and goes on from the committed position.
+If it is killed before `applied`, nothing has happened; after it, the stored offset is used again; after the commit, the
+next holder sees the sequence in it, stores `consumed`, and goes on from the committed position.
 
 A member whose start was delayed may claim a partition that the group has given to another member meanwhile. A member
 that lost its claim therefore asks the group's coordinator, and claims again if the partition is its own.
@@ -47,8 +48,8 @@ class GroupStartpoints:
         self._store, self._poll = store, StorePoll(store, clock)
         self._claims: dict[Reader, Claim] = {}
         self._version, self._size_bytes = 0, -1
-        self._is_open = False  # a question failed and has to be asked again, though the store did not change
-        self._unacknowledged: set[tuple[Reader, int]] = set()  # committed, and `consumed` could not be stored
+        self._is_open = False  # a call failed and has to be repeated, though the store did not change
+        self._unacknowledged: set[tuple[Reader, int]] = set()  # committed, but `consumed` is not stored yet
 
     def version(self) -> int:
         """A number that changes with every change of the store; the last one while the store can't be reached."""
@@ -59,7 +60,7 @@ class GroupStartpoints:
         return self._version
 
     def pending(self, consumer: str, facts: PartitionFacts, committed_sequence: int) -> Answer:
-        """Take the partition over; apply the newest startpoint above the committed one, once. None: there is none."""
+        """Claim the partition and apply the newest startpoint above the committed one, once; None without one."""
         reader = Reader(consumer, facts.topic, facts.partition)
         self._unacknowledged -= self._unacknowledged_of(reader)
         claim = self._claims[reader] = self._store.claim(*_names(reader))
@@ -69,7 +70,7 @@ class GroupStartpoints:
         return self._newer(claim, facts, committed_sequence)
 
     def moved(self, consumer: str, facts: PartitionFacts, running_sequence: int) -> Answer:
-        """Apply a startpoint newer than the one that the partition runs from, once. None: there is none."""
+        """Apply a startpoint newer than the partition's present one, once; None without one."""
         reader = Reader(consumer, facts.topic, facts.partition)
         if reader not in self._claims:
             return None
@@ -83,7 +84,7 @@ class GroupStartpoints:
         return None
 
     def consumed(self, consumer: str, topic: str, partition: int, sequence: int) -> None:
-        """The group stored a commit that carries this sequence: note it in the store.
+        """The group has a commit with this sequence: store that it is consumed.
 
         If the store can't be reached, a later look does it, or the next holder, by the sequence in the commit.
         """
@@ -97,7 +98,7 @@ class GroupStartpoints:
         self._is_open |= bool(self._unacknowledged)
 
     def _acknowledge(self, reader: Reader) -> None:
-        """Mark the startpoints in the store that commits have consumed and that are not marked so yet."""
+        """Store `consumed` for committed startpoints that lack it."""
         for one in sorted(self._unacknowledged_of(reader)):
             self._store.consume(self._claims[reader], one[1], committed=one[1])
             self._unacknowledged.remove(one)

@@ -13,9 +13,9 @@
          "log": str,                    the log's own id, "" unknown
          "crc32c": int}                 over the other fields as compact JSON with sorted keys
 
-A transaction is on disk when `append` returns, all of its facts or none. What was read is synced before a change is
-based on it: the process that wrote it may have been killed before its own sync. A torn end, which was acknowledged to
-nobody, is cut under the lock; a bad line with good ones behind it is damage and refused.
+A transaction is on disk when `append` returns, all of its facts or none. The file is synced before a change is based on
+its content, because its writer may have been killed before its own sync. A torn end, which was never acknowledged, is
+cut under the lock; a bad line before good ones is damage and refused.
 Checkpoints are replaced atomically, under the journal's lock. Format: docs/formats/startpoints.md.
 """
 
@@ -37,7 +37,7 @@ from pushrep.startpoints.model import Checkpoint, Fact, Reader, from_json, to_js
 
 JOURNAL_NAME, CUT_NAME, LOCK_NAME = "startpoints.journal", "startpoints.cut", ".lock"
 FORMAT, VERSION = "pushrep.startpoints", 1
-LOCK_WAIT_S = 60.0  # its holder syncs several files, and a slow disk takes seconds for each
+LOCK_WAIT_S = 60.0  # the holder syncs several files, for which a slow disk needs seconds each
 JOURNAL_BYTES_MAX = 1 << 30  # some three million startpoints; a file above it is another one under this name
 _BACKOFF = Backoff(first_s=0.01, longest_s=0.01)  # a transaction is a few syncs long
 
@@ -64,19 +64,19 @@ class Journal:
         return self.directory
 
     def load(self) -> list[Fact]:
-        """All facts, without the lock: for showing, not for deciding. A transaction just being written is left out."""
+        """All facts, without the lock: for display, not for decisions. An unfinished transaction is left out."""
         view = self.view()
         return view.facts[: view.length]
 
     def view(self) -> View:
-        """As `load`, without a copy. Only what was appended since the last look is read and parsed."""
+        """As `load`, without a copy. Reads and parses only what was appended since the last call."""
         with self._view_lock:
             try:
                 with closing(self._filesystem.open(self.path, writable=False)) as file:
                     self._known = self._followed(file)
             except FileNotFoundError:
                 self._known, self._last_line = View([], 0, 0), b""
-            except OSError as error:  # a lost disk may let a file be opened and fail at its bytes
+            except OSError as error:  # on a lost disk a file may open, and reading it fails
                 raise self._lost(error) from error
             return self._known
 
@@ -131,7 +131,7 @@ class Journal:
             raise self._lost(error) from error
 
     def _settle(self) -> int:
-        """Make the journal if there is none, cut a torn end, sync what stands there; its size then."""
+        """Make the journal if there is none, cut a torn end, sync the file; returns its size."""
         if self.size_bytes() == 0:
             write_atomic(self._filesystem, self.path, [journal_line({"format": FORMAT, "version": VERSION})])
         good = self.view().end
@@ -142,17 +142,17 @@ class Journal:
             try:
                 file.sync()
             except OSError:
-                # What was read may never have reached the disk, and a second sync would succeed. Write it anew.
+                # The bytes read may never have reached the disk, and a second sync would succeed: write them again.
                 write_atomic(self._filesystem, self.path, [file.read_at(good, 0)])
         self._filesystem.sync_directory(self.directory)
         return good
 
     def _followed(self, file: File) -> View:
-        """What is known, and what was appended to it; all anew if the file is not a longer form of what was seen."""
+        """The known facts and the appended ones; reads everything again if the file does not begin as it did."""
         known, size = self._known, file.size()
         if size > JOURNAL_BYTES_MAX:
             raise CorruptStore(self.path, f"{size} bytes are no journal of startpoints; another file has its name")
-        # Only a transaction that was read and then taken back makes the file shorter, or another at its end.
+        # Only a transaction that was read and then cut off makes the file shorter, or changes its end.
         last = self._last_line
         if not last or size < known.end or file.read_at(len(last), known.end - len(last)) != last:
             known, self._last_line = View([], 0, 0), b""
@@ -184,8 +184,8 @@ class Transaction:
         self._end += len(line)
 
     def _taken_back(self, error: OSError) -> NotWritten:
-        # After a failed sync the page cache may show what the disk never got. Cut it off, so that nobody reads it and
-        # the next transaction writes these bytes anew.
+        # After a failed sync the page cache may hold bytes that are not on disk. Cut them off, so that nobody reads
+        # them.
         try:
             self._file.truncate(self._end)
             self._file.sync()
@@ -247,10 +247,7 @@ class CheckpointFiles:
         self._directory, self._filesystem = directory / CHECKPOINTS_NAME, filesystem
 
     def load(self, reader: Reader) -> Checkpoint:
-        """What stands there now; an empty one (generation 0) if there is none.
-
-        Raises CorruptStore, StoreUnavailable.
-        """
+        """The reader's checkpoint; without one, an empty one of generation 0. Raises CorruptStore, StoreUnavailable."""
         path = self._path(reader)
         try:
             data = read_whole(self._filesystem, path, _FILE_BYTES_MAX)
@@ -262,7 +259,7 @@ class CheckpointFiles:
         return checkpoint
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Replace the reader's file; its name is on disk, too, when this returns. Raises NotWritten."""
+        """Replace the reader's file, durably. Raises NotWritten."""
         path = self._path(checkpoint.reader)
         try:
             self._filesystem.make_directory(self._directory)

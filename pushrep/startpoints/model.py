@@ -1,12 +1,12 @@
-"""A startpoint, whom it is for, its states for a reader, and the facts that a store keeps of it. Values; pure.
+"""A startpoint, its target, its states for a reader, and the facts that a store keeps of it. Values; pure.
 
     kind              value            means, when it is applied
     SPECIFIC_OFFSET   offset           that offset
     TIMESTAMP         ms since 1970    the first record at or after it
     EARLIEST          -                the log start
     LATEST            -                the end
-    BOOTSTRAP         -                the log start; partitions without one hold still until the end of now is reached
-    RELATIVE_RECORDS  records, not 0   so many from where the consumer stands (its checkpoint, or its live position)
+    BOOTSTRAP         -                the log start; partitions without one wait until its present end is reached
+    RELATIVE_RECORDS  records, not 0   so many from the consumer's position (its checkpoint, or its live position)
     RELATIVE_MS       ms below 0       as TIMESTAMP, so long before the startpoint was written
 
 The first five are those of Samza's SEP-18, RELATIVE_* are `--shift-by` and `--by-duration` of kafka-consumer-groups.
@@ -21,7 +21,7 @@ The states of a startpoint are kept per reader: a table, no flags. Drawn in docs
 
 A failed one is not over: it stops its partition's start until it is cancelled or a newer one is written.
 
-What happens to startpoints is kept as facts, in order, and none is forgotten:
+Everything that happens to startpoints is stored as facts, in order, and never removed:
 
     written    sequence, target, startpoint, author, reason, created_ms, ttl_s, origin    one per startpoint
     applied    sequence, reader, at_ms, offset, start, end, log, until, by_policy, position     it was resolved, once
@@ -63,7 +63,7 @@ class Kind(StrEnum):
 
 
 class OutOfRange(StrEnum):
-    """What to do where a startpoint does not fit the log (out of range, or no record that late)."""
+    """What to do if a startpoint does not fit the log (out of range, or no record that late)."""
 
     ERROR = "error"
     EARLIEST = "earliest"
@@ -264,7 +264,7 @@ class Target:
             check_partition(self.partition)
 
     def includes(self, other: "Target") -> bool:
-        """Whether it is for everyone whom `other` is for."""
+        """Whether it includes all readers of `other`."""
         return (
             self.topic == other.topic
             and self.partition in (None, other.partition)
@@ -358,7 +358,7 @@ assert NEXT.keys() == set(State)
 assert all(row.keys() == set(StartpointEvent) for row in NEXT.values())
 
 OVER = frozenset({State.CONSUMED, State.EXPIRED, State.CANCELLED})
-"""States that a search for the pending startpoint passes over."""
+"""States of startpoints that are not pending any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -446,9 +446,9 @@ class Written:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
-    """What it resolved to, and the log's range [start, end) at that moment; `until` as in `Resolved`.
+    """The resolved offset, and the log's range [start, end) at that moment. until: as in `Resolved`.
 
-    `position`: where the reader stood, if anybody knew.
+    position: the reader's, if it was known.
     """
 
     sequence: int
@@ -465,7 +465,7 @@ class Applied:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Consumed:
-    """The reader committed behind it, or read it with `remove`."""
+    """The reader committed after it, or read it with `remove`."""
 
     sequence: int
     reader: Reader
@@ -474,7 +474,7 @@ class Consumed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """It does not fit the reader's log, and `why`."""
+    """It does not fit the reader's log; `why` is the reason."""
 
     sequence: int
     reader: Reader
@@ -484,7 +484,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expired:
-    """Nobody applies it from now on."""
+    """Its time is over: nobody applies it any more."""
 
     sequence: int
     at_ms: int
@@ -492,7 +492,7 @@ class Expired:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancelled:
-    """It was taken back, by whom and why."""
+    """It was cancelled, by whom and why."""
 
     sequence: int
     at_ms: int

@@ -1,11 +1,10 @@
-"""A startpoint and a log in, an offset out; and where a partition starts, once everything is known. Pure.
+"""From a startpoint and a log to an offset; and where a partition starts, by all that is known. Pure.
 
     fits the log                -> Resolved(offset)
     does not, policy error      -> Unresolved(why): the partition does not start
     does not, earliest, latest  -> Resolved(the log's start or end, by_policy = why it did not fit)
 
-The log is what its readers may see, [start, end). A time without a match does not fit: no
-record in the log is that late.
+The log is its readable range [start, end). A time without a match does not fit: no record is that late.
 
 A start is the first of these:
 
@@ -39,7 +38,7 @@ FirstAt: TypeAlias = Callable[[int], int | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFacts:
-    """A partition as it is now: readable offsets [start, end), how to look a time up, the log's own id ("" unknown)."""
+    """A partition at one moment: readable offsets [start, end), a look-up of times, the log's id ("" unknown)."""
 
     start: int
     end: int
@@ -49,7 +48,7 @@ class LogFacts:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """`offset` to start at; `until` the end that a bootstrap must reach; `by_policy` why the policy had to answer."""
+    """offset: to start at; until: the end that a bootstrap must reach; by_policy: why the policy decided."""
 
     offset: int
     until: int | None = None
@@ -66,7 +65,7 @@ class Unresolved:
 def resolve(  # noqa: PLR0911 - an answer per kind
     startpoint: Startpoint, log: LogFacts, *, created_ms: int, position: int | None = None
 ) -> Resolved | Unresolved:
-    """Where `startpoint`, written at `created_ms`, starts in `log`; `position`: where the consumer is, if known."""
+    """Where `startpoint`, written at `created_ms`, starts in `log`. position: the consumer's, if it is known."""
     kind, value = startpoint.kind, startpoint.value or 0
     match kind:
         case Kind.EARLIEST:
@@ -74,7 +73,7 @@ def resolve(  # noqa: PLR0911 - an answer per kind
         case Kind.LATEST:
             return Resolved(log.end)
         case Kind.BOOTSTRAP:
-            # In an empty log there is no end to reach: no partition waits for it.
+            # In an empty log there is no end to reach, so no partition waits for it.
             return Resolved(log.start, until=log.end if log.end > log.start else None)
         case Kind.SPECIFIC_OFFSET:
             return _in_range(startpoint, log, value)
@@ -98,7 +97,7 @@ def _in_range(startpoint: Startpoint, log: LogFacts, offset: int) -> Resolved | 
 
 
 def _at(startpoint: Startpoint, log: LogFacts, ms: int) -> Resolved | Unresolved:
-    # Times before 1970 are taken as 1970: every record is later, so the first one is found.
+    # Times before 1970 count as 1970: every record is later, so the first one is found.
     found = log.first_at(max(ms, 0))
     if found is None or found >= log.end:
         return _by_policy(startpoint, log, f"no record of [{log.start}, {log.end}) is as late as {ms} ms since 1970")
@@ -132,10 +131,10 @@ def answer_of(  # noqa: PLR0913 - all that decides
     now_ms: int,
     refused: Mapping[Kind, str] | None = None,
 ) -> ApplyAnswer:
-    """The stored answer of an applied or failed startpoint, a fresh one of a pending one. Pure.
+    """The stored answer of an applied or failed startpoint, a new one for a pending one. Pure.
 
-    `refused`: kinds that this reader can't honour, and why: they fail. A stored offset that the log has lost meanwhile,
-    or of another log, fails, too: it is never resolved a second time.
+    refused: kinds that this reader can't apply, and why: they fail. A stored offset that the log has lost meanwhile, or
+    of another log, fails, too: it is never resolved again.
     """
     if found.state is State.FAILED:
         return ApplyAnswer(
@@ -172,12 +171,12 @@ def _lost(applied: Applied, log: LogFacts) -> str | None:
         return f"it was resolved to {applied.offset} of a log that was made anew since (it is {log.log_id} now)"
     if applied.offset < log.start:
         return f"it was resolved to {applied.offset}, and the log starts at {log.start} now"
-    # Above the end is not lost: without its writer a log's end may not be known up to there.
+    # An offset above the end is not lost: without its writer a log's end may be unknown.
     return None
 
 
 class Origin(StrEnum):
-    """What decided on a start."""
+    """The reason for a start."""
 
     STARTPOINT = "startpoint"
     CHECKPOINT = "checkpoint"
@@ -188,8 +187,8 @@ class Origin(StrEnum):
 class Start:
     """Where a partition starts, and why.
 
-    `sequence` is the startpoint that this run descends from, 0 for none: it goes into every commit, and is the column
-    `startpoint_epoch`. `until`: a bootstrap that partitions without one wait for, up to this offset.
+    sequence: the startpoint of this run, 0 for none: it is in every commit, and the column `startpoint_epoch`. until: a
+    bootstrap up to this offset, for which partitions without one wait.
     """
 
     offset: int
@@ -213,7 +212,7 @@ def from_startpoint(applied: Applied, startpoint: Startpoint) -> Start:
 def without_startpoint(  # noqa: PLR0913 - all that decides
     checkpoint: Checkpoint, last: ReaderState | None, log: LogFacts, default: Startpoint, *, reset: bool, now_ms: int
 ) -> Start:
-    """The start of a reader for which none is pending; `last` is the startpoint that its checkpoint descends from.
+    """The start of a reader without a pending startpoint. last: the startpoint of its checkpoint's run.
 
     Raises CheckpointUnusable, DefaultUnusable.
     """
@@ -228,7 +227,7 @@ def without_startpoint(  # noqa: PLR0913 - all that decides
     if checkpoint.offset < log.start:
         raise CheckpointUnusable(checkpoint.reader, f"it is at {checkpoint.offset} and the log starts at {log.start}")
     applied = last.applied if last is not None else None
-    # A bootstrap that was interrupted after its first commit still makes the others wait.
+    # The others still wait for a bootstrap that was interrupted after its first commit.
     until = applied.until if applied is not None and applied.until is not None else None
     return Start(
         offset=checkpoint.offset,
@@ -240,9 +239,9 @@ def without_startpoint(  # noqa: PLR0913 - all that decides
 
 
 class BootstrapGate:
-    """Which partitions of one process may be read now: while any is bootstrapping, only those that are.
+    """Which partitions of one process may be read now: while any are bootstrapping, only those.
 
-    Bootstrapping ones run together; one that reached its end, failed or was revoked makes no other wait.
+    Nobody waits for one that reached its end, failed or was revoked.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""StartpointStore: startpoints in from operators, starts and commits out to readers, everything kept as history.
+"""StartpointStore: operators write startpoints, readers get starts and commit; everything is kept as history.
 
     operator   write ─▶ pending      cancel, delete, delete_all ─▶ cancelled      sweep ─▶ expired      fan_out
     reader     claim ─▶ start (apply, else checkpoint, else default) ─▶ commit ─▶ consume
@@ -10,17 +10,17 @@ append. Writers in any number of processes lose nothing, and a reader killed any
     after it, before a commit                the stored offset is used again, nothing is resolved anew
     after the commit, before `consumed`      the commit carries the sequence: not pending any more; start marks it
 
-Where others can't be kept out meanwhile (a topic), a change ends as Overtaken instead, nothing of it is written, and it
-is done again from its beginning: so a change decides anew each time, and keeps nothing.
+If others can't be kept out meanwhile (in a topic), a change ends with Overtaken, nothing of it is written, and it is
+repeated from its beginning: so a change decides anew each time, and keeps no state.
 
-`StorePoll` is how a running reader asks its store. Each question has a time limit, and the pauses between questions
-grow while the store does not answer, so that the reader goes on reading:
+`StorePoll` is used by a running reader. Each call of the store has a time limit, and the pauses between calls grow
+while the store does not answer, so that the reader goes on reading:
 
     answers    asked as often as the reader likes: a question within 10 s, a look at the store's size within 3 s
     away       logged once; asked again after 1 s, then after 2, 4 ... 60 s; new startpoints wait
     back       logged once; the reader looks at all that there is
 
-A partition that starts waits for its store's answer instead: it has to know where.
+A partition that starts waits for the store's answer instead, because it has to know where.
 
 `store_at` opens a store by its place, as commands, jobs and options name it:
 
@@ -89,14 +89,14 @@ _Answer = TypeVar("_Answer")
 
 
 class CheckpointStore(Protocol):
-    """Where checkpoints lie. `save` is called under the store's lock."""
+    """Stores checkpoints. `save` is called under the store's lock."""
 
     def load(self, reader: Reader) -> Checkpoint:
         """What stands there now; an empty one (generation 0) if there is none. Raises CorruptStore."""
         ...
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """It is stored when this returns. Raises NotWritten."""
+        """Store the checkpoint before returning. Raises NotWritten."""
         ...
 
     def all(self) -> list[Checkpoint]:
@@ -107,7 +107,7 @@ class CheckpointStore(Protocol):
 def changes(
     method: Callable[Concatenate["_Store", _Parameters], _Answer],
 ) -> Callable[Concatenate["_Store", _Parameters], _Answer]:
-    """Make a method start again when another writer changed the store meanwhile (Overtaken). Raises StoreBusy."""
+    """Decorator: repeat the method if another writer changed the store meanwhile (Overtaken). Raises StoreBusy."""
 
     @functools.wraps(method)
     def changing(self: "_Store", /, *args: _Parameters.args, **more: _Parameters.kwargs) -> _Answer:
@@ -129,7 +129,7 @@ _Store = TypeVar("_Store", bound="StartpointStore")
 
 
 TTL_S = 12 * 3600
-"""How long a startpoint may wait to be applied, if its writer says nothing else."""
+"""The default time within which a startpoint has to be applied."""
 
 
 class StartpointStore(ClosedAtExit):
@@ -144,7 +144,7 @@ class StartpointStore(ClosedAtExit):
         self.place = facts.place
         self._clock = clock
         self._journal, self._checkpoints = facts, checkpoints
-        # `_reads` serves calls without the store's lock, by any thread; `_changes` those that hold it.
+        # `_reads` is for calls without the store's lock, by any thread; `_changes` for calls that hold it.
         self._reads, self._reads_lock = EventLogFollower(facts), threading.Lock()
         self._changes = EventLogFollower(facts)
         self._closed = False
@@ -158,7 +158,7 @@ class StartpointStore(ClosedAtExit):
         clock: Clock = SYSTEM_CLOCK,
         lock_wait_s: float = LOCK_WAIT_S,
     ) -> Self:
-        """The store in this directory, which the first change makes. Nothing is read or written yet.
+        """The store in this directory, which the first change makes. Reads and writes nothing yet.
 
         Raises StoreUnavailable for a location that names another kind of store.
         """
@@ -202,7 +202,7 @@ class StartpointStore(ClosedAtExit):
         author: str | None = None,
         ttl_s: int | None = TTL_S,
     ) -> dict[int, int]:
-        """As `write`, for each of these partitions its own, in one step: all or none. Partition -> sequence."""
+        """As `write`, one startpoint for each partition, all or none. Returns sequences by partition."""
         wanted = {Target(consumer, topic, partition): one for partition, one in startpoints.items()}
         return dict(zip(startpoints, self._write(wanted, reason, author, ttl_s), strict=True))
 
@@ -229,16 +229,16 @@ class StartpointStore(ClosedAtExit):
         task: str | None = None,
         author: str | None = None,
     ) -> list[int]:
-        """Cancel every startpoint written for just this target that still can be; their sequences."""
+        """Cancel every startpoint for exactly this target that is not over; returns their sequences."""
         target = Target(consumer, topic, partition, task)
         return self._cancel_where(lambda written: written.target == target, reason, author)
 
     def delete_all(self, reason: str, *, author: str | None = None) -> list[int]:
-        """Cancel every startpoint that still can be; their sequences."""
+        """Cancel every startpoint that is not over; returns their sequences."""
         return self._cancel_where(lambda _written: True, reason, author)
 
     def fan_out(self, consumer: str, topic: str, tasks: Mapping[str, Iterable[int]]) -> dict[tuple[str, int], int]:
-        """Give each task its own copy of what is pending for all tasks; (task, partition) -> sequence of the copy.
+        """Give each task its own copy of what is pending for all tasks; returns sequences by (task, partition).
 
         One transaction: all copies or none. A task keeps what is newer of its own, and nobody gets a second copy, so
         doing it again after a crash, or with more tasks, adds only what is missing. Copies keep time, reason and age.
@@ -268,7 +268,7 @@ class StartpointStore(ClosedAtExit):
 
     @changes
     def sweep(self) -> list[int]:
-        """Mark what has waited longer than its `ttl_s`; the sequences. Every change does so first, by itself."""
+        """Mark startpoints as expired after their `ttl_s`; returns their sequences. Every change does this first."""
         self._check()
         with self._reads_lock:
             if not self._reads.current().due(self._clock.wall_ms()):
@@ -282,10 +282,10 @@ class StartpointStore(ClosedAtExit):
     def read(  # noqa: PLR0913 - a reader and what to do with what it finds
         self, consumer: str, topic: str, partition: int, *, task: str = "", remove: bool = False, only: int = 0
     ) -> ReaderState | None:
-        """What is pending for this reader (or failed, which stops it), None if nothing is.
+        """The startpoint pending for this reader (or failed, which stops it); None without one.
 
-        `remove` is for jobs without checkpoints here: this call also consumes the startpoint (with `only`
-        above 0, just the one of that sequence). A job that dies after this call has lost it.
+        remove: for jobs without checkpoints here, consume it at once (with `only` above 0, only the one of that
+        sequence). A job that dies after this call has lost it.
         """
         reader = Reader(consumer, topic, partition, task)
         if not remove:
@@ -296,7 +296,7 @@ class StartpointStore(ClosedAtExit):
             overdue = found is not None and found.state is State.PENDING and found.written.is_due(self._clock.wall_ms())
             if not overdue:
                 return found
-            self.sweep()  # an older one, whose time is not over, may stand behind it
+            self.sweep()  # an older one that is not overdue may be pending after it
             return self.read(consumer, topic, partition, task=task)
         with self._transaction() as change:
             found = change.event_log.pending(reader, self._checkpoints.load(reader).sequence)
@@ -306,12 +306,12 @@ class StartpointStore(ClosedAtExit):
 
     @changes
     def claim(self, consumer: str, topic: str, partition: int, *, task: str = "") -> Claim:
-        """Take the partition over: its old holder can neither apply, commit nor consume from now on."""
+        """Claim the partition: its old holder can neither apply, commit nor consume any more."""
         self._check()
         reader = Reader(consumer, topic, partition, task)
         with self._journal.locked():
-            # A commit whose process was killed may be seen and not be on disk yet. Saving syncs all names, so from
-            # here on this claim can rest on what it read.
+            # A killed process's commit may be readable and not on disk yet. Saving syncs all names, so this claim can
+            # rely on what it read.
             checkpoint = self._checkpoints.load(reader)
             claim = Claim(reader, checkpoint.generation + 1)
             self._checkpoints.save(replace(checkpoint, generation=claim.generation))
@@ -327,10 +327,10 @@ class StartpointStore(ClosedAtExit):
         reset: bool = False,
         position: int | None = None,
     ) -> Start:
-        """Where the claimed partition starts: startpoint > checkpoint > `default` (the earliest).
+        """Where the claimed partition starts: startpoint > checkpoint > `default` (None: earliest).
 
-        `reset` passes the checkpoint by, not a startpoint. `position`: where it stands, if it runs already; else its
-        checkpoint. Raises StartpointFailed, PartitionLost, CheckpointUnusable, DefaultUnusable.
+        reset: ignore the checkpoint, not a startpoint. position: of a running reader; None: its checkpoint. Raises
+        StartpointFailed, PartitionLost, CheckpointUnusable, DefaultUnusable.
         """
         default = default if default is not None else Startpoint.earliest()
         with self._transaction() as change:
@@ -342,7 +342,7 @@ class StartpointStore(ClosedAtExit):
                 return from_startpoint(applied, written.startpoint)
             last = change.event_log.reader_state(checkpoint.sequence, claim.reader)
             if last is not None and last.state is State.APPLIED:
-                # Committed, and killed before it could say so.
+                # The reader committed and was killed before `consume`.
                 change.append(Consumed(sequence=last.sequence, reader=claim.reader, at_ms=self._clock.wall_ms()))
             return without_startpoint(checkpoint, last, log, default, reset=reset, now_ms=self._clock.wall_ms())
 
@@ -356,10 +356,10 @@ class StartpointStore(ClosedAtExit):
         committed: int = 0,
         refused: Mapping[Kind, str] | None = None,
     ) -> Applied | None:
-        """Resolve what is pending, once; the stored answer if that was done before; None if nothing is pending.
+        """Resolve the pending startpoint, once; later calls return the stored answer; None without one.
 
-        `committed`: the sequence that the reader's own commits carry, where they lie elsewhere (Kafka's group, say).
-        `refused`: kinds that the reader can't honour, and why: they fail. Raises StartpointFailed, PartitionLost.
+        committed: the sequence in the reader's own commits, if they are elsewhere (in a Kafka group). refused: kinds
+        that the reader can't apply, and why: they fail. Raises StartpointFailed, PartitionLost.
         """
         with self._transaction() as change:
             return self._apply(change, self._owned(claim), log, position, committed, refused)
@@ -389,10 +389,9 @@ class StartpointStore(ClosedAtExit):
 
     @changes
     def consume(self, claim: Claim, sequence: int, *, committed: int = 0) -> None:
-        """Say that `sequence`, and only that, is used up; after the commit that carries it. Again is fine.
+        """Mark `sequence`, and only that, as consumed; call it after the commit with it. A second call is fine.
 
-        `committed` as in `apply`.
-        Raises PartitionLost, NotApplied, NotCommitted.
+        committed: as in `apply`. Raises PartitionLost, NotApplied, NotCommitted.
         """
         with self._transaction() as change:
             checkpoint = self._owned(claim)
@@ -407,12 +406,12 @@ class StartpointStore(ClosedAtExit):
     # ---- looks
 
     def event_log(self) -> EventLog:
-        """All that was ever written and what became of it, as of now; takes no lock. What is due may not be marked."""
+        """All startpoints and their states; takes no lock. Overdue ones may not be marked yet."""
         self._check()
         return EventLogFollower(self._journal).current()
 
     def reader_state(self, sequence: int, reader: Reader) -> ReaderState | None:
-        """How startpoint `sequence` stands for this reader; None if there is none for it. Takes no lock."""
+        """The state of startpoint `sequence` for this reader; None if there is none for it. Takes no lock."""
         self._check()
         with self._reads_lock:
             return self._reads.current().reader_state(sequence, reader)
@@ -428,7 +427,7 @@ class StartpointStore(ClosedAtExit):
         return self._checkpoints.all()
 
     def checkpoint(self, reader: Reader) -> Checkpoint:
-        """How far this reader is; takes no lock."""
+        """This reader's checkpoint; takes no lock."""
         self._check()
         return self._checkpoints.load(reader)
 
@@ -547,7 +546,7 @@ BOOTSTRAP_SERVERS = "bootstrap.servers"
 
 @dataclass(frozen=True, slots=True)
 class StorePlace:
-    """Where a store lies: `kind` "" is the directory `name`, "kafka" the topic `name`.
+    """A store's place: the directory `name` for kind "", the topic `name` for "kafka".
 
     settings: of the client, by librdkafka's names; shown nowhere.
     """
@@ -558,9 +557,9 @@ class StorePlace:
 
     @classmethod
     def parse(cls, text: str | Path, settings: Mapping[str, str] | None = None) -> "StorePlace":
-        """A directory, or kafka:TOPIC with its client's settings; looks nowhere. Raises BadArgument, StoreUnavailable.
+        """Parse a directory, or kafka:TOPIC with its client's settings. Raises BadArgument, StoreUnavailable.
 
-        BadArgument names the setting: one that is missing, or that a directory has no use for.
+        BadArgument names the setting that is missing, or that a directory does not need.
         """
         words, given = str(text), dict(settings or {})
         if not words.strip():
@@ -579,7 +578,7 @@ class StorePlace:
         return cls("", words)
 
     def open(self) -> StartpointStore:
-        """The store there; close it. Raises StoreUnavailable, BadArgument for settings that can't be."""
+        """Open the store; the caller closes it. Raises StoreUnavailable, BadArgument for invalid settings."""
         if not self.kind:
             return StartpointStore.open(self.name)
         place = f"{self.kind}:{self.name}"
@@ -607,7 +606,7 @@ def store_at(place: str | Path, settings: Mapping[str, str] | None = None) -> St
 
 _LOG = logging.getLogger(__name__)
 AWAY = (StoreUnavailable, StoreBusy, NotWritten)
-"""What a store raises while it can't be reached."""
+"""The errors of a store that can't be reached."""
 ASK_WITHIN_S = 10.0
 LOOK_WITHIN_S = 3.0
 _AWAY_PAUSES = Backoff(first_s=1.0, longest_s=60.0, least=1.0)
@@ -616,11 +615,13 @@ _Answered = TypeVar("_Answered")
 
 
 class NotNow(Exception):
-    """The store did not answer, or was not asked because it did not a moment ago: go on without the answer."""
+    """The store did not answer, or was not asked because it did not answer lately: go on without."""
 
 
 class StorePoll:
-    """One reader's questions to one store. `poll_size` begins a turn, `ask` belongs to it. For one thread at a time."""
+    """One reader's calls to one store. `poll_size` begins a turn, in which `ask` may be called. For one thread at a
+    time.
+    """
 
     def __init__(self, store: StartpointStore, clock: Clock = SYSTEM_CLOCK) -> None:
         self._store, self._clock = store, clock
@@ -641,13 +642,13 @@ class StorePoll:
         return self._answer(self._store.size_bytes, LOOK_WITHIN_S)
 
     def ask(self, question: Callable[[], _Answered]) -> _Answered:
-        """What it returns, within 10 s. Raises NotNow, and what else the question raises."""
+        """The result of `question`, within 10 s. Raises NotNow, and the question's other errors."""
         answer = self._answer(question, ASK_WITHIN_S)
         self._asked = True
         return answer
 
     def words(self) -> str | None:
-        """For people: since when nobody answers, and why; None while somebody does."""
+        """Since when the store has not answered, and why, as text; None while it answers."""
         if self.away is None:
             return None
         since_s = (self._clock.monotonic_ms() - self._since_ms) / 1000

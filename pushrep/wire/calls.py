@@ -1,4 +1,4 @@
-"""Which calls there are, and every message in every version: to the parts of a frame and back.
+"""The calls, and every message in every version: to the parts of a frame and back.
 
     CALLS                                                                    key: its request and response, or its event
     encode(message, version, correlation_id) -> [head, *record batches]      for sendmsg; FileSlices for sendfile
@@ -8,10 +8,10 @@
 A key is never given a second meaning. Credit, ReplayData, ReplayEnd and DeleteDone are events, with keys of their own.
 
 A message is written by the schema of the version that is sent. When one is read, fastavro resolves an older version
-into the newest schema, so that callers know one class per message. Record batches are not touched in either direction.
+into the newest schema, so that callers have one class per message. Record batches are passed through.
 
-The client asks ApiVersions in its newest version. A server that does not know it answers in version 0 with
-UNSUPPORTED_VERSION and what it speaks; the client asks again in a version that both know (Kafka's KIP-511).
+The client sends ApiVersions in its newest version. A server that does not know that version answers in version 0 with
+UNSUPPORTED_VERSION and its own versions; the client asks again in a common one (Kafka's KIP-511).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -117,7 +117,7 @@ assert CALLS.keys() == set(ApiKey), "every key has its classes"
 
 
 def refusal(key: ApiKey, code: ErrorCode, why: str = "") -> Struct:
-    """The answer to a call that is refused; `why` is left out where the answer has no place for it."""
+    """The answer to a refused call; `why` is left out if the answer has no field for it."""
     response = CALLS[key][FrameKind.RESPONSE]
     if issubclass(response, Response):
         return response(error_code=code, error_message=why)
@@ -138,10 +138,10 @@ assert CALL_OF_EVENT.keys() == {key for key, call in CALLS.items() if FrameKind.
 )
 
 CALLS_WITH_EVENTS = frozenset(CALL_OF_EVENT.values())
-"""After their answer, if it says no error, events may follow."""
+"""Calls whose answer, if it has no error, may be followed by events."""
 
 HOLES_SINCE = 1
-"""From this version of APPEND_RECORDS, FETCH_RECORDS and ATTACH on, what Kafka's cleaner took is announced."""
+"""From this version of APPEND_RECORDS, FETCH_RECORDS and ATTACH on, holes left by Kafka's cleaner are announced."""
 
 LAST_EVENTS = frozenset({ApiKey.REPLAY_END, ApiKey.DELETE_DONE})
 """After one of these no other event follows."""
@@ -155,7 +155,7 @@ PLACE_OF: Mapping[type[Struct], tuple[ApiKey, FrameKind]] = MappingProxyType(
 """Where a class stands in the table."""
 
 
-_BODY_BYTES_MAX = 1 << 30  # with the largest header it is still a size
+_BODY_BYTES_MAX = 1 << 30  # with the largest header the frame's size still fits
 
 
 class VersionRange(NamedTuple):
@@ -176,7 +176,7 @@ class Frame(NamedTuple):
 
 
 class LostField(NamedTuple):
-    """A field that an older version has no place for, and the value at which nothing is lost."""
+    """A field that an older version lacks, and its default, which may be left out."""
 
     path: tuple[str, ...]
     default: Any
@@ -184,9 +184,8 @@ class LostField(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Spoken:
-    """One message in one version. `newest`: the schema to read into, None where it is the version's own.
-
-    What is derived of class and schema is made when it is first needed: most messages are never sent by most programs.
+    """One message in one version. newest: the schema to read into, None if it is the version's own. Writers and readers
+    are made at their first use, because most programs never send most messages.
     """
 
     api_key: ApiKey
@@ -213,7 +212,7 @@ class Spoken:
 
 
 class Vocabulary:
-    """Speaks every version of `schemas`, by class name. Raises SchemaMismatch if classes and files disagree."""
+    """All messages in all versions of `schemas`, by class name. Raises SchemaMismatch if classes and files disagree."""
 
     def __init__(self, schemas: Mapping[str, Versions]) -> None:
         self._spoken: dict[tuple[int, int, int], Spoken] = {}
@@ -250,7 +249,9 @@ class Vocabulary:
         return ranges.pop()
 
     def encode(self, message: Struct, version: int, correlation_id: int) -> list[Part]:
-        """A frame in parts, the batches as they were given. Raises NotInVersion; BadArgument for what can't be sent."""
+        """A frame in parts, with the batches unchanged. Raises NotInVersion; BadArgument for a message that can't be
+        sent.
+        """
         place = PLACE_OF[type(message)]
         spoken = self._spoken.get((*place, version))
         if spoken is None:
@@ -268,7 +269,7 @@ class Vocabulary:
         return [frame_head(place, version, correlation_id, header, body_bytes), *parts]
 
     def open(self, prefix: Prefix, header: bytes) -> OpenedFrame[Frame]:
-        """Decode a header; the batches may come later. Raises UnknownCall, MalformedMessage."""
+        """Decode a header; its batches may follow later. Raises UnknownCall, MalformedMessage."""
         spoken = self._spoken.get((prefix.api_key, prefix.kind, prefix.version))
         if spoken is None:
             raise self._unknown(prefix)
@@ -276,7 +277,7 @@ class Vocabulary:
         try:
             datum: Any = schemaless_reader(source, spoken.schema, spoken.newest)
             body_bytes = spoken.reader.body_bytes(datum) if spoken.reader.body_bytes is not None else 0
-        except Exception as error:  # a foreign decoder on hostile bytes: whatever it raises, they are bad
+        except Exception as error:  # another library's decoder on hostile bytes may raise anything
             raise MalformedMessage(spoken.struct.__name__, f"{type(error).__name__}: {str(error)[:200]}") from error
         if source.tell() != len(header):
             raise MalformedMessage(spoken.struct.__name__, f"{len(header) - source.tell()} bytes follow its last field")
@@ -337,7 +338,7 @@ def _at(value: Any, path: tuple[str, ...]) -> Iterator[Any]:
 
 
 def versions_answer(vocabulary: Vocabulary, error_code: ErrorCode = ErrorCode.NONE) -> ApiVersionsResponse:
-    """What a server that speaks `vocabulary` answers."""
+    """A server's answer to ApiVersions."""
     spoken = (
         ApiVersion(api_key=key, min_version=versions.oldest, max_version=versions.newest)
         for key, versions in vocabulary.versions.items()
@@ -346,7 +347,7 @@ def versions_answer(vocabulary: Vocabulary, error_code: ErrorCode = ErrorCode.NO
 
 
 class AgreedVersions:
-    """The newest version that both sides speak, call by call."""
+    """The newest common version of each call."""
 
     def __init__(self, ours: Mapping[ApiKey, VersionRange], theirs: ApiVersionsResponse) -> None:
         self._ours = ours

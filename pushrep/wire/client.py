@@ -1,10 +1,10 @@
-"""The asking side of a connection: numbers requests, knows what is in flight, takes answers only for what it asked.
+"""The client's side of a connection: numbers requests, tracks those in flight, and accepts only answers to them.
 
     ask(message) -> (correlation id, parts)     parts go to the network, in order
     feed(data)   -> [CallAnswer | PeerEvent, ...]       answers in any order, each with the request that it belongs to
 
-The first request is ApiVersions; nothing else can be asked before its answer. Events come under the number of the call
-that they belong to, between its answer and its last event (calls.py).
+The first request is ApiVersions; no other is possible before its answer. Events have the correlation id of their call,
+and come between its answer and its last event (calls.py).
 """
 
 from typing import NamedTuple, TypeAlias
@@ -41,7 +41,7 @@ class PendingRequest(NamedTuple):
 
 
 class CallAnswer(NamedTuple):
-    """An answer and what was asked."""
+    """An answer and its request."""
 
     correlation_id: int
     request: Struct
@@ -59,9 +59,9 @@ Parts: TypeAlias = list[Part]
 
 
 class ClientConnection:
-    """The asking side of one connection. Not thread-safe. After a ProtocolError the connection has to be closed.
+    """The client's side of one connection. Not thread-safe. After a ProtocolError the connection has to be closed.
 
-    memory: for large bodies, in views; without it each has its own.
+    memory: for large bodies, in views; without it each body gets its own.
     """
 
     def __init__(
@@ -80,23 +80,23 @@ class ClientConnection:
         self._open_calls: dict[int, PendingRequest] = {}
         self._next_id = 0
         self.versions: AgreedVersions | None = None
-        """What both sides speak; None before the answer to ApiVersions."""
+        """The agreed versions; None before the answer to ApiVersions."""
 
     @property
     def in_flight(self) -> tuple[PendingRequest, ...]:
-        """Requests without an answer, oldest first; after a break each may have been carried out or not."""
+        """Requests without an answer, oldest first; if the connection breaks, each may or may not have been done."""
         return tuple(self._pending.values())
 
     @property
     def failure(self) -> ProtocolError | None:
-        """What the peer did wrong, if it did."""
+        """The peer's protocol error, if there was one."""
         return self._reader.failure
 
     def ask(self, request: Struct) -> tuple[int, Parts]:
-        """The parts to send, and the number that its answer will bear.
+        """The request's parts to send, and its correlation id.
 
         Raises TooManyInFlight, NoCommonVersion, NotInVersion; BadArgument for an event, or before ApiVersions was
-        answered. Nothing is in flight then.
+        answered. If it raises, nothing is in flight.
         """
         key, kind = PLACE_OF[type(request)]
         if kind is not FrameKind.REQUEST:
@@ -124,7 +124,7 @@ class ClientConnection:
         return self._reader.feed(data)
 
     def get_buffer(self, size_hint: int = -1) -> memoryview:
-        """Where the network may write next."""
+        """The buffer for the network's next bytes."""
         return self._reader.get_buffer(size_hint)
 
     def buffer_updated(self, count: int) -> list[CallAnswer | PeerEvent]:
@@ -146,7 +146,7 @@ class ClientConnection:
         return correlation_id
 
     def _open(self, prefix: Prefix, header: bytes) -> OpenedFrame[CallAnswer | PeerEvent]:
-        """Refuse a frame that answers no request, before a byte of its records is kept."""
+        """Refuse a frame that answers no request, before any of its records is stored."""
         correlation_id = prefix.correlation_id
         if prefix.kind == FrameKind.REQUEST:
             raise UnexpectedAnswer(correlation_id, "a server does not ask")

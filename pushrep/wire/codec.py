@@ -1,4 +1,4 @@
-"""A message's header in Avro, derived from its class and its schema: no message's fields are listed anywhere else.
+"""A message's header in Avro, derived from its class and schema: fields are listed nowhere else.
 
     writer_of(schema, struct)(message) -> bytes    in the schema's version; a field that the class lacks has its default
     parts_of(struct)(message) -> [Part, ...]       the record batches, in the schema's order, which is the wire's
@@ -6,8 +6,8 @@
 
 Avro writes a record as its fields one after another, a number as a zigzag varint (as Kafka does), a string as its
 length and its bytes, an array as a count, the items and a zero, a fixed as its bytes. fastavro would take twice as long
-to write, since it needs a dictionary of each message (benchmarks/NOTES.md); tests compare every byte with what it
-writes. fastavro reads, and resolves what an older version wrote.
+to write, because it needs a dictionary of each message (benchmarks/NOTES.md); tests compare our bytes with its.
+fastavro reads, and resolves messages of older versions.
 
 The schemas are files, `schemas/<class>.<version>.avsc`, versions without gaps; a released file is never changed. The
 newest describes the class exactly. A field that an older version lacks has a default in the newest, one that the newest
@@ -40,7 +40,7 @@ Versions: TypeAlias = Mapping[int, Schema]
 
 RECORDS_FIELD = "records"
 RECORDS_SIZE_FIELD = "records_bytes"
-"""What stands in the header where the class has its records."""
+"""The field of the header in place of the class's records: their size."""
 
 _FILE = re.compile(r"([A-Za-z]+)\.(0|[1-9][0-9]{0,3})\.avsc")
 _UUID: Schema = {"type": "fixed", "name": "Uuid", "size": 16}
@@ -115,7 +115,7 @@ def _expected_type(hint: Any, seen: set[str]) -> Schema:
 
 
 def stripped(schema: Schema) -> Schema:
-    """Without what is not needed to read the bytes: docs, defaults, aliases, our own marks."""
+    """The schema without docs, defaults, aliases and our own marks, which reading does not need."""
     if isinstance(schema, dict):
         kept = {key: schema[key] for key in ("type", "name", "size", "items", "fields") if key in schema}
         return {key: value if key == "name" else stripped(value) for key, value in kept.items()}
@@ -357,7 +357,7 @@ def _array_reader(item: HeaderReader) -> HeaderReader:
 
 @lru_cache(_PARTITIONS_REMEMBERED)
 def _partition_of(topic_id: bytes, topic: str, partition: int) -> TopicIdPartition:
-    """The same object for the same partition: it stands in every request. Raises BadArgument."""
+    """A partition, cached, because it is in every request. Raises BadArgument."""
     return TopicIdPartition(UUID(bytes=topic_id), topic, partition)
 
 

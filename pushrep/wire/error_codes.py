@@ -2,8 +2,8 @@
 
 Numbers below 1000 are Kafka's, with Kafka's names; from 1000 on they are ours. None is ever given a second meaning.
 A new one is a member of ErrorCode and a row of ERROR_TABLE.
-"Again" means that the same bytes may succeed later, on the same session; it is ours and not always Kafka's: to Kafka a
-storage error is retriable, because another broker may lead by then.
+"Retriable" means that the same bytes may succeed later on the same session. That differs from Kafka, where a storage
+error is retriable because another broker may lead by then.
 """
 
 from collections.abc import Mapping
@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 
 class ErrorCode(IntEnum):
-    """What an answer says first. A number that this version does not know reads as UNKNOWN_SERVER_ERROR."""
+    """The error code of an answer. A number that this version does not know reads as UNKNOWN_SERVER_ERROR."""
 
-    __hash__ = int.__hash__  # Enum's own is Python: it hashes the name, for every look into a table
+    __hash__ = int.__hash__  # Enum's own hashes the name in Python, at every look-up
 
     UNKNOWN_SERVER_ERROR = -1
     NONE = 0
@@ -54,12 +54,12 @@ class ErrorCode(IntEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> "ErrorCode | None":
-        # A newer peer names an error that we have no decision for: the decision is the one for "something went wrong".
+        # A newer peer's error without a row here is handled as an unknown error.
         return cls.UNKNOWN_SERVER_ERROR if isinstance(value, int) else None
 
     @property
     def retriable(self) -> bool:
-        """The same request may succeed later on the same session."""
+        """Whether the same request may succeed later on the same session."""
         return ERROR_TABLE[self].retriable
 
     @property

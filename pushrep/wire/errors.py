@@ -1,4 +1,4 @@
-"""What a peer can do wrong on the wire, and what we can't say to it. All of the first kind close the connection.
+"""A peer's protocol errors, which close the connection, and messages that a peer's version can't carry.
 
 ProtocolError          the peer's bytes: log `reason`, close the connection
   FrameTooLarge          a size above the limit; nothing of it was buffered

@@ -1,13 +1,13 @@
-"""Frames: the size first, then what it is, an Avro header, and record batches as they are. Big-endian.
+"""Frames: size, kind of message, an Avro header, and unchanged record batches. Big-endian.
 
     0        4         6         8                12     13             16           20
     | size   | api key | version | correlation id | kind | header bytes | header CRC | Avro header | record batches
       u32      u16       u16       u32              u8     u24            u32
 
 The size counts from byte 4. The CRC-32C covers bytes 0-15 and the header, so that a flipped bit moves no watermark; the
-batches have their own. Errors are raised as early as possible: a size above the limit before anything is kept, the
-rest once the header is there and before its first record byte. A peer can make us hold what it has sent, times
-`_GROWTH`, and no more. Kafka's shape (api key, version, correlation id); kind, CRC and header size are ours.
+batches have their own. Errors are raised as early as possible: for a size above the limit before anything is stored,
+for others once the header is complete and before its first record byte. A peer can make us hold at most `_GROWTH` times
+the bytes that it has sent. Kafka's shape (api key, version, correlation id); kind, CRC and header size are ours.
 """
 
 import struct
@@ -51,7 +51,7 @@ class FrameKind(IntEnum):
 
 
 class Prefix(NamedTuple):
-    """The 20 bytes. `size` counts what follows it."""
+    """The first 20 bytes. size: the number of bytes after it."""
 
     size: int
     api_key: int
@@ -63,13 +63,13 @@ class Prefix(NamedTuple):
 
     @property
     def body_bytes(self) -> int:
-        """How much the record batches have."""
+        """The bytes of the record batches."""
         return self.size - (PREFIX_BYTES - _SIZE_ENDS_AT) - self.header_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameLimits:
-    """What a peer may send. Raises BadArgument for limits that no frame fits into."""
+    """Limits of a peer's frames. Raises BadArgument for limits that no frame fits into."""
 
     frame_bytes_max: int = 64 << 20
     header_bytes_max: int = 1 << 20
@@ -106,52 +106,52 @@ def read_prefix(data: bytes | bytearray | memoryview, position: int, limits: Fra
 
 
 class Memory(Protocol):
-    """Where memory for large bodies comes from: buffers of SPARE_BYTES, with old contents.
+    """Provides memory for large bodies: buffers of SPARE_BYTES, with old contents.
 
-    A mapping is given back once its reader is `done`; a view's buffer is free when the last view is dropped.
+    A mapping is given back once its reader calls `done`; a view's buffer is free when its last view is dropped.
     """
 
     def acquire(self) -> mmap | memoryview | None:
-        """A buffer; None if there is none now: the caller makes its own."""
+        """A buffer; None if there is none now, and the caller makes its own."""
         ...
 
     def give_back(self, buffer: mmap, /) -> None: ...
 
 
 class SpareBuffers:
-    """Buffers of SPARE_BYTES for the bodies of frames, used again and again. Thread-safe.
+    """Reused buffers of SPARE_BYTES for the bodies of frames. Thread-safe.
 
-    New pages cost more than the reads into them. The buffer that was given back last is acquired first: its bytes
-    are still in the processor's cache. Each is a mapping of its own. So it begins at a page, which saves a third of the
-    copying's time; and pages that were never written take no memory, so a peer that claims a large body and sends
-    little makes us hold little.
+    New pages cost more than reading into them. The buffer given back last is reused first, because it is still in the
+    processor's cache. Each is a mapping of its own: it is page-aligned, which saves a third of the copying's time, and
+    pages that were never written take no memory, so a peer that claims a large body and sends little makes us hold
+    little.
     """
 
     def __init__(self) -> None:
         self._kept: list[mmap] = []
 
     def acquire(self) -> mmap:
-        """A buffer that nobody else has; its contents are left from before."""
+        """A free or new buffer, with old contents."""
         try:
             return self._kept.pop()
         except IndexError:
-            return mmap(-1, SPARE_BYTES, MAP_PRIVATE | MAP_ANONYMOUS)  # a fork has pages of its own
+            return mmap(-1, SPARE_BYTES, MAP_PRIVATE | MAP_ANONYMOUS)  # private, so that a fork has its own pages
 
     def give_back(self, buffer: mmap) -> None:
-        """The buffer has no reader any more: the next `acquire` may return it."""
+        """Return a buffer that has no reader any more."""
         if len(self._kept) < _SPARES_KEPT_MAX:
             self._kept.append(buffer)
 
 
 class OpenedFrame(NamedTuple, Generic[T]):
-    """What a frame is, known from its header alone; `finish` makes the message of the bytes that follow."""
+    """A frame whose header was decoded; `finish` makes the message from the bytes that follow."""
 
     body_bytes: int
     finish: Callable[[memoryview], T]
 
 
 class FrameReader(Generic[T]):
-    """Bytes in, messages out, however the stream is cut. `open_frame(prefix, header)` decodes a header, or refuses it.
+    """Bytes in, messages out, in pieces of any size. `open_frame(prefix, header)` decodes a header, or refuses it.
 
     Feed it what was read, or let the network write straight into it: `get_buffer`, `buffer_updated`, as asyncio's
     BufferedProtocol has them. After the first error the stream is dead: messages before it were delivered, `failure` is
@@ -165,13 +165,13 @@ class FrameReader(Generic[T]):
         self, open_frame: Callable[[Prefix, bytes], OpenedFrame[T]], limits: FrameLimits, spares: Memory | None = None
     ) -> None:
         self._open_frame, self._limits = open_frame, limits
-        self._spares, self._lent = spares, deque[mmap](maxlen=_LENT_MAX)  # older ones go when their records do
+        self._spares, self._lent = spares, deque[mmap](maxlen=_LENT_MAX)  # older ones are freed with their records
         self._head = bytearray()  # prefix and header, until both are whole
         self._opened: OpenedFrame[T] | None = None
         self._body: bytearray | mmap | memoryview = bytearray()
         self._body_size = self._body_filled = 0
         self._scratch: bytearray | None = None
-        self._is_bulky = False  # the last frame's records had a buffer of their own
+        self._is_bulky = False  # whether the last frame's records had a buffer of their own
         self.failure: ProtocolError | None = None
 
     @property
@@ -181,11 +181,11 @@ class FrameReader(Generic[T]):
 
     @property
     def held_bytes(self) -> int:
-        """Memory of the frame that is not whole yet."""
+        """The memory of an incomplete frame."""
         return len(self._head) + (len(self._body) if isinstance(self._body, bytearray) else self._body_filled)
 
     def feed(self, data: bytes) -> list[T]:
-        """The messages that are whole now. Records point into `data` where it holds them whole: nobody may change it.
+        """The messages that `data` completes. Records may point into `data`, so don't change it.
 
         Raises ProtocolError; if good messages came before it in `data`, they are returned and the next call raises it.
         """
@@ -209,7 +209,8 @@ class FrameReader(Generic[T]):
             return memoryview(self._grown())[self._body_filled : self._body_size]
         if self._scratch is None:
             self._scratch = bytearray(_SCRATCH_BYTES)
-        # Behind a large body comes another: what is read of it with its header has to be copied.
+        # After a large body usually another follows; bytes of it that are read together with its header have to be
+        # copied.
         return memoryview(self._scratch)[: _HEAD_BYTES if self._is_bulky and not self._head else None]
 
     def buffer_updated(self, count: int) -> list[T]:
@@ -228,7 +229,7 @@ class FrameReader(Generic[T]):
                 self._spares.give_back(self._lent.pop())
 
     def _take_head(self, view: memoryview, at: int, found: list[T]) -> int:
-        """Take prefix and header from `at` on, and the body too if all of it is there; the position behind."""
+        """Take prefix and header from `at` on, and the body if it is complete; returns the position after them."""
         if self._head:
             return self._fill_head(view, at, found)
         if len(view) - at < PREFIX_BYTES:
@@ -289,7 +290,7 @@ class FrameReader(Generic[T]):
 
     def _grown(self) -> bytearray | mmap | memoryview:
         if self._body_filled == len(self._body):
-            # A new one: the old one can't grow while a view of it from get_buffer exists.
+            # A new one, because the old one can't grow while a view of it from get_buffer exists.
             grown = bytearray(min(self._body_size, _GROWTH * len(self._body)))
             grown[: self._body_filled] = self._body
             self._body = grown

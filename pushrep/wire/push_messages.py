@@ -12,8 +12,8 @@
     RepairRecords      whole batches for one of them, from where you asked; what do you want next?
     DescribeNode       what are you doing, and what is wrong with you?
 
-Every answer's fields but its error have defaults, so that a refusal is `AppendRecordsResponse(error_code=...)`.
-An error of the whole request stands in the answer, one of a partition beside that partition.
+All fields of answers except the error have defaults, so that a refusal is `AppendRecordsResponse(error_code=...)`. An
+error of the whole request is in the answer, one of a partition is beside that partition.
 """
 
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ Tps: TypeAlias = tuple[TopicIdPartition, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiVersionsRequest(Struct):
-    """The first request of a connection. The client's name and version are for the other side's log only."""
+    """The first request of a connection. The client's name and version are only for the server's log."""
 
     client_software_name: str = ""
     client_software_version: str = ""
@@ -67,7 +67,7 @@ class ApiVersion(Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiVersionsResponse(Struct):
-    """Everything that is spoken. With UNSUPPORTED_VERSION it is in version 0, so that any caller reads it."""
+    """All calls and their versions. With UNSUPPORTED_VERSION it is in version 0, which any caller can read."""
 
     error_code: ErrorCode = ErrorCode.NONE
     api_versions: tuple[ApiVersion, ...] = ()
@@ -83,9 +83,8 @@ class EpochStart(Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribeLogRequest(Struct):
-    """`partitions` empty: all of the outbox. `member`: the sender's index, -1 for one that only looks.
-
-    The answer has the first of them, in this order, as many as fit into a frame: ask again for the rest.
+    """`partitions` empty: all of the outbox. `member`: the sender's index, -1 for one that only looks. The answer has
+    as many of the first ones, in this order, as fit into a frame: ask again for the rest.
     `generation` (version 2, as in the other calls): the newest that the sender knows.
     """
 
@@ -98,10 +97,10 @@ class DescribeLogRequest(Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogDescription(Struct):
-    """One log of a member. `damaged_from`: first offset that can't be believed, -1 for a log that is whole.
+    """One log of a member. `damaged_from`: first damaged offset, -1 for a whole log.
 
     Members are compared by (`granted_epoch`, `granted_end_offset`), the newest granted epoch in the log and its end;
-    from `ungranted_from` on it holds what it wrote without a grant, -1 if there is none.
+    records from `ungranted_from` on were appended without a grant, -1 if there are none.
     """
 
     tp: TopicIdPartition
@@ -117,7 +116,7 @@ class LogDescription(Struct):
     damaged_from: OffsetOrNone = -1
 
     def log_ends(self) -> LogEnds:
-        """As the rules compare it. Raises ValueError for a list of epochs that is none."""
+        """The log's ends and epochs for the rules. Raises ValueError for an invalid list of epochs."""
         epochs = LeaderEpochs(tuple((entry.epoch, entry.start_offset) for entry in self.leader_epochs))
         return LogEnds(self.log_start_offset, self.log_end_offset, epochs)
 
@@ -174,7 +173,7 @@ class AppendRecordsResult(Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppendRecordsResponse(Struct):
-    """A result for each partition, in the request's order; `grants`: whole ones that are news to the sender."""
+    """A result for each partition, in the request's order; `grants`: those that the sender may not know."""
 
     error_code: ErrorCode = ErrorCode.NONE
     results: tuple[AppendRecordsResult, ...] = ()
@@ -260,7 +259,7 @@ class FetchRecordsRequest(Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchRecordsResponse(Response):
-    """The batches up to the log's end, whatever the watermark is; none at the end.
+    """The batches up to the log's end, also above the watermark; none at the end.
 
     `cleaned_offset`: as in AppendRecordsPartition.
     """
@@ -283,7 +282,7 @@ class ListLogsRequest(Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedLog(Struct):
-    """A log that a node keeps. `error_code` says why it is offline."""
+    """A node's log. `error_code` says why it is offline."""
 
     outbox_id: UUID
     tp: TopicIdPartition
@@ -304,7 +303,7 @@ class ListLogsResponse(Response):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeatRequest(Struct):
-    """Once a second on each connection of a leader, also while it has nothing to push. `is_last`: it leads no more."""
+    """A heartbeat, once a second on each connection of a leader. `is_last`: it leads no more."""
 
     outbox_id: UUID
     leader: MemberIndex
@@ -324,7 +323,7 @@ class BeatResponse(Response):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribeDamageRequest(Struct):
-    """Of all logs of an outbox that are in use."""
+    """Asks for the damage of all logs of an outbox that are in use."""
 
     outbox_id: UUID
 
@@ -344,15 +343,15 @@ class DamagedSegment(Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribeDamageResponse(Response):
-    """Every damaged segment that is known, by log and base offset; the first of them, as many as fit into a frame."""
+    """The known damaged segments, by log and base offset; as many of the first ones as fit into a frame."""
 
     segments: tuple[DamagedSegment, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairRecordsRequest(Struct):
-    """For the damaged segment that begins at `base_offset`: whole batches from the offset on that was wanted last; none
-    in the first request. Only the leader by the newest grant may send it.
+    """For the damaged segment that begins at `base_offset`: whole batches from the last wanted offset on; none in the
+    first request. Only the leader by the newest grant may send it.
     """
 
     outbox_id: UUID
@@ -365,14 +364,14 @@ class RepairRecordsRequest(Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairRecordsResponse(Response):
-    """`wanted_offset`: from where batches are needed next; -1: the segment is whole, and stands in its place."""
+    """`wanted_offset`: from where batches are needed next; -1: the segment is repaired."""
 
     wanted_offset: OffsetOrNone = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribeNodeRequest(Struct):
-    """Of the node itself; for an operator."""
+    """Asks for the node's status, for an operator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
