@@ -8,7 +8,8 @@
     connection lost ─▶ requests in flight fail, in order ─▶ connect again with backoff ─▶ records sent again
 
 A lock keeps requests on the wire in the order in which they were built. The worker waits for it; `push` never does.
-`push`, `notify`, `wake`, `wake_later` and `close` may be called from any thread, everything else runs in the worker's.
+Any thread may call `push`, `notify`, `wake`, `wake_later`, `close` and `wait_closed`. `_connect` has a thread of its
+own. Everything else runs in the worker's thread, or in that of a shutdown, for a channel that no worker runs.
 
 `FileRequests`: how many bytes of a log's file go in one request: less after a large request was lost.
 

@@ -1,7 +1,7 @@
 """Workers: a few threads that talk to replicas, and sleep while there is nothing to send.
 
-All PushManagers of a process share them (`workers_for`), so that twenty outboxes have no more threads than one; on a
-network or a clock that is not the system's each has its own, so that a simulated run can be repeated.
+All PushManagers of a process share them (`workers_for`), so that twenty outboxes have no more threads than one. With a
+simulated network or clock each manager has its own, so that a run is repeatable.
 """
 
 import logging
@@ -16,7 +16,7 @@ _LOG = logging.getLogger("pushrep.push")
 
 
 class PushWorker(Waker):
-    """Runs channels, of whichever manager. Thread-safe: `add`, `wake`, `start`, `stop`."""
+    """Runs channels of any manager. Thread-safe: `add`, `wake`, `start`, `stop`."""
 
     def __init__(self, name: str, clock: Clock, network: Network) -> None:
         super().__init__(network)
@@ -46,7 +46,7 @@ class PushWorker(Waker):
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; the channels are closed by now, or are hung up."""
+        """End the thread; channels that are not closed yet hang up."""
         if self._thread.is_alive():
             self._is_stopping = True
             self.poller.wake()
@@ -54,9 +54,9 @@ class PushWorker(Waker):
         self.poller.close()
 
     def _run(self) -> None:
-        wake_ms = self._pump()  # what was asked for before the start
+        wake_ms = self._pump()  # channels that were woken before the start
         while not self._is_stopping:
-            self._is_asleep = True  # from here on a push wakes it
+            self._is_asleep = True  # from here on `wake` has to end the wait
             can_send = any(channel.can_send() for channel in self._channels)
             timeout_s = 0.0 if can_send else self._timeout_s(wake_ms)
             ready = self.poller.select(timeout_s)
@@ -81,7 +81,7 @@ class PushWorker(Waker):
         return earliest
 
     def _guarded(self, channel: Channel, act: Callable[[int], int | None], argument: int) -> int | None:
-        """A fault of ours costs one connection, not the thread that others share."""
+        """Call `act`; a bug in it costs one connection, not the shared thread."""
         try:
             return act(argument)
         except Exception:  # noqa: BLE001 - whatever it is, it is logged and the connection made anew
@@ -94,7 +94,7 @@ class PushWorker(Waker):
 
 
 class Workers:
-    """So many workers, for one manager or all of a process."""
+    """The workers of one manager, or of all managers of a process."""
 
     def __init__(self, count: int, clock: Clock, network: Network) -> None:
         self._workers = [PushWorker(f"pushrep-push-{n}", clock, network) for n in range(count)]
@@ -108,7 +108,7 @@ class Workers:
                 worker.start()
 
     def least_loaded(self) -> PushWorker:
-        """Who takes the next channel."""
+        """The worker for the next channel."""
         return min(self._workers, key=attrgetter("load"))
 
     def stop(self) -> None:
@@ -121,14 +121,14 @@ _OF_PROCESS = shared_by_process(Workers.stop)
 
 
 def workers_for(settings: PushSettings, clock: Clock) -> Workers:
-    """The same for all managers with as many workers. Each needs a `release_workers`."""
+    """The Workers shared by all managers with as many workers. Each call needs a `release_workers`."""
     if settings.network is not REAL_NETWORK or clock is not SYSTEM_CLOCK:
         return Workers(settings.max_workers, clock, settings.network)
     return _OF_PROCESS.acquire(settings.max_workers, lambda: _started(settings, clock))
 
 
 def release_workers(workers: Workers) -> None:
-    """Their channels are closed; the threads end with the last manager."""
+    """Release them, after closing their channels; the threads end with the last manager."""
     if not _OF_PROCESS.release(workers):
         workers.stop()
 

@@ -1,21 +1,21 @@
-"""Pusher: what one replica of one partition is sent next.
+"""Pusher: decides what is sent next to one replica of one partition.
 
     on_leader_append ──▶ queue of Buffered ──┐
     the log (transition, gaps, evicted) ─────┴─▶ part of a request ──▶ in flight ──▶ answer: released, or sent again
 
-Only the worker of its channel builds requests and takes answers; appends come from any thread. The log is read with no
-lock held. Nothing of the queue is sent before the session's first success: until then one request at a time asks
-whether the logs agree, and carries the transition records.
+Its channel's worker takes answers and builds requests, except those that `Channel.push` builds in the appending thread;
+appends come from any thread. The log is read with no lock held. Nothing of the queue is sent before the session's first
+success: until then one request at a time checks whether the logs agree, and carries the transition records.
 
-What is kept in memory for replicas that have not acknowledged it: a cache over the log, counted and bounded.
+Records kept in memory for replicas that have not acknowledged them: a bounded cache over the log.
 
     append ──▶ Buffered(base, end, parts, users=2) ──▶ queue of replica 1, queue of replica 2; the bytes are there once
-                          │ the last user releases it, or the oldest has to go for a newer one
+                          │ the last user releases it, or it is evicted for a newer one
                           ▼
                      parts = None        a replica that still wants it reads the log
 
-Queued and in flight both count. Eviction takes the oldest of all partitions first: what is longest unacknowledged
-belongs to the slowest replica, and that one reads the log anyway.
+Queued and in-flight records both count. Eviction takes the oldest of all partitions first: they belong to the slowest
+replica, which reads the log anyway.
 """
 
 import threading
@@ -40,7 +40,7 @@ _SWEEP_MIN = 1024
 
 
 class Buffered:
-    """The records [base_offset, end_offset) of one append; `parts` is None once they are given up."""
+    """The records [base_offset, end_offset) of one append; `parts` is None once they are evicted or released."""
 
     __slots__ = ("base_offset", "end_offset", "parts", "size_bytes", "users")
 
@@ -52,19 +52,19 @@ class Buffered:
 
 
 class MemoryTracker:
-    """The bytes of everything that is buffered, at most `limit_bytes`. Thread-safe."""
+    """Limits the buffered bytes to `limit_bytes`. Thread-safe."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self.evicted_bytes = 0
-        """Since the beginning: what had to be read from the log again, if it still was wanted."""
+        """Bytes evicted since the start, which are read from the log again if they are still needed."""
         self._oldest: deque[Buffered] = deque()
         self._live = 0
         self._lock = threading.Lock()
 
     def hold(self, base_offset: int, end_offset: int, parts: tuple[Buffer, ...], users: int) -> Buffered | None:
-        """Keep these records for so many users; None if they are larger than everything that may be kept."""
+        """Buffer these records for so many users; None if they exceed the limit."""
         entry = Buffered(base_offset, end_offset, parts, users)
         with self._lock:
             if entry.size_bytes > self.limit_bytes:
@@ -79,7 +79,7 @@ class MemoryTracker:
         return entry
 
     def release(self, entry: Buffered) -> None:
-        """One user needs it no more."""
+        """One user does not need it any more."""
         with self._lock:
             entry.users -= 1
             if entry.users == 0 and entry.parts is not None:
@@ -97,13 +97,13 @@ class MemoryTracker:
         self._live -= 1
 
 
-_ONE_AT_A_TIME = (SessionState.STARTING, SessionState.REREADING)  # two looks, where a set would hash in Python
+_ONE_AT_A_TIME = (SessionState.STARTING, SessionState.REREADING)  # a tuple of two, because a set would hash in Python
 _SLICE_BYTES_MIN = 64 << 10
-_NOTHING: "deque[Buffered]" = deque(maxlen=0)  # of every pusher that nothing was appended for: ten thousand lie idle
+_NOTHING: "deque[Buffered]" = deque(maxlen=0)  # shared by pushers without appends, of which there may be ten thousand
 
 
 class Sent(NamedTuple):
-    """A part of a request that is on its way. `sequence` -1: the word that a session is over."""
+    """A part of a request in flight. sequence: -1 for the end-of-session request."""
 
     pusher: "Pusher"
     session: PushSession
@@ -111,17 +111,17 @@ class Sent(NamedTuple):
 
 
 class PendingWork(Enum):
-    """What a pusher would say now."""
+    """What a pusher has to send now."""
 
     NOTHING = auto()
     WATERMARK = auto()
-    """A watermark that rose and that no request has carried, and no record that it could ride with."""
+    """Only a risen watermark that no request has carried yet."""
     REQUEST = auto()
-    """Records, a question, or that the session is over."""
+    """Records, a request without records, or the end of the session."""
 
 
 class Records(NamedTuple):
-    """Whole batches: the offsets [base_offset, end_offset). `cleaned_offset`: of the log, where some are missing."""
+    """Whole batches: the offsets [base_offset, end_offset). cleaned_offset: of the log, if offsets are missing."""
 
     base_offset: int
     end_offset: int
@@ -131,7 +131,7 @@ class Records(NamedTuple):
 
 
 class Pusher:
-    """One partition replica with a session. `is_ready`: in its channel's queue; `is_timed`: among its timers."""
+    """One replica of one partition, with a session. is_ready: in its channel's queue; is_timed: among its timers."""
 
     __slots__ = (
         "_end_request",
@@ -159,27 +159,27 @@ class Pusher:
         self.transition_end = session.partition.leader.log.log_end_offset
         self._memory = memory
         self.watermark_since_ms: int | None = None
-        """Since when a watermark waits for records to ride with, if one does."""
+        """Since when a watermark waits for records to be sent with; None if none waits."""
         self.alone_ms: int | None = None
-        """When a watermark went alone last; None while records come soon enough for the next one to wait for them."""
+        """When a watermark was last sent alone; None while records come soon enough for the next one to wait."""
         self._queue = self._taken = _NOTHING
-        self._slices: LogSlices | None = None  # while the log is read
-        self._shipped = (-1, -1)  # HWM and LSO as the last request had them
+        self._slices: LogSlices | None = None  # kept while the log is being read
+        self._shipped = (-1, -1)  # HWM and LSO of the last request
         self._end_request: AppendRecordsPartition | None = None
         self._end_sent: Future[bool] | None = None
-        self._lock = threading.Lock()  # of the queue: held for a few operations, never over I/O
+        self._lock = threading.Lock()  # guards the queue; never held during I/O
 
     @property
     def tp(self) -> TopicIdPartition:
-        """Of its partition."""
+        """Its partition."""
         return self.session.partition.tp
 
     def offer(self, entry: Buffered) -> None:
-        """Records were appended."""
+        """Add appended records."""
         with self._lock:
             if self.session.ended is None:
                 if self._queue is _NOTHING:
-                    # What is taken was sent, or passed over; it is released when it is acknowledged.
+                    # Taken entries were sent or skipped; they are released when they are acknowledged.
                     self._queue, self._taken = deque(), deque()
                 while self._queue and self._queue[0].parts is None:
                     self._queue.popleft()  # evicted: the log has them
@@ -188,11 +188,11 @@ class Pusher:
         self._memory.release(entry)
 
     def has_something(self) -> bool:
-        """Whether a request would say something new."""
+        """Whether there is something to send."""
         return self.pending_work() is not PendingWork.NOTHING
 
     def pending_work(self) -> PendingWork:
-        """What a request would say."""
+        """The kind of the next request."""
         if self._end_request is not None:
             return PendingWork.REQUEST
         leader = self.session.partition.leader
@@ -207,9 +207,9 @@ class Pusher:
         return PendingWork.NOTHING if is_sent else PendingWork.WATERMARK
 
     def next_part(self, bytes_max: int, *, file_bytes_max: int = 0) -> tuple[AppendRecordsPartition, Sent, int] | None:
-        """A part of a request of about so many bytes, and its size; None if there is nothing to say.
+        """A part of a request of about so many bytes, and its size; None if there is nothing to send.
 
-        `file_bytes_max`: of records that only the log's file has; 0: None, too, if it would have to be read.
+        file_bytes_max: for records that only the log's file has; 0: also None if the file would have to be read.
         """
         if self._end_request is not None:
             request, self._end_request = self._end_request, None
@@ -224,19 +224,19 @@ class Pusher:
             if progress.acknowledged is None or progress.acknowledged < self.transition_end:
                 end = min(end, max(start, self.transition_end))
                 if start == end and progress.in_flight:
-                    return None  # the transition is on its way; its last answer wakes us again
+                    return None  # the transition is in flight; its last answer wakes this pusher
             state = progress.state
         records = self._buffered(start, end, bytes_max) if state is not SessionState.REREADING else None
         if records is None:
             if not file_bytes_max:
                 return None
-            # Whether the logs agree is asked with little.
+            # A request that checks whether the logs agree has few bytes.
             large = state is SessionState.PUSHING
             found = self._from_log(start, end, file_bytes_max if large else bytes_max, state)
             records = _in_memory(found) if found.size_bytes < min(bytes_max, _SLICE_BYTES_MIN) else found
         with partition.lock:
             if not progress.is_live or progress.next_offset != start:
-                return None  # cut off, or its log start moved: that wakes us again
+                return None  # cut off, or its log start rose, which wakes this pusher
             sent, part = leader.request(
                 index,
                 records.base_offset,
@@ -249,7 +249,7 @@ class Pusher:
         return part, Sent(self, self.session, sent.sequence), records.size_bytes
 
     def sent_records(self, now_ms: int, watermark_linger_ms: int) -> None:
-        """A request with records goes out: a watermark that went alone right before it should have waited."""
+        """A request with records is sent: a watermark sent alone just before should have waited."""
         if self.alone_ms is not None and now_ms - self.alone_ms <= watermark_linger_ms:
             self.alone_ms = None
 
@@ -268,19 +268,19 @@ class Pusher:
                 session.try_complete_delayed_requests()
 
     def on_disconnect(self) -> None:
-        """The connection is gone; what was in flight is in the queue or in the log still."""
+        """The connection is lost; records in flight are still in the queue or in the log."""
         self._shipped = (-1, -1)
         self._resolve_end(was_sent=False)
         self.session.partition.on_disconnect(self.session)
 
     @property
     def end_sent(self) -> "Future[bool]":
-        """Of a session that was ended: done when the replica got the signal, or no signal can be sent."""
+        """For an ended session: done when the replica got the end request, or it can't be sent."""
         assert self._end_sent is not None, "the session was ended"
         return self._end_sent
 
     def end(self, reason: PushSessionEndReason) -> bool:
-        """End the session from this side; whether the replica gets the signal in a request of its own."""
+        """End the session from this side; whether the replica gets an end request."""
         partition, index = self.session.partition, self.session.replica.index
         self._end_sent = Future()
         if reason.is_sent_to_replica:
@@ -297,7 +297,7 @@ class Pusher:
         return self._end_request is not None
 
     def drop_buffered(self) -> None:
-        """Nothing is kept for this replica any more."""
+        """Release everything buffered for this replica."""
         with self._lock:
             entries = [*self._taken, *self._queue]
             self._taken.clear()
@@ -320,7 +320,7 @@ class Pusher:
             self._memory.release(entry)
 
     def _buffered(self, start: int, end: int, bytes_max: int) -> Records | None:
-        """Batches of [start, end) from the queue; None where it has them not."""
+        """Batches of [start, end) from the queue; None if it does not have them."""
         if start >= end:
             return Records(start, start, (), 0)
         parts: list[Part] = []
@@ -328,7 +328,7 @@ class Pusher:
         with self._lock:
             queue, taken = self._queue, self._taken
             while taken and taken[-1].end_offset > start:
-                queue.appendleft(taken.pop())  # we were sent back
+                queue.appendleft(taken.pop())  # the replica asked for earlier records
             while queue and (entry := queue[0]).end_offset <= end:
                 if entry.end_offset > at:
                     held = entry.parts
@@ -344,7 +344,7 @@ class Pusher:
         if start >= end:
             return Records(start, start, (), 0)
         log = self.session.partition.log
-        # What a replica refused as corrupt is read and checked here before it goes out again.
+        # Records that a replica refused as corrupt are read and checked before they are sent again.
         if state is not SessionState.REREADING and start >= log.log_start_offset:
             if self._slices is None:
                 self._slices = log.slices()
@@ -357,7 +357,7 @@ class Pusher:
         data = log.read(start, bytes_max)
         leader = self.session.partition.leader
         if not data and end <= min(leader.epoch_start_offset, log.cleaned_offset):
-            # The newest records were compacted away: there is nothing to send up to the end.
+            # The newest records were compacted away: there are none up to the end.
             leader.empty_from = min(leader.empty_from, start)
             return Records(start, end, (), 0)
         read = whole_batches(data, start, end, log.leader_epochs)
@@ -365,7 +365,7 @@ class Pusher:
 
 
 def _in_memory(records: Records) -> Records:
-    """Little is read at once: a request for many partitions would hold as many open files until it has left."""
+    """Small reads are copied: else a request for many partitions would hold as many open files until it is sent."""
     parts = [
         part.file.read_at(part.size_bytes, part.position) if isinstance(part, FileSlice) else part  # type: ignore[attr-defined]
         for part in records.parts
@@ -374,11 +374,11 @@ def _in_memory(records: Records) -> Records:
 
 
 def whole_batches(data: bytes, start: int, end: int, epochs: LeaderEpochs) -> Records:
-    """What the log gave from `start` on, up to the batch that begins at or above `end`.
+    """The log's batches from `start` on, up to the one that begins at or above `end`.
 
-    The log's reader has checked that they are in their places; `cleaned_offset` is where the last hole ends, 0 if there
-    is none. Raises CorruptRecordBatch for a leader epoch that the log's list contradicts: a replica that got it would
-    take its log for another history than the leader's.
+    The log's reader has checked their places; cleaned_offset: the end of the last hole, 0 without one. Raises
+    CorruptRecordBatch for a leader epoch that differs from the log's list, because a replica would take it for another
+    history.
     """
     at, expected, behind_hole = 0, start, 0
     base_offset = start
@@ -391,7 +391,7 @@ def whole_batches(data: bytes, start: int, end: int, epochs: LeaderEpochs) -> Re
         if header.base_offset > expected:
             behind_hole = header.base_offset
         elif not at:
-            base_offset = header.base_offset  # the batch that holds it
+            base_offset = header.base_offset  # of the batch that holds it
         at, expected = at + header.size_bytes, header.next_offset
     if not at:
         raise CorruptRecordBatch(f"the log holds no batch from offset {start} on, and ends at {end}")

@@ -1,7 +1,7 @@
-"""Certificates and allow list of a node that runs: read again when a file changes or somebody says so (SIGHUP).
+"""Certificates and allow list of a running node, read again when a file changes, or on SIGHUP.
 
-files, every 5 s; `soon` ─▶ changed? ─▶ TLS context of new connections · new rules · replays without a right end
-                                 └ what can't be read is logged, and the old one stays
+files, every 5 s; `soon` ─▶ changed? ─▶ TLS context of new connections · new rules · replays without a right are ended └
+                                 an error is logged, and the old one stays
 """
 
 import logging
@@ -28,7 +28,7 @@ class CertificateFiles(NamedTuple):
     ca: Path
 
     def context(self) -> ssl.SSLContext:
-        """A server's side of mutual TLS, of what the files hold now. Raises BadArgument."""
+        """A server's context of mutual TLS, from the present files. Raises BadArgument."""
         return mutual_tls(cert=self.cert, key=self.key, ca=self.ca, is_server=True)
 
     def expires_s(self) -> int:
@@ -37,9 +37,9 @@ class CertificateFiles(NamedTuple):
 
 
 class Reloading:
-    """Looks at `files` in a thread of its own until `stop`. reload: may raise BadArgument, which is logged.
+    """Watches `files` in a thread of its own until `stop`. reload: may raise BadArgument, which is logged.
 
-    expires_s: when a certificate expires, asked behind each look; None if there is none. now_s: the wall clock.
+    expires_s: when a certificate expires, called after each look; None without one. now_s: the wall clock.
     """
 
     def __init__(
@@ -58,11 +58,11 @@ class Reloading:
         self._thread = threading.Thread(target=self._run, name="pushrep-node-reload", daemon=True)
 
     def start(self) -> None:
-        """Begin to look."""
+        """Begin to watch."""
         self._thread.start()
 
     def soon(self) -> None:
-        """Read all again, in the thread, whether or not a file looks changed; safe in a signal's handler."""
+        """Reload in the thread, even if no file has changed; safe in a signal handler."""
         self._is_asked = True
         self._wake.set()
 
@@ -95,7 +95,7 @@ class Reloading:
         return [_signature(path) for path in self._files]
 
     def _warn(self) -> None:
-        """Once a day, from two weeks before a certificate expires."""
+        """Warn once a day, from two weeks before a certificate expires."""
         expires_s, now_s = self._expires_s(), self._now_s()
         if expires_s is None or now_s < expires_s - _WARN_BEFORE_S:
             return

@@ -1,10 +1,11 @@
-"""Repair among members: a segment that one of them found damaged is put together anew with another's batches.
+"""Repair among members: a member's damaged segment is rebuilt with another's batches.
 
     the replica's   DescribeDamage ─▶ segments ─ RepairRecords with what our log has, from where it asks ─▶ whole
     our own         found by our scrub ─ FetchRecords from where the repair asks ─▶ log.repair_segment ─▶ whole
 
-Sessions, watermarks and the in-sync set do not change by it. A replica that does not speak these calls is not asked;
-our own segments are fetched from it all the same. The repair proves what came (pushrep/log/segment_repair.py).
+It does not change sessions, watermarks or the in-sync set. A replica that does not know these calls is not asked for
+its damage, but our own segments are repaired from it. The repair checks received batches
+(pushrep/log/segment_repair.py).
 """
 
 import logging
@@ -44,19 +45,19 @@ _REMEDY = "start a member that holds these records, or stop this one and run pus
 
 
 class Repairs:
-    """The repairs of one outbox's logs by the member that leads. Thread-safe: each replica is looked at in its thread.
+    """The repairs of one outbox's logs by its leader. Thread-safe: each replica is handled in its own thread.
 
-    logs: the leader's own. gave_up: asked between two pieces; what is left waits for the next look then.
+    logs: the leader's. gave_up: called between two pieces; if it is true, the rest waits for the next time.
     """
 
     def __init__(self, outbox_id: UUID, grant: Grant, logs: Mapping[TopicIdPartition, SegmentLog]) -> None:
         self._outbox_id, self._grant, self._logs = outbox_id, grant, logs
         self._own_turn = threading.Lock()
         self.own_trouble: dict[TopicIdPartition, str] = {}
-        """Why segments of our own are damaged still, by the member that was asked last."""
+        """Why our own segments are still damaged, by the last member asked."""
 
     def repair(self, replica: Replica, client: ReplicaClient, gave_up: Callable[[], bool]) -> str | None:
-        """Repair what this replica found, then what was found here; why something of the replica's is damaged still.
+        """Repair this replica's damage, then our own; returns why some of the replica's remains.
 
         Raises ReplicaUnreachable.
         """
@@ -94,7 +95,7 @@ class Repairs:
     def _push(
         self, client: ReplicaClient, log: SegmentLog, one: DamagedSegment, gave_up: Callable[[], bool]
     ) -> str | None:
-        """Give the replica what it asks for; why it is not whole then."""
+        """Send the replica the batches that it asks for; returns why its segment is not repaired."""
         records, last = Records(), -1
         while not gave_up():
             request = RepairRecordsRequest(
@@ -158,7 +159,7 @@ class Repairs:
         with closing(repair):
             last = (-1, 0)
             while not repair.is_done:
-                wanted, taken = repair.wanted, repair.taken_bytes  # it may begin again at the same offset
+                wanted, taken = repair.wanted, repair.taken_bytes  # it may start over at the same offset
                 if (wanted, taken) == last:
                     raise RepairRefused(f"it gave nothing that helps at offset {wanted}")
                 if gave_up():
@@ -171,7 +172,7 @@ class Repairs:
                 repair.add(bytes(answer.records[0]))  # type: ignore[arg-type]  # off the wire they are bytes
 
     def _fetched(self, client: ReplicaClient, tp: TopicIdPartition, offset: int) -> FetchRecordsResponse:
-        for max_bytes in (_PIECE_BYTES, 1):  # its own damage may lie a little further on
+        for max_bytes in (_PIECE_BYTES, 1):  # the other member's own damage may follow soon
             request = FetchRecordsRequest(
                 tp=tp,
                 grant_epoch=self._grant.epoch,
@@ -186,12 +187,12 @@ class Repairs:
 
 
 def _level(gave_up: Callable[[], bool]) -> int:
-    """What another look goes on with is no trouble."""
+    """The log level: a repair that goes on later is no trouble."""
     return logging.DEBUG if gave_up() else logging.ERROR
 
 
 def _read(log: SegmentLog, offset: int) -> Records:
-    """As many batches as are whole, or one. Raises PushrepError, OSError."""
+    """Some whole batches, at least one. Raises PushrepError, OSError."""
     try:
         data = log.read_to_repair(offset, _PIECE_BYTES)
     except CorruptBatch:

@@ -1,4 +1,4 @@
-"""What the replay server answers to each call. In its thread; what needs the disk goes to the worker and comes back.
+"""The replay server's answers to calls, in its thread; work that needs the disk runs in the worker.
 
 StartReplay   worker: find the log, its offsets, the time ─▶ judge (plan.py) ─▶ worker: lease, first batch ─▶ answer
 Attach        at once                           StopReplay           at once
@@ -11,7 +11,7 @@ truncate   sessions above the cut end first, then the log is cut            refu
 purge      whole segments below an offset; of a member's log, none above the leader's log start
 delete     marked DELETED, sessions end; then the files go; then DeleteDone refused for a member's log, or while
                                                                             replays run, unless forced
-A member's log: the newest grant names this node, or a leader's session is open on it. It is that leader's to change.
+A member's log: the newest grant names this node, or a leader's session is open on it. Only that leader may change it.
 """
 
 import logging
@@ -50,16 +50,16 @@ class _Log(NamedTuple):
 
 
 class SessionsByRecording(Protocol):
-    """What is needed of the ReplayServer: its recordings, and the sessions of each."""
+    """What RecordingMaintenance needs of the ReplayServer."""
 
     @property
     def recordings(self) -> Recordings: ...
     def sessions_of(self, recording: KeptRecording) -> int:
-        """How many there are."""
+        """How many sessions a recording has."""
         ...
 
     def post_and_wait(self, recording: KeptRecording, event: e.Event) -> int:
-        """Give all of them an event; how many it ended."""
+        """Give all of them an event; returns how many it ended."""
         ...
 
 
@@ -70,7 +70,7 @@ class RecordingMaintenance:
         self._server = server
 
     def extend(self, asked: wire.ExtendRequest, sender: str) -> wire.ExtendResponse:
-        """The log goes on at its end."""
+        """Let a stopped log go on at its end."""
         recording, log = self._own(ApiKey.EXTEND, asked, sender)
         if self._server.recordings.is_live(recording):
             why = f"{recording.entry.tp} is written: only a stopped log can be extended"
@@ -86,7 +86,7 @@ class RecordingMaintenance:
         return wire.ExtendResponse(end_offset=end)
 
     def truncate(self, asked: wire.TruncateRequest, sender: str) -> wire.TruncateResponse:
-        """The log is cut at the base of the batch that holds the offset."""
+        """Cut the log at the base of the batch that holds the offset."""
         recording, log = self._own(ApiKey.TRUNCATE, asked, sender)
         if not log.log_start_offset <= asked.offset <= log.log_end_offset:
             why = f"offset {asked.offset} is outside of [{log.log_start_offset}, {log.log_end_offset}]"
@@ -100,15 +100,15 @@ class RecordingMaintenance:
         epoch = log.leader_epochs.epoch_of(cut - 1)
         stopped = self._server.post_and_wait(recording, e.Truncated(cut, epoch))
         end = log.truncate_to(cut, force=True)
-        self._server.post_and_wait(recording, e.Truncated(cut, epoch))  # those that have begun meanwhile
+        self._server.post_and_wait(recording, e.Truncated(cut, epoch))  # sessions that have begun meanwhile
         return wire.TruncateResponse(end_offset=end, stopped=stopped)
 
     def purge(self, asked: wire.PurgeRequest, sender: str) -> wire.PurgeResponse:
-        """Whole segments below the offset go."""
+        """Remove the whole segments below the offset."""
         recording, log = self._log(ApiKey.PURGE, asked, sender)
         before = asked.before_offset
         if self._server.recordings.is_led(recording):
-            before = min(before, log.log_start_offset)  # as the leader said last
+            before = min(before, log.log_start_offset)  # as the leader gave it last
         try:
             start = log.purge(before)
         except StillNeeded as error:
@@ -118,7 +118,7 @@ class RecordingMaintenance:
         return wire.PurgeResponse(log_start_offset=start)
 
     def mark_deleted(self, asked: wire.DeleteRequest, sender: str) -> KeptRecording:
-        """It is DELETED in the catalogue, and its sessions are notified."""
+        """Mark it as DELETED in the catalogue, and notify its sessions."""
         recording = self._found(ApiKey.DELETE, asked, sender)
         if self._server.recordings.is_led(recording):
             raise _led(recording)
@@ -127,12 +127,12 @@ class RecordingMaintenance:
             why = f"{running} replays of recording {asked.recording_id} run: stop them, or force it"
             raise KeepingRefused(ErrorCode.RECORDING_IN_USE, why)
         if not self._server.recordings.deleted(recording):
-            raise _led(recording)  # it came at this moment
+            raise _led(recording)  # a leader came at this moment
         self._server.post_and_wait(recording, e.Deleted())
         return recording
 
     def remove(self, recording: KeptRecording) -> wire.DeleteDone:
-        """The files of a recording that is marked; how many bytes that was, or why not all of them went."""
+        """Remove the files of a marked recording; returns their bytes, or why not all were removed."""
         recording_id = recording.entry.recording_id
         try:
             freed = self._server.recordings.remove(recording)
@@ -163,7 +163,7 @@ class RecordingMaintenance:
         return _Log(recording, replica.log)
 
     def _own(self, call: ApiKey, asked: _Asked, sender: str) -> _Log:
-        """A log that no leader has a say in."""
+        """The recording, if no leader owns its log."""
         found = self._log(call, asked, sender)
         if self._server.recordings.is_led(found.recording):
             raise _led(found.recording)
@@ -179,7 +179,7 @@ _LOG = logging.getLogger("pushrep.node")
 
 
 class ServerOfCalls(Server, SessionsByRecording, Protocol):
-    """What the calls need of the ReplayServer."""
+    """What ReplayCalls needs of the ReplayServer."""
 
     @property
     def sessions(self) -> ReplaySessions: ...
@@ -195,7 +195,7 @@ class ServerOfCalls(Server, SessionsByRecording, Protocol):
 
 
 class _Looked(NamedTuple):
-    """What the worker found for a request."""
+    """The worker's result for a request."""
 
     is_allowed: bool
     recording: KeptRecording | None = None
@@ -237,23 +237,23 @@ class ReplayCalls:
                 return
             carry_out(connection, call, call.request)
         else:
-            # Its sessions share a thread: what a leader asks here could hold all of them up.
+            # All sessions share this thread: a leader's request could hold them up.
             self.refuse(connection, call, ErrorCode.INVALID_REQUEST, "this connection replays: push on another one")
 
     def answer(self, connection: ReplayConnection, call: Call, response: Struct) -> None:
-        """Send it, if there is still somebody to send it to."""
+        """Send the answer, if the peer is still connected."""
         if connection.is_open:
             connection.send(connection.protocol.answer(call, response))
             self._server.flush(connection)
 
     def refuse(self, connection: ReplayConnection, call: Call, code: ErrorCode, why: str) -> None:
-        """The same for an answer that says why not."""
+        """Send an error answer."""
         self.answer(connection, call, refusal(call.api_key, code, why))
 
     def on_disk(
         self, connection: ReplayConnection, call: Call, job: Callable[[], Any], then: Callable[[Any], None]
     ) -> None:
-        """`job` in the worker's thread, then `then(its result)` in ours; its errors are answered."""
+        """Run `job` in the worker's thread, then `then(result)` in this one; errors of `job` are answered."""
         post = self._server.post
 
         def run() -> None:
@@ -346,7 +346,7 @@ class ReplayCalls:
     def _opened(
         self, connection: ReplayConnection, call: Call, served: ServedSession, event: e.Event, looked: _Looked
     ) -> None:
-        if served.session.state is ReplayState.DONE:  # a cut, a deletion or its time came first
+        if served.session.state is ReplayState.DONE:  # a cut, a deletion or a timeout came first
             served.never_opened()
             self._refuse_start(connection, call, _ended_early(served.session))
             return
@@ -355,7 +355,7 @@ class ReplayCalls:
                 refused = ReplayRefused(effect.code, effect.why)
                 self._refuse_start(connection, call, self._with_cut(refused, served.session.plan, looked))
             elif isinstance(effect, e.Started) and not connection.is_open:
-                served.handle(e.Stop())  # nobody knows its id
+                served.handle(e.Stop())  # its id was not sent to anybody
             elif isinstance(effect, e.Started):
                 facts, plan = looked.facts, served.session.plan
                 assert facts is not None, "it was judged by them"
@@ -369,9 +369,7 @@ class ReplayCalls:
                 self.answer(connection, call, response)
 
     def _with_cut(self, refused: ReplayRefused, asked: ReplayRequest | ReplayPlan, looked: _Looked) -> ReplayRefused:
-        """A reader that resumes where the log has been cut gets the cut's offset, as the end of the range that would
-        do.
-        """
+        """For a reader that resumes above a cut, the refusal's range ends at the cut."""
         source, facts, before, position = looked.source, looked.facts, asked.epoch_before, asked.position
         is_late = refused.code is ErrorCode.TRUNCATED or refused.code is ErrorCode.INVALID_POSITION
         if source is None or facts is None or before is None or not isinstance(position, int) or not is_late:

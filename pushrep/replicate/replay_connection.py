@@ -1,4 +1,4 @@
-"""One connection of the replay server: never waits, sends slices of files without having their bytes in memory.
+"""One connection of the replay server: never waits, and sends slices of files without reading them into memory.
 
 send(parts, sent) ─▶ | frame | frame | ... ─▶ flush ─▶ socket        how a slice is sent: sockets.py
                                                  └ sent(), once all of a frame has left
@@ -15,14 +15,14 @@ from pushrep.wire.server import Call, ClientEvent, ServerConnection
 from pushrep.wire.values import Part
 
 _FRAMES_MAX = 256
-"""So many answers may wait for a peer that asks and does not read; then nothing more is read of it."""
+"""How many unsent answers a connection may have; with more, nothing is read from it."""
 _READS_MAX = 16
 
 
 class AcceptedConnection(NamedTuple):
-    """A connection on which replays are asked for. calls: what was read of it already. sender: its certificate's name.
+    """A connection with replay calls. calls: those already read. sender: its identity.
 
-    closed: to be called once it is.
+    closed: to be called when it is closed.
     """
 
     socket: AnySocket
@@ -34,7 +34,7 @@ class AcceptedConnection(NamedTuple):
 
 
 class ReplayConnection:
-    """The server's end of a connection. For one thread. Everything raises OSError once the peer is gone."""
+    """The server's end of a connection. For one thread. Everything raises OSError once the peer has disconnected."""
 
     def __init__(self, handed: AcceptedConnection) -> None:
         self.name, self.sender, self.protocol = handed.name, handed.sender, handed.protocol
@@ -48,7 +48,7 @@ class ReplayConnection:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing waits to be sent."""
+        """Whether nothing waits to be sent."""
         return not self._frames
 
     @property
@@ -58,7 +58,7 @@ class ReplayConnection:
         return mask | WRITABLE if self._frames else mask
 
     def receive(self) -> list[Call | ClientEvent]:
-        """What came. Raises ProtocolError; ConnectionError at its end."""
+        """The received calls. Raises ProtocolError; ConnectionError at the end of the stream."""
         calls: list[Call | ClientEvent] = []
         for _ in range(_READS_MAX):
             try:
@@ -68,7 +68,7 @@ class ReplayConnection:
             if count == 0:
                 if not calls:
                     raise ConnectionError("the peer hung up")
-                return calls  # it is met again
+                return calls  # the next call meets the error again
             calls += self.protocol.buffer_updated(count)
             if calls:
                 return calls if self._buffered() == 0 else calls + self._rest()
@@ -78,14 +78,14 @@ class ReplayConnection:
         return self.socket.pending() if isinstance(self.socket, ssl.SSLSocket) else 0
 
     def _rest(self) -> list[Call | ClientEvent]:
-        """What TLS has decrypted already, of which the poller knows nothing."""
+        """Bytes that TLS has decrypted already, which the poller does not see."""
         calls: list[Call | ClientEvent] = []
         while self._buffered():
             calls += self.protocol.buffer_updated(self.socket.recv_into(self.protocol.get_buffer()))
         return calls
 
     def send(self, parts: Sequence[Part], sent: Callable[[], None] | None = None) -> None:
-        """Have a frame sent; `sent` is called in `flush` once it has left."""
+        """Queue a frame; `flush` calls `sent` once it was sent."""
         self._frames.append((pieces_of(parts), sent))
 
     def flush(self) -> None:

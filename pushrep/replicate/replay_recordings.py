@@ -1,9 +1,9 @@
-"""The logs of a node as recordings: an id each, who may have it, whether a leader writes it.
+"""The logs of a node as recordings: their ids, access rights, and whether a leader writes them.
 
     <data>/.pushrep_recordings          the catalogue: an id once given is never another log's (pushrep/replay)
 
-A log is live while a leader's session is open on it, and as long as one may come back: no session has been here since
-the node started and the newest grant names this node. A log that was extended is live until the node stops.
+A log is live while a leader's session is open on it, and while one may come back: if there was none since the node's
+start, and the newest grant names this node. An extended log is live until the node stops.
 """
 
 from contextlib import closing, suppress
@@ -44,7 +44,7 @@ class NodeSource(LogSource):
         super().__init__(path, log, recordings.store.filesystem)
 
     def marker(self) -> Marker:
-        """Another one after a cut that the log has grown over: then its epochs have changed, or it was opened anew."""
+        """Changes with a cut, even if the log has grown over it since, when its epochs differ or it was reopened."""
         try:
             epochs = self._log.leader_epochs if isinstance(self._log, SegmentLog) else None
         except LogClosed:
@@ -69,7 +69,7 @@ class NodeSource(LogSource):
 
 
 class Recordings:
-    """What of a node can be replayed. For the worker's thread, but for `is_live`, `may` and `source`."""
+    """The recordings of a node. For the worker's thread, except `is_live`, `may` and `source`."""
 
     def __init__(self, store: NodeStore, address: str, access: Access) -> None:
         self.store, self.access = store, access
@@ -83,13 +83,13 @@ class Recordings:
         if self._opened is None:
             self._opened = Catalogue.open(self.store.data, self.store.filesystem)
             for entry in self._opened:
-                if entry.is_removing:  # the node was stopped while its files went
+                if entry.is_removing:  # the node stopped while its files were being removed
                     self._finish_removing(KeptRecording(entry, self.store.outbox(entry.outbox_id)))
             self.reconcile()
         return self._opened
 
     def reconcile(self) -> None:
-        """Give an id to every log that lies here and has none. Raises OSError."""
+        """Give an id to every log here without one. Raises OSError."""
         catalogue = self.catalogue  # first: opening it finishes deletions
         found = [
             FoundLog(tp, 0, outbox_id=kept.outbox_id) for kept in self.store.outboxes() for tp in kept.partitions()
@@ -116,11 +116,11 @@ class Recordings:
         outbox_id = None if recording is None else recording.entry.outbox_id
         if self.access.may(sender, call, outbox_id):
             return True
-        self.access.refused(sender, call)  # in the same words, be it another's or not here
+        self.access.refused(sender, call)  # the same text, whether it is another's or not here
         return False
 
     def is_live(self, recording: KeptRecording) -> bool:
-        """Whether somebody writes it."""
+        """Whether it has a writer."""
         if recording.entry.recording_id in self._extended:
             return True
         replica = recording.kept.open_replica(recording.entry.tp)
@@ -128,7 +128,7 @@ class Recordings:
         return self.is_member(recording) if session == NO_SESSION else not session.is_over
 
     def is_led(self, recording: KeptRecording) -> bool:
-        """Whether it is a leader's to change: the newest grant names this node, or a leader's session is open."""
+        """Whether only a leader may change it: the newest grant names this node, or a leader's session is open."""
         replica = recording.kept.open_replica(recording.entry.tp)
         session = replica.state().session if replica is not None else NO_SESSION
         return self.is_member(recording) or (session != NO_SESSION and not session.is_over)
@@ -146,15 +146,15 @@ class Recordings:
         self._extended.add(recording.entry.recording_id)
 
     def deleted(self, recording: KeptRecording) -> bool:
-        """Durably: nobody is given it any more, no leader its log until `remove` is over. Raises OSError.
+        """Mark it as deleted, durably; False, and nothing changed, if a leader has it. Raises OSError.
 
-        False, and nothing changed, if a leader has it.
+        It can't be replayed any more, and leaders can't have its log until `remove` ends.
         """
         kept, tp = recording.kept, recording.entry.tp
         if not kept.begin_removal(tp, lambda session: session == NO_SESSION or session.is_over):
             return False
         try:
-            if not self.is_member(recording):  # a grant that came meanwhile counts on what lies here
+            if not self.is_member(recording):  # a grant that came meanwhile relies on these logs
                 self.catalogue.deleted(recording.entry.recording_id)
                 self._extended.discard(recording.entry.recording_id)
                 return True
@@ -165,7 +165,7 @@ class Recordings:
         return False
 
     def remove(self, recording: KeptRecording) -> int:
-        """The files of a log that `deleted` has marked; how many bytes that was. Raises OSError."""
+        """Remove the files of a log that `deleted` has marked; returns their bytes. Raises OSError."""
         try:
             return self._remove(recording)
         finally:
@@ -188,7 +188,7 @@ class Recordings:
     def _finish_removing(self, recording: KeptRecording) -> None:
         kept, tp = recording.kept, recording.entry.tp
         if self.is_member(recording) or not kept.begin_removal(tp, lambda session: session == NO_SESSION):
-            # Its leader was here before us and counts on what lies here: that is another recording now.
+            # Its leader came first and relies on these files: that is another recording now.
             self.catalogue.removed(recording.entry.recording_id)
         else:
             self.remove(recording)
@@ -242,9 +242,10 @@ _ENTRIES_MAX = 1000
 
 
 def remove_files(filesystem: Filesystem, directory: Path) -> int:
-    """The segments, newest first, then the rest: what a crash leaves is a shorter log, marked as deleted. Bytes.
+    """Remove the segments, newest first, then the rest; returns the bytes.
 
-    What says whose log it is goes last: without it another log could begin among these files.
+    After a crash a shorter log is left, marked as deleted. partition.metadata goes last: without it another log could
+    begin among these files.
     """
     freed = 0
     names = filesystem.list(directory)
@@ -257,5 +258,5 @@ def remove_files(filesystem: Filesystem, directory: Path) -> int:
         filesystem.remove(path)
     filesystem.sync_directory(directory)
     with suppress(OSError):
-        directory.rmdir()  # an empty one is no log, either
+        directory.rmdir()  # an empty directory is no log, either
     return freed

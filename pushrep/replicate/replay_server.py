@@ -5,13 +5,13 @@
     ready: | session | session | ... |   each its turn, one block, then to the end of the queue: all get the same
     timers: heartbeats, time to attach, liveness, rates
 
-Whatever its disk makes a turn wait for, all sessions wait for; what is likely to take long is done by the worker.
+If the disk delays a turn, all sessions wait; so work that may take long is done by the worker.
 
-`DiskWorker`: a thread for what waits for the disk: opening logs, looking up times, cutting, deleting, job by job.
+`DiskWorker`: a thread for jobs that wait for the disk: opening logs, looking up times, cutting, deleting.
 
-It is started with the first job, so that a node without replays has none.
+Its thread starts with the first job, so that a node without replays has none.
 
-`Watched`: which sessions read which log, so that news of a log wakes them and nobody else.
+`Watched`: which sessions read which log, so that a change of a log wakes only them.
 """
 
 import logging
@@ -45,7 +45,7 @@ _LOG = logging.getLogger("pushrep.node")
 
 
 class DiskWorker:
-    """Does jobs in order. `do` and `stop` may come from any thread; a job's errors are its own."""
+    """Runs jobs in order. Any thread may call `do` and `stop`; a job handles its own errors."""
 
     def __init__(self, threads: Threads, name: str) -> None:
         self._threads, self._name = threads, name
@@ -55,7 +55,7 @@ class DiskWorker:
         self._is_stopped = False
 
     def do(self, job: Callable[[], None]) -> None:
-        """Have it done; after `stop` nothing is."""
+        """Queue a job; does nothing after `stop`."""
         with self._changed:
             if self._is_stopped:
                 return
@@ -88,11 +88,11 @@ class DiskWorker:
 
 
 Looks: TypeAlias = tuple[LogSnapshot, Marker]
-"""What readers see of a log, and whether it is the same one."""
+"""The facts of a log for readers, and a marker that changes when it is another one."""
 
 
 class Watched:
-    """Logs and their sessions. For the server's thread, but for `has` and `note`."""
+    """Logs and their sessions. For the server's thread, except `has` and `mark_changed`."""
 
     def __init__(self) -> None:
         self._sessions: dict[TopicIdPartition, dict[int, ServedSession]] = {}
@@ -101,11 +101,11 @@ class Watched:
         self._changed: set[TopicIdPartition] = set()
 
     def has(self, tp: TopicIdPartition) -> bool:
-        """Whether anybody reads it. Any thread."""
+        """Whether a session reads the log. For any thread."""
         return tp in self._sessions
 
     def mark_changed(self, tp: TopicIdPartition) -> bool:
-        """It has changed; False if that is known. Any thread."""
+        """Note that the log has changed; False if that is noted already. For any thread."""
         if tp in self._changed:
             return False
         self._changed.add(tp)
@@ -127,16 +127,16 @@ class Watched:
             self._looks.pop(tp, None)
 
     def of(self, tp: TopicIdPartition) -> list[ServedSession]:
-        """Its reader's name."""
+        """The log that a session reads."""
         return list(self._sessions.get(tp, {}).values())
 
     def news(self) -> Iterator[ServedSession]:
-        """The sessions of logs that were noted since the last call."""
+        """The sessions of logs that were marked since the last call."""
         while self._changed:
             yield from self._moved(self._changed.pop())  # taken off before anybody looks: what comes then is noted anew
 
     def moved(self) -> Iterator[ServedSession]:
-        """The sessions of logs that look different from the last call, and those that wait for a log's stop."""
+        """The sessions of logs that have changed since the last call, and those that wait for a writer to stop."""
         for tp in list(self._sessions):
             yield from self._moved(tp)
 
@@ -145,7 +145,7 @@ class Watched:
         if not sessions:
             return
         looks = None
-        with suppress(PushrepError, OSError):  # their next turn meets it, too
+        with suppress(PushrepError, OSError):  # their next turn meets the error, too
             source = sessions[0].source
             looks = (source.facts(with_liveness=False), source.marker())
         before = self._looks.get(tp)
@@ -159,7 +159,7 @@ class Watched:
 
 
 def _is_for(session: ReplaySession, facts: LogSnapshot | None) -> bool:
-    """Whether it may read further in a log that is so now (None: as before), or that is not known here."""
+    """Whether the session may have something to read in a log with these facts (None: unknown, or as before)."""
     bound = session.plan.bound
     if bound not in LOG_BOUNDS or session.wants_liveness:  # a counter moves by itself, and so does a writer's life
         return True
@@ -167,7 +167,7 @@ def _is_for(session: ReplaySession, facts: LogSnapshot | None) -> bool:
 
 
 def _has_only_grown(before: Looks, now: Looks) -> bool:
-    """Then only those are woken that may read further: of the two calls for each append they need one."""
+    """Whether the log has only grown: then only sessions that may read further are woken."""
     (facts, marker), (facts_now, marker_now) = before, now
     return marker == marker_now and facts.start == facts_now.start and facts.written <= facts_now.written
 
@@ -175,7 +175,7 @@ def _has_only_grown(before: Looks, now: Looks) -> bool:
 _LOG = logging.getLogger("pushrep.node")
 _WAIT_S = 0.1
 _LOOK_MS = 500
-"""So often logs with replays are looked at without a sign of theirs: what is flushed in the background gives none."""
+"""How often logs with replays are polled, because background flushes are not signalled."""
 
 REPLAY_CALLS = frozenset(
     {
@@ -183,7 +183,7 @@ REPLAY_CALLS = frozenset(
         ApiKey.EXTEND, ApiKey.TRUNCATE, ApiKey.PURGE, ApiKey.DELETE,
     }
 )  # fmt: skip
-"""A connection that asks one of these is the replay server's from then on."""
+"""Calls that move a connection to the replay server."""
 
 
 class ReplayServer:
@@ -223,7 +223,7 @@ class ReplayServer:
     # ---- any thread
 
     def adopt(self, handed: AcceptedConnection) -> None:
-        """Serve this connection from now on."""
+        """Take over this connection."""
         with self._start_lock:
             if self._thread is None and not self._stopping:
                 self._poller = self._network.poller()
@@ -235,21 +235,21 @@ class ReplayServer:
         self.post(lambda: self._begin(handed))
 
     def post(self, job: Callable[[], None]) -> None:
-        """Do it in the server's thread, soon."""
+        """Run `job` in the server's thread, soon."""
         self._posted.append(job)
         self._wake()
 
     def changed(self, tp: TopicIdPartition) -> None:
-        """Readers may see something new in this log. Waits for nothing."""
+        """Readers may see something new in this log. Never waits."""
         if self.watched.has(tp) and self.watched.mark_changed(tp):
             self._wake()
 
     def post_and_wait(self, recording: KeptRecording, event: e.Event) -> int:
-        """Give all sessions of a recording an event; how many it ended. For the worker's thread."""
+        """Give all sessions of a recording an event; returns how many it ended. For the worker's thread."""
         return self._count_ended(lambda: list(self.watched.of(recording.entry.tp)), event)
 
     def stop_session(self, session_id: int) -> bool:
-        """End a session, whoever began it; whether it ran. For any thread but the server's, which it waits for."""
+        """End any client's session; whether it ran. Waits for the server's thread, so call it from another one."""
         return bool(self._count_ended(lambda: [one for one in [self.served.get(session_id)] if one], e.Stop()))
 
     def _count_ended(self, chosen: Callable[[], list[ServedSession]], event: e.Event) -> int:
@@ -270,7 +270,7 @@ class ReplayServer:
         return ended[0]
 
     def recheck(self) -> None:
-        """The allow list has changed: sessions end that may not be read any more."""
+        """The allow list has changed: end sessions without a right."""
         if self._thread is not None:
             self.post(self._end_unauthorised)
 
@@ -282,11 +282,11 @@ class ReplayServer:
                 served.handle(e.Stop())
 
     def sessions_of(self, recording: KeptRecording) -> int:
-        """How many there are. Any thread."""
+        """How many sessions a recording has. For any thread."""
         return len(self.watched.of(recording.entry.tp))
 
     def counters(self) -> ReplayCounters:
-        """What has been going on, as a plain value."""
+        """The counters of all sessions."""
         return self._totals.snapshot(self.sessions, self.now_ms())
 
     def stop(self) -> None:
@@ -303,7 +303,7 @@ class ReplayServer:
             poller.close()
 
     def _wake(self) -> None:
-        with self._waking:  # a poller that is closed has given its descriptors to others
+        with self._waking:  # a closed poller's descriptors may be reused
             if self._poller is not None:
                 self._poller.wake()
 
@@ -314,7 +314,7 @@ class ReplayServer:
         return self._clock.monotonic_ms()
 
     def counter(self, bound: str) -> int | None:
-        """The value of the counter of that name; None if there is none, or it closed."""
+        """The counter's value; None without such a counter, or if it is closed."""
         ask = self.named_counters.get(bound)
         return ask() if ask is not None else None
 
@@ -327,7 +327,7 @@ class ReplayServer:
         self.worker.do(job)
 
     def ready(self, served: ServedSession) -> None:
-        """It wants a turn."""
+        """Give this session a turn."""
         if served.session.id not in self._is_ready:
             self._is_ready.add(served.session.id)
             self._ready.append(served)
@@ -339,7 +339,7 @@ class ReplayServer:
         self.schedule(served)
 
     def forget(self, served: ServedSession) -> None:
-        """It is DONE; a subscriber that did not take its end is hung up on."""
+        """The session is DONE; hang up on a subscriber that did not take its end."""
         self.served.pop(served.session.id, None)
         self._due.pop(served.session.id, None)
         self.watched.remove(served)
@@ -351,14 +351,14 @@ class ReplayServer:
                 self._close_if_stuck(connection)
 
     def schedule(self, served: ServedSession) -> None:
-        """A turn at the time it asks for, at the latest."""
+        """Give the session its next turn at the time that it asks for, at the latest."""
         session_id, due_ms = served.session.id, served.next_turn_ms
         if session_id in self.served and due_ms < self._due.get(session_id, due_ms + 1):
             self._due[session_id] = due_ms
             heappush(self._timers, (due_ms, session_id))
 
     def flush(self, connection: ReplayConnection) -> None:
-        """Send what waits there, as far as the network takes it."""
+        """Send queued frames, as far as the network accepts them."""
         try:
             connection.flush()
         except OSError as error:
@@ -399,7 +399,7 @@ class ReplayServer:
                 _LOG.exception("a job of the replay server failed")
 
     def _find_work(self) -> None:
-        """Find the sessions that have something to do: by news of their logs, by time."""
+        """Find the sessions that have something to do, by changes of their logs and by time."""
         now_ms = self.now_ms()
         for served in self.watched.news():
             self.ready(served)

@@ -2,7 +2,7 @@
 
     turn ─▶ ReadBlock ─▶ headers ─▶ BlockRead ─▶ SendBlock ─▶ ReplayData: a header and slices of files ─▶ Sent
 
-What is under way costs its header and the places of its bytes, however slow the subscriber is.
+A block in flight costs only its header and slices in memory, however slow the subscriber is.
 """
 
 from collections.abc import Callable
@@ -27,12 +27,12 @@ from pushrep.wire.server import Call
 from pushrep.wire.values import Struct
 
 _LOOKS_MAX = 50
-"""So often, a few ms apart, a batch is looked for that should be there: a cut that is under way takes a moment."""
+"""How often a missing batch is looked for, a few ms apart, because a cut takes a moment."""
 _LOOK_AGAIN_MS, _SETTLED_MS = 10, 2_000
 
 
 class Server(Protocol):
-    """What a session needs of the server around it; all of it in the server's thread, but for `post`."""
+    """What a session needs of its server; all in the server's thread, except `post`."""
 
     def now_ms(self) -> int: ...
     def handle(self, session: ReplaySession, event: e.Event) -> list[e.Effect]: ...
@@ -46,7 +46,7 @@ class Server(Protocol):
         ...
 
     def flush(self, connection: ReplayConnection) -> None:
-        """Something is to be sent there."""
+        """Send the connection's queued frames."""
         ...
 
     def post(self, job: Callable[[], None]) -> None:
@@ -65,13 +65,13 @@ class ServedSession:
         self.session, self.source = session, source
         self.connection: ReplayConnection | None = None
         self.identity = ""
-        """Who began it: nobody else may attach to it."""
+        """The identity that started it; only this one may attach."""
         self.outbox_id: UUID | None = None
-        """Whose log it reads."""
+        """The outbox whose log it reads."""
         self.not_before_ms = 0
         """A turn before that would do nothing."""
         self._server, self._slices = server, SliceReader(source.path, source.filesystem, files)
-        self._slices.forget()  # while nobody read here the log may have been cut, or deleted and begun anew
+        self._slices.forget()  # without readers the log may have been cut, or deleted and made anew
         self._call: Call | None = None
         self._lease: Lease | None = None
         self._found: list[FoundBatch] = []
@@ -79,20 +79,20 @@ class ServedSession:
         self._looks = 0
         self._is_cut = False
         self._marker = source.marker()
-        self._sent_to = session.position  # what was sent ends there; between it and the position lie holes
+        self._sent_to = session.position  # the end of what was sent; up to the position there are only holes
         self._before: int | None = None
         """Leader epoch of the record before the position."""
         self._facts: LogSnapshot | None = None
 
     @property
     def next_turn_ms(self) -> int:
-        """See ReplaySession; a look that has to be taken again comes first."""
+        """See ReplaySession; a look for a missing batch comes first."""
         return self.not_before_ms if self._looks or self._is_cut else self.session.next_turn_ms
 
     # ---- opening: the worker's thread
 
     def open(self) -> e.Event:
-        """Take the lease and look at what stands at the position: the event that the session gets of it."""
+        """Take the lease and read the batch at the position; returns the session's event."""
         opened = self.source.begin(self.session.position, self._take_lease)
         if isinstance(opened, e.SegmentOpened):
             self._before = opened.epoch_before
@@ -107,12 +107,12 @@ class ServedSession:
     # ---- the server's thread
 
     def attach(self, connection: ReplayConnection, call: Call, credit_bytes: int) -> None:
-        """Its one subscriber is there."""
+        """Its subscriber has attached."""
         self.connection, self._call = connection, call
         self.handle(e.SubscriberAttached(credit_bytes))
 
     def handle(self, event: e.Event) -> list[e.Effect]:
-        """Hand it an event and do what it wants done; what that was."""
+        """Give the session an event and carry out the effects; returns them."""
         if isinstance(event, e.Truncated):
             self._slices.forget()
         effects = self._server.handle(self.session, event)
@@ -122,20 +122,20 @@ class ServedSession:
         return effects
 
     def never_opened(self) -> None:
-        """It was DONE before `open` was: what that took is given back."""
+        """The session ended before `open` did: release the lease and files."""
         if self._lease is not None:
             self._lease.release()
         self.source.close()
 
     def node_stops(self) -> None:
-        """Its subscriber is to come again when the node is back."""
+        """End it because the node stops; its subscriber may reconnect later."""
         end = e.SendEnd(ReplayEndReason.STOPPED, self.session.position, ErrorCode.NODE_STOPPING, "the node stops")
         if self.session.state is ReplayState.REPLAY:
             self._send(self._end_to_wire(end))
         self.handle(e.SubscriberGone())
 
     def turn(self) -> None:
-        """Its turn: one block at most."""
+        """Take a turn: one block at most."""
         if self.session.state is ReplayState.REPLAY and self._server.now_ms() < self.not_before_ms:
             return
         try:
@@ -228,7 +228,7 @@ class ServedSession:
         self._send(data, self._sent)
 
     def _may_have_holes(self) -> bool:
-        """Whether the subscriber knows what a cleaner's hole is; if not, the session ends with that error."""
+        """Whether the subscriber's version knows of a cleaner's holes; if not, end the session with an error."""
         assert self._call is not None, "somebody attached"
         if self._call.version >= HOLES_SINCE:
             return True
@@ -241,7 +241,7 @@ class ServedSession:
         self.handle(e.BlockSent())
 
     def _beat(self, beat: e.Heartbeat) -> None:
-        if self.connection is not None and self.connection.is_idle:  # else there is news enough on its way
+        if self.connection is not None and self.connection.is_idle:  # else frames are in flight anyway
             at = beat.position
             tip = max(beat.tip, at)
             self._send(wire.ReplayData(session_id=self.session.id, start_offset=at, end_offset=at, tip_offset=tip))
@@ -254,14 +254,14 @@ class ServedSession:
 
     def _renew(self, offset: int) -> None:
         if self._lease is not None:
-            with suppress(LeaseBroken):  # `_lease_gone` was called for it
+            with suppress(LeaseBroken):  # `_lease_gone` handles it
                 self._lease.renew(offset)
 
     def _lease_gone(self, reason: str) -> None:
-        """Broken, or its log was closed: its leader came again, and the log was opened anew."""
+        """The lease was broken, or the log was closed because its leader reconnected and the log was opened anew."""
         reopened = self.source.reopened
         with suppress(*READ_ERRORS):
-            self.source.facts(with_liveness=False)  # it notices by this
+            self.source.facts(with_liveness=False)  # so it notices the new log
             if self.source.reopened != reopened:
                 self._take_lease()
                 self._server.ready(self)
@@ -271,8 +271,8 @@ class ServedSession:
     def _was_cut(self, facts: LogSnapshot) -> bool:
         """Whether the log was cut below the position, and has perhaps grown again; then the session ends.
 
-        Looked for when it is shorter, when its epochs have changed, and when it was opened anew: what stands before the
-        position has to be what did.
+        Checked when the log is shorter, when its epochs have changed, and when it was opened anew: the batch before the
+        position has to be the same.
         """
         position, marker = self.session.position, self.source.marker()
         is_shorter = facts.written < position
@@ -282,14 +282,14 @@ class ServedSession:
         if is_shorter and not self._is_cut:
             self._is_cut, self.not_before_ms = True, self._server.now_ms() + _SETTLED_MS
             self._server.on_disk(self._wait_for_the_leader)
-            return True  # when the request that cuts it is through, its new epoch is known
+            return True  # once the request that cuts it is done, its new epoch is known
         self._marker = marker
         batch = None
         if facts.start < position <= facts.written:
             batch = next(self.source.batches(position - 1, position), None)
         is_same = batch is None or self._before in {None, batch.header.leader_epoch}
         if is_same and not is_shorter:
-            self._is_cut = False  # retention is no cut, and what it took can't be compared
+            self._is_cut = False  # removed by retention, which is no cut; nothing can be compared
             return False
         self.handle(self.source.cut_since(position, -1 if self._before is None else self._before, facts))
         return True

@@ -1,9 +1,9 @@
-"""One log of a node: its leader's requests are judged by the rules, and what they say is carried out on the disk.
+"""One log of a node: the rules judge its leader's requests, and the effects are carried out on the disk.
 
-    request ─ follow(state, request) ─▶ effects ─ one by one, each over before the next ─▶ answer
-                                             └ the disk fails: stop there, KAFKA_STORAGE_ERROR, this log is offline
+    request ─ follow(state, request) ─▶ effects ─ one by one, each done before the next ─▶ answer └ the disk fails: stop
+                                             there, KAFKA_STORAGE_ERROR, this log is offline
 
-One request at a time: nothing is judged before the effects of the one before it are carried out.
+One request at a time: the effects of one are done before the next is judged.
 """
 
 import logging
@@ -46,11 +46,11 @@ _LOGGED_AGAIN_MS = 60_000
 
 
 class CantFollow(PushrepError):
-    """The log can't do what the rules ask for."""
+    """The log can't carry out an effect."""
 
 
 class DiskTrouble:
-    """Why a node's disk refused something the last time, with the host and how full it is; None since it did not.
+    """Why a node's disk refused its last write, with the host and how full it is; None after a success.
 
     Logged at once, and again after a minute.
     """
@@ -63,7 +63,7 @@ class DiskTrouble:
     def note(self, what: str, error: BaseException) -> None:
         try:
             full = f"{self._filesystem.usage(self._path).used_percent:.0f} % of its disk are used"
-        except OSError:  # a disk that is gone answers nothing, and the first error says more
+        except OSError:  # a lost disk: the first error has the reason
             full = "its disk does not say how full it is"
         self.why = f"{error} ({full}, host {platform.node()})"
         now_ms = self._clock.monotonic_ms()
@@ -73,7 +73,7 @@ class DiskTrouble:
 
 
 class HoldsElectionState(Protocol):
-    """The outbox of a log: what it has promised is asked anew for every request, and made durable."""
+    """The outbox of a log: reads and stores its election state for every request."""
 
     @property
     def election_state(self) -> ElectionState: ...
@@ -86,7 +86,7 @@ class HoldsElectionState(Protocol):
 
 
 class ReplicaLog:
-    """A log that follows, made by the node. Thread-safe. A failed one is opened again when it is described next."""
+    """A replica's log. Thread-safe. A failed one is opened again when it is described next."""
 
     def __init__(  # noqa: PLR0913 - what a log stands on, all by name
         self,
@@ -101,12 +101,12 @@ class ReplicaLog:
         filesystem: Filesystem,
         clock: Clock,
     ) -> None:
-        """`news`: called when readers may see something new. It must not wait."""
+        """news: called when readers may see something new. It must not wait."""
         self.tp, self.replica_epoch = tp, replica_epoch
         self.failure: BaseException | None = None
         """Why the log is offline, if its disk failed."""
         self.finding: RequestFinding | None = None
-        """Why it waits for an operator, if it does."""
+        """Why it waits for an operator; None if it does not."""
         self.last_contact_ms = -1
         self._trouble = DiskTrouble(directory, filesystem, clock)
         self._outbox, self._clock, self._flush, self._news = state, clock, flush, news
@@ -125,15 +125,15 @@ class ReplicaLog:
         )
 
     def settled_state(self) -> ReplicaState:
-        """Behind the request that is being carried out, if there is one: for a grant that was stored just now.
+        """The state after the running request, if there is one; for the answer to a grant that was just stored.
 
-        A request that was judged before the promise may still be appended; what is shown after it has to have that.
+        A request that was judged before the grant may still append records, which the answer has to include.
         """
         with self._lock:
             return self.state()
 
     def state(self) -> ReplicaState:
-        """Everything that the rules look at."""
+        """The state for the rules."""
         log, state = self.log.state(), self._outbox.election_state
         return ReplicaState(
             log=LogEnds(log.log_start_offset, log.log_end_offset, log.leader_epochs),
@@ -148,7 +148,7 @@ class ReplicaLog:
         )
 
     def follow(self, request: AppendRecordsPartition) -> AppendRecordsResult:
-        """Judge a request, do what the rules say, and answer."""
+        """Judge a request, carry out the effects, and return the answer."""
         if self._flush and not request.flush_wanted:
             request = replace(request, flush_wanted=True)
         request.split()
@@ -162,7 +162,7 @@ class ReplicaLog:
                 if state.is_offline and self._begins_refill(effects[-1], request):
                     effects = follow(self.state(), request, self._batch_at)
                 self._carry_out_all(effects[:-1])
-            except AppendFailed as error:  # nothing was written; the leader comes again with backoff
+            except AppendFailed as error:  # nothing was written; the leader retries with backoff
                 self._trouble.note(str(self.tp), error)
                 return storage_error(self.state())
             except (OSError, PushrepError) as error:
@@ -181,7 +181,7 @@ class ReplicaLog:
             return answer.result
 
     def epoch_to_begin(self, request: AppendRecordsPartition) -> does.BeginEpoch | None:
-        """What `follow` would first bring to disk, if that is an epoch without a record. Only while it is `held`."""
+        """The epoch without a record that `follow` would first write, if any. Call it only in `held`."""
         if self.failure is not None:
             return None
         for effect in follow(self.state(), request, self._batch_at):
@@ -191,27 +191,28 @@ class ReplicaLog:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """No request is judged meanwhile."""
+        """A context in which no request is judged."""
         with self._lock:
             yield
 
     @property
     def refused(self) -> str | None:
-        """Why its disk took nothing the last time; None since it took something."""
+        """Why its disk refused the last write; None after a success."""
         return self._trouble.why
 
     @property
     def lacks_from(self) -> int | None:
-        """First offset of what it held once and can't show now; None if it has lost nothing."""
+        """First offset of lost records; None if it has lost nothing."""
         unfilled_to = self._outbox.election_state.unfilled.get(str(self.tp), 0)
         if self.log.damaged_from is None and unfilled_to > self.log.log_end_offset:
             return self.log.log_end_offset
         return self.log.damaged_from
 
     def _begins_refill(self, judged: FollowerEffect, request: AppendRecordsPartition) -> bool:
-        """A leader that may push here has what lies behind the damage: set it aside, and be filled again.
+        """If a leader has the records after the damage, quarantine them here and be filled again.
 
-        What the leader surely has is its high watermark, and what it sends. With less it waits for an operator.
+        It surely has those below its high watermark, and those that it sends. If these are too few, wait for an
+        operator.
         """
         damaged_from = self.log.damaged_from
         is_damaged = damaged_from is not None and self.finding is None
@@ -230,9 +231,11 @@ class ReplicaLog:
         return True
 
     def _note_filled(self, request: AppendRecordsPartition) -> None:
-        """As a leader lets a replica join its in-sync set: below is everything that was acknowledged before it led."""
+        """Note that the log is filled, by the same condition as for joining the in-sync set: it has everything
+        acknowledged before this leader.
+        """
         if self.log.log_end_offset >= max(request.high_watermark, request.epoch_start_offset):
-            self.log.flush()  # it will be counted as one that holds it
+            self.log.flush()  # the member will count as holding the records
             self._outbox.note_filled(self.tp)
 
     def _end_refill(self) -> None:
@@ -242,14 +245,15 @@ class ReplicaLog:
             _LOG.warning("%s holds everything up to offset %d again", self.tp, unfilled_to)
 
     def repair(self, base_offset: int, records: Sequence[Part]) -> int | None:
-        """Repair a damaged segment with its leader's batches: from which offset more are needed, None if it is whole.
+        """Repair a damaged segment with its leader's batches.
 
-        Pushes go on meanwhile. Raises RepairRefused, OSError: nothing was changed then.
+        Returns from which offset more are needed, None once it is whole. Pushes go on meanwhile. Raises RepairRefused,
+        OSError; then nothing was changed.
         """
         with self._repair_lock:
             if self.failure is not None:
                 raise RepairRefused(f"it is offline: {self.failure}")
-            if self.finding is not None:  # which of two histories is the right one is not the leader's to say
+            if self.finding is not None:  # a leader can't decide which of two histories is right
                 raise RepairRefused(f"it waits for an operator: {self.finding.name}")
             repair, self._repair = self._repair, None
             try:
@@ -270,7 +274,7 @@ class ReplicaLog:
             return None
 
     def retire(self, may: Callable[[ReplicaSession], bool]) -> bool:
-        """Follow no leader from now on, if its session lets it go: no request is under way that could change that."""
+        """Stop following, if its session allows it; no request runs that could change that."""
         with self._lock:
             if not may(self._session):
                 return False
@@ -279,11 +283,11 @@ class ReplicaLog:
             return True
 
     def close(self) -> None:
-        """Close the log; what its disk refuses now is logged. A failed one is scanned when it is opened again."""
+        """Close the log; disk errors are logged. A failed log is scanned when it is opened again."""
         with self._lock:
             if self.failure is None:
                 self.failure = CantFollow(f"{self.tp} is closed")
-        with self._repair_lock:  # none begins any more
+        with self._repair_lock:  # no repair begins any more
             if self._repair is not None:
                 self._repair.close()
                 self._repair = None
@@ -299,7 +303,7 @@ class ReplicaLog:
         return replace(storage_error(state), flushed_offset=0)
 
     def _carry_out_all(self, effects: Sequence[FollowerEffect]) -> None:
-        """One after the other. Readers of what is written need not wait for the disk: they are notified before it."""
+        """Carry out the effects in order. Readers of written records are notified before they are flushed."""
         is_notified = True
         try:
             for effect in effects:
@@ -335,7 +339,7 @@ class ReplicaLog:
 
     def _cut(self, offset: int) -> None:
         if offset < self.log.log_end_offset and self._is_inside_batch(offset):
-            # A log is cut between batches, and to go back to the batch's base could take what was acknowledged.
+            # A log is cut between batches, and cutting at the batch's base could remove acknowledged records.
             raise CantFollow(f"{self.tp} was to be cut at {offset}, inside of a batch: one epoch has two histories")
         self.log.truncate_to(offset, keep=True)
         _LOG.warning("%s was cut at offset %d: its leader has other records there", self.tp, offset)
@@ -344,10 +348,10 @@ class ReplicaLog:
         try:
             self.log.delete_records(offset)
         except StillNeeded:
-            self.log.flush()  # what is below may not be on disk yet
+            self.log.flush()  # records below may not be on disk yet
             try:
                 self.log.delete_records(offset)
-            except StillNeeded as error:  # somebody reads there; the leader says it again with its next request
+            except StillNeeded as error:  # a reader needs them; the leader repeats it with its next request
                 _LOG.info("%s: %s", self.tp, error)
 
     def _is_inside_batch(self, offset: int) -> bool:
@@ -382,9 +386,9 @@ assert {*_DONE_BY, Answer} == set(get_args(FollowerEffect)), "every effect is ca
 
 
 def begin_epochs(asked: Mapping[ReplicaLog, AppendRecordsPartition]) -> None:
-    """Bring the epochs that these requests begin without a record to disk together. `follow` finds them there.
+    """Write the epochs that these requests begin without a record together. `follow` finds them written.
 
-    What can't be brought there is left to `follow`.
+    Failures are left to `follow`.
     """
     with ExitStack() as held:
         begun = []
@@ -398,13 +402,13 @@ def begin_epochs(asked: Mapping[ReplicaLog, AppendRecordsPartition]) -> None:
 
 
 def cut_unfenced(log: SegmentLog, kept: LogEnds) -> None:
-    """Cut what was appended without a grant: the log is `kept` afterwards, the rest is in `.cut`, durably.
+    """Cut records appended without a grant, durably: the log is `kept` afterwards, the rest is in `.cut`.
 
-    A cut leaves an epoch that starts right there in the list; the newest granted one takes its place. Raises
+    After the cut an epoch that starts exactly there is still in the list; the newest granted one replaces it. Raises
     LogPoisoned, OSError.
     """
     log.truncate_to(kept.log_end_offset, keep=True)
     newest = kept.leader_epochs.latest_epoch
     log.forget_epochs_above(newest)
-    if log.leader_epochs.latest_epoch < newest:  # it held no record, and the unfenced one took its place
+    if log.leader_epochs.latest_epoch < newest:  # it had no record, and the unfenced one replaced it
         log.begin_epoch(newest, kept.log_end_offset)

@@ -1,4 +1,4 @@
-"""ReplicaClient: one question after another to a replica, for what is asked once a session and not once a push."""
+"""ReplicaClient: requests to a replica one after another, for calls once a session, not once a push."""
 
 import socket
 import ssl
@@ -19,7 +19,7 @@ from pushrep.wire.values import Struct
 
 S = TypeVar("S", bound=Struct)
 _NAMES_DIRECTORIES, _CARRIES_HOLDS = 2, 3
-"""From these versions of a grant on."""
+"""The version of Grant with these fields."""
 
 
 class ReplicaClient(ClosedAtExit):
@@ -29,7 +29,7 @@ class ReplicaClient(ClosedAtExit):
         self.address = address
         settings = settings or PushSettings()
         self._opened: OpenConnection | None = connect(address, settings)
-        self._opened.sock.settimeout(settings.request_timeout_ms / 1000)  # a node may have many logs to open
+        self._opened.sock.settimeout(settings.request_timeout_ms / 1000)  # the node may have to open many logs
 
     def ask(self, request: Struct, answer: type[S]) -> S:
         """The answer to `request`, which is an `answer`. Raises ReplicaUnreachable."""
@@ -44,21 +44,23 @@ class ReplicaClient(ClosedAtExit):
 
     @property
     def certificate(self) -> Mapping[str, Any]:
-        """What the replica's certificate says, as `getpeercert` gives it; empty without TLS."""
+        """The replica's certificate, as `getpeercert` gives it; empty without TLS."""
         sock = self._opened.sock if self._opened is not None else None
         return (sock.getpeercert() or {}) if isinstance(sock, ssl.SSLSocket) else {}
 
     def speaks(self, key: ApiKey) -> bool:
-        """Whether the replica knows this call; one from before does not."""
+        """Whether the replica knows this call; an older one may not."""
         return self._version_of(key) is not None
 
     def directory_in(self, answer: DescribeLogResponse | GrantResponse) -> UUID | None:
-        """The directory that it shows; None if it has none, or would not keep a grant that names it: an older node."""
+        """The directory that it shows; None without one, or for an older node, which would not store a grant that names
+        it.
+        """
         return answer.directory_id if self._grant_version >= _NAMES_DIRECTORIES else None
 
     @property
     def carries_holds(self) -> bool:
-        """Whether it keeps the hold and the last takeover of a grant; an older node drops them."""
+        """Whether it stores the hold and takeover of a grant; an older node drops them."""
         return self._grant_version >= _CARRIES_HOLDS
 
     @property
@@ -75,7 +77,7 @@ class ReplicaClient(ClosedAtExit):
             return None
 
     def certificate_expires_s(self) -> int | None:
-        """Until when the certificate is valid that the replica showed, Unix time; None without TLS."""
+        """When the replica's certificate expires, Unix time; None without TLS."""
         assert self._opened is not None, "it was not handed over"
         if not isinstance(self._opened.sock, ssl.SSLSocket):
             return None
@@ -83,12 +85,12 @@ class ReplicaClient(ClosedAtExit):
         return int(ssl.cert_time_to_seconds(str(shown["notAfter"]))) if "notAfter" in shown else None
 
     def hand_over(self) -> OpenConnection | None:
-        """The connection, for another to speak on and to close; None if it has gone that way before."""
+        """Hand the connection over, for the caller to use and close; None if it was handed over before."""
         opened, self._opened = self._opened, None
         return opened
 
     def cut(self) -> None:
-        """Make a call that waits in another thread fail now."""
+        """Make a call fail that waits in another thread."""
         if (opened := self._opened) is not None:
             with suppress(OSError):
                 opened.sock.shutdown(socket.SHUT_RDWR)

@@ -38,11 +38,11 @@ from pushrep.wire.calls import ApiKey
 from pushrep.wire.replay_messages import StopReplayRequest
 
 _LOG = logging.getLogger("pushrep.node")
-_STANDBY_MS = 5_000  # one that said nothing for so long has ended, or leads
+_STANDBY_MS = 5_000  # a standby that is silent for so long has ended, or leads
 
 
 class StandbyReport(NamedTuple):
-    """What a service that stands by beside a node said last, and when, monotonic ms."""
+    """The last report of a standby beside a node, and its monotonic time in ms."""
 
     state: str
     why: str
@@ -82,7 +82,7 @@ class ReplicaNode:
         self.address = Address(host, port)
         """Where it listens."""
         self.directory = self._store.data
-        """Where it keeps what it is sent."""
+        """Its directory."""
         self.replica_epoch = self._store.replica_epoch
         self._settings = settings
         self._access = Access(settings.rules, self._kept, filesystem, clock, self._store.identities)
@@ -112,9 +112,9 @@ class ReplicaNode:
             self._reloading.start()
 
     def reload(self) -> None:
-        """Read certificates and allow list again. Connections go on; replays that may not be read any more end.
+        """Read certificates and allow list again. Connections go on; replays without a right are ended.
 
-        Raises BadArgument: then everything stays as it was.
+        Raises BadArgument; then nothing has changed.
         """
         tls = self._settings.tls if self._settings.certificates is None else self._settings.certificates.context()
         self._access.reload()
@@ -122,12 +122,12 @@ class ReplicaNode:
         self._replays.recheck()
 
     def reload_soon(self) -> None:
-        """The same in another thread, which logs what can't be read; for a signal's handler."""
+        """The same in another thread, which logs errors; for signal handlers."""
         if self._reloading is not None:
             self._reloading.soon()
 
     def certificate_expires_s(self) -> int | None:
-        """When the first of this node's certificate and its CA expires, Unix time; None where no files are known."""
+        """When this node's certificate or its CA expires first, Unix time; None without files."""
         certificates = self._settings.certificates
         try:
             return None if certificates is None else certificates.expires_s()
@@ -159,7 +159,7 @@ class ReplicaNode:
         return self._answers.read()
 
     def status(self) -> NodeStatus:
-        """What it is doing, and what is wrong; as `pushrep status` shows it."""
+        """Its status and problems, as `pushrep status` shows them."""
         logs = open_logs(self.replicas())
         return NodeStatus(
             directory=str(self.directory),
@@ -183,11 +183,11 @@ class ReplicaNode:
         )
 
     def replays(self) -> ReplayCounters:
-        """What its replays have done so far, as plain values to export."""
+        """The counters of its replays."""
         return self._replays.counters()
 
     def stop_replay(self, session_id: int, by: str) -> bool:
-        """End a session, whoever began it, and notify its subscriber; whether it ran. by: for the audit log."""
+        """End any client's session and notify its subscriber; whether it ran. by: for the audit log."""
         audit(by, StopReplayRequest(session_id=session_id), ApiKey.STOP_REPLAY)
         return self._replays.stop_session(session_id)
 
@@ -197,13 +197,13 @@ class ReplicaNode:
         return LastContact(kept.last_contact_ms, kept.contact_age_ms)
 
     def note_standby(self, outbox_id: UUID, state: str, why: str) -> None:
-        """A service that stands by for this outbox says how far it is; it does several times a second."""
+        """Note a standby's state, which it reports several times a second."""
         self._standbys[outbox_id] = StandbyReport(state, why, self._clock.monotonic_ms())
-        if outbox_id.int:  # a service that waited for an outbox to be made; if it still waits, it reports again
+        if outbox_id.int:  # a standby that waited for its outbox to be made; if it still waits, it reports again
             self._standbys.pop(UUID(int=0), None)
 
     def standbys(self) -> dict[UUID, StandbyReport]:
-        """The standbys of now, by outbox."""
+        """The present standbys, by outbox."""
         since_ms = self._clock.monotonic_ms() - _STANDBY_MS
         return {outbox_id: one for outbox_id, one in list(self._standbys.items()) if one.at_ms >= since_ms}
 
@@ -214,9 +214,9 @@ class ReplicaNode:
 
     @contextmanager
     def hand_over(self, outbox_id: UUID) -> Iterator[LastContact]:
-        """For a promotion: the outbox's logs are closed clean, and left alone until the end of the block.
+        """For a promotion: close the outbox's logs clean and leave them alone until the end of the block.
 
-        Gives its last contact with a leader, for `promote`. Raises CorruptNodeFile, OSError.
+        Yields the last contact with a leader, for `promote`. Raises CorruptNodeFile, OSError.
         """
         contact = self.last_contact(outbox_id)
         try:
@@ -226,7 +226,7 @@ class ReplicaNode:
             self._access.forget(outbox_id)
 
     def stop(self) -> None:
-        """Answer what is being carried out, refuse the rest, close the logs. A second call does nothing."""
+        """Answer the running requests, refuse others, close the logs. A second call does nothing."""
         if self._is_stopped:
             return
         self._is_stopped = True

@@ -1,4 +1,4 @@
-"""How records are pushed, and to whom. Values refuse nonsense at birth."""
+"""How records are pushed, and to whom. Each class checks its values when it is made."""
 
 import ssl
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from pushrep.replicate.sockets import Address
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A member that is pushed to: its index in the grant, and where it listens."""
+    """A member that is pushed to: its index in the grant, and its address."""
 
     index: int
     address: Address

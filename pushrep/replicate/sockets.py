@@ -1,4 +1,4 @@
-"""Plain sockets, and what has to be said to them: addresses, parts of frames, peers that went without a word."""
+"""Helpers for sockets: addresses, sending parts of frames, noticing lost peers."""
 
 import os
 import socket
@@ -17,12 +17,12 @@ Piece: TypeAlias = memoryview | FileSlice
 _READ_BYTES = 128 << 10
 _PARTS_MAX = 512  # below IOV_MAX, which is 1024 on Linux
 _MORE = getattr(socket, "MSG_MORE", 0)  # Linux has it
-_KEEPALIVE_IDLE_S, _KEEPALIVE_INTERVAL_S, _KEEPALIVE_COUNT = 20, 5, 4  # a silent peer is given up after 40 s
+_KEEPALIVE_IDLE_S, _KEEPALIVE_INTERVAL_S, _KEEPALIVE_COUNT = 20, 5, 4  # a lost peer is noticed after 40 s
 _PORT_MAX = 65_535
 
 
 class Address(NamedTuple):
-    """Where something listens."""
+    """A host and a port."""
 
     host: str
     port: int
@@ -42,7 +42,7 @@ class Address(NamedTuple):
 
     @property
     def is_loopback(self) -> bool:
-        """Whether nobody on another machine can reach it."""
+        """Whether only this machine can reach it."""
         if self.host == "localhost":
             return True
         try:
@@ -52,7 +52,7 @@ class Address(NamedTuple):
 
 
 def tune(sock: AnySocket) -> None:
-    """Small frames leave at once; a peer that vanished is noticed while nothing is sent."""
+    """Send small frames at once, and notice a lost peer while nothing is sent."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
@@ -65,7 +65,7 @@ def tune(sock: AnySocket) -> None:
 
 
 class FileIsShorter(ConnectionError):
-    """A slice of a file is not there any more: the frame that it is a part of can't be finished on this connection."""
+    """The file was cut below a slice, so the slice's frame can't be finished on this connection."""
 
 
 def pieces_of(parts: Sequence[Part]) -> list[Piece]:
@@ -81,12 +81,12 @@ def pieces_of(parts: Sequence[Part]) -> list[Piece]:
 
 
 def bytes_in_files(pieces: Sequence[Piece]) -> int:
-    """How much of them lies in files."""
+    """The bytes of the pieces that are in files."""
     return sum([piece.size_bytes for piece in pieces if isinstance(piece, FileSlice)])
 
 
 def send_some(sock: AnySocket, pieces: list[Piece]) -> int:
-    """Send from the front of `pieces`, and take what was sent off it; how much that was. Raises as `send`."""
+    """Send from the front of `pieces`, removing what was sent; returns the bytes. Raises as `send`."""
     first = pieces[0]
     if isinstance(first, FileSlice):
         sent = _send_slice(sock, first)
@@ -99,7 +99,7 @@ def send_some(sock: AnySocket, pieces: list[Piece]) -> int:
     if not _is_plain(sock):  # a record of TLS is encrypted as one piece: no sendmsg
         sent = sock.send(first) if isinstance(sock, ssl.SSLSocket) else sock.sendmsg(views)
     elif len(views) < len(pieces):
-        sent = sock.sendmsg(views, (), _MORE)  # else the peer is woken for the head of a frame alone
+        sent = sock.sendmsg(views, (), _MORE)  # else the peer would be woken for the head alone
     else:
         sent = sock.sendmsg(views)
     left, gone = sent, 0
@@ -122,7 +122,7 @@ def _views_in_front(pieces: list[Piece]) -> list[memoryview]:
 
 
 def _is_plain(sock: AnySocket) -> TypeGuard[socket.socket]:
-    """A simulated network has no descriptors; TLS encrypts in memory."""
+    """Whether it is a real socket without TLS: a simulated one has no descriptor, and TLS encrypts in memory."""
     return isinstance(sock, socket.socket) and not isinstance(sock, ssl.SSLSocket)
 
 
@@ -138,7 +138,7 @@ def _send_slice(sock: AnySocket, part: FileSlice) -> int:
 
 
 def send_all(sock: AnySocket, parts: Sequence[Part]) -> None:
-    """Send a frame on a socket that waits."""
+    """Send a frame on a blocking socket."""
     pieces = pieces_of(parts)
     while pieces:
         send_some(sock, pieces)
