@@ -37,7 +37,7 @@ def walk(log, start, end):
 def test_it_gives_the_batches_of_the_logs_own_reader(log, torture, monkeypatch, window_bytes):
     monkeypatch.setattr(slices, "WINDOW_BYTES", window_bytes)
     chosen = torture.random("windows", window_bytes)
-    for _ in range(torture.count(15, 300)):
+    for _ in range(torture.count(6, 300)):
         start, end = sorted(chosen.sample(range(log.log_end_offset + 1), 2))
         got = [bytes(batch.data) for batch in walk(log, start, end)]
         assert got == [bytes(batch.data) for batch in log.batches(start, end)]
