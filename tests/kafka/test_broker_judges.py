@@ -71,8 +71,7 @@ def story(tmp_path_factory, tool_or_skip):
     tool_or_skip(missing())
     directory = tmp_path_factory.mktemp("broker")
     # The records are old: a broker that runs for half a minute would delete them before they are read.
-    # What it leaves when it is killed is copied, with room for so much of each index.
-    settings = {"log.cleaner.backoff.ms": "100", "log.retention.ms": "-1", "log.index.size.max.bytes": "100000"}
+    settings = {"log.cleaner.backoff.ms": "100", "log.retention.ms": "-1"}
     with KafkaCluster(directory / "cluster", settings=settings) as cluster:
         told = Story(cluster, directory)
         broker_writes(told)
