@@ -1,5 +1,6 @@
 """A marks store by name: a directory, a URL of one, a database's URL with a table, or kafka:TOPIC."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from spark_jobs.topic_marks import TopicMarks
 
 KAFKA = "kafka:"
+_FILE_URL = re.compile(r"^file:/+")
 _DATABASES = ("postgresql://", "postgres://", "sqlite:")
 
 
@@ -59,15 +61,17 @@ def opened(place: str, table: str | None = None, brokers: Brokers | None = None)
         from spark_jobs.sql.table import SqlTable  # noqa: PLC0415 - psycopg is an extra
 
         yield SqlTable(place, table)
-    elif table is not None:
+        return
+    if table is not None:
         raise NoSuchMarks(place, "--table belongs to a database: postgresql://HOST/DATABASE or sqlite:PATH")
-    elif "://" in place or any(Path(place).glob("*.marks")):
+    local = _FILE_URL.sub("/", place)
+    if "://" in local or any(Path(local).glob("*.marks")):
         with _file_marks(place) as store:
             yield store
     else:
-        if not any(Path(place).glob("marks-*")):
+        if not any(Path(local).glob("marks-*")):
             raise NoSuchMarks(place, "there are none; name the directory that the job has as --marks")
-        with LocalMarks(place) as store:
+        with LocalMarks(local) as store:
             yield store
 
 

@@ -99,6 +99,10 @@ def test_a_reset_store_is_anybodys(local, tmp_path):
         assert (store.owner(), store.batches("q")) == (None, [])
 
 
+def test_a_job_s_marks_are_found_by_the_url_that_it_may_have(local):
+    assert run("show", f"file://{local}").splitlines()[1:] == run("show", local).splitlines()[1:]
+
+
 def test_a_running_query_keeps_its_marks(local):
     with LocalMarks(local) as store:
         store.owner()
