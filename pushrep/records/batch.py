@@ -7,13 +7,12 @@ from pushrep.records.decoder import RecordRows, read_small_batch, read_uniform, 
 from pushrep.records.header import BatchHeader, crc32c
 from pushrep.records.model import Buffer, CorruptRecordBatch, Record
 
-_COLUMNS_WORTHWHILE = 160  # records; below, the hundred numpy calls cost more than decoding one by one
+_COLUMNS_WORTHWHILE = 160  # records; for fewer, a hundred numpy calls cost more than decoding one by one
 
 
 class RecordBatch:
-    """The bytes of one batch and their header. The constructor believes the CRC; `check` computes it.
-
-    `is_checked`: the bytes were checked, or made here.
+    """The bytes of one batch and their header. The constructor does not check the CRC; `check` does. is_checked: the
+    bytes were checked, or made here.
     Raises CorruptRecordBatch unless `data` is exactly one batch by its length field.
     """
 
@@ -54,7 +53,7 @@ class RecordBatch:
         return list(self.rows(decompressed_bytes_max=decompressed_bytes_max))
 
     def rows(self, *, decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX) -> RecordRows:
-        """The same, each record put together only when it is asked for; all are read before. Raises as `records`."""
+        """The same, each Record made only when it is taken; decoding happens first. Raises as `records`."""
         header, payload = self.header, self.payload(decompressed_bytes_max=decompressed_bytes_max)
         if (uniform := read_uniform(header, payload)) is not None:
             return uniform
@@ -65,10 +64,7 @@ class RecordBatch:
         return rows_of_columns(decode_columns(header, payload), header.timestamp_type)
 
     def columns(self, *, decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX) -> RecordColumns:
-        """The same records as numpy columns of positions, for readers that want no Python per record.
-
-        Raises as `records` does.
-        """
+        """The same records as numpy columns of positions, without Python code per record. Raises as `records` does."""
         return decode_columns(self.header, self.payload(decompressed_bytes_max=decompressed_bytes_max))
 
     def payload(self, *, decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX) -> memoryview:
@@ -79,8 +75,7 @@ class RecordBatch:
     def stamp(self, base_offset: int, leader_epoch: int) -> None:
         """Write base offset and leader epoch; in place where `data` is writable, else into a copy of its own.
 
-        Costs nothing more: the CRC covers neither. A batch that says so already, as a leader's does at its replica,
-        stays as it is.
+        The CRC covers neither. A batch that has both already, as a leader's at its replica, is not changed.
         """
         if self.header.base_offset == base_offset and self.header.leader_epoch == leader_epoch:
             return

@@ -1,14 +1,15 @@
-"""One batch as columns: where each record's fields lie in the decompressed bytes, with no Python object per record.
+"""One batch as columns: the positions of each record's fields in the decompressed bytes, without Python objects per
+record.
 
     payload        |len|a|ts|off|klen|key....|vlen|value..........|hc|headers...| |len|a|...
     positions                        ^key_start    ^value_start
 
-The only sequential work is the walk from record to record, since each length says where the next one begins. It
-goes by runs: where one length (its bytes) repeats at its own stride, numpy confirms a whole run at a time, which is
-exact and no guess. The fields are then read one column at a time; headers in rounds, the k-th of every record that has
-one. Small batches are scanned by decoder.py instead: same answers, refusals included.
+The only sequential work is the walk from record to record, because each length leads to the next record. It goes by
+runs: where the bytes of one length repeat at its stride, numpy confirms a whole run at once, exactly. The fields are
+then read one column at a time; headers in rounds, the k-th of every record that has one. Small batches are scanned by
+decoder.py instead, with the same results and errors.
 
-`rows_of_columns` makes Python objects of them, with as little Python per record as it can have: two slices.
+`rows_of_columns` makes Python objects of them, with two slices per record.
 """
 
 from collections.abc import Sequence
@@ -27,10 +28,10 @@ from pushrep.records.varint import VARINT_BYTES_MAX, Bytes, Ints, read_varint, r
 
 Positions: TypeAlias = NDArray[np.int32]
 
-_RUN_TRIED = 64  # records compared before a run is believed long: offset deltas grow to two bytes there
+_RUN_TRIED = 64  # records compared before a run counts as long: offset deltas grow to two bytes there
 _RUN_WORTHWHILE = 16
-_WALKED_AT_ONCE = 512  # plain steps before the next run is tried: its cost is that of some 30 steps
-ARRAYS_WORTHWHILE = 64  # records; below, the hundred numpy calls cost more than a scan in plain Python
+_WALKED_AT_ONCE = 512  # plain steps before the next run is tried, which costs as much as some 30 steps
+ARRAYS_WORTHWHILE = 64  # records; for fewer, a hundred numpy calls cost more than a scan in plain Python
 _PAYLOAD_BYTES_LIMIT = (1 << 31) - 1
 _ROUNDS_MAX = 32  # a record with more headers is read alone: a round costs the same for one record as for a thousand
 _GATHERED_BYTES_MAX = 256  # pieces of one size: gathered and cut by numpy, as long as the extra copy is cheap
@@ -85,7 +86,7 @@ def decode_columns(header: BatchHeader, payload: memoryview) -> RecordColumns:
 
 
 def columns_of_scan(found: Scan, payload: memoryview) -> RecordColumns:
-    """Columns out of what was scanned one by one."""
+    """Columns from a scan."""
     records = np.array(found.records, np.int64).reshape(-1, 7).T
     headers = np.array(found.headers, np.int32).reshape(-1, 5).T
     key_start, key_length, value_start, value_length, count = np.ascontiguousarray(records[2:], np.int32)
@@ -161,7 +162,7 @@ def _run(rest: Bytes, stride: int, width: int, records_max: int) -> int:
     for tried in (min(records, _RUN_TRIED), records):
         lengths = rest[: tried * stride].reshape(tried, stride)
         differs = lengths[:, 0] != lengths[0, 0]
-        for byte in range(1, width):  # a column at a time: reducing rows of two bytes takes ten times as long
+        for byte in range(1, width):  # by column: reducing rows of two bytes takes ten times as long
             differs |= lengths[:, byte] != lengths[0, byte]
         first = int(differs.argmax())
         if first:  # 0 is the first record itself: none differs
@@ -217,7 +218,7 @@ def _timestamps(header: BatchHeader, deltas: Ints) -> Ints:
 
 
 def read_header_columns(data: Bytes, payload: memoryview, counts: Ints, starts: Ints, ends: Ints) -> HeaderColumns:
-    """Read them all and check that each record ends behind its last; raises CorruptRecordBatch."""
+    """Read all headers, and check that each record ends after its last one; raises CorruptRecordBatch."""
     if (counts < 0).any() or (2 * counts > ends - starts).any():  # a header takes two bytes: no name, no value
         raise CorruptRecordBatch("a record claims more headers than it has bytes, or less than none")
     firsts = np.cumsum(counts) - counts
@@ -282,7 +283,7 @@ def rows_of_columns(columns: RecordColumns, timestamp_type: TimestampType) -> Re
 
 
 def _offset_column(offsets: Ints) -> Sequence[int]:
-    """They ascend: as far from each other as there are of them, none is missing."""
+    """Offsets ascend, so if they span exactly their count none is missing."""
     count = len(offsets)
     if count and int(offsets[-1]) - int(offsets[0]) == count - 1:
         return range(int(offsets[0]), int(offsets[-1]) + 1)
@@ -317,7 +318,7 @@ def _headers(data: bytes, columns: RecordColumns) -> Column[tuple[Header, ...]]:
     flat = columns.headers
     if not len(flat):
         return repeat(())
-    known: dict[bytes | None, str] = {}  # a name comes back in every record: decode it once
+    known: dict[bytes | None, str] = {}  # a name repeats in every record: decode it once
     headers: list[Header] = []
     names = _pieces(data, flat.name_start, flat.name_length)
     values = _pieces(data, flat.value_start, flat.value_length)

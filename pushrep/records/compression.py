@@ -5,7 +5,7 @@ lz4         one LZ4 frame of independent blocks: Kafka's Java reader refuses lin
 snappy      xerial's framing, which Kafka's Java reader demands; raw snappy, which some clients write, is read too:
             | 82 S N A P P Y 00 | version i32 = 1 | compatible i32 = 1 | then per block: length i32, raw snappy |
 
-Sizes on the wire are claims. The output buffer never exceeds `bytes_max`, whatever the input says.
+Sizes in the input may be wrong: the output buffer never exceeds `bytes_max`.
 """
 
 import struct
@@ -17,7 +17,9 @@ import numpy as np
 from pushrep.records.model import Buffer, Codec, CorruptRecordBatch
 
 DECOMPRESSED_BYTES_MAX = 256 << 20
-"""Default bound of one batch's decompressed records: Kafka's own largest batch by far, and a bomb does no harm."""
+"""Default limit of one batch's decompressed records: far above Kafka's largest batch, and harmless for a compression
+bomb.
+"""
 
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
@@ -45,7 +47,7 @@ def compress(codec: Codec, data: memoryview) -> Buffer:
 
 
 def decompress(codec: Codec, data: Buffer, bytes_max: int = DECOMPRESSED_BYTES_MAX) -> memoryview:
-    """The records of a batch, readable; raises CorruptRecordBatch if broken or above `bytes_max`."""
+    """The decompressed records of a batch; raises CorruptRecordBatch if they are damaged or above `bytes_max`."""
     view = memoryview(data)
     if codec is Codec.NONE:
         return view
@@ -56,14 +58,14 @@ def decompress(codec: Codec, data: Buffer, bytes_max: int = DECOMPRESSED_BYTES_M
 
 
 def _decompress_frame(codec: Codec, module: Any, view: memoryview, bytes_max: int) -> memoryview:
-    """Into a guess first, into more if that fails: a frame need not give its size, and the size may be wrong."""
+    """Decompress into a guessed size, and into more if that fails: a frame may lack its size, or give a wrong one."""
     size = min(bytes_max, max(_GUESS_BYTES_MIN, _GROWTH * len(view)))
     while True:
-        out = np.empty(size, np.uint8)  # not zeroed: pages that are never written are never there
+        out = np.empty(size, np.uint8)  # not zeroed: unwritten pages take no memory
         try:
             written = module.decompress_into(view, out)
         except cramjam.DecompressionError as error:
-            if size == bytes_max:  # cramjam has no error of its own for "too small": only the bound decides
+            if size == bytes_max:  # cramjam has no distinct error for "too small", so try up to the limit
                 raise CorruptRecordBatch(
                     f"{codec.name} records do not decompress into {bytes_max} bytes (decompressed_bytes_max): {error}"
                 ) from error

@@ -1,12 +1,12 @@
-"""The records of one batch out of its decompressed bytes, in three ways. The layout is drawn in encoder.py.
+"""Decodes the records of one batch from its decompressed bytes, in three ways. The layout is drawn in encoder.py.
 
-`scan` reads any batch, one record after the other, in plain Python. Whatever the bytes say, the answer is positions or
-CorruptRecordBatch: every field has to end where its record says. Two fast paths read the common shapes, and return
-None for all others (headers, damage): those go to `scan`, or to columns.py if there are many records. Tests hold the
-answers of all of them equal.
+`scan` reads any batch, one record after the other, in plain Python. For any bytes it returns positions or raises
+CorruptRecordBatch: every field has to end where its record says. Two fast paths read the common shapes, and return None
+for all others (headers, damage): those go to `scan`, or to columns.py if there are many records. Tests hold the results
+of all of them equal.
 
-`read_small_batch`: few records without headers, of whatever sizes, each field straight into its column. Numbers of one
-byte are read in place: a call for each would take longer than all the rest.
+`read_small_batch`: few records without headers, of any sizes, each field appended to its column. Numbers of one byte
+are read inline, because a call for each would take longer than everything else.
 
     payload   |len|a|time|off|klen|key|vlen|value|0|
 
@@ -20,9 +20,9 @@ byte are read in place: a call for each would take longer than all the rest.
 The offset's width changes with the 64th and the 8,192nd record, so a batch is a few runs. A run takes a handful of
 numpy operations where columns.py takes a hundred: that decides up to some thousand records.
 
-All answers are `RecordRows`: columns of Python objects, of which a `Record` is made when it is asked for. A reader that
-drops a record before it takes the next then holds one at a time, and the garbage collector, which counts objects that
-were made and not dropped, does not run.
+All return `RecordRows`: columns of Python objects, from which a `Record` is made when it is taken. A reader that drops
+each record before it takes the next holds one at a time, so that the garbage collector, which counts live new objects,
+does not run.
 """
 
 from bisect import bisect_left
@@ -54,7 +54,7 @@ Column: TypeAlias = Union[Sequence[T], "repeat[T]"]
 
 
 class RecordRows:
-    """The fields of records side by side. `offsets` ascend, and say how many there are."""
+    """The fields of records as columns. `offsets` ascend, and have one entry per record."""
 
     __slots__ = ("_columns", "offsets")
 
@@ -78,7 +78,7 @@ class RecordRows:
 
     def beside(self, offsets: Iterator[int]) -> Iterator[Record]:
         """All records, each as one is taken from `offsets`, a new iterator of the offsets here."""
-        # What `Record._make` does, without its Python frame: two thirds of its time.
+        # As `Record._make`, without its Python frame: two thirds of its time.
         return map(tuple.__new__, repeat(Record), zip(offsets, *self._columns, strict=False))
 
     def between(self, start: int, end: int) -> "RecordRows":
@@ -92,9 +92,9 @@ class RecordRows:
 
 
 class RecordCursor:
-    """Records that are taken from `records` one by one. `position`: behind the last one that was, `start` before.
+    """An iterator `records`, and `position`: the offset after the last record taken, `start` before the first.
 
-    Taking one costs nothing here: how many are left is known to the iterator of their offsets.
+    It costs nothing per record, because the iterator of offsets knows how many are left.
     """
 
     __slots__ = ("_left", "_offsets", "_start", "records")
@@ -117,7 +117,7 @@ _TIMESTAMP_LIMIT = 1 << 63
 
 
 class Scan(NamedTuple):
-    """Where everything lies in the payload; a length of -1 is null.
+    """The positions of all fields in the payload; a length of -1 is null.
 
     records: (offset, time, key start, key length, value start, value length, header count) each
     headers: (row of the record, name start, name length, value start, value length) each, in order
@@ -130,7 +130,7 @@ class Scan(NamedTuple):
 def scan(header: BatchHeader, payload: bytes) -> Scan:
     """The `header.record_count` records in `payload`, offsets ascending; raises CorruptRecordBatch."""
     check_count(header, len(payload))
-    # Looked up once: these are per-batch facts, and an enumeration's property costs as much as a field.
+    # Looked up once a batch: an enumeration's property costs as much as decoding a field.
     append_time = header.max_timestamp_ms if header.timestamp_type is TimestampType.LOG_APPEND_TIME else None
     base_time, base_offset, last_delta = header.base_timestamp_ms, header.base_offset, header.last_offset_delta
     found = Scan([], [])
@@ -141,7 +141,7 @@ def scan(header: BatchHeader, payload: bytes) -> Scan:
             end = position + length
             if not position < end <= len(payload):
                 raise CorruptRecordBatch(f"record {row} claims {length} of {len(payload) - position} bytes")
-            time_delta, position = read_varlong(payload, position + 1)  # behind the attributes, unused by Kafka so far
+            time_delta, position = read_varlong(payload, position + 1)  # after the attributes, unused by Kafka so far
             delta, position = read_varint(payload, position)
             if not previous < delta <= last_delta:
                 raise CorruptRecordBatch(f"record {row} has offset delta {delta} after {previous}, up to {last_delta}")
@@ -198,12 +198,14 @@ def _headers(found: Scan, payload: bytes, counts: Sequence[int]) -> list[tuple[H
 
 
 def decoded_name(name: bytes) -> str:
-    """A header's name. Kafka's own clients replace what is not UTF-8; refusing would make a topic unreadable."""
+    """A header's name. Bytes that are not UTF-8 are replaced, as by Kafka's clients: an error would make a topic
+    unreadable.
+    """
     return name.decode("utf-8", "replace")
 
 
 def check_count(header: BatchHeader, payload_bytes: int) -> None:
-    """Refuse a count that the decompressed bytes can't hold, before anything is sized by it."""
+    """Refuse a record count that the decompressed bytes can't hold, before memory is allocated by it."""
     if header.record_count * RECORD_BYTES_MIN > payload_bytes:
         raise CorruptRecordBatch(f"{header.record_count} records can't fit into {payload_bytes} bytes")
 
@@ -232,7 +234,7 @@ def _scan_headers(payload: bytes, position: int, end: int, count: int, found: Sc
 
 
 _SMALL = [(byte >> 1) ^ -(byte & 1) if byte < 0x80 else None for byte in range(0x100)]
-"""What a varint of one byte says."""
+"""The value of a varint of one byte."""
 
 
 class _Columns(NamedTuple):
@@ -258,7 +260,7 @@ def read_small_batch(header: BatchHeader, payload: bytes) -> RecordRows | None:
 
 
 def _columns(header: BatchHeader, data: bytes) -> _Columns | None:  # noqa: C901 - see the file's map
-    """Offsets, what the times are more than the base time, keys, values. Raises IndexError, CorruptRecordBatch."""
+    """Offsets, time deltas, keys, values. Raises IndexError, CorruptRecordBatch."""
     columns = offsets, times, keys, values = _Columns([], [], [], [])
     base_offset, last_delta, small = header.base_offset, header.last_offset_delta, _SMALL
     fields = (keys.append, values.append)

@@ -1,11 +1,11 @@
-"""The 61 bytes before the records of a batch: read, checked and patched here and nowhere else. Big-endian.
+"""The 61 bytes before the records of a batch: read, checked and patched only here. Big-endian.
 
      0            8          12           16     17    21          23
     | baseOffset | length   | leaderEpoch | magic | CRC | attributes |    length counts from byte 12 to the end
      23                27              35             43            51              53             57
     | lastOffsetDelta | baseTimestamp | maxTimestamp | producerId | producerEpoch | baseSequence | recordCount | 61
 
-The CRC-32C covers everything from byte 21 on: base offset, length, epoch and magic lie outside of it, so a log stamps
+The CRC-32C covers everything from byte 21 on. It does not cover base offset, length, epoch and magic: so a log stamps
 them for free, and they can only be checked by their range. Attributes: bits 0-2 codec, 3 timestamp type, 4
 transactional, 5 control. Source: Kafka's protocol guide, "Record Batch"; docs/formats/record-batch.md.
 
@@ -19,12 +19,12 @@ one core).
             ^ 0     ───────▶ ^ 1     ───────▶ ^ 2               step by step, with the CRC of what lies between
     columns   base offset, length, epoch, magic, CRC, ...       every other check is one numpy operation for all
 
-It applies the rules of `BatchHeader.parse` and `RecordBatch.check` without saying which one failed: the run ends before
-the first batch that does not pass, and the caller looks at that batch alone. A batch of 4 KiB takes 1.2 µs where one by
-one takes 6 (benchmarks/NOTES.md).
+It applies the rules of `BatchHeader.parse` and `RecordBatch.check`, but does not tell which one failed: the run ends
+before the first batch that does not pass, and the caller checks that batch alone. A batch of 4 KiB takes 1.2 µs where
+one by one takes 6 (benchmarks/NOTES.md).
 
-`misjoined` says whether batches follow each other. No CRC covers a base offset, so each is compared with the batch
-before it:
+`misjoined` checks that batches follow each other. No CRC covers a base offset, so each is compared with the batch
+before:
 
 expected      | 10-14 | 15-19 |   hole   | 30-33 |       a hole counts only below what the sender says was cleaned
    10 ────────▶                          ^ 30 <= cleaned_offset, else it is damage
@@ -51,7 +51,7 @@ LENGTH = struct.Struct(">i")
 
 HEADER_BYTES = 61
 SEALED_BYTES = 21
-"""Base offset, length, leader epoch, magic, CRC: what the CRC does not cover, and the CRC."""
+"""Base offset, length, leader epoch and magic, which the CRC does not cover, and the CRC."""
 LENGTH_AT = 8
 LENGTH_ENDS_AT = 12  # what the length counts begins here
 EPOCH_AT = 12
@@ -101,8 +101,8 @@ class BatchHeader(NamedTuple):
     def parse(cls, buffer: Buffer, position: int = 0) -> "BatchHeader":
         """Read the header at byte `position`.
 
-        Raises CorruptRecordBatch if bytes are missing or a field has a value that no whole batch can have. It reads
-        the header alone: the CRC is `RecordBatch.check`'s business, the end of the file the caller's.
+        Raises CorruptRecordBatch if bytes are missing or a field has a value that no whole batch can have. It reads the
+        header alone: `RecordBatch.check` checks the CRC, and the caller the end of the file.
         """
         try:
             header = tuple.__new__(cls, _HEADER.unpack_from(buffer, position))  # half of `_make`
@@ -158,7 +158,7 @@ class BatchHeader(NamedTuple):
 
 
 def _why_impossible(header: BatchHeader) -> str | None:
-    """What no whole batch can say, in words; None if the fields fit together."""
+    """Why no whole batch can have these fields, as text; None if one can."""
     base_offset, length, leader_epoch, magic, _, attributes, delta, _, _, _, _, _, count = header
     records_bytes = length + LENGTH_ENDS_AT - HEADER_BYTES
     reason = None
@@ -194,12 +194,12 @@ def write_crc(data: bytearray | memoryview, crc: int) -> None:
 
 
 def crc32c_of_bytes(data: bytes) -> int:
-    """The same of all of `data`: for a few hundred bytes, where the view costs more than the sum."""
+    """The CRC-32C of all of `data`: for a few hundred bytes, where a view costs more than the sum."""
     return int(google_crc32c.value(data))
 
 
 def crc32c_in_place(data: NDArray[np.uint8]) -> int:
-    """The same of all of a view: for a caller that makes one of many neighbours, and slices it."""
+    """The CRC-32C of a whole view: for a caller that slices one view of many batches."""
     return int(google_crc32c.value(data))
 
 
@@ -220,7 +220,7 @@ assert _COLUMNS.itemsize == HEADER_BYTES, "the columns are the header's fields"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchRun:
-    """Neighbouring whole batches that passed every check that a batch alone can pass. Columns of int64, one per batch.
+    """Neighbouring whole batches that passed every check of a single batch. Columns of int64, one per batch.
 
     position: the byte where it begins. size_bytes: header included. last_offset: kept by compaction.
     """
@@ -253,7 +253,7 @@ class BatchRun:
         return int(self.last_offset[-1]) + 1
 
     def sealed_bytes(self) -> bytes:
-        """The first bytes of each batch, one after the other: those that a seal's CRC goes over."""
+        """The first bytes of each batch, which a seal's CRC covers, concatenated."""
         rows = np.ascontiguousarray(self._headers).view(np.uint8).reshape(len(self), HEADER_BYTES)
         return rows[:, :SEALED_BYTES].tobytes()
 
@@ -321,7 +321,7 @@ def _run(headers: NDArray[Any], positions: Column) -> BatchRun:
 
 
 def _hop(data: bytes, size_max: int) -> list[int]:
-    """Where the batches begin, and where the last one ends: by their lengths alone."""
+    """The positions of the batches, and the end of the last one, by their lengths alone."""
     available, length_at = len(data), LENGTH.unpack_from  # found once, not for each batch
     at, bounds = 0, [0]
     while at + HEADER_BYTES <= available:
@@ -356,8 +356,8 @@ def misjoined(
 ) -> str | None:
     """Why batches of offsets [base, next) do not follow each other from `expected` on; None if they do.
 
-    cleaned_offset: the sender's word that offsets below it may be missing, 0 without one. may_begin_below: the first
-    may hold `expected` in its middle.
+    cleaned_offset: offsets below it may be missing, as the sender announced; 0: none. may_begin_below: the first may
+    hold `expected` in its middle.
     """
     for base_offset, next_offset in batches:
         if base_offset != expected:

@@ -5,8 +5,8 @@
              0        40           95       LEO
     entries  (3, 0)   (5, 40)      (6, 95)
 
-Invariant: epochs and start offsets both ascend strictly. The value is immutable; a change answers a new one. The log
-keeps it in a file, replication decides by it.
+Invariant: epochs and start offsets both ascend strictly. The value is immutable; a change returns a new one. The log
+stores it in a file, and replication compares it.
 """
 
 from bisect import bisect_left, bisect_right
@@ -17,7 +17,7 @@ from typing import Self
 EPOCH_MAX = 2**31 - 1
 OFFSET_MAX = 2**63 - 1
 UNDEFINED = (-1, -1)
-"""What Kafka answers where nothing is known: UNDEFINED_EPOCH, UNDEFINED_EPOCH_OFFSET."""
+"""Kafka's answer if nothing is known: UNDEFINED_EPOCH, UNDEFINED_EPOCH_OFFSET."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,9 @@ class LeaderEpochs:
         return self.entries[at - 1][0] if at else -1
 
     def contradiction(self, offset: int, epoch: int) -> str | None:
-        """Why a batch at `offset` can't be of `epoch`, in words; None if it can, or if the list begins behind it.
+        """Why a batch at `offset` can't be of `epoch`, as text; None if it can, or if the list begins after it.
 
-        A batch of -1 bears no epoch: in the list it stands as 0.
+        A batch of -1 has no epoch: in the list it is 0.
         """
         newest = self.entries[-1] if self.entries else (epoch, offset)
         known = newest[0] if offset >= newest[1] else self.epoch_of(offset)
@@ -69,14 +69,14 @@ class LeaderEpochs:
         return (self.entries[above - 1][0] if above else epoch), self.entries[above][1]
 
     def assigned(self, epoch: int, start_offset: int) -> Self:
-        """With a batch of `epoch` at `start_offset`; the same object if that is no news.
+        """The list with a batch of `epoch` at `start_offset`; the same object if nothing changes.
 
-        Entries that contradict it, at or above the epoch or the offset, give way: what was written last is the log.
+        Entries at or above the epoch or the offset are replaced, because the newest write is the log.
         """
         if self.entries and epoch == self.latest_epoch and start_offset >= self.entries[-1][1]:
             return self
         kept = tuple(entry for entry in self.entries if entry[0] <= epoch and entry[1] < start_offset)
-        if kept and kept[-1][0] == epoch:  # it goes on; a newer epoch that held no record was not the log's after all
+        if kept and kept[-1][0] == epoch:  # the epoch goes on; a newer one without a record is removed
             return type(self)(kept)
         return type(self)((*kept, (epoch, start_offset)))
 

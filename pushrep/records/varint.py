@@ -1,8 +1,8 @@
 """Zigzag varints, as Protocol Buffers and Kafka write them: small numbers of either sign in few bytes.
 
     zigzag:  0 -> 0, -1 -> 1, 1 -> 2, -2 -> 3 ...     then 7 bits a byte, lowest first, high bit = more follows
-A varint (32-bit) takes 1-5 bytes, a varlong (64-bit) 1-10. One by one, and below by the array: the same bytes, a numpy
-operation for all records at a time.
+A varint (32-bit) takes 1-5 bytes, a varlong (64-bit) 1-10. First one by one; further down for arrays, with the same
+bytes by one numpy operation for all records.
 """
 
 from typing import TypeAlias
@@ -31,7 +31,7 @@ def varint(value: int) -> bytes:
 
 
 class _Varints(dict[int, bytes]):
-    """Number -> bytes: what is not in the table is computed, and not kept."""
+    """Number -> bytes: numbers that are not in the table are computed, and not stored."""
 
     def __missing__(self, value: int) -> bytes:
         return varint(value)

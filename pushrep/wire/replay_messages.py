@@ -2,13 +2,13 @@
 
     StartReplay          make a session                          Attach     be its subscriber, with credit
     Credit        →      more bytes may come (an event, no answer)
-    ReplayData    ←      whole batches, or none: a heartbeat     ReplayEnd ←  the last word, once
+    ReplayData    ←      whole batches, or none: a heartbeat     ReplayEnd ← the end, once
     StopReplay           end one session, or all of a recording
     DescribeRecordings   the catalogue
     Extend Truncate Purge Delete                                 DeleteDone ← the files are gone
 
-An event is a frame that no answer follows. It bears the correlation id of what it belongs to: Credit, ReplayData and
-ReplayEnd that of their Attach, DeleteDone that of its Delete.
+An event is a frame without an answer. It has the correlation id of its call: Credit, ReplayData and ReplayEnd that of
+their Attach, DeleteDone that of its Delete.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ from pushrep.wire.values import (
 
 
 class PositionKind(IntEnum):
-    """How `StartReplayRequest.position` is meant."""
+    """The kind of `StartReplayRequest.position`."""
 
     LOG_START = 0
     OFFSET = 1
@@ -49,7 +49,7 @@ class LengthKind(IntEnum):
 
 
 class RecordingState(IntEnum):
-    """DELETED stands before the files go, INVALID where they can't be read."""
+    """DELETED is set before the files are removed; INVALID: they can't be read."""
 
     VALID = 0
     INVALID = 1
@@ -57,7 +57,7 @@ class RecordingState(IntEnum):
 
 
 class ReplayEndReason(IntEnum):
-    """Why a session is over. ERROR: `ReplayEnd.error_code` says which."""
+    """Why a session ended. ERROR: see `ReplayEnd.error_code`."""
 
     LIMIT_REACHED = 0
     STOPPED = 1
@@ -72,7 +72,7 @@ class ReplayEndReason(IntEnum):
 class StartReplayRequest(Struct):
     """`bound`: stable, high_watermark, flushed, written, or a counter's name. `max_bytes_per_s`: 0 is no limit.
 
-    `epoch_before`: a reader that resumes names the epoch of the record before its position, -1 if it does not know.
+    `epoch_before`: for a resuming reader, the epoch of the record before its position, -1 if it is unknown.
     """
 
     recording_id: Counter
@@ -97,7 +97,7 @@ class StartReplayResponse(Response):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttachRequest(Struct):
-    """Become the session's one subscriber; `credit_bytes` may come before the first Credit."""
+    """Subscribe to the session; `credit_bytes` is the first credit."""
 
     session_id: Long
     credit_bytes: Counter
@@ -110,7 +110,7 @@ class AttachResponse(Response):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credit(Struct):
-    """`bytes` more may come, on top of what is left. A subscriber pauses by sending none."""
+    """Adds `bytes` to the session's credit. A subscriber pauses by sending none."""
 
     session_id: Long
     bytes: Counter
@@ -118,10 +118,10 @@ class Credit(Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayData(Struct):
-    """Whole batches; the reader drops what lies below `start_offset` or at and above `end_offset`, and checks the CRCs.
+    """Whole batches; the reader checks the CRCs, and drops records below `start_offset` and from `end_offset` on.
 
-    `tip_offset`: how far the session could read when this left. Without records it is a heartbeat. `cleaned_offset`: 0,
-    or offsets are missing since the data before, since Kafka's cleaner took them: below it any may be.
+    `tip_offset`: the end of readable records when this was sent. Without records it is a heartbeat. `cleaned_offset`:
+    0, or Kafka's cleaner has removed offsets since the data before: below it any may be missing.
     """
 
     session_id: Long
@@ -134,9 +134,10 @@ class ReplayData(Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayEnd(Struct):
-    """The session is over at `offset`. `segment`: base offset of the segment an error was met in, -1 without one.
+    """The session ended at `offset`. `segment`: base offset of the segment with the error, -1 without one.
 
-    `cleaned_offset`: 0, or Kafka's cleaner, which went so far, took what lies between the last data and `offset`.
+    `cleaned_offset`: 0, or Kafka's cleaner, which compacted up to it, has removed everything between the last data and
+    `offset`.
     """
 
     session_id: Long
@@ -151,7 +152,7 @@ class ReplayEnd(Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopReplayRequest(Struct):
-    """Exactly one is meant: `session_id`, or all sessions of `recording_id` if that is not -1."""
+    """Ends all sessions of `recording_id`, or if that is -1 the session `session_id`."""
 
     session_id: Long = 0
     recording_id: CounterOrNone = -1
@@ -190,7 +191,7 @@ class Recording(Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribeRecordingsResponse(Response):
-    """By rising id. `has_more`: ask again from the last id + 1."""
+    """By ascending id. `has_more`: ask again from the last id + 1."""
 
     recordings: tuple[Recording, ...] = ()
     has_more: bool = False
@@ -198,7 +199,7 @@ class DescribeRecordingsResponse(Response):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtendRequest(Struct):
-    """A stopped recording goes on at its end, under a higher epoch."""
+    """Let a stopped recording go on at its end, under a higher epoch."""
 
     recording_id: Counter
     leader_epoch: Epoch
@@ -257,7 +258,7 @@ class DeleteResponse(Response):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteDone(Struct):
-    """The files are gone, or why not."""
+    """The files were removed, or why not."""
 
     recording_id: Counter
     error_code: ErrorCode = ErrorCode.NONE

@@ -1,11 +1,11 @@
-"""The answering side of a connection: takes requests, lets each be answered once, under its number, in its version.
+"""The server's side of a connection: takes requests; each is answered once, with its correlation id, in its version.
 
     feed(data)             -> [Call | ClientEvent, ...]      requests, and a subscriber's events
     answer(call, response) -> parts                          in any order
     event(call, event)     -> parts                          after the answer: ReplayData, ReplayEnd, DeleteDone
 
-A server that reads on while many calls are unanswered holds their records: `open_calls` says how many, and the shell
-stops reading at its own limit. `calls_max` is where a peer that sends on regardless is refused.
+A server holds the records of unanswered calls (`open_calls`), so its caller stops reading at a limit of its own. A peer
+that has more than `calls_max` unanswered calls is refused.
 """
 
 from typing import NamedTuple, TypeAlias
@@ -42,7 +42,7 @@ class Call(NamedTuple):
 
 
 class ClientEvent(NamedTuple):
-    """An event from the client, for the call `correlation_id`, which may be over by now."""
+    """An event from the client, for the call `correlation_id`, which may have ended."""
 
     correlation_id: int
     message: Struct
@@ -52,7 +52,7 @@ Parts: TypeAlias = list[Part]
 
 
 class ServerConnection:
-    """The answering side of one connection. Not thread-safe. After a ProtocolError the connection has to be closed."""
+    """The server's side of one connection. Not thread-safe. After a ProtocolError the connection has to be closed."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class ServerConnection:
 
     @property
     def failure(self) -> ProtocolError | None:
-        """What the peer did wrong, if it did."""
+        """The peer's protocol error, if there was one."""
         return self._reader.failure
 
     def feed(self, data: bytes) -> list[Call | ClientEvent]:
@@ -84,7 +84,7 @@ class ServerConnection:
         return self._reader.feed(data)
 
     def get_buffer(self, size_hint: int = -1) -> memoryview:
-        """Where the network may write next."""
+        """The buffer for the network's next bytes."""
         return self._reader.get_buffer(size_hint)
 
     def buffer_updated(self, count: int) -> list[Call | ClientEvent]:
@@ -152,6 +152,6 @@ class ServerConnection:
         return Call(frame.correlation_id, frame.api_key, frame.version, frame.message)
 
     def _take_future_versions(self, correlation_id: int) -> Call:
-        # Its fields are unknown here, and nothing in them is needed to answer (KIP-511).
+        # Its fields are unknown here, and not needed for the answer (KIP-511).
         self._unanswered.add(correlation_id)
         return Call(correlation_id, ApiKey.API_VERSIONS, 0, ApiVersionsRequest(), is_version_known=False)
