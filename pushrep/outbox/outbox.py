@@ -240,12 +240,7 @@ class Outbox:
             resources.callback(release_linger_timer, linger_timer)
             opened = open_all(resources, directory, wanted, settings, filesystem=filesystem, clock=clock)
             outbox = cls(directory, opened, settings, linger_timer, filesystem=filesystem, clock=clock)
-            leap = partial(_begin_pid_epoch, weakref.ref(outbox), outbox._all_appenders, filesystem)
-            outbox.facts.shipping.when_head_was_cut(leap)
-            if outbox.facts.replication is not None:
-                outbox.facts.replication.on_identity = partial(_show_identity, weakref.ref(outbox))
-            if on_diverged is OnDiverged.REFUSE:
-                outbox.facts.shipping.when_diverged(partial(_refuse_appends, outbox._all_appenders))
+            outbox._subscribe(filesystem)
             outbox._resources = resources.pop_all()  # from here on the outbox closes them; before, an error does
             serve_control(outbox._resources, outbox.facts, filesystem)
             try:
@@ -257,6 +252,15 @@ class Outbox:
                 outbox.close()
                 raise
             return outbox
+
+    def _subscribe(self, filesystem: Filesystem) -> None:
+        """React to what shipping and replication find. No callback holds the outbox, which may be collected."""
+        shipping, replication, itself = self.facts.shipping, self.facts.replication, weakref.ref(self)
+        shipping.when_head_was_cut(partial(_begin_pid_epoch, itself, self._all_appenders, filesystem))
+        if replication is not None:
+            replication.on_identity = partial(_show_identity, itself)
+        if self._settings.on_diverged is OnDiverged.REFUSE:
+            shipping.when_diverged(partial(_refuse_appends, self._all_appenders))
 
     @classmethod
     def open_slot(
