@@ -1,4 +1,4 @@
-"""The examples in a Markdown file, and a runner: `python doc_blocks.py FILE [--with-spark] [--with-kafka=ADDRESS]`.
+"""The examples in Markdown files, and a runner: `python doc_blocks.py FILE... [--with-spark] [--with-kafka=ADDRESS]`.
 
     ```python       executed; the blocks of one file share a namespace, in order
     ```console      each line that begins with `$ ` is run by bash, with this interpreter's programs first in PATH
@@ -6,13 +6,19 @@
 A comment on the line before the fence says more: `<!-- spark -->` (needs a Spark session), `<!-- kafka -->` (needs a
 broker: `localhost:9092` in it stands for the broker's real address), `<!-- no-test: reason -->`.
 Any other fence is prose. A traceback names the Markdown file and its line.
+
+Of several files each begins with an empty directory, without variables and without a Spark session. They share this
+process and its JVM, whose start costs more than a page's work. So `$ python -m spark_jobs.jobs....` runs in here, too.
 """
 
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from textwrap import dedent
 
@@ -20,6 +26,7 @@ _FENCE = re.compile(r"^(?P<indent>\s*)(?P<ticks>`{3,}|~{3,})\s*(?P<language>[\w+
 _NO_TEST = re.compile(r"<!--\s*no-test:\s*(?P<reason>.*?)\s*-->")
 _SPARK = re.compile(r"<!--\s*spark\s*-->")
 _KAFKA = re.compile(r"<!--\s*kafka\s*-->")
+_JOB = re.compile(r"python -m (?P<module>spark_jobs\.jobs\.\w+) (?P<arguments>[^|<>&;$]*)")
 _ADDRESS = "localhost:9092"
 _PYTHON = sys.executable
 COMMANDS = Path(__file__).with_name("programs")
@@ -90,21 +97,50 @@ def run_blocks(blocks):
             exec(compile("\n" * (block.line - 1) + block.code, str(block.path), "exec"), namespace)
             continue
         for command in commands_of(block):
+            if job := _JOB.fullmatch(command):
+                run_job(block, job["module"], shlex.split(job["arguments"]))
+                continue
             done = subprocess.run(["bash", "-euo", "pipefail", "-c", command], check=False, env=activated)
             if done.returncode != 0:
                 sys.exit(f"{block.path}:{block.line}: exit code {done.returncode} from: {command}")
 
 
+def run_job(block, module, arguments):
+    """The job's command, in the session that is there or one of its own."""
+    try:
+        import_module(module).main(arguments)
+    except SystemExit as ended:
+        if ended.code:
+            sys.exit(f"{block.path}:{block.line}: exit code {ended.code} from: {module} {shlex.join(arguments)}")
+
+
+def clear(settings):
+    """Leave no session and no file to the next page; what these settings of Spark were is forgotten."""
+    if "pyspark" in sys.modules:
+        from pyspark import SparkContext
+        from pyspark.sql import SparkSession
+
+        if (session := SparkSession.getActiveSession()) is not None:
+            session.stop()
+        for name in settings:
+            SparkContext._jvm.System.clearProperty(name)
+    for left in Path().iterdir():
+        shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+
 if __name__ == "__main__":
     with_spark = "--with-spark" in sys.argv
     address = next((flag.partition("=")[2] for flag in sys.argv if flag.startswith("--with-kafka=")), None)
-    chosen = [
-        replace(block, code=block.code.replace(_ADDRESS, address or _ADDRESS))
-        for block in blocks_of(Path(sys.argv[1]))
-        if block.skip_reason is None
-        and (with_spark or not block.needs_spark)
-        and (address is not None or not block.needs_kafka)
-    ]
     # What Spark's workers run in unless told otherwise is the driver's Python.
     sys.executable = os.environ.get("PUSHREP_DRIVER_PYTHON", sys.executable)
-    run_blocks(chosen)
+    for number, path in enumerate(pages := [Path(word) for word in sys.argv[1:] if not word.startswith("--")]):
+        if number:
+            is_last = path == pages[-1]
+            clear(os.environ.get("PUSHREP_TESTS_LAST_PAGE_WITHOUT", "").split() if is_last else ())
+        run_blocks(
+            replace(block, code=block.code.replace(_ADDRESS, address or _ADDRESS))
+            for block in blocks_of(path)
+            if block.skip_reason is None
+            and (with_spark or not block.needs_spark)
+            and (address is not None or not block.needs_kafka)
+        )

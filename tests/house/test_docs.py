@@ -1,4 +1,7 @@
-"""The examples in README.md and docs/ run as they stand, each file in a process and a directory of its own."""
+"""The examples in README.md and docs/ run as they stand, each file in a directory of its own.
+
+Each has a process of its own, too, but for those with Spark: its start costs more than all that a page does with it.
+"""
 
 import importlib.util
 import os
@@ -17,6 +20,8 @@ DOCS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 RUNNER = Path(__file__).with_name("doc_blocks.py")
 TIMEOUT_S = 900
 SMALL = f"{QUIET} --conf spark.sql.streaming.checkpointFileManagerClass={FORKLESS_CHECKPOINTS} pyspark-shell"
+OF_A_READER = " ".join(re.findall(r"spark\.[\w.]+(?==)", f"{SMALL} {INTERPRETED}"))
+"""Settings that a reader's Spark has as they are, and so has that of the last page."""
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s#]*)(?:#([^)\s]+))?\)|src(?:set)?=\"([^\"]+)\"")
 
 _spec = importlib.util.spec_from_file_location("doc_blocks", RUNNER)
@@ -38,17 +43,15 @@ def files_with(needs_spark):
             yield path
 
 
-def run(path, directory, *flags):
-    """Run a file's blocks; returns the finished process."""
+def run(paths, directory, *flags):
+    """Run the blocks of some files; returns the finished process."""
     # A reader's interpreter shows warnings; here they fail, except inside Spark's and its workers' own code.
     warnings = [] if "--with-spark" in flags else ["-W", "error"]
-    # Spark's workers are forked: a busy machine has no time to start each. One page's Spark is else as a reader's.
-    own = {"PYSPARK_PYTHON": WORKERS_PYTHON, "PYSPARK_SUBMIT_ARGS": SMALL}
-    if path.name == "README.md":
-        generated = os.environ["JDK_JAVA_OPTIONS"].replace(INTERPRETED, "")
-        own = {"PUSHREP_DRIVER_PYTHON": WORKERS_PYTHON, "JDK_JAVA_OPTIONS": generated}
+    # Spark's workers are forked: a busy machine has no time to start each.
+    own = {"PUSHREP_DRIVER_PYTHON": WORKERS_PYTHON, "PYSPARK_SUBMIT_ARGS": SMALL}
+    own["PUSHREP_TESTS_LAST_PAGE_WITHOUT"] = OF_A_READER
     return subprocess.run(
-        [sys.executable, *warnings, str(RUNNER), str(path), *flags],
+        [sys.executable, *warnings, str(RUNNER), *map(str, paths), *flags],
         cwd=directory,
         env=os.environ | own,
         capture_output=True,
@@ -57,24 +60,25 @@ def run(path, directory, *flags):
     )
 
 
-def report(path, done):
-    return f"{name(path)}: an example failed\n{done.stdout[-3000:]}\n{done.stderr[-5000:]}"
+def report(done):
+    return f"an example failed\n{done.stdout[-3000:]}\n{done.stderr[-5000:]}"
 
 
 @pytest.mark.timeout(TIMEOUT_S + 30)
 @pytest.mark.parametrize("path", list(files_with(needs_spark=False)), ids=name)
 def test_examples_run(path, tmp_path):
-    done = run(path, tmp_path)
-    assert done.returncode == 0, report(path, done)
+    done = run([path], tmp_path)
+    assert done.returncode == 0, report(done)
 
 
 @pytest.mark.spark
 @pytest.mark.timeout(TIMEOUT_S + 30)
-@pytest.mark.parametrize("path", list(files_with(needs_spark=True)), ids=name)
-def test_examples_run_with_spark(path, tmp_path):
-    """The whole file: what comes before a Spark block made the data that it reads."""
-    done = run(path, tmp_path, "--with-spark")
-    assert done.returncode == 0, report(path, done)
+def test_examples_run_with_spark(tmp_path):
+    """The whole files: what comes before a Spark block made the data that it reads."""
+    readme, *pages = files_with(needs_spark=True)
+    assert readme.name == "README.md"
+    done = run([*pages, readme], tmp_path, "--with-spark")
+    assert done.returncode == 0, report(done)
 
 
 def anchors(path):
@@ -142,10 +146,10 @@ def test_the_runner_runs_what_it_should(tmp_path):
         ("python", 22, False, "needs a broker"),
         ("python", 26, True, None),
     ]
-    done = run(path, tmp_path)
-    assert done.returncode == 0, report(path, done)
+    done = run([path], tmp_path)
+    assert done.returncode == 0, report(done)
     assert not (tmp_path / "spark-ran").exists()
-    assert run(path, tmp_path, "--with-spark").returncode == 0
+    assert run([path], tmp_path, "--with-spark").returncode == 0
     assert (tmp_path / "spark-ran").exists()
 
 
@@ -161,6 +165,18 @@ def test_the_runner_runs_what_it_should(tmp_path):
 def test_a_failing_example_fails_and_names_its_line(tmp_path, text, told):
     path = tmp_path / "sample.md"
     path.write_text(text)
-    done = run(path, tmp_path)
+    done = run([path], tmp_path)
     assert done.returncode != 0
     assert told in done.stderr
+
+
+def test_a_page_finds_nothing_of_the_one_before(tmp_path):
+    texts = {
+        "first.md": "```python\nleft = open('left', 'w').close()\n```\n",
+        "second.md": "```python\nimport os\nassert not os.listdir() and 'left' not in globals()\n```\n",
+    }
+    for title, text in texts.items():
+        (tmp_path / title).write_text(text)
+    (here := tmp_path / "here").mkdir()
+    done = run([tmp_path / title for title in texts], here)
+    assert done.returncode == 0, report(done)
