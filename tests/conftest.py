@@ -100,7 +100,6 @@ _SCOPES = {
 }
 _PROGRAMS = {  # each with a Spark of its own
     "tests/spark/test_demo.py",
-    "tests/spark/test_startpoints_kill.py",
     "tests/spark/replay/test_apply_process.py",
 }
 # In which order they begin: the long ones first, so that none is left alone at the end; between those that start JVMs

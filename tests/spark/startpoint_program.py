@@ -1,6 +1,6 @@
 """A Spark driver that follows startpoints and dies of kill -9, with its JVM and workers, at a named step.
 
-python startpoint_program.py <logs> <state> <trigger> [<step> <sequence>]
+python startpoint_program.py <logs> <state> [<step> <sequence>]
 
 Batches go into <state>/table/<batch>.json, replaced if run again; the checkpoint lies beside it. STEPS are in the order
 in which a startpoint comes by them; each is met in the process that it belongs to, and for startpoint `sequence` only.
@@ -28,14 +28,30 @@ def kill_session():
             os.kill(pid, signal.SIGKILL)
 
 
+def follow(spark, logs, state, how, handled=lambda _epochs: None):
+    """Run the query to its end; `handled` gets the epochs in each batch, behind its rows."""
+
+    def handle(rows, batch_id):
+        found = [(row.partition, row.offset, row.startpoint_epoch) for row in rows.collect()]
+        replace(state / "table" / f"{batch_id}.json", sorted(found))
+        handled({epoch for _, _, epoch in found})
+
+    (state / "table").mkdir(parents=True, exist_ok=True)
+    options = {"path": str(logs), "topic": "orders", "startingStartpoint": "billing", "maxRecordsPerTrigger": "40"}
+    writer = spark.readStream.format("pushrep").options(**options).load().writeStream.foreachBatch(handle)
+    query = writer.option("checkpointLocation", str(state / "checkpoint")).trigger(**how).start()
+    query.awaitTermination()
+    replace(state / PROGRESS_NAME, query.lastProgress and json.loads(query.lastProgress.json)["sources"])
+
+
 def main():
     from pyspark.sql import SparkSession
 
     from pushrep.startpoints import StartpointStore
     from spark_jobs.sources.datasource import PushrepDataSource, PushrepStreamReader
 
-    logs, state, trigger = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
-    step, deadly = (sys.argv[4], int(sys.argv[5])) if len(sys.argv) > 4 else ("none", 0)
+    logs, state = Path(sys.argv[1]), Path(sys.argv[2])
+    step, deadly = (sys.argv[3], int(sys.argv[4])) if len(sys.argv) > 3 else ("none", 0)
 
     class KillingStore(StartpointStore):
         def consume(self, claim, sequence):
@@ -65,24 +81,14 @@ def main():
         def streamReader(self, schema):  # noqa: N802 - Spark's name
             return KillingReader(self._checked(schema), schema)
 
-    def handle(rows, batch_id):
-        found = [(row.partition, row.offset, row.startpoint_epoch) for row in rows.collect()]
-        replace(state / "table" / f"{batch_id}.json", sorted(found))
-        if step == "handled" and any(epoch == deadly for _, _, epoch in found):
+    def handled(found):
+        if step == "handled" and deadly in found:
             kill_session()
 
-    (state / "table").mkdir(parents=True, exist_ok=True)
     spark = SparkSession.builder.appName("startpoints").getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
     spark.dataSource.register(KillingSource)
-    options = {"path": str(logs), "topic": "orders", "startingStartpoint": "billing", "maxRecordsPerTrigger": "40"}
-    writer = spark.readStream.format("pushrep").options(**options).load().writeStream.foreachBatch(handle)
-    writer = writer.option("checkpointLocation", str(state / "checkpoint"))
-    how = {"availableNow": True} if trigger == "available-now" else {"processingTime": trigger}
-    query = writer.trigger(**how).start()
-    query.awaitTermination()
-    replace(state / PROGRESS_NAME, query.lastProgress and json.loads(query.lastProgress.json)["sources"])
-    spark.stop()
+    follow(spark, logs, state, {"processingTime": "50 milliseconds"}, handled)
 
 
 def epochs(logged):

@@ -12,7 +12,8 @@ import pytest
 
 from pushrep.log import SegmentLog
 from pushrep.startpoints import Applied, Consumed, Reader, Startpoint, StartpointStore
-from tests.spark.startpoint_program import STEPS
+from spark_jobs import register_sources
+from tests.spark.startpoint_program import STEPS, follow
 from tests.spark_programs import SparkPrograms, kill_session, said
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -48,9 +49,11 @@ def start(tmp_path, logs):
         yield lambda *words: programs.start([sys.executable, program, logs, tmp_path / "state", *words])
 
 
-def finished(process):
-    process.communicate(timeout=WAIT_S)
-    assert process.returncode == 0, said(process)
+@pytest.fixture
+def goes_on(spark, logs, tmp_path):
+    """Another driver reads all that is there."""
+    register_sources(spark)
+    return lambda: follow(spark, logs, tmp_path / "state", {"availableNow": True})
 
 
 def table(tmp_path):
@@ -67,14 +70,16 @@ def run(epoch, start, end):
 
 
 @pytest.mark.timeout(1800)
-def test_rule_2_a_driver_killed_at_each_step_applies_once_and_keeps_the_offset(start, logs, store, tmp_path, torture):
+def test_rule_2_a_driver_killed_at_each_step_applies_once_and_keeps_the_offset(
+    start, goes_on, logs, store, tmp_path, torture
+):
     """Partition 0 is sent ten records back, partition 1 to the latest of that moment; the log grows after each kill."""
     steps = STEPS if torture.is_long else (torture.random("steps").choice(STEPS),)
     expected = {n: run(0, 0, COUNT) for n in range(2)}
     end = COUNT
     for number, step in enumerate(steps):
         latest, back = 2 * number + 1, 2 * number + 2
-        killed = start("50 milliseconds", step, back)
+        killed = start(step, back)
         if number == 0:
             until((tmp_path / "state" / "checkpoint" / "commits" / "1").exists, killed)  # two batches hold all
         assert store.write("billing", "orders", 1, Startpoint.latest(), "only what is new") == latest
@@ -84,7 +89,7 @@ def test_rule_2_a_driver_killed_at_each_step_applies_once_and_keeps_the_offset(s
         assert killed.returncode == -signal.SIGKILL, f"{step}: it ended by itself: {said(killed)}"
         append(logs, 0, 5)
         append(logs, 1, 5)
-        finished(start("available-now"))
+        goes_on()
         expected[0] += run(back, end - 10, end + 5)
         facts = [fact for fact in store.history() if isinstance(fact, Applied) and fact.sequence in (back, latest)]
         applied_at = {fact.sequence: fact for fact in facts}
@@ -104,14 +109,14 @@ def test_rule_2_a_driver_killed_at_each_step_applies_once_and_keeps_the_offset(s
 
 @pytest.mark.timeout(3600)
 def test_a_stream_sent_back_and_forth_live_and_killed_at_random_reads_what_a_model_says(
-    start, logs, store, tmp_path, torture
+    start, goes_on, logs, store, tmp_path, torture
 ):
     """Each run of a partition begins where its startpoint says and goes on without gap or repeat, up to the next."""
     if not torture.is_long:
         pytest.skip("a long form alone: every kill costs a start of Spark")
     chance, places = torture.random("live"), {}
     for _ in range(12):
-        driver = start("50 milliseconds")
+        driver = start()
         for _ in range(chance.randint(1, 12)):
             partition, place = chance.randrange(2), chance.randrange(COUNT)
             if chance.random() < 0.5:
@@ -123,7 +128,7 @@ def test_a_stream_sent_back_and_forth_live_and_killed_at_random_reads_what_a_mod
             assert driver.poll() is None, f"it ended by itself: {said(driver)}"
         kill_session(driver)
     for _ in range(2):  # the store's checkpoint follows Spark's: the second run tells it the end
-        finished(start("available-now"))
+        goes_on()
     ends = ends_of(logs)
     for partition, read in sorted(table(tmp_path).items()):
         runs = [(epoch, [offset for _, offset in rows]) for epoch, rows in groupby(read, key=lambda row: row[0])]
