@@ -26,18 +26,14 @@ STEPS = {
 """Per kind of table: class, method, before or after its so manieth call from the first `replace` on."""
 
 
-def main(given, step):
-    from spark_jobs.jobs import pipeline
-    from spark_jobs.jobs.options import ApplyOptions
-    from spark_jobs.jobs.reporting import Reporter
+def die_at(kind, step, die, setattr=setattr):  # noqa: A002 - a test's takes it back
+    """`die` is called at this step."""
     from spark_jobs.marks import LocalMarks
     from spark_jobs.sinks.directory_table import DirectoryTable
     from spark_jobs.sinks.hadoop import HadoopDirectory
     from spark_jobs.sql import SqlTable
 
     classes = {one.__name__: one for one in (LocalMarks, HadoopDirectory, DirectoryTable, SqlTable)}
-    options = json.loads(given)
-    kind = "database" if options.get("sink_table") else "path"
     name, method, when, nth = STEPS[kind][step]
     calls = {"replace": 0, "dying": 0}
 
@@ -55,17 +51,26 @@ def main(given, step):
             # The marks before the first of these batches are stored before it is handled.
             calls["dying"] += calls["replace"] > 0 or method == "replace"
             if when == "before" and calls["dying"] == nth:
-                os.kill(os.getpid(), signal.SIGKILL)
+                die()
             found = function(*args, **named)
             if calls["dying"] == nth:
-                os.kill(os.getpid(), signal.SIGKILL)
+                die()
             return found
 
         return call
 
     setattr(classes[name], method, dying(getattr(classes[name], method)))
     table = DirectoryTable if kind == "path" else SqlTable
-    table.replace = counted(table.replace)
+    setattr(table, "replace", counted(table.replace))
+
+
+def main(given, step):
+    from spark_jobs.jobs import pipeline
+    from spark_jobs.jobs.options import ApplyOptions
+    from spark_jobs.jobs.reporting import Reporter
+
+    options = json.loads(given)
+    die_at("database" if options.get("sink_table") else "path", step, lambda: os.kill(os.getpid(), signal.SIGKILL))
     options["keep"] = tuple(options["keep"])
     with Reporter.open("-") as reporter:
         pipeline.apply(ApplyOptions(**options), reporter)

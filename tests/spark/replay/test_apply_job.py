@@ -25,7 +25,7 @@ from spark_jobs.jobs.options import ApplyOptions, BadJobOption
 from spark_jobs.jobs.pipeline import apply_in
 from spark_jobs.jobs.reporting import Reporter, one_line
 from spark_jobs.sinks.idempotent_sink import TableOfAnotherQuery
-from tests.spark.replay.repair_program import STEPS
+from tests.spark.replay.repair_program import STEPS, die_at
 from tests.spark_programs import QUIET, SparkPrograms, kill_session, said
 
 pytestmark = pytest.mark.spark
@@ -84,7 +84,7 @@ def run(spark, tmp_path):
     return apply
 
 
-@pytest.mark.parametrize("carrier", ["key", "header"])
+@pytest.mark.parametrize("carrier", [pytest.param("key", marks=pytest.mark.long), "header"])  # each other job: key
 def test_avro_values_become_columns_once(spark, run, outbox, tmp_path, carrier):
     values = [encoded(n) for n in range(50)]
     outbox(values[:30], 0, carrier)
@@ -390,8 +390,8 @@ class Looks:
 
 
 @pytest.mark.timeout(900)
-def test_a_repair_is_gone_on_with_from_wherever_the_job_was_killed(run, outbox, table, tmp_path, torture):
-    """kill -9 at each step of replacing rows (one of one kind in the short form), then the job again."""
+def test_a_repair_is_gone_on_with_from_wherever_the_job_was_killed(run, outbox, table, tmp_path, torture, monkeypatch):
+    """kill -9 at each step of replacing rows, then the job again; the short form fails at one step of one kind."""
     if not torture.is_long and table.kind != torture.random("kind").choice(list(STEPS)):
         pytest.skip("the other kind of table in the short form")
     append_with_replays(outbox)
@@ -404,11 +404,13 @@ def test_a_repair_is_gone_on_with_from_wherever_the_job_was_killed(run, outbox, 
         last_batch = max(batch for _, batch in before.values())
         start, end = chance.randrange(30), chance.randrange(40, 95)
         table.repair("--from", start, "--to", end)
-        with SparkPrograms(tmp_path, f"--master local[1] --driver-memory 1g {QUIET}") as programs:
-            killed = programs.start([sys.executable, PROGRAM, json.dumps(options), step])
-            killed.communicate(timeout=600)
-            assert killed.returncode == -signal.SIGKILL, f"{step}: {said(killed)}"
-            kill_session(killed)
+        if torture.is_long:
+            killed_at(step, tmp_path, options)
+        else:
+            with monkeypatch.context() as patch:
+                die_at(table.kind, step, ends_here, patch.setattr)
+                with pytest.raises(RuntimeError, match="it ends here"):
+                    run(**options)
         if table.kind == "database":
             assert values(table.rows()) == table.answer(), f"{step}: a reader saw half of it"
         run(**table.options)
@@ -416,6 +418,18 @@ def test_a_repair_is_gone_on_with_from_wherever_the_job_was_killed(run, outbox, 
         assert values(after) == table.answer(), f"{step} [{start}, {end}), seed {torture.seed}"
         again = {place for place, (_, batch) in after.items() if batch > last_batch}
         assert again == {place for place in before if start <= place[1] < end}, f"{step}, seed {torture.seed}"
+
+
+def killed_at(step, place, options):
+    with SparkPrograms(place, f"--master local[1] --driver-memory 1g {QUIET}") as programs:
+        killed = programs.start([sys.executable, PROGRAM, json.dumps(options), step])
+        killed.communicate(timeout=600)
+        assert killed.returncode == -signal.SIGKILL, f"{step}: {said(killed)}"
+        kill_session(killed)
+
+
+def ends_here():
+    raise RuntimeError("it ends here")
 
 
 @pytest.mark.parametrize("table", ["database", pytest.param("path", marks=pytest.mark.long)], indirect=True)
@@ -456,7 +470,7 @@ def test_a_startpoint_says_itself_that_old_rows_stay(spark, run, outbox, tmp_pat
     def replace(self, rows, batch_id, ranges):
         calls.append(batch_id)
         if len(calls) == 2:
-            raise RuntimeError("it ends here")
+            ends_here()
         own(self, rows, batch_id, ranges)
 
     monkeypatch.setattr(pipeline.StagedBatches, "replace", replace)
