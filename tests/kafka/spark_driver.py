@@ -108,6 +108,11 @@ class SparkDriver:
         return give
 
     @property
+    def pid(self) -> int:
+        """Of the driver's Python."""
+        return self._process.pid
+
+    @property
     def elsewhere(self) -> Path:
         """The directory that Spark knows as viewfs://all/elsewhere."""
         return self._directory / "scratch-elsewhere"

@@ -54,11 +54,16 @@ class Handler:
 
 
 def killed_before_marks(store, batch_id, jvm):
-    """The store of a driver that dies with its JVM once it has written the rows of this batch, before their marks."""
+    """The store of a query that fails once it has written the rows of this batch, before their marks.
+
+    jvm: with it the driver is killed; None: nobody is.
+    """
     write = store.write
 
     def die(marks, *, keep):
         if marks.batch_id == batch_id:
+            if jvm is None:
+                raise RuntimeError("it ends here")
             for pid in (jvm, os.getpid()):
                 os.kill(pid, signal.SIGKILL)
         write(marks, keep=keep)
@@ -114,6 +119,7 @@ class Driver:
         table=None,
         gate=None,
         die_at=None,
+        killed=False,
     ):
         """A query over a topic or a log; what it writes is in `<place>/table`."""
         from spark_jobs import LocalMarks, ReplayFilteredBatches, filter_replays
@@ -128,7 +134,8 @@ class Driver:
             frame = filter_replays(frame, marks=inherited, **(rule or {}))
         else:
             if die_at is not None:
-                store = killed_before_marks(store, die_at, self.spark.sparkContext._gateway.proc.pid)
+                jvm = self.spark.sparkContext._gateway.proc.pid if killed else None
+                store = killed_before_marks(store, die_at, jvm)
             handler = ReplayFilteredBatches(handler, store, adopt=adopt, **(rule or {}))
         writer = frame.writeStream.foreachBatch(handler).option("checkpointLocation", str(place / "checkpoint"))
         query = writer.trigger(**(trigger or {"availableNow": True})).start()

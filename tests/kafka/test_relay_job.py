@@ -5,9 +5,13 @@ through SourcePartitionProducer; a batch that runs again sends again, and reader
 """
 
 import json
+import os
 import shutil
+import signal
 import sys
 import uuid
+from functools import partial
+from threading import Thread
 
 import pytest
 
@@ -68,16 +72,16 @@ def relay(broker, topics, tmp_path):
     ]
 
 
-def until_in_the_middle(process):
+def until_in_the_middle(lines, said):
     """Read events until a batch is done; others are still to come. The next one then runs."""
     seen = []
-    for line in process.stdout:
+    for line in lines:
         event = json.loads(line)
         seen.append(event)
-        assert event["event"] != "failed", f"{seen} {said(process)}"
+        assert event["event"] != "failed", f"{seen} {said()}"
         if event["event"] == "batch" and event["kept"]:
             return
-    raise AssertionError(f"{seen} {said(process)}")
+    raise AssertionError(f"{seen} {said()}")
 
 
 def relayed_pid(broker, tmp_path, source):
@@ -87,17 +91,26 @@ def relayed_pid(broker, tmp_path, source):
     return producer_id(application="billing", stream=source, source=incarnation, destination=pin["destination"])
 
 
-def test_every_record_once_in_order_also_when_the_jvm_is_killed(broker, topics, relay, jars, spark_driver, tmp_path):
-    """Contract "Spark", relay: each record once behind a filter, order per source partition, over a kill -9."""
+def test_every_record_once_in_order_also_when_the_jvm_is_killed(
+    broker, topics, relay, jars, spark_driver, tmp_path, torture
+):
+    """Contract "Spark", relay: each record once behind a filter, order per source partition, over a kill -9.
+
+    A process that is killed is for the long form, and for the demo through Kafka; in the short one a signal ends it.
+    """
     source, destination = topics
-    with SparkPrograms(tmp_path) as programs, reserve() as held:
+    with reserve() as held:
         address = f"127.0.0.1:{held.getsockname()[1]}"
-        own = ("--conf", f"spark.jars={jars}", "--conf", "spark.driver.host=127.0.0.1", "--health", address)
-        first = programs.start([sys.executable, "-m", "spark_jobs.jobs.relay", *relay, *own])
-        until_in_the_middle(first)
-        assert ready(f"http://{address}")[:2] == (200, [])
-        assert f'kept_records_total{{name="relay {source}",source=' in get(f"http://{address}/metrics")[1].decode()
-        kill_session(first)
+        served = partial(is_served, f"http://{address}", source)
+        if torture.is_long:
+            own = ("--conf", f"spark.jars={jars}", "--conf", "spark.driver.host=127.0.0.1", "--health", address)
+            with SparkPrograms(tmp_path) as programs:
+                first = programs.start([sys.executable, "-m", "spark_jobs.jobs.relay", *relay, *own])
+                until_in_the_middle(first.stdout, partial(said, first))
+                served()
+                kill_session(first)
+        else:
+            ended_by_a_signal(spark_driver, [*relay, "--trigger", "100ms", "--health", address], tmp_path, served)
     as_if_killed_a_moment_earlier(tmp_path)
     before = sum(len(consume(broker.bootstrap_servers, destination, partition)) for partition in range(2))
     assert before > 0, "killed after the first batch, most often within the second"
@@ -122,6 +135,29 @@ def test_every_record_once_in_order_also_when_the_jvm_is_killed(broker, topics, 
         assert [own[offset] for offset in offsets] == [record.value for record in seen], "the record's own topic offset"
     assert found.copies >= before, "what the killed job had sent was sent again"
     assert all(consume(broker.bootstrap_servers, destination, partition) == [] for partition in range(2, 5))
+
+
+def is_served(url, source):
+    assert ready(url)[:2] == (200, [])
+    assert f'kept_records_total{{name="relay {source}",source=' in get(f"{url}/metrics")[1].decode()
+
+
+def ended_by_a_signal(spark_driver, arguments, place, served):
+    """The job in the driver that is there, which goes on behind it."""
+    events = place / "events"
+    os.mkfifo(events)
+    told = []
+    job = Thread(
+        target=lambda: told.append(spark_driver.job(name="relay", arguments=[*arguments, "--json", str(events)]))
+    )
+    job.start()
+    with events.open() as lines:
+        until_in_the_middle(lines, lambda: told)
+        served()
+        os.kill(spark_driver.pid, signal.SIGTERM)
+        last = [json.loads(line) for line in lines][-1]
+    job.join()
+    assert (told[0][0], last["event"]) == (0, "stopped"), told
 
 
 def as_if_killed_a_moment_earlier(place):
