@@ -13,6 +13,8 @@ from tests.class_archives import KAFKA, use
 ROOT = Path(__file__).parents[1]
 WORKERS_PYTHON = str(Path(__file__).with_name("worker_python"))
 """PYSPARK_PYTHON for the tests' Sparks: worker_forks.py."""
+PYTHONS = [python for python in os.environ.get("PUSHREP_SPARK_PYTHONS", "").split(":") if python]
+"""With other releases of Spark, each in an environment of its own, as `make spark-releases` names them."""
 QUIET = "--conf spark.ui.enabled=false --conf spark.sql.shuffle.partitions=2"
 """Options of spark-submit: a web page that nobody reads, and 200 tasks for a few rows, take longer than the work."""
 FORKLESS_CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"

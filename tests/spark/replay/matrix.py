@@ -164,7 +164,7 @@ class Release:
         own = ROOT / ".cache" / ("spark-kafka/libs" if minor == "4.2" else f"spark-tables/{minor}")
         self._jars = sorted(map(str, own.glob("*.jar")))
         self._has_connector = log.servers is not None and any("spark-sql-kafka" in jar for jar in self._jars)
-        self.has_tables = any("iceberg" in jar for jar in self._jars)
+        self._has_tables = any("iceberg" in jar for jar in self._jars)
 
     @property
     def source(self):
@@ -173,8 +173,8 @@ class Release:
 
     def run(self, how, shown):
         """Of each cell that is asked for, as soon as it is known: (form, carrier, sink), and shown or why not."""
-        yield from ((cell, why) for cell in EVERY if (why := self._lacks(cell[2])) is not None)
-        cells = [cell for cell in EVERY if self._lacks(cell[2]) is None and not (how == "missing" and cell in shown)]
+        yield from ((cell, why) for cell in EVERY if (why := self.lacks(cell[2])) is not None)
+        cells = [cell for cell in EVERY if self.lacks(cell[2]) is None and not (how == "missing" and cell in shown)]
         if how == "pairwise":
             turn = int(self._release.split(".")[1])  # 5, 0, 1, 2, 3
             chosen = {
@@ -184,11 +184,11 @@ class Release:
         if cells:
             yield from self.through(cells)
 
-    def _lacks(self, sink):
+    def lacks(self, sink):
         """Why nothing can go into this sink; None if it can."""
         if sink == "topic" and not self._has_connector:
             return "Maven has no Kafka connector for this release"
-        if sink in {"delta", "iceberg"} and not self.has_tables:
+        if sink in {"delta", "iceberg"} and not self._has_tables:
             return "Maven has no jar of it for this release"
         return None
 
@@ -200,7 +200,7 @@ class Release:
         told = {
             "cells": cells,
             "jars": self._jars,
-            "tables": self.has_tables,
+            "tables": self._has_tables,
             "source": self._log.source(has_connector=self._has_connector),
             "postgresql": f"{self._postgresql}",
             "relayed": self._relayed,

@@ -17,10 +17,10 @@ from spark_jobs import filter_frame, spark_internals
 from spark_jobs.spark_internals import SparkTooOld, a_task_a_number
 from tests.kafka.cluster import KafkaCluster
 from tests.kafka.plain_client import create_topic
+from tests.spark_programs import PYTHONS
 
 pytestmark = pytest.mark.spark
 
-PYTHONS = [python for python in os.environ.get("PUSHREP_SPARK_PYTHONS", "").split(":") if python]
 TABLES = Path(__file__).parents[3] / ".cache" / "spark-tables"
 FORMS = ("frames", "batches", "operator", "applied")
 SOURCE = {

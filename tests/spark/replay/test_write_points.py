@@ -4,23 +4,22 @@ All queries of a release run in one Spark, each stops at a place of its own, and
 sees then is whole batches. Rows of other batches replaced: test_apply_job.py, tables_program.py.
 """
 
-import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
-import pyspark
 import pytest
 
 from tests.kafka.cluster import KafkaCluster, missing
 from tests.kafka.spark_driver import missing_jars
 from tests.postgresql import running_server
 from tests.spark.replay.matrix import Log, Release
+from tests.spark_programs import PYTHONS
 
 pytestmark = [pytest.mark.java, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(3600)]
 
-PYTHONS = [python for python in os.environ.get("PUSHREP_SPARK_PYTHONS", "").split(":") if python]
-ASIDE = ("file aside", "renamed")
+ASIDE = ("file aside", "renamed", "removed")
 BATCH_OF_FILES = ("removed", "rows aside", "removed", "renamed", *ASIDE)
 BATCH_OF_A_DATABASE = ("INSERT", "INSERT", "DELETE", "DELETE", "COMMIT")
 POINTS = {
@@ -32,9 +31,11 @@ POINTS = {
 }
 """The writes of a query's first two batches, in order; a path's marks are files, too."""
 POINTS |= {"postgresql": POINTS["sqlite"], "iceberg": POINTS["delta"]}
+OWN_FAULT_OF_4_1 = re.compile(r"shown by a second start; the first: .*scala\.collection\.IterableOps\.map")
+"""SPARK-57438, over Kafka: docs/spark.md."""
 
 
-def check_each(release, sinks):
+def check_each(release, sinks, number):
     """Kill behind each write of these sinks, 0 in a task; and one behind the last, to which no query comes."""
     forms = {sink: "relay" if sink == "topic" else "foreachBatch" for sink in sinks}
     numbers = {sink: range(sink == "topic", len(POINTS[sink]) + 2) for sink in sinks}
@@ -47,26 +48,26 @@ def check_each(release, sinks):
     assert reached == {sink: POINTS[sink] for sink in sinks}, found
     for (*_, sink, n), said in found.items():
         ends = "shown" if int(n) <= len(POINTS[sink]) else "it ended by itself"
-        assert said.endswith(ends), f"{sink}, behind write {n}: {said}"
+        right = said.endswith(ends) or (number.startswith("4.1.") and OWN_FAULT_OF_4_1.match(said))
+        assert right, f"{sink}, behind write {n}: {said}"
+    print(number, *sinks, f"{len(found)} places", flush=True)  # noqa: T201 - for who ran it
 
 
-def test_kill_9_behind_each_write(tmp_path, torture):
-    if not torture.is_long:
-        pytest.skip("each write of five sinks takes minutes of both cores: make torture runs it")
+@pytest.mark.parametrize(
+    "sinks", [("path", "catalog"), ("sqlite", "postgresql"), ("topic",), ("delta", "iceberg")], ids="-".join
+)
+@pytest.mark.parametrize("python", PYTHONS or [sys.executable])
+def test_kill_9_behind_each_write(python, sinks, tmp_path, torture):
+    """Of this Python's Spark in the long form; of each release that `make spark-releases` names."""
+    if not torture.is_long and not PYTHONS:
+        pytest.skip("each write of seven sinks takes minutes of both cores: make torture runs it")
     if why := missing() or missing_jars():
         pytest.skip(why)
-    with KafkaCluster(tmp_path / "broker") as broker, running_server() as postgresql:
-        log = Log(broker.bootstrap_servers, tmp_path / "files")
-        release = Release(Path(sys.executable), pyspark.__version__, tmp_path, log, postgresql)
-        check_each(release, ("path", "catalog", "sqlite", "postgresql", "topic"))
-
-
-@pytest.mark.skipif(not PYTHONS, reason="make spark-releases names Pythons with other releases of pyspark")
-@pytest.mark.parametrize("python", PYTHONS)
-def test_kill_9_behind_each_write_into_a_table_with_transactions(python, tmp_path):
     asked = [python, "-c", "import pyspark; print(pyspark.__version__)"]
     number = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
-    release = Release(Path(python), number, tmp_path, Log(None, tmp_path / "files"), None)
-    if not release.has_tables:
-        pytest.skip(f"no jars of Delta and Iceberg for Spark {number}: make spark-releases fetches what there is")
-    check_each(release, ("delta", "iceberg"))
+    with KafkaCluster(tmp_path / "broker") as broker, running_server() as postgresql:
+        log = Log(broker.bootstrap_servers, tmp_path / "files")
+        release = Release(Path(python), number, tmp_path, log, postgresql)
+        if lacks := [why for sink in sinks if (why := release.lacks(sink)) is not None]:
+            pytest.skip(f"{number}: {lacks[0]}")
+        check_each(release, sinks, number)

@@ -1,10 +1,11 @@
 """Where a query's driver writes, in the order of a sink's points; what tasks write belongs to the write that waits.
 
-a path            file aside, renamed: owners · removed, rows aside, removed, renamed: a batch
+a path            a file: owners · removed, rows aside, removed, renamed: a batch
 a catalog table   CREATE · ALTER (a partition dropped), rows: a batch of files · made, rows: Delta, Iceberg
 a database        each statement that changes it, each COMMIT
-a topic           file aside, renamed: the pin · sent: a batch
-marks             marks: LocalMarks · file aside, renamed: FileMarks · with the rows in a database
+a topic           a file: the pin · sent: a batch
+marks             marks: LocalMarks · a file: FileMarks · with the rows in a database
+a file            file aside, renamed, removed: what is left aside, if anything is
 """
 
 import functools
