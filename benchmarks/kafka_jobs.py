@@ -32,7 +32,7 @@ from benchmarks.spark_filter import size_of
 from filtering.stream_metadata import KEY_BYTES, pack_keys
 from spark_jobs.jobs.options import ApplyOptions, JobOptions
 from spark_jobs.jobs.pipeline import DecodedBatches, apply_in
-from spark_jobs.jobs.relaying import RelayedBatches, RelayOptions, pinned, relay_in
+from spark_jobs.jobs.relaying import RelayedBatches, RelayOptions, identity_of, relay_in
 from spark_jobs.jobs.reporting import Reporter
 from tests.kafka.cluster import KafkaCluster, missing
 from tests.kafka.spark_driver import LIBS, missing_jars
@@ -161,7 +161,7 @@ def apply_job(spark: SparkSession, cluster: KafkaCluster, batches: int) -> Job:
 
     def handler(given: JobOptions) -> Callable[[DataFrame, int], None]:
         assert isinstance(given, ApplyOptions), "its own"
-        return DecodedBatches(given.decoder(), given.table())  # type: ignore[arg-type] # a path is no SqlTable
+        return DecodedBatches(given.decoder(), given.table())
 
     return Job(
         "apply",
@@ -183,7 +183,7 @@ def relay_job(spark: SparkSession, cluster: KafkaCluster, batches: int) -> Job:
 
     def handler(given: JobOptions) -> Callable[[DataFrame, int], None]:
         assert isinstance(given, RelayOptions), "its own"
-        return RelayedBatches(given, pinned(spark, given))
+        return RelayedBatches(given, identity_of(spark, given))
 
     return Job(
         "relay",

@@ -75,8 +75,7 @@ def apply_in(spark: SparkSession, options: ApplyOptions, reporter: Reporter) -> 
 
     def prepare(spark: SparkSession, record: StructType, marks: MarksStore) -> Handler:
         with_spark(spark, options, record, table, marks)
-        decode = options.decoder()
-        return StagedBatches(decode, table) if isinstance(table, SqlTable) else DecodedBatches(decode, table)
+        return DecodedBatches(options.decoder(), table)
 
     replacing = None if options.append_only else Replacing(table, partial(_records, options), _wanted(options))
     stream(spark, options, prepare, reporter, store=table if isinstance(table, SqlTable) else None, replacing=replacing)
@@ -159,39 +158,24 @@ def remove_first_batch_leftovers(checkpoint: HadoopDirectory) -> list[str]:
 
 
 class DecodedBatches:
-    """The filter's handler: rows → columns of their values → the sink."""
+    """The filter's handler: rows → columns of their values → the table, or a database's staging table."""
 
-    def __init__(self, decode: ValueDecoder, sink: IdempotentSink) -> None:
-        self._decode, self._sink = decode, sink
-
-    def __call__(self, rows: DataFrame, batch_id: int) -> None:
-        self._sink(self._decode(rows), batch_id)
-
-    def replace(self, rows: DataFrame, batch_id: int, ranges: Sequence[LogRange]) -> None:
-        cast("ReplacingHandler", self._sink).replace(self._decode(rows), batch_id, ranges)
-
-    def drop_from(self, batch_id: int) -> None:
-        self._sink.drop_from(batch_id)
-
-    def expect(self, batch_id: int, ranges: tuple[LogRange, ...]) -> None:
-        if isinstance(self._sink, CatalogTable):
-            self._sink.expect(batch_id, ranges)
-
-
-class StagedBatches:
-    """The same for a database, whose marks store commits what was staged, and drops it."""
-
-    def __init__(self, decode: ValueDecoder, table: SqlTable) -> None:
+    def __init__(self, decode: ValueDecoder, table: IdempotentSink | SqlTable) -> None:
         self._decode, self._table = decode, table
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
         self._table(self._decode(rows), batch_id)
 
     def replace(self, rows: DataFrame, batch_id: int, ranges: Sequence[LogRange]) -> None:
-        self._table.replace(self._decode(rows), batch_id, ranges)
+        cast("ReplacingHandler", self._table).replace(self._decode(rows), batch_id, ranges)
 
     def drop_from(self, batch_id: int) -> None:
-        """Rows go with their marks, in the store's own transaction."""
+        if not isinstance(self._table, SqlTable):  # whose rows go with their marks, in the store's own transaction
+            self._table.drop_from(batch_id)
+
+    def expect(self, batch_id: int, ranges: tuple[LogRange, ...]) -> None:
+        if isinstance(self._table, CatalogTable):
+            self._table.expect(batch_id, ranges)
 
 
 class OneBatchAtATime:

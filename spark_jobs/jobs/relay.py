@@ -62,7 +62,7 @@ Refused or failed: one line on standard error that names the option, and 1 (2: w
     multiple=True,
     help="Any librdkafka setting for the source.",
 )
-@click.option("--partition-count", type=click.IntRange(min=1), help="Partitions to use, pinned at the first start.")
+@click.option("--partition-count", type=click.IntRange(min=1), help="Partitions to use, fixed at the first start.")
 @click.option("--epoch", type=click.IntRange(min=0), default=0, help="Of the PID; raise it with --partition-count.")
 @run_options(__file__)
 def main(**given: Any) -> None:
@@ -70,7 +70,7 @@ def main(**given: Any) -> None:
 
     A record keeps value, headers, timestamp and its partition's number (modulo the partitions used). Its new
     metadata is its own offset in the source, under the PID of this relay. A batch that runs again sends again:
-    read the topic through a replay filter. Marks and what was pinned lie beside the checkpoint: keep all, or none.
+    read the topic through a replay filter. Marks and its identity lie beside the checkpoint: keep all, or none.
     """
     run_job(given, lambda given, reporter, debug: relay(_options(given), reporter, debug=debug))
 

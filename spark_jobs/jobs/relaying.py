@@ -56,8 +56,12 @@ class RelayPinDamaged(SparkJobError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RelayPin:
-    """`sources`: incarnation of each source topic or log that was there; `destination`: of the topic sent to."""
+class RelayIdentity:
+    """What must not change under one PID epoch.
+
+    `sources`: the incarnation (cluster and topic id, or the log's id) of each source topic or log that was there;
+    `destination`: that of the destination topic.
+    """
 
     application: str
     topic: str
@@ -68,45 +72,45 @@ class RelayPin:
     sources: Mapping[str, str] = field(default_factory=dict)
 
 
-class PinStore:
-    """The pins of one checkpoint."""
+class RelayIdentityStore:
+    """What one checkpoint's relay began with, and with each epoch since."""
 
     def __init__(self, directory: HadoopDirectory, checkpoint: HadoopDirectory) -> None:
         self._directory, self._checkpoint = directory, checkpoint
 
-    def agree(self, wanted: RelayPin, partition_count: int | None) -> RelayPin:
-        """The pin from now on; `wanted` has the destination's present number of partitions.
+    def agree(self, wanted: RelayIdentity, partition_count: int | None) -> RelayIdentity:
+        """The stored identity, if `wanted` agrees with it; at the first start, or for a new epoch, `wanted` is stored.
 
-        `partition_count` is what was asked for by name, None for what is pinned. The first use, and a raised epoch,
-        pin. Raises RelayPinned, RelayPinDamaged.
+        `wanted` has the destination's present number of partitions; `partition_count` is the one that was asked for,
+        None: the stored one. Raises RelayPinned, RelayPinDamaged.
         """
-        pinned = self.read()
-        if pinned is None:
+        stored = self.read()
+        if stored is None:
             if self._checkpoint.names("offsets"):
                 path = self._directory.path_of("")
                 raise RelayPinDamaged(path, "the checkpoint has batches, and nothing says how they were sent")
             return self._write(wanted)
         fresh = "begin with a fresh checkpoint"
         for setting, ours, theirs in (
-            ("--application", wanted.application, pinned.application),
-            ("--to-topic", wanted.topic, pinned.topic),
-            ("--to-carrier", wanted.carrier, pinned.carrier),
+            ("--application", wanted.application, stored.application),
+            ("--to-topic", wanted.topic, stored.topic),
+            ("--to-carrier", wanted.carrier, stored.carrier),
         ):
             if ours != theirs:
                 raise RelayPinned(setting, ours, theirs, f"give that, or {fresh}")
-        check_same(wanted, pinned)
-        if wanted.epoch > pinned.epoch:
-            self._check_settled(wanted.epoch, pinned.epoch)
+        check_same(wanted, stored)
+        if wanted.epoch > stored.epoch:
+            self._check_settled(wanted.epoch, stored.epoch)
             return self._write(wanted)
-        if wanted.epoch < pinned.epoch:
-            raise RelayPinned("--epoch", wanted.epoch, pinned.epoch, "an epoch only rises: give that")
-        if partition_count not in {None, pinned.partition_count}:
-            remedy = f"raise --epoch above {pinned.epoch} with it"
-            raise RelayPinned("--partition-count", partition_count, pinned.partition_count, remedy)
-        return pinned
+        if wanted.epoch < stored.epoch:
+            raise RelayPinned("--epoch", wanted.epoch, stored.epoch, "an epoch only rises: give that")
+        if partition_count not in {None, stored.partition_count}:
+            remedy = f"raise --epoch above {stored.epoch} with it"
+            raise RelayPinned("--partition-count", partition_count, stored.partition_count, remedy)
+        return stored
 
-    def read(self) -> RelayPin | None:
-        """The pin of the highest epoch. Raises RelayPinDamaged."""
+    def read(self) -> RelayIdentity | None:
+        """The identity of the highest epoch, None before the first start. Raises RelayPinDamaged."""
         epochs = sorted(int(found[1]) for found in map(_NAME.fullmatch, self._directory.names()) if found)
         if not epochs:
             return None
@@ -115,37 +119,37 @@ class PinStore:
             fields: dict[str, Any] = json.loads(self._directory.read(name))
             if fields.pop("version") != _VERSION:
                 raise RelayPinDamaged(self._directory.path_of(name), f"it is not of version {_VERSION}")
-            return RelayPin(**fields)
+            return RelayIdentity(**fields)
         except (ValueError, TypeError, KeyError) as error:
             raise RelayPinDamaged(self._directory.path_of(name), f"it is not what a relay writes ({error})") from error
 
-    def _write(self, pin: RelayPin) -> RelayPin:
-        name = f"epoch-{pin.epoch}.json"
-        fields = {"version": _VERSION, **asdict(pin), "sources": dict(pin.sources)}
+    def _write(self, identity: RelayIdentity) -> RelayIdentity:
+        name = f"epoch-{identity.epoch}.json"
+        fields = {"version": _VERSION, **asdict(identity), "sources": dict(identity.sources)}
         if not self._directory.create(name, json.dumps(fields, indent=1)):
             raise RelayPinDamaged(self._directory.path_of(name), "the file system refused to make it")
-        return pin
+        return identity
 
-    def _check_settled(self, epoch: int, pinned: int) -> None:
+    def _check_settled(self, epoch: int, stored: int) -> None:
         """Refuse a new epoch while a batch is half sent: sent again under a new PID, its records were no replays."""
         last = [
             max(map(int, filter(str.isdigit, self._checkpoint.names(log))), default=-1)
             for log in ("offsets", "commits")
         ]
         if last[0] != last[1]:
-            why = f"batch {last[0]} is not finished: run once with --epoch {pinned}, till it ends, then raise it"
-            raise RelayPinned("--epoch", epoch, pinned, why)
+            why = f"batch {last[0]} is not finished: run once with --epoch {stored}, till it ends, then raise it"
+            raise RelayPinned("--epoch", epoch, stored, why)
 
 
-def check_same(now: RelayPin, pinned: RelayPin) -> None:
+def check_same(now: RelayIdentity, stored: RelayIdentity) -> None:
     """Topics and logs are still the same. Raises RelayPinned for one that was made anew."""
-    if now.destination != pinned.destination:
+    if now.destination != stored.destination:
         remedy = f"topic {now.topic!r} was made anew and lacks what was sent before; begin with a fresh checkpoint"
-        raise RelayPinned("--to-topic", now.destination, pinned.destination, remedy)
+        raise RelayPinned("--to-topic", now.destination, stored.destination, remedy)
     for name, incarnation in now.sources.items():
-        if pinned.sources.get(name, incarnation) != incarnation:
+        if stored.sources.get(name, incarnation) != incarnation:
             remedy = f"source {name!r} was made anew, its offsets count from 0 again; begin with a fresh checkpoint"
-            raise RelayPinned("--topic", incarnation, pinned.sources[name], remedy)
+            raise RelayPinned("--topic", incarnation, stored.sources[name], remedy)
 
 
 _SERVERS = "bootstrap.servers"
@@ -243,7 +247,7 @@ def relay_in(spark: SparkSession, options: RelayOptions, reporter: Reporter) -> 
 
     def prepare(spark: SparkSession, record: StructType, marks: MarksStore) -> Handler:  # noqa: ARG001 - as every job
         progress_with_spark(spark, options, marks)
-        return RelayedBatches(options, pinned(spark, options))
+        return RelayedBatches(options, identity_of(spark, options))
 
     stream(spark, options, prepare, reporter)
 
@@ -251,26 +255,26 @@ def relay_in(spark: SparkSession, options: RelayOptions, reporter: Reporter) -> 
 class RelayedBatches:
     """The filter's handler: rows → the destination topic."""
 
-    def __init__(self, options: RelayOptions, pin: RelayPin) -> None:
-        self._options, self._pin = options, pin
+    def __init__(self, options: RelayOptions, identity: RelayIdentity) -> None:
+        self._options, self._identity = options, identity
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:  # noqa: ARG002 - a handler's form
         options = self._options
         sources, facts = inspect(options)
-        now = _pin_of(options, sources, facts)
-        check_same(now, self._pin)
-        if facts.partitions < self._pin.partition_count:
-            raise TopicShrunk(self._pin.partition_count, facts.partitions)
-        # A log that was not there when the relay was pinned is known from its first batch on.
-        self._pin = replace(self._pin, sources={**now.sources, **self._pin.sources})
+        now = _wanted(options, sources, facts)
+        check_same(now, self._identity)
+        if facts.partitions < self._identity.partition_count:
+            raise TopicShrunk(self._identity.partition_count, facts.partitions)
+        # A log that was made after the relay began is known from its first batch on.
+        self._identity = replace(self._identity, sources={**now.sources, **self._identity.sources})
         Sending(
             client=options.client(),
             topic=options.to_topic,
-            partition_count=self._pin.partition_count,
+            partition_count=self._identity.partition_count,
             carrier=cast('Literal["key", "header"]', options.carrier_out()),
             source_carrier=options.carrier,
             retention_ms=facts.retention_ms,
-            pids=_pids(options, sources, self._pin),
+            pids=_pids(options, sources, self._identity),
         ).send(rows)
 
     def drop_from(self, batch_id: int) -> None:
@@ -309,20 +313,20 @@ def _topic_named(option: str, topic: str) -> Iterator[None]:
         raise BadJobOption(option, topic, str(error)) from error
 
 
-def pinned(spark: SparkSession, options: RelayOptions) -> RelayPin:
-    """What this checkpoint's relay is; pins it at the first use."""
+def identity_of(spark: SparkSession, options: RelayOptions) -> RelayIdentity:
+    """The identity of this checkpoint's relay, which is stored at the first use. Raises BadJobOption, RelayPinned."""
     place = options.checkpoint.rstrip("/") + "-relay"
     with named("--checkpoint", options.checkpoint):
-        store = PinStore(HadoopDirectory(spark, place), HadoopDirectory(spark, options.checkpoint))
-        return store.agree(_pin_of(options, *inspect(options)), options.partition_count)
+        store = RelayIdentityStore(HadoopDirectory(spark, place), HadoopDirectory(spark, options.checkpoint))
+        return store.agree(_wanted(options, *inspect(options)), options.partition_count)
 
 
-def _pin_of(options: RelayOptions, sources: Mapping[tuple[str, int], str], facts: DestinationTopic) -> RelayPin:
+def _wanted(options: RelayOptions, sources: Mapping[tuple[str, int], str], facts: DestinationTopic) -> RelayIdentity:
     count = options.partition_count or facts.partitions
     if count > facts.partitions:
         why = f"topic {options.to_topic} has {facts.partitions} partitions: add some first"
         raise BadJobOption("--partition-count", options.partition_count, why)
-    return RelayPin(
+    return RelayIdentity(
         application=options.application,
         topic=options.to_topic,
         destination=facts.incarnation,
@@ -333,14 +337,16 @@ def _pin_of(options: RelayOptions, sources: Mapping[tuple[str, int], str], facts
     )
 
 
-def _pids(options: RelayOptions, sources: Mapping[tuple[str, int], str], pin: RelayPin) -> dict[tuple[str, int], int]:
+def _pids(
+    options: RelayOptions, sources: Mapping[tuple[str, int], str], identity: RelayIdentity
+) -> dict[tuple[str, int], int]:
     return {
         (topic, partition): producer_id(
             application=options.application,
             stream=topic,
             source=incarnation,
-            destination=pin.destination,
-            epoch=pin.epoch,
+            destination=identity.destination,
+            epoch=identity.epoch,
         )
         for (topic, partition), incarnation in sources.items()
     }

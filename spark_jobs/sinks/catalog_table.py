@@ -17,7 +17,6 @@ import uuid
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
@@ -37,6 +36,7 @@ from spark_jobs.sinks.idempotent_sink import (
     IdempotentSink,
     Owners,
     TableNotOurs,
+    ascending,
     held_in,
     held_until_in,
     query_of,
@@ -265,8 +265,7 @@ class CatalogTable(BatchTable):
         self._check_there(session)
         rows = session.table(self._name)
         held_until_in(rows, where)  # refuses what can't be replaced
-        found = to_arrow(held_in(rows, where)).column("offset")
-        return array("q", np.sort(found.to_numpy()).astype(np.int64).tobytes())
+        return ascending(to_arrow(held_in(rows, where)).column("offset"))
 
     def repair_of(self, session: SparkSession, query_id: str, number: int) -> Repair | None:
         """What a query's batches of this startpoint epoch replaced; None: nothing. Raises BadSink, CantUndo."""

@@ -22,7 +22,6 @@ from collections.abc import Sequence
 from typing import cast
 from urllib.parse import urlsplit
 
-import numpy as np
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 from pyspark.sql.types import StructType
@@ -39,8 +38,10 @@ from spark_jobs.sinks.idempotent_sink import (
     BatchTable,
     Owners,
     TableNotOurs,
+    ascending,
     held_until_in,
     query_of,
+    refuse_without_place,
     settle,
 )
 from spark_jobs.spark_internals import setting
@@ -208,10 +209,8 @@ def offsets_in(path: str, format: str, where: LogRange) -> "array[int]":  # noqa
         rows = ds.dataset(path, format=files, partitioning="hive")
     except (OSError, ValueError) as error:
         raise BadSink("target", path, f"can't be read: {error}") from error
-    names = ("topic", "partition", "offset")
-    if missing := [name for name in names if name not in rows.schema.names]:
-        raise CantReplace(*where[:3], f"it has rows without {missing[0]}: keep topic, partition and offset")
-    topic, partition, offset = map(ds.field, names)
+    refuse_without_place(rows.schema.names, where)
+    topic, partition, offset = map(ds.field, ("topic", "partition", "offset"))
     here = (topic == where.topic) & (partition == where.partition)
     found = rows.to_table(["offset"], filter=here & (offset >= where.start) & (offset < where.end)).column("offset")
-    return array("q", np.sort(found.to_numpy()).astype(np.int64).tobytes())
+    return ascending(found)

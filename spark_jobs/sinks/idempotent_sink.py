@@ -10,10 +10,12 @@ began. `Owners` (pure) keeps that, so that one query never overwrites another's 
 
 import json
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
+import numpy as np
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 from pyspark.sql.types import ArrayType, MapType, StructType
@@ -124,10 +126,20 @@ class Owners:
             raise TableNotOurs(table, f"its record of queries is damaged ({error!r})") from error
 
 
+def refuse_without_place(columns: Sequence[str], where: LogRange) -> None:
+    """Raise CantReplace for a table whose rows do not say where their records lie."""
+    if missing := [name for name in ("topic", "partition", "offset") if name not in columns]:
+        raise CantReplace(*where[:3], f"it has rows without {missing[0]}: keep topic, partition and offset")
+
+
+def ascending(offsets: Any) -> "array[int]":
+    """An Arrow column of offsets, sorted."""
+    return array("q", np.sort(offsets.to_numpy()).astype(np.int64).tobytes())
+
+
 def held_until_in(rows: DataFrame, where: LogRange) -> int:
     """The log offset behind the last of the rows in a partition; 0 without any. Raises CantReplace."""
-    if missing := [name for name in ("topic", "partition", "offset") if name not in rows.columns]:
-        raise CantReplace(*where[:3], f"it has rows without {missing[0]}: keep topic, partition and offset")
+    refuse_without_place(rows.columns, where)
     placed = F.col("topic").isNotNull() & F.col("partition").isNotNull() & F.col("offset").isNotNull()
     here = within(where._replace(start=0, end=OFFSET_MAX))
     found = rows.agg(F.max(F.when(here, F.col("offset"))), F.min(placed)).first()

@@ -465,7 +465,7 @@ def test_a_startpoint_says_itself_that_old_rows_stay(spark, run, outbox, tmp_pat
         again = Startpoint.specific(20, reset_marks=True, append_only=True)
         store.write("billing", "orders", 0, again, "beside them")
         store.write("billing", "orders", 1, Startpoint.specific(25, reset_marks=True), "in their place")
-    calls, own = [], pipeline.StagedBatches.replace
+    calls, own = [], pipeline.DecodedBatches.replace
 
     def replace(self, rows, batch_id, ranges):
         calls.append(batch_id)
@@ -473,7 +473,7 @@ def test_a_startpoint_says_itself_that_old_rows_stay(spark, run, outbox, tmp_pat
             ends_here()
         own(self, rows, batch_id, ranges)
 
-    monkeypatch.setattr(pipeline.StagedBatches, "replace", replace)
+    monkeypatch.setattr(pipeline.DecodedBatches, "replace", replace)
     options = table.options | {"max_records_per_trigger": 6}
     with pytest.raises(RuntimeError, match="it ends here"):
         run(**options)

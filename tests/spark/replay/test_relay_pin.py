@@ -4,19 +4,21 @@ from dataclasses import replace
 
 import pytest
 
-from spark_jobs.jobs.relaying import PinStore, RelayPin, RelayPinDamaged, RelayPinned, check_same
+from spark_jobs.jobs.relaying import RelayIdentity, RelayIdentityStore, RelayPinDamaged, RelayPinned, check_same
 from spark_jobs.sinks.hadoop import HadoopDirectory
 
 pytestmark = pytest.mark.spark
 
-PIN = RelayPin(
+PIN = RelayIdentity(
     application="billing", topic="out", destination="c/1", partition_count=2, carrier="key", sources={"in-0": "c/2"}
 )
 
 
 @pytest.fixture
 def store(spark, tmp_path):
-    return PinStore(HadoopDirectory(spark, str(tmp_path / "c-relay")), HadoopDirectory(spark, str(tmp_path / "c")))
+    return RelayIdentityStore(
+        HadoopDirectory(spark, str(tmp_path / "c-relay")), HadoopDirectory(spark, str(tmp_path / "c"))
+    )
 
 
 @pytest.fixture
