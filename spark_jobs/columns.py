@@ -20,10 +20,13 @@ own log partition: a source that is spread over a topic's partitions by key, as 
 of them. So each has a mark of its own, and no pair is split.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple, TypeAlias
+from weakref import WeakKeyDictionary
 
+from pyspark import SparkContext
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 from pyspark.sql.types import (
@@ -189,6 +192,27 @@ def key_numbers(spark: SparkSession) -> Numbers:
     if application not in _found:
         _found[application] = by_prefix(spark) or by_digits
     return _found[application]
+
+
+_made: WeakKeyDictionary[SparkContext, dict[Hashable, Column]] = WeakKeyDictionary()
+
+
+def made_once(spark: SparkSession, what: Hashable, make: Callable[[], Column]) -> Column:
+    """What every batch asks for alike: a column takes three calls into the JVM and more, so it is used again.
+
+    `what` tells it from others. It is kept for as long as Spark runs.
+    """
+    if over_connect(spark):
+        return make()
+    made = _made.setdefault(spark.sparkContext, {})
+    if what not in made:
+        made[what] = make()
+    return made[what]
+
+
+def same_each_batch(spark: SparkSession, *texts: str) -> list[Column]:
+    """SQL expressions without a number of the batch, as columns."""
+    return [made_once(spark, text, partial(F.expr, text)) for text in texts]
 
 
 def by_digits(key: str, position: int) -> Column:

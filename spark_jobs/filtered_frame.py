@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 
@@ -42,7 +43,7 @@ from spark_jobs.batch_decision import (
     plan_batch,
 )
 from spark_jobs.batch_marks import LogRange, MarksKey, SentBack
-from spark_jobs.columns import SourcePosition, key_numbers
+from spark_jobs.columns import SourcePosition, key_numbers, made_once, same_each_batch
 from spark_jobs.errors import SparkJobError
 from spark_jobs.filter_settings import BatchCounts, FilterRule, warn_of_chance_keys
 from spark_jobs.mark_epochs import EPOCH_COLUMNS, Epoch
@@ -64,6 +65,7 @@ STRETCHES_MAX = 64
 _LOG = logging.getLogger(__name__)
 _SHUFFLE = "spark.sql.shuffle.partitions"
 _COLUMNS = ("topic", "partition", "offset")
+_QUOTED = tuple(f"`{name}`" for name in _COLUMNS)  # a session may keep SQL's own words to itself
 _WHOLE_KEY = f"if(octet_length({KEY}) = {KEY_BYTES}, {KEY}, null)"
 _BITMAP = ("_pushrep_topic", "_pushrep_partition", "_pushrep_number", "_pushrep_words")
 _BITMAP_SCHEMA = f"{_BITMAP[0]} string, {_BITMAP[1]} int, {_BITMAP[2]} bigint, {_BITMAP[3]} array<bigint>"
@@ -77,12 +79,17 @@ class FilteredFrame:
     """
 
     rows: DataFrame
-    dropped: DataFrame
     marks: Mapping[MarksKey, HighwaterMarks]
     ranges: tuple[LogRange, ...]
     plan: BatchPlan
     check_unchanged: Callable[[], None]
     """Reads the deciding columns once more. Raises FrameChanged if the frame does not give the same rows any more."""
+    _dropped: Callable[[], DataFrame]
+
+    @property
+    def dropped(self) -> DataFrame:
+        """The rows that do not pass; Spark plans the frame only where somebody asks for it."""
+        return self._dropped()
 
     def counts(self, batch_id: int = 0) -> BatchCounts:
         """What becomes of the rows, known before anyone has read them."""
@@ -164,25 +171,29 @@ def unchanged_check(keyed: DataFrame, found: Sequence[PartitionRows], rule: Filt
 def filtered_by(df: DataFrame, plan: BatchPlan, check: Callable[[], None]) -> FilteredFrame:
     """The frame of `plan`, lazily."""
     rows, dropped = _cut(df, plan)
-    return FilteredFrame(rows, dropped, plan.marks, plan.ranges, plan, check)
+    return FilteredFrame(rows, plan.marks, plan.ranges, plan, check, dropped)
 
 
-def _cut(df: DataFrame, plan: BatchPlan) -> tuple[DataFrame, DataFrame]:
+def _cut(df: DataFrame, plan: BatchPlan) -> tuple[DataFrame, Callable[[], DataFrame]]:
     """Rows and dropped rows by built-in columns: no Python runs for a row.
 
     Nor are they observed: their counts are known, and an Observation adds a tenth to the time of reading them.
     """
     if not plan.dropped_rows:
-        return df, df.where("false")
+        return df, lambda: df.where("false")
     stretches = [
         (*where, start, end)
         for where, found in plan.stretches.items()
         for start, end in zip(found.starts.tolist(), found.ends.tolist(), strict=True)
     ]
     if not plan.bitmaps and len(stretches) <= STRETCHES_MAX:
+        # As many comparisons as the next power of two, so that few texts of code are generated.
+        more = (1 << (len(stretches) - 1).bit_length()) - len(stretches)
+        # Empty ones, of numbers that no other has: Spark's code takes what stands in it twice only once.
+        stretches += [(*stretches[-1][:2], empty, empty) for empty in range(-1, -1 - 2 * more, -2)]
         # As text: made by functions, 64 stretches are a thousand calls into the JVM.
         inside = F.expr(" or ".join(_inside(*stretch) for stretch in stretches))
-        return df.where(~inside), df.where(inside)
+        return df.where(~inside), lambda: df.where(inside)
     bitmaps = {**plan.bitmaps, **{where: Bitmaps.of(found) for where, found in plan.stretches.items()}}
     table = [
         (*where, number, words)
@@ -195,13 +206,20 @@ def _cut(df: DataFrame, plan: BatchPlan) -> tuple[DataFrame, DataFrame]:
     bit = F.expr(f"coalesce(getbit({word}, cast(`offset` % 64 as int)), 0)")
     # Broadcast: the rows stay where they are.
     joined = df.join(F.broadcast(df.sparkSession.createDataFrame(table, _BITMAP_SCHEMA)), F.expr(same), "left")
-    return joined.where(bit == 0).drop(*_BITMAP), joined.where(bit == 1).drop(*_BITMAP)
+    return joined.where(bit == 0).drop(*_BITMAP), lambda: joined.where(bit == 1).drop(*_BITMAP)
 
 
 def _inside(topic: str, partition: int, start: int, end: int) -> str:
-    """Whether a row lies in a stretch, in SQL; the topic is written as hexadecimal digits, which need no escaping."""
+    """Whether a row lies in a stretch, in SQL; the topic is written as hexadecimal digits, which need no escaping.
+
+    Spark writes a number into the code that it generates, and the code of a batch with numbers of its own would be
+    compiled anew, by Spark and by the JVM. A text or an array is handed to the code, so each number is taken out of an
+    array, at a place that Spark doesn't know before.
+    """
+    zero = "bigint(`partition`) - bigint(`partition`)"
+    low, high, own = (f"get(array(bigint({number})), {zero})" for number in (start, end - 1, partition))
     name = f"cast(X'{topic.encode().hex()}' as string)"
-    return f"(`offset` between {start} and {end - 1} and `partition` = {partition} and topic = {name})"
+    return f"(`offset` between {low} and {high} and `partition` = {own} and topic = {name})"
 
 
 class FrameUnusable(SparkJobError):
@@ -253,17 +271,18 @@ def by_rows(
     def decide(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return decide_rows(batches, marks, numbers, rule)
 
-    columns = keyed.select(F.expr(f"{_WHOLE_KEY} as {KEY}"), *_COLUMNS, *_epoch_columns(keyed))
+    columns = keyed.selectExpr(f"{_WHOLE_KEY} as {KEY}", *_QUOTED, *_epochs(keyed).values())
     with _few_shuffle_partitions(keyed):  # `repartition` asks for the number
         # By columns only: adaptive execution may join such partitions but never cuts one.
         in_order = columns.repartition("topic", "partition").sortWithinPartitions("topic", "partition", "offset")
         return decided(to_arrow(in_order.mapInArrow(decide, DECIDED)))
 
 
-def _epoch_columns(keyed: DataFrame) -> list[Column]:
-    """The frame's epochs; none where no startpoints are followed."""
-    names = [name for name in EPOCH_COLUMNS if name in keyed.columns]
-    return [F.coalesce(F.col(name).cast("bigint"), F.lit(0)).alias(name) for name in names]
+def _epochs(keyed: DataFrame) -> dict[str, str]:
+    """The frame's epochs, in SQL by name; none where no startpoints are followed."""
+    return {
+        name: f"coalesce(cast(`{name}` as bigint), 0L) as `{name}`" for name in EPOCH_COLUMNS if name in keyed.columns
+    }
 
 
 def _aggregated(keyed: DataFrame, rule: FilterRule) -> Any:
@@ -271,35 +290,41 @@ def _aggregated(keyed: DataFrame, rule: FilterRule) -> Any:
 
     Groups and bounds are numbers, except the topic: Spark aggregates these by hashing, and binary values by sorting.
     """
-    epochs = _epoch_columns(keyed)
-    number = key_numbers(keyed.sparkSession)
+    spark, epochs = keyed.sparkSession, _epochs(keyed)
+    number = key_numbers(spark)
     # As text: an expression made by functions costs a call into the JVM for each of its parts, some milliseconds. And
     # few frames: each is analysed by itself.
+    columns = (
+        "`offset` - monotonically_increasing_id() as place",  # differs between Spark partitions, too
+        *_QUOTED,
+        *epochs.values(),
+    )
+
+    def key_part(position: int, name: str) -> Column:
+        return made_once(spark, (number, name), lambda: number(_WHOLE_KEY, position).alias(name))
+
     numbers = keyed.select(
-        F.expr("`offset` - monotonically_increasing_id() as place"),  # differs between Spark partitions, too
-        *_COLUMNS,
-        *epochs,
-        number(_WHOLE_KEY, 1).alias("pid"),
-        number(_WHOLE_KEY, 9).alias("middle"),  # the source partition, and the offset's upper half
-        number(_WHOLE_KEY, 13).alias("source_offset"),
+        *same_each_batch(spark, *columns),
+        key_part(1, "pid"),
+        key_part(9, "middle"),  # the source partition, and the offset's upper half
+        key_part(13, "source_offset"),
     )
     # The first two are false or null for what is not metadata, see columns.py.
     ours = f"middle >= 0 and source_offset >= 0 and {rule.pid_condition}"
     groups = (
-        *(f"`{name}`" for name in ("topic", "partition", *(EPOCH_COLUMNS if epochs else ()), "place")),
+        *(f"`{name}`" for name in ("topic", "partition", *epochs, "place")),
         f"if({ours}, pid, null) as pid",
         f"if({ours}, shiftright(middle, 32), null) as source_partition",
         f"if({ours}, source_offset - `offset`, null) as run",
     )
-    # In quotes, as a session may keep SQL's own words to itself.
     bounds = ("min(`offset`) `start`", "max(`offset`) `last`", "count(1) `rows`")
     with _few_shuffle_partitions(keyed):
-        found = numbers.groupBy(*map(F.expr, groups)).agg(*map(F.expr, bounds))
+        found = numbers.groupBy(*same_each_batch(spark, *groups)).agg(*same_each_batch(spark, *bounds))
         return to_arrow(found.limit(RUNS_MAX + 1))
 
 
 def _few_shuffle_partitions(keyed: DataFrame) -> AbstractContextManager[None]:
-    """A task a core: 200 by default, since adaptive execution, which would join them, is off in a stream."""
+    """A task a core: there are 200 by default, and before 4.2 no adaptive execution in a stream, which joins them."""
     spark = keyed.sparkSession
     cores = _CORES_LIKELY if over_connect(spark) else spark.sparkContext.defaultParallelism
     return setting(spark, _SHUFFLE, min(cores, int(spark.conf.get(_SHUFFLE) or 200)))
@@ -314,13 +339,13 @@ def _partitions_of(found: Any, sent_back: Mapping[tuple[str, int], int]) -> Iter
     pids, partitions, distances = (_numbers(found[name]) for name in ("pid", "source_partition", "run"))
     partitions = np.where(is_keyed, partitions, NO_PAIR)
     all_runs = Runs(pids, partitions, starts, lasts, starts + distances, lasts + distances, rows)
-    no_epochs = [0] * found.num_rows
-    epochs = [found[name].to_pylist() if name in found.column_names else no_epochs for name in EPOCH_COLUMNS]
-    owners = list(zip(found["topic"].to_pylist(), found["partition"].to_pylist(), *epochs, strict=True))
-    firsts = [0, *(i + 1 for i, (one, other) in enumerate(pairwise(owners)) if one != other), len(owners)]
-    for low, high in pairwise(firsts):
-        topic, partition, *epochs_here = owners[low]
-        epoch = epoch_in(sent_back, topic, partition, Epoch(*epochs_here))
+    owners = [found[name] for name in ("topic", "partition", *EPOCH_COLUMNS) if name in found.column_names]
+    differs = np.zeros(found.num_rows - 1, np.bool_)
+    for column in owners:
+        differs |= pc.not_equal(column[1:], column[:-1]).to_numpy()
+    for low, high in pairwise([0, *(np.flatnonzero(differs) + 1).tolist(), found.num_rows]):
+        topic, partition, *epochs_here = (column[low].as_py() for column in owners)
+        epoch = epoch_in(sent_back, topic, partition, Epoch(*epochs_here or (0, 0)))
         runs = all_runs.some(np.arange(low, high))
         keyed = runs.some(np.flatnonzero(is_keyed[low:high]))
         yield PartitionRows(

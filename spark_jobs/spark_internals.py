@@ -52,6 +52,16 @@ def _jvm_of(spark: Any) -> Any:
     return spark.sparkContext._jvm  # noqa: SLF001 - Spark's own objects have no public access
 
 
+def _class_of(jvm: Any, name: str) -> Any:
+    """A class by its whole name: one call. In `jvm.java.util.UUID` each part is one, and Java looks for its class."""
+    return getattr(jvm, name)
+
+
+def _object_of(jvm: Any, name: str) -> Any:
+    """A Scala object by its whole name."""
+    return getattr(_class_of(jvm, f"{name}$"), "MODULE$")
+
+
 def hadoop_of(spark: SparkSession, what: str, instead: str) -> tuple[Any, Any]:
     """The JVM, for its Hadoop client, and its Hadoop settings. Raises NotOverConnect, which says `instead`."""
     if over_connect(spark):
@@ -200,12 +210,12 @@ def _prefix_of(jvm: Any) -> Callable[[Any], Column]:
     """A function from eight bytes to the call of ByteArray.getPrefix. Names are looked up once: each is a call."""
     from pyspark.sql.classic.column import Column as ClassicColumn  # noqa: PLC0415 - sessions of another kind lack it
 
-    static_invoke = jvm.org.apache.spark.sql.catalyst.expressions.objects.StaticInvoke
-    expressions = jvm.org.apache.spark.sql.classic.ExpressionUtils
-    nothing = getattr(getattr(jvm.scala.collection.immutable, "Nil$"), "MODULE$")
-    none = getattr(getattr(jvm.scala, "None$"), "MODULE$")
-    number = getattr(getattr(jvm.org.apache.spark.sql.types, "LongType$"), "MODULE$")
-    bytes_class = jvm.java.lang.Class.forName("org.apache.spark.unsafe.types.ByteArray")
+    static_invoke = _class_of(jvm, "org.apache.spark.sql.catalyst.expressions.objects.StaticInvoke")
+    expressions = _class_of(jvm, "org.apache.spark.sql.classic.ExpressionUtils")
+    nothing = _object_of(jvm, "scala.collection.immutable.Nil")
+    none = _object_of(jvm, "scala.None")
+    number = _object_of(jvm, "org.apache.spark.sql.types.LongType")
+    bytes_class = _class_of(jvm, "java.lang.Class").forName("org.apache.spark.unsafe.types.ByteArray")
 
     def call(eight: Any) -> Column:
         arguments = nothing.prepended(expressions.expression(eight._jc))  # noqa: SLF001
@@ -267,12 +277,12 @@ def running_query(session: Any) -> Any:
         return None
     jvm = _jvm_of(session)
     running = session._jsparkSession.sharedState().activeStreamingQueries()  # noqa: SLF001
-    return running.get(jvm.java.util.UUID.fromString(query_id))
+    return running.get(_class_of(jvm, "java.util.UUID").fromString(query_id))
 
 
 def _replanned(df: DataFrame) -> DataFrame | None:
     session: Any = df.sparkSession
-    if df.storageLevel.useMemory or df.storageLevel.useDisk:
+    if _is_persisted(df):
         return None
     query = running_query(session)
     if query is None or session.conf.get(f"spark.sql.files.{_LENIENT}") != "false":
@@ -285,8 +295,14 @@ def _replanned(df: DataFrame) -> DataFrame | None:
     batch = _no_stream(plan, jvm) if plan.deterministic() else None
     if batch is None:
         return None
-    frame = jvm.org.apache.spark.sql.classic.Dataset.ofRows(session._jsparkSession, batch)  # noqa: SLF001
+    datasets = _class_of(jvm, "org.apache.spark.sql.classic.Dataset")
+    frame = datasets.ofRows(session._jsparkSession, batch)  # noqa: SLF001
     return DataFrame(frame, session)
+
+
+def _is_persisted(df: DataFrame) -> bool:
+    level = df.storageLevel  # six calls into the JVM
+    return level.useMemory or level.useDisk
 
 
 def _gives_all(pruned: DataFrame) -> bool:
@@ -321,8 +337,9 @@ def _no_stream(plan: Any, jvm: Any) -> Any:
     if class_name(plan) not in _STATELESS:
         return None
     child = _no_stream(plan.child(), jvm)
-    nothing = getattr(getattr(jvm.scala.collection.immutable, "Nil$"), "MODULE$")
-    return None if child is None else plan.withNewChildren(nothing.prepended(child))
+    if child is None:
+        return None
+    return plan.withNewChildren(_object_of(jvm, "scala.collection.immutable.Nil").prepended(child))
 
 
 def _reads_by_column(relation: Any) -> bool:
@@ -339,7 +356,7 @@ class RowsRead:
     def __init__(self, df: DataFrame) -> None:
         self._metric: Any = None
         # A persisted frame is not read through its plan again.
-        if not (df.storageLevel.useMemory or df.storageLevel.useDisk):
+        if not _is_persisted(df):
             self._metric = asked(lambda: _counter(df))
 
     def count(self) -> int | None:

@@ -146,6 +146,22 @@ def test_what_drops_is_told_by_either_way_also_where_topics_need_quotes(frames, 
     assert logs.ids(result.dropped) == {row.id for row in rows} - kept
 
 
+def test_batches_that_differ_in_numbers_alone_run_the_same_generated_code(spark, frames, logs):
+    """Code with the numbers of one batch in it would be compiled anew for each, by Spark and by the JVM."""
+    metrics = getattr(spark.sparkContext._jvm, "org.apache.spark.metrics.source.CodegenMetrics")
+    compiled = []
+    for first, partition, stretches in ((0, 0, 3), (7000, 5, 4), (2**40, 2, 3)):
+        rows = [
+            logs.Row("t", partition, first + n, StreamMetadata(1, 0, n // 20 * 10 + n % 10), None, f"{n}")
+            for n in range(20 * stretches)
+        ]
+        result = filter_frame(frames.split(rows, 2))
+        assert len(result.plan.stretches["t", partition].starts) == stretches
+        assert logs.ids(result.rows) == logs.Model().kept(rows)
+        compiled.append(metrics.METRIC_COMPILATION_TIME().getCount())
+    assert len(set(compiled)) == 1, "of three stretches and of four"
+
+
 @pytest.mark.parametrize("twice", ["keyed", "unkeyed"])
 def test_a_record_that_stands_twice_is_refused_by_name_also_where_holes_hide_it(frames, logs, twice):
     """Log offsets 0, 0, 2, 3 are as many as 0 to 3 have."""
