@@ -32,7 +32,8 @@ from pushrep.env import REAL_FILESYSTEM, Filesystem
 PUBLISHED_NAME = ".pushrep_published"
 VERSION = 1
 RECORD_BYTES = 512
-RECORDS_INITIAL = 64
+RECORDS_INITIAL = 7
+"""With the header a block of the disk."""
 SLOTS_AT = (320, 416)
 _EMPTY_BYTES_MAX = 64 << 20
 
