@@ -31,6 +31,8 @@ APPEARS_WITHIN_S = 3.0
 """How long a topic that is not there is asked for: it may just have been created."""
 _DOUBLINGS_MAX = 30
 _Answer = TypeVar("_Answer")
+JITTER = random.Random()  # noqa: S311 - spreads load, keeps no secret
+"""What pauses are drawn from, in any thread. `random`'s own generator is the service's, which may have seeded it."""
 
 
 class Backoff(NamedTuple):
@@ -48,7 +50,7 @@ class Backoff(NamedTuple):
         if failures < 1:
             return 0.0
         most_s = min(self.longest_s, self.first_s * (1 << min(failures - 1, _DOUBLINGS_MAX)))
-        return random.uniform(self.least * most_s, most_s)  # noqa: S311 - spreads load, keeps no secret
+        return JITTER.uniform(self.least * most_s, most_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

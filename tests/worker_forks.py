@@ -159,6 +159,7 @@ def serve(kind, parent, listener):
             importlib.import_module(module)
     gc.collect()
     gc.freeze()  # or each fork's first collection would copy all
+    os.chdir("/")  # the first caller's directory may be a file system that is to be unmounted
     poll.register(parent_ends, select.POLLIN)
     poll.register(listener, select.POLLIN)
     while True:

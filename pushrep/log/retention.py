@@ -62,7 +62,7 @@ from pushrep.env import Clock, Filesystem
 from pushrep.errors import ForkedProcess, PushrepError
 from pushrep.log.config import DiskLimits, LogConfig
 from pushrep.log.directory_files import segment_path
-from pushrep.log.disk_space import LOOK_MS, DiskAboveLimit, DiskLevel, DiskWatch
+from pushrep.log.disk_space import LOOK_MS, DiskAboveLimit, DiskHeadroom, DiskLevel, DiskWatch
 from pushrep.log.errors import LeaseBroken, OffsetOutOfRange, StillNeeded
 from pushrep.log.flush_scheduler import Flusher
 from pushrep.log.reader import BatchReader, Bounds
@@ -302,11 +302,12 @@ class Retention:
         derived: DerivedStores,
         config: LogConfig,
         directory: Path,
+        reserve: DiskHeadroom,
         filesystem: Filesystem,
         clock: Clock,
     ) -> None:
         self._log, self._reader, self._derived, self._config = log, reader, derived, config
-        self._directory, self._filesystem, self._clock = directory, filesystem, clock
+        self._directory, self._reserve, self._filesystem, self._clock = directory, reserve, filesystem, clock
         self._lock = threading.RLock()
         self._holders: dict[str, NeededFrom] = {}
         self._leases = Leases(clock, config.lease_max_s)
@@ -433,7 +434,8 @@ class Retention:
         return self._log.bounds().start
 
     def _move_log_start(self, offset: int) -> tuple[int, ...]:
-        self._derived.sync()  # soon only the derived stores hold anything of these records
+        # Soon only the derived stores hold anything of these records. A full disk must not stop what frees it.
+        self._reserve.call(self._derived.sync)
         gone = self._log.move_log_start(offset)
         for base in gone:
             self._sizes.pop(base, None)

@@ -118,7 +118,7 @@ def open_log(context: LogContext, attached: Attached) -> OpenedLog:
     watermark = _watermark(view, recovered.report) if attached.has_replicas else None
     writer = LogWriter(context, recovered, epochs, background, watermark, is_unlisted=is_unlisted)
     reader = BatchReader(filesystem, view.path, writer)
-    retention = Retention(writer, reader, derived, config, view.path, filesystem, context.clock)
+    retention = Retention(writer, reader, derived, config, view.path, view.reserve, filesystem, context.clock)
     for name, needed_from in (attached.holders or {}).items():
         retention.hold(name, needed_from)
     background.begin(writer, reader, retention, process_flusher() if context.clock is SYSTEM_CLOCK else None)

@@ -106,6 +106,7 @@ class Replication:
         self._is_naming = False
         self._shown = False  # a replica showed its directory since `_name_directories` ran
         self._threads: list[threading.Thread] = []
+        self._starting = threading.Lock()  # `close` joins a thread that has begun, or none begins
         self._tick: Tick | None = None
         self._health: LeaderHealth | None = None  # with standbys
         self.appenders: Mapping[int, PartitionReplicas] = {
@@ -171,7 +172,9 @@ class Replication:
         self._stop.set()
         if self._tick is not None:
             self._tick.end()
-        for thread in self._threads:
+        with self._starting:
+            threads = list(self._threads)
+        for thread in threads:
             if thread is not threading.current_thread():  # `on_lost` may close the outbox
                 thread.join()
         with self._changing:  # a change that is under way leads anew at its end
@@ -712,9 +715,12 @@ class Replication:
             appender.expire(since_ms, NotReplicatedInTime(timeout_ms))
 
     def _thread(self, name: str, target: Callable[[], None]) -> None:
-        thread = threading.Thread(target=target, name=name, daemon=True)
-        self._threads.append(thread)
-        thread.start()
+        with self._starting:
+            if self._stop.is_set():
+                return
+            thread = threading.Thread(target=target, name=name, daemon=True)
+            thread.start()
+            self._threads.append(thread)
 
 
 def _with_directory(index: int, directory_id: UUID, newest: Grant, epoch: int) -> Grant:

@@ -2,7 +2,7 @@
 
 import os
 import subprocess
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -91,6 +91,10 @@ def test_a_running_service_goes_on_after_a_purge_beside_it(small_disk):
             fill()
         assert isinstance(refused.value.__cause__, AppendFailed), "DiskAboveLimit, or the disk's own refusal"
         end = outbox.log(0).log_end_offset
+        with (small_disk / "others").open("wb", buffering=0) as others, suppress(OSError):
+            while True:
+                others.write(bytes(4096))
+        assert not os.statvfs(small_disk).f_bfree, "the disk is full to the last block"
         said = run("pushrep log purge o --before 2100-01-01", small_disk)
         assert "went" in said
         assert outbox.append(0, b"at once").result(60) == end

@@ -252,8 +252,10 @@ def opened(left):
 
 
 @pytest.fixture(scope="module")
-def dumps(left):
-    """{topic: what Kafka's own tool says of its log}; one run of it for all."""
+def dumps(left, opened):
+    """{topic: what Kafka's own tool says of its log}; one run of it for all, behind our recovery: what a killed broker
+    leaves are indexes that are not whole.
+    """
     data, _ = left
     return dict(zip(THEIRS, dump_segments(*(data / f"{topic}-0" for topic in THEIRS)), strict=True))
 

@@ -26,6 +26,7 @@ from itertools import combinations
 from pathlib import Path
 from uuid import UUID
 
+from filtering.retry import JITTER
 from pushrep.election.candidate import Purpose
 from pushrep.election.epochs import LogEnds, granted_end
 from pushrep.election.grants import Grant, Member
@@ -221,10 +222,9 @@ class World:
         self.nudged = set()
         self.trouble_number = self.step_number = self.settling = 0
         self.services = []
-        self._globals = random.getstate()
         self._logging = logging.root.manager.disable
         logging.disable(logging.CRITICAL)  # accidents are what it is about
-        random.seed(seed)  # the pauses between attempts draw from there
+        JITTER.seed(seed)
         self.machines = [Machine(self, index) for index in indexes]
         for machine in self.machines[1:]:
             self.start_node(machine)
@@ -292,7 +292,6 @@ class World:
         for machine in self.machines:
             if machine.host.is_up:
                 self.end_process(machine, power=False)
-        random.setstate(self._globals)
         logging.disable(self._logging)
 
     # ---- processes
