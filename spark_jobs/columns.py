@@ -45,7 +45,7 @@ from filtering.errors import BadFilterSetting
 from filtering.position import POSITION_BITS, PositionBits
 from filtering.stream_metadata import KEY_BYTES, METADATA_HEADER, OFFSET_MAX, PARTITION_MAX
 from spark_jobs.errors import SparkJobError
-from spark_jobs.spark_internals import NumberBytes, Numbers, by_cast, by_prefix, over_connect
+from spark_jobs.spark_internals import Numbers, by_prefix, over_connect
 
 assert KEY_BYTES == 20, "the substrings below are cut for 20 bytes"
 
@@ -218,17 +218,6 @@ def same_each_batch(spark: SparkSession, *texts: str) -> list[Column]:
 def by_digits(key: str, position: int) -> Column:
     """By public functions of Spark."""
     return number_by_digits(F.expr(key), position, 8)
-
-
-def number_bytes(spark: SparkSession) -> NumberBytes:
-    """The fastest way from numbers to bytes that this Spark has."""
-    return by_cast(spark) or bytes_by_digits
-
-
-def bytes_by_digits(number: str, size: int) -> Column:
-    """By functions that Spark promises."""
-    digits = f"hex({number})" if size == 8 else f"hex(cast({number} as bigint) & {256**size - 1})"
-    return F.expr(f"unhex(right(concat('{'0' * 2 * size}', {digits}), {2 * size}))")
 
 
 _WHOLE = (ByteType, ShortType, IntegerType, LongType)

@@ -1,13 +1,13 @@
 """filter_replays: the streaming operator, whose marks live in Spark's state store and so in the query's checkpoint.
 
-    rows, a binary each ─▶ pack ─▶ observed ─▶ chunks by (topic, pid, source partition) ─▶ state ─▶ observed ─▶ unpack
-         built-ins       mapInArrow                         shuffle               transformWithState        mapInArrow
+    rows ─▶ pack ─▶ observed ─▶ chunks by (topic, pid, source partition) ─▶ state ─▶ observed ─▶ unpack ─▶ rows
+            mapInArrow                    shuffle               transformWithState              mapInArrow
 
-Rows travel as one binary each (packed_rows.py) and these as chunks (row_chunks.py), so that every column keeps its type
-and value: given rows, Spark's operator would convert cell by cell. The operator decides a pair's chunks of one batch by
-the same ReplayFilter as everyone (pair_decision.py). The state of a pair is its marks as their own versioned bytes,
-with the startpoint epoch that they are of (mark_epochs.py). Rows without metadata travel in chunks of their own; the
-operator passes them on and stores nothing for them, so the source is read once.
+Rows travel as chunks (row_chunks.py), so that every column keeps its type and value: given rows, Spark's operator
+would convert cell by cell. The operator decides a pair's chunks of one batch by the same ReplayFilter as everyone
+(pair_decision.py). The state of a pair is its marks as their own versioned bytes, with the startpoint epoch that they
+are of (mark_epochs.py). Rows without metadata travel in chunks of their own; the operator passes them on and stores
+nothing for them, so the source is read once.
 
 Of Spark's two interfaces (rows, pandas frames) this uses pandas frames: each frame handed back becomes a record batch
 of its own, where the interface of rows makes one of all that a pair gives, which must stay below 2 GiB. Frames hold
@@ -39,7 +39,6 @@ from spark_jobs.operator_counts import (
     observed_after,
     observed_before,
 )
-from spark_jobs.packed_rows import packed_frame, row_layout
 from spark_jobs.pair_decision import PairChunk, PairMarks, PairName, decide_pair
 from spark_jobs.row_chunks import CHUNK_BYTES, PACKED, Packing, is_outside, pack_rows, unpack_rows
 from spark_jobs.row_decision import quiet_filter
@@ -226,22 +225,22 @@ def filter_replays(  # noqa: PLR0913 - the rule's settings, by name
     pids = None if only_pids is None else frozenset(only_pids)
     rule = FilterRule(carrier=carrier, window=window, only_pids=pids, ttl_s=ttl_s)
     check_ttl(ttl_s, retention_ms)
-    keyed = keyed_frame(df, rule)
-    if rule.carrier == "key":  # its bytes are there already, among the frame's own columns
-        keyed = keyed.drop(KEY)
-    layout = row_layout(keyed.schema, df.columns)
-    packing = Packing(layout, "key" if rule.carrier == "key" else KEY, rule.only_pids)
+    keyed, packing = _packing(df, rule)
 
     def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return pack_rows(batches, packing)
 
-    def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return unpack_rows(batches, layout)
-
-    packed = observed_before(packed_frame(keyed, layout).mapInArrow(pack, PACKED), metrics).groupBy(*_PAIR)
+    packed = observed_before(keyed.mapInArrow(pack, PACKED), metrics).groupBy(*_PAIR)
     decided = _in_stream(df, packed, rule, marks or {}) if df.isStreaming else _in_batch(packed, rule, marks or {})
     kept = observed_after(decided, metrics).where("data is not null")
-    return kept.mapInArrow(unpack, df.schema)
+    return kept.mapInArrow(unpack_rows, df.schema)
+
+
+def _packing(df: DataFrame, rule: FilterRule) -> tuple[DataFrame, Packing]:
+    keyed = keyed_frame(df, rule)
+    if rule.carrier == "key":  # its bytes are there already, among the frame's own columns
+        return keyed.drop(KEY), Packing("key", travels=True, only_pids=rule.only_pids)
+    return keyed, Packing(KEY, only_pids=rule.only_pids)
 
 
 def _in_stream(

@@ -1,9 +1,9 @@
-"""Rows as chunks: what travels between the steps of filter_replays instead of rows. Arrow and numpy alone.
+"""Rows as chunks: what travels between the steps of filter_replays instead of rows. Arrow and numpy, no Spark.
 
     rows ─▶ gathered to GATHER_BYTES ─▶ by (topic, partition), by pair, in log order ─▶ cut to CHUNK_BYTES ─▶ chunks
     chunk: topic · pid · source partition · partition · epochs · first log offset · rows · places · data
            places: the log offset of each row, then the source offset of each, int64 in this machine's order
-           data:   an Arrow IPC stream of the rows themselves, packed as they came (packed_rows.py)
+           data:   an Arrow IPC stream of the rows themselves, every column with its type and value as it came
 
 The decision reads `places`, and opens `data` only if some rows of the chunk pass and some do not. Rows that the rule is
 not for (no metadata, another PID) make chunks too, without places, under a source partition that no pair can have.
@@ -20,7 +20,6 @@ import pyarrow as pa
 from filtering.rule import group_pairs
 from filtering.stream_metadata import parse_keys
 from spark_jobs.mark_epochs import EPOCH_COLUMNS, Epoch
-from spark_jobs.packed_rows import OpenedRows, RowLayout
 from spark_jobs.row_decision import check_places, log_partitions, only_epoch
 
 CHUNK_BYTES = 1 << 20
@@ -57,10 +56,13 @@ Numbers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How rows are packed, which column has the bytes that may be metadata, and for which PIDs the rule is."""
+    """Where the bytes are that may be metadata, and for which PIDs the rule is.
 
-    layout: RowLayout
+    `travels`: the column `key` is one of the frame's own and stays among its rows.
+    """
+
     key: str
+    travels: bool = False
     only_pids: frozenset[int] | None = None
 
 
@@ -70,7 +72,7 @@ def is_outside(source_partition: int) -> bool:
 
 
 def pack_rows(batches: Iterable[pa.RecordBatch], packing: Packing) -> Iterator[pa.RecordBatch]:
-    """Packed rows with topic, partition, offset, a key and maybe epochs → chunks (PACKED).
+    """Rows with topic, partition, offset, a key and maybe epochs → chunks (PACKED).
 
     Raises SparkJobError for a row without topic, partition or offset, EpochsMixed.
     """
@@ -93,10 +95,8 @@ def pack_rows(batches: Iterable[pa.RecordBatch], packing: Packing) -> Iterator[p
         yield pa.RecordBatch.from_arrays([*arrays, data], schema=_PACKED_ARROW)
 
 
-def unpack_rows(batches: Iterable[pa.RecordBatch], layout: RowLayout) -> Iterator[pa.RecordBatch]:
-    """A column `data` → the rows in it, as they were before they were packed; small chunks are joined, as each batch
-    costs Spark the same.
-    """
+def unpack_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """A column `data` → the rows in it; small chunks are joined, as each batch costs Spark the same."""
     waiting: list[pa.RecordBatch] = []
     waiting_bytes = 0
     for batch in batches:
@@ -105,10 +105,10 @@ def unpack_rows(batches: Iterable[pa.RecordBatch], layout: RowLayout) -> Iterato
             waiting.append(rows)
             waiting_bytes += rows.nbytes
             if waiting_bytes >= CHUNK_BYTES // 2:
-                yield OpenedRows(layout, _joined(waiting)).rows()
+                yield _joined(waiting)
                 waiting, waiting_bytes = [], 0
     if waiting:
-        yield OpenedRows(layout, _joined(waiting)).rows()
+        yield _joined(waiting)
 
 
 def opened(data: Any) -> pa.RecordBatch:
@@ -168,15 +168,15 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 def _chunks(rows: pa.RecordBatch, packing: Packing) -> Iterator[tuple[Any, ...]]:
     """The chunks in the order of PACKED, but with their rows instead of `data`."""
-    columns = OpenedRows(packing.layout, rows)
-    topic, partition, offset = map(columns.column, ("topic", "partition", "offset"))
+    topic, partition, offset = (rows.column(name) for name in ("topic", "partition", "offset"))
     check_places(topic, partition, offset)
     offsets = np.asarray(offset).astype(np.int64)
-    keys = parse_keys(columns.column(packing.key))
+    keys = parse_keys(rows.column(packing.key))
     ours = keys.valid
     if packing.only_pids is not None:
         ours = ours & np.isin(keys.pids, np.array(sorted(packing.only_pids), np.int64))
-    epoch_columns = [columns.column(name).fill_null(0) for name in EPOCH_COLUMNS if name in packing.layout.names]
+    epoch_columns = [rows.column(name).fill_null(0) for name in EPOCH_COLUMNS if name in rows.schema.names]
+    sent = rows if packing.travels else rows.drop_columns([packing.key])
     for where, some in log_partitions(topic, np.asarray(partition).astype(np.int64)):
         own = np.arange(len(offsets)) if some is None else some
         governed = ours[own]
@@ -186,7 +186,7 @@ def _chunks(rows: pa.RecordBatch, packing: Packing) -> Iterator[tuple[Any, ...]]
             np.where(governed, keys.partitions[own], -1 - where[1]),
             keys.offsets[own],
         )
-        yield from _by_pair(rows, offsets, where, only_epoch(where, epoch_columns, own), pairs)
+        yield from _by_pair(sent, offsets, where, only_epoch(where, epoch_columns, own), pairs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 Spark does not promise the names of its inner objects, and no other module uses them. Where they differ, `asked` gives
 None, and the caller goes on by public means, which cost more and give the same rows:
 
-    by_prefix, by_cast              numbers out of bytes, and bytes out of numbers, by way of their digits
+    by_prefix                       numbers out of bytes by way of their digits
     column_pruned, input_counter    each pass reads all columns, from the frame as it was handed over
     RowsRead                        a handler that got fewer rows than the first pass found is not noticed
     hadoop_of                       none: without it no path is a table; name a catalog table or a database
@@ -12,7 +12,7 @@ None, and the caller goes on by public means, which cost more and give the same 
     4.0   no repartitionById, no limits for streams of a Python data source (so 4.1)
     4.2   all
 
-Over Spark Connect there are none of the JVM's: the session speaks to a server.
+Over Spark Connect there are no inner objects at all: the session speaks to a server.
 """
 
 import logging
@@ -191,7 +191,7 @@ def by_prefix(spark: SparkSession) -> Numbers | None:
     """By an inner function of Spark; None if this release lacks it, or it gives other numbers."""
 
     def look() -> Numbers | None:
-        call = _static_call(_jvm_of(spark), "org.apache.spark.unsafe.types.ByteArray", "getPrefix", "LongType")
+        call = _prefix_of(_jvm_of(spark))
         eights = [number.to_bytes(8, "big", signed=True) for number in _VECTORS]
 
         def prefix(key: str, position: int) -> Column:
@@ -206,50 +206,21 @@ def by_prefix(spark: SparkSession) -> Numbers | None:
     return asked(look)
 
 
-NumberBytes = Callable[[str, int], Column]
-"""(an int or a bigint in SQL, its bytes: 4 or 8) → the bytes, big-endian and signed."""
-
-
-def by_cast(spark: SparkSession) -> NumberBytes | None:
-    """By Spark's cast to binary, or what is in it where ANSI rules forbid the cast; None as for `by_prefix`."""
-
-    def look() -> NumberBytes | None:
-        call = _cast_to_binary(spark)
-        numbers = [(number, size) for size in (4, 8) for number in _VECTORS if -(256**size) <= 2 * number < 256**size]
-        calls = [call(F.expr(f"cast('{number}' as {'int' if size == 4 else 'bigint'})")) for number, size in numbers]
-        found = spark.sql("select 1").select(*calls).first()
-        right = [number.to_bytes(size, "big", signed=True) for number, size in numbers]
-        return (lambda number, _: call(F.expr(number))) if found is not None and [*found] == right else None
-
-    return asked(look)
-
-
-def _cast_to_binary(spark: SparkSession) -> Callable[[Any], Any]:
-    if over_connect(spark):
-        from pyspark.sql.connect import column, expressions  # noqa: PLC0415 - needs what only its clients install
-
-        return lambda number: column.Column(expressions.CastExpression(number._expr, "binary", "legacy"))  # noqa: SLF001
-    if release() < (4, 0):  # whose rules are not ANSI's, unless a user says so
-        return lambda number: number.cast("binary")
-    converter = "org.apache.spark.sql.catalyst.util.NumberConverter"
-    return _static_call(_jvm_of(spark), converter, "toBinary", "BinaryType")
-
-
-def _static_call(jvm: Any, name: str, method: str, gives: str) -> Callable[[Any], Column]:
-    """A function from an argument to the call of a static method. Names are looked up once: each is a call."""
+def _prefix_of(jvm: Any) -> Callable[[Any], Column]:
+    """A function from eight bytes to the call of ByteArray.getPrefix. Names are looked up once: each is a call."""
     from pyspark.sql.classic.column import Column as ClassicColumn  # noqa: PLC0415 - sessions of another kind lack it
 
     static_invoke = _class_of(jvm, "org.apache.spark.sql.catalyst.expressions.objects.StaticInvoke")
     expressions = _class_of(jvm, "org.apache.spark.sql.classic.ExpressionUtils")
     nothing = _object_of(jvm, "scala.collection.immutable.Nil")
     none = _object_of(jvm, "scala.None")
-    kind = _object_of(jvm, f"org.apache.spark.sql.types.{gives}")
-    class_ = _class_of(jvm, "java.lang.Class").forName(name)
+    number = _object_of(jvm, "org.apache.spark.sql.types.LongType")
+    bytes_class = _class_of(jvm, "java.lang.Class").forName("org.apache.spark.unsafe.types.ByteArray")
 
-    def call(argument: Any) -> Column:
-        arguments = nothing.prepended(expressions.expression(argument._jc))  # noqa: SLF001
-        # Null for null, never null for a value, the same for the same one; no scalar function of a catalog behind it.
-        called = static_invoke(class_, kind, method, arguments, nothing, True, False, True, none)
+    def call(eight: Any) -> Column:
+        arguments = nothing.prepended(expressions.expression(eight._jc))  # noqa: SLF001
+        # Null for null, never null for bytes, the same for the same bytes; no scalar function of a catalog behind it.
+        called = static_invoke(bytes_class, number, "getPrefix", arguments, nothing, True, False, True, none)
         return ClassicColumn(expressions.column(called))
 
     return call

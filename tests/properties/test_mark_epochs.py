@@ -18,7 +18,6 @@ from spark_jobs.batch_marks import BatchMarks, LogRange, MarksKey
 from spark_jobs.filter_settings import FilterRule
 from spark_jobs.filtered_frame import KEY
 from spark_jobs.mark_epochs import Epoch, EpochsMixed
-from spark_jobs.packed_rows import ROW, RowLayout
 from spark_jobs.pair_decision import PairChunk, PairMarks, PairName, decide_pair
 from spark_jobs.row_chunks import Packing, pack_rows, unpack_rows
 from spark_jobs.row_decision import decide_rows, decided
@@ -35,9 +34,6 @@ SCHEMA = pa.schema(
         ("marks_epoch", pa.int64()),
     ]
 )
-
-# No column is packed; what Spark packs them into is tested with the chunks.
-LAYOUT = RowLayout(FIELDS, (), ())
 
 logs = st.lists(
     st.lists(st.tuples(st.integers(0, 1), st.integers(0, 6), st.integers(0, 9)), min_size=1, max_size=14),
@@ -115,8 +111,7 @@ def found_by_rows(parts, marks, rule):
 def by_pairs(rows, state, rule):
     """The operator form; `state` as Spark keeps it."""
     data = []
-    beside = as_arrow(rows).append_column(ROW, pa.array([bytes(LAYOUT.head.itemsize)] * len(rows), pa.binary()))
-    packed = [row for batch in pack_rows([beside], Packing(LAYOUT, KEY)) for row in batch.to_pylist()]
+    packed = [row for batch in pack_rows([as_arrow(rows)] if rows else [], Packing(KEY)) for row in batch.to_pylist()]
     name = lambda row: PairName(row["topic"], row["pid"], row["source_partition"])  # noqa: E731
     for pair, group in itertools.groupby(sorted(packed, key=name), key=name):
         own = list(group)
@@ -137,7 +132,7 @@ def by_pairs(rows, state, rule):
         state[pair] = answer.after
         data += answer.kept
     out = pa.RecordBatch.from_arrays([pa.array(data, pa.binary())], names=["data"])
-    return {(row["partition"], row["offset"]) for batch in unpack_rows([out], LAYOUT) for row in batch.to_pylist()}
+    return {(row["partition"], row["offset"]) for batch in unpack_rows([out]) for row in batch.to_pylist()}
 
 
 @settings(max_examples=settings().max_examples // 2)

@@ -4,12 +4,12 @@ import pytest
 from pyspark.sql.functions import udf
 
 from filtering import HighwaterMarks, PairSplit, StreamMetadata
-from spark_jobs import columns, filter_frame, filter_replays, filtered_frame
+from spark_jobs import filter_frame, filter_replays, filtered_frame
 from spark_jobs.batch_marks import MarksKey
 from spark_jobs.columns import CarrierUnusable
 from spark_jobs.errors import FrameChanged
 from spark_jobs.filtered_frame import FrameUnusable
-from spark_jobs.spark_internals import setting, to_arrow
+from spark_jobs.spark_internals import setting
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("generated_code")]
 
@@ -248,46 +248,6 @@ def test_other_columns_come_through_as_they_are(frames, logs, spark):
         wanted = {row["value"]: row for row in frame.collect()}
         for row in kept.collect():
             assert row == wanted[row["value"]]
-
-
-@pytest.mark.parametrize("way", ["by_cast", "by_digits"])
-def test_rows_of_any_types_names_and_nulls_come_out_of_the_operator_as_they_were(spark, monkeypatch, way):
-    """Packed or beside: every type and its bounds, a null in each column, more columns than are packed."""
-    if way == "by_digits":
-        monkeypatch.setattr(columns, "by_cast", lambda _: None)
-    assert (columns.number_bytes(spark) is columns.bytes_by_digits) == (way == "by_digits")
-    cells = {
-        "boolean": ["true", "false"],
-        "tinyint": ["-128", "127"],
-        "smallint": ["-32768", "32767"],
-        "int": ["-2147483648", "2147483647", "-2"],
-        "bigint": ["-9223372036854775808", "9223372036854775807", "-1", "4294967296"],
-        "date": ["'0001-01-01'", "'9999-12-31'"],
-        "timestamp": ["'0001-01-03 00:00:00.000001'", "'9999-12-30 23:59:59.999999'"],
-        "timestamp_ntz": ["'2026-03-29 02:30:00'"],
-        "binary": ["X''", "X'00ff'", "repeat('y', 300)"],
-        "string": ["''", "'\u00e4\u6f22'", "repeat('x', 300)"],
-        "double": ["1.5", "-0.0"],
-        "decimal(38, 9)": ["-1.000000001"],
-        "array<struct<a: int, b: string>>": ["array(struct(1, null), null)", "array()"],
-        "map<string, binary>": ["map('a', null)"],
-        "interval day to second": ["interval '1 02:03:04' day to second"],
-    }
-    texts = {"a.b": "binary", "it's `quoted`": "string", "f0": "int"}
-    many = {f"more{n}": kind for n, kind in enumerate(("int", "binary", "string") * 7)}
-    named = {**{f"{kind} cell": kind for kind in cells}, **texts, **many}
-    made = []
-    for n in range(12):
-        row = [f"X'{StreamMetadata(1, 0, n).pack().hex()}' key, 't' topic, 0 partition, {n}L offset"]
-        for place, (name, kind) in enumerate(named.items()):
-            choice = [*cells[kind], "null"]
-            quoted = name.replace("`", "``")
-            row.append(f"cast({choice[(n + place) % len(choice)]} as {kind}) as `{quoted}`")
-        made.append(f"select {', '.join(row)}")
-    frame = spark.sql(" union all ".join(made))
-    kept = filter_replays(frame)
-    assert kept.schema == frame.schema
-    assert to_arrow(kept).sort_by("offset").equals(to_arrow(frame).sort_by("offset"))
 
 
 def test_settings_and_frames_that_cannot_work_are_refused_by_name(frames, logs):

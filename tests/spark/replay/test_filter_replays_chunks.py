@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pyspark.sql import types as T  # noqa: N812 - Spark's own habit
 from pyspark.sql.streaming.listener import QueryProgressEvent
 
 from filtering import HighwaterMarks, PairSplit, StreamMetadata
@@ -21,31 +20,27 @@ from spark_jobs.filter_settings import BatchCounts, FilterRule
 from spark_jobs.keyed_state import decided_frames
 from spark_jobs.mark_epochs import Epoch, EpochsMixed
 from spark_jobs.operator_counts import CountsListener, Reports, operator_counts, operator_gaps
-from spark_jobs.packed_rows import ROW, OpenedRows, row_layout
 from spark_jobs.pair_decision import PairChunk, PairMarks, PairName, decide_pair
 from spark_jobs.row_chunks import CHUNK_BYTES, Packing, is_outside, opened, pack_rows, places_of, unpack_rows
 
-NAMES = ("key", "value", "topic", "partition", "offset")
-KINDS = (T.BinaryType(), T.StringType(), T.StringType(), T.IntegerType(), T.LongType())
-LAYOUT = row_layout(T.StructType([T.StructField(*field) for field in zip(NAMES, KINDS, strict=True)]), list(NAMES))
+SCHEMA = pa.schema(
+    [
+        ("key", pa.binary()),
+        ("value", pa.string()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+    ]
+)
 
 
 def batch_of(rows):
-    return pa.RecordBatch.from_pydict({ROW: pa.array([packed_row(*row.cells()[:5]) for row in rows], pa.binary())})
-
-
-def packed_row(key, value, topic, partition, offset):
-    """A row as LAYOUT has it."""
-    numbers = [(partition, 4), (offset, 8)]
-    texts = [key, *(text and text.encode() for text in (value, topic))]
-    nulls = sum((cell is None) << bit for bit, cell in enumerate((partition, offset, *texts)))
-    lengths = [(len(text or b""), 4) for text in texts]
-    head = [(number or 0).to_bytes(size, "big", signed=True) for number, size in ((nulls, 4), *numbers, *lengths)]
-    return b"".join([*head, *(text or b"" for text in texts)])
+    cells = [dict(zip(SCHEMA.names, row.cells(), strict=False)) for row in rows]
+    return pa.RecordBatch.from_pylist(cells, schema=SCHEMA)
 
 
 def packed(batches, **packing):
-    return [row for out in pack_rows(batches, Packing(LAYOUT, "key", **packing)) for row in out.to_pylist()]
+    return [row for out in pack_rows(batches, Packing("key", travels=True, **packing)) for row in out.to_pylist()]
 
 
 def pair_of(chunk):
@@ -59,7 +54,7 @@ def chunk_of(row):
 
 def rows_in(data):
     column = pa.RecordBatch.from_arrays([pa.array(data, pa.binary())], names=["data"])
-    return [row for batch in unpack_rows([column], LAYOUT) for row in batch.to_pylist()]
+    return [row for batch in unpack_rows([column]) for row in batch.to_pylist()]
 
 
 class Operator:
@@ -131,7 +126,7 @@ def test_a_chunk_is_at_most_one_mib_of_one_pair_in_log_order_and_names_its_first
     found = packed([batch_of(rows[:31]), batch_of(rows[31:])])
     assert {pair_of(chunk) for chunk in found} == {("t", pid, 0) for pid in range(3)}
     for chunk in found:
-        batch = OpenedRows(LAYOUT, opened(chunk["data"])).rows()
+        batch = opened(chunk["data"])
         log_offsets, source_offsets = (column.tolist() for column in places_of(chunk["places"]))
         assert log_offsets == sorted(log_offsets) == batch["offset"].to_pylist() == source_offsets
         assert {offset % 3 for offset in log_offsets} == {chunk["pid"]}
@@ -179,8 +174,8 @@ def test_a_pair_in_two_partitions_is_split_and_one_in_two_epochs_is_refused(logs
 
 @pytest.mark.parametrize("column", ["topic", "partition", "offset"])
 def test_a_row_that_does_not_say_where_it_lies_is_refused_by_name(logs, column):
-    cells = dict(zip(NAMES, a_row(logs, 1).cells(), strict=False)) | {column: None}
-    holed = pa.RecordBatch.from_pydict({ROW: [packed_row(**cells)]})
+    batch = batch_of([a_row(logs, 1)])
+    holed = batch.set_column(batch.schema.get_field_index(column), column, pa.nulls(1, batch.schema.field(column).type))
     with pytest.raises(SparkJobError, match=f"column '{column}': a row has none"):
         packed([holed])
 
@@ -256,7 +251,7 @@ def test_a_pair_has_one_timer_which_looks_again_while_its_marks_rise_and_then_en
 
 def frames_of(batches):
     """What Spark's door of pandas hands to the operator, a frame a few chunks."""
-    frame = next(pack_rows(batches, Packing(LAYOUT, "key"))).to_pandas()
+    frame = next(pack_rows(batches, Packing("key", travels=True))).to_pandas()
     return [frame[low : low + 2] for low in range(0, len(frame), 2)]
 
 

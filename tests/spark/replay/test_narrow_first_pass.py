@@ -212,9 +212,8 @@ def test_a_key_is_one_number_by_either_way(spark, frames, logs, monkeypatch):
 
 def test_without_the_inner_function_the_digits_are_taken(spark, monkeypatch):
     monkeypatch.setattr(columns, "_found", {})
-    monkeypatch.setattr(spark_internals, "_static_call", lambda *_: lambda _: F.lit(7))
+    monkeypatch.setattr(spark_internals, "_prefix_of", lambda _: lambda eight: F.lit(7))
     assert columns.key_numbers(spark) is columns.by_digits, "it gives other numbers than it should"
-    assert columns.number_bytes(spark) is columns.bytes_by_digits
 
 
 def test_the_first_pass_makes_few_calls_into_the_jvm(spark, frames, logs, monkeypatch):
