@@ -106,7 +106,7 @@ class Replication:
         self._is_naming = False
         self._shown = False  # a replica showed its directory since `_name_directories` ran
         self._threads: list[threading.Thread] = []
-        self._starting = threading.Lock()  # `close` joins a thread that has begun, or none begins
+        self._starting = threading.Lock()  # held while a thread starts, as `close` can join only started threads
         self._tick: Tick | None = None
         self._health: LeaderHealth | None = None  # with standbys
         self.appenders: Mapping[int, PartitionReplicas] = {

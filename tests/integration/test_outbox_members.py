@@ -7,6 +7,7 @@ hold everything below HWM and enough of both lists stored it; a new member count
 import json
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 
@@ -284,3 +285,26 @@ def test_two_who_ask_for_the_same_at_once_make_one_member(world):
         assert not problems
         assert [one.index for one in outbox.status().members] == [0, 1, 2]
         assert outbox.append(0, b"b").result(WAIT_S) == 1
+
+
+def test_a_close_waits_for_a_thread_that_is_just_beginning(world, monkeypatch):
+    """A member shows its directory while the outbox closes: the thread that names it is made, and has not begun."""
+    begins, may_begin, start = threading.Event(), threading.Event(), threading.Thread.start
+
+    def slowly(thread):
+        if thread.name == "pushrep-directories":
+            begins.set()
+            may_begin.wait(WAIT_S)
+        start(thread)
+
+    for index in (1, 2):
+        world.node(index)
+    monkeypatch.setattr(threading.Thread, "start", slowly)
+    with open_outbox(world, 1) as outbox, ThreadPoolExecutor(1) as others:
+        try:
+            wait_until(lambda: add_member(outbox.facts, address(world, 2)) and begins.is_set(), "it is named")
+            closing = others.submit(outbox.close)
+            wait([closing], timeout=0.5)  # if it does not wait, it fails at once
+        finally:
+            may_begin.set()
+        closing.result(WAIT_S)
