@@ -23,7 +23,7 @@ of them. So each has a mark of its own, and no pair is split.
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from pyspark import SparkContext
@@ -53,6 +53,7 @@ Carrier: TypeAlias = Literal["key", "header"]
 CARRIERS: tuple[Carrier, ...] = ("key", "header")
 
 _HEADERS_TYPE = "array<struct<key: string, value: binary>>"
+_Made = TypeVar("_Made")
 
 
 class CarrierUnusable(SparkJobError):
@@ -181,33 +182,25 @@ def _column(name: Column | str) -> Column:
     return F.col(name) if isinstance(name, str) else name
 
 
-_found: dict[str, Numbers] = {}  # by Spark application, whose release does not change
-
-
 def key_numbers(spark: SparkSession) -> Numbers:
     """The fastest way that this Spark has from eight bytes to a number."""
-    if over_connect(spark):
-        return by_digits
-    application = spark.sparkContext.applicationId
-    if application not in _found:
-        _found[application] = by_prefix(spark) or by_digits
-    return _found[application]
+    return by_digits if over_connect(spark) else made_once(spark, key_numbers, lambda: by_prefix(spark) or by_digits)
 
 
-_made: WeakKeyDictionary[SparkContext, dict[Hashable, Column]] = WeakKeyDictionary()
+_made: WeakKeyDictionary[SparkContext, dict[Hashable, Any]] = WeakKeyDictionary()
 
 
-def made_once(spark: SparkSession, what: Hashable, make: Callable[[], Column]) -> Column:
-    """What every batch asks for alike: a column takes three calls into the JVM and more, so it is used again.
+def made_once(spark: SparkSession, what: Hashable, make: Callable[[], _Made]) -> _Made:
+    """`make()` at the first call for `what`, then the same object for as long as Spark runs; anew over Spark Connect.
 
-    `what` tells it from others. It is kept for as long as Spark runs.
+    For columns that every batch needs: to make one takes three calls into the JVM or more.
     """
     if over_connect(spark):
         return make()
     made = _made.setdefault(spark.sparkContext, {})
     if what not in made:
         made[what] = make()
-    return made[what]
+    return cast("_Made", made[what])
 
 
 def same_each_batch(spark: SparkSession, *texts: str) -> list[Column]:

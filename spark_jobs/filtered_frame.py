@@ -187,9 +187,9 @@ def _cut(df: DataFrame, plan: BatchPlan) -> tuple[DataFrame, Callable[[], DataFr
         for start, end in zip(found.starts.tolist(), found.ends.tolist(), strict=True)
     ]
     if not plan.bitmaps and len(stretches) <= STRETCHES_MAX:
-        # As many comparisons as the next power of two, so that few texts of code are generated.
+        # Empty stretches fill up to a power of two, so that batches with other counts run the same generated code. Each
+        # has numbers of its own, since Spark evaluates equal expressions once.
         more = (1 << (len(stretches) - 1).bit_length()) - len(stretches)
-        # Empty ones, of numbers that no other has: Spark's code takes what stands in it twice only once.
         stretches += [(*stretches[-1][:2], empty, empty) for empty in range(-1, -1 - 2 * more, -2)]
         # As text: made by functions, 64 stretches are a thousand calls into the JVM.
         inside = F.expr(" or ".join(_inside(*stretch) for stretch in stretches))
@@ -324,7 +324,7 @@ def _aggregated(keyed: DataFrame, rule: FilterRule) -> Any:
 
 
 def _few_shuffle_partitions(keyed: DataFrame) -> AbstractContextManager[None]:
-    """A task a core: there are 200 by default, and before 4.2 no adaptive execution in a stream, which joins them."""
+    """One task a core. Spark's default is 200, and before 4.2 no adaptive execution joins those of a stream."""
     spark = keyed.sparkSession
     cores = _CORES_LIKELY if over_connect(spark) else spark.sparkContext.defaultParallelism
     return setting(spark, _SHUFFLE, min(cores, int(spark.conf.get(_SHUFFLE) or 200)))

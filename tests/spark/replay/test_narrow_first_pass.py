@@ -1,6 +1,7 @@
 """Files are read by columns, by the first pass and by the handler, and give what reading whole rows gives."""
 
 import os
+from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -175,11 +176,11 @@ def test_outside_of_a_query_and_with_other_names_inside_of_spark_the_frame_stays
     assert column_pruned(frame) is frame
 
 
-def test_without_spark_s_inner_objects_a_stream_gives_the_same_rows(logs, stream_of, tmp_path, monkeypatch):
+def test_without_spark_s_inner_objects_a_stream_gives_the_same_rows(spark, logs, stream_of, tmp_path, monkeypatch):
     """Spark doesn't promise their names: switched off, batches come out as the rule says, by runs and row by row."""
     batches, seen, by_column = [logs.rewound(20, back=5), logs.random_topic(7)], {}, []
     monkeypatch.setattr(spark_internals, "asked", lambda _: None)
-    monkeypatch.setattr(columns, "_found", {})
+    monkeypatch.setattr(columns, "_made", WeakKeyDictionary())
 
     def handle(rows, n):
         seen[n] = logs.ids(rows)
@@ -190,7 +191,7 @@ def test_without_spark_s_inner_objects_a_stream_gives_the_same_rows(logs, stream
         run(stream_of(batches), once, tmp_path / "c")
     assert seen == {n: logs.Model().kept(rows) for n, rows in enumerate(batches)}
     assert by_column == [False, False], "each comes from the frame as it was handed over"
-    assert list(columns._found.values()) == [columns.by_digits]
+    assert columns._made[spark.sparkContext][columns.key_numbers] is columns.by_digits
     assert once.last_counts.rows == len(batches[1])
 
 
@@ -202,16 +203,16 @@ def test_a_key_is_one_number_by_either_way(spark, frames, logs, monkeypatch):
     topics += [logs.Row("edges", 0, n, metadata, None, f"e{n}") for n, metadata in enumerate(edges)]
     keyed = keyed_frame(frames.split(topics, 3), FilterRule())
     for rule in (FilterRule(), FilterRule(only_pids=frozenset([5, -(2**63)]))):
-        monkeypatch.setattr(columns, "_found", {})
+        monkeypatch.setattr(columns, "_made", WeakKeyDictionary())
         fast = by_runs(keyed, rule)
-        monkeypatch.setitem(columns._found, spark.sparkContext.applicationId, columns.by_digits)
+        monkeypatch.setitem(columns._made[spark.sparkContext], columns.key_numbers, columns.by_digits)
         assert by_runs(keyed, rule) == fast
         assert sorted(by_rows(keyed, {}, rule), key=lambda one: (one.topic, one.partition)) == fast
         assert (sum(one.rows for one in fast), any(len(one.marks) for one in fast)) == (len(topics), True)
 
 
 def test_without_the_inner_function_the_digits_are_taken(spark, monkeypatch):
-    monkeypatch.setattr(columns, "_found", {})
+    monkeypatch.setattr(columns, "_made", WeakKeyDictionary())
     monkeypatch.setattr(spark_internals, "_prefix_of", lambda _: lambda eight: F.lit(7))
     assert columns.key_numbers(spark) is columns.by_digits, "it gives other numbers than it should"
 
