@@ -165,7 +165,7 @@ class FileOwner(Protocol):
         ...
 
 
-class _OpenInProcess:
+class OpenInProcess:
     """How many files all directories have open. Thread-safe."""
 
     def __init__(self) -> None:
@@ -187,15 +187,16 @@ class _OpenInProcess:
         return self._files > half >= 0 and count > half // max(1, self._directories)
 
 
-_OPEN = _OpenInProcess()
+_OPEN = OpenInProcess()
 os.register_at_fork(after_in_child=_OPEN.after_fork_in_child)
 
 
 class OpenFiles:
     """The logs of one directory that have a file open. Thread-safe; call it without holding a log's lock."""
 
-    def __init__(self) -> None:
+    def __init__(self, process: OpenInProcess = _OPEN) -> None:
         self.limit = LogConfig().open_files_max
+        self._process = process
         self._lock = threading.Lock()
         self._open: deque[FileOwner] = deque()
         self._known: set[FileOwner] = set()
@@ -211,11 +212,11 @@ class OpenFiles:
                 return
             self._known.add(log)
             self._open.append(log)
-            _OPEN.changed(len(self._known) - 1, len(self._known))
+            self._process.changed(len(self._known) - 1, len(self._known))
         for flush in (False, True):
             for _ in range(2 * len(self._open)):
                 count = len(self._known)
-                if count <= self.limit and not _OPEN.are_too_many(count):
+                if count <= self.limit and not self._process.are_too_many(count):
                     return
                 self._close_one(log, flush=flush)
 
@@ -229,7 +230,7 @@ class OpenFiles:
 
     def _forget(self, log: FileOwner) -> None:
         self._known.discard(log)
-        _OPEN.changed(len(self._known) + 1, len(self._known))
+        self._process.changed(len(self._known) + 1, len(self._known))
 
     def _close_one(self, newcomer: FileOwner, *, flush: bool) -> None:
         with self._lock:

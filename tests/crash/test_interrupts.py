@@ -80,7 +80,7 @@ def test_others_go_on_while_the_main_thread_is_interrupted(tmp_path, interrupts,
     for thread in threads:
         thread.start()
     end_s = time.monotonic() + torture.count(1, 20)
-    while (time.monotonic() < end_s or not interrupts.count) and log._writer.is_writable:
+    while (time.monotonic() < end_s or not interrupts.count) and not log.why_no_append():
         with suppress(KeyboardInterrupt):
             interrupts.armed = True
             log.append(b"main")

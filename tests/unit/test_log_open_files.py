@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from pushrep.log import Durability, LogConfig, SegmentLog, directory
-from pushrep.log.directory import OpenFiles
+from pushrep.env import RealFilesystem
+from pushrep.log import Durability, LogConfig, SegmentLog
+from pushrep.log.directory import OpenFiles, OpenInProcess
+from pushrep.log.directory_files import segment_path
 
 
 class Log:
@@ -63,9 +65,9 @@ def test_a_log_that_closed_by_itself_is_forgotten(pool):
 
 
 def test_the_files_of_all_directories_take_half_of_the_descriptors_of_the_process(monkeypatch):
-    monkeypatch.setattr(directory, "_OPEN", directory._OpenInProcess())
+    process = OpenInProcess()
     monkeypatch.setattr(resource, "getrlimit", lambda _: (8, 8))
-    first, second = OpenFiles(), OpenFiles()
+    first, second = OpenFiles(process), OpenFiles(process)
     for _ in range(6):
         first.opened(Log())
     assert len(first) == 4, "alone it may have all of that half"
@@ -95,9 +97,21 @@ def open_log_files(directory):
     return [name for name in links if name.endswith(".log") and name.startswith(os.path.realpath(directory))]
 
 
+class Opened(RealFilesystem):
+    """Knows which files were opened to be written."""
+
+    def __init__(self):
+        self.paths = []
+
+    def open(self, path, *, create=False, writable=True):
+        if writable:
+            self.paths.append(path)
+        return super().open(path, create=create, writable=writable)
+
+
 def test_fifty_logs_share_eight_files(tmp_path):
-    config = LogConfig(open_files_max=8, preallocate_bytes=0, flush_ms=3_600_000)
-    logs = [SegmentLog.open(tmp_path / f"many-{n}", config) for n in range(50)]
+    config, filesystem = LogConfig(open_files_max=8, preallocate_bytes=0, flush_ms=3_600_000), Opened()
+    logs = [SegmentLog.open(tmp_path / f"many-{n}", config, filesystem=filesystem) for n in range(50)]
     assert open_log_files(tmp_path) == [], "a file is opened by the first append"
     for turn in range(3):
         for n, log in enumerate(logs):
@@ -106,10 +120,10 @@ def test_fifty_logs_share_eight_files(tmp_path):
     hot = logs[7]
     for log in logs:
         hot.append(b"hot", durability=Durability.BUFFERED)
-        descriptor = hot._writer._active._file
+        filesystem.paths.clear()
         log.append(b"again")
         hot.append(b"hot", durability=Durability.BUFFERED)
-        assert hot._writer._active._file is descriptor, "what is in use stays open"
+        assert segment_path(hot.path, 0) not in filesystem.paths, "what is in use stays open"
     for log in logs:
         log.close()
     assert open_log_files(tmp_path) == []

@@ -25,6 +25,7 @@ from pushrep.log import (
 from pushrep.log.directory_files import list_segments, segment_path
 from pushrep.log.published import PUBLISHED_NAME
 from pushrep.log.segment import Segment
+from pushrep.log.writer import LogWriter
 from pushrep.records import BatchHeader, RecordBatch, encode_batch
 
 BUFFERED = Durability.BUFFERED
@@ -322,19 +323,16 @@ def test_a_reader_that_comes_to_the_end_of_a_cut_is_out_of_range(tmp_path):
 def test_who_waits_for_a_flush_is_let_go_when_its_records_are_cut(tmp_path, monkeypatch):
     with SegmentLog.open(tmp_path / "orders-0", CONFIG) as log:
         log.append(b"stays")
-        flush = log._writer.flush
+        flush = LogWriter.flush
 
-        def cut_first(offset=None):
+        def cut_first(writer, offset=None):
             monkeypatch.undo()
             log.truncate_to(1, force=True)
-            flush(offset)
+            flush(writer, offset)
 
-        def append_and_wait():  # as a durable append of the main thread does
-            end = log.append([b"goes"] * 3, durability=Durability.BUFFERED).last_offset + 1
-            log._writer.flush(end)
-
-        monkeypatch.setattr(log._writer, "flush", cut_first)
-        waiting = threading.Thread(target=append_and_wait, daemon=True)
+        monkeypatch.setattr(LogWriter, "flush", cut_first)
+        # At a given offset, so that this thread appends and syncs for itself, as the main thread does.
+        waiting = threading.Thread(target=lambda: log.append([b"goes"] * 3, base_offset=1), daemon=True)
         waiting.start()
         waiting.join(60)
         assert not waiting.is_alive(), "it syncs for ever for records that are not there any more"

@@ -11,10 +11,9 @@ import pytest
 
 from pushrep.env import REAL_FILESYSTEM, RealFilesystem
 from pushrep.env.filesystem import RealFile
-from pushrep.log import Durability, LogConfig, SegmentLog
+from pushrep.log import CorruptBatch, Durability, LogConfig, SegmentLog
 from pushrep.log.directory_files import read_partition_metadata
 from pushrep.log.inspection import leftovers
-from pushrep.log.scrub import Scrub
 from pushrep.log.seals import SEAL_BYTES, BadSeal, Seal, decode_seal, encode_seal, read_seal
 from pushrep.log.verify import FindingKind, verify_log
 from tests.readers.batch_bytes import parse_batches
@@ -253,18 +252,27 @@ class Delays(list):
     def attach(self, _scrub):
         pass
 
+    def detach(self, _scrub):
+        pass
+
     def soon(self, _scrub, delay_ms):
         self.append(delay_ms)
 
 
-def test_o8_the_scrub_keeps_to_its_rate_and_reads_nothing_while_it_is_paused(tmp_path, monkeypatch):
+@pytest.fixture
+def delays(monkeypatch):
+    delays = Delays()
+    monkeypatch.setattr("pushrep.log.directory.process_scrubber", lambda: delays)
+    return delays
+
+
+def test_o8_the_scrub_keeps_to_its_rate_and_reads_nothing_while_it_is_paused(tmp_path, monkeypatch, delays):
     monkeypatch.setattr("pushrep.log.scrub._PIECE_BYTES", 1024)
     assert LogConfig().scrub_bytes_per_s == 4 << 20
     path = made(tmp_path / "orders-0", 300)
-    with SegmentLog.open(path, LogConfig(segment_bytes=1024, scrub_bytes_per_s=0)) as log:
-        delays = Delays()
-        scrub = Scrub(REAL_FILESYSTEM, delays)
-        scrub.add(log._writer, 100, 7)
+    delays.clear()
+    with SegmentLog.open(path, LogConfig(segment_bytes=1024, scrub_bytes_per_s=100, scrub_pause_s=7)) as log:
+        scrub = log.scrub
 
         def piece():
             before = scrub.status.bytes_read
@@ -328,31 +336,50 @@ def test_o7_a_damaged_index_is_made_anew_while_the_log_is_open(tmp_path):
 
 def test_a_segment_that_is_cut_while_it_is_read_is_no_finding(tmp_path):
     """identity O8."""
-    path = made(tmp_path / "orders-0", 400)
-    with SegmentLog.open(path, SMALL) as log:
-        walk = log.scrub._pass()
-        next(walk)
-        log.truncate_to(bases(path)[0] + 10, force=True)
-        for _ in walk:
-            pass
-        assert log.scrub.status.findings == ()
+    with SegmentLog.open(tmp_path / "orders-0", LogConfig(segment_bytes=2 << 20, preallocate_bytes=0)) as log:
+        fill(log, 120, size=20_000)  # more than the scrub reads at once
+        cut_to, end = 10, log.log_end_offset
+
+        def after_a_piece():
+            if log.log_end_offset == end:
+                log.truncate_to(cut_to, force=True)
+
+        status = log.scrub.run_pass(after_a_piece)
+        assert (log.log_end_offset, status.passes, status.damaged) == (cut_to, 1, 0)
 
 
+class Reads(RealFilesystem):
+    """Knows of which logs files were opened."""
+
+    def __init__(self):
+        self.logs = []
+
+    def open(self, path, *, create=False, writable=True):
+        self.logs.append(path.parent)
+        return super().open(path, create=create, writable=writable)
+
+
+@pytest.mark.usefixtures("delays")
 def test_o8_a_log_that_is_closed_while_another_is_read_before_its_turn_is_read_no_more(tmp_path):
-    path = made(tmp_path / "orders-0", 400)
-    urgent = SegmentLog.open(made(tmp_path / "urgent-0", 400), SMALL)
-    with urgent, SegmentLog.open(path, SMALL) as log:
-        scrub, log_writer = log.scrub, log._writer
-        scrub.remove(urgent._writer)
-        walk = scrub._pass()
-        next(walk)
-        scrub.add(urgent._writer, scrub.bytes_per_s, scrub.pause_s)
-        scrub._urgent[urgent._writer, 0] = lambda: None
-        while scrub._walked is log_writer:
-            next(walk)
-        log.close()
-        for _ in walk:
-            assert scrub._walked is not log_writer
+    path, urgent_path = made(tmp_path / "orders-0", 400), made(tmp_path / "urgent-0", 400)
+    damaged, filesystem, logs_read = urgent_path / f"{bases(urgent_path)[0]:020d}.log", Reads(), []
+    log = SegmentLog.open(path, SMALL, filesystem=filesystem)
+    with SegmentLog.open(urgent_path, SMALL, filesystem=filesystem) as urgent:
+
+        def after_a_piece():
+            logs_read.append(filesystem.logs[-1])
+            if logs_read == [path]:
+                flip(damaged, -1)
+                with pytest.raises(CorruptBatch):  # now that segment's turn is next
+                    list(urgent.records(0))
+                flip(damaged, -1)
+            elif logs_read == [path, urgent_path]:
+                log.close()
+                filesystem.logs.clear()
+
+        assert urgent.scrub.run_pass(after_a_piece).findings == ()
+        assert filesystem.logs.count(urgent_path) > 1, "the pass went on"
+        assert path not in filesystem.logs
 
 
 def wait_until(holds: Callable[[], bool]) -> None:

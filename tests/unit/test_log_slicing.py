@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import Durability, LogConfig, SegmentLog
-from pushrep.log.directory_files import segment_path
+from pushrep.log.directory_files import list_segments, segment_path
 from pushrep.log.reader import LogSlices
 from pushrep.records.leader_epochs import LeaderEpochs
 from tests.readers.small_logs import CONFIG, SPARSE, write_logs
@@ -151,9 +151,9 @@ def test_a_leader_epoch_that_falls_from_one_segment_to_the_next_ends_the_slices(
         with segment_path(log.path, second).open("r+b") as file:
             file.seek(15)
             file.write(b"\x02")
-        writer = log._writer
+        bases = list_segments(REAL_FILESYSTEM, log.path)
         without_list = SimpleNamespace(
-            bases=writer.bases, cleaned_offset=writer.cleaned_offset, leader_epochs=LeaderEpochs()
+            bases=lambda **_: bases, cleaned_offset=lambda: log.cleaned_offset, leader_epochs=LeaderEpochs()
         )
         slices = LogSlices(REAL_FILESYSTEM, log.path, without_list)
         assert slices.read(first, second, 1 << 20).end_offset == second
