@@ -297,7 +297,7 @@ class SegmentLog(ClosedAtExit):
 
     Made by `SegmentLog.open`; beside its writer, every process may use `SegmentLog.open_reader`. After `close` its
     offsets and methods raise LogClosed; in a fork of the process that opened it they raise ForkedProcess. `path`,
-    `log_id`, `recovery`, `disk` and `scrub` can still be used.
+    `log_id`, `config`, `recovery`, `disk` and `scrub` can still be used.
     """
 
     def __new__(cls, *given: object, **_named: object) -> Self:
@@ -429,6 +429,11 @@ class SegmentLog(ClosedAtExit):
     def size_from(self, offset: int) -> int:
         """Bytes of the records from `offset` to the log end, too high by at most an index interval. Raises OSError."""
         return self._checked_writer().size_from(offset)
+
+    @property
+    def config(self) -> LogConfig:
+        """The settings that it was opened with."""
+        return self._context.config
 
     @property
     def disk(self) -> DiskWatch:

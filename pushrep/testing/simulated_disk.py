@@ -239,6 +239,11 @@ class SimulatedDisk:
             if bit // 8 < len(contents):
                 contents[bit // 8] ^= 0x80 >> (bit % 8)
 
+    def contents(self, path: Path, *, synced: bool = False) -> bytes:
+        """A file's bytes as processes see them; `synced`: as the disk holds them. Raises FileNotFoundError."""
+        inode = self._inode(path)
+        return bytes(inode.disk if synced else inode.cache)
+
     def copy(self, source: Path, target: Path) -> None:
         """A whole directory again below another name, on disk, with every file as processes see it now."""
         below = {path: names for path, names in self._directories.items() if f"{path}/".startswith(f"{source}/")}

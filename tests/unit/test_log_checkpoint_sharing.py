@@ -116,8 +116,8 @@ def test_checkpoints_that_the_disk_refused_are_written_later_with_pauses_that_gr
 ):
     """The flusher comes as often as each log likes: a minute of a full disk would be hundreds of lines."""
     disk = SlowDisk(SimulatedClock())
+    monkeypatch.setattr("pushrep.log.directory.SYSTEM_CLOCK", disk.clock)  # so that it is flushed in the background
     directory = LogDirectory.acquire(tmp_path, disk, disk.clock)
-    directory._flusher = flusher  # which a simulated clock has none of
     view = directory.attach("orders-0")
     view.checkpoint(recovery_point=1)
 

@@ -47,7 +47,7 @@ def opened(machine, config):
 
 
 def contents(machine):
-    return {name: bytes(machine.disk._inode(PATH / name).cache) for name in machine.disk.list(PATH)}
+    return {name: machine.disk.contents(PATH / name) for name in machine.disk.list(PATH)}
 
 
 @pytest.fixture

@@ -1,14 +1,16 @@
 """Given-up offsets: what readers may have seen of a log that no longer holds it, noted before it goes."""
 
 import shutil
+from uuid import UUID
 
 import pytest
 
-from pushrep.env import REAL_FILESYSTEM
+from pushrep.env import REAL_FILESYSTEM, RealFilesystem
 from pushrep.log import LogConfig, LogEndMoved, NoRoomToCut, SegmentLog
 from pushrep.log.directory import LogDirectory
 from pushrep.log.directory_files import CheckpointFile, list_segments, read_checkpoint, write_checkpoint
 from pushrep.log.published import SLOTS_AT, PublishedFile
+from pushrep.log.segment import Segment
 from pushrep.records.header import OFFSET_MAX
 
 CONFIG = LogConfig(preallocate_bytes=0)
@@ -37,10 +39,22 @@ def lower_recovery_point(directory, offset):
         write_checkpoint(directory, checkpoint, {"orders-0": offset})
 
 
+class EarlierStart(RealFilesystem):
+    """The files as they were before this start of the machine: another boot id."""
+
+    def open(self, path, *, create=False, writable=True):
+        if path.name == "boot_id":
+            path = self.boot_id
+        return super().open(path, create=create, writable=writable)
+
+
 def machine_stopped(directory):
     """What was published was published before this start of the machine: it is no word of what the disk holds."""
-    file = PublishedFile(directory, 4711)
-    file._boot_id = b"another boot id.."[:16]
+    earlier = EarlierStart()
+    earlier.boot_id = directory / "earlier-boot-id"
+    earlier.boot_id.write_text(f"{UUID(int=7)}\n")
+    file = PublishedFile(directory, 4711, earlier)
+    earlier.boot_id.unlink()
     for _ in SLOTS_AT:
         file.entry("orders-0").publish(10, 10, 10, 0, 0)
 
@@ -48,11 +62,8 @@ def machine_stopped(directory):
 def test_a_cut_by_name_is_noted_before_a_file_changes(tmp_path, monkeypatch):
     written(tmp_path, 10)
     with SegmentLog.open(tmp_path / "orders-0", CONFIG) as log:
-        seen = []
-        monkeypatch.setattr(
-            "pushrep.log.writer.LogWriter._cut",
-            lambda _, number, offset, **keep: seen.append(given_up(tmp_path)) or offset,
-        )
+        seen, cut = [], Segment.cut
+        monkeypatch.setattr(Segment, "cut", lambda *to: seen.append(given_up(tmp_path)) or cut(*to))
         log.truncate_to(4, force=True)
     assert seen == [10]
 

@@ -22,6 +22,7 @@ from pushrep.log import (
 from pushrep.log.directory_files import TIME_INDEX_SUFFIX, list_segments, segment_path
 from pushrep.log.flush_scheduler import Flusher
 from pushrep.log.indexes import IndexFile
+from pushrep.log.retention import Retention
 from pushrep.log.segment import TIME_ENTRY
 from pushrep.testing import PowerLost, SimulatedClock, SimulatedDisk
 
@@ -94,7 +95,7 @@ def test_by_size_whole_old_segments_go_and_the_log_starts_behind_them(machine):
     gone = list(first_pass) + machine.retain()
     assert gone == before[: len(gone)]
     assert machine.bases() == before[len(gone) :]
-    kept_bytes = sum(len(machine.disk._inode(segment_path(PATH, base)).cache) for base in machine.bases())
+    kept_bytes = sum(len(machine.disk.contents(segment_path(PATH, base))) for base in machine.bases())
     assert kept_bytes >= 2500
     assert log.log_start_offset == machine.bases()[0] > 0
     assert values(log) == [(n, b"%03d" % n) for n in range(log.log_start_offset, RECORDS)]
@@ -311,15 +312,17 @@ def test_a_search_by_time_during_retention_answers_by_what_is_left(machine, besi
     machine.fill()
     machine.tick()
     reading = SegmentLog.open_reader(PATH, filesystem=machine.disk) if beside else log
-    started, kept = reading._reader._start_for_timestamp, machine.bases()[3]
+    opened, first, kept = machine.disk.open, segment_path(PATH, 0), machine.bases()[3]
 
-    def start_and_purge(*args):
-        answer = started(*args)
-        log.purge(kept)
-        return answer
+    def purge_and_open(path, **how):
+        if path == first:  # the search has found that it begins there
+            monkeypatch.undo()
+            log.purge(kept)
+        return opened(path, **how)
 
-    monkeypatch.setattr(reading._reader, "_start_for_timestamp", start_and_purge)
+    monkeypatch.setattr(machine.disk, "open", purge_and_open)
     assert reading.offset_for_timestamp(0) == kept
+    assert not machine.disk.exists(first)
 
 
 def test_a_poisoned_log_removes_nothing(machine):
@@ -334,20 +337,19 @@ def test_a_poisoned_log_removes_nothing(machine):
     assert log.log_start_offset == 0
 
 
-def test_retention_runs_by_itself_after_a_roll(tmp_path):
+def test_retention_runs_by_itself_after_a_roll(tmp_path, monkeypatch):
     """On the machine's clock: the flusher's thread does it."""
     config = LogConfig(segment_bytes=1000, preallocate_bytes=0, retention_bytes=1500, retention_files=1)
     with SegmentLog.open(tmp_path / "orders-0", config) as log:
-        done = threading.Event()
-        keeper, run = log._background.retention, log._background.retention.run
+        done, run = threading.Event(), Retention.run
 
-        def watched():
-            gone = run()
+        def watched(retention):
+            gone = run(retention)
             if log.log_start_offset and not gone:
                 done.set()
             return gone
 
-        keeper.run = watched
+        monkeypatch.setattr(Retention, "run", watched)
         log.append([b"x" * 100] * 100)
         assert done.wait(60), "no pass of retention ran"
 

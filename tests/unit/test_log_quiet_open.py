@@ -97,6 +97,6 @@ def test_index_entries_that_a_killed_process_did_not_sync_are_on_disk_before_the
     with killed.open(segment_bytes=1 << 20, index_interval_bytes=1) as log:
         assert recovery_point(killed) == log.log_end_offset == RECORDS + PENDING_MAX + more
         for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX):
-            inode = killed.disk._inode(segment_path(PATH, killed.bases()[-1], suffix))
-            assert len(inode.cache) >= 8
-            assert inode.disk == inode.cache, suffix
+            index = segment_path(PATH, killed.bases()[-1], suffix)
+            assert len(killed.disk.contents(index)) >= 8
+            assert killed.disk.contents(index, synced=True) == killed.disk.contents(index), suffix

@@ -125,7 +125,7 @@ def test_the_retention_by_default_rests_on_the_version_that_made_the_outbox(tmp_
 
 
 def kept(outbox):
-    config = outbox.log(0)._background.retention._config
+    config = outbox.log(0).config
     return config.retention_ms, config.retention_bytes
 
 
