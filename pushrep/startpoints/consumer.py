@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, Self
 
 from filtering.closing import ClosedAtExit
+from pushrep.env import SYSTEM_CLOCK, Clock
 from pushrep.log import LogReader, NotALog, OffsetOutOfRange, SegmentLog
 from pushrep.log.directory_files import log_at, readable_logs
 from pushrep.log.published import read_published
@@ -122,11 +123,17 @@ class LogConsumer(ClosedAtExit):
     """Reads the partitions of one topic from their start offsets on. For one thread. Made by `open`."""
 
     def __init__(
-        self, store: StartpointStore, assigned: dict[int, _AssignedPartition], default: Startpoint, *, reset: bool
+        self,
+        store: StartpointStore,
+        assigned: dict[int, _AssignedPartition],
+        default: Startpoint,
+        *,
+        reset: bool,
+        clock: Clock,
     ) -> None:
         """Use `LogConsumer.open`."""
         self._store, self._assigned, self._default, self._reset = store, assigned, default, reset
-        self._gate, self._poll = BootstrapGate(), StorePoll(store)
+        self._gate, self._poll = BootstrapGate(), StorePoll(store, clock)
         self._seen_bytes = -1  # unknown: the partitions have to start first
         self._stopped: dict[int, StartpointFailed] = {}
         self._closed = False
@@ -142,6 +149,7 @@ class LogConsumer(ClosedAtExit):
         store: StartpointStore | None = None,
         default: Startpoint | None = None,
         reset: bool = False,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> Self:
         """Claim these partitions (None: all) of `directory` for `consumer`; another holder loses them.
 
@@ -158,7 +166,7 @@ class LogConsumer(ClosedAtExit):
             for partition in chosen:
                 logs[partition] = LocalLog(log_at(directory, topic, partition))
                 opened.callback(logs[partition].close)
-            made = cls.over(logs, topic, consumer, store=store, default=default, reset=reset)
+            made = cls.over(logs, topic, consumer, store=store, default=default, reset=reset, clock=clock)
             opened.pop_all()
         return made
 
@@ -172,13 +180,14 @@ class LogConsumer(ClosedAtExit):
         store: StartpointStore,
         default: Startpoint | None = None,
         reset: bool = False,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> Self:
         """As `open`, over logs wherever they lie; they are closed with the consumer."""
         assigned = {
             partition: _AssignedPartition(store.claim(consumer, topic, partition), log)
             for partition, log in logs.items()
         }
-        return cls(store, assigned, default if default is not None else Startpoint.earliest(), reset=reset)
+        return cls(store, assigned, default if default is not None else Startpoint.earliest(), reset=reset, clock=clock)
 
     @property
     def stopped(self) -> dict[int, StartpointFailed]:

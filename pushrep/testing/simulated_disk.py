@@ -192,7 +192,7 @@ class SimulatedDisk:
         """The step at which the power goes; None: it stays. See `power_after`."""
         self.is_off = False
         """Every call raises PowerLost: set when the power goes, or by a test for what runs on in an ended process."""
-        self._failing_syncs = 0
+        self._failing_syncs = self._good_syncs = 0
         self._failing_writes = 0
         self._boot = 0
         self._made_files = 0
@@ -224,9 +224,9 @@ class SimulatedDisk:
                 inode.locked_by = None
                 inode.keep_mapping()
 
-    def fail_sync(self, count: int = 1) -> None:
-        """The next `count` syncs of files raise EIO and lose what they should have written."""
-        self._failing_syncs = count
+    def fail_sync(self, count: int = 1, *, after: int = 0) -> None:
+        """After `after` more syncs of files the next `count` raise EIO and lose what they should have written."""
+        self._failing_syncs, self._good_syncs = count, after
 
     def fail_write(self, count: int = 1) -> None:
         """The next `count` writes raise EIO after storing a part by the seed."""
@@ -499,7 +499,9 @@ class SimulatedDisk:
         if self.read_only and inode.unsynced:
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         self.clock.advance(self.sync_ms)
-        if self._failing_syncs:
+        if self._failing_syncs and self._good_syncs:
+            self._good_syncs -= 1
+        elif self._failing_syncs:
             self._failing_syncs -= 1
             inode.unsynced.clear()  # the pages count as clean from now on, and the disk never saw them
             raise OSError(errno.EIO, os.strerror(errno.EIO))

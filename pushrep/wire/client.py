@@ -28,7 +28,7 @@ from pushrep.wire.frames import FrameKind, FrameLimits, FrameReader, Memory, Ope
 from pushrep.wire.push_messages import ApiVersionsRequest, ApiVersionsResponse
 from pushrep.wire.values import Part, Struct
 
-_CORRELATION_IDS = 1 << 32
+CORRELATION_IDS = 1 << 32
 
 
 class PendingRequest(NamedTuple):
@@ -141,8 +141,8 @@ class ClientConnection:
     def _free_id(self) -> int:
         correlation_id = self._next_id
         while correlation_id in self._pending or correlation_id in self._open_calls:
-            correlation_id = (correlation_id + 1) % _CORRELATION_IDS
-        self._next_id = (correlation_id + 1) % _CORRELATION_IDS
+            correlation_id = (correlation_id + 1) % CORRELATION_IDS
+        self._next_id = (correlation_id + 1) % CORRELATION_IDS
         return correlation_id
 
     def _open(self, prefix: Prefix, header: bytes) -> OpenedFrame[CallAnswer | PeerEvent]:

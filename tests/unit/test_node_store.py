@@ -1,8 +1,10 @@
 """What a node keeps of an outbox, where two calls meet."""
 
 import errno
+import inspect
 import json
 import shutil
+import sys
 import threading
 from contextlib import suppress
 from dataclasses import replace
@@ -16,6 +18,7 @@ from pushrep.election.grants import Grant, Hold, Member, Takeover, next_generati
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, RealFilesystem
 from pushrep.env.checked_json import write_checked_json
 from pushrep.log import SegmentLog
+from pushrep.log.directory import LogDirectory
 from pushrep.log.directory_files import CheckpointFile, read_checkpoint
 from pushrep.records import encode_batch
 from pushrep.replicate.election_state import (
@@ -43,28 +46,6 @@ def grant(epoch, partitions=1):
     )  # fmt: skip
 
 
-class Watched(KeptOutbox):
-    """Offers an old leader's grant whenever the thread that lets go has changed a part of what it changes."""
-
-    @property
-    def _is_unread(self):
-        return self.__dict__.get("unread", False)
-
-    @_is_unread.setter
-    def _is_unread(self, value):
-        other = threading.Thread(target=self.offer_if_it_would_be_judged_now)
-        other.start()
-        other.join()
-        self.__dict__["unread"] = value
-
-    def offer_if_it_would_be_judged_now(self):
-        lock = self.__dict__.get("_state_store") and self._state_store.lock
-        if lock and lock.acquire(blocking=False):
-            with suppress(Refusal):
-                self.offer_grant(grant(512), 0, ADDRESSES[1])
-            lock.release()
-
-
 @pytest.fixture
 def store(tmp_path):
     store = NodeStore(tmp_path, NodeSettings(address=Address("127.0.0.1", 1)), REAL_FILESYSTEM, SYSTEM_CLOCK)
@@ -73,11 +54,34 @@ def store(tmp_path):
 
 
 def test_no_grant_is_judged_by_what_was_promised_before_a_promotion(store):
-    kept = Watched(OUTBOX, store)
+    """A leader of old offers its grant at every step of the thread that takes the directory back."""
+    kept, offers = KeptOutbox(OUTBOX, store), []
     assert kept.offer_grant(grant(256), 0, ADDRESSES[1]) is ErrorCode.NONE
-    with kept.hand_over() as directory:
-        promotion = ElectionStateStore(directory, OUTBOX, REAL_FILESYSTEM)
-        promotion.keep(replace(promotion.kept, grant=grant(1025), leader_epoch=1025))
+
+    def offer():
+        with suppress(Refusal):
+            kept.offer_grant(grant(512), 0, ADDRESSES[1])
+
+    def at_each_line(frame, event, _arg):
+        if frame.f_code is not inspect.unwrap(KeptOutbox.hand_over).__code__:
+            return None
+        if event == "line":
+            offers.append(threading.Thread(target=offer))
+            offers[-1].start()
+            offers[-1].join(0.05)  # unless it has to wait
+        return at_each_line
+
+    before = sys.gettrace()
+    try:
+        with kept.hand_over() as directory:
+            promotion = ElectionStateStore(directory, OUTBOX, REAL_FILESYSTEM)
+            promotion.keep(replace(promotion.kept, grant=grant(1025), leader_epoch=1025))
+            sys.settrace(at_each_line)
+    finally:
+        sys.settrace(before)
+    for other in offers:
+        other.join()
+    assert len(offers) > 2
     assert kept.offer_grant(grant(512), 0, ADDRESSES[1]) is not ErrorCode.NONE
     assert ElectionStateStore(directory, OUTBOX, REAL_FILESYSTEM).kept.grant == grant(1025)
 
@@ -217,6 +221,11 @@ def test_a_generation_is_filled_and_led_by_nothing_of_the_one_before(store):
     assert not kept.is_unfilled
 
 
+def write_checkpoints(kept):
+    """The logs are closed; who is the last to give their directory back writes what it shares."""
+    LogDirectory.acquire(kept.directory).release()
+
+
 def test_a_grant_of_a_higher_generation_sets_the_logs_aside_whole(store):
     kept = filled(store)
     old, replica = kept.election_state, kept.open_replica(TPS[0])
@@ -234,7 +243,7 @@ def test_a_grant_of_a_higher_generation_sets_the_logs_aside_whole(store):
 def test_what_was_removed_before_a_generation_is_no_loss_of_it(store):
     kept = filled(store)
     kept.close()
-    kept._acquired().release()  # its checkpoints are on disk
+    write_checkpoints(kept)
     shutil.rmtree(kept.directory / str(TPS[0]))
     with pytest.raises(Refusal, match="held records up to offset 1") as refused:
         store.describe(kept, TPS[0], create=False)
@@ -249,7 +258,7 @@ def test_removed_logs_are_made_anew_as_ones_that_lost_what_they_held(store):
     kept = filled(store)
     kept.note_refilled("orders-0")
     kept.close()
-    kept._acquired().release()
+    write_checkpoints(kept)
     for tp in TPS:
         shutil.rmtree(kept.directory / str(tp))
     kept.create_missing(TPS)
@@ -266,7 +275,7 @@ def test_setting_aside_is_finished_at_the_next_opening(tmp_path, renames):
     kept = filled(first)
     for replica in kept.open_replicas():
         replica.close()
-    kept._acquired().release()  # its checkpoints are on disk
+    write_checkpoints(kept)
     old, disk.left = kept.election_state, renames
     with pytest.raises(OSError, match="the power went"):
         kept.offer_grant(forced(), 1, ADDRESSES[2], 2)

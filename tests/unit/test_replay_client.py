@@ -26,6 +26,8 @@ from pushrep.replay import (
     ReplaySettings,
     ReplayTruncated,
 )
+from pushrep.replay.local import LocalReplays
+from pushrep.replay.replay import Replay
 from pushrep.testing.simulated_disk import SimulatedClock
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.error_codes import ErrorCode
@@ -307,12 +309,21 @@ def test_stop_from_another_thread_ends_who_waits(client):
     assert replay.end_reason is ReplayEndReason.STOPPED
 
 
-def test_two_threads_can_not_share_one_replay(client):
-    replay = client.replay(ReplayRequest("orders-0", position=100))
-    with replay._turn, pytest.raises(ReplayBusy):  # as the thread that waits for a block holds it
-        next(iter(replay))
-    with replay._turn, pytest.raises(ReplayBusy):
-        replay.poll()
+def test_two_threads_can_not_share_one_replay(tmp_path, log):
+    waits, go_on = threading.Event(), threading.Event()
+    session = LocalReplays(tmp_path).replay(ReplayRequest("orders-0", position=100))
+    session.wait = lambda _timeout_s: (waits.set(), go_on.wait(60))
+    with Replay(session) as replay:
+        reader = threading.Thread(target=lambda: list(replay))
+        reader.start()
+        assert waits.wait(60), "for a block"
+        for use in (lambda: next(iter(replay)), replay.poll):
+            with pytest.raises(ReplayBusy):
+                use()
+        replay.stop()
+        go_on.set()
+        reader.join(60)
+        assert replay.poll() == [], "nobody else reads it now"
 
 
 def test_pause_holds_everything_back_and_resume_goes_on(client):
@@ -353,14 +364,14 @@ def test_slots_come_back_by_end_stop_and_missing_subscribers(tmp_path, log):
 def test_a_machine_that_stands_still_before_a_replay_has_its_subscriber_begins_it_anew(tmp_path, log, monkeypatch):
     clock = SimulatedClock()
     with ReplayClient(tmp_path, clock=clock) as client:
-        started, pauses_ms = client._replays.start_replay, [5_000, 0]
+        started, pauses_ms = LocalReplays.start_replay, [5_000, 0]
 
-        def late(request):
-            session_id = started(request)
+        def late(replays, request):
+            session_id = started(replays, request)
             clock.advance(pauses_ms.pop(0))
             return session_id
 
-        monkeypatch.setattr(client._replays, "start_replay", late)
+        monkeypatch.setattr(LocalReplays, "start_replay", late)
         assert offsets(client.replay(ReplayRequest("orders-0", length=TO_END))) == list(range(100))
         pauses_ms += [5_000, 5_000]
         assert refusal(client).code is ErrorCode.UNKNOWN_REPLAY, "not for ever"

@@ -4,15 +4,21 @@ import asyncio
 import gc
 import os
 import threading
+import time
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.env.filesystem import Inotify, RealFilesystem, watch_directory
 from pushrep.log import Durability, SegmentLog
-from pushrep.replay import ReplayClient, ReplayRequest
-from pushrep.replay.waiting import Listening
+from pushrep.replay import ReplayClient, ReplayRequest, waiting
+from pushrep.replay.local import LocalReplays
+from pushrep.replay.replay import Replay
+from pushrep.replay.waiting import Listening, ReplayWaiter
 
 WAIT_S = 30
 
@@ -40,24 +46,27 @@ def test_a_watch_hears_of_writes_once(tmp_path):
 
 def test_where_there_is_no_directory_or_no_room_nobody_tells(tmp_path):
     assert watch_directory(tmp_path / "nowhere") is None
-    before, taken = Inotify._open, []
-    while (watch := watch_directory(tmp_path)) is not None:
-        taken.append(watch)
-    assert taken, "this system has them"
-    for watch in taken:
-        watch.close()
-    assert Inotify._open == before
+    counts = []
+    for _ in range(2):
+        taken = list(iter(partial(watch_directory, tmp_path), None))
+        assert not Inotify.has_room()
+        for watch in taken:
+            watch.close()
+        counts.append(len(taken))
+    assert counts[0] == counts[1] > 0, "this system has them, and each that is closed gives its place back"
 
 
 def test_a_wait_ends_with_a_write_however_long_nothing_was_written(tmp_path, monkeypatch):
     listening = Listening(tmp_path, REAL_FILESYSTEM)
     try:
         listening.wait(WAIT_S)  # looks once more behind the start of the watch
-        monkeypatch.setattr(listening, "_pause_s", lambda **_: WAIT_S)
-        listening._looks = 1_000
+        monkeypatch.setattr("pushrep.replay.waiting._HARDLY_S", 2 * WAIT_S)
+        listening.found(needs_write=True)
+        begin_s = time.monotonic()
         threading.Timer(0.01, (tmp_path / "new").write_bytes, [b"x"]).start()
-        listening.wait(WAIT_S)
-        assert listening._looks == 0, "it heard"
+        for _ in range(2):  # it heard, so the next look comes soon
+            listening.wait(WAIT_S, needs_write=True)
+        assert time.monotonic() - begin_s < WAIT_S
     finally:
         listening.close()
 
@@ -99,30 +108,45 @@ def test_an_event_loop_that_follows_a_directory_hears_too(tmp_path):
         assert asyncio.run(follow(client, log)) == [b"first", *[b"more"] * 4]
 
 
-def test_who_has_all_that_is_written_looks_again_with_a_write_or_hardly_ever(tmp_path):
+@pytest.fixture
+def pauses(monkeypatch):
+    """How long each wait would have lasted."""
+    pauses = []
+    monkeypatch.setattr(waiting, "time", SimpleNamespace(sleep=pauses.append))
+    monkeypatch.setattr(ReplayWaiter, "wait", lambda _self, _sock, timeout_s: pauses.append(timeout_s))
+    return pauses
+
+
+def test_who_has_all_that_is_written_looks_again_with_a_write_or_hardly_ever(tmp_path, pauses):
     """An idle follower costs little; what may come without a write, as a watermark does, is looked for more often."""
     listening, deaf = Listening(tmp_path, REAL_FILESYSTEM), Listening(tmp_path, DeafDisk())
     try:
         for one in (listening, deaf):
             one.wait(0, needs_write=True)
             one.found(needs_write=True)
-        assert listening._pause_s(needs_write=True) > 5 * listening._pause_s(needs_write=False)
-        assert deaf._pause_s(needs_write=True) < 0.01, "nobody tells it: where one record came, the next one is near"
+        pauses.clear()
+        listening.wait(WAIT_S, needs_write=True)
+        listening.wait(WAIT_S, needs_write=False)
+        assert pauses[0] > 5 * pauses[1]
+        deaf.wait(WAIT_S, needs_write=True)
+        assert pauses[2] < 0.01, "nobody tells it: where one record came, the next one is near"
         (tmp_path / "written").write_bytes(b"x")
         listening.wait(WAIT_S, needs_write=True)
-        assert listening._pause_s(needs_write=True) < 0.01, "it is published in a moment"
+        listening.wait(WAIT_S, needs_write=True)
+        assert pauses[3] > 5 * pauses[4]
+        assert pauses[4] < 0.01, "it is published in a moment"
     finally:
         listening.close()
         deaf.close()
 
 
-def test_a_write_that_was_heard_with_the_one_before_and_is_published_later_is_looked_for_soon(tmp_path):
+def test_a_write_that_was_heard_with_the_one_before_and_is_published_later_is_looked_for_soon(tmp_path, pauses):
     """Its writer may lose the processor between the two: nothing is heard of it any more."""
-    with SegmentLog.open(tmp_path / "orders-0") as log, ReplayClient(tmp_path) as client:
+    with SegmentLog.open(tmp_path / "orders-0") as log:
         log.append(b"first")
-        with client.replay(ReplayRequest("orders-0", bound="written")) as replay:
+        session = LocalReplays(tmp_path).replay(ReplayRequest("orders-0", bound="written"))
+        with Replay(session) as replay:
             assert next(iter(replay)).value == b"first"
-            session = replay._feed
             session.wait(0)
             log.append(b"second")
             log.append(b"third")
@@ -130,7 +154,8 @@ def test_a_write_that_was_heard_with_the_one_before_and_is_published_later_is_lo
             published = session.source.facts
             session.source.facts = lambda **how: replace(published(**how), written=2)
             assert [record.value for record in replay.poll()] == [b"second"]
-            assert session._listening._pause_s(needs_write=True) < 0.01
+            session.wait(WAIT_S)
+            assert pauses[-1] < 0.01
             session.source.facts = published
             assert [record.value for record in replay.poll()] == [b"third"]
 
@@ -160,10 +185,15 @@ def descriptors():
     return len(os.listdir("/proc/self/fd"))
 
 
+def watches():
+    links = list(Path("/proc/self/fd").iterdir())
+    return sum(str(link.readlink()) == "anon_inode:inotify" for link in links if link.is_symlink())
+
+
 def test_replays_that_waited_and_came_to_their_end_keep_no_descriptors(tmp_path):
     """Who iterates to the end has no reason to close: `for record in client.replay(...)`."""
     with SegmentLog.open(tmp_path / "orders-0") as log, ReplayClient(tmp_path) as client:
-        before, watches = descriptors(), Inotify._open
+        before, before_watches = descriptors(), watches()
         for _ in range(30):
             end = log.log_end_offset
             replay = client.replay(ReplayRequest("orders-0", position=end, length=1, bound="written"))
@@ -171,4 +201,4 @@ def test_replays_that_waited_and_came_to_their_end_keep_no_descriptors(tmp_path)
             assert len(list(replay)) == 1
             del replay
         assert descriptors() < before + 30, "the last few may be there still"
-        assert Inotify._open < watches + 10
+        assert watches() < before_watches + 10

@@ -14,7 +14,7 @@ from pushrep.startpoints import (
     StoreClosed,
     StoreUnavailable,
 )
-from pushrep.startpoints.store import StorePoll
+from pushrep.startpoints.model import Reader
 from pushrep.testing import SimulatedClock
 
 RECORDS = 60
@@ -106,7 +106,7 @@ def test_what_was_read_and_not_committed_is_given_again(directory, store):
             assert drain(consumer) == {0: list(range(30, RECORDS))}
 
 
-def test_who_lost_the_partitions_commits_nothing(directory):
+def test_who_lost_the_partitions_commits_nothing(directory, store):
     with LogConsumer.open(directory, "orders", "billing") as old:
         old.poll()
         with LogConsumer.open(directory, "orders", "billing", partitions=[1]) as new:
@@ -115,7 +115,7 @@ def test_who_lost_the_partitions_commits_nothing(directory):
             with pytest.raises(PartitionLost):
                 old.commit()
             assert old.positions() == {0: RECORDS}, "the lost one is read no more"
-            assert new._store.checkpoint(new._assigned[1].claim.reader).offset == 10
+            assert store.checkpoint(Reader("billing", "orders", 1)).offset == 10
     with LogConsumer.open(directory, "orders", "billing") as consumer:
         consumer.poll(0)
         assert consumer.positions() == {0: RECORDS, 1: 10}
@@ -253,8 +253,8 @@ def test_a_store_that_is_away_holds_no_consumer_that_has_begun(logs, directory, 
         raise StoreUnavailable("kafka:startpoints", "no broker answers")
 
     clock = SimulatedClock()
-    fresh, begun = (LogConsumer.open(directory, "orders", name, store=store) for name in ("audit", "billing"))
-    begun._poll = StorePoll(store, clock)
+    fresh = LogConsumer.open(directory, "orders", "audit", store=store)
+    begun = LogConsumer.open(directory, "orders", "billing", store=store, clock=clock)
     assert len(drain(begun)[0]) == RECORDS
     first = store.write("billing", "orders", 0, Startpoint.specific(50), "again")
     for lost in ("size_bytes", "read"):

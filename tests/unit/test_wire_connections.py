@@ -7,7 +7,7 @@ import pytest
 from pushrep.errors import BadArgument
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.calls import VOCABULARY, AgreedVersions, ApiKey, VersionRange, Vocabulary, versions_answer
-from pushrep.wire.client import CallAnswer, ClientConnection, PeerEvent, first_request
+from pushrep.wire.client import CORRELATION_IDS, CallAnswer, ClientConnection, PeerEvent, first_request
 from pushrep.wire.codec import read_schemas, released_schemas
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.errors import (
@@ -340,17 +340,15 @@ def test_a_call_that_the_peer_does_not_know_is_not_asked(pair):
     assert client.in_flight == ()
 
 
-def test_numbers_go_round_without_meeting_one_in_flight(pair):
-    client, _ = pair
-    first, _ = client.ask(ListLogsRequest())
-    client._next_id = first
-    second, _ = client.ask(ListLogsRequest())
-    client._next_id = (1 << 32) - 1
-    last, _ = client.ask(ListLogsRequest())
-    client._next_id = 0
-    again, _ = client.ask(ListLogsRequest())
-    assert len({first, second, last, again}) == 4
-    assert last == (1 << 32) - 1
+def test_numbers_go_round_without_meeting_one_in_flight(pair, monkeypatch):
+    assert CORRELATION_IDS == 1 << 32
+    monkeypatch.setattr("pushrep.wire.client.CORRELATION_IDS", 4)
+    client, server = pair
+    calls = [asked(client, server, ListLogsRequest()) for _ in range(3)]
+    for _ in range(5):
+        calls.append(asked(client, server, ListLogsRequest()))
+        assert sorted(call.correlation_id for call in calls) == [0, 1, 2, 3]
+        client.feed(joined(server.answer(calls.pop(1), ListLogsResponse())))
 
 
 def test_every_error_of_a_peer_is_one_kind():
