@@ -26,6 +26,7 @@ from filtering.errors import shown_partition
 from filtering.retry import Backoff, RetryPolicy
 from filtering.stream_metadata import OFFSET_MAX
 from spark_jobs.batch_marks import ADOPTED, BatchMarks, LogRange
+from spark_jobs.marks import parsed_marks
 from spark_jobs.sinks.idempotent_sink import query_of
 from spark_jobs.sql.dialects import BadSqlTable, BatchNotStaged, Dialect, MarksTaken, column_type, dialect_of, quoted
 
@@ -149,10 +150,10 @@ class SqlTable:
         return [int(row[0]) for row in found]
 
     def read(self, query_id: str, batch_id: int) -> BatchMarks | None:
-        """The marks of a batch, None if there are none. Raises CorruptBatchMarks."""
+        """The marks of a batch, None if there are none. Raises MarksStoreDamaged."""
         where = "WHERE query_id = ? AND batch_id = ?"
         found = self._rows(f"SELECT marks FROM {self._marks} {where}", query_id, batch_id)
-        return BatchMarks.from_bytes(bytes(found[0][0])) if found else None
+        return parsed_marks(bytes(found[0][0]), self.location, (query_id, batch_id)) if found else None
 
     def write(self, marks: BatchMarks, *, keep: int) -> None:
         """Commit the marks and the rows that were staged for them. Raises MarksTaken, BatchNotStaged."""

@@ -9,6 +9,7 @@ import pytest
 
 from spark_jobs import ReplayFilteredBatches
 from spark_jobs.batch_marks import BatchMarks, LogRange
+from spark_jobs.marks import MarksStoreDamaged
 from spark_jobs.sql import BadSqlTable, MarksTaken, SqlTable
 from spark_jobs.sql.dialects import BatchNotStaged
 from spark_jobs.sql.table import _stage
@@ -36,7 +37,7 @@ SQLITE, POSTGRESQL = _first("sqlite", "postgresql"), _first("postgresql", "sqlit
 
 def query(url, statement):
     if url.startswith("sqlite:"):
-        with closing(sqlite3.connect(url.removeprefix("sqlite:"))) as connection:
+        with closing(sqlite3.connect(url.removeprefix("sqlite:"))) as connection, connection:
             return connection.execute(statement).fetchall()
     import psycopg
 
@@ -298,6 +299,16 @@ def test_a_task_that_runs_twice_stages_once(frames, logs, inside_query, url):
 def test_marks_without_their_rows_are_refused(url):
     with pytest.raises(BatchNotStaged, match="as handler and as marks"):
         SqlTable(url, "orders").write(BatchMarks("q", 0), keep=3)
+
+
+def test_marks_that_were_damaged_or_moved_are_refused_by_the_name_that_other_stores_have(url):
+    table = SqlTable(url, "orders")
+    table.stage_nothing("q", 0)
+    table.write(BatchMarks("q", 0), keep=2)
+    for damage, why in (("batch_id = 1", "holds batch 0 of query q"), ("marks = substr(marks, 1, 8)", "too few")):
+        query(url, f"UPDATE orders_marks SET {damage} RETURNING 1")
+        with pytest.raises(MarksStoreDamaged, match=why):
+            table.read("q", 1)
 
 
 @SQLITE
