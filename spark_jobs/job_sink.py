@@ -10,9 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from filtering.stream_metadata import OFFSET_MAX
 from pushrep.startpoints.model import author_name
-from spark_jobs.batch_marks import LogRange
 from spark_jobs.errors import CantReplace, CantUndo, SparkJobError
 from spark_jobs.marks_stores import is_database
 from spark_jobs.sinks.table_commits import WITH_VERSIONS
@@ -47,28 +45,27 @@ class Sink:
         """Whether the job's marks lie there, too."""
         return is_database(self._sink)
 
-    def held(self, topic: str, partition: int, start: int) -> "array[int]":
-        """The log offsets of its rows from `start` on in a partition, ascending.
+    def held(self, topic: str, starts: Mapping[int, int]) -> "dict[int, array[int]]":
+        """The log offsets of its rows in each partition from its start on, ascending; looked for at once.
 
         Raises CantReplace if these rows can't be replaced; BadSink, BadSqlTable, BadJobOption where there is no such
         table, or it does not answer.
         """
         from spark_jobs.jobs.checks import named  # noqa: PLC0415 - pyspark, for this look alone
-        from spark_jobs.sinks.directory_table import offsets_in  # noqa: PLC0415
+        from spark_jobs.sinks.directory_table import offsets_from  # noqa: PLC0415
         from spark_jobs.sql import SqlTable  # noqa: PLC0415
 
-        where = LogRange(topic, partition, start, OFFSET_MAX)
         if self.is_database:
             table = SqlTable(self._sink, self._table or "")
             with named("--sink", table.location):
-                return table.offsets_in(where)
+                return table.offsets_from(topic, starts)
         if (versioned := self._versioned()) is not None:
             with named("--sink", self._sink):
-                return versioned.offsets_in(self._session(), where)
+                return versioned.offsets_from(self._session(), topic, starts)
         if "/" not in self._sink:
             why = f"a catalog's table of {self._format} exchanges whole batches only; Delta and Iceberg can (--format)"
-            raise CantReplace(topic, partition, start, why)
-        return offsets_in(self._sink, self._format, where)
+            raise CantReplace(topic, *min(starts.items()), why)
+        return offsets_from(self._sink, self._format, topic, starts)
 
     def refuse_without_versions(self) -> None:
         """Raise CantUndo for a table that keeps no rows of before. Starts no Spark."""

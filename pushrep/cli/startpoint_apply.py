@@ -193,12 +193,10 @@ def checkpoint_place(
 
 def _rows_replaced(looked: Any, topic: str, moves: Sequence[Any]) -> dict[int, int]:
     """By partition, how many rows of the sink go. Raises what the sink raises that can't replace them."""
-    rows = {}
-    for move in moves:
-        if move.reset_marks and move.after is not None:
-            held = looked.held(topic, move.partition, move.after)
-            rows[move.partition] = len(held) if move.replace_until is None else bisect_left(held, move.replace_until)
-    return rows
+    replacing = {move.partition: move for move in moves if move.reset_marks and move.after is not None}
+    held = looked.held(topic, {partition: move.after for partition, move in replacing.items()}) if replacing else {}
+    ends = {partition: move.replace_until for partition, move in replacing.items()}
+    return {one: len(own) if ends[one] is None else bisect_left(own, ends[one]) for one, own in held.items()}
 
 
 def _print_moves(

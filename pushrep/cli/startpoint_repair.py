@@ -9,8 +9,7 @@ The apply job that follows the consumer's startpoints carries it out: spark_jobs
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -101,6 +100,17 @@ class PartitionRepair(NamedTuple):
         return {**self._asdict(), "rows_end": self.rows_end, "marks": marks, "read_again": self.read_again}
 
 
+class _Place(NamedTuple):
+    """Where rows go in a partition, as the log has it; `end` as of PartitionRepair."""
+
+    partition: int
+    log_start: int
+    log_end: int
+    checkpoint: int
+    start: int
+    end: int | None
+
+
 @click.command()
 @with_store
 @click.argument("topic", metavar="TOPIC[-N]")
@@ -145,7 +155,9 @@ def repair(  # noqa: PLR0913, PLR0917 - one parameter an option
         looked = sink_of(checkpoint_tool("startpoint repair"), sink, table, sink_format, conf)
     look = _Look(directory, opened, opened.event_log(), consumer, name, start, end, looked, SYSTEM_CLOCK.wall_ms())
     known = [partition for partition in partitions_of(directory, name) if only in (None, partition)]
-    parts = [part for part in map(look.part, known) if part is not None]
+    places = {place.partition: place for place in map(look.place, known) if place is not None}
+    held = look.held({one: place.start for one, place in places.items()})
+    parts = [part for one, place in places.items() if (part := look.part(place, held[one])) is not None]
     if not parts:
         why = f"{consumer} has read nothing from there on" if known else f"{directory} holds no log of it"
         raise CantRepair(topic, why)
@@ -187,49 +199,54 @@ class _Look(NamedTuple):
     def words(self) -> str:
         return f"from {place_text(self.start)}" + ("" if self.end is None else f" to {place_text(self.end)}")
 
-    def part(self, partition: int) -> PartitionRepair | None:
+    def place(self, partition: int) -> _Place | None:
         """None if nothing is to be done. Raises CantRepair."""
-        reader, where = Reader(self.consumer, self.topic, partition), shown_name(self.topic, partition)
-        checkpoint = self.store.checkpoint(reader).offset
-        with ExitStack() as resources:
-            log = resources.enter_context(SegmentLog.open_reader(log_at(self.directory, self.topic, partition)))
+        checkpoint = self.store.checkpoint(Reader(self.consumer, self.topic, partition)).offset
+        with self._log(partition) as log:
             facts = facts_of(log)
             start = resolve(self.start, facts, created_ms=self.now_ms, position=checkpoint)
-            if isinstance(start, Unresolved):
-                if self.start.kind in _BY_TIME:  # all its records are older
-                    return None
-                raise CantRepair(where, start.why)
             end = None
             if self.end is not None:
-                found = resolve(self.end, facts, created_ms=self.now_ms, position=checkpoint)
-                end = facts.end if isinstance(found, Unresolved) else found.offset
-                if end <= start.offset:
-                    return None
-            held = self._held(partition, start.offset)
-            stood_at = max(checkpoint or 0, held[-1] + 1 if held else 0)
-            if stood_at <= start.offset:
+                end = resolve(self.end, facts, created_ms=self.now_ms, position=checkpoint)
+        if isinstance(start, Unresolved):
+            if self.start.kind in _BY_TIME:  # all its records are older
                 return None
-            self._refuse_others(reader, checkpoint or 0, start.offset, end)
-            return PartitionRepair(
-                partition=partition,
-                log_start=facts.start,
-                log_end=facts.end,
-                stood_at=stood_at,
-                start=start.offset,
-                end=end,
-                rows=None if self.sink is None else bisect_left(held, end) if end is not None else len(held),
-                marks=None if self.sink is None else self._marks(log, held),
-            )
+            raise CantRepair(shown_name(self.topic, partition), start.why)
+        end_offset = facts.end if isinstance(end, Unresolved) else None if end is None else end.offset
+        if end_offset is not None and end_offset <= start.offset:
+            return None
+        return _Place(partition, facts.start, facts.end, checkpoint or 0, start.offset, end_offset)
 
-    def _held(self, partition: int, start: int) -> "array[int]":
-        """The offsets of the sink's rows from there on, ascending."""
-        if self.sink is None:
-            return array("q")
+    def held(self, starts: Mapping[int, int]) -> "Mapping[int, array[int]]":
+        """The offsets of the sink's rows in each partition from its start on, ascending. Raises CantRepair."""
+        if self.sink is None or not starts:
+            return dict.fromkeys(starts, array("q"))
         try:
-            found: array[int] = self.sink.held(self.topic, partition, start)
+            found: Mapping[int, array[int]] = self.sink.held(self.topic, starts)
         except self.sink.refusals as error:
-            raise CantRepair(shown_name(self.topic, partition), str(error)) from error
+            raise CantRepair(self.topic, str(error)) from error
         return found
+
+    def part(self, place: _Place, held: "array[int]") -> PartitionRepair | None:
+        """None if nothing is to be done. Raises CantRepair."""
+        partition, log_start, log_end, checkpoint, start, end = place
+        stood_at = max(checkpoint, held[-1] + 1 if held else 0)
+        if stood_at <= start:
+            return None
+        self._refuse_others(Reader(self.consumer, self.topic, partition), checkpoint, start, end)
+        return PartitionRepair(
+            partition=partition,
+            log_start=log_start,
+            log_end=log_end,
+            stood_at=stood_at,
+            start=start,
+            end=end,
+            rows=None if self.sink is None else bisect_left(held, end) if end is not None else len(held),
+            marks=None if self.sink is None else self._marks(partition, held),
+        )
+
+    def _log(self, partition: int) -> LogReader:
+        return SegmentLog.open_reader(log_at(self.directory, self.topic, partition))
 
     def _refuse_others(self, reader: Reader, checkpoint: int, start: int, end: int | None) -> None:
         """A new repair must not skip an unfinished one: its rows would stay wrong."""
@@ -252,18 +269,19 @@ class _Look(NamedTuple):
                 raise CantRepair(where, why + (", without --to" if end is not None else ""))
             return
 
-    def _marks(self, log: LogReader, held: Sequence[int]) -> list[LoweredMark]:
+    def _marks(self, partition: int, held: Sequence[int]) -> list[LoweredMark]:
         """Each pair's mark below its lowest row among these; the marks of other pairs stay."""
         carrier = carrier_of(self.directory, self.topic)
         lowest: dict[tuple[int, int], int] = {}
         waiting = iter(held)
         wanted = next(waiting, None)
-        for record in () if wanted is None else log.records(wanted, min(held[-1] + 1, log.log_end_offset)):
-            while wanted is not None and wanted < record.offset:
-                wanted = next(waiting, None)
-            if record.offset == wanted and (metadata := metadata_of(record, carrier)) is not None:
-                pair = metadata.pid, metadata.partition
-                lowest[pair] = min(metadata.offset, lowest.get(pair, metadata.offset))
+        with self._log(partition) as log:
+            for record in () if wanted is None else log.records(wanted, min(held[-1] + 1, log.log_end_offset)):
+                while wanted is not None and wanted < record.offset:
+                    wanted = next(waiting, None)
+                if record.offset == wanted and (metadata := metadata_of(record, carrier)) is not None:
+                    pair = metadata.pid, metadata.partition
+                    lowest[pair] = min(metadata.offset, lowest.get(pair, metadata.offset))
         return [LoweredMark(*pair, offset - 1) for pair, offset in sorted(lowest.items())]
 
 

@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
+from filtering.stream_metadata import OFFSET_MAX
 from spark_jobs.batch_marks import LogRange
 from spark_jobs.errors import CantReplace, RolledBackOverReplaced
 from spark_jobs.replacing import within_any
@@ -36,9 +37,8 @@ from spark_jobs.sinks.idempotent_sink import (
     IdempotentSink,
     Owners,
     TableNotOurs,
-    ascending,
-    held_in,
     held_until_in,
+    offsets_by_partition,
     query_of,
     settle,
     with_batch_id,
@@ -260,12 +260,13 @@ class CatalogTable(BatchTable):
                     return
                 restored_to = int(to)
 
-    def offsets_in(self, session: SparkSession, where: LogRange) -> "array[int]":
-        """The offsets of the rows in a log range, ascending. Raises CantReplace, BadSink."""
+    def offsets_from(self, session: SparkSession, topic: str, starts: Mapping[int, int]) -> "dict[int, array[int]]":
+        """The offsets of the rows in each partition from its start on, ascending. Raises CantReplace, BadSink."""
         self._check_there(session)
         rows = session.table(self._name)
-        held_until_in(rows, where)  # refuses what can't be replaced
-        return ascending(to_arrow(held_in(rows, where)).column("offset"))
+        held_until_in(rows, LogRange(topic, *min(starts.items()), OFFSET_MAX))  # refuses what can't be replaced
+        here = (F.col("topic") == topic) & F.col("partition").isin(*starts) & (F.col("offset") >= min(starts.values()))
+        return offsets_by_partition(to_arrow(rows.where(here).select("partition", "offset")), starts)
 
     def repair_of(self, session: SparkSession, query_id: str, number: int) -> Repair | None:
         """What a query's batches of this startpoint epoch replaced; None: nothing. Raises BadSink, CantUndo."""

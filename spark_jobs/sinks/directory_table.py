@@ -18,7 +18,7 @@ For these, and for table formats with transactions of their own, name a catalog 
 
 import logging
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -26,6 +26,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 from pyspark.sql.types import StructType
 
+from filtering.stream_metadata import OFFSET_MAX
 from spark_jobs.batch_marks import LogRange
 from spark_jobs.errors import CantReplace
 from spark_jobs.replacing import within_any
@@ -38,8 +39,8 @@ from spark_jobs.sinks.idempotent_sink import (
     BatchTable,
     Owners,
     TableNotOurs,
-    ascending,
     held_until_in,
+    offsets_by_partition,
     query_of,
     refuse_without_place,
     settle,
@@ -194,10 +195,19 @@ def _seen(names: Sequence[str]) -> list[str]:
     return [name for name in names if not name.startswith(("_", "."))]
 
 
-def offsets_in(path: str, format: str, where: LogRange) -> "array[int]":  # noqa: A002 - Spark's own word
-    """The offsets of the rows in a log range, ascending, found without Spark. Raises CantReplace, BadSink."""
+def offsets_from(
+    path: str,
+    format: str,  # noqa: A002 - Spark's own word
+    topic: str,
+    starts: Mapping[int, int],
+) -> "dict[int, array[int]]":
+    """The offsets of the rows in each partition from its start on, ascending, found without Spark.
+
+    Raises CantReplace, BadSink.
+    """
     import pyarrow.dataset as ds  # noqa: PLC0415 - a second to load, for this look alone
 
+    where = LogRange(topic, *min(starts.items()), OFFSET_MAX)
     if format.lower() not in _REPLACING_FORMATS:
         raise CantReplace(*where[:3], f"{format} is neither parquet nor orc, nor Delta or Iceberg")
     # Whether a store of Azure renames directories only its client knows: taken for one that does not.
@@ -210,7 +220,6 @@ def offsets_in(path: str, format: str, where: LogRange) -> "array[int]":  # noqa
     except (OSError, ValueError) as error:
         raise BadSink("target", path, f"can't be read: {error}") from error
     refuse_without_place(rows.schema.names, where)
-    topic, partition, offset = map(ds.field, ("topic", "partition", "offset"))
-    here = (topic == where.topic) & (partition == where.partition)
-    found = rows.to_table(["offset"], filter=here & (offset >= where.start) & (offset < where.end)).column("offset")
-    return ascending(found)
+    here = (ds.field("topic") == topic) & ds.field("partition").isin([*starts])
+    here &= ds.field("offset") >= min(starts.values())
+    return offsets_by_partition(rows.to_table(["partition", "offset"], filter=here), starts)

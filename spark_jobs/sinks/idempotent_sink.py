@@ -132,9 +132,11 @@ def refuse_without_place(columns: Sequence[str], where: LogRange) -> None:
         raise CantReplace(*where[:3], f"it has rows without {missing[0]}: keep topic, partition and offset")
 
 
-def ascending(offsets: Any) -> "array[int]":
-    """An Arrow column of offsets, sorted."""
-    return array("q", np.sort(offsets.to_numpy()).astype(np.int64).tobytes())
+def offsets_by_partition(rows: Any, starts: Mapping[int, int]) -> "dict[int, array[int]]":
+    """Of an Arrow table of partitions and offsets: each partition's offsets from its start on, ascending."""
+    partitions, offsets = (rows.column(name).to_numpy() for name in ("partition", "offset"))
+    found = {one: np.sort(offsets[(partitions == one) & (offsets >= start)]) for one, start in starts.items()}
+    return {one: array("q", own.astype(np.int64).tobytes()) for one, own in found.items()}
 
 
 def held_until_in(rows: DataFrame, where: LogRange) -> int:

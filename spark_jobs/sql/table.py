@@ -14,7 +14,7 @@ next batch that is committed.
 import logging
 import uuid
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple, TypeVar
 
@@ -107,13 +107,17 @@ class SqlTable:
         found = self._others(session, "{}", where, batch_id)
         return session.createDataFrame([(int(row[0]),) for row in found], "offset bigint")
 
-    def offsets_in(self, where: LogRange) -> "array[int]":
-        """The offsets of the rows in a log range, ascending."""
+    def offsets_from(self, topic: str, starts: Mapping[int, int]) -> "dict[int, array[int]]":
+        """The offsets of the rows in each partition from its start on, ascending."""
         select = f'SELECT "offset" FROM {self._table} WHERE {_WITHIN} ORDER BY "offset"'
 
-        def look(connection: Any) -> "array[int]":
-            found = self._execute_all(connection, select, *where[:4]) if self._exists(connection, self._table) else []
+        def of(connection: Any, *where: Any) -> "array[int]":
+            found = self._execute_all(connection, select, *where, OFFSET_MAX)
             return array("q", (int(row[0]) for row in found))
+
+        def look(connection: Any) -> "dict[int, array[int]]":
+            is_there = self._exists(connection, self._table)
+            return {one: of(connection, topic, one, start) if is_there else array("q") for one, start in starts.items()}
 
         return self._transaction(look)
 

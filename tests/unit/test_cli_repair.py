@@ -13,6 +13,7 @@ from filtering import StreamMetadata
 from pushrep.cli import main as cli_main
 from pushrep.log import SegmentLog
 from pushrep.startpoints import LogConsumer, Reader, Startpoint, StartpointStore, State, Target, facts_of
+from spark_jobs import job_sink
 
 NOON_MS = int(datetime(2013, 7, 4, 12, tzinfo=UTC).timestamp() * 1000)
 RECORDS = 60
@@ -101,6 +102,14 @@ def test_the_preview_tells_rows_records_and_marks_and_writes_nothing(repair, sin
     assert f"orders-0: the mark of producer {PID}, source partition 0 goes back to 24" in said
     assert "nothing was written" in said
     assert store.history() == []
+
+
+def test_the_sink_is_asked_once_for_all_partitions(repair, sink, monkeypatch):
+    """For a table of Delta or Iceberg a question is two of Spark's jobs over all of it."""
+    asked, held = [], job_sink.Sink.held
+    monkeypatch.setattr(job_sink.Sink, "held", lambda *given: asked.append(given) or held(*given))
+    code, _, said = repair("--from", "25", *sink, "--dry-run")
+    assert (code, len(asked)) == (0, 1), said
 
 
 def test_it_writes_what_it_showed_in_one_step_with_its_reason(repair, sink, store):
