@@ -75,8 +75,9 @@ def main(names: tuple[str, ...], rounds: int, json_file: Path | None, *, is_long
         json_file.write_text(json.dumps({"machine": host, "results": results}, indent=1))
     if write:
         for name, parts in results.items():
-            command = f"python -m benchmarks {name} --rounds {rounds}{' --long' if is_long else ''}"
-            replace_section(HERE / "RESULTS.md", name, markdown(command, parts, host))
+            form = " --long" if is_long else ""
+            command = f"python -m benchmarks {name} --rounds {rounds}{form}"
+            replace_section(HERE / "RESULTS.md", name + form, markdown(command, parts, host))
 
 
 def table(title: str, result: dict[str, Any]) -> Table:
