@@ -66,9 +66,11 @@ _REMEDIES = {
     FindingKind.EPOCH: "pushrep log repair",
     FindingKind.JOINT: "restore the file, or pushrep log repair",
     FindingKind.END: "pushrep log repair",
+    FindingKind.SEAL: "pushrep log repair",
     FindingKind.INDEX: "pushrep log rebuild-index",
     FindingKind.FILE: "pushrep log repair, or restore the file from a copy",
 }
+assert _REMEDIES.keys() == set(FindingKind), "each kind of finding has its remedy"
 
 
 @click.command()

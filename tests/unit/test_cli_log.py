@@ -134,6 +134,17 @@ def test_verify_says_what_is_damaged_and_what_helps(run, log):
     assert report["findings"][0]["kind"] == "damage"
 
 
+def test_verify_names_a_segment_that_is_not_the_one_that_was_sealed(run, log, tmp_path):
+    other = tmp_path / "other" / "orders-0"
+    with SegmentLog.open(other, CONFIG) as opened:
+        for number in range(7):
+            opened.append([b"other %d" % number] * 3, keys=[b"\xff"] * 3, timestamps_ms=1_700_000_000_000 + number)
+    (log / MIDDLE).write_bytes((other / MIDDLE).read_bytes())
+    code, out, _ = run("verify", log)
+    assert code == 1
+    assert re.search(rf"  seal: {MIDDLE} byte 0 offset 9: .* -> pushrep log repair\n", out)
+
+
 def test_repair_from_a_copy(run, log, tmp_path):
     damage(log)
     copy = tmp_path / "copy" / "orders-0"
