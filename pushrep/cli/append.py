@@ -1,9 +1,9 @@
-"""`pushrep append`: lines or CSV into a log; after a crash it continues where the log ends.
+"""`pushrep append`: appends lines or CSV to a log; after a crash the same command continues where the log ends.
 
-    line n of source S ─▶ metadata (PID of S, partition, n) ─▶ Outbox        Outbox.last_metadata ─▶ what is in already
+    line n of source S ─▶ metadata (PID of S, partition, n) ─▶ Outbox      Outbox.last_metadata ─▶ last line in the log
 
-The PID is made of the input's name and how its lines are spread over partitions. So another file, or another spreading,
-is another source, none of whose lines counts as appended.
+The PID is made of the input's name and of how its lines are distributed over partitions. With another name or another
+distribution the input is another source, and all its lines are appended.
 """
 
 import json
@@ -33,15 +33,15 @@ from pushrep.replicate.settings import PushSettings
 
 
 class InputStopped(PushrepError):
-    """A line is no record, with `--on-bad-line stop`; all lines before it are in the log."""
+    """A line can't become a record, and `--on-bad-line` is stop. All lines before it are in the log."""
 
 
 class DifferentInput(PushrepError):
-    """The log holds other lines under this input's name: to continue would skip lines that are not in the log."""
+    """The log holds other lines under this input's name. To continue would skip lines that the log does not hold."""
 
 
 class Counts:
-    """Counts of lines, by what was done with them."""
+    """How many lines were appended, were in the log already, were blank, were bad; and the number of the last line."""
 
     def __init__(self) -> None:
         self.appended = self.present = self.blank = self.bad = self.last_line = 0
@@ -68,14 +68,16 @@ class Appender:
 
     @property
     def resumes_after(self) -> int:
-        """The number of the last line of which it and all before are in the log, or were no records."""
+        """The number of a line: every line up to it is in the log, was blank or was bad. 0: none."""
         return min(self._known.values(), default=0)
 
     def append_line(self, number: int, line: bytes) -> None:
-        """Append a line unless the log has it. Raises `BadLine`, `DifferentInput`, and what the outbox raises."""
+        """Append a line unless the log holds it. Raises `BadLine`, `DifferentInput`, and the errors of
+        `Outbox.append`.
+        """
         self.counts.last_line = number
         if self.source is not None and number < self.resumes_after:
-            self.counts.present += 1  # also blank and bad lines, which an earlier run reported
+            self.counts.present += 1  # blank and bad lines are counted here, too; an earlier run reported them
             return
         entry = self.rules.parse(number, line)
         if entry is None:
@@ -93,14 +95,14 @@ class Appender:
         """The error that ends the run at a bad line."""
         again = "and run the command again" if self.source is not None else "and append the rest"
         return InputStopped(
-            f"{bad}; the lines before it are in the log: correct it {again}, or pass --on-bad-line skip"
+            f"{bad}; the lines before it are in the log: correct it {again}, or give --on-bad-line skip"
         )
 
     def _append(self, number: int, entry: Entry, metadata: StreamMetadata | None) -> None:
         try:
             self._outbox.append(entry.partition, entry.value, timestamp_ms=entry.timestamp_ms, metadata=metadata)
         except MetadataGap:
-            self._outbox.flush()  # raises the failure of the line before, which has to be corrected first
+            self._outbox.flush()  # an earlier append may have failed and left the gap: flush raises its error
             raise
         except RecordRefused as refused:
             if refused.argument == "value":
@@ -109,7 +111,7 @@ class Appender:
         self.counts.appended += 1
 
     def _check_known(self, number: int, entry: Entry) -> None:
-        """Raise DifferentInput if the last known line, usually the log's last record, differs from that record."""
+        """Raise DifferentInput if the log's last record is this line's record and has another value."""
         log = self._outbox.log(entry.partition)
         last = next(iter(log.records(log.log_end_offset - 1)), None)
         if last is None:
@@ -119,8 +121,8 @@ class Appender:
             carried = next((value for name, value in reversed(last.headers) if name == METADATA_HEADER), None)
         if carried == StreamMetadata(self._pid, entry.partition, number).pack() and last.value != entry.value:
             raise DifferentInput(
-                f"line {number} of {self.source} differs from the log's record of it: this is another input, or it "
-                "was read with other options; give it a name of its own with --source NAME"
+                f"line {number} of {self.source} differs from its record in the log: this is another input, or an "
+                "earlier run read it with other options. Give it a name of its own with --source NAME"
             )
 
 
@@ -139,51 +141,71 @@ _PROGRESS_EVERY = 4096  # lines
     type=click.Choice(["lines", "csv"]),
     default="lines",
     show_default=True,
-    help="lines: every line is a value. csv: the first line names the columns, every other line is a record.",
+    help="lines: each line is the value of a record. csv: the first line names the columns, each other line is a "
+    "record.",
 )
 @click.option(
     "--value",
     type=click.Choice(["json", "csv-line"]),
     default="json",
     show_default=True,
-    help="What a CSV line becomes: a JSON object of its columns, or the line as it is.",
+    help="The record's value, with --format csv: a JSON object of the columns, or the line as it is.",
 )
-@click.option("--delimiter", default=",", show_default=True, help="Between the fields of a CSV line.")
-@click.option("--partitions", type=click.IntRange(1), help="Of a new log; fixed from then on.  [default: 1]")
-@click.option("--producer", help=f"The application's name in a new log; fixed.  [default: {_DEFAULT_PRODUCER}]")
+@click.option("--delimiter", default=",", show_default=True, help="The character between the fields of a CSV line.")
+@click.option(
+    "--partitions",
+    type=click.IntRange(1),
+    help="How many partitions a new log has; fixed when it is made.  [default: 1]",
+)
+@click.option(
+    "--producer",
+    help=f"The application's name, a part of the PID; fixed when the log is made.  [default: {_DEFAULT_PRODUCER}]",
+)
 @click.option(
     "--carrier",
     type=click.Choice(["key", "header"]),
-    help="Where a new log carries the stream metadata; fixed.  [default: key]",
+    help="Where records carry their stream metadata; fixed when the log is made.  [default: key]",
 )
-@click.option("--partition", type=click.IntRange(0), help="Put every line into this partition.")
-@click.option("--partition-by", metavar="COLUMN", help="Same text in this CSV column, same partition (CRC-32).")
+@click.option(
+    "--partition",
+    type=click.IntRange(0),
+    help="Append every line to this partition.  [default: line n goes to partition n mod --partitions]",
+)
+@click.option(
+    "--partition-by",
+    metavar="COLUMN",
+    help="Choose the partition by the CRC-32 of this CSV column: lines with the same text go to the same partition.",
+)
 @click.option(
     "--timestamp-column",
     metavar="COLUMN",
-    help="Record timestamps from this CSV column: ISO 8601 (UTC if it names no zone) or milliseconds.",
+    help="The CSV column with the records' timestamps: ISO 8601 (UTC if it names no zone), or ms since 1970.",
 )
 @click.option(
-    "--source", metavar="NAME", help="The input's name.  [default: FILE's full path; none for standard input]"
+    "--source",
+    metavar="NAME",
+    help="The input's name, the same at each run: the command continues by it.  [default: FILE's full path; none for "
+    "standard input, which is then appended from its first line]",
 )
 @click.option(
     "--durability",
     type=click.Choice(["buffered", "flushed"]),
     default="flushed",
     show_default=True,
-    help="flushed: fdatasync while it runs. buffered: once, at the end.",
+    help="flushed: fdatasync while lines are appended. buffered: a line is surely on disk only when the command ends.",
 )
 @click.option(
     "--replica",
     "replicas",
     multiple=True,
     metavar="HOST:PORT",
-    help="A node that keeps a copy (pushrep replica serve); again for each. Kept with the log.",
+    help="A node that keeps a copy (pushrep replica serve). Repeat it for more. Stored with the log.",
 )
 @click.option(
     "--acks",
     type=click.Choice(["all", "local"]),
-    help="all: done when enough members hold every line. local: when this log does.  [default: all with --replica]",
+    help="all: the command ends when min_insync_replicas members and all in-sync replicas hold every line. local: when "
+    "this log does.  [default: all with replicas]",
 )
 @tls_options
 @click.option(
@@ -191,10 +213,13 @@ _PROGRESS_EVERY = 4096  # lines
     type=click.Choice(["stop", "skip"]),
     default="stop",
     show_default=True,
-    help="A line that is no record: stop there, or name it on standard error and go on.",
+    help="What to do with a line that can't become a record. stop: end with exit code 1, the lines before it are in "
+    "the log. skip: print it on standard error and continue.",
 )
 @click.option(
-    "--accept-loss", is_flag=True, help="Go on although the directory of a partition that held records is missing."
+    "--accept-loss",
+    is_flag=True,
+    help="Continue although the directory of a partition that held records is missing; these records are lost.",
 )
 @log_options
 @copy_check_option
@@ -206,10 +231,10 @@ def append(  # noqa: PLR0913, PLR0917 - one parameter an option
     cert: Path | None, key: Path | None, ca: Path | None, on_bad_line: str,
     log_config: LogConfig, accept_loss: bool, copy_check: bool, as_json: bool,  # noqa: FBT001
 ) -> None:  # fmt: skip
-    """Append the lines of FILE (- is standard input) to the log of TOPIC in DIRECTORY, which is made if missing.
+    """Append the lines of FILE (-: standard input) to the log of TOPIC in DIRECTORY, which is made if it is missing.
 
     \b
-    Without options line n goes into partition n mod N.
+    Without options line n goes to partition n mod N.
       pushrep append out greetings hello.txt
       pushrep append out flights flights.csv --format csv --partitions 3 \\
           --partition-by origin --timestamp-column time_hour
@@ -217,20 +242,20 @@ def append(  # noqa: PLR0913, PLR0917 - one parameter an option
       pushrep append out orders orders.txt --replica 10.0.0.2:7400 --replica 10.0.0.3:7400
 
     \b
-    After a crash, kill -9 or Ctrl-C run the same command again: it continues where the log ends. Each record
-    carries its line's number as source offset under a PID made of the input's name, so the log itself shows
-    which lines it has, and a reader that filters replays sees each line once. A file's name is its full path, or
-    --source NAME. With --source standard input can be resumed, too, if it gives the same lines again from the first
-    on. Without a name, standard input is appended from its first line each time.
+    After a crash, kill -9 or Ctrl-C run the same command again: it continues where the log ends. The metadata of a
+    record holds the line's number as source offset, and a PID made of the input's name. So the log shows which
+    lines it holds, and a reader that filters replays sees each line once. A file's name is its full path, or
+    --source NAME. Standard input can be resumed only with --source, and if it has the same lines again from the
+    first on. Without --source all its lines are appended at each run.
 
     \b
-    A line that is no record (a CSV line with too few fields, say) is named by its number. With --on-bad-line
-    stop the lines before it are in the log; correct the line and run the command again. With skip the others are
-    appended, and a line that you correct later needs a file of its own.
+    A line that can't become a record (for example a CSV line with too few fields) is reported with its number. With
+    --on-bad-line stop the lines before it are in the log: correct the line and run the command again. With skip the
+    other lines are appended; put a line that you correct later into a file of its own.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     _check_usage(format_, partition, partition_by, timestamp_column, delimiter)
     if source is not None and not source.strip():
-        raise click.BadParameter("it is empty; give the input's name, the same at every run", param_hint="--source")
+        raise click.BadParameter("it is empty: give the input's name, the same at every run", param_hint="--source")
     stored = read_identity(REAL_FILESYSTEM, directory) if directory.is_dir() else None
     count = partitions or (stored.partitions if stored else 1)
     if partition is not None and partition >= count:
@@ -244,7 +269,7 @@ def append(  # noqa: PLR0913, PLR0917 - one parameter an option
         stream = resources.enter_context(_opened(file))
         lines = numbered_lines(stream, log_config.batch_limit_bytes - HEADER_BYTES)
         if choices.is_csv:
-            _take_header(lines, rules)  # before a log is made, whose settings are fixed from then on
+            _take_header(lines, rules)  # a bad header must end the command before a log is made with fixed settings
         outbox = resources.enter_context(Outbox.open(
             directory, topic, count, producer or (stored.producer if stored else _DEFAULT_PRODUCER),
             carrier=carrier or (stored.carrier if stored else "key"),
@@ -266,11 +291,11 @@ def _check_usage(
 ) -> None:
     for option, given in (("--partition-by", partition_by), ("--timestamp-column", timestamp_column)):
         if given is not None and format_ != "csv":
-            raise click.UsageError(f"{option} names a column of a CSV: add --format csv")
+            raise click.UsageError(f"{option} is for --format csv: add that, or leave {option} out")
     if partition is not None and partition_by is not None:
-        raise click.UsageError("--partition and --partition-by exclude each other")
+        raise click.UsageError("give --partition or --partition-by, not both")
     if len(delimiter) != 1 or delimiter in '"\r\n':
-        raise click.BadParameter(f"{delimiter!r} is not one character that a line may hold between its fields",
+        raise click.BadParameter(f"{delimiter!r} is not one character other than a quote or the end of a line",
                                  param_hint="--delimiter")  # fmt: skip
 
 
@@ -278,14 +303,14 @@ def _opened(file: Path) -> AbstractContextManager[BinaryIO]:
     if str(file) == "-":
         return nullcontext(sys.stdin.buffer)
     if file.is_dir():
-        raise click.BadParameter(f"{file} is a directory; name a file, or - for standard input", param_hint="FILE")
+        raise click.BadParameter(f"{file} is a directory: give a file, or - for standard input", param_hint="FILE")
     return file.open("rb")
 
 
 def _take_header(lines: Iterator[tuple[int, bytes | BadLine]], rules: LineRules) -> None:
     _, line = next(lines, (1, None))
     if line is None:
-        raise BadHeader("the input is empty; a CSV begins with a line that names its columns")
+        raise BadHeader("the input is empty: the first line of a CSV has to name its columns")
     if isinstance(line, BadLine):
         raise BadHeader(f"the CSV's header: {line}")
     rules.take_header(line)
@@ -314,7 +339,7 @@ def _append_all(
 
 @contextmanager
 def _progress(stream: BinaryIO) -> Iterator[Callable[[int], None]]:
-    """A bar on standard error while it is a terminal; call what is yielded now and then with the line's number."""
+    """Yields a function that shows the number of a line in a progress bar, if standard error is a terminal."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -332,7 +357,7 @@ def _progress(stream: BinaryIO) -> Iterator[Callable[[int], None]]:
 
 
 def _size_bytes(stream: BinaryIO) -> int | None:
-    """None for a pipe, and for what is no file of the system's."""
+    """The size of a regular file; None for a pipe, and for a stream without a file descriptor."""
     try:
         status = os.fstat(stream.fileno())
     except (OSError, ValueError):

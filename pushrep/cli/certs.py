@@ -1,4 +1,4 @@
-"""`pushrep certs`: a certificate authority and certificates for a trial of mutual TLS."""
+"""`pushrep certs`: makes a certificate authority and certificates for a trial of mutual TLS."""
 
 import datetime as dt
 import ipaddress
@@ -26,19 +26,30 @@ class _Signer(NamedTuple):
     "nodes",
     multiple=True,
     metavar="HOST",
-    help="A node's host name or IP address, or NAME=HOST,HOST for files called NAME; repeatable.",
+    help="Make a certificate for a node: its host name or IP address. NAME=HOST,HOST: for a node with several, in "
+    "files "
+    "called NAME. Repeat it for more.",
 )
-@click.option("--client", "clients", multiple=True, metavar="NAME", help="A service's name for --allow; repeatable.")
-@click.option("--days", type=click.IntRange(1, 3650), default=30, show_default=True, help="How long they are valid.")
+@click.option(
+    "--client",
+    "clients",
+    multiple=True,
+    metavar="NAME",
+    help="Make a client certificate for a service: the NAME that `pushrep replica serve --allow` gets. Repeat it for "
+    "more.",
+)
+@click.option(
+    "--days", type=click.IntRange(1, 3650), default=30, show_default=True, help="Days for which they are valid."
+)
 def certs(directory: Path, nodes: tuple[str, ...], clients: tuple[str, ...], days: int) -> None:
-    """Make a certificate authority and certificates in DIRECTORY, for a trial: keys lie there unencrypted.
+    """Make a certificate authority and certificates in DIRECTORY, for a trial: the keys are not encrypted.
 
     \b
       pushrep certs tls --node 127.0.0.1 --client billing
       pushrep replica serve copies --cert tls/127.0.0.1.pem --key tls/127.0.0.1.key --ca tls/ca.pem --allow billing
 
-    DIRECTORY/ca.pem and ca.key are made the first time and used again, so that later calls add or renew certificates.
-    A running node loads renewed files without a restart.
+    The first call makes DIRECTORY/ca.pem and ca.key. Later calls use them to add or renew certificates. A running node
+    loads renewed files without a restart.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     try:
         made = make_certificates(directory, nodes, clients, days)
@@ -49,10 +60,11 @@ def certs(directory: Path, nodes: tuple[str, ...], clients: tuple[str, ...], day
 
 
 def make_certificates(directory: Path, nodes: tuple[str, ...], clients: tuple[str, ...], days: int = 30) -> list[Path]:
-    """The certificates that were written, each with its key beside it. Raises BadArgument, OSError.
+    """Write certificates and their keys, and return the paths of the certificates. Raises BadArgument, OSError.
 
-    nodes: host names or IP addresses, which clients check; "name=host,..." for files of that name, of a node that is
-    reached under several. clients: identities, as their DNS name or URI.
+    nodes: host names or IP addresses, which clients check; "name=host,..." for a node with several addresses, in files
+        of that name.
+    clients: identities, the DNS name or URI of the certificate.
     """
     from cryptography import x509  # noqa: PLC0415 - an extra
     from cryptography.hazmat.primitives import serialization  # noqa: PLC0415
@@ -60,7 +72,10 @@ def make_certificates(directory: Path, nodes: tuple[str, ...], clients: tuple[st
     named = {name: hosts.split(",") if hosts else [name] for name, _, hosts in (node.partition("=") for node in nodes)}
     for name in (*named, *(host for hosts in named.values() for host in hosts), *clients):
         if not re.fullmatch(r"[\w.:/@-]{1,200}", name) or name == _CA:
-            raise BadArgument("name", f"{name!r} can't be a host's or a service's name here")
+            raise BadArgument(
+                "name",
+                f"{name!r} can't be a node's or a client's name: give 1 to 200 of A-Z a-z 0-9 _ . : / @ -, not {_CA}",
+            )
     directory.mkdir(parents=True, exist_ok=True)
     made = []
     if not (directory / f"{_CA}.pem").exists():
@@ -87,7 +102,7 @@ def _alternative(host: str) -> Any:
 
 
 def _write(directory: Path, name: str, alternatives: list[Any], signer: _Signer | None, days: int) -> Path:
-    """One certificate and its key, which only this user may read; without a signer an authority's own."""
+    """Write a certificate and its key, which only this user may read. signer None: a self-signed authority."""
     from cryptography import x509  # noqa: PLC0415
     from cryptography.hazmat.primitives import hashes, serialization  # noqa: PLC0415
     from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
@@ -105,7 +120,7 @@ def _write(directory: Path, name: str, alternatives: list[Any], signer: _Signer 
         .not_valid_after(now + dt.timedelta(days=days))
         .add_extension(x509.BasicConstraints(ca=signer is None, path_length=None), critical=True)
     )
-    # What a strict check (RFC 5280; the default of Python 3.13's clients) wants to find.
+    # A strict check (RFC 5280; the default of Python 3.13's clients) requires these extensions.
     builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(own.public_key()), critical=False)
     if signer is None:
         builder = builder.add_extension(
@@ -131,7 +146,7 @@ def _write(directory: Path, name: str, alternatives: list[Any], signer: _Signer 
 
 
 def _replace(path: Path, data: bytes, mode: int) -> None:
-    """Replaces the file in one step: a reader finds the old or the new one."""
+    """Replace the file by a rename: a reader opens the old or the new file, never a part of one."""
     temporary = path.with_name(f".{path.name}.new")
     temporary.unlink(missing_ok=True)
     with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode), "wb") as file:

@@ -1,6 +1,6 @@
-"""What commands share: how they log, show tables and numbers, name a missing package, and take Ctrl-C.
+"""What commands share: logging, tables, numbers, the error for a missing package, and a delayed Ctrl-C.
 
-Log lines have time, level and logger, or are one JSON object each; they go to standard error.
+Log lines go to standard error: time, level, logger and message, or one JSON object a line.
 """
 
 import json
@@ -24,7 +24,7 @@ TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class JsonLines(logging.Formatter):
-    """{"time", "level", "logger", "message"}, and "error" with the traceback if there is one. Time is UTC."""
+    """{"time", "level", "logger", "message"}, and "error" with the traceback if the record has one. Time is UTC."""
 
     def format(self, record: logging.LogRecord) -> str:
         said = {
@@ -39,14 +39,14 @@ class JsonLines(logging.Formatter):
 
 
 def log_to_stderr(format_: str, level: str) -> None:
-    """Once for the process; a program that has configured its logging keeps it."""
+    """Configure the root logger. A program whose root logger has handlers already keeps its configuration."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines() if format_ == "json" else logging.Formatter(TEXT))
     logging.basicConfig(handlers=[handler], level=level.upper())
 
 
 def log_at_least(level: int) -> None:
-    """Set the command's own log level, unless `--log-level` asks for more."""
+    """Lower the log level to `level`, unless `--log-level` is lower already."""
     root = logging.getLogger()
     root.setLevel(min(root.level, level))
 
@@ -59,7 +59,7 @@ log_level_option = click.option(
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="warning",
     show_default=True,
-    help="The lowest level that is logged.",
+    help="The lowest level that is logged, on standard error.",
 )
 
 
@@ -72,12 +72,12 @@ def parse_duration_s(text: str) -> int:
     """Seconds of 90s, 30m, 12h or 2d. Raises ValueError."""
     match = DURATION.fullmatch(text.strip())
     if match is None or int(match[1]) == 0:
-        raise ValueError(f"{text!r} is no duration: give 90s, 30m, 12h or 2d")
+        raise ValueError(f"{text!r} is not a duration: give 90s, 30m, 12h or 2d")
     return int(match[1]) * _UNIT_S[match[2]]
 
 
 def time_text(ms: int) -> str:
-    """UTC to the second, or the number where the calendar ends."""
+    """UTC to the second; "@" and the number for a time beyond Python's calendar."""
     try:
         return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
     except (OverflowError, ValueError, OSError):
@@ -85,11 +85,11 @@ def time_text(ms: int) -> str:
 
 
 def why_missing(what: str, error: ImportError) -> str | None:
-    """One line about the missing package; None if the error is a bug and no package is missing."""
+    """One line that names the missing package and how to install it; None if no package is missing (a bug of ours)."""
     if isinstance(error, MissingExtra):
         return str(error)
     if error.name in _OF_THE_REPOSITORY:
-        return f"{what} is not installed: it is in pushrep's repository. Clone that, then call `make demo` there"
+        return f"{what} is not installed: it is in pushrep's repository only. Clone that, then run `make demo` there"
     package = (error.name or "").partition(".")[0]
     if package in PACKAGES:
         return why_hidden(package)
@@ -100,7 +100,7 @@ def why_missing(what: str, error: ImportError) -> str | None:
 
 @contextmanager
 def whole_step() -> Iterator[None]:
-    """Delay a Ctrl-C until the block ends; a second one is raised at once. Main thread only."""
+    """Delay a Ctrl-C until the block ends. A second Ctrl-C raises KeyboardInterrupt at once. Main thread only."""
     came: list[int] = []
 
     def remember(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a handler's arguments
@@ -117,11 +117,11 @@ def whole_step() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-_PIPE_COLUMNS = 200  # a pipe has no width: let no column be cut to 80
+_PIPE_COLUMNS = 200  # rich would cut a table for a pipe to 80 columns
 
 
 def show_table(title: str | None, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table on standard output, numbers to the right."""
+    """Print a table: the first column is aligned left, the others right."""
     table = Table(title=title, title_justify="left")
     for number, column in enumerate(columns):
         table.add_column(column, justify="left" if number == 0 else "right")
@@ -137,12 +137,12 @@ def show_json(value: Any) -> None:
 
 
 def count(number: int | None) -> str:
-    """A number with its thousands apart; a question mark for None."""
+    """A number with commas between thousands; a question mark for None."""
     return "?" if number is None else f"{number:,}"
 
 
 def size(size_bytes: int) -> str:
-    """Bytes in the largest unit that leaves a digit before the point; a credit may be below zero."""
+    """Bytes in the largest unit in which the number is at least 1. It may be negative: a replay's credit can be."""
     value, units = float(size_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]
     while abs(value) >= 1024 and len(units) > 1:
         value /= 1024

@@ -1,8 +1,8 @@
-"""Lines of a file as records: one line, one record, so a line's number says where to continue.
+"""Lines of a file as records. Each record is one line, so a run can continue at the number of a line.
 
-    file ─▶ numbered_lines ─▶ (number, bytes) ─▶ LineRules.parse ─▶ Entry, None for a blank line, or BadLine
+    file ─▶ numbered_lines ─▶ (number, bytes) ─▶ LineRules.parse ─▶ Entry; None: a blank line of a CSV; raises BadLine
 
-Numbers count from 1, a CSV's header being line 1. Pure but for reading the stream it is given.
+Lines are counted from 1; the header of a CSV is line 1. The only I/O is reading the given stream.
 """
 
 import csv
@@ -18,7 +18,7 @@ _TIME_END_MS = 1 << 62
 
 
 class BadLine(PushrepError):
-    """The line can't become a record; `number` is its number in the input, counted from 1."""
+    """The line can't become a record. number: of the line, counted from 1. why: for people."""
 
     def __init__(self, number: int, why: str) -> None:
         super().__init__(f"line {number}: {why}")
@@ -26,7 +26,7 @@ class BadLine(PushrepError):
 
 
 class BadHeader(PushrepError):
-    """The CSV's first line does not fit the options."""
+    """The header of the CSV can't be read, or lacks a column that an option names."""
 
 
 class Entry(NamedTuple):
@@ -38,7 +38,7 @@ class Entry(NamedTuple):
 
 
 class Choices(NamedTuple):
-    """What the options say about a line. `partition_by` and `timestamp_column` name columns of a CSV."""
+    """The options about lines. `partition_by` and `timestamp_column` are names of a CSV's columns."""
 
     is_csv: bool
     delimiter: str
@@ -50,14 +50,17 @@ class Choices(NamedTuple):
 
     @property
     def placement(self) -> str:
-        """How lines are spread over partitions, as text: a part of the source's name."""
+        """How lines are distributed over partitions, as text: a part of the source's name."""
         if self.partition is not None:
             return f"partition {self.partition}"
         return f"by column {self.partition_by}" if self.partition_by is not None else "by line number"
 
 
 def numbered_lines(stream: BinaryIO, line_bytes_max: int) -> Iterator[tuple[int, bytes | BadLine]]:
-    """(number, line without its end), a `BadLine` in place of one above `line_bytes_max`; memory stays flat."""
+    """Yield (number, line without its line break); a `BadLine` in place of a line longer than `line_bytes_max`.
+
+    A longer line is never held in memory as a whole.
+    """
     number = 0
     while line := stream.readline(line_bytes_max + 2):
         number += 1
@@ -70,7 +73,7 @@ def numbered_lines(stream: BinaryIO, line_bytes_max: int) -> Iterator[tuple[int,
 
 
 class LineRules:
-    """How a line becomes a record. For CSV give the header line first, `take_header`."""
+    """How a line becomes a record. For CSV call `take_header` with the first line before `parse`."""
 
     def __init__(self, choices: Choices) -> None:
         self._choices = choices
@@ -78,7 +81,7 @@ class LineRules:
         self._partition_at = self._timestamp_at = -1
 
     def take_header(self, line: bytes) -> None:
-        """Learn the columns; raises `BadHeader`."""
+        """Read the names of the columns. Raises `BadHeader`."""
         try:
             self._columns = self._fields(line.removeprefix(b"\xef\xbb\xbf"))
         except (csv.Error, UnicodeDecodeError, StopIteration) as error:
@@ -90,7 +93,7 @@ class LineRules:
         self._timestamp_at = self._column("--timestamp-column", self._choices.timestamp_column)
 
     def parse(self, number: int, line: bytes) -> Entry | None:
-        """The record of a line; None for a CSV's blank line. Raises `BadLine`."""
+        """The record of a line; None for a blank line of a CSV. Raises `BadLine`."""
         if not self._choices.is_csv:
             return Entry(self._place(number, None), line, None)
         if not line:
@@ -98,9 +101,9 @@ class LineRules:
         try:
             fields = self._fields(line)
         except UnicodeDecodeError as error:
-            raise BadLine(number, f"is no UTF-8 at byte {error.start}") from error
+            raise BadLine(number, f"is not UTF-8 at byte {error.start}") from error
         except (csv.Error, StopIteration) as error:
-            raise BadLine(number, f"is no CSV record: {error} (a record is one line)") from error
+            raise BadLine(number, f"is not a CSV record: {error} (a record has to be one line)") from error
         if len(fields) != len(self._columns):
             raise BadLine(number, f"has {len(fields)} fields, the header has {len(self._columns)}")
         timestamp_ms = None
@@ -119,7 +122,7 @@ class LineRules:
     def _place(self, number: int, key: str | None) -> int:
         if self._choices.partition is not None:
             return self._choices.partition
-        if key is not None:  # a hash that is the same in every process and version
+        if key is not None:  # CRC-32, not hash(): the same in every process and version of Python
             return zlib.crc32(key.encode()) % self._choices.partitions
         return number % self._choices.partitions
 
@@ -130,14 +133,14 @@ class LineRules:
         if name is None:
             return -1
         if name not in self._columns:
-            raise BadHeader(f"{option} {name}: the CSV has no such column, only {', '.join(self._columns)}")
+            raise BadHeader(f"{option} {name}: the CSV has no column {name}; it has {', '.join(self._columns)}")
         return self._columns.index(name)
 
 
 def parse_time_ms(text: str) -> int:
-    """Milliseconds since 1970 UTC of a whole number of them, or of an ISO 8601 time (UTC if it names no zone).
+    """Milliseconds since 1970 UTC. text: the number itself, or an ISO 8601 time (UTC if it names no zone).
 
-    Raises ValueError that says what is wanted.
+    Raises ValueError; its message says which texts are valid.
     """
     if text.isascii() and text.isdigit():
         time_ms = int(text) if len(text) < 20 else _TIME_END_MS

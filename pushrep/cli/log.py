@@ -1,9 +1,10 @@
-"""`pushrep log`: the tools around the files of a log. The work is done in pushrep.log.
+"""`pushrep log`: commands for the files of a log. pushrep.log does the work.
 
-ls, describe, dump, verify            read only, beside a running writer
-repair, restore, truncate, rebuild-index, mark-cleaned, new-epoch     take the writer's lock; refused, with its pid,
-                                      while one runs
-purge                                 done by the service that has the outbox open; else takes the lock
+ls, describe, dump, verify            read only; a writer may be running
+repair, restore, truncate,            take the writer's lock; refused while a writer runs, with its process id
+rebuild-index, mark-cleaned,
+new-epoch
+purge                                 the service that has the outbox open does it; else this process takes the lock
 """
 
 from dataclasses import asdict, replace
@@ -51,11 +52,11 @@ _COLUMNS = ("log", "start", "end", "flushed", "HWM", "epoch", "segments", "size"
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a log.")
 def ls(directory: Path, as_json: bool) -> None:  # noqa: FBT001 - click hands options over by position or name
-    """List the logs in DIRECTORY: offsets, segments, bytes, leader epoch, who writes, and whether it was closed clean.
-    Of a directory of worker slots the logs of every slot.
+    """List the logs in DIRECTORY: offsets, segments, bytes, leader epoch, writer, and whether each was closed cleanly.
+    For a directory of worker slots it lists the logs of every slot.
 
-    "known by" says where the offsets come from: the running writer, the clean marker, what a stopped writer published
-    last, or the checkpoints of the last flush. HWM is the high watermark.
+    "known by" is the source of the offsets: the running writer, the clean marker, the last state that a stopped writer
+    published, or the checkpoints of the last flush. HWM is the high watermark.
     """
     for_people = []
     for path in logs_at(directory):
@@ -86,12 +87,13 @@ def _row(one: LogSummary) -> tuple[str, ...]:
 
 @click.command()
 @click.argument("log", metavar="LOG|DIRECTORY", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="All of it as one JSON object, one a log.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a log.")
 def describe(log: Path, as_json: bool) -> None:  # noqa: FBT001 - as above
-    """Show one LOG: segments and indexes, leader epochs, checkpoints, clean marker, id, its outbox, files kept aside;
-    of a directory, that of its worker slots, too, every log.
+    """Show a LOG: segments and indexes, leader epochs, checkpoints, clean marker, id, its outbox, files kept aside. For
+    a DIRECTORY it shows every log in it, and in its worker slots.
 
-    Recovery and repair keep aside .cut (taken off the end), .corrupt (replaced), .stale and .tmp files.
+    Files kept aside by recovery and repair: .cut (bytes cut off the log's end), .corrupt (bytes that were replaced),
+    .stale and .tmp.
     """
     for number, path in enumerate(logs_at(log)):
         facts = _facts(path) | {"log": shown_below(log, path)}
@@ -164,32 +166,46 @@ def _facts(log: Path) -> dict[str, Any]:
 @click.command()
 @click.argument("log", type=click.Path(path_type=Path))
 @click.option(
-    "--from-copy", "copy", type=click.Path(path_type=Path), help="Another copy of the log: the directory of its files."
+    "--from-copy",
+    "copy",
+    type=click.Path(path_type=Path),
+    help="Take the damaged range from this directory: another copy of the log.",
 )
-@click.option("--cut-at", type=click.IntRange(0), metavar="OFFSET", help="Cut at the batch that holds this offset.")
-@click.option("--cut", "cut_name", metavar="NAME", help="Cut at the first damage; NAME is the log's name, said again.")
-@click.option("--dry-run", is_flag=True, help="Say what would be done; change nothing.")
+@click.option(
+    "--cut-at",
+    type=click.IntRange(0),
+    metavar="OFFSET",
+    help="Cut the log at the start of the batch that holds OFFSET: this batch and all after it are lost.",
+)
+@click.option(
+    "--cut",
+    "cut_name",
+    metavar="NAME",
+    help="Cut the log at the first damage: all after it is lost. NAME confirms it: the log's name, for example "
+    "orders-0.",
+)
+@click.option("--dry-run", is_flag=True, help="Print what would be done; change nothing.")
 @click.option("--json", "as_json", is_flag=True, help="The report as one JSON object.")
 def repair(  # noqa: PLR0913, PLR0917 - one parameter an option
     log: Path, copy: Path | None, cut_at: int | None, cut_name: str | None, dry_run: bool, as_json: bool,  # noqa: FBT001
 ) -> None:  # fmt: skip
-    """Repair a damaged LOG that no process writes. What is replaced is kept as .corrupt, what is cut off as .cut.
+    """Repair a damaged LOG that no process writes. Replaced bytes are kept in .corrupt files, cut bytes in .cut files.
 
     \b
       pushrep log repair out/orders-0 --from-copy /backup/orders-0 --dry-run
       pushrep log repair out/orders-0 --from-copy /backup/orders-0
-      pushrep log repair out/orders-0 --cut orders-0          loses all from the first damage on
+      pushrep log repair out/orders-0 --cut orders-0          all from the first damage on is lost
 
     \b
-    From a copy only the damaged range is taken, and only if offsets, epochs and CRCs fit on both sides of it.
+    Only the damaged range is taken from a copy, and only if offsets, epochs and CRCs match on both sides of it.
     Without an option only indexes and the list of leader epochs are rebuilt; no batch is changed.
     Exit code 1 if the log is still damaged afterwards.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     if sum(option is not None for option in (copy, cut_at, cut_name)) > 1:
-        raise click.UsageError("--from-copy, --cut-at and --cut exclude each other")
+        raise click.UsageError("give one of --from-copy, --cut-at and --cut")
     name = checked_log(log).name
     if cut_name is not None and cut_name != name:
-        raise click.BadParameter(f"{cut_name!r} is not this log's name, {name}", param_hint="--cut")
+        raise click.BadParameter(f"{cut_name!r} is not this log's name: give {name}", param_hint="--cut")
     report = Repairer(log).repair(copy=copy, cut_at=cut_at, cut=cut_name is not None, dry_run=dry_run)
     outbox = None if report.after is None else outbox_after_cut(checked_log(log), report.after.verified_to)
     if as_json:
@@ -209,13 +225,13 @@ def _print_report(report: RepairReport) -> None:
             f"{one['segment']} at byte {one['position']} ({one['reason']})"
         )
     if report.cut is not None:
-        taken = f", {size(report.cut.size_bytes)} taken off" if not report.dry_run else ""
+        taken = f", {size(report.cut.size_bytes)} cut off" if not report.dry_run else ""
         click.echo(
             f"{report.log}: {would}cut at offset {report.cut.offset}, byte {report.cut.position} of "
             f"{report.cut.segment}{taken}"
         )
     for name in report.rebuilt:
-        click.echo(f"{report.log}: {name} {would}made anew")
+        click.echo(f"{report.log}: {name} {would}rebuilt")
     kept = [*report.kept_as, *(report.cut.kept_as if report.cut is not None else ())]
     if kept:
         click.echo(f"{report.log}: kept aside: {', '.join(kept)}")
@@ -231,11 +247,14 @@ def _print_report(report: RepairReport) -> None:
 @click.command()
 @click.argument("log", type=click.Path(path_type=Path))
 @click.argument("offset", type=click.IntRange(0))
-@click.option("--force", is_flag=True, help="Also below the high watermark: acknowledged records go.")
-@click.option("--no-keep", is_flag=True, help="Keep no copy of what is cut: for a full disk.")
+@click.option("--force", is_flag=True, help="Cut below the high watermark, too: acknowledged records are removed.")
+@click.option("--no-keep", is_flag=True, help="Keep no .cut file of the last segment's bytes: for a full disk.")
 @click.option("--json", "as_json", is_flag=True, help="The new end as a JSON object.")
 def truncate(log: Path, offset: int, force: bool, no_keep: bool, as_json: bool) -> None:  # noqa: FBT001 - click's
-    """Cut LOG at the base of the batch that holds OFFSET. What goes is kept as .cut files (pushrep log restore)."""
+    """Cut LOG at the start of the batch that holds OFFSET: this batch and all after it are removed.
+
+    The removed bytes are kept in .cut files, which pushrep log restore puts back.
+    """
     path = checked_log(log)
     with SegmentLog.open(path) as opened:
         before, aside = opened.log_end_offset, set(leftovers(path))
@@ -243,8 +262,8 @@ def truncate(log: Path, offset: int, force: bool, no_keep: bool, as_json: bool) 
             end = opened.truncate_to(offset, force=force, keep=not no_keep)
         except BelowHighWatermark as refused:
             raise click.ClickException(
-                f"offset {offset} is below the high watermark {refused.high_watermark}: records that were acknowledged "
-                "would go; add --force if that is meant"
+                f"offset {offset} is below the high watermark {refused.high_watermark}: acknowledged records would be "
+                "removed. Add --force to remove them"
             ) from refused
     kept = sorted(name for name, _ in set(leftovers(path)) - aside)
     outbox = outbox_after_cut(path, end)
@@ -252,7 +271,7 @@ def truncate(log: Path, offset: int, force: bool, no_keep: bool, as_json: bool) 
         ends = {"log_end_offset_before": before, "log_end_offset": end}
         show_json({"log": path.name, **ends, "kept_as": kept, "outbox": outbox})
     else:
-        click.echo(f"{path.name}: the log ended at {before:,}, it ends at {end:,} now")
+        click.echo(f"{path.name}: the log ended at {before:,}, now it ends at {end:,}")
         if kept:
             click.echo(f"{path.name}: kept aside: {', '.join(kept)}")
         print_outbox(path, outbox)
@@ -262,27 +281,28 @@ def truncate(log: Path, offset: int, force: bool, no_keep: bool, as_json: bool) 
 @click.argument("log", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="The names of the files as a JSON object.")
 def rebuild_index(log: Path, as_json: bool) -> None:  # noqa: FBT001 - click's
-    """Make every .index and .timeindex of LOG anew from its batches."""
+    """Rebuild every .index and .timeindex file of LOG from its batches."""
     names = Repairer(log).rebuild_indexes()
     if as_json:
         show_json({"log": checked_log(log).name, "rebuilt": names})
     else:
-        click.echo(f"{checked_log(log).name}: {len(names)} index files made anew")
+        click.echo(f"{checked_log(log).name}: {len(names)} index files rebuilt")
 
 
 @click.command()
 @click.argument("log", type=click.Path(path_type=Path))
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@click.option("--dry-run", is_flag=True, help="Say what fits; change nothing.")
+@click.option("--dry-run", is_flag=True, help="Print which batches would be appended; change nothing.")
 @click.option("--json", "as_json", is_flag=True, help="The report as one JSON object.")
 def restore(log: Path, file: Path, dry_run: bool, as_json: bool) -> None:  # noqa: FBT001 - click's
-    """Append the whole batches of FILE, a .cut or .corrupt of LOG, to the log's end.
+    """Append the whole batches of FILE, a .cut or .corrupt file of LOG, to the log's end.
 
     \b
       pushrep log restore out/orders-0 out/orders-0/00000000000000001000.log.4096.cut --dry-run
 
-    They fit only if their first offset is the log's end: if the log has grown since, other records have those offsets.
-    FILE is not changed. Not for a log whose replicas hold what came after the cut. Exit code 1 if nothing fits.
+    This works only if the first offset of FILE is the log's end: a log that has grown since has other records at those
+    offsets. FILE is not changed. Do not use it if replicas hold records from after the cut. Exit code 1 if FILE does
+    not fit.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     report = restore_file(log, file, dry_run=dry_run)
     if as_json:
@@ -294,7 +314,7 @@ def restore(log: Path, file: Path, dry_run: bool, as_json: bool) -> None:  # noq
         span = f"[{report.start_offset}, {report.end_offset})"
         click.echo(f"{report.log}: {would} {report.records:,} records, offsets {span}")
         if report.stopped is not None:
-            click.echo(f"  its rest is not whole: {report.stopped}")
+            click.echo(f"  the rest of the file was not used: {report.stopped}")
     if report.refused is not None:
         click.get_current_context().exit(1)
 
@@ -302,33 +322,33 @@ def restore(log: Path, file: Path, dry_run: bool, as_json: bool) -> None:  # noq
 @click.command("mark-cleaned")
 @click.argument("log", type=click.Path(path_type=Path))
 @click.argument("offset", type=click.IntRange(1))
-@click.option("--json", "as_json", is_flag=True, help="The report of the verification that followed.")
+@click.option("--json", "as_json", is_flag=True, help="The report of the verification afterwards as one JSON object.")
 def mark_cleaned(log: Path, offset: int, as_json: bool) -> None:  # noqa: FBT001 - click's
-    """Note that a broker's cleaner compacted LOG below OFFSET: there offsets may be missing.
+    """Store that a broker's log cleaner compacted LOG below OFFSET, so that offsets may be missing there.
 
-    For a directory from Kafka without the broker's cleaner-offset-checkpoint, or with a lower offset in it. Without
-    this note a missing offset is damage. Exit code 1 if the log is still damaged afterwards.
+    For a directory from a Kafka broker whose cleaner-offset-checkpoint is missing or has a lower offset. Without it,
+    a missing offset counts as damage. Exit code 1 if the log is still damaged afterwards.
     """
     if (outbox := outbox_of_log(checked_log(log))) is not None:
         raise click.ClickException(
-            f"{log} is the log of an outbox (producer {outbox['producer']}), which no broker's cleaner ever went over: "
-            f"an offset that is missing there is damage; see pushrep log verify {log}"
+            f"{log} is the log of an outbox (producer {outbox['producer']}), which no broker's cleaner has compacted: "
+            f"a missing offset is damage there; see pushrep log verify {log}"
         )
     report = Repairer(log).mark_cleaned(offset)
     if as_json:
         show_json(report.as_dict() | {"cleaned_offset": offset})
     else:
-        click.echo(f"{report.log}: cleaned below {offset:,}, where only checksums and order show what is right")
+        click.echo(f"{report.log}: cleaned below {offset:,}: there only CRCs and the order of offsets are checked")
         print_findings(report)
     if not report.is_whole:
         click.get_current_context().exit(1)
 
 
 def outbox_after_cut(log: Path, log_end_offset: int) -> dict[str, Any] | None:
-    """What the log's outbox will do at its next open, None where the log is no outbox's.
+    """The outbox of the log, with the PID epoch of its next open (`next_pid_epoch`); None for a log of no outbox.
 
-    next_pid_epoch: the stored epoch, or the one after it if readers may have seen offsets that the log will give out
-    again. (Another partition may call for it, too.)
+    It is the stored epoch, or the next one if readers may have seen offsets that the log will assign again. Another
+    partition may require the next one, too.
     """
     outbox: dict[str, Any] | None = outbox_of_log(log)
     if outbox is not None:
@@ -337,11 +357,11 @@ def outbox_after_cut(log: Path, log_end_offset: int) -> dict[str, Any] | None:
 
 
 def print_outbox(log: Path, outbox: dict[str, Any] | None) -> None:
-    """One line for people, if the cut calls for another epoch."""
+    """Print one line if the outbox's next open begins another PID epoch."""
     if outbox is not None and outbox["next_pid_epoch"] != outbox["pid_epoch"]:
         click.echo(
             f"{log.name}: readers may have seen offsets up to {outbox['given_up_to']:,}: the outbox's next open begins "
-            f"PID epoch {outbox['next_pid_epoch']}, so that they take what comes there for new"
+            f"PID epoch {outbox['next_pid_epoch']}, so that their filters let the new records at these offsets through"
         )
 
 
@@ -349,12 +369,12 @@ def print_outbox(log: Path, outbox: dict[str, Any] | None) -> None:
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Producer, PID and epoch as a JSON object.")
 def new_epoch(directory: Path, as_json: bool) -> None:  # noqa: FBT001 - click's
-    """Give the outbox in DIRECTORY another PID: run it once after restoring it, or its outbox.json, from an older copy,
-    before anything is appended.
+    """Give the outbox in DIRECTORY another PID. Run it once after you restored DIRECTORY, or its outbox.json, from an
+    older copy, and before anything is appended.
 
-    A copy does not know which offsets readers have seen since it was made. Without a new PID their replay filters
-    drop the new records at those offsets as replays. After cuts and lost directories the outbox takes a new PID by
-    itself.
+    Readers may have seen offsets that were written after the copy was made. With the old PID their replay filters
+    would drop the new records at those offsets as replays. After a cut or a lost directory the outbox takes a new PID
+    by itself.
     """
     identity = begin_pid_epoch(directory)
     unshipped = not_known_to_be_shipped(directory)
@@ -362,33 +382,38 @@ def new_epoch(directory: Path, as_json: bool) -> None:  # noqa: FBT001 - click's
         fields = {"producer": identity.producer, "pid": identity.pid, "pid_epoch": identity.pid_epoch}
         show_json({**fields, "unshipped": [one._asdict() for one in unshipped]})
         return
-    click.echo(f"{directory}: PID epoch {identity.pid_epoch} begins, the PID is {identity.pid} now")
+    click.echo(f"{directory}: PID epoch {identity.pid_epoch} begins, the PID is now {identity.pid}")
     for one in unshipped:
         click.echo(
-            f"offsets [{one.start}, {one.end}) of partition {one.partition} keep their old PID, and are not known to "
-            f"be in topic {one.topic}: if it holds other records in their place, they stay behind. Then: "
-            f"pushrep outbox rebase {directory}"
+            f"offsets [{one.start}, {one.end}) of partition {one.partition} keep their old PID, and topic {one.topic} "
+            "has not acknowledged them. If the topic holds other records in their place, they can't be shipped: then "
+            f"run pushrep outbox rebase {directory}"
         )
 
 
 @click.command()
 @click.argument("path", metavar="DIRECTORY|LOG", type=click.Path(path_type=Path, file_okay=False, exists=True))
 @click.option(
-    "--before", metavar="TIME|OFFSET", required=True, help="What is older: an ISO 8601 time, or an offset of one LOG."
+    "--before",
+    metavar="TIME|OFFSET",
+    required=True,
+    help="Remove segments whose records are all older: an ISO 8601 time (UTC if it names no zone), or an offset of one "
+    "LOG.",
 )
-@click.option("--dry-run", is_flag=True, help="Say what would go; remove nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would be removed; remove nothing.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a log.")
 def purge(path: Path, before: str, dry_run: bool, as_json: bool) -> None:  # noqa: FBT001 - click's
-    """Remove whole old segments of one LOG, or of all logs of a DIRECTORY (of worker slots: of every slot), also while
-    a service has it open.
+    """Remove whole old segments of one LOG, or of all logs in a DIRECTORY (of worker slots: in every slot). A service
+    may have it open.
 
     \b
       pushrep log purge outbox --before 2026-01-31 --dry-run
       pushrep log purge outbox --before 2026-01-31
       pushrep log purge outbox/orders-3 --before 120000
 
-    A segment goes if all its records are older. Never the newest one, and never what a destination has not
-    acknowledged, what a replica, a replay or the outbox itself still needs: the answer says what keeps the rest.
+    A segment is removed if all its records are older. The newest segment always stays, and so do records that a
+    destination has not acknowledged, or that a replica, a replay or the outbox itself still needs: the output names the
+    reader that needs them.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     path = path.absolute()
     places, topic, partition = outboxes_at(path), None, None
@@ -396,10 +421,12 @@ def purge(path: Path, before: str, dry_run: bool, as_json: bool) -> None:  # noq
         places, (topic, partition) = [path.parent], parse_log_name(path.name)
     offset = int(before) if before.isdecimal() else None
     if offset is not None and partition is None:
-        raise click.BadParameter("an offset is one of one LOG: DIRECTORY/<topic>-<n>", param_hint="--before")
+        raise click.BadParameter(
+            "an offset needs one LOG: give DIRECTORY/<topic>-<n>, or a time", param_hint="--before"
+        )
     time_ms = time_ms_of("--before", before) if offset is None else None
     if partition is None:
-        logs_at(path)  # raises NotALog where there is none
+        logs_at(path)  # raises NotALog if there is none
     wanted = {"before_offset": offset, "before_ms": time_ms, "partition": partition, "dry_run": dry_run}
     for place in places:
         try:
@@ -417,27 +444,27 @@ def purge(path: Path, before: str, dry_run: bool, as_json: bool) -> None:  # noq
 def _described(one: dict[str, Any], *, is_dry_run: bool) -> str:
     count = len(one["segments"])
     what = f"{count} segment{'' if count == 1 else 's'} ({size(one['size_bytes'])})"
-    went, begins = ("would go", "would begin") if is_dry_run else ("went", "begins")
-    text = f"{one['log']}: {what} {went}, the log {begins} at offset {one['log_start_offset']:,}"
+    removed, begins = ("would be removed", "would begin") if is_dry_run else ("removed", "begins")
+    text = f"{one['log']}: {what} {removed}, the log {begins} at offset {one['log_start_offset']:,}"
     if one["kept_by"] is not None:
-        text += f"; the rest that is as old is needed from offset {one['needed_from']:,} on by {one['kept_by']}"
+        text += f"; {one['kept_by']} needs the old records from offset {one['needed_from']:,} on"
     return text
 
 
 @click.group()
 def log() -> None:
-    """Look into the files of logs, check and repair them.
+    """Show, check and repair the files of logs.
 
     \b
-      pushrep log ls DIRECTORY               every log in it: offsets, size, who writes, closed clean or not
-      pushrep log describe LOG               its segments, indexes, epochs, checkpoints, and what lies aside
-      pushrep log dump LOG --records         batch by batch, in the words of Kafka's DumpLogSegments
-      pushrep log verify DIRECTORY           is every byte what it was?
-      pushrep log repair LOG --from-copy D   a damaged range from another copy, if it joins
-      pushrep log restore LOG FILE           appends what was kept aside, if it fits
-      pushrep log purge DIRECTORY --before T removes whole old segments
+      pushrep log ls DIRECTORY               list its logs: offsets, size, writer, closed cleanly or not
+      pushrep log describe LOG               show segments, indexes, epochs, checkpoints, files kept aside
+      pushrep log dump LOG --records         print batches and records in the format of Kafka's DumpLogSegments
+      pushrep log verify DIRECTORY           check every byte
+      pushrep log repair LOG --from-copy D   take the damaged range from another copy, if it matches
+      pushrep log restore LOG FILE           append batches from a file kept aside, if they fit
+      pushrep log purge DIRECTORY --before T remove whole old segments
 
-    LOG is the directory of one partition, DIRECTORY the one that holds it. Exit code 1 says: damage was found.
+    LOG is the directory of one partition, DIRECTORY the directory above it. Exit code 1: damage was found.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
 
 

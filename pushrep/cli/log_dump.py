@@ -1,4 +1,4 @@
-"""`pushrep log dump`: the lines of Kafka's DumpLogSegments, so that the two can be compared with diff."""
+"""`pushrep log dump`: prints the lines of Kafka's DumpLogSegments, so that `diff` can compare the two."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -25,26 +25,36 @@ from pushrep.records import CorruptRecordBatch, Record, UnsupportedCodec
 
 @click.command()
 @click.argument("path", metavar="LOG|FILE", type=click.Path(path_type=Path))
-@click.option("--records", is_flag=True, help="Every record below its batch.")
-@click.option("--indexes", is_flag=True, help="The .index and .timeindex of each segment, too.")
-@click.option("--from", "from_", type=click.IntRange(0), default=0, help="Only what holds this offset or later ones.")
+@click.option("--records", is_flag=True, help="Print each record below its batch.")
+@click.option("--indexes", is_flag=True, help="Print the .index and .timeindex of each segment, too.")
 @click.option(
-    "--to", type=click.IntRange(0), default=OFFSET_LIMIT, show_default=False, help="Up to this offset, exclusive."
+    "--from",
+    "from_",
+    type=click.IntRange(0),
+    default=0,
+    help="Begin with the batch that holds this offset.  [default: the log's start]",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object an entry.")
+@click.option(
+    "--to",
+    type=click.IntRange(0),
+    default=OFFSET_LIMIT,
+    show_default=False,
+    help="End before this offset.  [default: the log's end]",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object for each batch or index entry.")
 def dump(  # noqa: PLR0913, PLR0917 - one parameter an option
     path: Path, records: bool, indexes: bool, from_: int, to: int, as_json: bool,  # noqa: FBT001
 ) -> None:  # fmt: skip
-    """Show the batches of a LOG, or what stands in one FILE of it: .log, .index, .timeindex, a checkpoint, a marker.
+    """Print the batches of a LOG, or the content of one FILE of it: .log, .index, .timeindex, a checkpoint, a marker.
 
-    The lines are those of Kafka's DumpLogSegments. Unlike Kafka's tool this one stops at bytes that are no whole
-    batch, reports where and why, and ends with exit code 1.
+    The lines are those of Kafka's DumpLogSegments. Unlike Kafka's tool this command stops at bytes that are not a whole
+    batch, prints where and why, and ends with exit code 1.
     """
     if from_ > to:
-        raise click.BadParameter(f"{to} lies before --from {from_}", param_hint="--to")
+        raise click.BadParameter(f"{to} is below --from {from_}", param_hint="--to")
     window = OffsetWindow(from_, to)
     files = files_to_dump(path, window, indexes=indexes)
-    # A file that the writer removed meanwhile is passed over.
+    # A file that the writer has removed since it was listed is skipped.
     shown = [_show(file, window, records=records, as_json=as_json) for file in files if file == path or file.exists()]
     if not any(found for _, found in shown) and from_:
         below = "" if to == OFFSET_LIMIT else f" and below --to {to}"
@@ -54,7 +64,7 @@ def dump(  # noqa: PLR0913, PLR0917 - one parameter an option
 
 
 def _show(file: Path, window: OffsetWindow, *, records: bool, as_json: bool) -> tuple[bool, bool]:
-    """Print one file; whether all of it is good, and whether there was anything to print."""
+    """Print one file. Returns (all of it is valid, there was something to print)."""
     if not as_json:
         click.echo(f"Dumping {file}")
         if file.suffix == ".log":
@@ -131,7 +141,7 @@ def _record_lines(entry: DumpedBatch) -> Iterator[str]:
 
 
 def _records_of(entry: DumpedBatch) -> Iterable[Record] | str:
-    """Its records, or why they can't be decoded."""
+    """The batch's records, or why they can't be decoded."""
     try:
         return entry.batch.records()
     except (CorruptRecordBatch, UnsupportedCodec) as error:
@@ -158,7 +168,7 @@ def _length(data: bytes | None) -> int:
     return -1 if data is None else len(data)
 
 
-def _bool(value: bool) -> str:  # noqa: FBT001 - what it spells
+def _bool(value: bool) -> str:  # noqa: FBT001 - the value to print
     return "true" if value else "false"
 
 

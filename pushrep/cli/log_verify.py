@@ -1,4 +1,4 @@
-"""`pushrep log verify`: every byte, beside a running writer, or against another copy; exit code 1: damage."""
+"""`pushrep log verify`: reads every byte of a log and reports damage; it can compare the log with another copy."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -21,7 +21,10 @@ from pushrep.replicate.election_state import find_election_state
 
 
 def verify_against(log: Path, where: str) -> bool:
-    """Compare and print the result; whether both hold the same. Raises ReplayRefused, NodeUnreachable."""
+    """Compare the log with its copy at `where` and print the result. Returns whether both hold the same batches.
+
+    Raises ReplayRefused, NodeUnreachable.
+    """
     other = Path(where) / log.parent.name if slot_directories(where) else where
     try:
         there = ReplayClient(other)
@@ -33,14 +36,15 @@ def verify_against(log: Path, where: str) -> bool:
     if found.is_same:
         click.echo(f"{log}: the same as at {where}: {what}")
     else:
-        click.echo(f"{log}: DIFFERS from {where} from offset {found.differs_at} on; the same before: {what}")
+        click.echo(f"{log}: DIFFERS from {where} from offset {found.differs_at} on; below it the same: {what}")
     return found.is_same
 
 
 def members_that_hold(log: Path, report: VerifyReport) -> list[dict[str, int | str | None]]:
-    """Of each damaged range, what every other member of the log's outbox says: `why_not` None if it gives all of it.
+    """For each damaged range, whether each other member of the outbox holds it: `why_not` is None if it holds all of
+    it.
 
-    A range goes from where the damage begins to the end of its segment. Empty for a log without members.
+    A range begins at the damage and ends with its segment. Empty for a log without other members.
     """
     _, state = find_election_state(log.parent, REAL_FILESYSTEM) or (None, None)
     damaged = sorted({one.offset for one in report.findings if one.kind in BATCH_KINDS and one.offset is not None})
@@ -76,16 +80,21 @@ assert _REMEDIES.keys() == set(FindingKind), "each kind of finding has its remed
 @click.command()
 @click.argument("path", metavar="LOG|DIRECTORY", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a log.")
-@click.option("--against", metavar="ADDRESS|DIRECTORY", help="Compare with this node's copy, too, batch by batch.")
+@click.option(
+    "--against",
+    metavar="ADDRESS|DIRECTORY",
+    help="Compare each batch with this copy, too: HOST:PORT of a node, or the directory above the copy.",
+)
 def verify(path: Path, as_json: bool, against: str | None) -> None:  # noqa: FBT001 - click's
-    """Read every batch of a LOG, or of all in DIRECTORY (of worker slots: in every slot), and say what is
-    damaged: file, byte, offset, reason.
+    """Read every batch of a LOG, or of all logs in DIRECTORY (of worker slots: in every slot), and report damage: file,
+    byte, offset, reason, remedy.
 
-    Checked are length, CRC, order of offsets and epochs, that each segment ends where the next begins, every index
-    entry, and the small files beside them. A writer may be running: what it had published when the check
-    began is checked. In an outbox with replicas, each other member is asked whether it holds the damaged range, up to
-    the end of the segment; while they run, it is repaired from one that does. Exit code 1 if anything is
-    damaged; a torn tail, which an unclean stop leaves and the next open cuts off, is reported and is no damage.
+    The check covers lengths, CRCs, the order of offsets and epochs, the seals of rolled segments, the boundaries
+    between segments, every index entry, and the small files beside them. A writer may be running: then the check covers
+    the records that it had published when the check began. In an outbox with replicas the command asks each other
+    member whether it holds the damaged range, up to the end of the segment; while the outbox is open, it repairs the
+    range from such a member by itself. Exit code 1 if anything is damaged. A torn tail, which an unclean stop leaves
+    and the next open cuts off, is reported and does not count as damage.
     """
     whole = True
     for log in logs_at(path):
@@ -126,12 +135,12 @@ def print_findings(report: VerifyReport) -> None:
         click.echo(f"  {finding.kind.value}: {place(finding)}: {finding.reason} -> {_REMEDIES[finding.kind]}")
     if report.torn is not None:
         click.echo(
-            f"  torn tail, never promised; the next open cuts it off: {place(report.torn)}: {report.torn.reason}"
+            f"  torn tail, above the last flush; the next open cuts it off: {place(report.torn)}: {report.torn.reason}"
         )
 
 
 def place(finding: Finding) -> str:
-    """File, byte and offset of a finding, as far as it has them."""
+    """File, byte and offset of a finding; it may lack byte and offset."""
     parts = [finding.file]
     if finding.position is not None:
         parts.append(f"byte {finding.position}")
@@ -142,7 +151,7 @@ def place(finding: Finding) -> str:
 
 @contextmanager
 def _progress(name: str, total_bytes: int) -> Iterator[Callable[[int], None] | None]:
-    """A bar on standard error while it is a terminal."""
+    """Yields a function that advances a progress bar by bytes; None if standard error is not a terminal."""
     if not sys.stderr.isatty():
         yield None
         return

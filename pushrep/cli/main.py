@@ -1,7 +1,8 @@
-"""The command `pushrep`: sub-commands found by entry point, loaded when named, and one way to end.
+"""The command `pushrep`: it finds its sub-commands by entry point, imports one when it is called, and sets the exit
+code.
 
     exit 0  done            exit 1    refused or failed: one line `error: ...` on standard error, no traceback
-    exit 2  wrong usage     exit 130  interrupted (Ctrl-C)          exit 141  the reader of our output went away
+    exit 2  wrong usage     exit 130  interrupted (Ctrl-C)          exit 141  the reader of the output closed the pipe
 
 A distribution adds a command by an entry point of the group `pushrep.commands` that names a click command.
 """
@@ -27,29 +28,30 @@ GROUP = "pushrep.commands"
 PREFIX = "PUSHREP"
 EXIT_FAILED, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 130, 141
 
-# Our own commands' lines in `pushrep --help`, so that showing them loads none (demo would bring Spark's parts with it).
+# The lines of `pushrep --help` for this distribution's commands: `--help` then imports no command (`demo` imports
+# Spark).
 _SUMMARIES = {
-    "append": "Append lines or CSV from a file or standard input to a log; goes on after a crash.",
+    "append": "Append lines or CSV from a file or standard input to a log; resume after a crash.",
     "certs": "Make a certificate authority and certificates for a trial of mutual TLS.",
     "console": "Web pages that show outboxes, nodes, records, startpoints, and what is wrong.",
-    "demo": "Run real records through crashes and replays; each comes out once.",
-    "demo-kafka": "The same through Kafka, two Spark jobs and PostgreSQL, with each of them killed.",
-    "log": "Look into the files of logs, check and repair them.",
-    "marks": "What a Spark query remembers for its replay filter: show, export, import, reset.",
-    "promote": "Make a replica the leader of its outbox: when the leader is lost.",
-    "outbox": "Change where an outbox's records go: skip one, use more partitions, drop a topic.",
-    "read": "Show what lies in a log, beside a running writer.",
-    "recording": "The logs that a node keeps: list, extend, truncate, purge and delete them.",
-    "replay": "Read any part of a log again, to its end or following it.",
-    "replica": "Keep copies of other services' logs, pushed here as they are written.",
-    "ship": "Deliver to Kafka what a service that is gone has left in its outbox.",
-    "startpoint": "Say where a consumer starts next; see who asked for what.",
-    "status": "Show outboxes, nodes and logs: how far they are, who is behind, what is wrong.",
+    "demo": "Run real records through crashes and replays; the filter lets each through once.",
+    "demo-kafka": "Run the demo through Kafka, two Spark jobs and PostgreSQL, and kill each of them.",
+    "log": "Show, check and repair the files of logs.",
+    "marks": "Show, export, import or reset the marks of a Spark query's replay filter.",
+    "promote": "Make a replica the leader of its outbox when the leader is lost.",
+    "outbox": "Create, run or hold an outbox with standbys; skip a record, use more partitions, drop a topic.",
+    "read": "Show the records of a topic's logs; a writer may be running.",
+    "recording": "List, extend, truncate, purge and delete the logs that a node keeps.",
+    "replay": "Read any part of a log again, to its end or as it grows.",
+    "replica": "Run a node that keeps copies of other services' logs; change an outbox's members.",
+    "ship": "Ship the rest of an outbox to Kafka when its service does not run any more.",
+    "startpoint": "Set where a consumer starts next; show who set what.",
+    "status": "Show outboxes, nodes and logs: their offsets, how far replicas are behind, and problems.",
 }
 
 
 class Commands(click.Group):
-    """The installed sub-commands; each is imported when it is asked for."""
+    """The installed sub-commands; each is imported when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return sorted(_installed())
@@ -60,16 +62,16 @@ class Commands(click.Group):
             return None
         try:
             command = entry.load()
-        except (ImportError, AttributeError) as error:  # AttributeError: from somebody else's package of our name
+        except (ImportError, AttributeError) as error:  # AttributeError: another package has the name of one of ours
             package = entry.module.partition(".")[0]
             why = why_missing(f"pushrep {cmd_name}", error) if isinstance(error, ImportError) else None
             if (why := why_hidden(package) or why) is None:
                 raise
             raise click.ClickException(why) from error
         if not isinstance(command, click.Command):
-            raise click.ClickException(f"entry point {entry.value!r} of pushrep {cmd_name} is no click command")
+            raise click.ClickException(f"entry point {entry.value!r} of pushrep {cmd_name} is not a click command")
         give_variables(command, f"{PREFIX}_{cmd_name}")
-        if not gc.isenabled():  # main: imported modules stay until the end
+        if not gc.isenabled():  # `main` disabled it; imported modules live as long as the process
             gc.freeze()
             gc.enable()
         return command
@@ -77,7 +79,7 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click's, with a suggestion for a typing error."""
+        """As click's, and the error suggests the nearest command."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
@@ -89,7 +91,7 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except BrokenPipeError:  # click would answer 1, as for an error
+        except BrokenPipeError:  # click would exit with 1, as for an error
             _silence_stdout()
             ctx.exit(EXIT_BROKEN_PIPE)
 
@@ -120,11 +122,13 @@ def _installed() -> dict[str, EntryPoint]:
         "max_content_width": 110,
         "auto_envvar_prefix": PREFIX,  # each option has a variable: docs/settings.md
     },
-    epilog="Each command explains itself with examples: pushrep append --help",
+    epilog="The help of each command has examples: pushrep append --help",
 )
 @click.version_option(version("pushrep"), prog_name="pushrep")
 @click.option(
-    "--config", type=click.Path(path_type=Path, dir_okay=False, exists=True), help="Options of the commands, in TOML."
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="A TOML file with options of the commands, a table for each: [append], [replica.serve].",
 )
 @log_format_option
 @log_level_option
@@ -136,7 +140,7 @@ def cli(ctx: click.Context, config: Path | None, log_format: str, log_level: str
         ctx.default_map = _options_in(config)
         for table in ctx.default_map:
             if table not in _installed() and (near := get_close_matches(table, _installed(), 1, 0.8)):
-                why = f"{config} has a table [{table}], and there is no such command; did you mean [{near[0]}]?"
+                why = f"{config} has a table [{table}], but there is no command {table}; did you mean [{near[0]}]?"
                 raise click.BadParameter(why, param_hint="--config")
         name = ctx.invoked_subcommand
         command = None if name is None else cli.get_command(ctx, name)
@@ -145,16 +149,20 @@ def cli(ctx: click.Context, config: Path | None, log_format: str, log_level: str
 
 
 def _options_in(config: Path) -> dict[str, Any]:
-    """Tables by the names of commands, options by theirs, `-` or `_` between words."""
+    """The file's tables, one for each command. Names of options may have `-` or `_` between words; here they have
+    `_`.
+    """
     try:
         return _with_underscores(tomllib.loads(config.read_text(encoding="utf-8")))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise click.BadParameter(f"{config} is no TOML: {error}", param_hint="--config") from error
+        raise click.BadParameter(f"{config} is not valid TOML: {error}", param_hint="--config") from error
 
 
 def _name_options(command: click.Command, table: dict[str, Any], place: str) -> None:
-    """Names options in the file's table as click looks for them. Raises BadParameter for one that is none. Of a group
-    only its commands' tables count: a service keeps its own settings in [log] and [outbox].
+    """Rename the options in the file's table to the names of the function's parameters, which click looks up.
+
+    Raises BadParameter for a name that is not an option. In the table of a group of commands only the tables of these
+    commands are checked: a service keeps its own settings in [log] and [outbox].
     """
     if isinstance(command, click.Group):
         for name, below in table.items():
@@ -164,22 +172,22 @@ def _name_options(command: click.Command, table: dict[str, Any], place: str) -> 
         return
     known = {_written(option): option.name for option in command.params if option.name is not None}
     for name, value in list(table.items()):
-        if name in known:  # click looks for the name that the code has
+        if name in known:
             table[known[name]] = table.pop(name)
         elif name not in known.values() and not isinstance(value, dict):
             near = get_close_matches(name, known, 1)
-            why = f"[{place}] has {name!r}, which is no option{f'; did you mean {near[0]!r}?' if near else ''}"
+            why = f"[{place}] has {name!r}, which is not an option{f'; did you mean {near[0]!r}?' if near else ''}"
             raise click.BadParameter(why, param_hint="--config")
 
 
 def _written(parameter: click.Parameter) -> str:
-    """An option as people write it, without the dashes in front: `from`, where the code has `from_`."""
+    """The name of an option on the command line, without leading dashes: `from`, where the function has `from_`."""
     name = max(parameter.opts, key=len) if isinstance(parameter, click.Option) else parameter.name or ""
     return name.lstrip("-").replace("-", "_")
 
 
 def give_variables(command: click.Command, prefix: str) -> None:
-    """The variable of each option is named as it is written; click's own would be named as it is in the code."""
+    """Name the variable of each option after the option, not after the function's parameter, as click would."""
     prefix = prefix.upper().replace("-", "_")
     for option in command.params:
         if isinstance(option, click.Option) and option.envvar is None:
@@ -198,7 +206,7 @@ def _with_underscores(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def run(arguments: Sequence[str]) -> int:  # noqa: PLR0911 - an exit code for each way to end
-    """Run one command line and return the exit code; what went wrong is on standard error."""
+    """Run one command line and return the exit code. Errors are printed on standard error."""
     try:
         answer = cli.main(args=list(arguments), prog_name="pushrep", standalone_mode=False)
     except click.Abort:
@@ -222,7 +230,7 @@ def run(arguments: Sequence[str]) -> int:  # noqa: PLR0911 - an exit code for ea
 
 def main() -> NoReturn:
     """The console script."""
-    gc.disable()  # garbage collection over its modules took a quarter of a short command's time
+    gc.disable()  # garbage collection during the imports took a quarter of a short command's time
     code = run(sys.argv[1:])
     try:
         sys.stdout.flush()
@@ -238,10 +246,10 @@ def _fail(message: str) -> int:
 
 
 def _silence_stdout() -> None:
-    """Python flushes standard output once more at exit; into a closed pipe that would print a complaint."""
+    """Redirect standard output to /dev/null. Else Python's flush at exit would print an error about the closed pipe."""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (OSError, ValueError):  # no real file behind it
+    except (OSError, ValueError):  # standard output has no file descriptor
         return
 
 

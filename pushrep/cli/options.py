@@ -1,8 +1,10 @@
 """Options that commands share.
 
-`--log`, `--replay NAME=VALUE`     every setting of a log (LogConfig), of the replays of a node; `--no-copy-check`
-`--config`                         a Kafka client's properties
---cert, --key, --ca                how the members of an outbox are reached: all three or none; and their addresses
+`--log NAME=VALUE`            any setting of a log (LogConfig)
+`--replay NAME=VALUE`         any setting of the replays that a node serves (ReplaySettings)
+`--no-copy-check`             do not check whether the directory is a copy of another
+`--config FILE`               a Kafka client's properties
+`--cert`, `--key`, `--ca`     mutual TLS for connections to replicas: all three or none
 """
 
 import ssl
@@ -31,9 +33,9 @@ _Made = TypeVar("_Made")
 
 
 def log_options(command: _Command, **defaults: object) -> _Command:
-    """Give a command the option `--log`; its function gets the LogConfig as `log_config`.
+    """Add the option `--log` to a command; its function gets a LogConfig as `log_config`.
 
-    defaults: where they are others than LogConfig's.
+    defaults: the command's defaults that differ from LogConfig's.
     """
     option = click.option(
         "--log",
@@ -41,14 +43,14 @@ def log_options(command: _Command, **defaults: object) -> _Command:
         multiple=True,
         metavar="NAME=VALUE",
         callback=lambda _context, _option, values: log_config_of(values, **defaults),
-        help="A setting of the log's files and disk, as retention_ms, segment_bytes, disk_refuse_percent; again for "
-        "each. All of them: docs/settings.md.",
+        help="A setting of the log's files and disk, for example retention_ms=604800000. Repeat it for more. "
+        "docs/settings.md lists all, with units and defaults.",
     )
     return option(command)
 
 
 node_log_options = partial(log_options, batch_bytes_max=NODE_BATCH_BYTES_MAX)
-"""The same for a node, which takes whatever batches its leaders do."""
+"""`log_options` for a node: its batch_bytes_max is 64 MiB, so that it accepts every batch of its leaders."""
 
 replay_options = click.option(
     "--replay",
@@ -56,26 +58,26 @@ replay_options = click.option(
     multiple=True,
     metavar="NAME=VALUE",
     callback=lambda _context, _option, values: _settings_of(ReplaySettings, "--replay", "replays'", values),
-    help="A setting of the replays that are served, as connect_timeout_ms, liveness_timeout_ms, heartbeat_ms, "
-    "block_bytes; again for each.",
+    help="A setting of the replays that this node serves: max_sessions, connect_timeout_ms, liveness_timeout_ms, "
+    "heartbeat_ms or block_bytes, for example liveness_timeout_ms=30000. Repeat it for more.",
 )
 
 copy_check_option = click.option(
     "--copy-check/--no-copy-check",
     default=True,
     show_default=True,
-    help="Whether to check that the directory is no copy of another (a restored backup, a clone).",
+    help="Check whether the directory is a copy of another one (a restored backup, a cloned disk).",
 )
 
 client_properties_option = click.option(
     "--config",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="Properties of the client, as kcat and librdkafka spell them: security.protocol, sasl.username ...",
+    help="A file of Kafka client properties, NAME=VALUE a line, with librdkafka's names: security.protocol=SASL_SSL.",
 )
 
 
 def log_config_of(settings: tuple[str, ...], **defaults: object) -> LogConfig:
-    """Raises click.BadParameter."""
+    """The LogConfig of these NAME=VALUE. Raises click.BadParameter."""
     return _settings_of(LogConfig, "--log", "a log's", settings, **defaults)
 
 
@@ -89,7 +91,7 @@ def _settings_of(
         if not equals or name not in names:
             near = get_close_matches(name, names, 1)
             hint = f"did you mean {near[0]}=...?" if near else f"give one of {', '.join(names)}"
-            raise click.BadParameter(f"{setting!r} is no NAME=VALUE of {whose} setting: {hint}", param_hint=option)
+            raise click.BadParameter(f"{setting!r} is not NAME=VALUE of {whose} setting: {hint}", param_hint=option)
         given[name] = _value(name, value, option)
     try:
         return made(**given)
@@ -109,7 +111,10 @@ def _value(name: str, text: str, option: str) -> object:
 
 
 def time_ms_of(option: str, text: str, others: str = "an offset") -> int:
-    """The time that an option says, ms since 1970. `others`: what it takes besides. Raises click.BadParameter."""
+    """The time in an option's value, ms since 1970 UTC. Raises click.BadParameter.
+
+    others: which other values the option takes; for the message.
+    """
     try:
         return parse_time_ms(text)
     except ValueError as error:
@@ -124,16 +129,18 @@ PEM = click.Path(path_type=Path, dir_okay=False)
 def tls_options(command: F) -> F:
     """--cert, --key and --ca for connections to replicas."""
     for option, help_ in (
-        ("--ca", "The authority of replicas' certificates (PEM)."),
-        ("--key", "Its private key (PEM)."),
-        ("--cert", "The certificate to show to replicas (PEM), with --key and --ca: mutual TLS."),
+        ("--ca", "A PEM file: the CA that signed the replicas' certificates."),
+        ("--key", "A PEM file: the private key of --cert."),
+        ("--cert", "A PEM file: the client certificate for replicas with mutual TLS. Needs --key and --ca."),
     ):
         command = click.option(option, type=PEM, help=help_)(command)
     return command
 
 
 def client_tls(cert: Path | None, key: Path | None, ca: Path | None) -> ssl.SSLContext | None:
-    """None without any of the three. Raises UsageError for some of them, and for files that can't be used."""
+    """The client's TLS context; None if none of the three is given. Raises UsageError if only some are given, or if a
+    file can't be used.
+    """
     if cert is None and key is None and ca is None:
         return None
     if cert is None or key is None or ca is None:
@@ -145,7 +152,10 @@ def client_tls(cert: Path | None, key: Path | None, ca: Path | None) -> ssl.SSLC
 
 
 def addresses_of(directory: Path, stored: OutboxIdentity | None) -> list[str]:
-    """The other members' addresses; none of an outbox that is not there, or has no replicas. Raises CorruptNodeFile."""
+    """The addresses of the outbox's other members; an empty list if there is no outbox or it has no replicas.
+
+    Raises CorruptNodeFile.
+    """
     if stored is None:
         return []
     _, state = find_election_state(directory, REAL_FILESYSTEM) or (None, None)

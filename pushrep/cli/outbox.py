@@ -1,11 +1,12 @@
-"""`pushrep outbox create | hold | skip | repartition | rebase | drop-destination`: on the directory, or by
-the process that has it open.
+"""`pushrep outbox create | hold | skip | repartition | rebase | drop-destination`: the process that has the outbox open
+does it, asked on its control socket; without one, this process works on the directory.
 
-`pushrep outbox run`: a service in any language, whose lines are appended while it leads.
+`pushrep outbox run` runs a service in any language and appends the lines that it prints, while this instance leads:
 
-stand by ─▶ leads ─▶ COMMAND starts ─ its output, a line a record ─▶ Outbox
-▲ its input: "<line> <partition> <offset>" of each line that is acknowledged, in order
-another leads, or may ─▶ COMMAND is ended ─▶ stand by again        COMMAND ends ─▶ so does this, with its exit code
+stand by ─▶ lead ─▶ COMMAND starts ─ its output, one record a line ─▶ Outbox
+                    its input ◀─ "<line> <partition> <offset>" for each acknowledged line, in order
+another instance leads, or may lead ─▶ COMMAND is ended ─▶ stand by again
+COMMAND ends by itself ─▶ this process ends with the same exit code
 """
 
 import logging
@@ -49,29 +50,50 @@ _AGAIN_S = 0.05
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
 @click.argument("topic")
 @click.option(
-    "--stand-by", is_flag=True, required=True, help="Start COMMAND while this instance leads, end it when not."
+    "--stand-by",
+    is_flag=True,
+    required=True,
+    help="Start COMMAND when this instance becomes the leader, end it when another does.",
 )
-@click.option("--partitions", type=click.IntRange(1), default=1, show_default=True, help="As the outbox was made.")
-@click.option("--producer", default="pushrep-run", show_default=True, help="The application's name. Fixed.")
+@click.option(
+    "--partitions",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="The number of partitions, the same as in `pushrep outbox create`.",
+)
+@click.option(
+    "--producer",
+    default="pushrep-run",
+    show_default=True,
+    help="The application's name, a part of the PID; fixed at the first start, the same on every member.",
+)
 @click.option(
     "--takeover-after-ms",
     type=click.IntRange(2_000),
     default=TAKEOVER_AFTER_MS,
     show_default=True,
-    help="So long without contact to the leader before a standby checks.",
+    help="Milliseconds without contact to the leader after which a standby tries to take over; the same on every "
+    "member.",
 )
 @click.option(
     "--takeover-pause-ms",
     type=click.IntRange(0),
     default=TAKEOVER_PAUSE_MS,
     show_default=True,
-    help="The least time after another takeover before this instance takes over.",
+    help="Milliseconds after another takeover during which this instance does not take over; the same on every member.",
 )
 @click.option(
-    "--bootstrap-servers", metavar="HOST:PORT,...", help="Brokers: the leading instance ships to the topic TOPIC there."
+    "--bootstrap-servers",
+    metavar="HOST:PORT,...",
+    help="Kafka brokers: the leader ships its records to their topic TOPIC.  [default: ship nothing]",
 )
 @client_properties_option
-@click.option("--health", metavar="HOST:PORT", help="Serve /livez, /readyz and /metrics there. With --cert by TLS.")
+@click.option(
+    "--health",
+    metavar="HOST:PORT",
+    help="Serve /livez, /readyz and /metrics at this address, with --cert over TLS.  [default: serve nothing]",
+)
 @tls_options
 @log_options
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -81,18 +103,20 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter an option
     health: str | None, cert: Path | None, key: Path | None, ca: Path | None, log_config: LogConfig,
     command: tuple[str, ...],
 ) -> None:  # fmt: skip
-    """Stand by for an outbox, and run COMMAND while this instance leads: what it prints is appended, line by line.
+    """Stand by for an outbox, and run COMMAND while this instance leads: each line that COMMAND prints is appended.
 
     \b
       pushrep outbox run data orders --stand-by -- ./orders-service --port 8080
 
-    DIRECTORY is this machine's node's, TOPIC that of `pushrep outbox create`. Line n goes into partition n mod N.
-    COMMAND's standard input gets "LINE PARTITION OFFSET" for each acknowledged line. PUSHREP_LINE is the number of
-    lines of all instances in the outbox, so COMMAND begins with the next one; PUSHREP_EPOCH is the epoch of this lead.
-    Lines without an answer when COMMAND was ended may be in the outbox: then PUSHREP_LINE counts them.
+    DIRECTORY is the directory of this machine's node, TOPIC that of `pushrep outbox create`. Lines are numbered from 1
+    through all instances; line n goes to partition n mod N. COMMAND's standard input gets "LINE PARTITION OFFSET" for
+    each line that was appended and acknowledged. Variables of COMMAND's environment: PUSHREP_LINE is the last line up
+    to which the outbox holds every line, so the first line that COMMAND prints is the next one. PUSHREP_EPOCH is the
+    leader epoch. A line that COMMAND printed, and got no answer for before it was ended, may be in the outbox. When
+    COMMAND prints a line that the outbox holds already, it is not appended again and gets no answer.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     if config is not None and bootstrap_servers is None:
-        raise click.UsageError("--config is of the Kafka client: give --bootstrap-servers, too")
+        raise click.UsageError("--config is for the Kafka client: give --bootstrap-servers, too")
     kafka = None if bootstrap_servers is None else destination_by_options(bootstrap_servers, None, config)
     files = [None if path is None else str(path) for path in (cert, key, ca)]
     probed = None if health is None else HealthSettings(listen=health, cert=files[0], key=files[1], ca=files[2])
@@ -102,7 +126,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter an option
         signal.signal(number, lambda *_: stop.set())
     lost = threading.Event()
 
-    def on_state(state: StandbyState, _why: str) -> None:  # the log says it
+    def on_state(state: StandbyState, _why: str) -> None:  # stand_by logs the reason
         if state is StandbyState.DEPOSED:
             lost.set()
 
@@ -122,7 +146,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter an option
 
 
 class _Running:
-    """COMMAND while its outbox leads."""
+    """COMMAND while this instance leads the outbox. Two threads: one appends its lines, one writes acknowledgements."""
 
     def __init__(self, outbox: Outbox, command: Sequence[str], line_bytes_max: int) -> None:
         self._outbox, self._line_bytes_max = outbox, line_bytes_max
@@ -130,7 +154,8 @@ class _Running:
         self._pid = producer_id(
             application=identity.producer, stream=identity.topic, source="lines", destination=identity.outbox_id
         )
-        # Line n is in partition n mod N: a takeover may have lost one of a partition and kept later ones of others.
+        # Line n is in partition n mod N. A takeover may have lost a line of one partition and kept later lines of
+        # others: COMMAND prints all lines from the first lost one on, and `_append` skips those that the outbox holds.
         count = identity.partitions
         known = {n: outbox.last_metadata(self._pid, n) for n in range(count)}
         self._known = {n: (n - count if n else 0) if last is None else last for n, last in known.items()}
@@ -144,7 +169,9 @@ class _Running:
         self._over = threading.Event()
 
     def until(self, stop: threading.Event, lost: threading.Event) -> int | None:
-        """Wait for COMMAND; its exit code, None if it was ended. Raises the error of a line that can't be appended."""
+        """Wait for COMMAND. Returns its exit code; None if this process ended it. Raises the error of a failed
+        append.
+        """
         threads = [threading.Thread(target=one, daemon=True) for one in (self._append_lines, self._answer)]
         for thread in threads:
             thread.start()
@@ -210,26 +237,35 @@ class _Running:
 
 
 _DIRECTORY = click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
-_TOPIC = click.option("--topic", help="Which Kafka topic, where the outbox has shipped to several.")
+_TOPIC = click.option("--topic", help="The Kafka topic.  [default: the only one that the outbox ships to]")
 _JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 
 
 @click.command()
 @click.argument("offset", type=click.IntRange(0))
-@click.option("--directory", type=click.Path(path_type=Path, file_okay=False), default=".", show_default=True)
-@click.option("--partition", type=click.IntRange(0), default=0, show_default=True, help="The log's partition.")
-@click.option("--reason", required=True, help="Why it is given up; kept with the record's offset.")
+@click.option(
+    "--directory",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=".",
+    show_default=True,
+    help="The outbox's directory.",
+)
+@click.option(
+    "--partition", type=click.IntRange(0), default=0, show_default=True, help="The partition of the outbox's log."
+)
+@click.option("--reason", required=True, help="Why the record is not shipped; stored with its offset.")
 @_TOPIC
 @_JSON
 def skip(  # noqa: PLR0913, PLR0917 - one parameter an option
     offset: int, directory: Path, partition: int, reason: str, topic: str | None, as_json: bool,  # noqa: FBT001
 ) -> None:  # fmt: skip
-    """Never ship the record at OFFSET, which the topic does not take; later records are shipped.
+    """Never ship the record at OFFSET, which the topic's broker refuses; shipping continues with the next record.
 
     \b
       pushrep outbox skip 1042 --directory outbox --partition 3 --reason "12 MB, the topic takes 1 MB"
 
-    Readers of the topic see a gap there. The record stays in the log.
+    OFFSET is that of the outbox's log. Readers of the topic see a gap in the source offsets. The record stays in the
+    log.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     arguments: dict[str, Any] = {"partition": partition, "offset": offset, "reason": reason}
     try:
@@ -247,44 +283,48 @@ def skip(  # noqa: PLR0913, PLR0917 - one parameter an option
 @_TOPIC
 @_JSON
 def repartition_command(directory: Path, topic: str | None, as_json: bool) -> None:  # noqa: FBT001 - click's
-    """From the next start on, ship new records to all partitions that the topic has then.
+    """Use more partitions of the topic: from the next start on, new records go to all partitions that it has then.
 
-    No process may have the outbox in DIRECTORY open: it gets a new PID, which begins with its next start. Records that
-    are in the log and not shipped yet go to the partitions used so far. A service that appends with the metadata of its
-    own sources has to take new PIDs for them, too.
+    No process may have the outbox in DIRECTORY open. The outbox gets a new PID. Records that are in the log already and
+    not shipped yet go to the partitions used so far. A service that appends with the metadata of its own sources has to
+    use new PIDs for these, too.
     """
     try:
-        ask(directory, "repartition")  # a service that has it open says why not
+        ask(directory, "repartition")  # an open outbox always refuses; its message is the error
     except NobodyAnswers:
         identity = repartition(directory, topic=topic)
     if as_json:
         show_json({"pid": identity.pid, "pid_epoch": identity.pid_epoch})
     else:
-        click.echo(f"the next start goes on as PID {identity.pid}, epoch {identity.pid_epoch}, with all partitions")
+        click.echo(
+            f"the next start uses PID {identity.pid}, epoch {identity.pid_epoch}, and all partitions of the topic"
+        )
 
 
 @click.command("rebase")
 @_DIRECTORY
-@click.option("--bootstrap-servers", required=True, metavar="HOST:PORT,...", help="Brokers to begin with.")
-@click.option("--topic", help="The Kafka topic; the outbox's own name if it is left out.")
+@click.option("--bootstrap-servers", required=True, metavar="HOST:PORT,...", help="Kafka brokers to connect to first.")
+@click.option("--topic", help="The Kafka topic.  [default: the outbox's topic]")
 @client_properties_option
-@click.option("--dry-run", is_flag=True, help="Change nothing, say what would be done.")
+@click.option("--dry-run", is_flag=True, help="Print what would be done; change nothing.")
 @_JSON
 def rebase_command(  # noqa: PLR0913, PLR0917 - one parameter an option
     directory: Path, bootstrap_servers: str, topic: str | None, config: Path | None,
     dry_run: bool, as_json: bool,  # noqa: FBT001 - click's
 ) -> None:  # fmt: skip
-    """Let the outbox in DIRECTORY ship again after OutboxDiverged or DestinationAhead: its topic holds other records.
+    """Let the outbox in DIRECTORY ship again after OutboxDiverged or DestinationAhead: its topic holds other records at
+    the positions of some of its own.
 
     \b
       pushrep outbox rebase outbox --bootstrap-servers broker:9092 --dry-run
       pushrep outbox rebase outbox --bootstrap-servers broker:9092
 
-    Records that the topic lacks are appended again under a new PID, and the originals are not shipped: readers of the
-    topic see each record once, readers of the log itself see these twice. No process may have the outbox open. If it
-    is interrupted, run it again. Exit code 1 if a record carries the metadata of a source of its own.
+    Records that the topic lacks are appended again under a new PID, and the originals are not shipped. Readers of the
+    topic see each record once; readers of the log see these records twice. No process may have the outbox open. If the
+    command is interrupted, run it again. Exit code 1 if one of the records has the metadata of another source than the
+    outbox: it can't be appended again.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
-    from pushrep.outbox.rebase import rebase  # noqa: PLC0415 - Kafka's clients are an extra of their own
+    from pushrep.outbox.rebase import rebase  # noqa: PLC0415 - needs the Kafka client, which is an extra
 
     done = rebase(directory, destination_by_options(bootstrap_servers, topic, config), dry_run=dry_run)
     if as_json:
@@ -300,7 +340,7 @@ def rebase_command(  # noqa: PLR0913, PLR0917 - one parameter an option
                 f"[{one.log_end}, {one.log_end + count}), and the originals not shipped"
             )
     if dry_run:
-        click.echo(f"{done.records:,} records in all, under a new PID; readers of the log itself would see them twice")
+        click.echo(f"{done.records:,} records in all, under a new PID; readers of the log would see them twice")
     else:
         click.echo(f"{done.records:,} records were appended again; a new PID begins with the next start")
 
@@ -309,51 +349,64 @@ def rebase_command(  # noqa: PLR0913, PLR0917 - one parameter an option
 @_DIRECTORY
 @click.argument("topic")
 def drop(directory: Path, topic: str) -> None:
-    """Keep no records in DIRECTORY for TOPIC any more, and forget how far it was shipped.
+    """Remove the Kafka topic TOPIC from the destinations of the outbox in DIRECTORY.
 
-    If it is shipped to again, it gets everything from the logs' start. A service that has the outbox open forgets it at
-    once; one that ships to it now refuses.
+    Retention then keeps no records for TOPIC, and its shipping progress is deleted: a later start that ships to TOPIC
+    again ships everything from the start of the logs. A service may have the outbox open, but it refuses while it ships
+    to TOPIC.
     """
     try:
         ask(directory, "drop-destination", {"topic": topic})
     except NobodyAnswers:
         drop_destination(directory, topic)
-    click.echo(f"nothing is kept for topic {topic} any more")
+    click.echo(f"topic {topic} is no destination any more: no records are kept for it")
 
 
 @click.command()
 @click.argument("data", type=click.Path(path_type=Path, file_okay=False, exists=True))
 @click.option(
-    "--members", required=True, metavar="HOST:PORT,...", help="Where each member's node listens, DATA's first."
+    "--members",
+    required=True,
+    metavar="HOST:PORT,...",
+    help="The addresses of the members' nodes, three or more; first that of the node of DATA.",
 )
-@click.option("--topic", required=True, help="The name of its logs, and of its Kafka topic. Fixed.")
-@click.option("--partitions", type=click.IntRange(1), default=1, show_default=True, help="How many logs. Fixed.")
+@click.option("--topic", required=True, help="The name of the logs and of the Kafka topic; fixed.")
+@click.option(
+    "--partitions", type=click.IntRange(1), default=1, show_default=True, help="The number of partitions; fixed."
+)
 @click.option(
     "--carrier",
     type=click.Choice(["key", "header"]),
     default="key",
     show_default=True,
-    help="Where the stream metadata travels. Fixed.",
+    help="Where records carry their stream metadata; fixed.",
 )
 @click.option(
-    "--min-insync", type=click.IntRange(1), help="Members that must have an acknowledged record.  [default: a majority]"
+    "--min-insync",
+    type=click.IntRange(1),
+    help="How many members must hold a record before it is acknowledged; a majority at least.  [default: a majority]",
 )
-@click.option("--another", is_flag=True, help="One more of TOPIC in DATA: its instances name its directory.")
+@click.option(
+    "--another",
+    is_flag=True,
+    help="Make it although DATA has an outbox of TOPIC: the instances of both then have to name DATA/<outbox id>.",
+)
 @tls_options
 @_JSON
 def create(  # noqa: PLR0913, PLR0917 - one parameter an option
     data: Path, members: str, topic: str, partitions: int, carrier: str, min_insync: int | None,
     another: bool, cert: Path | None, key: Path | None, ca: Path | None, as_json: bool,  # noqa: FBT001 - click's
 ) -> None:  # fmt: skip
-    """Make an outbox whose service runs on every member: one instance leads, the others stand by (Outbox.stand_by).
+    """Create an outbox whose service runs on every member: one instance leads, the others stand by (Outbox.stand_by).
 
     \b
       pushrep outbox create data --members 10.0.0.1:7400,10.0.0.2:7400,10.0.0.3:7400 --topic orders --partitions 3
 
-    DATA is the directory of the first member's node. All nodes have to answer. Instances that already stand by on DATA
-    of their own nodes begin once it is made. Run again, it says what is there, and makes nothing.
+    DATA is the directory of the first member's node. All nodes have to answer. Instances that stand by already, each on
+    its own node's directory, find the new outbox by themselves. If DATA has an outbox of TOPIC, the command names it
+    and creates nothing.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
-    from pushrep.outbox.creating import create_outbox  # noqa: PLC0415 - the wire's half, for this command alone
+    from pushrep.outbox.creating import create_outbox  # noqa: PLC0415 - imports the wire protocol; no other command does
 
     push = PushSettings(tls=client_tls(cert, key, ca))
     listed = [one.strip() for one in members.split(",")]
@@ -365,39 +418,43 @@ def create(  # noqa: PLR0913, PLR0917 - one parameter an option
         show_json({"outbox_id": str(made.outbox_id), "members": addresses, "min_insync": made.min_insync_replicas})
         return
     click.echo(
-        f"outbox {made.outbox_id} of topic {topic} is made, with {made.min_insync_replicas} of {len(listed)} acks"
+        f"outbox {made.outbox_id} of topic {topic} is made: {made.min_insync_replicas} of {len(listed)} members "
+        "acknowledge each record"
     )
     click.echo(f'each instance: Outbox.stand_by(<its node\'s directory>, "{topic}", {partitions}, <producer>)')
 
 
 @click.command()
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False, exists=True))
-@click.option("--for", "length", metavar="DURATION", help="30m, 1h or 2d, from now on.")
-@click.option("--reason", default="", help="Why; kept with the hold.")
-@click.option("--end", is_flag=True, help="Standbys may take over again, from now on.")
-@click.option("--show", is_flag=True, help="Show whether, until when and why takeovers are held, by DIRECTORY.")
+@click.option("--for", "length", metavar="DURATION", help="Hold takeovers from now on for so long: 90s, 30m, 1h or 2d.")
+@click.option("--reason", default="", help="Why; stored with the hold. Needed with --for.")
+@click.option("--end", is_flag=True, help="End the hold: standbys take over again.")
+@click.option(
+    "--show", is_flag=True, help="Print whether takeovers are held, until when and why, as stored in DIRECTORY."
+)
 @_JSON
 def hold(  # noqa: PLR0913, PLR0917 - one parameter an option
     directory: Path, length: str | None, reason: str, end: bool, show: bool, as_json: bool,  # noqa: FBT001 - click's
 ) -> None:  # fmt: skip
-    """Keep all standbys of an outbox from taking over for a while, as during work on the network.
+    """Keep all standbys of an outbox from taking over for a while, for example during work on the network.
 
     \b
       pushrep outbox hold data --for 1h --reason "new switches"
       pushrep outbox hold data --show
       pushrep outbox hold data --end
 
-    DIRECTORY is that of the leader, or its node's. A majority of the members has to store it; a new leader
-    keeps it. `pushrep promote` still works, and the leader leads again when it is restarted.
+    DIRECTORY is that of the leader's outbox or node. The leader's service has to run, and a majority of the members has
+    to store the hold. `pushrep promote` still works; a leader that it makes keeps the hold. The leader leads again when
+    it is restarted.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     if sum((length is not None, end, show)) != 1:
         raise click.UsageError("give one of --for DURATION, --end and --show")
     if length is not None and not reason.strip():
-        raise click.UsageError("--reason says to others why nobody takes over: give it")
+        raise click.UsageError("give --reason TEXT: it is stored with the hold, for other operators")
     found = members_at(directory)
     if len(found) != 1:
         named = ", ".join(str(one.directory) for one in found)
-        raise CantHold(f"name one of {named}" if found else f"{directory} holds no outbox that was granted to anybody")
+        raise CantHold(f"give one of {named}" if found else f"{directory} holds no outbox that has a leader")
     member = found[0]
     grant = member.kept.grant
     if not show:
@@ -413,7 +470,7 @@ def hold(  # noqa: PLR0913, PLR0917 - one parameter an option
     if as_json:
         show_json({"hold": said})
     elif said is None:
-        click.echo("standbys take over by themselves")
+        click.echo("takeovers are not held: standbys take over by themselves")
     else:
         click.echo(f"no standby takes over by itself until {time_text(said['until_ms'])}: {said['reason']}")
 
@@ -426,18 +483,20 @@ def _duration_s(text: str) -> int:
 
 
 def _who_can_hold(member: GrantedMember) -> str:
-    """Why nobody answers in the member's directory, and where to run the command."""
+    """Why no process answers in the member's directory, and where to run the command."""
     grant = member.kept.grant
     assert grant is not None, "the caller has checked it"
     if member.kept.is_led_here:
-        return f"member {grant.leader} leads, and its service does not run: start it in {member.directory} first"
+        return f"member {grant.leader} leads, but its service does not run: start it in {member.directory} first"
     address = next((one.address for one in grant.members if one.index == grant.leader), "")
-    return f"member {grant.leader} ({address or 'its address is not known'}) leads: run this there, in its directory"
+    return f"member {grant.leader} ({address or 'address unknown'}) leads: run this command there, on its directory"
 
 
 @click.group()
 def outbox() -> None:
-    """Make an outbox with standbys, hold these; change where records go: skip, repartition, drop a topic, rebase."""
+    """Create and run an outbox with standbys, hold takeovers; skip a record, use more partitions, drop or rebase a
+    topic.
+    """
 
 
 outbox.add_command(create)

@@ -1,4 +1,4 @@
-"""`pushrep promote`: a replica becomes the leader of its outbox. pushrep.outbox.promotion does the work."""
+"""`pushrep promote`: makes a replica the leader of its outbox. pushrep.outbox.promotion does the work."""
 
 from pathlib import Path
 
@@ -13,36 +13,50 @@ from pushrep.replicate.settings import PushSettings
 
 @click.command("promote")
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False, exists=True))
-@click.option("--catch-up", is_flag=True, help="Another member holds more: fetch that first, instead of refusing.")
-@click.option("--accept-loss", is_flag=True, help="Lead although too few answer, or this damaged log is the last one.")
+@click.option(
+    "--catch-up",
+    is_flag=True,
+    help="If another member holds more records, fetch these first.  [default: refuse, and name that member]",
+)
+@click.option(
+    "--accept-loss",
+    is_flag=True,
+    help="Lead although too few members answer, or although the log here is damaged and no other is left. Acknowledged "
+    "records may be lost.",
+)
 @click.option(
     "--lost",
     type=click.IntRange(0, 255),
     multiple=True,
     metavar="INDEX",
-    help="With --accept-loss: this member's directory is destroyed; it leaves the list. Can be given again.",
+    help="With --accept-loss: the directory of this member is destroyed; remove it from the list. Repeat it for more.",
 )
 @click.option(
     "--new",
     multiple=True,
     metavar="HOST:PORT",
-    help="With --accept-loss: a node that comes into the list, to be given everything. Can be given again.",
+    help="With --accept-loss: add this node to the list of members; it is sent all records. Repeat it for more.",
 )
-@click.option("--depose", is_flag=True, help="Take the lead also from a leader that may be alive, instead of refusing.")
+@click.option("--depose", is_flag=True, help="Replace the leader although it may be alive.  [default: refuse then]")
 @click.option(
     "--leader-alive-ms",
     type=click.IntRange(1),
     default=LEADER_ALIVE_MS,
     show_default=True,
-    help="A leader that members were in contact with so lately may be alive.",
+    help="Milliseconds: a leader that members had contact with within this time counts as one that may be alive.",
 )
-@click.option("--member", type=click.IntRange(0, 255), help="Its index, if the node listens under another address.")
+@click.option(
+    "--member",
+    type=click.IntRange(0, 255),
+    help="The index of the member in DIRECTORY; needed if its node listens on another address than the members' list "
+    "has.",
+)
 @click.option(
     "--timeout-s",
     type=click.FloatRange(0),
     default=5.0,
     show_default=True,
-    help="Seconds to wait for the others' answers.",
+    help="Seconds to wait for the answers of the other members.",
 )
 @tls_options
 def promote_command(  # noqa: PLR0913, PLR0917 - the options
@@ -60,19 +74,22 @@ def promote_command(  # noqa: PLR0913, PLR0917 - the options
     catch_up: bool,
     accept_loss: bool,
 ) -> None:
-    """Make the replica in DIRECTORY the leader of its outbox, all partitions: when the leader is lost.
+    """Make the replica in DIRECTORY the leader of all partitions of its outbox, when the leader is lost.
 
     \b
       pushrep promote copies/7b0d3c1e-6f1a-4d2e-9a55-0c6a3f1be2aa
       pushrep promote copies/7b0d3c1e-6f1a-4d2e-9a55-0c6a3f1be2aa --catch-up
 
-    DIRECTORY is <data>/<outbox id> of a node, which may be running: it releases the directory. Enough other members
-    have to answer, so that nothing acknowledged with ALL is lost. If members heard from the leader within the last
-    seconds, it may be alive: then this refuses without --depose. Then open the service's Outbox on DIRECTORY, with
-    the replicas that are printed. Name members that are lost for good with --lost, and nodes that take their places
-    with --new; then the outbox continues with ALL (docs/replication.md). After --accept-loss, what other members hold
-    beyond this replica is kept aside in their directories when they reach the new leader, and they get its records.
-    The old leader is refused from now on; `pushrep replica adopt` puts its directory under a node, where it follows.
+    DIRECTORY is <data>/<outbox id> of a node. A running node releases the directory. So many other members have to
+    answer that no record acknowledged with ALL is lost. If members had contact with the leader within
+    --leader-alive-ms, the command refuses without --depose.
+
+    Afterwards open the service's Outbox on DIRECTORY, with the replicas that the command prints. The old leader is
+    fenced; `pushrep replica adopt` moves its directory under a node, where it follows the new leader.
+
+    If members are destroyed, give --accept-loss with --lost for each of them, and --new for each node in their place;
+    then the outbox continues with acks ALL (docs/replication.md). Records that other members hold beyond this replica
+    are kept aside in their directories when they connect to the new leader, and they get its records.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     push = PushSettings(tls=client_tls(cert, key, ca))
     try:
@@ -109,16 +126,17 @@ def _print_promotion(done: Promotion) -> None:
     if done.accepted_loss:
         click.echo(f"accepted loss: without {done.accepted_loss}")
         click.echo(
-            f"generation {label(grant.generation)} begins: what others hold beyond it is kept aside when they reach it"
+            f"generation {label(grant.generation)} begins: records that other members hold beyond it are kept aside "
+            "when they connect to this leader"
         )
     if done.unreached:
         click.echo(
-            f"members {list(done.unreached)} were not reached, so they are not fenced: what they take until they get "
-            "this grant is kept aside, too"
+            f"members {list(done.unreached)} did not answer and are not fenced: records that they accept from the old "
+            "leader until they get this grant are kept aside, too"
         )
     for damaged in done.damaged:
-        click.echo(f"damaged, and no other member gave what is missing: {damaged}")
+        click.echo(f"damaged, and no other member sent what is missing: {damaged}")
     if not done.is_read:
-        click.echo("not every sealed segment could be read for damage meanwhile: the outbox does it while it is open")
+        click.echo("not every sealed segment was checked for damage: the outbox checks the rest while it is open")
     listed = ", ".join(f'"{address}"' for address in done.replicas)
     click.echo(f"open the service's Outbox on {done.directory} with replicas=[{listed}]")

@@ -1,4 +1,6 @@
-"""`pushrep read`: the records in the logs of a topic, beside a running writer: no lock is taken, no byte written."""
+"""`pushrep read`: shows the records in the logs of a topic. It takes no lock and writes nothing; a writer may be
+running.
+"""
 
 import json
 import sys
@@ -24,7 +26,7 @@ from pushrep.records import Record
 
 _TABLE_ROWS = 20
 _LATEST_RECORDS = 10
-_PIPE_COLUMNS = 240  # a pipe has no width: let no column be cut to 80
+_PIPE_COLUMNS = 240  # rich would cut a table for a pipe to 80 columns
 
 
 class UnknownTopic(PushrepError):
@@ -32,26 +34,28 @@ class UnknownTopic(PushrepError):
 
 
 class BadStart(PushrepError):
-    """The offset to begin at is not in the log."""
+    """The offset of `--from` is not in the log."""
 
 
 @click.command()
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.argument("topic", metavar="TOPIC[-N]")
-@click.option("--partition", type=click.IntRange(0), help="Only this partition; TOPIC-N says the same.")
+@click.option("--partition", type=click.IntRange(0), help="Only this partition; the same as TOPIC-N.  [default: all]")
 @click.option(
     "--from",
     "from_",
     default="earliest",
     show_default=True,
     metavar="WHERE",
-    help="earliest, latest (the last records), an offset, or an ISO 8601 time (UTC if it names no zone).",
+    help="Where to begin in each partition: earliest, latest (the last --count records), an offset, or an ISO 8601 "
+    "time "
+    "(UTC if it names no zone), which begins at the first record with that timestamp or a later one.",
 )
 @click.option(
     "--count",
     type=click.IntRange(1),
-    help=f"At most so many records of each partition.  "
-    f"[default: all; {_TABLE_ROWS} in a table, {_LATEST_RECORDS} from latest]",
+    help=f"Show at most so many records of each partition.  "
+    f"[default: {_LATEST_RECORDS} with --from latest; else {_TABLE_ROWS} in a table, and all as json or raw]",
 )
 @click.option(
     "--format",
@@ -59,36 +63,36 @@ class BadStart(PushrepError):
     type=click.Choice(["table", "json", "raw"]),
     default="table",
     show_default=True,
-    help="json: one object a line. raw: the values alone, a line each.",
+    help="json: one object a line. raw: the values alone, one a line.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Short for --format json.")
+@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 @click.option(
     "--isolation",
     type=click.Choice(["stable", "written"]),
     default="stable",
     show_default=True,
-    help="stable: what a power cut can't take back. written: all that was appended.",
+    help="stable: only records below the stable offset, which survive a power cut. written: all appended records.",
 )
 @click.option(
     "--carrier",
     type=click.Choice(["key", "header"]),
-    help="Where the stream metadata is.  [default: as the outbox in DIRECTORY was made, else key]",
+    help="Where records carry their stream metadata.  [default: as the outbox in DIRECTORY was made, else key]",
 )
 def read(  # noqa: PLR0913, PLR0917 - one parameter an option
     directory: Path, topic: str, partition: int | None, from_: str, count: int | None, format_: str, as_json: bool,  # noqa: FBT001
     isolation: Isolation, carrier: str | None,
 ) -> None:  # fmt: skip
-    """Show the records of TOPIC in DIRECTORY, partition by partition, with where each of them first lived.
+    """Show the records of TOPIC in DIRECTORY, partition by partition, with their source partition and source offset.
 
     \b
       pushrep read out flights                              the first records of each partition
       pushrep read out flights-2 --from latest --count 5    the last five of partition 2
-      pushrep read out flights --from 2013-07-04 --json     everything since, as JSON lines
+      pushrep read out flights --from 2013-07-04 --json     all records since then, as JSON lines
       pushrep read out greetings --format raw | wc -l
 
     \b
     The column "source" is the stream metadata in the key or header: PID, source partition, source offset.
-    In JSON a key or value that is no UTF-8 comes as key_base64 or value_base64.
+    In JSON a key or value that is not UTF-8 is key_base64 or value_base64.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     if as_json:
         format_ = "json"
@@ -111,13 +115,13 @@ def read(  # noqa: PLR0913, PLR0917 - one parameter an option
 
 
 def _chosen(directory: Path, topic: str, partition: int | None) -> list[tuple[str, int]]:
-    """The logs asked for, of all slots as one. A topic's own name wins over TOPIC-N."""
+    """The topic and number of each log to show, in all worker slots. `topic` is a topic's name, or else TOPIC-N."""
     logs = readable_logs(directory)
     chosen = [log for log in logs if log[0] == topic] or [log for log in logs if is_named(log, topic)]
     if not chosen:
         if is_log(directory):
-            raise UnknownTopic(f"{directory} is one log: name the directory above it, {directory.absolute().parent}")
-        known = ", ".join(sorted({name for name, _ in logs})) or "no log at all"
+            raise UnknownTopic(f"{directory} is one log: give the directory above it, {directory.absolute().parent}")
+        known = ", ".join(sorted({name for name, _ in logs})) or "no logs"
         raise UnknownTopic(f"{directory} holds no log of {topic}; it holds {known}")
     if partition is None:
         return chosen
@@ -129,7 +133,7 @@ def _chosen(directory: Path, topic: str, partition: int | None) -> list[tuple[st
 
 
 class RecordRange(NamedTuple):
-    """What is shown of one log: offsets in [start, end), at most `limit` records."""
+    """The offsets [start, end) of one log that are shown. partition: the log's number."""
 
     partition: int
     reader: LogReader
@@ -137,13 +141,13 @@ class RecordRange(NamedTuple):
     end: int
 
     def records(self, limit: int | None) -> Iterator[tuple[int, Record]]:
-        """With the number of their log."""
+        """Yield (number of the log, record), at most `limit` records."""
         for record in islice(self.reader.records(self.start, self.end), limit):
             yield self.partition, record
 
 
 def range_of(reader: LogReader, topic: str, number: int, from_: str, limit: int | None) -> RecordRange:
-    """Where to begin and end. Raises BadStart, click.BadParameter."""
+    """The range that `from_` selects in a log. Raises BadStart, click.BadParameter."""
     first, end = reader.bounds()
     if from_ == "earliest":
         start = first

@@ -1,4 +1,4 @@
-"""A record as JSON object and as table cells, for every command that shows records."""
+"""A record as a JSON object or as table cells, for the commands that show records."""
 
 import base64
 from datetime import UTC, datetime
@@ -15,13 +15,13 @@ _CELL_CHARACTERS = 60
 
 
 def carrier_of(directory: Path, topic: str) -> str:
-    """Where the records of a topic carry their metadata, by the outbox in `directory`; "key" without one."""
+    """Where the records of a topic carry their metadata: as stored by the outbox in `directory`; "key" without one."""
     identity = read_identity(REAL_FILESYSTEM, directory)
     return identity.carrier if identity is not None and identity.topic == topic else "key"
 
 
 def metadata_of(record: Record, carrier: str) -> StreamMetadata | None:
-    """The stream metadata where the carrier, "key" or "header", has it; None if there is none."""
+    """The stream metadata in the record's key or header (carrier: "key" or "header"); None if it has none."""
     if carrier == "key":
         return StreamMetadata.try_unpack(record.key)
     for name, value in reversed(record.headers):
@@ -31,7 +31,7 @@ def metadata_of(record: Record, carrier: str) -> StreamMetadata | None:
 
 
 def as_json(number: int, record: Record, carrier: str) -> dict[str, Any]:
-    """One record of the log of this number (log/directory_files.py); a key or value that is no UTF-8 is in base64."""
+    """A record as a JSON object. number: of its log, which names slot and partition (log/directory_files.py)."""
     metadata = metadata_of(record, carrier)
     slot, _, partition = shown_partition(number).rpartition("/")
     row: dict[str, Any] = {"slot": slot} if slot else {}
@@ -48,7 +48,7 @@ def as_json(number: int, record: Record, carrier: str) -> dict[str, Any]:
 
 
 def field(name: str, data: bytes | None) -> dict[str, str | None]:
-    """Bytes in JSON: their text; what is no UTF-8 is in base64, under another name."""
+    """Bytes in JSON: {name: text}; {name + "_base64": base64} if they are not UTF-8."""
     if data is None:
         return {name: None}
     try:
@@ -58,7 +58,7 @@ def field(name: str, data: bytes | None) -> dict[str, str | None]:
 
 
 def cell(data: bytes | None) -> str:
-    """Bytes in a table: their text if they are UTF-8, cut to fit; nothing for null."""
+    """Bytes in a table: their text, or hex if they are not UTF-8, cut to 60 characters; empty for null."""
     if data is None:
         return ""
     try:
@@ -70,7 +70,7 @@ def cell(data: bytes | None) -> str:
 
 
 def time_text(timestamp_ms: int) -> str:
-    """ISO 8601 in UTC, to the millisecond; the number itself where no calendar goes that far."""
+    """ISO 8601 in UTC, to the millisecond; the number itself for a time beyond Python's calendar."""
     try:
         return datetime.fromtimestamp(timestamp_ms / 1000, UTC).isoformat(sep=" ", timespec="milliseconds")[:-6]
     except (OverflowError, ValueError, OSError):

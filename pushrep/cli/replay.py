@@ -1,6 +1,6 @@
-"""`pushrep replay`: any part of one log again, to the end or following, for people and for pipes.
+"""`pushrep replay`: reads any part of one log again, to its end or as it grows, for people and for pipes.
 
-One writer a format; after every `write` and `close` its output is complete:
+One writer a format; after each `flush` its output is complete:
 
 json    an object a line            raw     the value and a newline
 table   columns a line              avro    an object container file (Avro 1.11), deflate, schema RECORD_SCHEMA
@@ -67,23 +67,23 @@ _ROW = "{:>12}  {:<23}  {:<32}  {:<32}  {}\n"
 
 
 class RecordWriter(Protocol):
-    """Writes records as one format."""
+    """Writes records in one format."""
 
     def write(self, records: Iterable[Record]) -> None: ...
     def flush(self) -> None:
-        """Flush all that was written."""
+        """Flush all written records to the file or pipe."""
         ...
 
 
 class LineOutput:
-    """A line, or lines, a record."""
+    """The formats json, raw and table: bytes for each record, after an optional header."""
 
     def __init__(self, out: BinaryIO, line: Callable[[Record], bytes], head: bytes = b"") -> None:
         self._out, self._line = out, line
         out.write(head)
 
     def write(self, records: Iterable[Record]) -> None:
-        """In one call, so that an interrupt leaves no half line."""
+        """Write all records by one call, so that an interrupt leaves no partial line."""
         self._out.write(b"".join(map(self._line, records)))
 
     def flush(self) -> None:
@@ -91,7 +91,7 @@ class LineOutput:
 
 
 class AvroFile:
-    """One container file; a flush ends a block."""
+    """The format avro: one container file. A flush ends a block."""
 
     def __init__(self, out: BinaryIO, partition: int) -> None:
         self._out, self._partition = out, partition
@@ -116,7 +116,7 @@ class AvroFile:
 
 
 def writer_for(format_: str, out: BinaryIO, *, partition: int, carrier: str) -> RecordWriter:
-    """The writer of that name."""
+    """The writer of the format: avro, raw, json or table."""
     match format_:
         case "avro":
             return AvroFile(out, partition)
@@ -142,16 +142,18 @@ _PATH = click.Path(path_type=Path, dir_okay=False)
 
 
 def node_options(command: F) -> F:
-    """Add --cert, --key and --ca; the command gets `node`, None without them."""
+    """Add --cert, --key and --ca to a command. Its function gets `node`: a NodeAccess, None without these options."""
 
     @wraps(command)
     def with_node(*args: Any, cert: Path | None, key: Path | None, ca: Path | None, **kwargs: Any) -> Any:
         return command(*args, node=_access(cert, key, ca), **kwargs)
 
     options = [
-        click.option("--cert", type=_PATH, help="For a node with TLS: your certificate (PEM), with --key and --ca."),
-        click.option("--key", type=_PATH, help="Your private key (PEM)."),
-        click.option("--ca", type=_PATH, help="The authority of the node's certificate (PEM)."),
+        click.option(
+            "--cert", type=_PATH, help="A PEM file: your certificate for a node with mutual TLS. Needs --key and --ca."
+        ),
+        click.option("--key", type=_PATH, help="A PEM file: the private key of --cert."),
+        click.option("--ca", type=_PATH, help="A PEM file: the CA that signed the node's certificate."),
     ]
     for option in reversed(options):
         with_node = option(with_node)
@@ -159,12 +161,12 @@ def node_options(command: F) -> F:
 
 
 def recording_of(text: str) -> int | str:
-    """An id of the catalogue, or `<topic>-<partition>`."""
+    """The id of a recording as int, or its name `<topic>-<partition>`."""
     return int(text) if text.isascii() and text.isdigit() else text
 
 
 def recordings_of(where: str, text: str) -> list[int | str]:
-    """The recording, or where `where` has worker slots and the name has none, that of every slot."""
+    """The recording; in a directory of worker slots, the recordings of this name in every slot."""
     found: list[int | str] = []
     if slot_directories(where):
         found += [shown_name(*log) for log in readable_logs(where) if is_named(log, text)]
@@ -172,12 +174,12 @@ def recordings_of(where: str, text: str) -> list[int | str]:
 
 
 def log_of(client: ReplayClient, recording: int | str) -> tuple[str, int]:
-    """Its topic and partition; raises InvalidLogName for a name that is none, UsageError for an unknown id."""
+    """The recording's topic and partition. Raises InvalidLogName for an invalid name, UsageError for an unknown id."""
     if isinstance(recording, str):
         return parse_shown_name(recording)
     found = next((one for one in client.recordings() if one.recording_id == recording), None)
     if found is None:
-        raise click.UsageError(f"there is no recording {recording}: `pushrep recording list` names them")
+        raise click.UsageError(f"there is no recording {recording}: `pushrep recording list` shows all")
     return found.topic, found.partition
 
 
@@ -187,19 +189,21 @@ def _access(cert: Path | None, key: Path | None, ca: Path | None) -> NodeAccess 
 
 
 class Until(NamedTuple):
-    """Where to end: before this offset, or before the first record at or after this time; None: nowhere."""
+    """The end of a replay: before this offset, and before the first record at or after this time. None: no such
+    limit.
+    """
 
     offset: int | None = None
     timestamp_ms: int | None = None
 
     def admits(self, record: Record) -> bool:
-        """Whether the record comes before it."""
+        """Whether the record is before the end."""
         if self.offset is not None and record.offset >= self.offset:
             return False
         return self.timestamp_ms is None or record.timestamp_ms < self.timestamp_ms
 
     def is_reached(self, position: int) -> bool:
-        """Whether no record from `position` on lies before the end, so that a follower can stop."""
+        """Whether no record at or above `position` can be before the end, so that `--follow` can stop."""
         return self.offset is not None and position >= self.offset
 
 
@@ -210,53 +214,71 @@ class Until(NamedTuple):
     "--from",
     "from_",
     metavar="WHERE",
-    help="An offset, an ISO 8601 time (UTC if it names no zone), or latest: what comes from now on.  "
-    "[default: the log's start]",
+    help="Begin at an offset, at the first record of an ISO 8601 time (UTC if it names no zone) or later, or at "
+    "latest: "
+    "the end, with --follow.  [default: the log's start]",
 )
 @click.option(
-    "--count", type=click.IntRange(0), help="At most so many records, of each log; with --follow it waits for them."
+    "--count",
+    type=click.IntRange(0),
+    help="End after so many records of each log; with --follow it waits for them.  [default: no limit]",
 )
-@click.option("--until", metavar="WHERE", help="End before this offset, or before the first record as late as this.")
-@click.option("--follow", is_flag=True, help="Wait at the end for what comes.")
+@click.option(
+    "--until",
+    metavar="WHERE",
+    help="End before this offset, or before the first record with this ISO 8601 time or a later one.  [default: the "
+    "log's end when the replay begins]",
+)
+@click.option("--follow", is_flag=True, help="At the end, wait for new records.")
 @click.option(
     "--bound",
     default="stable",
     show_default=True,
     type=click.Choice(["stable", "high_watermark", "flushed", "written"]),
-    help="How far to read; stable: what can't be taken back.",
+    help="Read only records below this offset of the log. stable: the lower of high_watermark and flushed, below which "
+    "no record is ever cut off. written: all appended records.",
 )
 @click.option(
     "--format", "format_", default="json", show_default=True, type=click.Choice(["json", "raw", "table", "avro"]),
-    help="json: one object a line. raw: the values, a line each. avro: a container file.",
+    help="json: one object a line. raw: the values alone, one a line. avro: an object container file.",
 )  # fmt: skip
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Into this file, not standard output.")
-@click.option("--force", is_flag=True, help="Write over the file of --out if there is one.")
-@click.option("--max-bytes-per-s", type=click.IntRange(1), help="Read no faster.")
-@click.option("--carrier", type=click.Choice(["key", "header"]), help="Where the stream metadata is.")
+@click.option(
+    "--out", type=click.Path(dir_okay=False, path_type=Path), help="Write to this file.  [default: standard output]"
+)
+@click.option("--force", is_flag=True, help="Overwrite the file of --out.  [default: refuse if it exists]")
+@click.option(
+    "--max-bytes-per-s", type=click.IntRange(1), help="Read at most so many bytes a second.  [default: no limit]"
+)
+@click.option(
+    "--carrier",
+    type=click.Choice(["key", "header"]),
+    help="Where records carry their stream metadata.  [default: as the outbox in DIRECTORY was made, else key]",
+)
 @node_options
 def replay(  # noqa: PLR0913, PLR0917 - one parameter an option
     where: str, recording: str, from_: str | None, count: int | None, until: str | None, follow: bool,  # noqa: FBT001
     bound: str, format_: str, out: Path | None, force: bool, max_bytes_per_s: int | None,  # noqa: FBT001
     carrier: str | None, node: NodeAccess | None,
 ) -> None:  # fmt: skip
-    """Replay partition N of TOPIC in DIRECTORY, beside a running writer, or of the node at ADDRESS (host:port).
+    """Replay partition N of TOPIC from DIRECTORY, where a writer may be running, or from the node at ADDRESS
+    (host:port).
 
     \b
-      pushrep replay out orders-0                                          all of it
+      pushrep replay out orders-0                                          all records
       pushrep replay out orders-0 --from 2026-01-01T14:00 --until 2026-01-01T15:00 --format raw
-      pushrep replay out orders-0 --from latest --follow | jq .value       what comes
+      pushrep replay out orders-0 --from latest --follow | jq .value       new records
       pushrep replay out orders-0 --format avro --out orders.avro
-      pushrep replay replica-1:7400 orders-0 --count 10                    of a node; `pushrep recording list` names all
+      pushrep replay replica-1:7400 orders-0 --count 10                    from a node (see pushrep recording list)
 
     \b
-    Of a directory of worker slots TOPIC-N is that partition of every slot, one after the other; slot-M/TOPIC-N one.
-    At the end, and at Ctrl-C, the output is complete, and standard error says where to continue. A replay of a node
-    reconnects by itself and continues where its connection broke.
+    In a directory of worker slots TOPIC-N is this partition of every slot, one after the other; slot-M/TOPIC-N is one.
+    After Ctrl-C the output is complete up to a record, and standard error has the offset to continue from. A replay
+    from a node reconnects by itself and continues where its connection broke.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     if from_ == "latest" and not follow:
-        raise click.UsageError("--from latest begins at the end, where no record is yet: add --follow")
+        raise click.UsageError("--from latest begins at the log's end, which has no record yet: add --follow")
     if out is not None and out.exists() and not force:
-        raise click.UsageError(f"{out} is there already: name another file, or write over it with --force")
+        raise click.UsageError(f"{out} exists already: give another file, or --force to overwrite it")
     length: Length | int = TO_END
     if count == 0 or (count is not None and follow):
         length = count
@@ -266,7 +288,7 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter an option
     names = recordings_of(where, recording)
     if len(names) > 1 and (follow or format_ == "avro" or _is_offset(from_) or _is_offset(until)):
         raise click.UsageError(
-            f"an offset, --follow and --format avro are of one log: name one of {', '.join(map(str, names))}"
+            f"an offset, --follow and --format avro need one log: give one of {', '.join(map(str, names))}"
         )
     with ExitStack() as opened:
         client = opened.enter_context(ReplayClient(where, node=node))
@@ -276,7 +298,7 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter an option
             running = _begun(client, ReplayRequest(name, None, length, bound, max_bytes_per_s), from_)
             if running is not None:
                 opened.enter_context(running)
-            if stream is None and out is not None:  # not before the first is there to replay
+            if stream is None and out is not None:  # a refused replay must not make, or empty, the file
                 stream = opened.enter_context(out.open("wb" if force else "xb"))
             assert stream is not None
             chosen = carrier or carrier_of(log_at(where, topic, partition).parent, topic)
@@ -284,13 +306,15 @@ def replay(  # noqa: PLR0913, PLR0917 - one parameter an option
 
 
 def _begun(client: ReplayClient, request: ReplayRequest, from_: str | None) -> Replay | None:
-    """None: the log is empty. Raises ClickException for a log that is not there, and as `ReplayClient.replay`."""
+    """Begin a replay; None if the log is empty. Raises ClickException for an unknown log, and as
+    `ReplayClient.replay`.
+    """
     try:
         position = _position(from_, client, request.recording, request.bound)
         return client.replay(replace(request, position=position))
     except ReplayRefused as refused:
         if refused.code is ErrorCode.UNKNOWN_RECORDING:
-            raise click.ClickException(f"{refused.why}; pushrep recording list {client.where} names all") from refused
+            raise click.ClickException(f"{refused.why}; pushrep recording list {client.where} shows all") from refused
         if refused.code is not ErrorCode.EMPTY_RECORDING:
             raise
         click.echo(f"nothing to replay: {refused.why}", err=True)
@@ -308,7 +332,7 @@ class _Job(NamedTuple):
 
 
 def _run(replay: Replay | None, stream: BinaryIO, job: _Job) -> None:
-    """Write it all. Whatever ends it, the output is complete up to there."""
+    """Write all records of a replay. Also after an error or Ctrl-C the output is complete up to a record."""
     writer = writer_for(job.format, stream, partition=job.partition, carrier=job.carrier)
     written, is_whole = 0, True
     position = replay.position if replay is not None else 0
@@ -316,24 +340,24 @@ def _run(replay: Replay | None, stream: BinaryIO, job: _Job) -> None:
         if replay is not None:
             with _progress(replay, job) as report:
                 for records, block_end in _pieces(replay, job):
-                    with whole_step():  # what a reader has seen is counted
+                    with whole_step():  # so that `position` counts exactly the records that were written
                         writer.write(records)
                         if job.follow:
                             writer.flush()
                         written, position = written + len(records), block_end
                     report(position, replay.tip)
     except BrokenPipeError:
-        is_whole = False  # how much its reader took is not known
+        is_whole = False  # how many records the pipe's reader got is unknown
         raise
     finally:
         if is_whole:
             writer.flush()
         if replay is not None and is_whole and (job.to_file or sys.exc_info()[0] is not None):
-            click.echo(f"{written} records; go on with --from {position}", err=True)
+            click.echo(f"{written} records; continue with --from {position}", err=True)
 
 
 def _pieces(replay: Replay, job: _Job) -> Iterator[tuple[list[Record], int]]:
-    """Records batch by batch, each with the offset behind it, up to the count and the end that were asked for."""
+    """Yield the records of each batch, and the offset to continue from after them, up to the job's limit and end."""
     left = job.limit
     if left == 0 or job.until.is_reached(replay.position):
         return
@@ -352,7 +376,9 @@ def _pieces(replay: Replay, job: _Job) -> Iterator[tuple[list[Record], int]]:
 
 @contextmanager
 def _progress(replay: Replay, job: _Job) -> Iterator["_Progress"]:
-    """A bar on a terminal, for a replay that has an end and whose records go elsewhere."""
+    """A progress bar if standard error is a terminal, the replay has an end, and its records do not go to a
+    terminal.
+    """
     if job.follow or not sys.stderr.isatty() or (sys.stdout.isatty() and not job.to_file):
         yield _Progress(None, replay.position)
         return
@@ -362,7 +388,7 @@ def _progress(replay: Replay, job: _Job) -> Iterator["_Progress"]:
 
 
 class _Progress:
-    """Moves the bar by offsets."""
+    """A progress bar that counts offsets; without `bar` it does nothing."""
 
     def __init__(self, bar: Progress | None, start: int) -> None:
         self._bar, self._start = bar, start
@@ -388,7 +414,7 @@ def _until(text: str | None, from_: str | None) -> Until:
         return Until()
     if _is_offset(text):
         if from_ is not None and _is_offset(from_) and int(text) < int(from_):
-            raise click.BadParameter(f"{text} lies before --from {from_}", param_hint="--until")
+            raise click.BadParameter(f"{text} is below --from {from_}", param_hint="--until")
         return Until(offset=int(text))
     return Until(timestamp_ms=time_ms_of("--until", text))
 

@@ -1,4 +1,4 @@
-"""`pushrep recording`: what a node keeps, and how to extend, truncate, purge or delete it."""
+"""`pushrep recording`: lists the logs that a node keeps, and extends, truncates, purges or deletes one."""
 
 import json
 
@@ -12,7 +12,7 @@ _ROW = "{:>6}  {:<32}  {:>12}  {:>12}  {:<8}  {}"
 
 @click.group()
 def recording() -> None:
-    """The logs that a node keeps: list, extend, truncate, purge and delete them."""
+    """List, extend, truncate, purge and delete the logs that a node keeps."""
 
 
 @recording.command("list")
@@ -20,7 +20,9 @@ def recording() -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a recording.")
 @node_options
 def list_(where: str, as_json: bool, node: NodeAccess | None) -> None:  # noqa: FBT001 - click's
-    """Every recording: its id, its log, its offsets, whether somebody writes it."""
+    """List the recordings of the node at ADDRESS, or in DIRECTORY: id, log, offsets, outbox. State live: it has a
+    writer.
+    """
     with ReplayClient(where, node=node) as client:
         found = client.recordings()
     if not as_json:
@@ -32,23 +34,36 @@ def list_(where: str, as_json: bool, node: NodeAccess | None) -> None:  # noqa: 
 @recording.command()
 @click.argument("address")
 @click.argument("name", metavar="TOPIC-N|ID")
-@click.option("--leader-epoch", type=click.IntRange(0), required=True, help="Above every epoch that the log has seen.")
+@click.option(
+    "--leader-epoch",
+    type=click.IntRange(0),
+    required=True,
+    help="The new leader epoch; it has to be higher than every epoch in the log.",
+)
 @node_options
 def extend(address: str, name: str, leader_epoch: int, node: NodeAccess | None) -> None:
-    """Continue a stopped recording at its end, under a higher leader epoch."""
+    """Let a stopped recording continue at its end, under a higher leader epoch."""
     with ReplayClient(address, node=node) as client:
         end = client.extend(recording_of(name), leader_epoch)
-    click.echo(f"{name} goes on at offset {end}, under leader epoch {leader_epoch}")
+    click.echo(f"{name} continues at offset {end}, under leader epoch {leader_epoch}")
 
 
 @recording.command()
 @click.argument("address")
 @click.argument("name", metavar="TOPIC-N|ID")
-@click.option("--at", "offset", type=click.IntRange(0), required=True, help="Cut from this offset on.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option(
+    "--at",
+    "offset",
+    type=click.IntRange(0),
+    required=True,
+    help="Cut at the start of the batch that holds this offset: this batch and all after it are removed.",
+)
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @node_options
 def truncate(address: str, name: str, offset: int, yes: bool, node: NodeAccess | None) -> None:  # noqa: FBT001
-    """Cut a recording at the batch that holds an offset; replays above it end first."""
+    """Cut a recording at the batch that holds an offset. Replays that read above it are ended first. Refused while a
+    leader writes the recording.
+    """
     _confirm(yes, f"Cut {name} at offset {offset}?")
     with ReplayClient(address, node=node) as client:
         end = client.truncate(recording_of(name), offset)
@@ -58,11 +73,17 @@ def truncate(address: str, name: str, offset: int, yes: bool, node: NodeAccess |
 @recording.command()
 @click.argument("address")
 @click.argument("name", metavar="TOPIC-N|ID")
-@click.option("--before", "offset", type=click.IntRange(0), required=True, help="Whole segments below it go.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option(
+    "--before",
+    "offset",
+    type=click.IntRange(0),
+    required=True,
+    help="Remove the segments that lie wholly below this offset.",
+)
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @node_options
 def purge(address: str, name: str, offset: int, yes: bool, node: NodeAccess | None) -> None:  # noqa: FBT001
-    """Remove the whole segments of a recording below an offset; none above its leader's log start."""
+    """Remove the whole segments of a recording below an offset, up to its leader's log start at most."""
     _confirm(yes, f"Remove the segments of {name} below offset {offset}?")
     with ReplayClient(address, node=node) as client:
         start = client.purge(recording_of(name), offset)
@@ -72,15 +93,15 @@ def purge(address: str, name: str, offset: int, yes: bool, node: NodeAccess | No
 @recording.command()
 @click.argument("address")
 @click.argument("name", metavar="TOPIC-N|ID")
-@click.option("--force", is_flag=True, help="Also while replays of it run; these end.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--force", is_flag=True, help="Delete it although replays of it run; they are ended.  [default: refuse]")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @node_options
 def delete(address: str, name: str, force: bool, yes: bool, node: NodeAccess | None) -> None:  # noqa: FBT001
-    """Delete a recording and its files; its id is never given again."""
+    """Delete a recording and its files. Its id is never used again."""
     _confirm(yes, f"Delete {name} and its files?")
     with ReplayClient(address, node=node) as client:
         freed = client.delete(recording_of(name), force=force).wait()
-    click.echo(f"{name} is deleted, {freed:,} bytes are free")
+    click.echo(f"{name} is deleted, {freed:,} bytes were freed")
 
 
 def _confirm(is_sure: bool, question: str) -> None:  # noqa: FBT001 - the option's value

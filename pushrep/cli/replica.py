@@ -1,6 +1,6 @@
-"""`pushrep replica`: a node that keeps copies of other services' logs, and the members of an outbox.
+"""`pushrep replica`: runs a node that keeps copies of other services' logs; shows and changes the members of an outbox.
 
-`serve` is a node until it is stopped (Ctrl-C, SIGTERM), with its health and its metrics.
+`serve` runs a node, with health and metrics, until Ctrl-C or SIGTERM.
 """
 
 import logging
@@ -33,7 +33,7 @@ from pushrep.replicate.sockets import Address
 
 @contextmanager
 def health_of(node: ReplicaNode, address: Address | None, files: CertificateFiles | None) -> Iterator[str]:
-    """Serve health and metrics at `address`; returns the text about it for the first line. Raises BadArgument."""
+    """Serve health and metrics at `address`; yields the text for the line that `serve` prints. Raises BadArgument."""
     if address is None:
         yield ""
         return
@@ -49,7 +49,7 @@ def health_of(node: ReplicaNode, address: Address | None, files: CertificateFile
     registry = CollectorRegistry()
     registry.register(NodeCollector(node))
     cert, key, ca = (None, None, None) if files is None else map(str, files)
-    # `plain`: who may listen off loopback was asked of both addresses together.
+    # plain=True: `serve` has checked already whether this address may be off loopback without TLS.
     settings = HealthSettings(listen=str(address), cert=cert, key=key, ca=ca, plain=True)
     with HealthServer(settings, lambda: node.status().problems(), registry) as server:
         yield f", metrics at {server.url}/metrics"
@@ -59,7 +59,7 @@ _PATH = click.Path(path_type=Path, dir_okay=False)
 
 
 def address_option(_context: click.Context, _parameter: click.Parameter, text: str) -> Address:
-    """The callback of an option HOST:PORT."""
+    """The callback of an option whose value is HOST:PORT."""
     try:
         return Address.parse(text)
     except BadArgument as error:
@@ -78,33 +78,58 @@ def _optional_address(context: click.Context, parameter: click.Parameter, text: 
     metavar="HOST:PORT",
     default="127.0.0.1:7400",
     show_default=True,
-    help="Port 0 lets the system choose. An address that other machines reach wants --cert, or --plain.",
+    help="The address for leaders and replays. Port 0: the system chooses a port. An address that other machines reach "
+    "needs --cert, --key and --ca, or --plain.",
 )
 @click.option(
     "--allow",
     multiple=True,
     metavar="WHO",
-    help="Who may do what: NAME=PATTERN:role,role of create, lead, read, keep, list on outboxes by id or topic; NAME "
-    'alone creates, leads and lists its own; an outbox id, or "any": everybody. Can be given again.',
+    help="Allow an identity something. NAME=PATTERN:ROLE,ROLE gives a certificate's NAME these roles (create, lead, "
+    "read, keep, list) on outboxes whose id or topic matches PATTERN, for example billing=orders-*:create,lead. NAME "
+    'alone may create outboxes, and lead and list its own. An outbox id, or "any": everybody may do everything there. '
+    "Repeat it for more.  [default: nothing is allowed]",
 )
-@click.option("--allow-file", type=_PATH, help="More of them, one a line; read again when it changes, and on SIGHUP.")
-@click.option("--flush", is_flag=True, help="Answer after fsync always, not only when the leader asks for it.")
-@click.option("--cert", type=_PATH, help="This node's certificate (PEM), with --key and --ca: mutual TLS.")
-@click.option("--key", type=_PATH, help="Its private key (PEM).")
-@click.option("--ca", type=_PATH, help="The authority of leaders' certificates (PEM).")
-@click.option("--plain", is_flag=True, help="Listen off loopback without TLS: anybody who reaches the port may write.")
-@click.option("--max-connections", type=click.IntRange(1), default=1024, show_default=True)
+@click.option(
+    "--allow-file",
+    type=_PATH,
+    help="A file with more rules of --allow, one a line. It is read again when it changes, and on SIGHUP.",
+)
+@click.option(
+    "--flush", is_flag=True, help="Fsync before each answer.  [default: only if the leader's request asks for it]"
+)
+@click.option("--cert", type=_PATH, help="A PEM file: this node's certificate for mutual TLS. Needs --key and --ca.")
+@click.option("--key", type=_PATH, help="A PEM file: the private key of --cert.")
+@click.option("--ca", type=_PATH, help="A PEM file: the CA that signed the certificates of leaders and clients.")
+@click.option(
+    "--plain",
+    is_flag=True,
+    help="Listen off loopback without TLS: nobody is authenticated, every caller has the identity `anonymous`.",
+)
+@click.option(
+    "--max-connections",
+    type=click.IntRange(1),
+    default=1024,
+    show_default=True,
+    help="The most connections at once. Beyond it, the oldest connection without a request yet is closed; if there is "
+    "none, the new one is refused.",
+)
 @click.option(
     "--metrics",
     callback=_optional_address,
     metavar="HOST:PORT",
-    help="Serve /livez, /readyz and /metrics there. With --cert by TLS: /metrics with a certificate of --ca.",
+    help="Serve /livez, /readyz and /metrics at this address, with --cert over TLS; /metrics then needs a client "
+    "certificate signed by --ca.  [default: serve nothing]",
 )
-@click.option("--max-replays", type=click.IntRange(1), help="Replays at once: 20, unless --replay says otherwise.")
+@click.option(
+    "--max-replays",
+    type=click.IntRange(1),
+    help="The most replays at once, the same as --replay max_sessions=N.  [default: 20]",
+)
 @replay_options
 @node_log_options
 @copy_check_option
-@click.option("--verbose", "-v", is_flag=True, help="Log connections on standard error.")
+@click.option("--verbose", "-v", is_flag=True, help="Log connections, too, on standard error (--log-level info).")
 def serve(  # noqa: PLR0913, PLR0917 - the options
     directory: Path,
     listen: Address,
@@ -131,8 +156,8 @@ def serve(  # noqa: PLR0913, PLR0917 - the options
       pushrep replica serve copies --allow any --max-replays 100 --log retention_ms=604800000
       pushrep replica serve copies --listen 0.0.0.0:7400 --cert n.pem --key n.key --ca ca.pem --allow billing
 
-    Prints one line when it listens. A leader's records are in DIRECTORY/<outbox id>/<topic>-<n>, byte for byte as the
-    leader has them: every `pushrep log` and `pushrep read` command works there.
+    The node prints one line when it listens. A leader's records are in DIRECTORY/<outbox id>/<topic>-<n>, byte for byte
+    the same as in the leader's log: the commands of `pushrep log`, and `pushrep read`, work there.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     log_at_least(logging.INFO if verbose else logging.WARNING)
     AUDIT.setLevel(logging.INFO)
@@ -140,8 +165,7 @@ def serve(  # noqa: PLR0913, PLR0917 - the options
     for address in (listen, metrics):
         if address is not None and not address.is_loopback and files is None and not plain:
             raise click.UsageError(
-                f"{address} is reached from other machines: give --cert, --key and --ca, or say --plain if that is "
-                "meant"
+                f"other machines reach {address}: give --cert, --key and --ca, or --plain to listen without TLS"
             )
     try:
         settings = NodeSettings(
@@ -175,7 +199,7 @@ _DATA = click.argument("directory", type=click.Path(path_type=Path, file_okay=Fa
 @_DATA
 @click.option("--json", "as_json", is_flag=True, help="A JSON list.")
 def sessions(directory: Path, *, as_json: bool) -> None:
-    """Show the replay sessions of the node in DIRECTORY: what they read, and how far they are.
+    """Show the replay sessions of the running node in DIRECTORY: recording, state, position, lag, credit, idle time.
 
     \b
       pushrep replica sessions copies
@@ -191,25 +215,28 @@ def sessions(directory: Path, *, as_json: bool) -> None:
 @_DATA
 @click.argument("session", metavar="SESSION")
 def stop_session(directory: Path, session: str) -> None:
-    """End a replay SESSION of the node in DIRECTORY, by its number as `sessions` shows it.
+    """End a replay SESSION of the node in DIRECTORY, by the number that `sessions` shows.
 
     \b
       pushrep replica stop-session copies 0000000151a2b3c4
 
-    Its subscriber learns that it was stopped. The node's audit log says who asked for it.
+    The subscriber gets the end reason of the session. The node writes the call to its audit log.
     """  # noqa: D301 - as above
     try:
         number = int(session, 16)
     except ValueError as error:
         raise click.BadParameter(
-            f"{session!r} is no session's number: 16 digits, 0 to f", param_hint="SESSION"
+            f"{session!r} is not a session's number: give 16 digits, 0 to f, as `pushrep replica sessions` shows them",
+            param_hint="SESSION",
         ) from error
     is_stopped = ask(directory, "stop-replay", {"session_id": number})["stopped"]
-    click.echo(f"session {number:016x} {'was stopped' if is_stopped else 'does not run any more, or never did'}")
+    click.echo(f"session {number:016x} {'was stopped' if is_stopped else 'is not running'}")
 
 
 def _certificates(cert: Path | None, key: Path | None, ca: Path | None) -> CertificateFiles | None:
-    """Mutual TLS: clients show a certificate of `ca`, too."""
+    """The files of mutual TLS; None if none is given. Raises UsageError if only some are given, or one can't be
+    used.
+    """
     given = [path for path in (cert, key, ca) if path is not None]
     if not given:
         return None
@@ -225,7 +252,7 @@ def _certificates(cert: Path | None, key: Path | None, ca: Path | None) -> Certi
 
 @click.group()
 def replica() -> None:
-    """Keep copies of other services' logs, pushed here as they are written; see how far an outbox's copies are."""
+    """Run a node that keeps copies of other services' logs; show and change the members of an outbox."""
 
 
 replica.add_command(adopt_command)

@@ -1,9 +1,7 @@
-"""`pushrep replica add | remove | replace | adopt | moved`: the members of an outbox.
+"""`pushrep replica add | remove | replace | adopt | moved`: changes the members of an outbox, one at a time.
 
-Members change one at a time while the outbox runs or is closed.
-
-The service that has the outbox open makes each step, asked on its control.sock; while nobody has it open, this process
-opens it for as long as that takes.
+The service that has the outbox open executes each step; this process sends them to its control.sock. If no process has
+the outbox open, this process opens it until the change is done.
 """
 
 import time
@@ -33,19 +31,20 @@ _LEAST = click.option(
     "--min-insync-replicas",
     "least",
     type=click.IntRange(1),
-    help="min_insync_replicas of the new list.  [default: more than half where it was that, else as it was]",
+    help="min_insync_replicas for the new list of members.  [default: more than half if it was more than half before, "
+    "else unchanged]",
 )
 Step: TypeAlias = Callable[[], dict[str, Any]]
 
 
 def _change_options(command: F) -> F:
-    """What every change of members takes: --timeout, how its nodes are reached, --json."""
+    """Add --timeout, --cert, --key, --ca and --json, the options of each change of members."""
     timeout = click.option(
         "--timeout",
         type=click.FloatRange(0),
         default=600.0,
         show_default=True,
-        help="Give up after so many seconds; run it again then.",
+        help="Seconds; afterwards exit with 1. Steps that are done stay done: run the same command again to continue.",
     )
     as_json = click.option("--json", "as_json", is_flag=True, help="The members as a JSON object.")
     return timeout(tls_options(as_json(command)))
@@ -72,9 +71,9 @@ def add(directory: Path, address: str, least: int | None, timeout: float, *, as_
     \b
       pushrep replica add outbox 10.0.0.4:7400
 
-    It first gets all records, and does not count as a member. When it holds what the others hold, it becomes a member,
-    by a grant of a majority of the old and of the new list. If it is interrupted, run it again. Its number was never
-    another member's.
+    The node is sent all records first, and does not count as a member meanwhile. When it holds as much as the others,
+    it becomes a member, by a grant of a majority of the old and of the new list. It gets a number that no member had
+    before. If the command is interrupted, run it again.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     with _reached(directory, timeout, **tls) as home, _listing_if_it_fails(directory):
         done = _follow(_adding(home, address, least), timeout, directory)
@@ -94,8 +93,8 @@ def remove(
     \b
       pushrep replica remove outbox 2
 
-    Its copy stays where it is, and gets no more records. The leader can't be removed: promote another one first. A
-    node that `add` still waits for is removed the same way, by the number that `add` prints.
+    Its copy stays on disk and gets no more records. The leader can't be removed: promote another member first. A node
+    that `add` has not made a member yet is removed the same way, by the number that `add` prints.
     """  # noqa: D301 - as above
     with _reached(directory, timeout, **tls) as home, _listing_if_it_fails(directory):
         done = _follow(_removing(home, member, least), timeout, directory)
@@ -111,8 +110,9 @@ def remove(
     type=click.IntRange(0, 255),
     multiple=True,
     metavar="INDEX",
-    help="This member's directory is destroyed, and too few others are left to agree; it leaves the list. MEMBER at "
-    "least; can be given again.",
+    help="The directory of this member is destroyed, and too few others are left for a majority: remove it from the "
+    "list. "
+    "MEMBER must be among them. Repeat it for more.",
 )
 @_change_options
 def replace(  # noqa: PLR0913 - the options
@@ -125,28 +125,31 @@ def replace(  # noqa: PLR0913 - the options
     as_json: bool,
     **tls: Path | None,
 ) -> None:
-    """Put the node at ADDRESS in the place of MEMBER: the new one is added, then the old one is removed.
+    """Replace MEMBER by the node at ADDRESS: the new member is added, then the old one is removed.
 
     \b
       pushrep replica replace outbox 2 10.0.0.4:7400
 
-    ADDRESS may be the member's own, once a new disk is there; of the list no other may. The new one has another number.
+    ADDRESS may be the address of MEMBER itself, whose node has a new disk, but not of another member. The new member
+    has another number.
 
     \b
       pushrep replica replace outbox 2 10.0.0.4:7400 --lost 2
 
-    If too few are left to agree, --lost says that MEMBER's directory is destroyed: the leader continues alone, under
-    another PID, and takes records with ALL again once enough of the new list hold everything. What unreached members
-    hold beyond the leader is kept aside when they reach it (docs/replication.md).
+    If MEMBER's directory is destroyed and too few members are left for a majority, give --lost: the leader then
+    continues without them, under another PID, and accepts records with acks ALL again when enough members of the new
+    list hold everything. Records that members which did not answer hold beyond the leader are kept aside when they
+    connect to it (docs/replication.md).
     """  # noqa: D301 - as above
     if lost and member not in lost:
-        raise click.UsageError(f"--lost {member} says that member {member} is destroyed: give it, too, or none")
-    wait_s = min(timeout, _LOST_WAIT_S) if lost else timeout  # for those that are destroyed nobody need wait
+        raise click.UsageError(f"--lost must name member {member}, too: add --lost {member}, or leave --lost out")
+    wait_s = min(timeout, _LOST_WAIT_S) if lost else timeout  # destroyed members do not answer: no need to wait long
     with _reached(directory, wait_s, **tls) as home, _listing_if_it_fails(directory):
         if lost:
             done = _follow(_replacing(home, address, lost), timeout, directory)
             what = f"{'members' if len(lost) > 1 else 'member'} {', '.join(map(str, lost))}"
-            _print_change(done, f"{what} gave way to member {done['member']} ({address})", as_json=as_json)
+            verb = "were" if len(lost) > 1 else "was"
+            _print_change(done, f"{what} {verb} replaced by member {done['member']} ({address})", as_json=as_json)
             return
         added = _follow(_adding(home, address, None, replaced=member), timeout, directory)
         done = _follow(_removing(home, member, None), timeout, directory)
@@ -168,7 +171,9 @@ def _removing(home: Path, member: int, least: int | None) -> Step:
 
 @contextmanager
 def _reached(directory: Path, timeout_s: float, **tls: Path | None) -> Iterator[Path]:
-    """The control socket of the service that has the outbox open, or of this process, which then opens it."""
+    """Make sure that a process has the outbox open: a service, or else this process inside the `with`. Yields
+    `directory`.
+    """
     try:
         ask(directory, "status")
     except NobodyAnswers:
@@ -176,17 +181,19 @@ def _reached(directory: Path, timeout_s: float, **tls: Path | None) -> Iterator[
             yield directory
         return
     if any(file is not None for file in tls.values()):
-        raise click.UsageError("the outbox is open, and its service has certificates of its own: leave these out")
+        raise click.UsageError(
+            "a service has the outbox open and uses its own certificates: leave --cert, --key, --ca out"
+        )
     yield directory
 
 
 @contextmanager
 def _listing_if_it_fails(directory: Path) -> Iterator[None]:
-    """Print the list of members and what to run next, if the command fails or is interrupted."""
+    """If the command fails or is interrupted, print the list of members and the next command to run."""
     try:
         yield
     except BaseException:
-        with suppress(Exception):  # the operator needs the first error
+        with suppress(Exception):  # an error here must not replace the first one
             for line in _as_it_stands(directory, ask(directory, "status")):
                 click.echo(line, err=True)
         raise
@@ -194,7 +201,7 @@ def _listing_if_it_fails(directory: Path) -> Iterator[None]:
 
 def _as_it_stands(directory: Path, status: dict[str, Any]) -> Iterator[str]:
     if not status["members"]:
-        return  # without replicas: the error says so
+        return  # an outbox without replicas: the command's error says so
     members = [one for one in status["members"] if not one["is_joining"]]
     named = ", ".join(
         f"{one['index']} ({'here' if one['is_leader'] else one['address'] or 'no address'})" for one in members
@@ -202,13 +209,16 @@ def _as_it_stands(directory: Path, status: dict[str, Any]) -> Iterator[str]:
     yield f"the members are {named}; min_insync_replicas {status['min_insync_replicas']}"
     for one in status["members"]:
         if one["is_joining"]:
-            yield f"{one['address']} is to become member {one['index']}, and does not count yet"
+            yield f"{one['address']} will become member {one['index']}; it does not count as a member yet"
     addresses = [one["address"] for one in members if one["address"]]
     yield f"from the next open on: replicas={addresses}"
     away = [one["index"] for one in members if one["lag"] is not None and not one["lag"]["in_sync"]]
     if status["is_changing"]:
         names = ", ".join(map(str, away)) or "none"
-        yield f"the change is not finished, both lists still count: run the same command again once {names} answer"
+        yield (
+            f"the change is not finished, majorities of both lists are needed: run the same command again when {names} "
+            "answer"
+        )
         if away:
             lost = " ".join(f"--lost {index}" for index in away)
             yield f"if they are destroyed: pushrep replica replace {directory} {away[0]} HOST:PORT {lost}"
@@ -225,7 +235,7 @@ def _opened(directory: Path, timeout_s: float, push: PushSettings) -> Outbox:
         carrier=identity.carrier,
         replicas=addresses,
         acks=Acks.ALL if addresses else None,
-        open_timeout_s=timeout_s,  # only a leader can change the members, so wait for slow ones
+        open_timeout_s=timeout_s,  # wait for slow members: only a leader can change the list
         push=push,
         create=False,
     )
@@ -246,7 +256,7 @@ def _follow(step: Step, timeout_s: float, directory: Path) -> dict[str, Any]:
                 give_up = f", or give up: pushrep replica remove {directory} {found['member']}"
             raise click.ClickException(
                 f"member {found['member']} is still {said}{_behind(directory, found['member'])} after {timeout_s:g} s; "
-                f"what was done stays: run the same command again{give_up}"
+                f"steps that are done stay done: run the same command again{give_up}"
             )
         time.sleep(_PAUSE_S)
     return found
@@ -272,26 +282,26 @@ def _print_change(done: dict[str, Any], what: str, *, as_json: bool) -> None:
 @click.argument("data", type=click.Path(path_type=Path, file_okay=False))
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False, exists=True))
 def adopt_command(data: Path, directory: Path) -> None:
-    """Move the outbox in DIRECTORY under the node that keeps its copies in DATA; it follows the new leader from there.
+    """Move the outbox in DIRECTORY to the node whose directory is DATA, where it becomes a replica of the new leader.
 
     \b
       pushrep replica adopt copies outbox
 
-    For a leader that was replaced while it was away (NotLeader). The node may be running. Records that only this
-    directory has are kept aside, not deleted. Add its address to `replicas` of the service that leads now.
+    For a former leader that was replaced while it did not run (NotLeader). The node may be running. Records that only
+    this directory holds are kept aside, not deleted. Add the node's address to `replicas` of the new leader's service.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
-    click.echo(f"{directory} is {adopt(data, directory)} now")
+    click.echo(f"{directory} was moved to {adopt(data, directory)}")
 
 
 @click.command("moved")
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False, exists=True))
 def moved_command(directory: Path) -> None:
-    """Confirm that DIRECTORY was moved here as a whole, and that its original is gone for good.
+    """Confirm that DIRECTORY was moved here as a whole, and that its original does not exist any more.
 
     \b
       pushrep replica moved copies/7b0d3c1e-6f1a-4d2e-9a55-0c6a3f1be2aa
 
-    For the directory of an outbox, with or without replicas, or of one member below a node. Not for a restored backup:
-    what the original got or promised after the backup was made is not in it.
+    For the directory of an outbox, with or without replicas, or of one member below a node. Do not use it for a
+    restored backup: it lacks the records and votes that the original stored after the backup was made.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
-    click.echo(f"{directory} is directory {moved(directory).directory_id.hex} from now on")
+    click.echo(f"{directory} has the directory id {moved(directory).directory_id.hex} from now on")

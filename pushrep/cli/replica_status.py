@@ -1,4 +1,6 @@
-"""`pushrep replica status`: the members of an outbox, by the process that has it open, or by its files."""
+"""`pushrep replica status`: shows the members of an outbox, from the process that has it open, or else from its
+files.
+"""
 
 import time
 from collections.abc import Callable, Iterator
@@ -45,20 +47,24 @@ _NOBODY = "closed"
 
 @click.command()
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False), default=".")
-@click.option("--partitions", "with_partitions", is_flag=True, help="Each partition, too: offsets, sets, sessions.")
-@click.option("--watch", is_flag=True, help="Repeat until Ctrl-C.")
-@click.option("--every", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Seconds, for --watch.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object, with --watch one a look.")
+@click.option(
+    "--partitions", "with_partitions", is_flag=True, help="Show each partition, too: offsets, in-sync set, sessions."
+)
+@click.option("--watch", is_flag=True, help="Show it again and again, until Ctrl-C.")
+@click.option(
+    "--every", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Seconds between updates of --watch."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object; with --watch one for each update.")
 def status(directory: Path, every: float, *, with_partitions: bool, watch: bool, as_json: bool) -> None:
-    """Show the outbox in DIRECTORY and its replicas: who leads, who is in sync, how far behind the others are.
+    """Show the outbox in DIRECTORY and its members: the leader, the in-sync replicas, how far the others are behind.
 
     \b
       pushrep replica status outbox
       pushrep replica status outbox --watch
       pushrep replica status outbox --partitions --json
 
-    The service that has the outbox open answers, on its control.sock. If none has, the files are read, which hold no
-    sessions. "oldest" is the age of the oldest record that a replica is not known to hold.
+    The service that has the outbox open answers on its control.sock. Without one, the files are read, which hold no
+    sessions. "oldest" is the age of the oldest record that a replica has not acknowledged.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     looks = _looks(directory, every if watch else None, with_partitions=with_partitions)
     try:
@@ -69,7 +75,10 @@ def status(directory: Path, every: float, *, with_partitions: bool, watch: bool,
 
 
 def look(directory: Path, *, with_partitions: bool = False) -> dict[str, Any]:
-    """The outbox's own status, or one made of its files. Raises NoOutbox, CorruptOutboxFile, CallRefused."""
+    """The status of the outbox: from the process that has it open, or else from its files.
+
+    Raises NoOutbox, CorruptOutboxFile, CallRefused.
+    """
     try:
         found: dict[str, Any] = ask(directory, "status")
         if with_partitions:
@@ -82,7 +91,7 @@ def look(directory: Path, *, with_partitions: bool = False) -> dict[str, Any]:
 
 
 def _looks(directory: Path, every: float | None, *, with_partitions: bool) -> Iterator[list[dict[str, Any]]]:
-    """Of each slot, by its name, where many workers share the directory."""
+    """Yield the status again and again: a list of one, or of one for each worker slot of the directory."""
     while True:
         found = [(one, look(one, with_partitions=with_partitions)) for one in outboxes_at(directory)]
         yield [status if one == directory else {"slot": one.name, **status} for one, status in found]
@@ -109,7 +118,7 @@ def draw(
     *,
     watch: bool,
 ) -> None:
-    """Print each status below the one before; with `watch` at a terminal in its place."""
+    """Print each status; with `watch` on a terminal each replaces the one before, else it is printed below."""
     if watch and console.is_terminal:
         with Live(console=console, auto_refresh=False) as live:
             for found in looks:
@@ -122,7 +131,7 @@ def draw(
 
 
 def _destinations(directory: Path, ends: dict[int, int]) -> list[dict[str, Any]]:
-    """By destinations.json, which is up to a second old. Raises CorruptDestinationsFile."""
+    """Destinations and their lag, from destinations.json. Raises CorruptDestinationsFile."""
     found = []
     for topic, progress in read_progress(REAL_FILESYSTEM, directory).items():
         has = {n: one.acknowledged for n, one in progress.partitions.items()}
@@ -189,22 +198,22 @@ def _number(log: LogSummary) -> int:
 
 
 def _what_it_is(directory: Path) -> str | None:
-    """For a directory that no service leads from; None: it is no node's."""
+    """What a directory without an outbox.json is, for the error; None if it does not belong to a node."""
     kept = find_election_state(directory, REAL_FILESYSTEM)
     if kept is not None and (grant := kept[1].grant) is not None:
         outbox_id, state = kept
-        who = "it leads, and no service has opened it yet" if state.is_led_here else f"member {grant.leader} leads"
+        leader = "it leads, but no service has opened it yet," if state.is_led_here else f"member {grant.leader} leads"
         return (
-            f"it is a node's copy of outbox {outbox_id} ({grant.topic}), member {state.member}; {who} since epoch "
-            f"{grant.epoch}. The status of the leader's directory shows how far it is"
+            f"it is a node's copy of outbox {outbox_id} ({grant.topic}), member {state.member}; {leader} since epoch "
+            f"{grant.epoch}. For its lag run this command on the leader's directory"
         )
     if (directory / REPLICA_EPOCH_NAME).exists():
-        return "it is the directory of a node, with a directory below it for each outbox: give one of those"
+        return "it is the directory of a node, which has a directory for each outbox: give one of those"
     return None
 
 
 def drawn(found: dict[str, Any]) -> RenderableType:
-    """An outbox for people, as `look` found it."""
+    """The status that `look` returned, as text and tables."""
     drawn: list[RenderableType] = [Text("\n".join(_lines(found)))]
     if found["members"]:
         drawn.append(table(_MEMBERS, [_member(one) for one in found["members"]]))
@@ -223,7 +232,7 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
         yield (
             f"epoch {found['epoch']}, {len(found['members'])} members, this one is {found['member']}, "
             f"min_insync_replicas {found['min_insync_replicas']}"
-            + (", a change of members is not settled yet" if found.get("is_changing") else "")
+            + (", a change of members is not finished" if found.get("is_changing") else "")
         )
     if (hold := found.get("hold")) is not None:
         yield f"takeovers are held until {time_text(hold['until_ms'])}: {hold['reason']}"
@@ -286,7 +295,7 @@ def _part(one: dict[str, Any]) -> tuple[str, ...]:
 
 
 def sessions_table(sessions: list[dict[str, Any]]) -> Table:
-    """A node's replay sessions, as `pushrep.replicate.node_status` has them."""
+    """A table of a node's replay sessions. sessions: as in `pushrep.replicate.node_status`."""
     return table(_SESSIONS, [_session(one) for one in sessions])
 
 
@@ -302,7 +311,7 @@ def _session(one: dict[str, Any]) -> tuple[str, ...]:
 
 
 def table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:
-    """The first two columns and the last to the left, numbers to the right."""
+    """A table: the first two columns and the last are aligned left, the others right."""
     table = Table()
     for number, column in enumerate(columns):
         table.add_column(column, justify="left" if number in {0, 1, len(columns) - 1} else "right")

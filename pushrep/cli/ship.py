@@ -1,4 +1,4 @@
-"""`pushrep ship`: ship an outbox that no service has open to Kafka."""
+"""`pushrep ship`: ships the records of an outbox to Kafka while no service has it open."""
 
 import sys
 import time
@@ -28,15 +28,21 @@ _LOOK_S = 0.25
 
 @click.command()
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--bootstrap-servers", required=True, metavar="HOST:PORT,...", help="Brokers to begin with.")
-@click.option("--topic", help="The Kafka topic; the outbox's own name if it is left out.")
+@click.option("--bootstrap-servers", required=True, metavar="HOST:PORT,...", help="Kafka brokers to connect to first.")
+@click.option("--topic", help="The Kafka topic.  [default: the outbox's topic]")
 @client_properties_option
-@click.option("--timeout", "timeout_s", type=click.FloatRange(0), help="Seconds; without it, until all is delivered.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(0),
+    help="Seconds; afterwards exit with 1 if records are left.  [default: no limit]",
+)
 @click.option(
     "--again",
     multiple=True,
     metavar="[PARTITION:]OFFSET",
-    help="Send again what the topic has lost: look for it from this offset of the log on. Without a partition: of all.",
+    help="Ship again what the topic has lost: look up in it the records from this offset of the log on, and send those "
+    "that are missing. Without PARTITION: in all partitions. Repeat it for more.",
 )
 @copy_check_option
 @click.option("--json", "as_json", is_flag=True, help="The result as one JSON object.")
@@ -44,15 +50,15 @@ def ship(  # noqa: PLR0913, PLR0917 - one parameter an option
     directory: Path, bootstrap_servers: str, topic: str | None, config: Path | None, timeout_s: float | None,
     again: tuple[str, ...], copy_check: bool, as_json: bool,  # noqa: FBT001 - click's
 ) -> None:  # fmt: skip
-    """Ship the records of the outbox in DIRECTORY to its Kafka topic, until all are acknowledged.
+    """Ship the records of the outbox in DIRECTORY to its Kafka topic, until brokers have acknowledged all.
 
     \b
       pushrep ship outbox --bootstrap-servers broker-1:9092,broker-2:9092
       pushrep ship outbox --bootstrap-servers broker:9093 --config client.properties --json
       pushrep ship outbox --bootstrap-servers broker:9092 --again 3:1042      after TopicLostRecords
 
-    For an outbox that no service has open. It continues where the last shipping ended; if interrupted, run it again.
-    Exit code 1 if a record is refused (its offset is named), or the time is over.
+    For an outbox that no service has open. It continues where the last shipping ended. If it is interrupted, run it
+    again. Exit code 1 if a broker refuses a record (the error has its offset), or after --timeout.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     destination = destination_of(bootstrap_servers, topic, config)
     places = outboxes_at(directory)
@@ -63,7 +69,7 @@ def ship(  # noqa: PLR0913, PLR0917 - one parameter an option
         except LogLocked as error:
             if place == directory:
                 raise
-            click.echo(f"{place.name}: process {error.pid} has it open, and ships it", err=True)
+            click.echo(f"{place.name}: skipped, process {error.pid} has it open", err=True)
             continue
         name = "" if place == directory else f"{place.name}: "
         if as_json:
@@ -107,7 +113,7 @@ def _ship_one(  # noqa: PLR0913 - the options
 
 
 def _offsets(again: tuple[str, ...], partitions: int) -> dict[int, int]:
-    """By partition of the log. Raises BadArgument."""
+    """The offsets of `--again` by partition of the log. Raises BadArgument."""
     found: dict[int, int] = {}
     for one in again:
         partition, colon, offset = one.rpartition(":")
@@ -118,7 +124,7 @@ def _offsets(again: tuple[str, ...], partitions: int) -> dict[int, int]:
 
 
 def _wait(outbox: Outbox, name: str, records: int, timeout_s: float | None, deadline: float | None) -> None:
-    """Until all is acknowledged, with a bar on a terminal. Raises ShippingTimeout behind the deadline."""
+    """Wait until all is acknowledged, with a progress bar on a terminal. Raises ShippingTimeout after the deadline."""
     columns = (
         bars.TextColumn("shipping"),
         bars.BarColumn(),

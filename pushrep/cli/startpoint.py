@@ -1,11 +1,11 @@
-"""`pushrep startpoint`: where consumers start next. The work is done in pushrep.startpoints.
+"""`pushrep startpoint`: sets where consumers start next. pushrep.startpoints does the work.
 
-set, cancel             write, with a reason that is kept; what would happen is said before anything is written
-list, show, history     read only; no lock is taken
-repair                  as set, with a look at the table whose rows are replaced: startpoint_repair.py
-export                  as Spark's startingOffsets: startpoint_export.py
-apply-checkpoint        into the checkpoint of a stopped query: startpoint_apply.py
-undo-repair             the rows of before come back, from a table that keeps its versions: startpoint_undo.py
+set, cancel             write, with a reason that is stored; `set` prints a preview before it writes
+list, show, history     show; `list` also stores which startpoints have expired
+repair                  sets startpoints that also replace rows of the consumer's table: startpoint_repair.py
+export                  prints startpoints as Spark's startingOffsets: startpoint_export.py
+apply-checkpoint        writes startpoints into the checkpoint of a stopped query: startpoint_apply.py
+undo-repair             restores the replaced rows in a table that keeps its versions: startpoint_undo.py
 """
 
 from collections.abc import Sequence
@@ -42,14 +42,16 @@ from pushrep.startpoints.model import OVER, Applied, Cancelled, Expired, Fact, F
 
 @click.command("list")
 @with_store
-@click.option("--consumer", help="Only those for this consumer.")
-@click.option("--topic", help="Only those of this topic.")
-@click.option("--all", "all_", is_flag=True, help="Finished ones, too.")
+@click.option("--consumer", help="Only startpoints for this consumer.  [default: all]")
+@click.option("--topic", help="Only startpoints for this topic.  [default: all]")
+@click.option(
+    "--all", "all_", is_flag=True, help="Show finished startpoints, too: consumed, expired, cancelled, superseded."
+)
 @with_json
 def list_(  # noqa: PLR0913, PLR0917 - one parameter an option
     directory: Path, store: str | None, consumer: str | None, topic: str | None, all_: bool, as_json: bool  # noqa: FBT001
 ) -> None:  # fmt: skip
-    """Show the startpoints that wait, run or stop a consumer, the newest first. Overdue ones are marked expired."""
+    """Show the startpoints that are pending, applied or failed, the newest first. Overdue ones are marked expired."""
     opened = written_store_of(directory, store)
     opened.sweep()
     event_log = opened.event_log()
@@ -64,9 +66,7 @@ def list_(  # noqa: PLR0913, PLR0917 - one parameter an option
             show_json(_as_dict(event_log, written))
         return
     if not chosen:
-        click.echo(
-            "no startpoints" if all_ else "no startpoints that wait, run or stop a consumer; --all shows the others"
-        )
+        click.echo("no startpoints" if all_ else "no pending, applied or failed startpoints; --all shows the others")
         return
     rows = [
         (
@@ -89,7 +89,7 @@ def list_(  # noqa: PLR0913, PLR0917 - one parameter an option
 @click.argument("sequence", metavar="NUMBER", type=click.IntRange(1))
 @with_json
 def show(directory: Path, store: str | None, sequence: int, as_json: bool) -> None:  # noqa: FBT001 - click's
-    """Show one startpoint and its state for each consumer that it reached."""
+    """Show the startpoint with this NUMBER, and its state for each consumer that has applied it or failed to."""
     event_log = written_store_of(directory, store).event_log()
     written = event_log.written(sequence)
     if written is None:
@@ -97,22 +97,22 @@ def show(directory: Path, store: str | None, sequence: int, as_json: bool) -> No
     if as_json:
         show_json(_as_dict(event_log, written))
         return
-    marks = ", the replay filter forgets" if written.startpoint.reset_marks else ""
+    marks = ", the replay filter's marks are reset" if written.startpoint.reset_marks else ""
     click.echo(f"startpoint {sequence}: {written.target}: {place_text(written.startpoint)}{marks}")
     click.echo(f"written {time_text(written.created_ms)} by {written.author}: {written.reason}")
-    click.echo(f"expires {_expires(written)}; if it does not fit: {written.startpoint.out_of_range}")
+    click.echo(f"expires {_expires(written)}; if it is out of range: {written.startpoint.out_of_range}")
     for reader, state in event_log.readers(sequence).items():
         click.echo(f"{reader}: {_state_text(state)}")
-    click.echo(f"{'it stands' if not event_log.readers(sequence) else 'all in all'}: {states_of(event_log, sequence)}")
+    click.echo(f"state: {states_of(event_log, sequence)}")
 
 
 @click.command()
 @with_store
-@click.option("--consumer", help="Only what concerns this consumer.")
-@click.option("--topic", help="Only what concerns this topic.")
+@click.option("--consumer", help="Only events that concern this consumer.  [default: all]")
+@click.option("--topic", help="Only events of this topic.  [default: all]")
 @with_json
 def history(directory: Path, store: str | None, consumer: str | None, topic: str | None, as_json: bool) -> None:  # noqa: FBT001
-    """Show all that was ever written, applied, consumed, failed, expired or cancelled, in order."""
+    """Show every event in order: startpoints that were written, applied, consumed, failed, expired or cancelled."""
     written: dict[int, Written] = {}
     for fact in written_store_of(directory, store).history():
         if isinstance(fact, Written):
@@ -134,7 +134,7 @@ def _concerns(fact: Fact, written: dict[int, Written], consumer: str | None) -> 
 
 
 def line_of(fact: Fact) -> str:
-    """What happened, as people read it."""
+    """An event as one line of text."""
     match fact:
         case Written():
             text = f"{fact.target}: {place_text(fact.startpoint)}, by {fact.author}: {fact.reason}"
@@ -154,13 +154,13 @@ def line_of(fact: Fact) -> str:
 
 
 def is_open(event_log: EventLog, sequence: int) -> bool:
-    """Whether it waits, runs or stops a consumer."""
+    """Whether the startpoint is pending, applied or failed for some reader, and not superseded."""
     states = {state.state for state in event_log.readers(sequence).values()}
     return bool((states | {event_log.state(sequence)}) - OVER) and event_log.superseded_by(sequence) is None
 
 
 def states_of(event_log: EventLog, sequence: int) -> str:
-    """One word, or how many readers are in which state."""
+    """The state, if all readers are in the same; else how many readers are in which state."""
     states = [str(state.state) for state in event_log.readers(sequence).values()]
     rest = str(event_log.state(sequence))
     newer = event_log.superseded_by(sequence)
@@ -207,29 +207,49 @@ def _as_dict(event_log: EventLog, written: Written) -> dict[str, Any]:
 
 
 class WouldFail(PushrepError):
-    """The startpoint does not fit a log as it is now; give another place, --out-of-range, or --unchecked."""
+    """The startpoint is out of range of a log now. Give another place, --out-of-range, or --unchecked."""
 
 
 @click.command("set")
 @with_store
 @click.argument("topic", metavar="TOPIC[-N]")
-@click.option("--consumer", help="For this consumer.")
-@click.option("--every-consumer", is_flag=True, help="For every consumer; each applies it once.")
-@click.option("--task", help="For this task of the consumer only.")
-@click.option("--to", "place", required=True, metavar="WHERE", help="See below.")
+@click.option("--consumer", help="The consumer's name. Give it or --every-consumer.")
+@click.option("--every-consumer", is_flag=True, help="For every consumer of TOPIC; each applies it once.")
+@click.option("--task", help="Only this task of the consumer.  [default: all]")
+@click.option(
+    "--to",
+    "place",
+    required=True,
+    metavar="WHERE",
+    help="Where to start: earliest, latest, bootstrap, an offset, a time, -1h or +1; explained above.",
+)
 @click.option(
     "--out-of-range",
     type=click.Choice(["error", "earliest", "latest"]),
     default="error",
     show_default=True,
-    help="What to do where WHERE does not fit the log when it is applied. error: the partition does not start.",
+    help="What a consumer does if WHERE is out of the log's range when it applies the startpoint. error: the partition "
+    "does not start, until the startpoint is cancelled or a newer one is set.",
 )
-@click.option("--reset-marks", is_flag=True, help="The replay filter behind the consumer forgets what it has seen.")
 @click.option(
-    "--ttl", default="12h", show_default=True, help="Expires if not applied by then: 90s, 30m, 12h, 2d, never."
+    "--reset-marks",
+    is_flag=True,
+    help="Reset the marks of the consumer's replay filter, so that records which it has seen pass once more.",
 )
-@click.option("--unchecked", is_flag=True, help="Write it without a log here to check it by (a topic in Kafka).")
-@click.option("--dry-run", is_flag=True, is_eager=True, help="Show what it would resolve to; write nothing.")
+@click.option(
+    "--ttl",
+    default="12h",
+    show_default=True,
+    help="The startpoint expires if it is not applied within this time: 90s, 30m, 12h, 2d, or never.",
+)
+@click.option(
+    "--unchecked",
+    is_flag=True,
+    help="Write it without checking it against a log in DIRECTORY, for example for a topic in Kafka.",
+)
+@click.option(
+    "--dry-run", is_flag=True, is_eager=True, help="Print the offsets where consumers would start; write nothing."
+)
 @with_author
 @with_json
 def set_(  # noqa: PLR0913, PLR0917 - one parameter an option
@@ -237,17 +257,19 @@ def set_(  # noqa: PLR0913, PLR0917 - one parameter an option
     place: str, out_of_range: str, reset_marks: bool, ttl: str, unchecked: bool, dry_run: bool, reason: str,  # noqa: FBT001
     author: str | None, as_json: bool,  # noqa: FBT001
 ) -> None:  # fmt: skip
-    """Set where TOPIC (partition N) starts next for a consumer. The newest wins; a running consumer applies it at once.
+    """Set where a consumer starts next in TOPIC, or in its partition N. A newer startpoint replaces an older one. A
+    running consumer applies it at once.
 
     \b
-      pushrep startpoint set out orders --consumer billing --to 2013-07-04T14:00 --reason "wrote nonsense since"
-      pushrep startpoint set out orders-2 --consumer billing --to +1 --reason "a record that nobody can read"
-      pushrep startpoint set out orders --every-consumer --to earliest --reset-marks --reason "all of it again"
+      pushrep startpoint set out orders --consumer billing --to 2013-07-04T14:00 --reason "wrong rates since then"
+      pushrep startpoint set out orders-2 --consumer billing --to +1 --reason "skip a broken record"
+      pushrep startpoint set out orders --every-consumer --to earliest --reset-marks --reason "reprocess everything"
 
     \b
-    WHERE   earliest, latest, bootstrap     bootstrap: the others wait until it has caught up
+    WHERE   earliest, latest                the log's start, the log's end
+            bootstrap                       as earliest; partitions without a startpoint wait until it has caught up
             1234                            an offset
-            2013-07-04T14:00, @1372946400000   the first record since then; UTC if it names no zone
+            2013-07-04T14:00, @1372946400000   the first record at this time (UTC without a zone; @: ms) or later
             -1h, -30m, -90s, -2d            so long before now
             -1000, +1                       so many records from the consumer's position
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
@@ -260,7 +282,7 @@ def set_(  # noqa: PLR0913, PLR0917 - one parameter an option
     rows = preview(directory, opened, target, startpoint, now_ms=SYSTEM_CLOCK.wall_ms())
     if not unchecked:
         check_fits(directory, target, rows, dry_run=dry_run)
-    # Before the write, so that the operator can still interrupt it.
+    # Printed before the write, so that the operator can interrupt the command.
     if as_json:
         for row in rows:
             show_json(row.as_dict())
@@ -282,14 +304,15 @@ def set_(  # noqa: PLR0913, PLR0917 - one parameter an option
 @click.command()
 @with_store
 @click.argument("sequences", metavar="[NUMBER]...", nargs=-1, type=click.IntRange(1))
-@click.option("--all", "all_", is_flag=True, help="All that can still be cancelled.")
+@click.option("--all", "all_", is_flag=True, help="Cancel every startpoint that can still be cancelled.")
 @with_author
 @with_json
 def cancel(  # noqa: PLR0913, PLR0917 - one parameter an option
     directory: Path, store: str | None, sequences: tuple[int, ...], all_: bool, reason: str, author: str | None,  # noqa: FBT001
     as_json: bool,  # noqa: FBT001
 ) -> None:  # fmt: skip
-    """Cancel startpoints for all that have not consumed them. A consumer that runs from one continues until a restart.
+    """Cancel startpoints for all consumers that have not consumed them. A running consumer that has applied one
+    continues from there until it is restarted.
 
     \b
       pushrep startpoint cancel out 3 --reason "wrong day"
@@ -308,10 +331,14 @@ def cancel(  # noqa: PLR0913, PLR0917 - one parameter an option
 
 
 def check_fits(directory: Path, target: Target, rows: Sequence[Row], *, dry_run: bool = False) -> None:
-    """Raise WouldFail for what is known to fail; a dry run shows that instead."""
+    """Raise WouldFail if the startpoint can't be resolved now, or there is no log of it. A dry run only prints the
+    former.
+    """
     if not rows:
         name = target.topic if target.partition is None else shown_name(target.topic, target.partition)
-        raise WouldFail(f"{directory} holds no log of {name}; if that is no typo, write it with --unchecked")
+        raise WouldFail(
+            f"{directory} holds no log of {name}: correct the name, or give --unchecked for a topic elsewhere"
+        )
     failing = [row for row in rows if row.offset is None]
     if failing and not dry_run:
         places = "; ".join(f"{shown_name(target.topic, row.partition)}: {row.why}" for row in failing)
@@ -319,7 +346,7 @@ def check_fits(directory: Path, target: Target, rows: Sequence[Row], *, dry_run:
 
 
 def _print_preview(target: Target, startpoint: Startpoint, rows: Sequence[Row]) -> None:
-    columns = ("consumer", "partition", "log holds", "checkpoint", "would start at", "read again", "passed by")
+    columns = ("consumer", "partition", "log holds", "checkpoint", "would start at", "read again", "skipped")
     show_table(
         f"{target}: {place_text(startpoint)}",
         columns,
@@ -341,14 +368,14 @@ def _print_preview(target: Target, startpoint: Startpoint, rows: Sequence[Row]) 
             click.echo(f"{shown_name(target.topic, row.partition)}: {row.why}")
     if not rows and not startpoint.reset_marks:
         click.echo(
-            f"no log here says how far {target} is: a replay filter behind it drops what it has seen, if this goes "
-            "back; --reset-marks lets it through"
+            f"no log here to find the position of {target}: if the startpoint goes back, the consumer's replay filter "
+            "drops the records that it has seen. Give --reset-marks to let them through"
         )
     again = [row for row in rows if row.read_again]
     if again and not startpoint.reset_marks:
         click.echo(
-            f"{count(sum(row.read_again for row in again))} offsets would be read again: a replay filter behind this "
-            "consumer drops what it has seen; --reset-marks lets it through"
+            f"{count(sum(row.read_again for row in again))} offsets would be read again: the consumer's replay filter "
+            "drops the records that it has seen. Give --reset-marks to let them through"
         )
         for row in again:
             end = count((row.offset or 0) + row.read_again)
@@ -357,18 +384,19 @@ def _print_preview(target: Target, startpoint: Startpoint, rows: Sequence[Row]) 
 
 @click.group()
 def startpoint() -> None:
-    """Set where a consumer's partition starts next: applied once, by a running or the next start, and kept as history.
+    """Set where consumers start next in their partitions. A running consumer applies a startpoint at once, a stopped
+    one at its next start; each applies it once. The history is kept.
 
     \b
-      pushrep startpoint set out orders --consumer billing --to 2013-07-04T14:00 --reason "wrote nonsense" --dry-run
+      pushrep startpoint set out orders --consumer billing --to 2013-07-04T14:00 --reason "wrong rates" --dry-run
       pushrep startpoint repair out orders --consumer billing --from 2013-07-04T14:00 --sink ./orders-table --dry-run
-      pushrep startpoint list out            those that wait, run or stop a consumer
+      pushrep startpoint list out            startpoints that are pending, applied or failed
       pushrep startpoint cancel out 3 --reason "wrong day"
-      pushrep startpoint history out         who asked for what, and what became of it
+      pushrep startpoint history out         who set what, and what consumers did with it
 
-    A Spark query that follows no startpoints is moved while it is stopped: pushrep startpoint apply-checkpoint --help
+    To move a stopped Spark query that does not follow startpoints: pushrep startpoint apply-checkpoint --help
 
-    DIRECTORY is that of the logs; startpoints are in DIRECTORY/startpoints, or in --store.
+    DIRECTORY is the directory of the logs; startpoints are in DIRECTORY/startpoints, or in --store.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
 
 

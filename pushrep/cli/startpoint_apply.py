@@ -1,6 +1,6 @@
-"""`pushrep startpoint apply-checkpoint`: startpoints for a Spark query that follows none, while it is stopped.
+"""`pushrep startpoint apply-checkpoint`: applies startpoints to a stopped Spark query that does not follow them itself.
 
-The work is done by spark_jobs.checkpoint_apply, which this package may not import: it is found by its entry point.
+spark_jobs.checkpoint_apply does the work. This package may not import it, and finds it by its entry point.
 """
 
 from bisect import bisect_left
@@ -34,42 +34,60 @@ STORE_SUFFIX, MARKS_SUFFIX = "-startpoints", "-marks"
 
 @click.command("apply-checkpoint")
 @click.argument("checkpoint", type=click.Path(path_type=Path))
-@click.option("--to", "words", metavar="WHERE", help="As for `set`.  [default: what waits for --consumer in --store]")
-@click.option("--partition", type=click.IntRange(0), help="Of --to: this one only.  [default: each]")
+@click.option(
+    "--to",
+    "words",
+    metavar="WHERE",
+    help="Where to start: as for `pushrep startpoint set`.  [default: the pending startpoints of --consumer in "
+    "--store]",
+)
+@click.option("--partition", type=click.IntRange(0), help="With --to: only this partition.  [default: all]")
 @click.option(
     "--out-of-range",
     type=click.Choice(["error", "earliest", "latest"]),
     default="error",
     show_default=True,
-    help="Of --to: what to do where WHERE does not fit.",
+    help="With --to: what to do if WHERE is out of range. error: write nothing.",
 )
-@click.option("--reset-marks", is_flag=True, help="Of --to: the replay filter forgets what it has seen; see --marks.")
 @click.option(
-    "--replace-until", type=click.IntRange(1), metavar="OFFSET", help="Of --reset-marks: rows from there on stay."
+    "--reset-marks",
+    is_flag=True,
+    help="With --to: reset the replay filter's marks (--marks), so that records which it has seen pass once more.",
 )
-@click.option("--consumer", help="Whose startpoints.  [default: the query's id]")
+@click.option(
+    "--replace-until",
+    type=click.IntRange(1),
+    metavar="OFFSET",
+    help="With --reset-marks: replace rows below this offset only.  [default: all rows from the new position on]",
+)
+@click.option("--consumer", help="The consumer whose startpoints are applied.  [default: the query's id]")
 @with_place("CHECKPOINT-startpoints")
-@click.option("--logs", type=click.Path(path_type=Path), help="Source pushrep: the directory of the logs.")
-@click.option("--topic", help="Which one, if the source reads several.")
-@click.option("--source", help="Which one, if the query has several: its number in CHECKPOINT/sources.")
+@click.option("--logs", type=click.Path(path_type=Path), help="For the source pushrep: the directory of the logs.")
+@click.option("--topic", help="The topic; needed if the source reads several.")
+@click.option("--source", help="The source's number in CHECKPOINT/sources; needed if the query has several.")
 @click.option(
     "--marks",
     metavar="PLACE",
-    help="The replay filter's marks, as for pushrep marks.  [default: CHECKPOINT-marks, if there is one]",
+    help="Where the replay filter's marks are, as for `pushrep marks`.  [default: CHECKPOINT-marks, if it exists]",
 )
-@click.option("--table", help="Of --marks or --sink DATABASE: the table of the rows.")
-@click.option("--sink", metavar="WHERE", help="The apply job's: show how many of its rows a reset of marks replaces.")
-@click.option("--format", "sink_format", default="parquet", show_default=True, help="Of --sink PATH.")
+@click.option("--table", help="With --marks or --sink DATABASE: the table of the rows.")
+@click.option(
+    "--sink",
+    metavar="WHERE",
+    help="The apply job's --sink: show how many of its rows --reset-marks replaces.",
+)
+@click.option("--format", "sink_format", default="parquet", show_default=True, help="The format of --sink PATH.")
 @with_conf
-@click.option("--stopped", is_flag=True, help="The query is stopped; without it nothing is written.")
+@click.option("--stopped", is_flag=True, help="Confirm that the query is stopped; without it nothing is written.")
 @click.option(
     "--watch-s",
     type=click.FloatRange(0),
     default=30.0,
     show_default=True,
-    help="How long CHECKPOINT is watched for changes; longer than the query's trigger.",
+    help="Seconds for which the command checks that no process writes CHECKPOINT. Give more than the query's trigger "
+    "interval.",
 )
-@click.option("--dry-run", is_flag=True, is_eager=True, help="Show what it would do; write nothing.")
+@click.option("--dry-run", is_flag=True, is_eager=True, help="Print what would be done; write nothing.")
 @with_author
 @with_json
 def apply_checkpoint(  # noqa: PLR0913, PLR0917 - one parameter an option
@@ -89,16 +107,19 @@ def apply_checkpoint(  # noqa: PLR0913, PLR0917 - one parameter an option
       pushrep startpoint apply-checkpoint cp --store out/startpoints --consumer billing --stopped --reason "now"
 
     \b
-    Sources  kafka     offsets, and -1000 (records back): the broker is not asked
-             files     an offset is the number of a batch of files, from 0; by time: when files were changed
-             pushrep   all of them, by --logs; a query with startingStartpoint needs only `set`
+    WHERE for a source  kafka     an offset, or -1000 (records back); the brokers are not asked
+                        files     an offset is the number of a batch of files, from 0; a time is that of the files
+                        pushrep   every form, resolved by --logs; a query with startingStartpoint needs only `set`
 
-    A whole copy is made first, CHECKPOINT-before-N: put back, it undoes all. Killed anywhere, run it again.
+    The command first copies CHECKPOINT to CHECKPOINT-before-N; to undo everything, put this copy back. If the command
+    is killed, run it again.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     if "://" in str(checkpoint) or str(checkpoint).startswith(("hdfs:", "s3a:", "gs:", "abfss:")):
-        raise click.UsageError(f"{checkpoint} is on another file system: this knows local directories only")
+        raise click.UsageError(
+            f"{checkpoint} is not a local directory, and this command works on local directories only"
+        )
     if not stopped and not dry_run:
-        raise click.UsageError("stop the query, then say --stopped; --dry-run shows what would be done")
+        raise click.UsageError("stop the query, then give --stopped; --dry-run prints what would be done")
     startpoint = _startpoint(words, out_of_range, reset_marks=reset_marks, replace_until=replace_until)
     if sink is not None and startpoint is not None and not reset_marks:
         raise click.UsageError("--sink is for --reset-marks: without it no row is replaced")
@@ -131,24 +152,26 @@ def apply_checkpoint(  # noqa: PLR0913, PLR0917 - one parameter an option
 def _finish_interrupted(  # noqa: PLR0913 - a call's all
     tool: Any, place: Any, store: StartpointStore, request: Any, watch_s: float, *, as_json: bool
 ) -> None:
-    """Complete a call that was killed. Raises ClickException where it was not this call's request."""
+    """Complete an earlier call that was killed. Raises ClickException if that call had another request than this
+    one.
+    """
     _print_watching(place.checkpoint, watch_s, as_json=as_json)
     finished = tool.finish(place, store, watch_s=watch_s)
     if finished is None:
-        raise click.ClickException("another process finished the interrupted call meanwhile: call again")
+        raise click.ClickException("another process has finished the interrupted call: run this command again")
     _show_pair(finished, place.checkpoint, as_json=as_json)
     if request is not None and not tool.did(store, finished, request):
         raise click.ClickException(
-            "an interrupted call came first, and was finished now; --to of this call was not carried out: call again"
+            "an interrupted call was finished first; --to of this call is not done yet: run this command again"
         )
 
 
 def _startpoint(
     words: str | None, out_of_range: str, *, reset_marks: bool, replace_until: int | None
 ) -> Startpoint | None:
-    """What --to asks for, None without it. Raises UsageError."""
+    """The startpoint of --to; None without it. Raises UsageError."""
     if replace_until is not None and (words is None or not reset_marks):
-        raise click.UsageError("--replace-until is for --to OFFSET --reset-marks: else no row is replaced")
+        raise click.UsageError("--replace-until is for --to OFFSET --reset-marks: without these no row is replaced")
     if words is None:
         return None
     try:
@@ -160,7 +183,7 @@ def _startpoint(
 
 def _print_watching(checkpoint: Path, watch_s: float, *, as_json: bool) -> None:
     if not as_json:
-        click.echo(f"watching {checkpoint} for {watch_s:g} s: nothing may change")
+        click.echo(f"watching {checkpoint} for {watch_s:g} s: no process may write it")
 
 
 def _show_pair(pair: Any, checkpoint: Path, *, as_json: bool) -> None:
@@ -169,20 +192,20 @@ def _show_pair(pair: Any, checkpoint: Path, *, as_json: bool) -> None:
         show_json({"first_batch": pair.first, "batches": pair.count, "backup": str(backup)})
         return
     click.echo(f"batch {pair.first + pair.count - 1} is appended; the query continues after it at its next start")
-    click.echo(f"as it was before: {backup}")
+    click.echo(f"copy of the checkpoint before: {backup}")
 
 
 def checkpoint_place(
     tool: Any, checkpoint: Path, consumer: str | None, marks: str | None, table: str | None, **of_source: Any
 ) -> Any:
-    """What the options name: the checkpoint, whose startpoints, its marks, its source. Raises UsageError."""
+    """The checkpoint, its consumer, marks and source, as the options name them. Raises UsageError."""
     beside = checkpoint.with_name(checkpoint.name + MARKS_SUFFIX)
     known = marks if marks is not None else str(beside) if beside.is_dir() else None
-    if known is not None and Path(known).is_dir():  # the same for a call from elsewhere that finishes this one
+    if known is not None and Path(known).is_dir():  # absolute: a call from another directory may finish this one
         known = str(Path(known).resolve())
     reached = tool.Brokers(*brokers()) if known is not None and kind_of(known) == KAFKA else None
     if known is None and table is not None:
-        raise click.UsageError("--table is of --marks or --sink: name the database, too")
+        raise click.UsageError("--table needs --marks DATABASE or --sink DATABASE: give one of them")
     return tool.CheckpointPlace(
         checkpoint=checkpoint,
         consumer=consumer if consumer is not None else tool.query_id_of(checkpoint),
@@ -192,7 +215,7 @@ def checkpoint_place(
 
 
 def _rows_replaced(looked: Any, topic: str, moves: Sequence[Any]) -> dict[int, int]:
-    """By partition, how many rows of the sink go. Raises what the sink raises that can't replace them."""
+    """{partition: how many rows of the sink are replaced}. Raises the sink's error if it can't replace rows."""
     replacing = {move.partition: move for move in moves if move.reset_marks and move.after is not None}
     held = looked.held(topic, {partition: move.after for partition, move in replacing.items()}) if replacing else {}
     ends = {partition: move.replace_until for partition, move in replacing.items()}
@@ -213,8 +236,8 @@ def _print_moves(
             fields = {name: getattr(move, name) for name in names}
             show_json(fields if rows_replaced is None else fields | {"rows": rows_replaced.get(move.partition, 0)})
         return
-    what = place_text(startpoint) if startpoint is not None else f"what waits for {place.consumer}"
-    columns = ("partition", "stands at", "goes to", "read again", "passed by")
+    what = place_text(startpoint) if startpoint is not None else f"pending startpoints of {place.consumer}"
+    columns = ("partition", "position", "new position", "read again", "skipped")
     rows = []
     for move in moves:
         after = move.after if move.after is not None else move.before
@@ -230,7 +253,7 @@ def _print_moves(
         if place.marks is not None and not move.reset_marks and move.after is not None and move.after < move.before:
             click.echo(
                 f"partition {move.partition}: the query's replay filter would drop "
-                f"[{count(move.after)}, {count(move.before)}) as seen; --reset-marks lets it through"
+                f"[{count(move.after)}, {count(move.before)}) as seen. Give --reset-marks to let these through"
             )
 
 

@@ -1,8 +1,10 @@
-"""`pushrep startpoint export`: pending startpoints as options of Spark's sources, for a query with a fresh checkpoint.
+"""`pushrep startpoint export`: prints pending startpoints as options of Spark's sources, for a query with a new
+checkpoint.
 
---for kafka      Kafka's own values, since this tool does not read the topic: an offset, -2 earliest, -1 latest; or,
-                 if every partition starts by time, startingOffsetsByTimestamp. Relative ones are refused.
---for pushrep    every startpoint resolved by the logs in DIRECTORY
+--for kafka      the values of Spark's Kafka source, without asking a broker: an offset, -2 earliest, -1 latest; or
+                 startingOffsetsByTimestamp if every partition starts at a time. A number of records from the consumer's
+                 position needs a checkpoint of the consumer in the store, else it is refused.
+--for pushrep    offsets: each startpoint is resolved by the logs in DIRECTORY
 """
 
 import json
@@ -23,35 +25,43 @@ _ENDS = {Kind.EARLIEST: _EARLIEST, Kind.BOOTSTRAP: _EARLIEST, Kind.LATEST: _LATE
 
 
 class NotExportable(PushrepError):
-    """The startpoints can't be written as options of that source."""
+    """The startpoints can't be expressed as options of that source."""
 
 
 @click.command()
 @with_store
 @click.argument("topic")
-@click.option("--consumer", required=True, help="Whose startpoints.")
+@click.option("--consumer", required=True, help="The consumer whose startpoints are printed.")
 @click.option(
     "--for",
     "source",
     type=click.Choice(["kafka", "pushrep"]),
     default="kafka",
     show_default=True,
-    help="Spark's source that will read it.",
+    help="The Spark source that will get the options.",
 )
-@click.option("--partitions", type=click.IntRange(1), help="How many there are.  [default: as many as have logs here]")
+@click.option(
+    "--partitions",
+    type=click.IntRange(1),
+    help="The number of partitions of TOPIC.  [default: the partitions that have logs in DIRECTORY]",
+)
 @click.option(
     "--default",
     type=click.Choice(["earliest", "latest"]),
     default="earliest",
     show_default=True,
-    help="For partitions with neither a startpoint nor a checkpoint.",
+    help="Where partitions start that have neither a startpoint nor a checkpoint.",
 )
-@click.option("--remove", is_flag=True, help="Consume them with this export, so that no consumer applies them.")
+@click.option(
+    "--remove",
+    is_flag=True,
+    help="Mark the exported startpoints as consumed, so that the consumer does not apply them.",
+)
 def export(  # noqa: PLR0913, PLR0917 - one parameter an option
     directory: Path, store: str | None, topic: str, consumer: str, source: str, partitions: int | None, default: str,
     remove: bool,  # noqa: FBT001
 ) -> None:  # fmt: skip
-    """Print options for a Spark query with a fresh checkpoint: one JSON object, option name to option value.
+    """Print options for a Spark query with a new checkpoint: one JSON object, {option name: option value}.
 
     \b
       pushrep startpoint export out orders --consumer billing --partitions 4
@@ -61,7 +71,7 @@ def export(  # noqa: PLR0913, PLR0917 - one parameter an option
     opened.sweep()
     numbers = list(range(partitions)) if partitions is not None else partitions_of(directory, topic)
     if not numbers:
-        raise NotExportable(f"{directory} holds no log of {topic}: say how many partitions it has, --partitions")
+        raise NotExportable(f"{directory} holds no log of {topic}: give its number of partitions, --partitions N")
     pending = {n: opened.read(consumer, topic, n) for n in numbers}
     for n, found in pending.items():
         if found is not None and found.state is State.FAILED:
@@ -84,7 +94,7 @@ def export(  # noqa: PLR0913, PLR0917 - one parameter an option
 def kafka_words(
     topic: str, pending: Mapping[int, ReaderState | None], stands_at: Mapping[int, int | None], default: str
 ) -> dict[str, str]:
-    """The options of Spark's Kafka source; it takes offsets or times, not both. Raises NotExportable."""
+    """The options of Spark's Kafka source, which accepts offsets or times, not both. Raises NotExportable."""
     times, offsets, policies = {}, {}, set()
     for n, found in pending.items():
         if found is not None and (ms := _time_ms(found)) is not None:
@@ -94,17 +104,17 @@ def kafka_words(
             offsets[n] = _kafka_offset(topic, n, found, stands_at[n], default)
     if not times:
         return {"startingOffsets": _by_partition(topic, offsets)}
-    # A time of 0 means the earliest; no other value that is no time can be mixed with times.
+    # A partition without a time can only start at the earliest offset there: time 0.
     others = [n for n, offset in offsets.items() if offset != _EARLIEST]
     if others:
         raise NotExportable(
             f"{topic}: partition {others[0]} starts at an offset and partition {min(times)} at a time, which Spark's "
-            "Kafka source can't mix: give all of them offsets, or all times"
+            "Kafka source can't mix: set startpoints with offsets for all partitions, or with times for all"
         )
     if len(policies) > 1 or OutOfRange.EARLIEST in policies:
         raise NotExportable(
-            f"{topic}: Spark's Kafka source knows one rule for a time without a record, error or latest; "
-            f"these startpoints say {', '.join(sorted(policies))}"
+            f"{topic}: Spark's Kafka source has one policy for times without a record, error or latest; "
+            f"these startpoints have --out-of-range {', '.join(sorted(policies))}: set them again with the same one"
         )
     return {
         "startingOffsetsByTimestamp": _by_partition(topic, times | dict.fromkeys(offsets, 0)),
@@ -134,7 +144,7 @@ def _kafka_offset(topic: str, n: int, found: ReaderState | None, checkpoint: int
     if startpoint.value is None or startpoint.kind is not Kind.SPECIFIC_OFFSET:
         raise NotExportable(
             f"{shown_name(topic, n)}: startpoint {found.sequence}, {startpoint}, needs a checkpoint of the consumer, "
-            "and there is none"
+            "and the store has none: set an offset instead"
         )
     return startpoint.value
 
@@ -142,7 +152,7 @@ def _kafka_offset(topic: str, n: int, found: ReaderState | None, checkpoint: int
 def _resolved(  # noqa: PLR0913, PLR0917 - one partition's all
     directory: Path, topic: str, n: int, found: ReaderState | None, checkpoint: int | None, default: str
 ) -> int:
-    """The offset by the log itself. Raises NotExportable, NotALog."""
+    """The start offset, resolved by the log in `directory`. Raises NotExportable, NotALog."""
     if found is not None and found.applied is not None:
         return found.applied.offset
     if found is None and checkpoint is not None:

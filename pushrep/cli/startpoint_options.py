@@ -1,8 +1,8 @@
-"""What the startpoint commands share: which store, which topic, places to start as text, and what one would resolve to.
+"""What the startpoint commands share: the store, the topic, WHERE to start as text, and previews.
 
-earliest  latest  bootstrap      the ends of the log
+earliest  latest  bootstrap      the log's start, its end, its start
 1234                             an offset
-2013-07-04T14:00                 the first record at or after it (UTC if it names no zone); @MS: ms since 1970
+2013-07-04T14:00                 the first record at this time (UTC if it names no zone) or later; @MS: ms since 1970
 -90s -30m -1h -2d                so long before now
 -1000 +1                         so many records from the consumer's position
 """
@@ -40,7 +40,11 @@ from pushrep.startpoints.store import KAFKA, kind_of
 
 
 class Row(NamedTuple):
-    """A reader's start if the startpoint were applied now. `consumer` None: one without a checkpoint."""
+    """Where a reader would start if the startpoint were applied now.
+
+    consumer: None for any consumer, in a partition without checkpoints. offset: None if the startpoint would fail, with
+    the reason in `why`. [log_start, log_end): the log's offsets.
+    """
 
     consumer: str | None
     partition: int
@@ -54,14 +58,14 @@ class Row(NamedTuple):
 
     @property
     def read_again(self) -> int:
-        """How many offsets it has committed already and would read again."""
+        """How many offsets the reader has committed already and would read again."""
         if self.offset is None or self.checkpoint is None:
             return 0
         return max(0, min(self.checkpoint, self.log_end) - self.offset)
 
     @property
     def passed_by(self) -> int:
-        """How many offsets it would never read."""
+        """How many offsets the reader would skip."""
         if self.offset is None or self.checkpoint is None:
             return 0
         return max(0, self.offset - max(self.checkpoint, self.log_start))
@@ -71,7 +75,7 @@ class Row(NamedTuple):
 
 
 def partitions_of(directory: Path, topic: str) -> list[int]:
-    """The partitions of the topic that lie in the directory; empty if there is no such directory."""
+    """The partitions of the topic that have logs in the directory; empty if there is no such directory."""
     try:
         return [partition for name, partition in readable_logs(directory) if name == topic]
     except NotALogDirectory:
@@ -81,7 +85,7 @@ def partitions_of(directory: Path, topic: str) -> list[int]:
 def preview(
     directory: Path, store: StartpointStore, target: Target, startpoint: Startpoint, *, now_ms: int
 ) -> list[Row]:
-    """A row for each partition that has a log here, and each consumer that is known in it."""
+    """A row for each partition with a log in `directory`, and each of the target's readers with a checkpoint in it."""
     checkpoints = [found for found in store.checkpoints() if target.covers(found.reader)]
     rows = []
     with ExitStack() as opened:
@@ -115,7 +119,9 @@ _ENDS = {"earliest": Startpoint.earliest, "latest": Startpoint.latest, "bootstra
 
 
 def parse_place(text: str, *, out_of_range: str = "error", reset_marks: bool = False) -> Startpoint:
-    """The startpoint that `text` means. Raises ValueError that says what is wanted (BadArgument is one)."""
+    """The startpoint that `text` names. Raises ValueError (or BadArgument, a subclass); the message lists valid
+    forms.
+    """
     words = text.strip()
     if words.lower() in _ENDS:
         return _ENDS[words.lower()](reset_marks=reset_marks)
@@ -130,14 +136,14 @@ def parse_place(text: str, *, out_of_range: str = "error", reset_marks: bool = F
         ms = parse_time_ms(words.removeprefix("@"))
     except ValueError:
         raise ValueError(
-            f"{text!r} is no place: give earliest, latest, bootstrap, an offset, an ISO 8601 time, "
+            f"{text!r} is not a place to start: give earliest, latest, bootstrap, an offset, an ISO 8601 time, "
             "-1h (so long before now) or -1000 (so many records back)"
         ) from None
     return Startpoint.timestamp(ms, out_of_range=out_of_range, reset_marks=reset_marks)
 
 
 def place_text(startpoint: Startpoint) -> str:
-    """A startpoint as people read it."""
+    """A startpoint as text."""
     value, until = startpoint.value, startpoint.replace_until
     match startpoint.kind:
         case Kind.SPECIFIC_OFFSET:
@@ -160,45 +166,48 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def with_store(command: _Command) -> _Command:
-    """The argument DIRECTORY and the options --store, and what a store in a topic needs to be reached."""
+    """Add the argument DIRECTORY, and --store with the options for its brokers."""
     argument = click.argument("directory", type=click.Path(path_type=Path))
     return argument(with_place("DIRECTORY/startpoints")(command))
 
 
 def with_place(default: str) -> Callable[[_Command], _Command]:
-    """The options --store, and what a store in a topic needs to be reached; `default` as people read it."""
-    words = f"Where the startpoints are: a directory, or kafka:TOPIC.  [default: {default}]"
+    """Add --store, with the options for its brokers. default: the text for the help."""
+    words = f"Where the startpoints are stored: a directory, or kafka:TOPIC.  [default: {default}]"
     option = click.option("--store", metavar="PLACE", help=words)
     return lambda command: option(with_brokers("--store")(command))
 
 
 def with_brokers(of: str) -> Callable[[_Command], _Command]:
-    """What a topic needs to be reached that the option `of` names."""
-    words = f"Brokers of {of} kafka:TOPIC."
+    """Add --bootstrap-servers and --kafka-config, for a topic that the option `of` names."""
+    words = f"The Kafka brokers for {of} kafka:TOPIC."
     servers = click.option(BOOTSTRAP_SERVERS, metavar="HOST:PORT,...", expose_value=False, callback=_noted, help=words)
     config = click.option(
         KAFKA_CONFIG,
         type=click.Path(path_type=Path, dir_okay=False, exists=True),
         expose_value=False,
         callback=_noted,
-        help="Properties of its client, as librdkafka spells them.",
+        help="A file of Kafka client properties for them, NAME=VALUE a line, with librdkafka's names.",
     )
     return lambda command: servers(config(command))
 
 
 def with_json(command: _Command) -> _Command:
-    """The option --json."""
-    return click.option("--json", "as_json", is_flag=True, help="JSON, one object a line.")(command)
+    """Add --json."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")(command)
 
 
 def with_conf(command: _Command) -> _Command:
-    """The option --conf, of what starts Spark to look at a table."""
-    words = "A setting of the Spark that looks at a --sink of Delta or Iceberg, as the job has it; may be repeated."
+    """Add --conf, for commands that start Spark to read a table."""
+    words = (
+        "A setting of the Spark session that reads a --sink of Delta or Iceberg; give those of the job, for example "
+        "spark.jars=delta.jar. Repeat it for more."
+    )
     return click.option("--conf", "conf", multiple=True, metavar="NAME=VALUE", help=words)(command)
 
 
 def sink_of(tool: Any, sink: str, table: str | None, sink_format: str, conf: Sequence[str]) -> Any:
-    """What the apply job fills, closed with the command. Raises UsageError."""
+    """The apply job's sink. It is closed when the command ends. Raises UsageError."""
     if bad := next((one for one in conf if "=" not in one), None):
         raise click.UsageError(f"--conf {bad}: give NAME=VALUE")
     made = tool.Sink(sink, table, sink_format, dict(one.split("=", 1) for one in conf))
@@ -207,36 +216,45 @@ def sink_of(tool: Any, sink: str, table: str | None, sink_format: str, conf: Seq
 
 
 def with_author(command: _Command) -> _Command:
-    """The options of every write: who, and why."""
-    author = click.option("--author", help="Who asks for it; kept as history.  [default: your user name]")
-    reason = click.option("--reason", callback=_asked, help="Why; kept as history. Asked for at a terminal.")
+    """Add --reason and --author, the options of each command that writes."""
+    author = click.option("--author", help="Who does this; stored in the history.  [default: your user name]")
+    reason = click.option(
+        "--reason",
+        callback=_asked,
+        help="Why; stored in the history. Must be given; on a terminal the command asks for it.",
+    )
     return reason(author(command))
 
 
 def _asked(context: click.Context, _parameter: click.Parameter, reason: str | None) -> str:
-    if reason is None and context.params.get("dry_run"):  # --dry-run is eager, so it is known here
+    if reason is None and context.params.get("dry_run"):  # --dry-run is eager: click has parsed it already
         return "dry run"
     if reason is None and not _is_terminal():
-        raise click.UsageError("say why: --reason TEXT")
+        raise click.UsageError("give a reason: --reason TEXT")
     return reason if reason is not None else str(click.prompt("Reason"))
 
 
 def store_of(directory: Path, store: str | None) -> StartpointStore:
-    """The store that the options name, closed with the command. Raises StoreUnavailable, BadArgument, UsageError."""
+    """The store that the options name. It is closed when the command ends.
+
+    Raises StoreUnavailable, BadArgument, UsageError.
+    """
     if store is None and kind_of(str(directory)) == KAFKA:
-        raise click.UsageError(f"DIRECTORY is that of the logs; a store in a topic is named by --store {directory}")
+        raise click.UsageError(f"DIRECTORY is the directory of the logs: give the store as --store {directory}")
     return store_or(store, directory / STORE_NAME)
 
 
 def written_store_of(directory: Path, store: str | None) -> StartpointStore:
-    """As `store_of`, for reading: a mistyped directory is refused rather than shown as one without startpoints."""
+    """As `store_of`, but a directory that does not exist raises UsageError: it is mistyped, and holds no
+    startpoints.
+    """
     if store is None and kind_of(str(directory)) != KAFKA and not directory.exists():
-        raise click.UsageError(f"there is no directory {directory}: name that of the logs, or the store by --store")
+        raise click.UsageError(f"there is no directory {directory}: give the directory of the logs, or --store PLACE")
     return store_of(directory, store)
 
 
 def store_or(store: str | None, default: Path, *others: str | None) -> StartpointStore:
-    """As `store_of`, by any default; `others`: places of this command that may be on the same brokers."""
+    """As `store_of`, with another default. others: further places of the command that may need --bootstrap-servers."""
     servers, config = brokers()
     place = store if store is not None else default
     if all(kind_of(one or "") != KAFKA for one in (place, *others)) and (servers is not None or config is not None):
@@ -252,19 +270,19 @@ def store_or(store: str | None, default: Path, *others: str | None) -> Startpoin
 
 
 def brokers() -> tuple[str | None, Path | None]:
-    """The options about brokers: their addresses, and a file of the client's properties."""
+    """The values of --bootstrap-servers and --kafka-config."""
     context = click.get_current_context()
     return context.meta.get(BOOTSTRAP_SERVERS), context.meta.get(KAFKA_CONFIG)
 
 
 def checkpoint_tool(what: str) -> Any:
-    """The module of spark_jobs that does `what`; this package may not import it, so it is found by its entry point."""
+    """The module of spark_jobs that does `what`, found by its entry point: this package may not import it."""
     for entry in entry_points(group=GROUP):
         try:
             return entry.load()()
         except ModuleNotFoundError as error:
             raise click.ClickException(why_missing(what, error) or str(error)) from error
-    raise click.ClickException(f"{what} needs the package spark_jobs, which this installation lacks")
+    raise click.ClickException(f"{what} needs the package spark_jobs, which is not in this installation of pushrep")
 
 
 def _noted(context: click.Context, parameter: click.Parameter, value: Any) -> None:
@@ -272,7 +290,9 @@ def _noted(context: click.Context, parameter: click.Parameter, value: Any) -> No
 
 
 def topic_and_partition(directory: Path, text: str) -> tuple[str, int | None]:
-    """TOPIC, TOPIC-N or, of a worker slot, slot-M/TOPIC-N. A topic's own name wins, as in `pushrep read`."""
+    """Topic and partition (None: all) of TOPIC, TOPIC-N or slot-M/TOPIC-N. A topic that is named `text` has
+    precedence.
+    """
     if partitions_of(directory, text):
         return text, None
     try:
@@ -282,7 +302,7 @@ def topic_and_partition(directory: Path, text: str) -> tuple[str, int | None]:
 
 
 def parse_option(option: str, text: str, *, out_of_range: str = "error", reset_marks: bool = False) -> Startpoint:
-    """As `parse_place`, of this option of the command. Raises click.BadParameter."""
+    """As `parse_place`, but raises click.BadParameter, with the option's name."""
     try:
         return parse_place(text, out_of_range=out_of_range, reset_marks=reset_marks)
     except ValueError as error:
@@ -290,7 +310,7 @@ def parse_option(option: str, text: str, *, out_of_range: str = "error", reset_m
 
 
 def parse_ttl_s(text: str) -> int | None:
-    """The option --ttl; None for never. Raises click.BadParameter."""
+    """Seconds of --ttl; None for never. Raises click.BadParameter."""
     if text == "never":
         return None
     try:

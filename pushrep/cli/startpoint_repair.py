@@ -1,8 +1,8 @@
-"""`pushrep startpoint repair`: records are read again from a place on, and their rows replace the wrong ones.
+"""`pushrep startpoint repair`: lets the apply job read records again, and replace their rows in its table.
 
-    look    the sink's rows from there on, by (topic, partition, offset); the logs; the consumer's position
-    show    which rows go, how many records are read again, where the filter's marks go back to
-    write   a startpoint for each partition that was shown, all of them in one step; nothing else moves
+    look    read the sink's rows from the start on, by (topic, partition, offset); the logs; the consumer's position
+    show    print which rows are replaced, how many records are read again, which marks of the filter are lowered
+    write   write a startpoint for each partition, all in one step; the command changes nothing else
 
 The apply job that follows the consumer's startpoints carries it out: spark_jobs/replacing.py.
 """
@@ -54,14 +54,14 @@ _BY_TIME = {Kind.TIMESTAMP, Kind.RELATIVE_MS}
 
 
 class CantRepair(PushrepError):
-    """These rows can't be repaired now; the message says why. Nothing was written."""
+    """The repair is impossible now; the message has the reason. Nothing was written."""
 
     def __init__(self, where: str, why: str) -> None:
         super().__init__(f"{where}: {why}. Nothing was written")
 
 
 class LoweredMark(NamedTuple):
-    """A pair with rows in the sink that are read again, and its mark before the first of these; -1: none."""
+    """A (PID, source partition) whose records are read again, and its mark after the repair began; -1: no mark."""
 
     pid: int
     partition: int
@@ -69,9 +69,10 @@ class LoweredMark(NamedTuple):
 
 
 class PartitionRepair(NamedTuple):
-    """What a repair does in one partition: rows at log offsets [start, end) go, [start, stood_at) is read again.
+    """A repair of one partition: rows at log offsets [start, end) are replaced, [start, stood_at) is read again.
 
-    `end` None: all rows from there on. `rows`, `marks`: None where the sink was not looked at.
+    end: None for all rows from `start` on. rows, marks: None with --append-only, which does not read the sink.
+    stood_at: the consumer's position, or the end of its rows if that is higher.
     """
 
     partition: int
@@ -89,7 +90,7 @@ class PartitionRepair(NamedTuple):
 
     @property
     def rows_end(self) -> int:
-        """Where the rows end that go, as the job stands now."""
+        """The end of the rows that are replaced, at the job's present position."""
         return self.stood_at if self.end is None else min(self.end, self.stood_at)
 
     def startpoint(self) -> Startpoint:
@@ -101,7 +102,7 @@ class PartitionRepair(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """Where rows go in a partition, as the log has it; `end` as of PartitionRepair."""
+    """Where a repair of one partition begins and ends in its log. end: as in PartitionRepair."""
 
     partition: int
     log_start: int
@@ -115,17 +116,32 @@ class _Place(NamedTuple):
 @with_store
 @click.argument("topic", metavar="TOPIC[-N]")
 @click.option("--consumer", required=True, help="The apply job's --consumer.")
-@click.option("--from", "from_", required=True, metavar="WHERE", help="The first record that is read again.")
-@click.option("--to", metavar="WHERE", help="Rows of records from there on stay as they are.  [default: none stay]")
-@click.option("--sink", metavar="WHERE", help="The apply job's.")
-@click.option("--table", help="Of --sink DATABASE: the table of the rows.")
-@click.option("--format", "sink_format", default="parquet", show_default=True, help="Of --sink PATH.")
-@with_conf
-@click.option("--append-only", is_flag=True, help="Replace nothing: new rows are written beside the old ones.")
 @click.option(
-    "--ttl", default="12h", show_default=True, help="Expires if not applied by then: 90s, 30m, 12h, 2d, never."
+    "--from",
+    "from_",
+    required=True,
+    metavar="WHERE",
+    help="The first record that is read again: as --to of `pushrep startpoint set`.",
 )
-@click.option("--dry-run", is_flag=True, is_eager=True, help="Show what it would do; write nothing.")
+@click.option(
+    "--to",
+    metavar="WHERE",
+    help="Replace only rows of records before this place.  [default: all rows from --from on]",
+)
+@click.option("--sink", metavar="WHERE", help="The apply job's --sink. Give it or --append-only.")
+@click.option("--table", help="With --sink DATABASE: the table of the rows.")
+@click.option("--format", "sink_format", default="parquet", show_default=True, help="The format of --sink PATH.")
+@with_conf
+@click.option(
+    "--append-only", is_flag=True, help="Replace no rows: the job writes the new rows and keeps the old ones."
+)
+@click.option(
+    "--ttl",
+    default="12h",
+    show_default=True,
+    help="The startpoints expire if they are not applied within this time: 90s, 30m, 12h, 2d, or never.",
+)
+@click.option("--dry-run", is_flag=True, is_eager=True, help="Print what would be done; write nothing.")
 @with_author
 @with_json
 def repair(  # noqa: PLR0913, PLR0917 - one parameter an option
@@ -133,20 +149,20 @@ def repair(  # noqa: PLR0913, PLR0917 - one parameter an option
     table: str | None, sink_format: str, conf: tuple[str, ...], append_only: bool, ttl: str, dry_run: bool,  # noqa: FBT001
     reason: str, author: str | None, as_json: bool,  # noqa: FBT001
 ) -> None:  # fmt: skip
-    """Let the apply job read again from a place on: the rows of these records are replaced in its table.
+    """Let the apply job read records again from --from on, and replace their rows in its table.
 
     \b
       pushrep startpoint repair out orders --consumer billing --from 2013-07-04T14:00 --sink ./orders-table --dry-run
       pushrep startpoint repair out orders --consumer billing --from 2013-07-04T14:00 --to 2013-07-04T15:00 \\
           --sink postgresql://HOST/shop --table orders --reason "wrong rates for an hour"
 
-    WHERE as for `set`. The job applies it while it runs, or when it starts. If rows can't be replaced, this is refused
-    before anything is written.
+    A running job applies the startpoints at once, a stopped one at its next start. If the sink can't replace rows, the
+    command is refused before anything is written.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     if (sink is None) != append_only:
-        raise click.UsageError("give --sink WHERE, or --append-only to write beside the old rows")
+        raise click.UsageError("give either --sink WHERE, or --append-only to keep the old rows")
     if append_only and to is not None:
-        raise click.UsageError("--to is for rows that are replaced; with --append-only every record is written again")
+        raise click.UsageError("leave --to out: with --append-only every record from --from on is written again")
     start, end, ttl_s = _place("--from", from_), None if to is None else _place("--to", to), parse_ttl_s(ttl)
     opened = store_of(directory, store)
     name, only = topic_and_partition(directory, topic)
@@ -159,10 +175,10 @@ def repair(  # noqa: PLR0913, PLR0917 - one parameter an option
     held = look.held({one: place.start for one, place in places.items()})
     parts = [part for one, place in places.items() if (part := look.part(place, held[one])) is not None]
     if not parts:
-        why = f"{consumer} has read nothing from there on" if known else f"{directory} holds no log of it"
+        why = f"{consumer} has read no record from --from on" if known else f"{directory} holds no log of it"
         raise CantRepair(topic, why)
     if sink is not None and not any(part.rows for part in parts):
-        raise CantRepair(topic, "the sink has no row that would be replaced: is it the job's?")
+        raise CantRepair(topic, "the sink has no row to replace: check that --sink is the job's")
     _show(f"{consumer} at {name}: {look.words()}", name, parts, as_json=as_json)
     sequences = None
     if not dry_run:
@@ -179,12 +195,15 @@ def repair(  # noqa: PLR0913, PLR0917 - one parameter an option
 def _place(option: str, text: str) -> Startpoint:
     place = parse_option(option, text)
     if place.kind in _FORWARD:
-        raise click.BadParameter(f"{place_text(place)} is no place behind which rows stand", param_hint=option)
+        raise click.BadParameter(
+            f"{place_text(place)} can't be used for a repair: give earliest, an offset, a time, -1h or -1000",
+            param_hint=option,
+        )
     return place
 
 
 class _Look(NamedTuple):
-    """Everything from which the parts are made."""
+    """The facts from which the repair of each partition is planned."""
 
     directory: Path
     store: StartpointStore
@@ -200,7 +219,7 @@ class _Look(NamedTuple):
         return f"from {place_text(self.start)}" + ("" if self.end is None else f" to {place_text(self.end)}")
 
     def place(self, partition: int) -> _Place | None:
-        """None if nothing is to be done. Raises CantRepair."""
+        """Where the repair of a partition begins and ends; None if it has no records there. Raises CantRepair."""
         checkpoint = self.store.checkpoint(Reader(self.consumer, self.topic, partition)).offset
         with self._log(partition) as log:
             facts = facts_of(log)
@@ -209,7 +228,7 @@ class _Look(NamedTuple):
             if self.end is not None:
                 end = resolve(self.end, facts, created_ms=self.now_ms, position=checkpoint)
         if isinstance(start, Unresolved):
-            if self.start.kind in _BY_TIME:  # all its records are older
+            if self.start.kind in _BY_TIME:  # all records of this partition are older
                 return None
             raise CantRepair(shown_name(self.topic, partition), start.why)
         end_offset = facts.end if isinstance(end, Unresolved) else None if end is None else end.offset
@@ -218,7 +237,7 @@ class _Look(NamedTuple):
         return _Place(partition, facts.start, facts.end, checkpoint or 0, start.offset, end_offset)
 
     def held(self, starts: Mapping[int, int]) -> "Mapping[int, array[int]]":
-        """The offsets of the sink's rows in each partition from its start on, ascending. Raises CantRepair."""
+        """The offsets of the sink's rows at or above each partition's start, ascending. Raises CantRepair."""
         if self.sink is None or not starts:
             return dict.fromkeys(starts, array("q"))
         try:
@@ -228,7 +247,7 @@ class _Look(NamedTuple):
         return found
 
     def part(self, place: _Place, held: "array[int]") -> PartitionRepair | None:
-        """None if nothing is to be done. Raises CantRepair."""
+        """The repair of a partition; None if it has nothing to repair. Raises CantRepair."""
         partition, log_start, log_end, checkpoint, start, end = place
         stood_at = max(checkpoint, held[-1] + 1 if held else 0)
         if stood_at <= start:
@@ -249,7 +268,9 @@ class _Look(NamedTuple):
         return SegmentLog.open_reader(log_at(self.directory, self.topic, partition))
 
     def _refuse_others(self, reader: Reader, checkpoint: int, start: int, end: int | None) -> None:
-        """A new repair must not skip an unfinished one: its rows would stay wrong."""
+        """Raise CantRepair if another startpoint is pending, or an earlier repair still reads records that this one
+        would skip: its rows would stay wrong.
+        """
         where = shown_name(reader.topic, reader.partition)
         waiting = self.store.read(reader.consumer, reader.topic, reader.partition)
         if waiting is not None and waiting.state is not State.FAILED:
@@ -262,15 +283,17 @@ class _Look(NamedTuple):
                 continue
             through = found.applied.end if found.applied.position is None else found.applied.position
             if checkpoint < through and (start > checkpoint or end is not None):
-                why = f"{reader.consumer} reads again up to {through} for startpoint {written.sequence}, and stood at "
-                why += (
-                    f"{checkpoint} when it said so last, as it does each minute: wait, or go back to there or further"
+                why = (
+                    f"{reader.consumer} reads again up to {through} for startpoint {written.sequence}, and its last "
+                    f"checkpoint, which it writes each minute, is {checkpoint}: wait, or start at {checkpoint} or below"
                 )
                 raise CantRepair(where, why + (", without --to" if end is not None else ""))
             return
 
     def _marks(self, partition: int, held: Sequence[int]) -> list[LoweredMark]:
-        """Each pair's mark below its lowest row among these; the marks of other pairs stay."""
+        """For each (PID, source partition) with rows at these offsets, the mark just below the first of them. The marks
+        of other pairs do not change.
+        """
         carrier = carrier_of(self.directory, self.topic)
         lowest: dict[tuple[int, int], int] = {}
         waiting = iter(held)
@@ -290,7 +313,7 @@ def _show(title: str, topic: str, parts: Sequence[PartitionRepair], *, as_json: 
         for part in parts:
             show_json(part.as_dict())
         return
-    columns = ("partition", "log holds", "stands at", "rows replaced at", "rows", "read again")
+    columns = ("partition", "log holds", "position", "rows replaced at", "rows", "read again")
     show_table(
         title,
         columns,
@@ -310,12 +333,12 @@ def _show(title: str, topic: str, parts: Sequence[PartitionRepair], *, as_json: 
     for line in lines[:_PAIRS_SHOWN]:
         click.echo(line)
     if len(lines) > _PAIRS_SHOWN:
-        click.echo(f"and {count(len(lines) - _PAIRS_SHOWN)} more marks: --json shows all")
+        click.echo(f"and {count(len(lines) - _PAIRS_SHOWN)} more marks; --json shows all")
 
 
 def _mark_lines(topic: str, parts: Sequence[PartitionRepair]) -> Iterator[str]:
     for part in parts:
         for pid, partition, mark in part.marks or ():
-            to = f"goes back to {count(mark)}" if mark >= 0 else "goes"
+            to = f"is lowered to {count(mark)}" if mark >= 0 else "is removed"
             where = shown_name(topic, part.partition)
             yield f"{where}: the mark of producer {pid}, source partition {partition} {to}"

@@ -1,10 +1,12 @@
-"""`pushrep startpoint undo-repair`: the rows that a repair replaced come back from the table's version of before.
+"""`pushrep startpoint undo-repair`: restores the rows that a repair replaced, from the table's version before the
+repair.
 
-    look     the query stands behind what it was to read again; nobody else has changed rows; that version is kept
-    show     by partition how many rows go, and how many come back
-    undo     in one commit of the table, which says who did it, and why
+    look     check that the query has read everything that the repair let it read again, that no other writer has
+             changed rows since, and that the table still has the version before
+    show     print for each partition how many rows are removed, and how many are restored
+    undo     one commit of the table, with author and reason
 
-The work is done by spark_jobs.job_sink and the table's sink; marks and checkpoint stay where they are.
+spark_jobs.job_sink and the table's sink do the work. Marks and checkpoint do not change.
 """
 
 from pathlib import Path
@@ -19,31 +21,36 @@ from pushrep.cli.startpoint_options import checkpoint_tool, sink_of, with_author
 
 @click.command("undo-repair")
 @click.argument("checkpoint", type=click.Path(path_type=Path))
-@click.option("--sink", required=True, metavar="WHERE", help="The apply job's.")
-@click.option("--format", "sink_format", default="parquet", show_default=True, help="Of --sink.")
-@with_conf
-@click.option("--topic", help="Which one, if the source reads several.")
-@click.option("--source", help="Which one, if the query has several: its number in CHECKPOINT/sources.")
-@click.option("--logs", type=click.Path(path_type=Path), help="Source pushrep: the directory of the logs.")
+@click.option("--sink", required=True, metavar="WHERE", help="The apply job's --sink.")
 @click.option(
-    "--marks", metavar="PLACE", help="The replay filter's marks.  [default: CHECKPOINT-marks, if there is one]"
+    "--format", "sink_format", default="parquet", show_default=True, help="The format of --sink: delta or iceberg."
+)
+@with_conf
+@click.option("--topic", help="The topic; needed if the source reads several.")
+@click.option("--source", help="The source's number in CHECKPOINT/sources; needed if the query has several.")
+@click.option("--logs", type=click.Path(path_type=Path), help="For the source pushrep: the directory of the logs.")
+@click.option(
+    "--marks",
+    metavar="PLACE",
+    help="Where the replay filter's marks are, as for `pushrep marks`.  [default: CHECKPOINT-marks, if it exists]",
 )
 @with_brokers("--marks")
-@click.option("--dry-run", is_flag=True, is_eager=True, help="Show what it would do; write nothing.")
+@click.option("--dry-run", is_flag=True, is_eager=True, help="Print what would be done; write nothing.")
 @with_author
 @with_json
 def undo_repair(  # noqa: PLR0913, PLR0917 - one parameter an option
     checkpoint: Path, sink: str, sink_format: str, conf: tuple[str, ...], topic: str | None, source: str | None,
     logs: Path | None, marks: str | None, dry_run: bool, reason: str, author: str | None, as_json: bool,  # noqa: FBT001
 ) -> None:  # fmt: skip
-    """Take the newest repair of a query back: one that apply-checkpoint --reset-marks moved, into Delta or Iceberg.
+    """Undo the newest repair of a query: an apply-checkpoint --reset-marks of a query that writes to Delta or Iceberg.
 
     \b
       pushrep startpoint undo-repair cp --sink /data/orders --format delta --conf spark.jars=... --dry-run
       pushrep startpoint undo-repair cp --sink /data/orders --format delta --conf spark.jars=... --reason "worse"
 
-    What it replaced is as it was; rows of later batches stay. Refused, and nothing is written, while the query still
-    reads again, where somebody else has changed rows since, and once the table has let that version go.
+    The rows that the repair replaced are restored; rows of later batches stay. The command is refused, and writes
+    nothing, while the query still reads records again, if another writer has changed rows since the repair, and if the
+    table no longer has the version before it.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     tool = checkpoint_tool("undo-repair")
     looked = sink_of(tool, sink, None, sink_format, conf)
@@ -59,7 +66,7 @@ def undo_repair(  # noqa: PLR0913, PLR0917 - one parameter an option
     if as_json:
         show_json({"written": is_written})
     else:
-        click.echo("undone: the query continues from where it stands" if is_written else "nothing was written")
+        click.echo("undone: the query continues from its position" if is_written else "nothing was written")
 
 
 def _show(checkpoint: Path, found: Any, *, as_json: bool) -> None:
@@ -73,5 +80,6 @@ def _show(checkpoint: Path, found: Any, *, as_json: bool) -> None:
     elif found.repair.is_undone:
         click.echo(f"{checkpoint}: its newest repair is undone already")
     else:
-        title = f"{checkpoint}: what its newest repair replaced, as of version {found.repair.before} of the table"
-        show_table(title, ("partition", "rows go", "rows come back"), [tuple(map(count, row.values())) for row in rows])
+        title = f"{checkpoint}: rows of its newest repair, which version {found.repair.before} of the table replaces"
+        columns = ("partition", "rows removed", "rows restored")
+        show_table(title, columns, [tuple(map(count, row.values())) for row in rows])

@@ -1,23 +1,23 @@
-"""`pushrep status`: outboxes, nodes and logs in directories or at addresses, as a table or as one JSON object.
+"""`pushrep status`: shows outboxes, nodes and logs, in directories or at addresses, as tables or as one JSON object.
 
-    {"version": 1, "at_ms": wall clock of the reading, "places": [PLACE, ...]}    in the order in which they were given
+    {"version": 1, "at_ms": wall clock of the reading, "places": [PLACE, ...]}    in the order of the arguments
 
 PLACE always has
-    place       what was asked for; a directory of worker slots gives a place for each slot, `<directory>/slot-<n>`
+    place       the argument; a directory of worker slots gives a place for each slot, `<directory>/slot-<n>`
     kind        "outbox" | "node" | "logs" | "unknown"
-    state       in words: an outbox's is that of `LeadingState`, "closed" or "held by a process that does not answer"; a
-                node's "running" or "closed"; "at rest" of logs without outbox and node; "unknown" if nothing is known
+    state       a text. Outbox: that of `LeadingState`, "closed" or "held by a process that does not answer"; node:
+                "running", "closed" or "held by a process that does not answer"; logs: "at rest"; unknown: "unknown"
     problems    [{"problem": a word of pushrep.problems.BLOCKS, "why": text, "blocks": bool}, ...], worst first
 and by its kind
-    outbox      the fields of OutboxStatus; of a closed one without what only its process knows (acks, disk, scrub,
+    outbox      the fields of OutboxStatus; a closed outbox lacks those that only its process has (acks, disk, scrub,
                 in_sync_min, session_ends ...). With --partitions "parts": [PartitionStatus, ...]
-    node        the fields of NodeStatus; of a closed one `logs`, and `address` if a grant names it. At an address the
-                same, if the caller may list every outbox there; else, and of an older node, `address`,
+    node        the fields of NodeStatus; a closed node has `logs`, and `address` if a grant names it. At an address the
+                same, if the caller may list every outbox there; otherwise, and from an older node, only `address`,
                 `certificate_expires_s` and `logs`. At an address `logs` has outbox_id, topic, partition, offsets
                 without the flushed one, and leader_epoch
     logs        "logs": [{"topic", "partition", "log_start_offset", ...}, ...]
     unknown     "why"
-Fields are added, never renamed; a field that is not known is missing or null. Numbers of offsets are half-open.
+New versions add fields and rename none. A field without a value is missing or null. Ranges of offsets are half-open.
 """
 
 import json
@@ -61,23 +61,25 @@ _LOGS = ("outbox", "log", "start", "end", "HWM", "epoch", "what is wrong")
 
 @click.command()
 @click.argument("places", nargs=-1, metavar="[DIRECTORY|HOST:PORT]...")
-@click.option("--partitions", "with_partitions", is_flag=True, help="Each partition of an outbox, too.")
-@click.option("--watch", is_flag=True, help="Repeat until Ctrl-C.")
-@click.option("--every", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Seconds, for --watch.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a look.")
+@click.option("--partitions", "with_partitions", is_flag=True, help="Show each partition of an outbox, too.")
+@click.option("--watch", is_flag=True, help="Show it again and again, until Ctrl-C.")
+@click.option(
+    "--every", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Seconds between updates of --watch."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object; with --watch one for each update.")
 @tls_options
 def status(  # noqa: PLR0913 - the options
     places: tuple[str, ...], every: float, cert: Path | None, key: Path | None, ca: Path | None,
     *, with_partitions: bool, watch: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Show outboxes, nodes and logs: how far they are, how far replicas and topics are behind, what is wrong.
+    """Show outboxes, nodes and logs: offsets, how far replicas and Kafka topics are behind, and problems ("!").
 
     \b
       pushrep status outbox
       pushrep status outbox copies 10.0.0.7:7400 --watch
       pushrep status workers --json --partitions
 
-    Without a place it shows the working directory. Exit code 1 if nothing is known of one of the places.
+    Without an argument it shows the working directory. Exit code 1 if one of the places can't be read or reached.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     tls = client_tls(cert, key, ca)
     console = Console(markup=False, highlight=False, emoji=False)
@@ -108,7 +110,9 @@ def status(  # noqa: PLR0913 - the options
 
 
 def look_at(place: str, tls: SSLContext | None = None, *, with_partitions: bool = False) -> list[dict[str, Any]]:
-    """What is at a directory or an address, as the file's map has it; one each of worker slots. Raises nothing."""
+    """The PLACE of a directory or address, see the module's docstring; one for each worker slot. Raises nothing: an
+    error gives a place of kind "unknown".
+    """
     path = Path(place)
     if not path.is_dir():
         return [_looked(place, lambda: _node_at(place, tls))]
@@ -132,7 +136,7 @@ def _directory(path: Path, *, with_partitions: bool) -> dict[str, Any]:
         return {"kind": "logs", "state": "at rest", "logs": _logs(path), "problems": []}
     try:
         return {"kind": "node", **ask(path, "status")}
-    except (NobodyAnswers, BadControlMessage) as error:  # the latter: an older node does not know this request
+    except (NobodyAnswers, BadControlMessage) as error:  # BadControlMessage: an older node without this request
         writer = lock_holder(path)
         problems = [] if writer is None else [Problem("not_answering", f"process {writer} runs it: {error}").as_dict()]
         copies = [one for one in sorted(path.iterdir()) if _is_id(one.name)]
@@ -149,7 +153,7 @@ def _directory(path: Path, *, with_partitions: bool) -> dict[str, Any]:
 
 
 def _named_address(copy: Path) -> str | None:
-    """The address of a copy's node in the newest grant; None: the grant has none, or can't be read."""
+    """The address of the copy's node in its newest grant; None if the grant has none or can't be read."""
     with suppress(PushrepError, OSError):
         kept = find_election_state(copy, REAL_FILESYSTEM)
         if kept is not None and (grant := kept[1].grant) is not None:
@@ -158,7 +162,7 @@ def _named_address(copy: Path) -> str | None:
 
 
 def _logs(directory: Path) -> list[dict[str, Any]]:
-    """Raises NotALog."""
+    """A dict for each log in the directory. Raises NotALog."""
     found = []
     for log in logs_at(directory):
         topic, partition = parse_log_name(log.name)
@@ -175,18 +179,18 @@ def _is_id(name: str) -> bool:
 
 
 def _node_at(place: str, tls: SSLContext | None) -> dict[str, Any]:
-    """Raises BadArgument, ReplicaUnreachable."""
+    """The node at an address, as in the module's docstring. Raises BadArgument, ReplicaUnreachable."""
     try:
         address = Address.parse(place)
     except BadArgument as error:
-        raise BadArgument("place", f"{place} is no directory and no HOST:PORT") from error
+        raise BadArgument("place", f"{place} is neither a directory nor HOST:PORT") from error
     settings = PushSettings(tls=tls, connect_timeout_ms=_REACH_MS, request_timeout_ms=_REACH_MS)
     with ReplicaClient(address, settings) as client:
         expires_s = client.certificate_expires_s()
         answer = client.ask(wire.ListLogsRequest(), wire.ListLogsResponse)
         own_status = _described_by(client)
     if answer.error_code is not ErrorCode.NONE:
-        raise ReplicaUnreachable(place, f"it may not be listed: {answer.error_code.name}")
+        raise ReplicaUnreachable(place, f"it refuses to list its logs: {answer.error_code.name}")
     logs = [
         {
             "outbox_id": str(one.outbox_id), "topic": one.tp.topic, "partition": one.tp.partition,
@@ -215,7 +219,7 @@ def _node_at(place: str, tls: SSLContext | None) -> dict[str, Any]:
 
 
 def _described_by(client: ReplicaClient) -> dict[str, Any] | None:
-    """A node's own status; None: it is older, or this identity may not see all of it.
+    """The node's own status; None if the node is too old for this call, or this identity may not see all of it.
 
     Raises ReplicaUnreachable.
     """
@@ -227,9 +231,9 @@ def _described_by(client: ReplicaClient) -> dict[str, Any] | None:
     try:
         status = json.loads(answer.status)
     except ValueError as error:
-        raise ReplicaUnreachable(str(client.address), f"its status is no JSON: {error}") from error
+        raise ReplicaUnreachable(str(client.address), f"its status is not JSON: {error}") from error
     if not isinstance(status, dict):
-        raise ReplicaUnreachable(str(client.address), "its status is no JSON object")
+        raise ReplicaUnreachable(str(client.address), "its status is not a JSON object")
     return status
 
 
@@ -257,25 +261,25 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
     for one in found.get("leaders", ()):
         yield f"outbox {one['outbox_id']} ({one['topic']}): {_leader(one)}"
     for one in found.get("standbys", ()):
-        of = f" of {one['outbox_id']}" if one["outbox_id"] else ""  # it is not made yet
+        of = f" of {one['outbox_id']}" if one["outbox_id"] else ""  # "": its outbox is not made yet
         yield f"standby{of}: {one['state']}{': ' + one['why'] if one['why'] else ''}"
     for one in found.get("holds", ()):
         yield f"takeovers of {one['outbox_id']} are held until {time_text(one['until_ms'])}: {one['reason']}"
     if (replays := found.get("replays")) is not None:
         ended = ", ".join(f"{reason.lower()} {n}" for reason, n in replays["ended"].items()) or "none"
-        yield f"replays: {len(replays['sessions'])} of {replays['sessions_max']} run; ended: {ended}"
+        yield f"replays: {len(replays['sessions'])} of at most {replays['sessions_max']} run; ended: {ended}"
 
 
 def _leader(one: dict[str, Any]) -> str:
     if one["is_here"]:
-        return "this member leads; `pushrep status` of its own directory says whether its service runs"
+        return "this member leads; for its service see `pushrep status` of the outbox's own directory"
     where = f" ({one['address']})" if one["address"] else ""
-    said = "and has resigned" if one["silent_ms"] is None else f"heard {one['silent_ms'] / 1000:.1f} s ago"
-    return f"member {one['leader']}{where} leads by epoch {one['epoch']}, {said}"
+    contact = "and has resigned" if one["silent_ms"] is None else f"last contact {one['silent_ms'] / 1000:.1f} s ago"
+    return f"member {one['leader']}{where} leads under epoch {one['epoch']}, {contact}"
 
 
 def _machine(found: dict[str, Any]) -> Iterator[str]:
-    """Disk, scrub and certificates of what runs."""
+    """Lines about disk, scrub and certificates of an open outbox or a running node."""
     if (disk := found.get("disk")) is not None:
         yield f"disk {disk['mount']}: {size(disk['used_bytes'])} of {size(disk['size_bytes'])} used, {disk['level']}"
     scrubs = [found["scrub"]] if "scrub" in found else list(found.get("scrubs", {}).values())
@@ -284,14 +288,14 @@ def _machine(found: dict[str, Any]) -> Iterator[str]:
         left = sum(len(one["findings"]) for one in scrubs)
         yield f"scrub: passes {passes}, segments found damaged {damaged}, repaired {repaired}, damaged now {left}"
     for use, expires_s in certificates_in(found).items():
-        until = "when it expires can't be read"
+        until = "its expiry can't be read"
         if expires_s is not None:
             until = f"until {datetime.fromtimestamp(expires_s, UTC):%Y-%m-%d %H:%M} UTC"
         yield f"certificate for {use}: {until}"
 
 
 def certificates_in(found: dict[str, Any]) -> dict[str, int | None]:
-    """Of a place that `look_at` found: {use: Unix time at which the certificate expires; None: it can't be read}."""
+    """The certificates of a place that `look_at` returned: {use: Unix time of expiry; None: it can't be read}."""
     of_node = {"node": found["certificate_expires_s"]} if found.get("certificate_expires_s") is not None else {}
     return {**found.get("certificates", {}), **of_node}
 

@@ -31,7 +31,8 @@ class NodeSettings:
     copy_check: False: do not ask whether an outbox's directory is a copy of another (a restored backup, a clone).
     limits: of a frame; a connection holds at most one.
     replay: how many replays may run, and how long they wait. replay_counters: what else may bound one, by name.
-    connections_max: beyond it, the connection that has been silent longest since it opened has to go.
+    connections_max: beyond it, the oldest connection that has sent no request yet is closed; if there is none, the new
+        connection is refused.
     handshake_timeout_s: within it a connection says what it speaks.
     stop_timeout_s: how long requests that are being carried out may hold up `stop`.
     """

@@ -66,9 +66,9 @@ def test_the_page_ends_with_an_outbox_that_takes_records(small_disk):
     # The disk is looked at once a second: it may be full to the last byte before that.
     assert "disk_refuse_percent=90" in refused or "No space left on device" in refused
     assert "orders-0" in listed
-    assert "would go" in dry
+    assert "would be removed" in dry
     assert "went" in purged
-    announced = without_log_lines(dry.replace("would go", "went").replace("would begin", "begins"))
+    announced = without_log_lines(dry.replace("would be removed", "removed").replace("would begin", "begins"))
     assert announced == without_log_lines(purged), "what was announced, and nothing else"
     assert "appended" in resumed
     assert "appended 1 record" in last

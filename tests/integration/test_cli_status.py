@@ -64,7 +64,7 @@ def test_the_replay_sessions_of_a_node_are_listed_and_stopped_from_outside(world
             assert (code, output) == (0, f"session {number} was stopped\n")
             assert list(records) == []
             assert replay.end_reason is ReplayEndReason.STOPPED
-        assert call("stop-session", node.directory, number)[1].endswith("does not run any more, or never did\n")
+        assert call("stop-session", node.directory, number)[1].endswith("is not running\n")
     told = f"of user {os.getuid()}' calls STOP_REPLAY: session_id='{session['session_id']}'"
     assert caplog.text.count(told) == 2
     assert call("sessions", node.directory)[0] == 1, "nobody answers any more"

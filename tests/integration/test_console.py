@@ -386,7 +386,7 @@ def test_a_dry_run_says_what_would_be_read_again(consumed):
         assert "would read 20 again, 0 of them dropped" in page
         code, _, page = get(server, f"{PAGE}?{urlencode(FORM | {'place': 'nowhere'})}")
         assert code == 422
-        assert "is no place" in unescape(page)
+        assert "is not a place to start" in unescape(page)
 
 
 def test_a_startpoint_is_set_seen_applied_and_another_cancelled(consumed):

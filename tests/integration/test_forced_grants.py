@@ -322,4 +322,4 @@ def test_the_command_says_who_is_not_fenced(lost, capfd):
     sys.stdout.flush()
     told = capfd.readouterr().out
     assert "generation 1." in told
-    assert "members [0, 2] were not reached, so they are not fenced" in told
+    assert "members [0, 2] did not answer and are not fenced" in told

@@ -749,7 +749,7 @@ def test_status_says_what_a_directory_is(three, pushrep):
     code, _, errors = pushrep("replica", "status", three.world.root / "node-1")
     assert (code, "it is the directory of a node" in errors) == (1, True)
     assert three.promote(2, depose=True).grant.leader == 2
-    for index, told in ((1, "member 2 leads since epoch"), (2, "it leads, and no service has opened it yet")):
+    for index, told in ((1, "member 2 leads since epoch"), (2, "it leads, but no service has opened it yet")):
         code, _, errors = pushrep("replica", "status", three.directory(index))
         assert code == 1
         assert f"member {index}" in errors
@@ -900,7 +900,7 @@ def go_on_with(world, pushrep, outbox):
     new = str(world.nodes[3].address)
     code, output, errors = pushrep(*command.replace("HOST:PORT", new).split()[1:], "--timeout", WAIT_S)
     assert code == 0, errors
-    assert f"member 1 gave way to member 3 ({new})" in output
+    assert f"member 1 was replaced by member 3 ({new})" in output
     assert "members [2] were not reached" in errors
     assert outbox.append(0, b"c").result(WAIT_S)
     code, output, errors = pushrep("replica", "replace", home, 2, world.nodes[4].address)
@@ -925,7 +925,7 @@ def test_members_are_given_up_under_a_running_leader_only_where_too_few_are_left
             code, _, errors = pushrep("replica", "replace", home, lost[0], new, *options)
             assert (code, why in errors) == (1, True), errors
         code, _, errors = pushrep("replica", "replace", home, 1, new, "--lost", 2)
-        assert (code, "--lost 1 says that member 1 is destroyed" in errors) == (2, True)
+        assert (code, "--lost must name member 1, too" in errors) == (2, True)
         assert outbox.facts.replication.grant.epoch == epoch
         outbox.append(0, b"b").result(WAIT_S)
         lose(world, 2)
@@ -977,12 +977,12 @@ def test_a_replace_that_can_not_settle_goes_on_by_the_command_that_it_prints(wor
         code, _, errors = pushrep("replica", "replace", home, 1, new, "--timeout", 1)
         assert code == 1
         assert "is still settling" in errors
-        assert "the change is not finished, both lists still count: run the same command again once" in errors
+        assert "the change is not finished, majorities of both lists are needed: run the same command" in errors
         command = next(line for line in errors.splitlines() if "--lost" in line).partition("destroyed: ")[2]
         assert command == f"pushrep replica replace {home} 1 HOST:PORT --lost 1"
         code, output, errors = pushrep(*command.replace("HOST:PORT", new).split()[1:], "--timeout", WAIT_S)
         assert code == 0, errors
-        assert f"member 1 gave way to member 2 ({new}); members: 0 (here), 2" in output
+        assert f"member 1 was replaced by member 2 ({new}); members: 0 (here), 2" in output
         assert outbox.append(0, b"b").result(WAIT_S) == 1
         another = world.nodes[3].address
         code, _, errors = pushrep("replica", "replace", home, 2, new, "--lost", 2)
@@ -1006,7 +1006,7 @@ def test_a_lost_member_is_replaced_while_nobody_has_the_outbox_open(world, pushr
     for _ in range(2):  # a second time it is done already
         code, output, errors = pushrep(*command)
         assert code == 0, errors
-        assert "member 1 gave way to member 2" in output
+        assert "member 1 was replaced by member 2" in output
     with open_outbox(world, 2) as outbox:
         assert outbox.append(0, b"b").result(WAIT_S) == 1
         wait_for_all(outbox)

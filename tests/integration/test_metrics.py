@@ -243,4 +243,4 @@ def test_replica_serve_shows_its_metrics_where_it_is_told(tmp_path):
 
 def test_metrics_off_loopback_want_tls_or_a_word(tmp_path, capfd):
     assert run(["replica", "serve", str(tmp_path), "--listen", "127.0.0.1:0", "--metrics", "0.0.0.0:0"]) == 2
-    assert "0.0.0.0:0 is reached from other machines" in capfd.readouterr().err
+    assert "other machines reach 0.0.0.0:0" in capfd.readouterr().err

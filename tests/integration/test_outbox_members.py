@@ -145,7 +145,7 @@ def test_a_node_that_was_to_become_a_member_is_given_up(world, pushrep):
         code, _, errors = pushrep("replica", "add", outbox.directory, "127.0.0.1:1", "--timeout", "0")
         assert code == 1
         assert f"pushrep replica remove {outbox.directory} 2" in errors
-        assert "127.0.0.1:1 is to become member 2, and does not count yet" in errors
+        assert "127.0.0.1:1 will become member 2; it does not count as a member yet" in errors
         assert outbox.status().members[2].is_joining
         code, output, errors = pushrep("replica", "remove", outbox.directory, 2)
         assert code == 0, errors

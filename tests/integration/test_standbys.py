@@ -461,9 +461,8 @@ def test_a_hold_keeps_every_standby_away_promote_works_and_the_next_leader_carri
             assert run(["status", str(place)]) == 0
             assert ": new switches" in capfd.readouterr().out
         assert run(["status", str(members.data[1])]) == 0
-        assert (
-            f"{granted.outbox_id} (orders): member 0 ({members.addresses[0]}) leads by epoch" in capfd.readouterr().out
-        )
+        leads = f"{granted.outbox_id} (orders): member 0 ({members.addresses[0]}) leads under epoch"
+        assert leads in capfd.readouterr().out
         assert run(["status", str(members.data[0])]) == 0
         assert f"{granted.outbox_id} (orders): this member leads" in capfd.readouterr().out
         assert f"member 0 ({members.addresses[0]}) leads: run this there" in call(capfd, members.data[1], "--end")[1]

@@ -241,8 +241,8 @@ def test_the_operator_says_stopped_and_why(cp):
     before = contents(cp.parent)
     for answer in (run(cp, "--to", 5, stopped=False), run(cp, "--to", 5, reason=False)):
         assert answer.exit_code == 2
-    assert "say --stopped" in run(cp, "--to", 5, stopped=False).output
-    assert "on another file system" in run("hdfs://h/cp", "--to", 5).output
+    assert "give --stopped" in run(cp, "--to", 5, stopped=False).output
+    assert "is not a local directory" in run("hdfs://h/cp", "--to", 5).output
     assert contents(cp.parent) == before
 
 
@@ -395,7 +395,7 @@ def test_a_request_beside_an_interrupted_call_is_never_dropped_in_silence(cp, mo
         stop_after(1, patch)
         assert run(cp, "--to", 5).exit_code != 0
     answer = run(cp, "--to", again)
-    assert (answer.exit_code, "was not carried out" in answer.output) == (code, bool(code)), answer.output
+    assert (answer.exit_code, "is not done yet" in answer.output) == (code, bool(code)), answer.output
     assert offsets(cp, 3) == '{"orders":{"0":5,"1":5}}'
     assert not (cp / "offsets" / "4").exists()
 
@@ -580,7 +580,7 @@ def test_marks_that_can_not_be_moved_along_are_refused_by_name(cp, tmp_path):
         (("--marks", tmp_path / "none"), "name the directory that the job has as --marks"),
         (("--marks", "postgresql://db/shop"), "needs --table"),
         (("--marks", "kafka:marks"), "--bootstrap-servers"),
-        (("--table", "orders"), "--table is of --marks"),
+        (("--table", "orders"), "--table needs --marks DATABASE"),
         (("--bootstrap-servers", "broker:9092"), "are for --store kafka:TOPIC"),
     ):
         answer = run(cp, "--to", 5, *named)

@@ -85,7 +85,7 @@ def test_a_command_without_its_package_says_what_to_install(pushrep, monkeypatch
     assert "needs the Python package 'no_such_package_at_all'" in errors
     code, _, errors = pushrep("foreign")
     assert code == 1
-    assert "is no click command" in errors
+    assert "is not a click command" in errors
     code, output, _ = pushrep("--help")
     assert code == 0
     assert "(unavailable: entry point" in output
@@ -211,7 +211,7 @@ def test_broken_lines_are_skipped_by_name_on_request(pushrep, tmp_path):
     assert (summary["appended"], summary["bad_lines"], summary["blank_lines"]) == (4, 4, 1)
     named = [line.split(":")[0] for line in errors.splitlines()]
     assert named == ["skipped line 3", "skipped line 5", "skipped line 6", "skipped line 9"]
-    assert "no UTF-8 at byte 2" in errors
+    assert "not UTF-8 at byte 2" in errors
     assert values(tmp_path / "out", "t-0") == ["1,a", "3,c", "6,f", "8,h"]
     code, output, _ = pushrep(*run, "--json")
     assert (code, json.loads(output)["appended"]) == (0, 0)
@@ -233,10 +233,10 @@ def test_a_line_above_the_limit_is_named(pushrep, tmp_path):
         ("", ["--format", "csv"], 1, "the input is empty"),
         ("a,a\n", ["--format", "csv"], 1, "names a twice"),
         ('a,"b\n', ["--format", "csv"], 1, "the CSV's header, can't be read"),
-        ("a,b\n1,2\n", ["--format", "csv", "--partition-by", "c"], 1, "--partition-by c: the CSV has no such column"),
+        ("a,b\n1,2\n", ["--format", "csv", "--partition-by", "c"], 1, "--partition-by c: the CSV has no column c"),
         ("a\nsoon\n", ["--format", "csv", "--timestamp-column", "a"], 1, "line 2: column a: 'soon' is neither"),
-        ("a\n", ["--partition-by", "a"], 2, "add --format csv"),
-        ("a\n", ["--partition", "0", "--partition-by", "a", "--format", "csv"], 2, "exclude each other"),
+        ("a\n", ["--partition-by", "a"], 2, "is for --format csv"),
+        ("a\n", ["--partition", "0", "--partition-by", "a", "--format", "csv"], 2, "--partition-by, not both"),
         ("a\n", ["--partition", "1"], 2, "1 is not one of the 1 partitions"),
         ("a\n", ["--delimiter", "::"], 2, "is not one character"),
         ("a\n", ["--delimiter", '"'], 2, "is not one character"),

@@ -44,7 +44,7 @@ def test_a_promotion_prints_where_to_go_on_and_the_running_node_lets_go(pair, ca
     assert told[1] == "  orders-0: high watermark 3, log end 3, epoch 256"
     assert told[2] == f"open the service's Outbox on {directory} with replicas=[]"
     assert run(["replica", "adopt", str(tmp_path / "data-0"), str(tmp_path / "service")]) == 0
-    assert f"{tmp_path / 'service'} is {tmp_path / 'data-0' / directory.name} now" in capsys.readouterr().out
+    assert f"{tmp_path / 'service'} was moved to {tmp_path / 'data-0' / directory.name}\n" in capsys.readouterr().out
     with (
         ReplicaNode(tmp_path / "data-0", HERE) as old,
         Outbox.open(

@@ -99,7 +99,7 @@ def test_the_preview_tells_rows_records_and_marks_and_writes_nothing(repair, sin
     code, said, _ = repair(*words)
     assert code == 0
     assert "[25, 45)" in said
-    assert f"orders-0: the mark of producer {PID}, source partition 0 goes back to 24" in said
+    assert f"orders-0: the mark of producer {PID}, source partition 0 is lowered to 24" in said
     assert "nothing was written" in said
     assert store.history() == []
 
@@ -133,10 +133,10 @@ def test_without_to_all_rows_go_and_only_the_partition_that_is_named(repair, sin
 
 
 REFUSED = [
-    (["--from", "25"], "give --sink WHERE, or --append-only"),
-    (["--from", "25", "--append-only", "--sink", "./t"], "give --sink WHERE, or --append-only"),
-    (["--from", "25", "--to", "30", "--append-only"], "--to is for rows that are replaced"),
-    (["--from", "latest", "--sink", "./t"], "no place behind which rows stand"),
+    (["--from", "25"], "give either --sink WHERE, or --append-only"),
+    (["--from", "25", "--append-only", "--sink", "./t"], "give either --sink WHERE, or --append-only"),
+    (["--from", "25", "--to", "30", "--append-only"], "leave --to out"),
+    (["--from", "latest", "--sink", "./t"], "can't be used for a repair"),
     (["--from", "25", "--sink", "./nowhere"], "can't be read"),
     *((["--from", "25", "--sink", f"{kind}://bucket/orders"], f"{kind} is no file system") for kind in ("s3a", "gs")),
     (["--from", "25", "--sink", "./t", "--format", "json"], "json is neither parquet nor orc"),
@@ -144,8 +144,8 @@ REFUSED = [
     (["--from", "25", "--sink", "mysql://x/y"], "mysql"),
     (["--from", "25", "--sink", "postgresql://127.0.0.1:1/x", "--table", "orders"], "127.0.0.1"),
     (["--from", "100", "--sink", "SINK"], "beyond the end"),
-    (["--from", "2013-07-04T14:00", "--sink", "SINK"], "has read nothing from there on"),
-    (["--from", "25", "--to", "20", "--sink", "SINK"], "has read nothing from there on"),
+    (["--from", "2013-07-04T14:00", "--sink", "SINK"], "has read no record from --from on"),
+    (["--from", "25", "--to", "20", "--sink", "SINK"], "has read no record from --from on"),
 ]
 
 
@@ -159,7 +159,7 @@ def test_what_can_not_be_is_refused_before_anything_is_written(repair, store, tm
 
 def test_a_sink_without_such_rows_is_not_the_job_s(repair, store, tmp_path):
     code, _, said = repair("--from", "25", *fill(tmp_path, "database", range(20)))
-    assert (code, "is it the job's?" in said) == (1, True)
+    assert (code, "check that --sink is the job's" in said) == (1, True)
     assert store.history() == []
 
 

@@ -95,7 +95,7 @@ def test_json_says_all_of_a_record(pushrep, logs):
 def test_avro_is_a_file_that_avro_reads(pushrep, logs, tmp_path):
     target = tmp_path / "orders.avro"
     code, out, err = pushrep(logs, "orders-1", "--format", "avro", "--out", target, "--until", "6")
-    assert (code, out, err) == (0, b"", "6 records; go on with --from 6\n")
+    assert (code, out, err) == (0, b"", "6 records; continue with --from 6\n")
     with target.open("rb") as file:
         rows = list(fastavro.reader(file))
     assert [(row["offset"], row["key"], row["value"]) for row in rows] == [
@@ -164,7 +164,7 @@ def test_following_is_seen_at_once_and_ctrl_c_ends_it_clean(tmp_path):
                 running.send_signal(signal.SIGINT)
             out, err = running.stdout.read(), running.stderr.read()
     assert (running.returncode, out) == (130, "")
-    assert "5 records; go on with --from 6" in err
+    assert "5 records; continue with --from 6" in err
     assert "Traceback" not in err
 
 

@@ -122,7 +122,7 @@ def test_rule_9_what_would_be_dropped_is_told_before_anything_is_written(run, ou
 def test_rule_9_where_no_log_tells_how_far_a_consumer_is_that_is_told(run, out):
     """A group of Kafka keeps its positions there."""
     code, said, _ = set_(run, out, "--to", "-1h", "--unchecked", topic="payments")
-    assert (code, "no log here says how far billing at payments is" in said) == (0, True)
+    assert (code, "no log here to find the position of billing at payments" in said) == (0, True)
     code, said, _ = set_(run, out, "--to", "-1h", "--unchecked", "--reset-marks", topic="payments")
     assert (code, "no log here" in said) == (0, False)
 

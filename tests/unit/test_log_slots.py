@@ -143,7 +143,7 @@ def test_replay_goes_through_the_slots_or_takes_one(workers, run):
     assert one == [value.decode() for value in VALUES["slot-7/orders-1"][3:]]
     for options in (["--from", "3"], ["--follow"], ["--until", "3"], ["--format", "avro"]):
         said = run("replay", workers, "orders-1", *options, code=2)
-        assert "name one of slot-0/orders-1, slot-7/orders-1" in said
+        assert "give one of slot-0/orders-1, slot-7/orders-1" in said
     with ReplayClient(workers) as client:
         assert [one.name for one in client.recordings()] == list(VALUES)
         with client.replay(ReplayRequest("slot-7/orders-0", length=TO_END)) as replay:

@@ -155,9 +155,9 @@ def test_options_are_named_as_they_are_written_in_the_file_and_in_variables(tmp_
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('[append]\nformt = "csv"\n', "'formt', which is no option; did you mean 'format'?"),
-        ('[append]\ndurabilty = "flushed"\n', "'durabilty', which is no option; did you mean 'durability'?"),
-        ("[apend]\npartitions = 3\n", "no such command; did you mean [append]?"),
+        ('[append]\nformt = "csv"\n', "'formt', which is not an option; did you mean 'format'?"),
+        ('[append]\ndurabilty = "flushed"\n', "'durabilty', which is not an option; did you mean 'durability'?"),
+        ("[apend]\npartitions = 3\n", "there is no command apend; did you mean [append]?"),
         ("[log]\nsegment_bytes = 9999999\n", None),
         ("[elsewhere]\nx = 1\n", None),
     ],

@@ -224,7 +224,7 @@ def test_the_command_line_lists_and_keeps(world, node, client, stopped, capfd):
     assert pushrep("extend", where, "orders-0", "--leader-epoch", "3")[0] == 1
     assert pushrep("truncate", where, "orders-0", "--at", "49", "--yes")[:2] == (0, "orders-0 ends at offset 49\n")
     assert pushrep("purge", where, "1", "--before", "0", "--yes")[:2] == (0, "1 begins at offset 0\n")
-    assert "goes on at offset 49" in pushrep("extend", where, "1", "--leader-epoch", "512")[1]
+    assert "continues at offset 49" in pushrep("extend", where, "1", "--leader-epoch", "512")[1]
     code, out, _ = pushrep("delete", where, "orders-0", "--yes")
     assert (code, "is deleted" in out) == (0, True)
     code, _, err = pushrep("delete", where, "orders-0", "--yes")
