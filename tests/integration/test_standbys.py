@@ -465,7 +465,7 @@ def test_a_hold_keeps_every_standby_away_promote_works_and_the_next_leader_carri
         assert leads in capfd.readouterr().out
         assert run(["status", str(members.data[0])]) == 0
         assert f"{granted.outbox_id} (orders): this member leads" in capfd.readouterr().out
-        assert f"member 0 ({members.addresses[0]}) leads: run this there" in call(capfd, members.data[1], "--end")[1]
+        assert f"({members.addresses[0]}) leads: run this command there" in call(capfd, members.data[1], "--end")[1]
         for node in members.nodes[1:]:
             (shown,) = node.status().as_dict()["holds"]
             assert (shown["outbox_id"], shown["until_ms"]) == (str(granted.outbox_id), held["until_ms"])
