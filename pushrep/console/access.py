@@ -1,11 +1,12 @@
-"""Who may use which page, decided before the page runs. Passwords, sessions, tokens of forms; no sockets.
+"""Authentication and form tokens, checked before a page runs. No sockets.
 
-    on loopback          no login; a Host header that is no name of this machine is refused
-    with passwords       a session by cookie, begun at /login; 12 hours, or until the console is started again
-    POST, anywhere       from our own page: Origin and Sec-Fetch-Site say so, and the form has the session's token
+    on loopback          no login; a request is refused if its Host header does not name this machine
+    with passwords       /login begins a session with a cookie; it lasts 12 hours, or until the console is restarted
+    each POST            must come from this console: Origin, Sec-Fetch-Site and the session's token are checked
 
-Passwords: a line each, NAME:scrypt$N$r$p$salt$hash, both in base64. Memory for one check: 32 MiB. They are checked
-one at a time, with a pause of a second after a wrong one: 86,400 guesses a day.
+The file of passwords has a line NAME:scrypt$N$r$p$salt$hash for each user, salt and hash in base64. A check takes 32
+MiB of memory. One password is checked at a time, with a pause of a second after a wrong one: at most 86,400 guesses a
+day.
 """
 
 import base64
@@ -32,13 +33,13 @@ _MEMORY_BYTES = 64 << 20
 
 
 def hashed(password: str) -> str:
-    """What the file keeps of a password."""
+    """The salted hash of a password, for the file."""
     salt = secrets.token_bytes(_SALT_BYTES)
     return "$".join(("scrypt", str(_N), str(_R), str(_P), _text(salt), _text(_scrypt(password, salt, _N, _R, _P))))
 
 
 def read_passwords(file: Path) -> dict[str, str]:
-    """By name. Raises BadArgument for a file that can't be read, or a line that is none of ours."""
+    """{name: hash} of the file. Raises BadArgument if the file can't be read or a line is invalid."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
@@ -47,10 +48,10 @@ def read_passwords(file: Path) -> dict[str, str]:
 
 
 class ConsoleAccess:
-    """Sessions and their rights. Thread-safe.
+    """Sessions of users. Thread-safe.
 
-    passwords: by name; None on loopback, without login. pause: the time after a wrong one before the next is
-    checked.
+    passwords: hashes by name; None for no login, on loopback. pause: called after a wrong password, before the next one
+    is checked.
     """
 
     def __init__(
@@ -73,11 +74,13 @@ class ConsoleAccess:
         return self._passwords is not None
 
     def is_ours(self, request: Request) -> bool:
-        """Whether the Host header is a name of this machine: another site's name may resolve to this address, too."""
+        """Whether the request's Host header names this console. Without a login it must be a loopback name or address:
+        another site's name may resolve to this address, too (DNS rebinding).
+        """
         return self.wants_login or Address((request.url.hostname or "").strip("[]"), 1).is_loopback
 
     def session(self, request: Request) -> str:
-        """The request's session; a new one without login if it has none."""
+        """The request's session id; a new one, which is not logged in, if its cookie has none."""
         return request.cookies.get(self.cookie) or secrets.token_urlsafe(32)
 
     def user(self, session: str) -> str | None:
@@ -86,25 +89,27 @@ class ConsoleAccess:
         return name if time.monotonic() < until_s else None
 
     def token(self, session: str) -> str:
-        """The token that a form of this session has to hold."""
+        """The token that each form of this session has to contain."""
         return hmac.new(self._secret, session.encode(), "sha256").hexdigest()
 
     def check_form(self, request: Request, session: str, token: object) -> None:
-        """Raise HTTPException for a form that no page of ours sent in this session."""
+        """Raise HTTPException if the form was not sent by a page of this console in this session."""
         origin = request.headers.get("origin", "")
         is_own_site = request.headers.get("sec-fetch-site", "same-origin") in {"same-origin", "none"}
         is_own_page = origin in {"", f"{request.url.scheme}://{request.url.netloc}"}
         if not (is_own_site and is_own_page and hmac.compare_digest(str(token).encode(), self.token(session).encode())):
-            raise HTTPException(HTTPStatus.FORBIDDEN, "This form is another site's, or old: load the page again.")
+            raise HTTPException(
+                HTTPStatus.FORBIDDEN, "This form comes from another site, or its session is over: load the page again."
+            )
 
     def login(self, name: str, password: str) -> str | None:
-        """A new session; None for a wrong name or password, which take as long as right ones.
+        """A new session; None for a wrong name or password. A wrong name takes as long as a wrong password.
 
-        One at a time, so that guessing is slow and does not use the memory and threads of logged-in users: raises
-        HTTPException while another one is checked.
+        One password is checked at a time, so that guessing is slow, and does not take memory and threads from users
+        that are logged in. Raises HTTPException while another one is checked.
         """
         if not self._checking.acquire(blocking=False):
-            raise HTTPException(HTTPStatus.TOO_MANY_REQUESTS, "Another password is being checked: try again.")
+            raise HTTPException(HTTPStatus.TOO_MANY_REQUESTS, "Another login is being checked: try again in a second.")
         try:
             kept = (self._passwords or {}).get(name, self._stranger)
             if not _fits(password, kept) or kept is self._stranger:
@@ -119,7 +124,7 @@ class ConsoleAccess:
         return session
 
     def logout(self, session: str) -> None:
-        """Log the session out."""
+        """End the session."""
         with self._lock:
             self._users.pop(session, None)
 
@@ -132,13 +137,13 @@ def _entries(file: Path, lines: Iterable[str]) -> Iterable[tuple[str, str]]:
         try:
             _fits("", kept)
         except ValueError:
-            why = f"{file}, line {number}: it is no NAME:scrypt$...; make one with pushrep console --new-password NAME"
+            why = f"{file}, line {number} is not NAME:scrypt$...: make one with pushrep console --new-password NAME"
             raise BadArgument("passwords", why) from None
         yield name, kept
 
 
 def _fits(password: str, kept: str) -> bool:
-    """Raises ValueError for what `hashed` does not give."""
+    """Whether the password has this hash. Raises ValueError if `kept` is not a result of `hashed`."""
     kind, n, r, p, salt, wanted = kept.split("$")
     if kind != "scrypt":
         raise ValueError(kind)

@@ -1,4 +1,4 @@
-"""`pushrep console`: the web pages, until it is stopped (Ctrl-C, SIGTERM)."""
+"""`pushrep console`: serves the web pages until Ctrl-C or SIGTERM."""
 
 import signal
 import threading
@@ -24,7 +24,7 @@ def _new_password(context: click.Context, _parameter: click.Parameter, name: str
     if name is None:
         return
     if not name.isprintable() or ":" in name:
-        raise click.BadParameter(f"{name!r} is no name: printable, without a colon")
+        raise click.BadParameter(f"{name!r} can't be a name: give printable characters without a colon")
     click.echo(f"{name}:{hashed(click.prompt('Password', hide_input=True, confirmation_prompt=True, err=True))}")
     context.exit()
 
@@ -37,29 +37,41 @@ def _new_password(context: click.Context, _parameter: click.Parameter, name: str
     metavar="HOST:PORT",
     default="127.0.0.1:8090",
     show_default=True,
-    help="Port 0 lets the system choose.",
+    help="The address to serve the pages at. Port 0: the system chooses a port. Off loopback it needs --passwords, "
+    "--listen-cert and --listen-key.",
 )
 @click.option(
     "--every",
     type=click.FloatRange(0.1),
     default=2.0,
     show_default=True,
-    help="Seconds between two refreshes of each place.",
+    help="Seconds between two readings of each place.",
 )
 @click.option(
-    "--avro-schema", "schemas", multiple=True, metavar="TOPIC=FILE", help="For values of Avro, to be shown; repeatable."
+    "--avro-schema",
+    "schemas",
+    multiple=True,
+    metavar="TOPIC=FILE",
+    help="The Avro schema (JSON) of TOPIC's values, to show them as Avro. Repeat it for more.",
 )
 @click.option(
     "--marks", multiple=True, metavar="DIRECTORY[=FILE]",
-    help="A job's --marks, to be shown, and what it writes to --json FILE; repeatable.",
+    help="The --marks directory of a Spark job, to show its filter; FILE is the job's --json file, which has the "
+    "counts "
+    "of each batch. Repeat it for more.",
 )  # fmt: skip
-@click.option("--operate", is_flag=True, help="Startpoints may be set and cancelled; a line of JSON each on stderr.")
-@click.option("--passwords", type=PEM, help="Who may log in: lines of --new-password. Wanted off loopback.")
-@click.option("--listen-cert", type=PEM, help="The console's own certificate (PEM), for HTTPS. Wanted off loopback.")
-@click.option("--listen-key", type=PEM, help="Its private key (PEM).")
+@click.option(
+    "--operate",
+    is_flag=True,
+    help="Let users set and cancel startpoints; each change is also one JSON line on standard error.  [default: "
+    "read-only]",
+)
+@click.option("--passwords", type=PEM, help="A file with the users that may log in, lines of --new-password.")
+@click.option("--listen-cert", type=PEM, help="A PEM file: the console's certificate, for HTTPS.")
+@click.option("--listen-key", type=PEM, help="A PEM file: the private key of --listen-cert.")
 @click.option(
     "--new-password", metavar="NAME", is_eager=True, expose_value=False, callback=_new_password,
-    help="Ask for a password, print a line for --passwords, and end.",
+    help="Ask for a password, print the line for --passwords, and exit.",
 )  # fmt: skip
 @with_place("DIRECTORY/startpoints of each outbox")
 @tls_options
@@ -69,7 +81,7 @@ def console(  # noqa: PLR0913, PLR0917 - the options
     passwords: Path | None, listen_cert: Path | None, listen_key: Path | None, store: str | None, cert: Path | None,
     key: Path | None, ca: Path | None,
 ) -> None:  # fmt: skip
-    """Show outboxes and nodes in a browser: those in or below each DIRECTORY, and those at HOST:PORT.
+    """Serve web pages that show outboxes and nodes: those in or below each DIRECTORY, and nodes at HOST:PORT.
 
     \b
       pushrep console outbox copies
@@ -77,15 +89,16 @@ def console(  # noqa: PLR0913, PLR0917 - the options
       pushrep console --new-password ada >> passwords
       pushrep console --listen 0.0.0.0:8090 --passwords passwords --listen-cert web.pem --listen-key web.key
 
-    Without a place it shows the working directory and those below. Pages update themselves, and are read-only without
-    --operate. New outboxes and nodes appear within ten seconds. Prints one line when it listens.
+    Without an argument it shows the working directory and the directories below. Pages update themselves. New outboxes
+    and nodes appear within ten seconds. The command prints one line when it listens.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     if (listen_cert is None) != (listen_key is None):
-        raise click.UsageError("give --listen-cert and --listen-key, both or none")
+        raise click.UsageError("give both --listen-cert and --listen-key, or neither")
     if not listen.is_loopback and (passwords is None or listen_cert is None):
         raise click.UsageError(
-            f"{listen} is reached from other machines: give --passwords, --listen-cert and --listen-key, or listen on "
-            "127.0.0.1 and use a tunnel"
+            f"other machines reach {listen}: give --passwords, --listen-cert and --listen-key, or listen on 127.0.0.1 "
+            f"and "
+            "use an SSH tunnel"
         )
     settings = ConsoleSettings(
         every_s=every,

@@ -1,7 +1,7 @@
-"""Bars and lines as inline SVG, made on the server: they need no script, and colours come from the style sheet. Pure.
+"""Bars and lines as inline SVG. The server makes them, so they need no script; the style sheet has the colours. Pure.
 
 partition_bar      |start ░░ shipped ▓▓ stable ▒▒ end|      one scale for all partitions of a table
-sparkline, chart   the past as a line, with gaps where nothing is known
+sparkline, chart   past values as a line, with gaps for missing values
 """
 
 from collections.abc import Sequence
@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 _BAR_WIDTH = 240
-_SEEN = 3  # units: the least width of a part, so that it can be seen
+_SEEN = 3  # units: the least width of a part, so that it is visible
 _SPARK_WIDTH, _SPARK_HEIGHT = 90, 20
 _CHART_WIDTH, _CHART_HEIGHT = 640, 120
 
 
 def partition_bar(start: int, shipped: int | None, stable: int, end: int, *, longest: int) -> Markup:
-    """One log: what the topic has, what is stable, and the rest. longest: the highest end of the table.
+    """The bar of one log: shipped records, stable records, and the rest. longest: the highest end in the table.
 
-    shipped: None where the outbox has no topic. No part is narrower than a few units.
+    shipped: None if the outbox ships to no topic. A part that is not empty is at least 3 units wide.
     """
     at = [_scaled(offset, longest) for offset in (start, start if shipped is None else shipped, stable, end)]
     at[1], at[2] = max(at[0], min(at[1], at[3])), max(at[0], min(at[2], at[3]))
@@ -30,15 +30,15 @@ def partition_bar(start: int, shipped: int | None, stable: int, end: int, *, lon
         for name, left, right in zip(("s", "h", "t"), at, at[1:], strict=False)
         if right > left
     ]
-    # No quotes where HTML wants none: a page has hundreds of these.
-    return Markup(  # noqa: S704 - numbers and our own words only
+    # Attributes without quotes, which HTML allows: a page has hundreds of bars.
+    return Markup(  # noqa: S704 - only numbers and constants of this module
         f'<svg class=bar viewBox="-6 0 {_BAR_WIDTH + 6} 9" preserveAspectRatio=none aria-hidden=true>'
         f"{''.join(parts)}</svg>"
     )
 
 
 def sparkline(values: Sequence[float | None]) -> Markup:
-    """The past values, scaled from 0 to the highest."""
+    """A small line of past values, scaled from 0 to the highest."""
     highest = max((value for value in values if value is not None), default=0) or 1
     path = _line(values, highest, _SPARK_WIDTH, _SPARK_HEIGHT)
     return Markup(  # noqa: S704 - as above
@@ -47,7 +47,7 @@ def sparkline(values: Sequence[float | None]) -> Markup:
 
 
 def chart(values: Sequence[float | None]) -> Markup:
-    """As `sparkline`, large; the page writes the scale beside it."""
+    """A large line of past values; the template adds the scale."""
     highest = max((value for value in values if value is not None), default=0) or 1
     path = _line(values, highest, _CHART_WIDTH, _CHART_HEIGHT)
     return Markup(  # noqa: S704 - as above
@@ -62,7 +62,7 @@ def _scaled(offset: int, longest: int) -> int:
 
 
 def _line(values: Sequence[float | None], highest: float, width: int, height: int) -> str:
-    """An SVG path; a value alone between two holes is drawn as a short line."""
+    """An SVG path. A single value between two missing ones becomes a short line."""
     steps, is_drawing = [], False
     for number, value in enumerate(values):
         if value is None:

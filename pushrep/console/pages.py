@@ -1,7 +1,7 @@
-"""What the pages show beside the values of `pushrep status --json`: readings in, rows out. No clock, no disk, no HTML.
+"""Computes what the pages show from readings of `pushrep status --json`. No clock, no disk, no HTML.
 
-Templates show the status values themselves. This module computes the rest: which is worst, rates, the days until a disk
-is full, a node as its leaders see it, and what to do about each problem.
+Templates show the values of a status themselves. This module adds severities, rates, the days until a disk is full, the
+state of a node as its leaders report it, and advice for each problem.
 """
 
 import shlex
@@ -19,43 +19,46 @@ PARTITIONS_A_PAGE = 200
 _DAY_S = 86_400
 _RATE_S = 10.0  # the least time over which a rate is taken
 _SPARK_POINTS = 30
-_FILLING_S = 600.0  # the least time over which a disk's filling is measured
+_FILLING_S = 600.0  # the least time over which the growth of a disk's used bytes is measured
 _DAYS_SHOWN = 3650
 
 ADVICE: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "not_answering": (
-            "Its process may be stuck, or it is no outbox, node or log.",
+            "Check whether its process hangs, and whether the place is an outbox, a node or logs.",
             "pushrep status {at}",
         ),
-        "not_leading": ("Start the nodes that are down, or open it again.", "pushrep status {at} --partitions"),
-        "under_min_insync": ("Bring a member back, or replace a lost one.", "pushrep replica status {at} --partitions"),
-        "disk_full": ("Free space: appends go on by themselves then.", "pushrep log ls {at}"),
-        "damaged": ("See what is damaged before anything else.", "pushrep log verify {at}"),
-        "log_offline": ("See the node's log and its disk; then start the node again.", "pushrep log verify {at}"),
-        "kafka_away": ("See whether the brokers answer; records wait in the outbox.", "pushrep status {at} --watch"),
-        "shipping_stopped": ("Let the topic take the record, or skip it.", "pushrep outbox skip --help"),
-        "log_waits": ("The node's log says what it waits for.", "pushrep log verify {at}"),
+        "not_leading": ("Start the nodes that are down, or open the outbox again.", "pushrep status {at} --partitions"),
+        "under_min_insync": (
+            "Start a missing member, or replace a lost one.",
+            "pushrep replica status {at} --partitions",
+        ),
+        "disk_full": ("Free space on the disk: appends then continue by themselves.", "pushrep log ls {at}"),
+        "damaged": ("Find out what is damaged before you change anything.", "pushrep log verify {at}"),
+        "log_offline": ("Check the node's log lines and its disk; then restart the node.", "pushrep log verify {at}"),
+        "kafka_away": ("Check whether the brokers answer; records wait in the outbox.", "pushrep status {at} --watch"),
+        "shipping_stopped": ("Let the topic accept the record, or skip it.", "pushrep outbox skip --help"),
+        "log_waits": ("The node's log lines have the reason.", "pushrep log verify {at}"),
         "segment_damaged": (
-            "A member that answers repairs it. Without one, see what it held.",
+            "A member that answers repairs it. Without one, list the damaged offsets.",
             "pushrep log verify {at}",
         ),
-        "replica_away": ("See the node's log, and whether its address answers.", "pushrep status {at} --watch"),
+        "replica_away": ("Check the node's log lines, and whether its address answers.", "pushrep status {at} --watch"),
         "replay_stalled": (
-            "Start its consumer again, or end it: pushrep replica stop-session.",
+            "Restart its consumer, or end the session: pushrep replica stop-session.",
             "pushrep status {at}",
         ),
-        "disk_filling": ("Free space, or let retention go further.", "pushrep log ls {at}"),
-        "certificate_expires": ("Put a new one in its place; a service reads it at its start.", "pushrep certs --help"),
+        "disk_filling": ("Free space on the disk, or shorten retention.", "pushrep log ls {at}"),
+        "certificate_expires": ("Replace the certificate; a service reads it when it starts.", "pushrep certs --help"),
     }
 )
-"""What to do about each problem: words, and a command for a shell, to be copied."""
-assert ADVICE.keys() == BLOCKS.keys(), "every problem says what to do"
-_OF_A_NEWER_VERSION = ("It runs a newer pushrep, whose command says more.", "pushrep status {at}")
+"""Advice for each problem, and a shell command to copy."""
+assert ADVICE.keys() == BLOCKS.keys(), "each problem has its advice"
+_OF_A_NEWER_VERSION = ("This place runs a newer pushrep: use its command line.", "pushrep status {at}")
 
 
 class Severity(IntEnum):
-    """How urgent something is. Each has a word, a colour and a shape."""
+    """How urgent something is. The pages show each with a word, a colour and a shape."""
 
     FINE = 0
     IDLE = 1
@@ -67,7 +70,7 @@ class Severity(IntEnum):
 
 
 class Trouble(NamedTuple):
-    """A problem, and what to do."""
+    """A problem, with advice and a command."""
 
     severity: Severity
     problem: str
@@ -77,7 +80,7 @@ class Trouble(NamedTuple):
 
 
 class PlaceRow(NamedTuple):
-    """A place as a row. rate: records a second; disk: how much is left, in words."""
+    """The row of a place. rate: records a second; disk: free space, as text."""
 
     name: str
     title: str
@@ -90,14 +93,14 @@ class PlaceRow(NamedTuple):
 
     @property
     def found(self) -> Mapping[str, Any]:
-        """As `pushrep status --json` has it."""
+        """The PLACE of `pushrep status --json`."""
         return self.reading.found
 
 
 class NodeRow(NamedTuple):
-    """A node as its leaders see it. name: of its page; None if the console was not given the node.
+    """The row of a node, with what its leaders report. name: of its page; None if the console does not watch the node.
 
-    lag: records that it is not known to hold, of all outboxes; partitions, in_sync: of all outboxes.
+    lag: records of all outboxes that the node has not acknowledged; partitions, in_sync: of all outboxes.
     """
 
     address: str
@@ -114,7 +117,7 @@ class NodeRow(NamedTuple):
 
 
 class Series(NamedTuple):
-    """The values of the last hour, one each `STEP_S`, the newest last; None where nothing is known."""
+    """The values of the last hour, one for each `STEP_S`, the newest last; None for a missing value."""
 
     title: str
     unit: str
@@ -122,7 +125,7 @@ class Series(NamedTuple):
 
     @property
     def now(self) -> float | None:
-        """The newest."""
+        """The newest value."""
         return self.values[-1] if self.values else None
 
     @property
@@ -132,7 +135,7 @@ class Series(NamedTuple):
 
 
 class Fleet(NamedTuple):
-    """All places, the worst first. others: neither outboxes nor nodes."""
+    """All places, the worst first. others: those that are neither outboxes nor nodes. wrong: those with problems."""
 
     summary: str
     outboxes: list[PlaceRow]
@@ -142,7 +145,10 @@ class Fleet(NamedTuple):
 
 
 class Partitions(NamedTuple):
-    """Those of an outbox on a page. total: of those chosen; behind: how many are behind; longest: the highest end."""
+    """The partitions of an outbox on one page.
+
+    total: how many were chosen; behind: how many are behind; longest: the highest log end offset.
+    """
 
     shown: list[Mapping[str, Any]]
     first: int
@@ -152,7 +158,7 @@ class Partitions(NamedTuple):
 
 
 def fleet(readings: Iterable[Reading]) -> Fleet:
-    """All of them."""
+    """The page of all places."""
     rows = sorted(map(row_of, readings), key=lambda one: (-one.severity, one.name))
     by_kind = {kind: [one for one in rows if one.found["kind"] == kind] for kind in ("outbox", "node")}
     nodes = sorted(
@@ -162,14 +168,14 @@ def fleet(readings: Iterable[Reading]) -> Fleet:
     counts = f"{_many(len(by_kind['outbox']), 'outbox', 'outboxes')}, {_many(len(nodes), 'node', 'nodes')}"
     unwell = len({one.name for one in rows if one.severity >= Severity.WARN})
     unwell += sum(one.severity >= Severity.WARN and one.name is None for one in nodes)
-    summary = f"{counts}. {_many(unwell, 'wants', 'want') + ' a look.' if unwell else 'Nothing is wrong.'}"
-    summary = summary if rows else "Nothing is watched yet."
+    summary = f"{counts}. {_many(unwell, 'needs', 'need') + ' attention.' if unwell else 'No problems.'}"
+    summary = summary if rows else "No places are watched yet."
     others = [one for one in rows if one.found["kind"] not in by_kind]
     return Fleet(summary, by_kind["outbox"], nodes, others, wrong)
 
 
 def row_of(reading: Reading) -> PlaceRow:
-    """One place."""
+    """The row of one place."""
     found, past = reading.found, reading.past
     at = shlex.quote(found["place"])
     findings = tuple(
@@ -189,7 +195,7 @@ def row_of(reading: Reading) -> PlaceRow:
 
 
 def node_rows(outboxes: Iterable[PlaceRow], nodes: Iterable[PlaceRow]) -> Iterator[NodeRow]:
-    """The nodes that the console was given, and those to which the outboxes push."""
+    """The rows of the watched nodes, and of the nodes that the watched outboxes push to."""
     seen: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
     given = {one.found.get("address") or one.found["place"]: one for one in nodes}
     for row in outboxes:
@@ -221,7 +227,7 @@ def node_rows(outboxes: Iterable[PlaceRow], nodes: Iterable[PlaceRow]) -> Iterat
 
 
 def partitions_shown(found: Mapping[str, Any], first: int, *, only_behind: bool) -> Partitions:
-    """From the `first` on; only_behind: those that are behind."""
+    """The page of partitions that holds number `first`. only_behind: choose those that are behind."""
     parts = found.get("parts", ())
     behind = [one for one in parts if shipped_of(one, stable_of(one)) < one["log_end_offset"]]
     chosen = behind if only_behind else list(parts)
@@ -231,25 +237,25 @@ def partitions_shown(found: Mapping[str, Any], first: int, *, only_behind: bool)
 
 
 def stable_of(part: Mapping[str, Any]) -> int:
-    """The first offset that readers can't read yet."""
+    """min(high watermark, flushed offset): the first offset that readers can't read yet."""
     stable: int = min(part["high_watermark"], part["flushed_offset"])
     return stable
 
 
 def shipped_of(part: Mapping[str, Any], otherwise: Any = None) -> Any:
-    """The first offset that some topic has not acknowledged; `otherwise` without a topic, or if it is not known."""
+    """The first offset that some topic has not acknowledged; `otherwise` without a topic, or if it is unknown."""
     return min(part.get("shipped", {}).values(), default=otherwise)
 
 
 def severity_of(member: Mapping[str, Any]) -> Severity:
-    """Of a member of an outbox."""
+    """The severity of an outbox's member."""
     lag = member["lag"]
     is_behind = lag is not None and lag["in_sync"] < lag["partitions"]
     return Severity.WARN if member.get("trouble") or is_behind else Severity.FINE
 
 
 def rate_of(past: Sequence[Point]) -> float | None:
-    """Records a second, between now and the newest point that is ten seconds older; None: not known yet."""
+    """Records a second, since the newest point that is at least ten seconds old; None if there is no such point yet."""
     older = [point for point in past if past[-1].at_s - point.at_s >= _RATE_S]
     if not older:
         return None
@@ -257,7 +263,7 @@ def rate_of(past: Sequence[Point]) -> float | None:
 
 
 def rates_of(past: Sequence[Point]) -> tuple[float | None, ...]:
-    """Between each two points; None if a reading is missing between them."""
+    """Records a second between each two points; None if a reading between them is missing."""
     return tuple(
         None if after.at_s - before.at_s > 3 * STEP_S else max(0, after.end - before.end) / (after.at_s - before.at_s)
         for before, after in pairwise(past)
@@ -269,27 +275,29 @@ def series_of(past: Sequence[Point]) -> Iterator[Series]:
     """The charts of an outbox."""
     yield Series("Appended", "records a second", rates_of(past))
     for title, lags in (
-        ("Behind: the slowest replica", [point.replica_lag for point in past]),
-        ("Behind: the topic", [point.topic_lag for point in past]),
+        ("Lag of the slowest replica", [point.replica_lag for point in past]),
+        ("Lag of the topic", [point.topic_lag for point in past]),
     ):
         if any(lag is not None for lag in lags):
             yield Series(title, "records", lags)
 
 
 def commands_for(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Commands for the same in a shell."""
+    """Shell commands for a place, each with a title."""
     at = shlex.quote(found["place"])
-    yield "The same in a terminal", f"pushrep status {at} --watch"
+    yield "Status in a terminal", f"pushrep status {at} --watch"
     if found["kind"] == "outbox":
-        yield "Its newest records", f"pushrep read {at} {shlex.quote(found['topic'])} --from latest"
+        yield "Newest records", f"pushrep read {at} {shlex.quote(found['topic'])} --from latest"
     if "directory" in found or found["kind"] == "logs":
-        yield "Segments, who writes them", f"pushrep log ls {at}"
+        yield "Logs: segments, size, writer", f"pushrep log ls {at}"
     if found["kind"] == "outbox" and found["pid"] is None and any(one["records"] for one in found["destinations"]):
-        yield "Ship what is left", f"pushrep ship {at} --bootstrap-servers HOST:PORT"
+        yield "Ship the remaining records", f"pushrep ship {at} --bootstrap-servers HOST:PORT"
 
 
 def _disk_left(found: Mapping[str, Any], past: Sequence[Point]) -> str:
-    """`3.2 days, 1.4 GiB`: until it is full at the present rate; without a known rate the bytes alone."""
+    """`3.2 days, 1.4 GiB`: the time until the disk is full at its present growth, and its free bytes; `1.4 GiB free` if
+    it does not grow, or has been watched for less than ten minutes.
+    """
     if (disk := found.get("disk")) is None:
         return "-"
     free = disk["size_bytes"] - disk["used_bytes"]

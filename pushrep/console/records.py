@@ -1,6 +1,7 @@
-"""Records of one log as a page shows them: the source position of each, and its value as text, JSON, Avro or hex.
+"""The records of one log for a page: source partition and source offset of each, its value as text, JSON, Avro or hex.
 
-No part of a key, a value or a header leaves this module unless `AskedRecords.payloads` is set.
+Keys, values and headers are in the result only if `AskedRecords.payloads` is set. The sizes, and the 20 bytes of stream
+metadata, always are.
 """
 
 import io
@@ -21,21 +22,23 @@ from pushrep.log.directory_files import log_at
 from pushrep.records import Record
 
 Schema: TypeAlias = str | list[Any] | dict[Any, Any]
-"""Avro's, parsed."""
+"""A parsed Avro schema."""
 RECORDS_A_PAGE = 20
-_CHARACTERS = 4_000  # of a value: a page of the largest records stays small
+_CHARACTERS = 4_000  # shown of a value, so that a page of large records stays small
 _SCHEMA_ID_BYTES = 5  # of Confluent's wire format: 0, then the schema's id in four bytes
 _CONTAINER = b"Obj\x01"
 _HEX_LINE = 32
-_HEADERS = 50  # of a record
-_PARSED_BYTES = 256 << 10  # a larger value is shown unformatted: formatted, it would take many times its size
+_HEADERS = 50  # shown of a record
+_PARSED_BYTES = 256 << 10  # a larger value is shown as hex: parsed and formatted, it takes many times its size
 _UNREADABLE = (
     ValueError, EOFError, LookupError, TypeError, RecursionError, PushrepError, fastavro.schema.SchemaParseException,
 )  # fmt: skip
 
 
 class ShownPayload(NamedTuple):
-    """A record's payload in the form asked for. why: the form does not fit, so it is shown as hex."""
+    """A record's payload in the chosen form. why: the error, if the value does not have that form and is shown as
+    hex.
+    """
 
     key: str
     value: str
@@ -44,7 +47,9 @@ class ShownPayload(NamedTuple):
 
 
 class ShownRecord(NamedTuple):
-    """One record. key_hex: the 20 bytes of its metadata as (producer id, partition, offset); sizes in bytes."""
+    """One record. key_hex: the 20 bytes of its metadata in hex, as (producer id, partition, offset). payload: None if
+    payloads are hidden.
+    """
 
     offset: int
     timestamp_ms: int
@@ -56,7 +61,7 @@ class ShownRecord(NamedTuple):
 
 
 class RecordsPage(NamedTuple):
-    """Some records of a log that holds the offsets [first, last); `next` is the offset behind them."""
+    """Records of a log with the offsets [first, last). next: the offset to continue from."""
 
     records: list[ShownRecord]
     first: int
@@ -65,7 +70,7 @@ class RecordsPage(NamedTuple):
 
 
 class AskedRecords(NamedTuple):
-    """Which records, and how: from an offset, a time, `earliest` or `latest` on; form: a word of FORMS."""
+    """The query of a page. start: an offset, a time, `earliest` or `latest`. form: a key of FORMS."""
 
     partition: int = 0
     start: str = "latest"
@@ -74,9 +79,9 @@ class AskedRecords(NamedTuple):
 
 
 def records_page(directory: Path, topic: str, asked: AskedRecords, schema: Schema | None = None) -> RecordsPage:
-    """Of one log, as far as readers can read it. schema: of Avro's values.
+    """Stable records of one log. schema: for values in Avro.
 
-    Raises PushrepError, and click's BadParameter, for what can't be read.
+    Raises PushrepError and click.BadParameter.
     """
     carrier = carrier_of(directory, topic)
     with SegmentLog.open_reader(log_at(directory, topic, asked.partition)) as reader:
@@ -90,7 +95,7 @@ def records_page(directory: Path, topic: str, asked: AskedRecords, schema: Schem
 
 
 def read_schemas(given: Iterable[str]) -> dict[str, Schema]:
-    """Of TOPIC=FILE, a schema in Avro's JSON each. Raises BadArgument."""
+    """{topic: schema} of each TOPIC=FILE; a file has an Avro schema in JSON. Raises BadArgument."""
     found = {}
     for one in given:
         topic, equals, file = one.partition("=")
@@ -120,7 +125,7 @@ def _payload(record: Record, carrier: str, form: str, schema: Schema | None) -> 
     try:
         text = FORMS[form](value, schema)
     except _UNREADABLE as error:
-        text, why = _hex(value, None), f"It is no {form}, shown as hex: {error or type(error).__name__}"
+        text, why = _hex(value, None), f"The value is not {form}, it is shown as hex: {error or type(error).__name__}"
     is_metadata = carrier == "key" and metadata_of(record, carrier) is not None
     headers = [(_cut(name), _any(data)) for name, data in record.headers if name != METADATA_HEADER]
     if (more := len(headers) - _HEADERS) > 0:
@@ -142,14 +147,14 @@ def _cut(text: str) -> str:
 
 
 def _hex(value: bytes, _schema: object) -> str:
-    # Twice as many bytes as are shown are enough to say that more was there.
+    # A byte gives three characters, so these bytes give more than `_cut` shows.
     value = value[:_CHARACTERS]
     return "\n".join(value[at : at + _HEX_LINE].hex(" ") for at in range(0, len(value), _HEX_LINE))
 
 
 def _parsed(value: bytes) -> bytes:
     if len(value) > _PARSED_BYTES:
-        raise ValueError(f"{len(value):,} bytes are more than are laid out")
+        raise ValueError(f"{len(value):,} bytes are too many to format, at most {_PARSED_BYTES:,}")
     return value
 
 
@@ -162,17 +167,19 @@ def _avro(value: bytes, schema: Schema | None) -> str:
     if _parsed(value).startswith(_CONTAINER):
         found = list(fastavro.reader(io.BytesIO(value)))
     elif schema is None:
-        raise BadArgument("avro_schema", "no schema is known: start the console with --avro-schema TOPIC=FILE")
+        raise BadArgument(
+            "avro_schema", "the topic's schema is missing: start the console with --avro-schema TOPIC=FILE"
+        )
     else:
         body = value[_SCHEMA_ID_BYTES:] if value[:1] == b"\0" and len(value) > _SCHEMA_ID_BYTES else value
         rest = io.BytesIO(body)
         found = fastavro.schemaless_reader(rest, schema, None)
         if rest.read(1):
-            raise ValueError("bytes are left over: it was written with another schema")
+            raise ValueError("the value is longer than the schema says: it was written with another schema")
     return json.dumps(found, indent=2, ensure_ascii=False, default=str)
 
 
 FORMS: Mapping[str, Callable[[bytes, Schema | None], str]] = MappingProxyType(
     {"text": lambda value, _: value.decode(), "json": _json, "avro": _avro, "hex": _hex}
 )
-"""How a value is shown."""
+"""The forms of a value: name -> function of (value, schema) that returns text, or raises one of _UNREADABLE."""

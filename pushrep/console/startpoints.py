@@ -1,4 +1,4 @@
-"""Startpoints of one outbox's topic as a page shows them: pending ones, the history, and what a new one would do."""
+"""The startpoints of one outbox's topic for a page: the list, the history, and a dry run of a new one."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ _HISTORY_LINES = 200
 
 
 class AskedStartpoint(NamedTuple):
-    """A form's fields, as they were typed. partition, consumer: empty for every one."""
+    """The fields of the form, as typed. partition, consumer: empty for all."""
 
     consumer: str = ""
     partition: str = ""
@@ -28,33 +28,33 @@ class AskedStartpoint(NamedTuple):
 
     @classmethod
     def of(cls, fields: Mapping[str, object]) -> "AskedStartpoint":
-        """Of a query or a posted form."""
+        """From the fields of a query or a posted form."""
         return cls(**{name: str(fields.get(name, default)).strip() for name, default in cls._field_defaults.items()})
 
     def target(self, topic: str) -> Target:
-        """Whom it is for. Raises BadArgument."""
+        """The consumers and partitions that it is for. Raises BadArgument."""
         if self.partition and not self.partition.isdecimal():
-            raise BadArgument("partition", f"{self.partition!r} is no number; leave it empty for every partition")
+            raise BadArgument("partition", f"{self.partition!r} is not a number; leave it empty for every partition")
         return Target(self.consumer or None, topic, int(self.partition) if self.partition else None)
 
     def startpoint(self) -> Startpoint:
-        """Where. Raises ValueError, which BadArgument is."""
+        """Where to start. Raises ValueError (BadArgument is one)."""
         return parse_place(self.place, out_of_range=self.out_of_range, reset_marks=bool(self.reset_marks))
 
     def ttl_s(self) -> int | None:
-        """How long it may wait. Raises ValueError."""
+        """Seconds until it expires; None for never. Raises ValueError."""
         return None if self.ttl == "never" else parse_duration_s(self.ttl)
 
 
 class DryRun(NamedTuple):
-    """What a startpoint would do: a row for each reader, and one sentence."""
+    """What a startpoint would do: a row for each reader, and a summary."""
 
     rows: Sequence[Row]
     sentence: str
 
 
 class StartpointLine(NamedTuple):
-    """One that was written."""
+    """A startpoint that was written."""
 
     written: Written
     place: str
@@ -63,7 +63,7 @@ class StartpointLine(NamedTuple):
 
 
 def dry_run(directory: Path, store: StartpointStore, topic: str, asked: AskedStartpoint) -> DryRun:
-    """Nothing is written. Raises ValueError and PushrepError for invalid fields."""
+    """Resolve a startpoint without writing it. Raises ValueError and PushrepError for invalid fields."""
     target, startpoint = asked.target(topic), asked.startpoint()
     asked.ttl_s()
     rows = preview(directory, store, target, startpoint, now_ms=SYSTEM_CLOCK.wall_ms())
@@ -71,22 +71,22 @@ def dry_run(directory: Path, store: StartpointStore, topic: str, asked: AskedSta
     again, passed = sum(row.read_again for row in rows), sum(row.passed_by for row in rows)
     dropped = 0 if asked.reset_marks else again
     failing, unknown = sum(row.offset is None for row in rows), sum(row.checkpoint is None for row in rows)
-    parts = [f"would read {again:,} again, {dropped:,} of them dropped as replays where a replay filter follows"]
-    parts += [f"would pass {passed:,} by, which are never read"] if passed else []
-    parts += [f"would stop {failing} that it does not fit"] if failing else []
-    parts += [f"no checkpoint is kept of {unknown} of {len(rows)} partitions"] if unknown else []
+    parts = [f"would read {again:,} offsets again; a replay filter would drop {dropped:,} of them as replays"]
+    parts += [f"would skip {passed:,} offsets"] if passed else []
+    parts += [f"would fail in {failing} partitions, which it is out of range of"] if failing else []
+    parts += [f"{unknown} of {len(rows)} partitions have no checkpoint"] if unknown else []
     return DryRun(rows, f"{target}: {'; '.join(parts)}.")
 
 
 def write(directory: Path, store: StartpointStore, topic: str, asked: AskedStartpoint, author: str | None) -> int:
-    """Write it; its number. Raises ValueError and PushrepError, and writes nothing then."""
+    """Write the startpoint and return its number. Raises ValueError and PushrepError before anything is written."""
     target, startpoint, ttl_s = asked.target(topic), asked.startpoint(), asked.ttl_s()
     check_fits(directory, target, preview(directory, store, target, startpoint, now_ms=SYSTEM_CLOCK.wall_ms()))
     return store.write(target.consumer, topic, target.partition, startpoint, asked.reason, author=author, ttl_s=ttl_s)
 
 
 def lines_of(store: StartpointStore, topic: str) -> list[StartpointLine]:
-    """Those of the topic, the newest first."""
+    """The topic's startpoints, the newest first, 200 at most."""
     log = store.event_log()
     return [
         StartpointLine(one, place_text(one.startpoint), states_of(log, one.sequence), is_open(log, one.sequence))
@@ -96,7 +96,7 @@ def lines_of(store: StartpointStore, topic: str) -> list[StartpointLine]:
 
 
 def history_of(store: StartpointStore, topic: str) -> list[str]:
-    """What happened to those of the topic, the newest first."""
+    """The events of the topic's startpoints, the newest first, 200 at most."""
     facts = store.history()
     ours = {fact.sequence for fact in facts if isinstance(fact, Written) and fact.target.topic == topic}
     return [line_of(fact) for fact in reversed(facts) if fact.sequence in ours][:_HISTORY_LINES]

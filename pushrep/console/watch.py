@@ -1,10 +1,11 @@
-"""Reads the status of every place periodically, as `pushrep status` does, and keeps an hour of it.
+"""Reads the status of each place periodically, as `pushrep status` does, and keeps the last hour.
 
-    places ─ found again every 10 s ─▶ outboxes, nodes ─ a thread pool ─ look_at ─▶ Reading ─▶ pages.py
-                                                                          └─▶ past: a point each 10 s, an hour of them
+    arguments ─ searched every 10 s ─▶ outboxes, nodes ─ a thread pool ─ look_at ─▶ Reading ─▶ pages.py
+                                                                          └─▶ past: a point each 10 s, for an hour
 
-A page of one place reads that place's status anew; the page of all places shows the newest reading of each. A slow
-place is read less often, and one that does not answer does not delay the others. A reading is never changed.
+The page of one place reads its status again; the page of all places shows the newest reading of each. The watch reads a
+slow place less often. Eight threads read places, so up to seven that do not answer do not delay the others. A Reading
+does not change.
 """
 
 import logging
@@ -26,14 +27,14 @@ from pushrep.replicate.election_state import REPLICA_EPOCH_NAME
 _LOG = logging.getLogger("pushrep.console")
 STEP_S = 10.0
 PAST_S = 3600
-_DEPTH = 3  # <given>/<node>/<outbox id>/outbox.json
+_DEPTH = 3  # <argument>/<node>/<outbox id>/outbox.json
 _WORKERS = 8
-_REST = 10  # the least time to the next reading, as a multiple of the time that the last one took
-_FRESH_S = 1.0  # one reading serves all requests within this time
+_REST = 10  # the least pause before the next reading, as a multiple of the duration of the last one
+_FRESH_S = 1.0  # one reading answers all requests within this time
 
 
 class Point(NamedTuple):
-    """One moment of an outbox. `at_s` is monotonic; lags in records, None where nobody knows."""
+    """An outbox at one moment. `at_s` is monotonic; lags are in records, None if they are unknown."""
 
     at_s: float
     end: int
@@ -43,7 +44,7 @@ class Point(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """One reading. found: a PLACE of `pushrep status --json`, unchanged."""
+    """The status of a place at one moment. found: its PLACE of `pushrep status --json`."""
 
     name: str
     found: Mapping[str, Any]
@@ -52,12 +53,12 @@ class Reading(NamedTuple):
 
     @property
     def replica_lag(self) -> int | None:
-        """Records that the slowest replica is not known to hold; None: it has none, or no member leads."""
+        """Records that the slowest replica has not acknowledged; None if there is no replica or no leader."""
         return max((one["lag"]["records"] for one in self.found.get("members", ()) if one["lag"]), default=None)
 
     @property
     def topic_lag(self) -> int | None:
-        """Records that the slowest topic has not acknowledged; None: it ships to none."""
+        """Records that the slowest topic has not acknowledged; None if the outbox ships to no topic."""
         return max((one["records"] for one in self.found.get("destinations", ())), default=None)
 
 
@@ -73,9 +74,9 @@ class _Watched:
 
 
 class PlaceWatch:
-    """Every outbox and node at or below some places. Thread-safe; `start`, then `stop`.
+    """Watches all outboxes and nodes in or below some directories, or at addresses. Thread-safe; `start`, then `stop`.
 
-    every_s: how often each is read. on_news: called in a thread of the watch when there is a new reading.
+    every_s: seconds between two readings of a place. on_news: called after each reading, in a thread of the watch.
     """
 
     def __init__(self, places: Iterable[str], tls: SSLContext | None = None, *, every_s: float = 2.0) -> None:
@@ -87,7 +88,7 @@ class PlaceWatch:
         self.on_news: Callable[[], object] = lambda: None
 
     def start(self) -> None:
-        """Returns after the first reading of each, or after some seconds."""
+        """Start the threads. Returns after the first reading of each place, or after `every_s` + 3 seconds."""
         self._find()
         futures = [self._ask(name, one) for name, one in self._watched.items()]
         until = monotonic() + self._every_s + 3
@@ -99,7 +100,7 @@ class PlaceWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Its threads have ended when this returns, except those that wait for an answer."""
+        """Stop the threads. When this returns they have ended, except those that wait for the answer of a place."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -110,16 +111,16 @@ class PlaceWatch:
         return [one.reading for one in list(self._watched.values()) if one.reading is not None]
 
     def newest(self, name: str) -> Reading | None:
-        """The newest reading of one place; None if there is none of that name."""
+        """The newest reading of one place; None if there is no place of that name, or no reading yet."""
         one = self._watched.get(name)
         return None if one is None else one.reading
 
     def ask(self, name: str) -> Reading | None:
-        """One place as it is now, the partitions of an outbox too; None if there is none of that name."""
+        """Read one place now, with an outbox's partitions; None if there is no place of that name."""
         one = self._watched.get(name)
         if one is None:
             return None
-        with one.lock:  # requests that come meanwhile get the same answer
+        with one.lock:  # requests that wait here get the same reading
             if one.whole is None or monotonic() - one.whole[0] > _FRESH_S:
                 one.whole = monotonic(), self._read(name, one, with_partitions=True)
             return one.whole[1]
@@ -148,8 +149,8 @@ class PlaceWatch:
         try:
             one.reading = reading = self._read(name, one)
             _remember(one.past, reading)
-        except Exception:  # noqa: BLE001 - a page that shows the others is worth more
-            _LOG.exception("%s can't be looked at", one.place)
+        except Exception:  # noqa: BLE001 - the other places must still be shown
+            _LOG.exception("%s can't be read", one.place)
         finally:
             ended_s = monotonic()
             one.due_s = ended_s + max(self._every_s, _REST * (ended_s - began_s))
@@ -162,7 +163,9 @@ class PlaceWatch:
 
 
 def places_below(given: str) -> list[str]:
-    """The outboxes and nodes in or below a place; itself if there are none, so that a problem is shown for it."""
+    """The outboxes and nodes in or below a directory; `given` itself if there are none, so that its problem is
+    shown.
+    """
     return list(_found_in(Path(given), _DEPTH)) or [given]
 
 
@@ -171,7 +174,7 @@ def _found_in(path: Path, depth: int) -> Iterator[str]:
         yield from map(str, outboxes_at(path))
         return
     if (path / REPLICA_EPOCH_NAME).exists():
-        yield str(path)  # and the copies in it that a service leads
+        yield str(path)  # the search continues below: a service may lead an outbox there
     try:
         below = sorted(one for one in path.iterdir() if one.is_dir() and not one.is_symlink()) if depth else []
     except OSError:
@@ -193,7 +196,7 @@ def _named(places: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def _remember(past: "deque[Point]", reading: Reading) -> None:
-    """A point for each STEP_S; the last is always the newest reading."""
+    """Add the reading to `past`: one point for each STEP_S, the last of which is the newest reading."""
     if (end := reading.found.get("log_end_offsets")) is None:
         return
     used = (reading.found.get("disk") or {}).get("used_bytes")

@@ -1,6 +1,7 @@
-"""The pages over HTTP: a route each, what a browser may do with them, and a server in a thread of its own.
+"""The HTTP application: a route for each page, security headers, and a server in its own thread.
 
-A page is complete without a script. With one, `/live` sends an event at each change, and it fetches the page again.
+Pages are complete without JavaScript. With it, `/live` sends an event after each change, and the script fetches the
+page again.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import TracebackType
@@ -44,11 +46,11 @@ from pushrep.startpoints import STORE_NAME, StartpointStore
 
 _HERE = Path(__file__).parent
 _HEADERS = {
-    # No inline script, no inline style, nothing from elsewhere.
+    # No inline script, no inline style, nothing from other sites.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
     "X-Content-Type-Options": "nosniff",
-    # Without any referrer a browser would send our own forms with Origin: null.
+    # With no-referrer a browser would send our own forms with Origin: null.
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -64,7 +66,7 @@ _LOG = logging.getLogger("pushrep.console.audit")
 
 
 class CantListenThere(PushrepError):
-    """The console's address is taken, or none of this machine: give another `--listen`."""
+    """The console's address is in use, or does not belong to this machine: give another `--listen`."""
 
     def __init__(self, address: str, why: str) -> None:
         super().__init__(f"can't listen on {address}: {why}")
@@ -72,14 +74,14 @@ class CantListenThere(PushrepError):
 
 
 class Pages:
-    """Requests in, pages out."""
+    """The handlers of all routes."""
 
     def __init__(self, watch: PlaceWatch, news: "News", access: ConsoleAccess, settings: "ConsoleSettings") -> None:
         self._watch, self._news, self._access, self._settings = watch, news, access, settings
         self._templates = _environment()
 
     def routes(self) -> list[Route | Mount]:
-        """Of the application; routes that change something are there only with `operate`."""
+        """The application's routes. Those that change something exist only with `operate`."""
         changing = [
             Route("/outbox/{name}/startpoints", self.set_startpoint, methods=["POST"]),
             Route("/outbox/{name}/startpoints/{number:int}/cancel", self.cancel_startpoint, methods=["POST"]),
@@ -99,26 +101,26 @@ class Pages:
         ]
 
     def fleet(self, request: Request) -> Response:
-        """Everything that is watched, worst first."""
+        """All watched places, the worst first."""
         page = pages.fleet(self._watch.readings())
         return self._shown(request, "fleet.html", page=page, at_ms=SYSTEM_CLOCK.wall_ms(), title="Fleet")
 
     def outbox(self, request: Request) -> Response:
-        """One outbox: ?from= and ?only=behind choose partitions."""
+        """One outbox. ?from= and ?only=behind choose partitions."""
         row = _row(self._watch.ask(request.path_params["name"]), "outbox")
         only_behind = request.query_params.get("only") == "behind"
         parts = pages.partitions_shown(row.found, _number(request, "from"), only_behind=only_behind)
         return self._shown(request, "outbox.html", row=row, parts=parts, only_behind=only_behind, title=row.name)
 
     def node(self, request: Request) -> Response:
-        """One node: ?from= chooses logs."""
+        """One node. ?from= chooses logs."""
         row = _row(self._watch.ask(request.path_params["name"]), "node")
         last = max(0, len(row.found.get("logs", ())) - 1)
         first = min(_number(request, "from"), last) // pages.PARTITIONS_A_PAGE * pages.PARTITIONS_A_PAGE
         return self._shown(request, "node.html", row=row, first=first, title=row.name)
 
     def records(self, request: Request) -> Response:
-        """Some records of one log of an outbox; their payloads only with ?payloads=shown."""
+        """Records of one log of an outbox, with payloads only if ?payloads=shown."""
         row = self._outbox(request)
         query = request.query_params
         asked = AskedRecords(
@@ -136,26 +138,26 @@ class Pages:
         return self._shown(request, "records.html", row=row, asked=asked, page=page, why=why, forms=FORMS, title=title)
 
     def filters(self, request: Request) -> Response:
-        """The marks of each query that was named, as they are now."""
+        """The present marks of each query of `--marks`."""
         looks = [look_at_marks(place) for place in self._settings.marks]
         return self._shown(request, "filter.html", looks=looks, at_ms=SYSTEM_CLOCK.wall_ms(), title="Filters")
 
     def startpoints(self, request: Request) -> Response:
-        """Those of an outbox's topic, and what one more would do: the fields of AskedStartpoint."""
+        """The startpoints of an outbox's topic, and a dry run of the one in the query (fields of AskedStartpoint)."""
         return self._startpoints(request, AskedStartpoint.of(request.query_params))
 
     async def set_startpoint(self, request: Request) -> Response:
-        """Write the startpoint of the form, and show the list."""
+        """Write the form's startpoint, and show the list."""
         asked = AskedStartpoint.of(await self._posted(request))
         return await run_in_threadpool(self._set_startpoint, request, asked)
 
     async def cancel_startpoint(self, request: Request) -> Response:
-        """Cancel one, and show the list."""
+        """Cancel a startpoint, and show the list."""
         reason = (await self._posted(request)).get("reason", "")
         return await run_in_threadpool(self._cancel_startpoint, request, reason)
 
     async def login(self, request: Request) -> Response:
-        """A name and a password begin a session."""
+        """Show the login form, or begin a session with the posted name and password."""
         if request.method == "GET":
             return self._shown(request, "login.html", title="Log in", why=None)
         form = await self._posted(request)
@@ -168,19 +170,20 @@ class Pages:
         return RedirectResponse("/", 303)
 
     async def logout(self, request: Request) -> Response:
-        """The session is over."""
+        """End the session."""
         await self._posted(request)
         self._access.logout(request.state.session)
         return RedirectResponse("/login", 303)
 
     def live(self, request: Request) -> Response:
-        """Server-sent events: `news` at each change, now and then a comment."""
+        """Server-sent events: `news` after a change, and a comment every 15 s to keep the connection alive."""
         return StreamingResponse(self._news.stream(request.is_disconnected), media_type="text/event-stream")
 
     def error(self, request: Request, error: Exception) -> Response:
-        """Any other path."""
+        """The page of an HTTPException: an unknown path, or a refused request."""
         assert isinstance(error, HTTPException)
-        return self._shown(request, "error.html", error.status_code, title="Not here", why=error.detail)
+        title = HTTPStatus(error.status_code).phrase
+        return self._shown(request, "error.html", error.status_code, title=title, why=error.detail)
 
     def _startpoints(self, request: Request, asked: AskedStartpoint, why: str | None = None) -> Response:
         row = self._outbox(request)
@@ -231,7 +234,7 @@ class Pages:
                 yield store
 
     async def _posted(self, request: Request) -> dict[str, str]:
-        """The fields of a form of ours. Raises HTTPException."""
+        """The fields of a posted form, after its checks. Raises HTTPException."""
         body = b""
         async for chunk in request.stream():
             body += chunk
@@ -247,7 +250,7 @@ class Pages:
         self._settings.audit(json.dumps(line))
 
     def _outbox(self, request: Request) -> pages.PlaceRow:
-        """For a page that shows only which outbox it is."""
+        """The row of the outbox in the path, from its newest reading. Raises HTTPException."""
         row = _row(self._watch.newest(request.path_params["name"]), "outbox")
         if row.found["kind"] != "outbox":
             raise HTTPException(404, str(row.found["why"]))
@@ -266,7 +269,7 @@ class Pages:
 
 
 class News:
-    """Notifies every open page of changes, at most once in `every_s`."""
+    """Notifies each open page of changes, at most once in `every_s`."""
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
@@ -274,15 +277,15 @@ class News:
         self._stopping = threading.Event()
 
     def notify(self) -> None:
-        """From any thread."""
+        """Note a change. May be called from any thread."""
         self._number += 1
 
     def stop(self) -> None:
-        """Every stream ends."""
+        """End all streams."""
         self._stopping.set()
 
     async def stream(self, is_gone: Callable[[], Awaitable[bool]]) -> AsyncIterator[str]:
-        """Events until the reader is gone."""
+        """Yield events until the browser disconnects, or `stop`."""
         sent, silent_s = self._number, 0.0
         yield f"retry: 2000\n\nevent: hello\ndata: {sent}\n\n"
         while not self._stopping.is_set() and not await is_gone():
@@ -297,9 +300,9 @@ class News:
 
 
 def look_at_marks(named: str) -> Mapping[str, Any]:
-    """A query's marks, of DIRECTORY or DIRECTORY=EVENTS; `why` where they can't be read.
+    """The marks of a query. named: DIRECTORY or DIRECTORY=EVENTS. The result has `why` if they can't be read.
 
-    spark_jobs reads them; it is found by its entry point.
+    spark_jobs reads them; this package may not import it, and finds it by its entry point.
     """
     place, _, events = named.partition("=")
     for entry in entry_points(group=MARKS_GROUP):
@@ -310,12 +313,12 @@ def look_at_marks(named: str) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsoleSettings:
-    """How a console is run.
+    """The settings of a console.
 
-    every_s: how often places are read, and pages notified. schemas: Avro's, by topic. startpoints: the
-    store of every outbox; None: each one's own. marks: of queries, see look_at_marks. operate: whether startpoints may
-    be set. audit: gets a line of JSON for every change. passwords: by name, see access.py; certificate: a file of a
-    certificate and one of its key.
+    every_s: the least time between two events of a page, in seconds. schemas: Avro schemas by topic. startpoints: the
+    store of all outboxes; None: each outbox has its own. marks: of queries, see look_at_marks. operate: whether users
+    may set and cancel startpoints. audit: called with one JSON line for each change and login. passwords: hashes by
+    name, see access.py; None: no login. certificate: the files of a certificate and its key, for HTTPS.
     """
 
     every_s: float = 2.0
@@ -329,7 +332,9 @@ class ConsoleSettings:
 
 
 class ConsoleServer:
-    """Listens once it is made, until `stop`; use it in `with`. Raises CantListenThere, BadArgument."""
+    """A server that listens from its construction until `stop`. A context manager. Raises CantListenThere,
+    BadArgument.
+    """
 
     def __init__(self, address: Address, watch: PlaceWatch, settings: ConsoleSettings | None = None) -> None:
         settings = settings or ConsoleSettings()
@@ -352,7 +357,7 @@ class ConsoleServer:
         self._socket = _listen(address)
         host, port = self._socket.getsockname()[:2]
         self.address = Address(host, port)
-        """Where it listens."""
+        """The address that the server listens on."""
         self.url = f"http{'' if cert is None else 's'}://{self.address}"
         watch.on_news = self._news.notify
         self._server = uvicorn.Server(config)
@@ -361,7 +366,7 @@ class ConsoleServer:
         self._thread.start()
 
     def stop(self) -> None:
-        """It answers no request any more when this returns."""
+        """Stop the server and the watch. When this returns, no request is answered any more."""
         self._news.stop()
         self._server.should_exit = True
         self._thread.join(_STOP_S)
@@ -379,7 +384,7 @@ class ConsoleServer:
 
 
 def application(watch: PlaceWatch, news: News, settings: ConsoleSettings) -> Starlette:
-    """What the server serves."""
+    """The ASGI application, with access checks and headers around each route."""
     access = ConsoleAccess(settings.passwords, is_tls=settings.certificate is not None)
     shown = Pages(watch, news, access, settings)
     found = Starlette(routes=shown.routes(), exception_handlers={HTTPException: shown.error})
@@ -387,7 +392,7 @@ def application(watch: PlaceWatch, news: News, settings: ConsoleSettings) -> Sta
     async def guarded(request: Request, go_on: Callable[[Request], Awaitable[Response]]) -> Response:
         request.state.session = session = access.session(request)
         if not access.is_ours(request):
-            answer: Response = PlainTextResponse("This console has another name.", 421)
+            answer: Response = PlainTextResponse("This console has another name: use localhost or 127.0.0.1.", 421)
         elif access.wants_login and access.user(session) is None and not request.url.path.startswith(_OPEN):
             answer = RedirectResponse("/login", 303)
         else:
@@ -405,7 +410,7 @@ def application(watch: PlaceWatch, news: News, settings: ConsoleSettings) -> Sta
 
 def _row(reading: Reading | None, kind: str) -> pages.PlaceRow:
     if reading is None or reading.found["kind"] not in {kind, "unknown"}:
-        raise HTTPException(404, f"There is no {kind} of that name: it may have been removed.")
+        raise HTTPException(404, f"There is no {kind} of this name: it may have been removed.")
     return pages.row_of(reading)
 
 
@@ -448,7 +453,7 @@ def _environment() -> jinja2.Environment:
 
 
 def _count(number: object) -> str:
-    """With thousands separated; a dash for a field that the reading lacks."""
+    """The number with commas between thousands; a dash for a field that the reading lacks."""
     return count(round(number)) if isinstance(number, int | float) else "-"
 
 

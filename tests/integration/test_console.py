@@ -297,7 +297,7 @@ def test_the_20_bytes_are_taken_apart(outbox_of_values):
 def test_a_value_that_is_not_what_was_asked_for_and_a_start_that_is_none_say_so(outbox_of_values):
     with serve(outbox_of_values.directory) as server:
         _, _, page = get(server, "/outbox/outbox/records?partition=1&from=3&as=json&payloads=shown")
-        assert "no json, shown as hex" in cells(page, "record-table")[0][5]
+        assert "not json, it is shown as hex" in cells(page, "record-table")[0][5]
         for start, word in (
             ("99", "holds the offsets [0, 4)"),
             ("tomorrow", "ISO 8601"),
@@ -380,10 +380,10 @@ PAGE = "/outbox/outbox/startpoints"
 def test_a_dry_run_says_what_would_be_read_again(consumed):
     with serve(consumed) as server:
         _, _, page = get(server, f"{PAGE}?{urlencode(FORM)}")
-        assert "would read 20 again, 20 of them dropped as replays" in page
+        assert "would read 20 offsets again; a replay filter would drop 20 of them as replays" in page
         assert cells(page, "dry-run-table") == [["billing", "0", "0 to 40", "30", "10", "20", "0", ""]]
         _, _, page = get(server, f"{PAGE}?{urlencode(FORM | {'reset_marks': 'yes'})}")
-        assert "would read 20 again, 0 of them dropped" in page
+        assert "would read 20 offsets again; a replay filter would drop 0 of them" in page
         code, _, page = get(server, f"{PAGE}?{urlencode(FORM | {'place': 'nowhere'})}")
         assert code == 422
         assert "is not a place to start" in unescape(page)

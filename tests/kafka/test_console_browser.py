@@ -338,13 +338,13 @@ def a_startpoint_is_set_by_hand_and_the_query_applies_it(server, page, fleet):
         page.get_by_role("button", name="Dry run").click()
         at = {one.reader.partition: one.offset for one in store.checkpoints()}.get(0)
         count = 0 if at is None else max(0, at - 5)
-        wanted = f"would read {count} again, {count} of them dropped"
+        wanted = f"would read {count} offsets again; a replay filter would drop {count} of them"
         said = page.locator(".dry-run").inner_text()
         return wanted in said and ("no checkpoint" in said) == (at is None)
 
     with StartpointStore.open(fleet.world.root / "payments" / STORE_NAME) as store:
         wait_until(is_told, "a dry run counts from the checkpoint", 0.2)
-    page.get_by_label("Reason, kept as history").fill("wrote nonsense")
+    page.get_by_label("Reason, stored in the history").fill("wrote nonsense")
     page.get_by_role("button", name="Set this startpoint").click()
     row = page.locator("#startpoint-table tbody tr")
     sync_api.expect(row).to_contain_text("wrote nonsense")
@@ -388,7 +388,7 @@ def orders(tmp_path):
 def test_without_operate_there_is_nothing_to_press(orders, tab):
     with serve(orders) as server:
         page = tab(f"{server.url}{PAGE}?{urlencode(FORM)}")
-        sync_api.expect(page.locator(".dry-run")).to_contain_text("would read 20 again")
+        sync_api.expect(page.locator(".dry-run")).to_contain_text("would read 20 offsets again")
         assert page.locator("form[method=post]").count() == 0
 
 

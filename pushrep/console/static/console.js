@@ -1,5 +1,5 @@
-// What a page does by itself: it is fetched again when there is something new, and a command can be copied.
-// Without this script a page is whole, and stands still.
+// Fetches the page again after each `news` event, and adds Copy buttons to commands.
+// Without this script pages are complete, but do not update.
 "use strict";
 
 const canCopy = Boolean(navigator.clipboard);
@@ -20,7 +20,7 @@ function showStale(is) {
   for (const word of document.querySelectorAll(".stale")) word.hidden = !is;
 }
 
-// Morphed into place, so that focus, selection and what is open stay.
+// Idiomorph changes only the elements that differ, so that focus, selection and open elements stay.
 async function refresh() {
   try {
     const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
