@@ -1,9 +1,9 @@
-"""The names, types and help of all metrics (FAMILIES); and what each collector is made of, filled when scraped.
+"""The names, types and help of all metrics (FAMILIES), and the parts that all collectors share.
 
-Names follow Prometheus' guide: `pushrep_`, base units at the end (`_bytes`, `_seconds`, `_timestamp_seconds` since
-1970), counters end in `_total`. FAMILIES is the whole of it; docs/metrics.md is made from it.
-Values are set by the collectors of pushrep/outbox/metrics.py and pushrep/replicate/node_metrics.py.
-All of them need the extra `metrics` (prometheus-client), and are imported only where metrics are asked for.
+Names follow Prometheus' guide: they begin with `pushrep_`, end with the base unit (`_bytes`, `_seconds`,
+`_timestamp_seconds` since 1970), and counters end in `_total`. docs/metrics.md is generated from FAMILIES. The
+collectors here and in pushrep/outbox/metrics.py and pushrep/replicate/node_metrics.py read the values at each scrape.
+These modules need the extra `metrics` (prometheus-client), and are imported only by programs that use them.
 
     REGISTRY.register(FilterCollector(consumer, name="billing"))             a filtering consumer, or a CountsListener
     REGISTRY.register(StartpointCollector(store))
@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 from filtering.extras import needed_by
 
 with needed_by("the collector for Prometheus"):
-    import prometheus_client  # noqa: F401 - the message says how to get it
+    import prometheus_client  # noqa: F401 - without it, needed_by raises an error that names the extra to install
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -36,7 +36,9 @@ from pushrep.startpoints.store import StartpointStore
 
 
 class Family(NamedTuple):
-    """One metric. name: as it is scraped. by: the collectors that show it. labels: those of each sample, in order."""
+    """One metric. name: as scraped. by: which collectors expose it. labels: the label names of each sample, in
+    order.
+    """
 
     name: str
     by: str
@@ -45,7 +47,7 @@ class Family(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """As Prometheus calls it."""
+        """The metric's type in Prometheus: counter, gauge or histogram."""
         if self.name.endswith("_total"):
             return "counter"
         return "histogram" if self.name.endswith("_duration_seconds") else "gauge"
@@ -60,59 +62,109 @@ _R = (*_O, "replica")
 FAMILIES: Mapping[str, Family] = {
     name: Family(name, by, labels, help_)
     for name, by, labels, help_ in (
-        ("pushrep_build_info", _ALL, ("version", "python"), "Always 1; the labels say what runs."),
-        ("pushrep_problem", _ALL, (*_O, "problem"), "1 while `pushrep status` shows this problem."),
-        ("pushrep_certificate_expiry_timestamp_seconds", _ALL, (*_O, "use"), "When a certificate, or its CA, expires."),
+        ("pushrep_build_info", _ALL, ("version", "python"), "Always 1; the labels have the versions."),
+        ("pushrep_problem", _ALL, (*_O, "problem"), "1 while `pushrep status` shows this problem, else 0."),
+        (
+            "pushrep_certificate_expiry_timestamp_seconds",
+            _ALL,
+            (*_O, "use"),
+            "Unix time when the certificate or its CA expires, whichever is earlier.",
+        ),
         # -- appending
         ("pushrep_append_records_total", _OUTBOX, _O, "Records written to the logs."),
         ("pushrep_append_bytes_total", _OUTBOX, _O, "Bytes of record batches written to the logs."),
         ("pushrep_append_batches_total", _OUTBOX, _O, "Record batches written to the logs."),
-        ("pushrep_append_refused_total", _OUTBOX, (*_O, "reason"), "Appends that were refused, by the error."),
+        ("pushrep_append_refused_total", _OUTBOX, (*_O, "reason"), "Calls of append that were refused, by error."),
         ("pushrep_append_failed_records_total", _OUTBOX, (*_O, "reason"), "Accepted records that failed, by error."),
-        ("pushrep_append_duration_seconds", _OUTBOX, _O, "From a batch's first record to the log, synced if FLUSHED."),
-        ("pushrep_acknowledge_duration_seconds", _OUTBOX, _O, "From a batch's first record to its receipts."),
-        ("pushrep_outbox_buffer_bytes", _OUTBOX, _O, "Records neither acknowledged nor failed yet."),
-        ("pushrep_outbox_buffer_limit_bytes", _OUTBOX, _O, "The setting buffer_bytes: at it appends wait."),
+        (
+            "pushrep_append_duration_seconds",
+            _OUTBOX,
+            _O,
+            "Time from a batch's first record to the write of the batch, with durability FLUSHED to its sync.",
+        ),
+        (
+            "pushrep_acknowledge_duration_seconds",
+            _OUTBOX,
+            _O,
+            "Time from a batch's first record to the acknowledgement of the batch.",
+        ),
+        ("pushrep_outbox_buffer_bytes", _OUTBOX, _O, "Bytes of records that are neither acknowledged nor failed yet."),
+        ("pushrep_outbox_buffer_limit_bytes", _OUTBOX, _O, "The setting buffer_bytes: above it, append waits."),
         # -- leading
-        ("pushrep_outbox_state", _OUTBOX, (*_O, "state"), "1 in the state that the outbox is in."),
-        ("pushrep_outbox_epoch", _OUTBOX, _O, "Leader epoch of its grant, -1 without one."),
+        ("pushrep_outbox_state", _OUTBOX, (*_O, "state"), "1 for the outbox's present state, 0 for the others."),
+        ("pushrep_outbox_epoch", _OUTBOX, _O, "Leader epoch of the outbox's grant, -1 without a grant."),
         (
             "pushrep_takeovers_held_until_timestamp_seconds",
             _BOTH,
             _O,
             "Unix time until which no standby takes over by itself (`pushrep outbox hold`); 0: takeovers are not held.",
         ),
-        ("pushrep_outbox_min_insync_replicas", _OUTBOX, _O, "Members that acks=ALL needs in sync, at least."),
-        ("pushrep_outbox_in_sync_members_min", _OUTBOX, _O, "Members in the smallest in-sync set."),
-        ("pushrep_outbox_under_min_insync_partitions", _OUTBOX, _O, "Partitions that refuse acks=ALL now."),
+        ("pushrep_outbox_min_insync_replicas", _OUTBOX, _O, "In-sync members that an append with acks=ALL needs."),
+        ("pushrep_outbox_in_sync_members_min", _OUTBOX, _O, "Members in the smallest in-sync set of all partitions."),
+        (
+            "pushrep_outbox_under_min_insync_partitions",
+            _OUTBOX,
+            _O,
+            "Partitions with fewer than min_insync_replicas in-sync members: they refuse acks=ALL.",
+        ),
         ("pushrep_outbox_damaged_partitions", _OUTBOX, _O, "Partitions whose log lost records that were on disk."),
-        ("pushrep_replica_lag_records", _OUTBOX, (*_R, "address"), "How far it lags: records not known to be there."),
-        ("pushrep_replica_lag_bytes", _OUTBOX, (*_R, "address"), "The same in bytes."),
-        ("pushrep_replica_lag_seconds", _OUTBOX, (*_R, "address"), "Age of the oldest of these records."),
-        ("pushrep_replica_in_sync_partitions", _OUTBOX, (*_R, "address"), "Partitions in whose in-sync set it is."),
-        ("pushrep_replica_sessions", _OUTBOX, (*_R, "address"), "Live push sessions."),
-        ("pushrep_replica_refusals_total", _OUTBOX, (*_R, "code"), "Answers of a replica with an error, by code."),
-        ("pushrep_replica_connections_lost_total", _OUTBOX, _R, "Connections that broke; the leader connects again."),
-        ("pushrep_follower_not_caught_up_total", _OUTBOX, _R, "Times that it lagged beyond replica_lag_max_ms."),
+        ("pushrep_replica_lag_records", _OUTBOX, (*_R, "address"), "Records that the replica has not acknowledged."),
+        ("pushrep_replica_lag_bytes", _OUTBOX, (*_R, "address"), "Bytes that the replica has not acknowledged."),
+        (
+            "pushrep_replica_lag_seconds",
+            _OUTBOX,
+            (*_R, "address"),
+            "Age of the oldest record that the replica has not acknowledged.",
+        ),
+        (
+            "pushrep_replica_in_sync_partitions",
+            _OUTBOX,
+            (*_R, "address"),
+            "Partitions whose in-sync set contains the replica.",
+        ),
+        ("pushrep_replica_sessions", _OUTBOX, (*_R, "address"), "Push sessions to the replica that are open."),
+        ("pushrep_replica_refusals_total", _OUTBOX, (*_R, "code"), "Error responses of the replica, by code."),
+        (
+            "pushrep_replica_connections_lost_total",
+            _OUTBOX,
+            _R,
+            "Connections to the replica that broke; the leader reconnects.",
+        ),
+        (
+            "pushrep_follower_not_caught_up_total",
+            _OUTBOX,
+            _R,
+            "Times that the replica left the in-sync set because it lagged longer than replica_lag_max_ms.",
+        ),
         ("pushrep_push_session_ends_total", _OUTBOX, (*_O, "reason"), "Push sessions that ended, by reason."),
         ("pushrep_push_buffer_bytes", _OUTBOX, _O, "Bytes of records kept in memory for replicas."),
-        ("pushrep_push_buffer_limit_bytes", _OUTBOX, _O, "The setting buffer_bytes_max."),
-        ("pushrep_push_buffer_evicted_bytes_total", _OUTBOX, _O, "Evicted from memory, and read from the log again."),
+        ("pushrep_push_buffer_limit_bytes", _OUTBOX, _O, "The setting buffer_bytes_max of the push."),
+        (
+            "pushrep_push_buffer_evicted_bytes_total",
+            _OUTBOX,
+            _O,
+            "Bytes evicted from memory, which pushes then read from the log.",
+        ),
         # -- shipping
         ("pushrep_destination_lag_records", _OUTBOX, _D, "Records that the topic has not acknowledged."),
         ("pushrep_destination_lag_bytes", _OUTBOX, _D, "Bytes that the topic has not acknowledged."),
-        ("pushrep_destination_lag_seconds", _OUTBOX, _D, "Age of the oldest of them by its timestamp."),
-        ("pushrep_destination_stopped_partitions", _OUTBOX, _D, "Partitions that wait for an operator."),
-        ("pushrep_destination_in_trouble", _OUTBOX, _D, "1 while nothing can be shipped."),
-        ("pushrep_destination_trouble_seconds", _OUTBOX, _D, "For how long nothing could be shipped, else 0."),
+        ("pushrep_destination_lag_seconds", _OUTBOX, _D, "Age of the oldest unacknowledged record, by its timestamp."),
+        (
+            "pushrep_destination_stopped_partitions",
+            _OUTBOX,
+            _D,
+            "Partitions that are not shipped until an operator acts; see pushrep status.",
+        ),
+        ("pushrep_destination_in_trouble", _OUTBOX, _D, "1 while nothing can be shipped, else 0."),
+        ("pushrep_destination_trouble_seconds", _OUTBOX, _D, "Seconds since shipping began to fail; 0 while it works."),
         ("pushrep_destination_fenced", _OUTBOX, _D, "1 while brokers refuse batches of other instances of the outbox."),
         ("pushrep_destination_earlier_unfenced", _OUTBOX, _D, "1 if brokers may accept batches of earlier instances."),
         ("pushrep_destination_shipped_records_total", _OUTBOX, _D, "Records that the topic acknowledged."),
-        ("pushrep_destination_shipped_bytes_total", _OUTBOX, _D, "Bytes of the batches that it acknowledged."),
-        ("pushrep_destination_shipped_batches_total", _OUTBOX, _D, "Batches that it acknowledged."),
+        ("pushrep_destination_shipped_bytes_total", _OUTBOX, _D, "Bytes of batches that the topic acknowledged."),
+        ("pushrep_destination_shipped_batches_total", _OUTBOX, _D, "Batches that the topic acknowledged."),
         ("pushrep_destination_retried_batches_total", _OUTBOX, _D, "Batches that were sent again."),
-        ("pushrep_destination_errors_total", _OUTBOX, (*_D, "code"), "Answers of brokers with an error, a batch each."),
-        ("pushrep_destination_connections_total", _OUTBOX, _D, "Connections made to partition leaders."),
+        ("pushrep_destination_errors_total", _OUTBOX, (*_D, "code"), "Batches that brokers answered with an error."),
+        ("pushrep_destination_connections_total", _OUTBOX, _D, "Connections made to partition leaders at brokers."),
         ("pushrep_destination_taken_over_total", _OUTBOX, _D, "Times that another instance fenced this one."),
         # -- logs and disk
         ("pushrep_log_start_offset", _BOTH, _P, "First offset that can be read."),
@@ -120,16 +172,16 @@ FAMILIES: Mapping[str, Family] = {
         ("pushrep_flushed_offset", _BOTH, _P, "First offset not known to be on disk."),
         ("pushrep_high_watermark", _BOTH, _P, "First offset not known to be held by enough members."),
         ("pushrep_in_sync_members", _OUTBOX, _P, "Members in the in-sync set, the leader counted."),
-        ("pushrep_log_recoveries_total", _BOTH, _O, "Logs opened that were not closed clean."),
-        ("pushrep_log_recovery_seconds_total", _BOTH, _O, "Time that opening the logs took, in total."),
-        ("pushrep_log_recovery_cut_bytes_total", _BOTH, _O, "Bytes of torn tails that opening cut off."),
-        ("pushrep_log_cuts_total", _BOTH, _O, "Times that a log was truncated while open."),
+        ("pushrep_log_recoveries_total", _BOTH, _O, "Logs that were opened after an unclean stop."),
+        ("pushrep_log_recovery_seconds_total", _BOTH, _O, "Time spent on opening the logs."),
+        ("pushrep_log_recovery_cut_bytes_total", _BOTH, _O, "Bytes of torn tails that opening the logs cut off."),
+        ("pushrep_log_cuts_total", _BOTH, _O, "Times that an open log was truncated."),
         ("pushrep_log_quarantines_total", _BOTH, _O, "Times that damaged batches were quarantined."),
-        ("pushrep_fsync_duration_seconds", _BOTH, _O, "Syncs of segments."),
+        ("pushrep_fsync_duration_seconds", _BOTH, _O, "Duration of a sync of a segment."),
         ("pushrep_disk_used_bytes", _BOTH, ("mount",), "Used bytes of a file system with logs."),
-        ("pushrep_disk_size_bytes", _BOTH, ("mount",), "Size of that file system."),
+        ("pushrep_disk_size_bytes", _BOTH, ("mount",), "Size of a file system with logs."),
         ("pushrep_scrub_findings", _BOTH, _O, "Sealed segments that are damaged, and not repaired yet."),
-        ("pushrep_scrub_passes_total", _BOTH, _O, "Times that all sealed segments were read."),
+        ("pushrep_scrub_passes_total", _BOTH, _O, "Times that the scrub has read all sealed segments."),
         ("pushrep_scrub_read_bytes_total", _BOTH, _O, "Bytes that the scrub has read."),
         ("pushrep_scrub_seals_made_total", _BOTH, _O, "Segments that had no seal and got one."),
         ("pushrep_scrub_damaged_total", _BOTH, _O, "Sealed segments that were found damaged."),
@@ -137,71 +189,91 @@ FAMILIES: Mapping[str, Family] = {
         # -- worker slots
         ("pushrep_slot_open", "slots", ("slot", *_O), "1 while a process has the slot open."),
         ("pushrep_slot_log_end_offsets", "slots", ("slot", *_O), "Log end offsets, summed over the slot's partitions."),
-        ("pushrep_slot_unshipped_records", "slots", ("slot", *_D), "Records that the topic is not known to have."),
+        ("pushrep_slot_unshipped_records", "slots", ("slot", *_D), "Records that the topic has not acknowledged."),
         # -- nodes
-        ("pushrep_node_connections", _NODE, (), "Connections that are open."),
-        ("pushrep_node_replica_epoch", _NODE, (), "The node's replica epoch, raised at each start."),
-        ("pushrep_node_open_logs", _NODE, (), "Logs that are in use."),
-        ("pushrep_node_offline_logs", _NODE, (), "Logs whose disk failed, or that wait for an operator."),
-        ("pushrep_node_standby", _NODE, ("outbox", "state"), "1 while a service stands by here, with its state."),
-        ("pushrep_node_log_offline", _NODE, _P, "1 if its disk failed."),
-        ("pushrep_node_log_waits_for_operator", _NODE, _P, "1 if it can't follow without an operator."),
-        ("pushrep_node_last_contact_timestamp_seconds", _NODE, _P, "Of the last request; below 0: none."),
-        ("pushrep_node_refusals_total", _NODE, ("call", "code"), "Errors in answers, one for each partition."),
-        ("pushrep_node_unauthorised_total", _NODE, ("call", "identity"), "Calls of an identity that were refused."),
-        ("pushrep_replay_sessions", _NODE, ("state",), "Replays that run."),
-        ("pushrep_replay_sessions_limit", _NODE, (), "Replays that may run at once."),
-        ("pushrep_replay_lag_max_records", _NODE, (), "Lag of the replay that is furthest behind."),
-        ("pushrep_replay_stalled_seconds", _NODE, (), "Longest time that a replay has been behind and sent nothing."),
+        ("pushrep_node_connections", _NODE, (), "Open connections to the node."),
+        ("pushrep_node_replica_epoch", _NODE, (), "The node's replica epoch, which each start raises."),
+        ("pushrep_node_open_logs", _NODE, (), "Logs that the node has open."),
+        ("pushrep_node_offline_logs", _NODE, (), "Logs whose disk failed, or that need an operator to continue."),
+        ("pushrep_node_standby", _NODE, ("outbox", "state"), "1 while a service stands by on this node, by its state."),
+        ("pushrep_node_log_offline", _NODE, _P, "1 if the log's disk failed, else 0."),
+        ("pushrep_node_log_waits_for_operator", _NODE, _P, "1 if the log needs an operator to follow its leader."),
+        (
+            "pushrep_node_last_contact_timestamp_seconds",
+            _NODE,
+            _P,
+            "Unix time of the leader's last request for the log; below 0 if there was none since the node started.",
+        ),
+        ("pushrep_node_refusals_total", _NODE, ("call", "code"), "Error codes in responses, one for each partition."),
+        ("pushrep_node_unauthorised_total", _NODE, ("call", "identity"), "Calls that were refused as unauthorised."),
+        ("pushrep_replay_sessions", _NODE, ("state",), "Replay sessions by state."),
+        ("pushrep_replay_sessions_limit", _NODE, (), "The most replay sessions at once (max_sessions)."),
+        ("pushrep_replay_lag_max_records", _NODE, (), "Lag of the replay that is furthest behind, in records."),
+        (
+            "pushrep_replay_stalled_seconds",
+            _NODE,
+            (),
+            "The longest time for which a replay that is behind has sent nothing.",
+        ),
         ("pushrep_replay_sent_bytes_total", _NODE, (), "Bytes that replays sent."),
         ("pushrep_replay_sent_records_total", _NODE, (), "Records that replays sent."),
         ("pushrep_replay_session_ends_total", _NODE, ("reason",), "Replays that ended, by reason."),
-        ("pushrep_replay_refusals_total", _NODE, ("code",), "Replays that were refused."),
+        ("pushrep_replay_refusals_total", _NODE, ("code",), "Replays that were refused, by code."),
         # -- filters and startpoints
-        ("pushrep_filter_kept_records_total", "filter", _F, "Records that passed by their metadata."),
-        ("pushrep_filter_dropped_records_total", "filter", _F, "Replayed records that were dropped."),
+        ("pushrep_filter_kept_records_total", "filter", _F, "Records with metadata that the filter kept."),
+        ("pushrep_filter_dropped_records_total", "filter", _F, "Replayed records that the filter dropped."),
         ("pushrep_filter_late_records_total", "filter", _F, "Dropped records that are older than the window."),
-        ("pushrep_filter_unkeyed_records_total", "filter", _F, "Records passed unfiltered: no metadata, another PID."),
+        (
+            "pushrep_filter_unkeyed_records_total",
+            "filter",
+            _F,
+            "Records kept without a check: they have no metadata, or another PID than the chosen ones.",
+        ),
         ("pushrep_filter_jumped_offsets_total", "filter", _F, "Source offsets that are missing between records."),
-        ("pushrep_filter_pairs", "filter", _F, "Pairs of PID and source partition, as last seen."),
-        ("pushrep_startpoints", "startpoints", ("state",), "Startpoints by state, each counted for each reader."),
+        ("pushrep_filter_pairs", "filter", _F, "Pairs of PID and source partition that the filter has marks of."),
+        (
+            "pushrep_startpoints",
+            "startpoints",
+            ("state",),
+            "Startpoints by state; one that readers have reached counts once for each reader.",
+        ),
     )
 }  # fmt: skip
-"""By name, in the order of the docs. A label that a sample has nothing for is empty."""
+"""All metrics by name, in the order of docs/metrics.md. A label without a value in a sample is empty."""
 
 _MAKES = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
 
 
 class Families:
-    """Prometheus' families by name, each made when it gets its first sample."""
+    """The metric families of one scrape. A family is made when it gets its first sample."""
 
     def __init__(self) -> None:
         self._made: dict[str, Metric] = {}
         self._mounts: set[str] = set()
 
     def build_info(self) -> None:
-        """What runs, once."""
+        """Add pushrep_build_info, once."""
         if "pushrep_build_info" not in self._made:
             self.add("pushrep_build_info", {"version": installed_version(), "python": platform.python_version()}, 1)
 
     def add(self, name: str, labels: Mapping[str, str], value: float) -> None:
-        """A sample of a counter or a gauge."""
+        """Add a sample of a counter or a gauge."""
         family = self._of(name, labels)
         assert isinstance(family, CounterMetricFamily | GaugeMetricFamily), f"{name} has buckets"
         family.add_metric([labels.get(label, "") for label in FAMILIES[name].labels], value)
 
     def add_all(self, labels: Mapping[str, str], values: Mapping[str, float]) -> None:
-        """Samples by the names of their metrics, all with these labels."""
+        """Add samples with the same labels. values: by name of the metric."""
         for name, value in values.items():
             self.add(name, labels, value)
 
     def counted(self, name: str, labels: Mapping[str, str], label: str, counts: Mapping[str, int]) -> None:
-        """A sample for each count, by the last label."""
+        """Add a sample for each count. label: the label that gets the key."""
         for value, count in list(counts.items()):
             self.add(name, {**labels, label: value}, count)
 
     def durations(self, name: str, labels: Mapping[str, str], *many: Durations) -> None:
-        """A sample of a histogram: all of `many`, which have the same bounds, together. None: nothing."""
+        """Add one sample of a histogram: the sum of `many`, which have the same bounds. Without any, add nothing."""
         if not many:
             return
         family = self._of(name, labels)
@@ -212,19 +284,21 @@ class Families:
         family.add_metric([labels[label] for label in FAMILIES[name].labels], buckets, sum(s for _, s in read))
 
     def problems(self, labels: Mapping[str, str], problems: Iterable[Problem]) -> None:
-        """A sample for each word: an alert that was never 1 is no alert that is missing."""
+        """Add a sample for each kind of problem, 0 if it is absent: then an alert rule has data from the first
+        scrape.
+        """
         words = {one.problem for one in problems}
         for word in BLOCKS:
             self.add("pushrep_problem", {**labels, "problem": word}, word in words)
 
     def certificates(self, labels: Mapping[str, str], certificates: Mapping[str, int | None]) -> None:
-        """When each expires, by its use; those that can't be read are left out."""
+        """Add the expiry of each certificate, by its use. Those that can't be read are left out."""
         for use, expires_s in certificates.items():
             if expires_s is not None:
                 self.add("pushrep_certificate_expiry_timestamp_seconds", {**labels, "use": use}, expires_s)
 
     def disk(self, labels: Mapping[str, str], disk: DiskWatch) -> None:
-        """How full it is, once for each file system; how long syncs took. What a disk does not answer is left out."""
+        """Add used bytes and size, once for each file system, and the durations of syncs."""
         status = disk.status()
         if status.mount not in self._mounts:
             self._mounts.add(status.mount)
@@ -234,7 +308,7 @@ class Families:
         self.durations("pushrep_fsync_duration_seconds", labels, disk.syncs)
 
     def scrub(self, labels: Mapping[str, str], status: ScrubStatus) -> None:
-        """What the background reading of sealed segments has found."""
+        """Add the results of the scrub."""
         self.add_all(
             labels,
             {
@@ -248,7 +322,7 @@ class Families:
         )
 
     def logs(self, labels: Mapping[str, str], logs: Iterable[SegmentLog]) -> None:
-        """How one outbox's logs were opened, and what was cut off them."""
+        """Add how the logs of one outbox were opened, cut and quarantined."""
         logs = list(logs)
         reports = [log.recovery for log in logs]
         self.add_all(
@@ -278,9 +352,9 @@ def _buckets(bounds_s: Sequence[float], counts: Sequence[int]) -> Iterable[tuple
 
 
 class ProcessCollector(Collector):
-    """What runs and what is wrong with it, of a process without outbox or node: a job, a consumer.
+    """Build info, problems and certificates of a process without outbox or node: a job, a consumer.
 
-    problems: asked at each scrape. certificates: when each expires, by its use, Unix time.
+    problems, certificates: called at each scrape. certificates: Unix time of expiry, by use.
     """
 
     def __init__(
@@ -291,11 +365,11 @@ class ProcessCollector(Collector):
         self._problems, self._certificates = problems, certificates
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing yet: a registry that asks beforehand shall not scrape."""
+        """No families, so that registering does not scrape."""
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """Build, problems by word, certificates."""
+        """The families with their samples."""
         families = Families()
         families.build_info()
         families.problems({}, self._problems())
@@ -304,25 +378,25 @@ class ProcessCollector(Collector):
 
 
 class Counting(Protocol):
-    """A filter's numbers by topic or query: a consumer of `filtering.consumers`, Spark's `CountsListener`."""
+    """Has counts of a filter: a consumer of `filtering.consumers`, Spark's `CountsListener`."""
 
     @property
     def counts(self) -> Mapping[str, FilterCounts]:
-        """Since it was made."""
+        """The counts since the object was made, by topic or query."""
 
 
 class FilterCollector(Collector):
-    """What a replay filter kept and dropped; `name` distinguishes this job's samples from others'."""
+    """The counts of a replay filter. name: a label, which distinguishes the samples of this job from others."""
 
     def __init__(self, filtered: Counting, *, name: str) -> None:
         self._filtered, self._name = filtered, name
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing yet: a registry that asks beforehand shall not scrape."""
+        """No families, so that registering does not scrape."""
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """Every family, with a sample for each topic of a consumer, or query of Spark."""
+        """The families, with a sample for each topic of a consumer, or each query of Spark."""
         families = Families()
         for source, counts in dict(self._filtered.counts).items():
             families.add_all(
@@ -340,17 +414,17 @@ class FilterCollector(Collector):
 
 
 class StartpointCollector(Collector):
-    """How many startpoints of a store wait, run or stop somebody. The store is read at each scrape."""
+    """How many startpoints of a store are in each state. The store is read at each scrape."""
 
     def __init__(self, store: StartpointStore) -> None:
         self._store = store
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing yet: a registry that asks beforehand shall not scrape."""
+        """No families, so that registering does not scrape."""
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """One family, a sample for each state. Raises as the store does."""
+        """One family with a sample for each state. Raises the errors of `StartpointStore.event_log`."""
         event_log, states = self._store.event_log(), Counter[State]()
         for written in event_log.all_written():
             readers = event_log.readers(written.sequence).values()

@@ -1,12 +1,12 @@
-"""An outbox as Prometheus sees it: a collector that an embedding service registers. Everything is read when scraped.
+"""The collectors of outboxes for Prometheus. A service registers one; it reads all values at each scrape.
 
     from prometheus_client import REGISTRY, start_http_server
     collector = OutboxCollector(outbox)
     REGISTRY.register(collector)            collector.add(another)       collector.remove(outbox)
 
-One collector for all outboxes of a registry: their samples differ in the labels `outbox` (its id) and `topic`. A closed
-outbox shows nothing more. SlotsCollector is the same for worker slots. The values are made
-here; names and help are in pushrep/metrics.py.
+Use one collector for all outboxes of a registry: their samples differ in the labels `outbox` (the id) and `topic`. A
+closed outbox has no samples. SlotsCollector reads worker slots from their files. The names and help texts are in
+pushrep/metrics.py.
 """
 
 import logging
@@ -37,8 +37,8 @@ _LOG = logging.getLogger("pushrep.outbox")
 
 
 class SlotsCollector(Collector):
-    """The slots of one directory (`Outbox.open_slot`), in any process: read from their files, also for workers that
-    died.
+    """The slots of one directory (`Outbox.open_slot`), for any process: it reads their files, so it has samples of
+    workers that were killed, too.
     """
 
     def __init__(self, directory: Path | str) -> None:
@@ -49,15 +49,15 @@ class SlotsCollector(Collector):
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """For each slot: whether a process has it open, its logs' end offsets, how many records a topic has not
-        acknowledged.
+        """Samples of each slot: whether a process has it open, the sum of its log end offsets, and how many records
+        each topic has not acknowledged.
         """
         families = Families()
         for path in slot_directories(self._directory):
             try:
                 self._collect(families, path)
-            except (PushrepError, OSError) as error:  # it is being made, or damaged; the other slots are shown
-                _LOG.warning("%s: no figures of this slot: %s", path, error)
+            except (PushrepError, OSError) as error:  # the slot is being made, or is damaged; the others have samples
+                _LOG.warning("%s: no metrics of this slot: %s", path, error)
         return families
 
     @staticmethod
@@ -76,23 +76,25 @@ class SlotsCollector(Collector):
 
 
 class HasFacts(Protocol):
-    """What a collector asks of an outbox: an `Outbox` has it."""
+    """What a collector needs of an outbox. `Outbox` has it."""
 
     @property
     def facts(self) -> Facts:
-        """Its parts. Raises ForkedProcess in a fork."""
+        """The parts of the outbox. Raises ForkedProcess in a forked child."""
 
 
 class OutboxView(NamedTuple):
-    """An outbox by its facts alone, for a collector that must not keep it from being garbage-collected."""
+    """The facts of an outbox without the outbox: a collector that holds this does not keep the `Outbox` alive."""
 
     facts: Facts
 
 
 class OutboxCollector(Collector):
-    """Thread-safe. by_partition: samples of each partition, too; without it they are as few however many there are.
+    """Metrics of outboxes. Thread-safe.
 
-    kafka_away_limit_s: a Kafka that nothing has reached for so long is a problem; None: as the outbox has it.
+    by_partition: add samples of each partition; without them the number of samples does not grow with the partitions.
+    kafka_away_limit_s: seconds without contact to Kafka after which `kafka_away` is a problem; None: the limit of the
+        outbox.
     """
 
     def __init__(self, *outboxes: HasFacts, by_partition: bool = True, kafka_away_limit_s: float | None = None) -> None:
@@ -100,11 +102,11 @@ class OutboxCollector(Collector):
         self._by_partition, self._away_limit_s = by_partition, kafka_away_limit_s
 
     def add(self, outbox: HasFacts) -> None:
-        """Show this one, too."""
+        """Collect from this outbox, too."""
         self._outboxes = (*self._outboxes, outbox)
 
     def remove(self, outbox: HasFacts) -> None:
-        """Show it no more."""
+        """Collect from this outbox no more."""
         self._outboxes = tuple(one for one in self._outboxes if one is not outbox)
 
     def describe(self) -> Iterable[Metric]:
@@ -112,12 +114,12 @@ class OutboxCollector(Collector):
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """Every family, with the samples of all open outboxes."""
+        """The families, with the samples of all open outboxes."""
         families = Families()
         for outbox in self._outboxes:
             try:
                 self._collect(families, outbox.facts)
-            except (LogClosed, ForkedProcess):  # the copy in a forked child: the parent is scraped
+            except (LogClosed, ForkedProcess):  # ForkedProcess: in a forked child; the parent has the samples
                 continue
         return families
 

@@ -1,6 +1,7 @@
-"""A node as Prometheus sees it; `pushrep replica serve --metrics HOST:PORT` serves it. Everything is read when scraped.
+"""The collector of a node for Prometheus; it reads all values at each scrape. `pushrep replica serve --metrics
+HOST:PORT` serves it.
 
-REGISTRY.register(NodeCollector(node))          the extra `metrics` brings prometheus-client
+REGISTRY.register(NodeCollector(node))          needs the extra `metrics` (prometheus-client)
 """
 
 from collections import Counter
@@ -22,7 +23,10 @@ RUNNING = (ReplayState.INIT, ReplayState.REPLAY, ReplayState.INACTIVE)
 
 
 class NodeCollector(Collector):
-    """Thread-safe. by_partition: samples of each log, too; without it they are as few however many there are."""
+    """Metrics of a node. Thread-safe.
+
+    by_partition: add samples of each log; without them the number of samples does not grow with the logs.
+    """
 
     def __init__(self, node: ReplicaNode, *, by_partition: bool = True) -> None:
         self._node, self._by_partition = node, by_partition
@@ -32,7 +36,7 @@ class NodeCollector(Collector):
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """Every family, with its samples."""
+        """The families with their samples."""
         families, node, status = Families(), self._node, self._node.status()
         offline = sum(one.failure is not None or one.finding is not None for one in status.logs)
         families.build_info()
@@ -65,7 +69,7 @@ class NodeCollector(Collector):
             logs.setdefault((str(outbox_id), replica.tp.topic), []).append(replica.log)
         for (outbox, topic), kept in logs.items():
             labels = {"outbox": outbox, "topic": topic}
-            with suppress(PushrepError):  # it was closed meanwhile
+            with suppress(PushrepError):  # the log may have been closed since `status`
                 families.logs(labels, kept)
                 families.disk(labels, kept[0].disk)
                 families.scrub(labels, kept[0].scrub.status)
