@@ -155,7 +155,7 @@ class TopicMarks(ClosedAtExit):
         for key, offset in offsets.items():
             named = _KEY.fullmatch(key)
             if named is None:
-                raise MarksStoreDamaged(self.location, f"the key {key!r} is none of marks: take a topic of its own")
+                raise MarksStoreDamaged(self.location, f"the key {key!r} is not one of marks: use another topic")
             batch = named["query"], int(named["batch"])
             if named["part"] is None:
                 seals[batch] = offset

@@ -1,6 +1,6 @@
-"""What `pushrep.startpoints.store_at("kafka:TOPIC", settings)` calls: the entry point of the kind of store "kafka".
+"""The entry point of stores of startpoints in Kafka: `pushrep.startpoints.store_at("kafka:TOPIC", settings)` calls it.
 
-A module of its own, because installations keep its name in their metadata.
+It is a separate module because the metadata of installations contains its name.
 """
 
 from collections.abc import Mapping
@@ -11,5 +11,5 @@ from pushrep.startpoints import StartpointStore
 
 
 def store_in_topic(topic: str, settings: Mapping[str, str]) -> StartpointStore:
-    """The store in `topic`, with settings as librdkafka spells them. Raises BadArgument, StoreUnavailable."""
+    """The store in `topic`. settings: with librdkafka's names. Raises BadArgument, StoreUnavailable."""
     return open_store(destination_by(settings, topic))

@@ -1,14 +1,15 @@
-"""A store of startpoints in a compacted Kafka topic: `open_store(destination)`; the same store as in a directory.
+"""A store of startpoints in a compacted Kafka topic, `open_store(destination)`, with the interface of one in a
+directory.
 
     topic      one partition, cleanup.policy=compact
-    at first   format        {"format": "pushrep.startpoints", "version": 1}
+    record 0   key `format`, value {"format": "pushrep.startpoints", "version": 1}
     facts      written/7, expired/7, cancelled/7, applied/7/READER, failed/7/READER, consumed/7/READER    see model.py
-    positions  checkpoint/READER      the newest of a key counts; READER: consumer/topic/partition/task
+    positions  checkpoint/READER      the newest record of a key counts; READER: consumer/topic/partition/task
 
-A startpoint's sequence is the offset of its `written` record, and is in the key of each fact about it, so compaction
-takes no fact away and replaced checkpoints only. A change is a transaction under one transactional.id for the whole
-topic: the writer begins, which fences all others, reads to the end, decides, appends, and reads up to its own records
-before it uses them. A writer that was fenced meanwhile has written nothing and starts again.
+The sequence of a startpoint is the offset of its `written` record. It is in the key of each fact about the startpoint,
+so compaction removes no facts, only older checkpoints. A change is a transaction under one transactional.id for the
+whole topic: the writer begins, which fences all others, reads to the end, decides, appends, and reads its own records
+back before it uses them. A writer that was fenced before its commit has written nothing, and starts again.
 Format: docs/formats/startpoints.md.
 """
 
@@ -39,10 +40,10 @@ FORMAT = {"format": "pushrep.startpoints", "version": 1}
 
 
 class TopicReading:
-    """What was read so far: facts in order, checkpoints, the newest offset of each key. Thread-safe.
+    """The content of the topic as read so far: facts in order, checkpoints, the newest offset of each key. Thread-safe.
 
-    left_s: how long a call may take now. Everything raises StoreUnavailable where brokers don't answer, CorruptStore
-    for records that are no store's and for a topic that was made anew.
+    left_s: returns how many seconds a call may take now. All methods raise StoreUnavailable if brokers do not answer,
+    CorruptStore for records of another format and for a topic that was deleted and made again.
     """
 
     def __init__(self, records: CommittedRecords, topic: str, left_s: Callable[[], float]) -> None:
@@ -54,16 +55,16 @@ class TopicReading:
 
     @property
     def position(self) -> int:
-        """Up to where it was read."""
+        """The offset of the next record to read."""
         return self._records.position
 
     def end(self) -> int:
-        """Behind the last record that is committed."""
+        """The offset after the last committed record."""
         with self._alone():
             return self._records.end()
 
     def to_the_end(self, at_least: int = 0) -> View:
-        """Read what is new; View.end is the next offset. `at_least`: wait until the end is there, in the given time."""
+        """Read new records to the end; View.end is the next offset. at_least: wait until the end has this offset."""
         with self._alone():
             for message in self._records.new(at_least):
                 self._read_message(message)
@@ -77,13 +78,13 @@ class TopicReading:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         if not self._lock.acquire(timeout=self._left_s()):
-            raise StoreUnavailable(self._place, "another thread waits for its brokers")
+            raise StoreUnavailable(self._place, "another thread is waiting for the brokers")
         try:
             yield
         except KafkaUnreachable as error:
             raise StoreUnavailable(self._place, error.why) from error
         except TopicReplaced as error:
-            why = "the topic was deleted and made again, what was known of it is void: start again"
+            why = "the topic was deleted and made again, and its startpoints are gone: restart this program"
             raise CorruptStore(self._place, why) from error
         finally:
             self._lock.release()
@@ -94,15 +95,15 @@ class TopicReading:
             key, fields = (message.key() or b"").decode(), json.loads(message.value() or b"null")
             self._add(key, offset, fields)
         except (KeyError, TypeError, ValueError) as error:
-            # Before it, so that the next call meets it again.
+            # Before the bad record, so that the next call raises the error again.
             self._records.position = offset
-            why = f"the record at offset {offset} is no startpoint's ({error}): take a topic of its own"
+            why = f"the record at offset {offset} is not a startpoint's ({error}): use another topic for startpoints"
             raise CorruptStore(self._place, why) from error
         self.last[key] = offset
 
     def _add(self, key: str, offset: int, fields: Any) -> None:
         if not self.last and key != HEAD:
-            raise ValueError("the first one says the format")
+            raise ValueError("the first record has to hold the format")
         if key == HEAD:
             if fields != FORMAT:
                 raise ValueError(f"{fields}, this pushrep reads {FORMAT}")
@@ -117,38 +118,40 @@ class TopicReading:
 
 
 def reader_words(reader: Reader) -> str:
-    """A reader in a key."""
+    """The text of a reader in a key."""
     return f"{reader.consumer}/{reader.topic}/{reader.partition}/{reader.task}"
 
 
 def open_store(
     destination: KafkaDestination, *, clock: Clock = SYSTEM_CLOCK, lock_wait_s: float = 60.0
 ) -> StartpointStore:
-    """The store in `destination.topic`, which has to be there: one partition, compacted. Close it.
+    """The store in the existing topic `destination.topic`, with one partition and compaction. The caller closes it.
 
-    lock_wait_s: how long a change may be overtaken by others before it raises StoreBusy. Raises StoreUnavailable for a
-    topic that would forget facts, and for brokers that can't be reached.
+    lock_wait_s: for how long a change starts again after other writers, before it raises StoreBusy.
+    Raises StoreUnavailable for a topic that does not keep all facts, and for brokers that can't be reached.
     """
     topic = destination.topic or ""
     place = f"kafka:{topic}"
     try:
         found = ask(lambda _: look_at_topic(destination, topic), _failure_of, destination.request_timeout_ms / 1000)
     except TopicMissing as error:
-        raise StoreUnavailable(place, "there is no such topic: make it, 1 partition, cleanup.policy=compact") from error
+        raise StoreUnavailable(
+            place, "there is no such topic: create it with 1 partition and cleanup.policy=compact"
+        ) from error
     except KafkaUnreachable as error:
         raise StoreUnavailable(place, str(error)) from error
     if found.cleanup_policy != "compact":
-        why = f"cleanup.policy={found.cleanup_policy} would delete startpoints: make it cleanup.policy=compact"
+        why = f"cleanup.policy={found.cleanup_policy} would delete startpoints: set cleanup.policy=compact"
         raise StoreUnavailable(place, why)
     if found.partitions != 1:
-        why = f"it has {found.partitions} partitions, and sequences are offsets of one: make one with 1 partition"
+        why = f"it has {found.partitions} partitions, but sequences are offsets of one: use a topic with 1 partition"
         raise StoreUnavailable(place, why)
     facts = FactsInTopic(destination, found, lock_wait_s=lock_wait_s)
     return StartpointStore(facts, CheckpointsInTopic(facts), clock)
 
 
 class FactsInTopic:
-    """The facts in the topic, and the right to append. Thread-safe; not for a fork, which opens a store of its own."""
+    """Reads and appends facts. Thread-safe; a forked process has to open another store."""
 
     def __init__(self, destination: KafkaDestination, found: FoundTopic, *, lock_wait_s: float) -> None:
         self.place, self.lock_wait_s = f"kafka:{found.topic}", lock_wait_s
@@ -159,26 +162,30 @@ class FactsInTopic:
         self._producer: Producer | None = None
 
     def view(self) -> View:
-        """All there is now. Raises StoreUnavailable, CorruptStore."""
+        """All facts now. Raises StoreUnavailable, CorruptStore."""
         return self._reading.to_the_end()
 
     def size_bytes(self) -> int:
-        """The end of the topic: it changes with every change."""
+        """The end offset of the topic, which each change raises."""
         return self._reading.end()
 
     def checkpoints(self) -> dict[Reader, Checkpoint]:
-        """As of the last look at the end."""
+        """The checkpoints as of the last reading."""
         self._reading.to_the_end()
         return dict(self._reading.checkpoints)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Alone in this process; other writers are fenced until one of them begins."""
+        """Lock the store against other threads, and begin as the topic's only writer. Another process that begins later
+        fences this one.
+        """
         with self._alone():
             if self._producer is None:
                 self._producer = self._begin()
             at = self._reading.to_the_end().end
-            if not self._reading.last:  # by records, not by offsets: an aborted transaction takes offsets, too
+            if (
+                not self._reading.last
+            ):  # no records; the offset may be above 0, because an aborted transaction takes offsets, too
                 self.write([(HEAD, _json(FORMAT))], at)
             yield
 
@@ -193,18 +200,23 @@ class FactsInTopic:
         return max(at_least, self._reading.to_the_end().end)
 
     def append(self, facts: Sequence[Fact]) -> None:
-        """Stored, all of them, and read back, when this returns. Raises NotWritten, Overtaken."""
+        """Append all facts in one transaction. When this returns, they are stored and read back.
+
+        Raises NotWritten, Overtaken.
+        """
         at = self._reading.position
         if any(isinstance(fact, Written) and fact.sequence != at + i for i, fact in enumerate(facts)):
-            raise Overtaken(self.place)  # another program writes here without a transaction
+            raise Overtaken(self.place)  # another program writes to the topic without a transaction
         self.write([(_key(fact), _json(to_json(fact))) for fact in facts], at)
 
     def save(self, key: str, value: bytes) -> None:
-        """A record whose newest counts. Raises NotWritten, Overtaken."""
+        """Write a record that replaces the older ones of its key. Raises NotWritten, Overtaken."""
         self.write([(key, value)], self._reading.position)
 
     def write(self, records: Sequence[tuple[str, bytes]], at: int) -> None:
-        """One transaction, whose first record has to get the offset `at`. Raises NotWritten, Overtaken."""
+        """Write records in one transaction. The first record has to get the offset `at`. Raises NotWritten,
+        Overtaken.
+        """
         producer, end = self._producer, at + len(records)
         assert producer is not None, "locked makes it"
         try:
@@ -231,7 +243,7 @@ class FactsInTopic:
             self._reading.close()
 
     def _left_s(self) -> float:
-        """How long a step may take, within the caller's budget."""
+        """How many seconds a step may take within the caller's timeout."""
         return self.budget.left_s(self._timeout_s)
 
     @contextmanager
@@ -249,7 +261,7 @@ class FactsInTopic:
         settings = {
             **self._settings,
             "transactional.id": f"pushrep-startpoints-{self._topic}",
-            "transaction.timeout.ms": max(60_000, round(self._timeout_s * 1000)),  # the client allows no shorter time
+            "transaction.timeout.ms": max(60_000, round(self._timeout_s * 1000)),  # the client accepts no shorter one
             "linger.ms": 0,
             "logger": QUIET,
         }
@@ -263,7 +275,7 @@ class FactsInTopic:
         return producer
 
     def _is_stored(self, offset: int, key: str) -> bool:
-        """Whether a commit whose answer was lost was stored: certain once another transaction has begun after it."""
+        """Whether a commit without an answer was stored. It is decided once another transaction has begun after it."""
         with suppress(StoreUnavailable, Overtaken):
             self._begin()
         with suppress(StoreUnavailable):
@@ -272,7 +284,9 @@ class FactsInTopic:
         return self._reading.last.get(key) == offset
 
     def _failed(self, error: KafkaException, *, is_known: bool) -> NoReturn:
-        """Give up this producer: the next one aborts what it began, or the brokers do in a minute."""
+        """Close this producer. The next one aborts its transaction; without one, the brokers abort it after
+        transaction.timeout.ms.
+        """
         self._producer = None
         code = error.args[0]
         if is_known and code.code() in OVERTAKEN:
@@ -281,26 +295,26 @@ class FactsInTopic:
 
 
 class CheckpointsInTopic:
-    """Checkpoints in the same topic, the newest of a reader counts."""
+    """Checkpoints in the same topic; the newest record of a reader counts."""
 
     def __init__(self, facts: FactsInTopic) -> None:
         self._facts = facts
 
     def load(self, reader: Reader) -> Checkpoint:
-        """What stands there now; an empty one (generation 0) if there is none."""
+        """The reader's checkpoint; an empty one (generation 0) if there is none."""
         return self._facts.checkpoints().get(reader) or Checkpoint(reader=reader)
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Stored, and read back, when this returns. Raises NotWritten, Overtaken."""
+        """Write the checkpoint. When this returns, it is stored and read back. Raises NotWritten, Overtaken."""
         self._facts.save(CHECKPOINT + reader_words(checkpoint.reader), _json(checkpoint.as_json()))
 
     def all(self) -> list[Checkpoint]:
-        """Every reader's, sorted."""
+        """The checkpoints of all readers, sorted."""
         return sorted(self._facts.checkpoints().values(), key=lambda checkpoint: checkpoint.reader)
 
 
 def _failure_of(error: BaseException) -> Failure:
-    """A topic that has just been made is not known to every broker yet."""
+    """Whether a failed call is retried: some brokers may not know a new topic yet."""
     if isinstance(error, TopicMissing):
         return Failure.NOT_THERE
     return Failure.TRANSIENT if isinstance(error, KafkaUnreachable) else Failure.PERMANENT

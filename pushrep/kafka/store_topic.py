@@ -1,13 +1,13 @@
 """A compacted topic as a map from keys to values, changed by one writer at a time: `KeyedTopic.open(destination, ...)`.
 
-    topic     one partition, cleanup.policy=compact       record 0: key `format`, JSON that says whose records these are
+    topic     one partition, cleanup.policy=compact      record 0: key `format`, JSON with the format's name and version
     change    one transaction: all of its records or none. A value None is a tombstone
-    writer    one transactional.id for the topic: whoever begins fences all others
+    writer    one transactional.id for the topic: a writer that begins fences all others
 
-    look ─▶ decide ─▶ change      refused with ChangedByOther if anyone else changed the topic since the look
+    look ─▶ decide ─▶ change      refused with ChangedByOther if another writer changed the topic since the look
 
-A writer that was fenced begins again, looks at what came in, and writes if that is nothing. So of two that decided from
-one state a single one gets its change in, and a mere reader that began does no harm.
+A writer that was fenced begins again, reads new records, and writes its change if there are none. So of two writers
+that decided from the same state only one succeeds; a process that begins only to read does not prevent a change.
 
     0        1        2        3        4            offsets: {"a": 3, "b": 2}; the values stay on the brokers
     format   a        b        a        c, null      last_offset 4, written by the change in its header
@@ -15,14 +15,14 @@ one state a single one gets its change in, and a mere reader that began does no 
 Compaction removes a tombstone delete.retention.ms after it was written. A reader that was away for longer may have
 missed some, and reads everything again.
 
-CommittedRecords and `send` are shared with the store of startpoints in a topic (startpoints.py). They stay two because
-their records differ, and both formats are released. A startpoint's number is its record's offset: that store says
-before it writes at which offset its records have to come, refuses the change elsewhere, keeps every record, and knows
-by the offset whether a commit whose answer was lost counts. A map's record may come at any offset: this one keeps the
-newest offset of each key, knows tombstones, and finds its change again by a header.
+CommittedRecords and `send` are shared with the store of startpoints in a topic (startpoints.py). There are two stores
+because both formats are released, and their records differ. The number of a startpoint is the offset of its record:
+that store chooses the offset before it writes, refuses a change at another offset, keeps all records, and finds out by
+the offset whether a commit without an answer was stored. A record of this map may get any offset: this store keeps the
+newest offset of each key, has tombstones, and finds its change again by a header.
 
-An idle reader costs the brokers one question for the end: its consumer has the partition assigned only while it reads.
-A topic that was deleted and made again under its name is another one, whatever its end is.
+An idle reader costs the brokers one request for the end: its consumer has the partition assigned only while it reads.
+A topic that was deleted and made again under the same name is another topic; its id shows that.
 """
 
 import json
@@ -55,13 +55,14 @@ from pushrep.kafka.destination import KafkaDestination
 from pushrep.kafka.errors import DestinationRefused, KafkaUnreachable, TopicMissing, TopicReplaced
 from pushrep.kafka.topic import TopicFacts, kafka_failure, look_at_topic, uuid_of
 
-_PAUSE_S = 0.005  # readers see a commit some ms after its answer
+_PAUSE_S = 0.005  # a commit becomes visible to readers some ms after its answer
 
 
 class CommittedRecords:
-    """See the file's map. `left_s`: how long a call may take now. Not thread-safe.
+    """Reads the committed records of the topic. Not thread-safe.
 
-    position: of the next record to read. Everything raises KafkaUnreachable, TopicReplaced.
+    left_s: returns how many seconds a call may take now. position: the offset of the next record to read. All methods
+    raise KafkaUnreachable, TopicReplaced.
     """
 
     def __init__(self, destination: KafkaDestination, facts: TopicFacts, left_s: Callable[[], float]) -> None:
@@ -76,12 +77,12 @@ class CommittedRecords:
         self.position = 0
 
     def end(self) -> int:
-        """Behind the last record that is committed."""
+        """The offset after the last committed record (the last stable offset)."""
         with _naming(self._topic):
             return self._end(self._left_s())
 
     def has_open_change(self) -> bool:
-        """Whether a transaction is begun that is neither committed nor aborted yet."""
+        """Whether a transaction is open: neither committed nor aborted yet."""
         place = TopicPartition(self._topic, 0)
 
         def end(left_s: float) -> int:
@@ -96,10 +97,14 @@ class CommittedRecords:
             return ask_brokers(end, self._left_s()) > self._end(self._left_s())
 
     def new(self, at_least: int = 0) -> Iterator[Message]:
-        """What is behind the position, which moves along. `at_least`: wait until the end is there."""
+        """Yield the records from `position` to the end, and advance `position`. at_least: wait until the end has this
+        offset.
+        """
         deadline_s = monotonic() + self._left_s()
         with _naming(self._topic):
-            asked = None if at_least else self._ask_identity(self._left_s())  # on its way together with what follows
+            asked = (
+                None if at_least else self._ask_identity(self._left_s())
+            )  # sent before the next request, so that both wait once
             while (end := self._end(deadline_s - monotonic())) < at_least:
                 if monotonic() > deadline_s:
                     why = f"the record before offset {at_least} of topic {self._topic} can't be read"
@@ -108,11 +113,11 @@ class CommittedRecords:
             if asked is not None:
                 self._check_identity(asked)
         if end < self.position:
-            raise TopicReplaced(self._topic)  # in this very moment
+            raise TopicReplaced(self._topic)  # replaced after its id was checked
         yield from self.between(self.position, end, deadline_s)
 
     def between(self, start: int, end: int, deadline_s: float | None = None) -> Iterator[Message]:
-        """Records of [start, end); the position moves along with them."""
+        """Yield the records of [start, end), and advance `position`."""
         self.position = start
         if start >= end:
             return
@@ -138,12 +143,12 @@ class CommittedRecords:
             raise KafkaUnreachable(why)
         offset, error = int(message.offset() or 0), message.error()
         if error is None:
-            self.position = min(offset + 1, end)  # records behind the end belong to the next call
+            self.position = min(offset + 1, end)  # records after the end are for the next call
             return message if offset < end else None
         if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
             return None  # the client looks for its group's coordinator; no group is used here
         if error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - its only name
-            self.position = max(self.position, offset)  # behind the mark that ends a transaction
+            self.position = max(self.position, offset)  # after the control record that ends a transaction
         elif failure_of_code(error) is not Failure.TRANSIENT:
             raise KafkaException(error)
         return None
@@ -157,7 +162,9 @@ class CommittedRecords:
         return asked
 
     def _check_identity(self, asked: "Future[Any]") -> None:
-        """By the answer to a question that is under way, or to another one if that fails for a moment."""
+        """Raise TopicReplaced if the topic has another id. asked: the request; it is repeated after a transient
+        error.
+        """
         questions = chain([asked], iter(lambda: self._ask_identity(self._left_s()), None))
         found = ask_brokers(lambda left_s: next(questions).result(left_s).topic_id, self._left_s())
         if uuid_of(found) != self._topic_id:
@@ -184,13 +191,15 @@ FENCED = {
     KafkaError.INVALID_TXN_STATE,
 }
 OVERTAKEN = {*FENCED, KafkaError.UNKNOWN}
-"""Of a change. UNKNOWN: a coordinator's answer at times while another writer takes the transactional id."""
+"""Errors of a change after another writer began. UNKNOWN: coordinators give it at times while they fence a producer."""
 _PURGED = {KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT}  # noqa: SLF001 - their only names
-"""What a client reports of records whose transaction has failed; the reason is not in it."""
+"""Errors of records whose transaction has failed; they do not have the reason."""
 _FULL_QUEUE_S = 0.05
 
 QUIET = logging.getLogger("pushrep.kafka.stores.librdkafka")
-"""Swallows librdkafka's log: it reports a fenced producer as fatal, and errors that matter are raised."""
+"""A logger for librdkafka that prints nothing: librdkafka logs a fenced producer as fatal, and errors that matter are
+raised.
+"""
 QUIET.propagate = False
 QUIET.addHandler(logging.NullHandler())
 
@@ -198,19 +207,19 @@ QUIET.addHandler(logging.NullHandler())
 def send(
     producer: Producer, topic: str, records: Sequence[tuple[str, bytes | None]], timeout_s: float, **more: Any
 ) -> list[int]:
-    """Send (key, value) of each to partition 0; their offsets, in order. Raises KafkaException."""
+    """Send records (key, value) to partition 0, and return their offsets, in order. Raises KafkaException."""
     reports: list[tuple[KafkaError | None, Message]] = []
     for key, value in records:
         while True:
             try:
                 producer.produce(topic, value, key, 0, lambda *report: reports.append(report), **more)
                 break
-            except BufferError:  # its queue is full: parts of 1 MB fill it at a hundred thousand
+            except BufferError:  # the client's queue is full (100,000 messages, or 1 GB)
                 producer.poll(_FULL_QUEUE_S)
     flush(producer, timeout_s)
     for error, message in reports:
         if error is not None and error.code() in _PURGED:
-            why = f"the brokers refused the transaction: is the right WRITE on topic {message.topic()!r} there?"
+            why = f"the brokers refused the transaction: check the right WRITE on topic {message.topic()!r}"
             raise KafkaException(KafkaError(error.code(), why))
         if error is not None:
             raise KafkaException(error)
@@ -220,14 +229,14 @@ def send(
 
 
 class KeyedTopicError(PushrepError):
-    """Anything a KeyedTopic refuses; brokers that don't answer are KafkaUnreachable."""
+    """The root of KeyedTopic's errors. Brokers that do not answer are KafkaUnreachable."""
 
 
 class ChangedByOther(KeyedTopicError):
-    """Someone else changed the topic since it was looked at. Nothing of this change is stored."""
+    """Another writer changed the topic since the last look. Nothing of this change is stored."""
 
     def __init__(self, topic: str) -> None:
-        super().__init__(f"topic {topic} was changed by another writer meanwhile; nothing of this change is stored")
+        super().__init__(f"another writer has changed topic {topic}; nothing of this change is stored")
         self.topic = topic
 
 
@@ -235,17 +244,15 @@ class ChangeNotStored(KeyedTopicError):
     """The brokers refused a change; nothing of it is stored."""
 
     def __init__(self, topic: str, why: str) -> None:
-        super().__init__(f"topic {topic} took nothing of a change: {why}")
+        super().__init__(f"nothing of a change is stored in topic {topic}: {why}")
         self.topic, self.why = topic, why
 
 
 class RecordsOfOthers(KeyedTopicError):
-    """The topic holds records that are none of this map's: take a topic of its own, or restore it."""
+    """The topic holds records of another format: use another topic, or restore this one."""
 
     def __init__(self, topic: str, offset: int, why: str) -> None:
-        super().__init__(
-            f"topic {topic}: the record at offset {offset} is none of ours ({why}): take a topic of its own"
-        )
+        super().__init__(f"topic {topic}: the record at offset {offset} has another format ({why}): use another topic")
         self.topic, self.offset, self.why = topic, offset, why
 
 
@@ -253,10 +260,10 @@ FORMAT, CHANGE = "format", "change"
 
 
 class KeyedReading:
-    """What was read so far, committed records only. Not thread-safe.
+    """The map as read so far, from committed records. Not thread-safe.
 
-    offsets: of each key that is there, its newest record's; last_offset: of the newest record, -1 before the first;
-    last_change: what its header says. Everything raises KafkaUnreachable, TopicReplaced, RecordsOfOthers.
+    offsets: the offset of the newest record of each present key. last_offset: of the newest record, -1 before the
+    first. last_change: the change in its header. All methods raise KafkaUnreachable, TopicReplaced, RecordsOfOthers.
     """
 
     def __init__(
@@ -268,16 +275,16 @@ class KeyedReading:
     ) -> None:
         self._records, self._topic, self._format, self._now_s = records, facts.topic, dict(format_), now_s
         self._tombstones_s = facts.delete_retention_ms / 1000
-        self._was_there_s: float | None = None  # when it asked for the end up to which it has read
+        self._was_there_s: float | None = None  # the time of the request for the end that it has read to
         self.offsets: dict[str, int] = {}
         self.last_offset, self.last_change = -1, b""
 
     def has_open_change(self) -> bool:
-        """Whether a transaction is begun that is neither committed nor aborted yet."""
+        """Whether a transaction is open: neither committed nor aborted yet."""
         return self._records.has_open_change()
 
     def to_the_end(self, at_least: int = 0) -> None:
-        """Read what is new. `at_least`: wait until the end is there."""
+        """Read new records to the end. at_least: wait until the end has this offset."""
         began_s, before = self._now_s(), self._records.position
         self._read(at_least)
         was_there_s, self._was_there_s = self._was_there_s, began_s
@@ -287,7 +294,7 @@ class KeyedReading:
             self.to_the_end(at_least)
 
     def values(self, wanted: Mapping[int, str]) -> dict[str, bytes]:
-        """Offset → key as of the last reading, to key → value; what was replaced since is left out."""
+        """{key: value} for {offset: key} as of the last reading. Records that were replaced since are left out."""
         found: dict[str, bytes] = {}
         if not wanted:
             return found
@@ -302,7 +309,7 @@ class KeyedReading:
         return found
 
     def close(self) -> None:
-        """Let the client go."""
+        """Close the client."""
         self._records.close()
 
     def _forget(self) -> None:
@@ -326,20 +333,20 @@ class KeyedReading:
         self.last_offset, self.last_change = offset, change
 
     def _parsed(self, message: Message) -> tuple[str, bytes]:
-        """The key, and which change it is of. Raises KeyError, TypeError, ValueError for records of others."""
+        """The record's key, and its change. Raises KeyError, TypeError, ValueError for records of another format."""
         key = (message.key() or b"").decode()
         headers: dict[str, Any] = dict(message.headers() or ())
         if self.last_offset < 0 and key != FORMAT:
-            raise ValueError("the first one says the format")
+            raise ValueError("the first record has to hold the format")
         if key == FORMAT and (found := json.loads(message.value() or b"null")) != self._format:
-            raise ValueError(f"it says {found}, this pushrep reads {self._format}")
+            raise ValueError(f"it has {found}, this pushrep reads {self._format}")
         return key, bytes(headers[CHANGE])
 
 
 RECORD_OVERHEAD_BYTES = 1024
-"""What a record alone in its batch takes beside its value, with a key and some headers: less, by far."""
+"""More than a record, alone in its batch, takes besides its value: batch header, key and headers."""
 MESSAGE_BYTES_MIN = 16 * 1024
-_TRANSACTION_TIMEOUT_MS = 300_000  # one that is left open ends when the next writer begins, not later
+_TRANSACTION_TIMEOUT_MS = 300_000  # the next writer to begin aborts an open one earlier
 _AGAIN = OVERTAKEN | {
     KafkaError._TIMED_OUT,  # noqa: SLF001 - their only names
     KafkaError._MSG_TIMED_OUT,  # noqa: SLF001
@@ -349,9 +356,9 @@ _AGAIN = OVERTAKEN | {
 
 
 class KeyedTopic:
-    """The map and the right to change it. Thread-safe; not for a fork, which opens one of its own.
+    """A map in a topic, for reading and changing. Thread-safe; a forked process has to open another one.
 
-    Everything raises KafkaUnreachable where brokers don't answer, RecordsOfOthers for records that are none of ours.
+    All methods raise KafkaUnreachable if brokers do not answer, RecordsOfOthers for records of another format.
     """
 
     def __init__(self, destination: KafkaDestination, facts: TopicFacts, name: str, version: int) -> None:
@@ -372,51 +379,53 @@ class KeyedTopic:
         self._mutex = threading.Lock()
         self._producer: Producer | None = None
         self._has_looked = False
-        self._undecided = b""  # our change whose fate could not be asked for, when the brokers went away
+        self._undecided = b""  # our change of which it is unknown whether it is stored, after a lost answer
 
     @classmethod
     def open(cls, destination: KafkaDestination, *, name: str, version: int) -> Self:
-        """The map in `destination.topic`, which has to be there. `name`, `version`: of the format in its first record.
+        """The map in the existing topic `destination.topic`. name, version: of the format in its first record.
 
-        Nothing is read yet. Raises DestinationRefused, which names the setting to change, TopicMissing,
-        KafkaUnreachable.
+        Reads nothing yet. Raises DestinationRefused, which names the setting to change, TopicMissing, KafkaUnreachable.
         """
-        # Not every broker knows a new topic yet.
+        # Some brokers may not know a new topic yet.
         timeout_s = destination.request_timeout_ms / 1000
         facts = ask(lambda _left_s: look_at_topic(destination, destination.topic or ""), _missing_topics, timeout_s)
         if facts.cleanup_policy != "compact":
-            why = "it would delete what is still wanted: make the topic with cleanup.policy=compact"
+            why = "it would delete records that are needed: create the topic with cleanup.policy=compact"
             raise DestinationRefused(facts.topic, "cleanup.policy", facts.cleanup_policy, why)
         if facts.partitions != 1:
-            why = "records of one change must lie in one order: make the topic with 1 partition"
+            why = "the records of a change need one order: create the topic with 1 partition"
             raise DestinationRefused(facts.topic, "partitions", facts.partitions, why)
         if facts.max_message_bytes < MESSAGE_BYTES_MIN:
-            why = f"a value would go in too many parts: raise it to {MESSAGE_BYTES_MIN} or more"
+            why = f"a value would need too many records: raise it to {MESSAGE_BYTES_MIN} or more"
             raise DestinationRefused(facts.topic, "max.message.bytes", facts.max_message_bytes, why)
         return cls(destination, facts, name, version)
 
     def look(self) -> int:
-        """Read what is new: the offset of the last record, -1 if there is none. `offsets` is then what is there."""
+        """Read new records, after which `offsets` is up to date. Returns the offset of the last record, -1 without
+        any.
+        """
         with self._mutex:
             if not self._has_looked and self._reading.has_open_change():
-                self._begin()  # a writer was killed within a change: decide it, before anyone relies on what is there
+                self._begin()  # a killed writer left a transaction open: abort or commit it, before the caller decides
             self._reading.to_the_end()
             self._has_looked = True
             return self._reading.last_offset
 
     def offsets(self) -> dict[str, int]:
-        """Each key that was there at the last look, with the offset of its newest record."""
+        """The keys as of the last look, with the offset of the newest record of each."""
         with self._mutex:
             return dict(self._reading.offsets)
 
     def values(self, keys: Iterable[str]) -> dict[str, bytes]:
-        """The values of keys as of the last look; those that are gone by now are left out."""
+        """The values of keys as of the last look; keys that were removed or replaced since are left out."""
         with self._mutex:
             offsets = self._reading.offsets
             return self._reading.values({offsets[key]: key for key in keys if key in offsets})
 
     def change(self, records: Sequence[tuple[str, bytes | None]]) -> int:
-        """Stored, all of them, and read back, when this returns: the offset of the last one.
+        """Write all records in one transaction. When this returns, they are stored and read back. Returns the offset of
+        the last one.
 
         Raises ChangedByOther, ChangeNotStored.
         """
@@ -434,13 +443,13 @@ class KeyedTopic:
             return ask(attempt, _failure_of_change, self._timeout_s)
 
     def close(self) -> None:
-        """Let the clients go; a change that is not done is none."""
+        """Close the clients. An open change is aborted."""
         with self._mutex:
             self._producer = None
             self._reading.close()
 
     def _begin(self) -> None:
-        """From here on all writers of before are fenced, and what they had begun is decided."""
+        """Fence all earlier writers. Afterwards their transactions are committed or aborted."""
         if self._producer is not None:
             return
 
@@ -456,7 +465,7 @@ class KeyedTopic:
             raise KafkaUnreachable(why) from error
 
     def _write(self, records: Sequence[tuple[str, bytes | None]]) -> None:
-        """Raises ChangedByOther, ChangeNotStored: nothing of it is stored."""
+        """Write the records in a transaction. Raises ChangedByOther, ChangeNotStored; then none of them is stored."""
         producer, reading, change = self._producer, self._reading, uuid.uuid4().bytes
         assert producer is not None, "a writer has begun"
         before, self._undecided = reading.last_offset, change
@@ -468,7 +477,7 @@ class KeyedTopic:
             producer.commit_transaction(self._timeout_s)
         except KafkaException as error:
             self._producer = None
-            self._begin()  # with it the fate of our change is decided
+            self._begin()  # afterwards our change is either committed or aborted
             reading.to_the_end()
             if reading.last_change == change:
                 return  # only the answer was lost
@@ -477,7 +486,7 @@ class KeyedTopic:
             raise ChangeNotStored(self.topic, error.args[0].str()) from error
         reading.to_the_end(last + 1)
         if reading.last_offset != last:
-            raise ChangedByOther(self.topic)  # by someone who writes here without the right to
+            raise ChangedByOther(self.topic)  # by a program that writes without this transactional.id
 
 
 def _missing_topics(error: BaseException) -> Failure:
@@ -485,7 +494,9 @@ def _missing_topics(error: BaseException) -> Failure:
 
 
 def _failure_of_begin(error: BaseException) -> Failure:
-    """Another writer began at the same moment, or the coordinator moves: that passes."""
+    """Whether a failed begin is retried: after another writer began at the same moment, or while the coordinator
+    moves.
+    """
     return _judged(error, FENCED)
 
 

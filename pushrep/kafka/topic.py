@@ -1,9 +1,9 @@
-"""What the topic is, and whether its settings let every record through: asked of the brokers by librdkafka's admin.
+"""Reads the topic's settings with librdkafka's admin client, and refuses those that lose records.
 
-cleanup.policy      compact keeps a replay and deletes the first copy           refused
-max.message.bytes   below batch_bytes every batch would be encoded again        refused
-retention.ms        shorter than the oldest unsent record is old: it would be
-deleted on arrival, since retention looks at record times   refused
+cleanup.policy      compact: it keeps a replay and deletes the first copy                      refused
+max.message.bytes   below batch_bytes: each batch would have to be encoded again               refused
+retention.ms        below the age of the oldest unsent record: retention, which looks at the
+                    records' timestamps, would delete it on arrival                            refused
 """
 
 import base64
@@ -35,11 +35,11 @@ _MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaEr
 
 
 class TopicFacts(NamedTuple):
-    """A topic as it is now.
+    """The present settings of a topic.
 
-    retention_ms: -1 is for ever. producer_id_expiration_ms: after such a silence brokers forget a producer.
-    delete_retention_ms: so long a compacted topic keeps a tombstone.
-    transactional_id_expiration_ms: after such a silence coordinators forget a transactional id.
+    retention_ms: -1: unlimited. producer_id_expiration_ms: brokers forget a producer id that wrote nothing for so long.
+    delete_retention_ms: how long a compacted topic keeps a tombstone.
+    transactional_id_expiration_ms: coordinators forget a transactional id without requests for so long.
     """
 
     topic: str
@@ -54,18 +54,22 @@ class TopicFacts(NamedTuple):
     transactional_id_expiration_ms: int = _TRANSACTIONS_EXPIRATION_MS
 
     def check(self, *, batch_bytes: int, oldest_unsent_age_ms: int | None) -> None:
-        """Raise DestinationRefused, naming the setting. batch_bytes: of the batches that the outbox makes, 0: none."""
+        """Raise DestinationRefused, which names the setting, if the settings would lose records.
+
+        batch_bytes: the size of the outbox's batches; 0: it makes none.
+        """
         if "compact" in self.cleanup_policy:
             raise self._refused(
                 "cleanup.policy",
                 self.cleanup_policy,
-                "compaction keeps a record's replay and deletes its first copy, which readers wait for: take delete",
+                "compaction keeps a record's replay and deletes its first copy, which readers need: set "
+                "cleanup.policy=delete",
             )
         if self.max_message_bytes < batch_bytes:
             raise self._refused(
                 "max.message.bytes",
                 self.max_message_bytes,
-                f"every batch of batch_bytes={batch_bytes} would be taken apart: raise it, or lower batch_bytes",
+                f"every batch of batch_bytes={batch_bytes} would have to be split: raise it, or lower batch_bytes",
             )
         age_ms = oldest_unsent_age_ms
         if age_ms is not None and 0 <= self.retention_ms < age_ms and not self.has_append_time:
@@ -111,16 +115,16 @@ def look_at_topic(destination: KafkaDestination, topic: str) -> TopicFacts:
 
 
 def kafka_failure(error: KafkaError, topic: str, on_topic: str, said: str | None = None) -> KafkaUnreachable:
-    """What to raise for a failed call: the right that is missing, else that Kafka can't be reached.
+    """The exception for a failed call: a missing right, or else that Kafka can't be reached.
 
-    on_topic: the operation that the call needs on `topic`. said: what is known better than the error says.
+    on_topic: the operation that the call needs on `topic`. said: a better text than the error's, if there is one.
     """
     missing = missing_right(error, "", topic, on_topic)
     return KafkaUnreachable(said or error.str()) if missing is None else KafkaRightMissing(str(missing))
 
 
 class _Admin:
-    """An admin client. `why`: what it said last about its connections, a refused password say; None: nothing.
+    """An admin client. why: its last connection error, for example a refused password; None without one.
 
     Raises KafkaUnreachable.
     """
@@ -131,16 +135,16 @@ class _Admin:
         settings = {**destination.librdkafka_settings(), "log_level": 0, "error_cb": self._on_error}
         try:
             self.client = AdminClient(settings)
-        except KafkaException as error:  # a certificate can't be read: it may be replaced at this moment
+        except KafkaException as error:  # a certificate can't be read, perhaps while it is being replaced
             raise KafkaUnreachable(error.args[0].str()) from error
 
     def settings_of(self, resource: Any) -> Mapping[str, Any]:
-        """A topic's or broker's. Raises as `result_of`."""
+        """The settings of a topic or broker. Raises as `result_of`."""
         found: Mapping[str, Any] = self.result_of(self.client.describe_configs([resource])[resource])
         return found
 
     def result_of(self, future: "Future[Any]") -> Any:
-        """The answer; meanwhile error callbacks are called, and tokens fetched. Raises KafkaException, TimeoutError."""
+        """Wait for the result; poll the client for error callbacks and tokens. Raises KafkaException, TimeoutError."""
         deadline_s = monotonic() + self._timeout_s
         while not future.done() and monotonic() < deadline_s:
             self.client.poll(_POLL_S)
@@ -152,7 +156,7 @@ class _Admin:
 
 
 def _leader_of(topic: str, partitions: Sequence[Any]) -> str:
-    """A broker that leads one of the topic's partitions. Raises KafkaUnreachable while none does."""
+    """A broker that leads one of the topic's partitions. Raises KafkaUnreachable if no partition has a leader."""
     for one in partitions:
         if one.leader is not None and one.leader.id >= 0:
             return str(one.leader.id)
@@ -160,18 +164,18 @@ def _leader_of(topic: str, partitions: Sequence[Any]) -> str:
 
 
 def _expirations_ms(admin: _Admin, broker: str) -> tuple[int, int]:
-    """After which silence the broker forgets a producer id, and a transactional id; its defaults where this user may
-    not ask. Raises KafkaException, TimeoutError.
+    """The broker's producer.id.expiration.ms and transactional.id.expiration.ms; Kafka's defaults if this user may not
+    read them. Raises KafkaException, TimeoutError.
 
-    A broker that only doesn't answer now may forget producers sooner: by the default, batches would go out that leave
-    a hole.
+    If the broker does not answer, the defaults must not be used: the real time may be shorter, and a batch that is sent
+    after it could leave a gap.
     """
     try:
         settings = admin.settings_of(ConfigResource(ResourceType.BROKER, broker))
     except (KafkaException, TimeoutError) as error:
         if failure_of(error) is Failure.TRANSIENT:
             raise
-        _LOG.info("%s can't be asked for, so its default is taken: %s", _EXPIRATION, error)
+        _LOG.info("%s can't be read, its default is used: %s", _EXPIRATION, error)
         settings = {}
     producer_ids_ms = _number(settings, _EXPIRATION, _EXPIRATION_MS)
     return producer_ids_ms, _number(settings, _TRANSACTIONS_EXPIRATION, _TRANSACTIONS_EXPIRATION_MS)
@@ -185,5 +189,5 @@ def _number(settings: Mapping[str, Any], name: str, default: int) -> int:
 
 
 def uuid_of(topic_id: Any) -> UUID:
-    """Kafka writes a topic's id as unpadded URL-safe base64."""
+    """The UUID of a topic id, which Kafka writes as unpadded URL-safe base64."""
     return UUID(bytes=base64.urlsafe_b64decode(str(topic_id) + "=="))
