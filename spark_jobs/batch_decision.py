@@ -1,29 +1,29 @@
-"""What is decided of a batch before its rows are read: which of them drop, and the marks after it. No Spark.
+"""Decides before a batch's rows are read which of them drop, and the marks after the batch. No Spark.
 
     log partition 0 of the batch: bounds, counts, seen, runs ─▶ decide ──────┬─▶ stretches of the log that drop
     log partition 1: ...                                         ▲           └─▶ or None: the rows decide one by one
-    marks N-1 of each topic ──▶ what its partitions go on with ──┘
+    marks N-1 of each topic ──▶ the marks of its partitions ─────┘
                             └─▶ merged with what was seen ──▶ marks N
 
-Marks N are known before anything is written. What drops is named by log offsets, so it does not matter how the rows lie
-when they are read again.
+Marks N are known before anything is written. The plan names rows by their log offsets, so the rows may be in another
+order when they are read again.
 
-Runs: rows of one pair whose source and log offsets keep one distance. They can decide a batch without its rows.
+A run is a set of rows of one pair with the same distance between source and log offset. Runs can decide a batch without
+its rows.
 
-    log offset      10  11  12  13  14  15      A has two runs: 10 to 12 at distance -10, 15 at -12. A run is known by
-    pair A           0   1   2           3      its bounds alone: with one distance, source offsets rise with log
-    pair B                       7   8          offsets. No row is in a run twice: filtered_frame.py sees to that
+    log offset      10  11  12  13  14  15      A has two runs: 10 to 12 at distance -10, 15 at -12. The bounds of a run
+    pair A           0   1   2           3      are enough: with one distance, source offsets rise with log offsets.
+    pair B                       7   8          filtered_frame.py makes sure that no row is in a run twice
 
-If the runs of a pair, put in log order, do not overlap, then the highest source offset before each run is known, and
-the rule decides whole stretches of the run, whatever the physical order of the rows:
+If the runs of a pair, sorted by log offset, do not overlap, then the highest source offset before each run is known,
+and the rule decides a whole run, in any physical order of the rows:
 
-    maximum before   below the run's lowest   inside it                  at its highest or above
-    of the run       all is kept              the part up to it drops    all drops
+    maximum before   below the run's lowest   inside the run                 at the run's highest or above
+    the run          all rows are kept        rows up to the maximum drop    all rows drop
 
-What drops is given as stretches of the log, of whatever pair the rows there are. So no row of another pair may lie
-inside a stretch that drops: its run has no holes, or no other run lies inside its bounds. Anything else (runs that
-cross, a run that is cut where it has holes) proves nothing, and the rows decide one by one. A row in two runs makes
-these cross.
+The result is stretches: ranges of log offsets in which all rows drop, of all pairs. So no row of another pair may be
+inside a stretch: its run must have no holes, or no other run may be inside its bounds. In all other cases (runs that
+overlap, a maximum inside a run with holes) the rows decide one by one. A row in two runs makes these overlap.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -43,19 +43,19 @@ Numbers = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 NO_PAIR = -1
-"""The source partition of a pair that stands for all rows of a log partition which the rule does not judge."""
+"""The source partition of the pair that represents all rows of a log partition which the rule does not check."""
 
 HOLE_MAX = 1024
-"""Stretches are not joined over more offsets without a row than this, so that none is much longer than its rows."""
+"""Stretches are joined over fewer missing offsets than this, so that no stretch is much longer than its rows."""
 
 _WORD_BITS = 64
 BITMAP_WORDS = 16
 BITMAP_OFFSETS = BITMAP_WORDS * _WORD_BITS
-"""So many log offsets stand in one bitmap."""
+"""The number of log offsets in one bitmap."""
 
 
 class Runs(NamedTuple):
-    """n runs of one log partition as columns: pair, first and last log offset, first and last source offset, rows."""
+    """The runs of one log partition as columns: pair, first and last log offset, first and last source offset, rows."""
 
     pids: Numbers
     partitions: Numbers
@@ -71,16 +71,16 @@ class Runs(NamedTuple):
 
 
 class Stretches(NamedTuple):
-    """Log offsets [start, end) of one log partition, ascending and apart; columns."""
+    """Ranges [start, end) of log offsets of one log partition, as columns. They ascend and do not overlap."""
 
     starts: Numbers
     ends: Numbers
 
 
 class RunsVerdict(NamedTuple):
-    """Which rows of the runs drop, as log offsets, and how many; all others pass.
+    """Which rows of the runs drop, as log offsets, and how many. All others pass.
 
-    `jumped`: source offsets that the marks pass over.
+    jumped: how many source offsets are missing between the rows of the pairs.
     """
 
     dropped: Stretches
@@ -91,7 +91,7 @@ class RunsVerdict(NamedTuple):
 class Bitmaps(NamedTuple):
     """Log offsets of one log partition: bit b of word w of bitmap n is offset n · BITMAP_OFFSETS + 64 w + b.
 
-    Numbers ascend, each comes once; `words` is int64 of shape (n, BITMAP_WORDS).
+    Numbers ascend and are unique; `words` is int64 of shape (n, BITMAP_WORDS).
     """
 
     numbers: Numbers
@@ -99,7 +99,7 @@ class Bitmaps(NamedTuple):
 
     @classmethod
     def of(cls, stretches: Stretches) -> "Bitmaps":
-        """The log offsets of stretches."""
+        """The log offsets of the stretches as bitmaps."""
         starts, ends = stretches
         firsts = starts // BITMAP_OFFSETS
         counts = (ends - 1) // BITMAP_OFFSETS - firsts + 1
@@ -110,20 +110,20 @@ class Bitmaps(NamedTuple):
         return cls(numbers, _ones(high) & ~_ones(low)).merged()
 
     def merged(self) -> "Bitmaps":
-        """Each number once, however many came."""
+        """The bitmaps sorted, with those of the same number joined."""
         order = np.argsort(self.numbers, kind="stable")
         numbers, starts = np.unique(self.numbers[order], return_index=True)
         return Bitmaps(numbers, np.bitwise_or.reduceat(self.words[order], starts) if len(starts) else self.words)
 
 
 def _ones(count: Numbers) -> Numbers:
-    """Words whose lowest `count` bits are 1; at most 64."""
+    """Words whose lowest `count` bits are 1. count: 0 to 64."""
     below = np.left_shift(np.uint64(1), np.minimum(count, _WORD_BITS - 1).astype(np.uint64)) - np.uint64(1)
     return np.where(count == _WORD_BITS, np.int64(-1), below.view(np.int64))
 
 
 class RowsVerdict(NamedTuple):
-    """What became of a log partition's rows that were decided one by one."""
+    """The decision of a log partition's rows one by one: which drop, and counts."""
 
     dropped: Bitmaps
     dropped_rows: int
@@ -133,11 +133,14 @@ class RowsVerdict(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PartitionRows:
-    """What a batch holds of one log partition: log offsets [start, end), how many rows, how many of them unkeyed.
+    """The rows of one log partition in a batch: log offsets [start, end), the number of rows, and of rows without
+    metadata (unkeyed).
 
-    `marks`: of the batch's pairs, after these rows; by rows with the marks before them, by runs without. `runs`: all
-    rows, where the first pass looked for runs. `verdict`: where the rows were decided one by one. The epochs are those
-    of mark_epochs.py.
+    marks: of the batch's pairs, after these rows. If the rows decided, they include the marks before the batch; if the
+        runs decide, they do not.
+    runs: all rows as runs; None if the first pass read rows.
+    verdict: None unless the rows were decided one by one.
+    The epochs are those of mark_epochs.py.
     """
 
     topic: str
@@ -157,9 +160,9 @@ class PartitionRows:
 class BatchPlan:
     """Which rows drop, and the marks after the batch.
 
-    `stretches`, `bitmaps`: log offsets that drop, by (topic, partition); every other row passes. `all_dropped`: (topic,
-    pid, source partition) of the pairs of which no row passes. `unlikely_pairs`: pairs of keys that probably are
-    metadata by chance. `by_runs`: there were rows, and their runs decided.
+    stretches, bitmaps: log offsets that drop, by (topic, partition); all other rows pass. all_dropped: (topic, pid,
+    source partition) of the pairs without a row that passes. unlikely_pairs: how many pairs come from keys that are
+    probably metadata by chance. by_runs: the batch has rows, and their runs decided.
     """
 
     marks: Mapping[MarksKey, HighwaterMarks]
@@ -180,10 +183,10 @@ class BatchPlan:
 def plan_batch(
     found: Iterable[PartitionRows], before: Mapping[MarksKey, HighwaterMarks], *, rule: FilterRule, now_ms: int
 ) -> BatchPlan | None:
-    """What becomes of a batch; `before` are the marks after the batch before. None where its rows have to decide.
+    """The plan of a batch; None if its rows have to decide one by one.
 
-    `now_ms` becomes the last advance of every pair that rises. Raises PairSplit for a pair in two log partitions,
-    EpochsMixed for a partition in two startpoint epochs.
+    before: the marks after the previous batch. now_ms: the time of the last advance of each pair whose mark rises.
+    Raises PairSplit for a pair in two log partitions, EpochsMixed for a partition in two startpoint epochs.
     """
     in_order = sorted(found, key=lambda one: (one.topic, one.partition))
     marks = {key: old.with_window(rule.window) for key, old in before.items()}
@@ -232,12 +235,12 @@ def plan_batch(
 
 
 def ranges_of(found: Iterable[PartitionRows]) -> tuple[LogRange, ...]:
-    """The log ranges of the batch, one a log partition, ascending."""
+    """The log ranges of the batch, one for each log partition, sorted."""
     return tuple(sorted(LogRange(one.topic, one.partition, one.start, one.end, one.startpoint_epoch) for one in found))
 
 
 def merged_marks(parts: Iterable[HighwaterMarks]) -> HighwaterMarks:
-    """All of them as one. As a tree, so that many parts with many pairs cost n log n, not n squared."""
+    """All marks merged, as a tree: n pairs in many parts cost n log n, not n squared."""
     merged = list(parts) or [HighwaterMarks()]
     while len(merged) > 1:
         odd = merged[-1:] if len(merged) % 2 else []
@@ -246,7 +249,7 @@ def merged_marks(parts: Iterable[HighwaterMarks]) -> HighwaterMarks:
 
 
 def marks_of_pairs(marks: HighwaterMarks, pids: Numbers, partitions: Numbers) -> HighwaterMarks:
-    """The marks of these pairs only."""
+    """The marks of these pairs alone."""
     found = marks.find(pids, partitions)
     keep = np.zeros(len(marks), np.bool_)
     keep[found[found >= 0]] = True
@@ -256,10 +259,10 @@ def marks_of_pairs(marks: HighwaterMarks, pids: Numbers, partitions: Numbers) ->
 def starting_marks(
     before: Mapping[MarksKey, HighwaterMarks], topic: str, partition: int, epoch: Epoch
 ) -> HighwaterMarks:
-    """The marks with which one log partition in this epoch continues: of pairs that lie there, or may.
+    """The marks before the rows of one log partition in this epoch: of pairs that are in this partition, or may be.
 
-    They are those that `carried` gives for these pairs. A pair that lies in another partition has no mark here; that it
-    came in two is noticed when all partitions are put together.
+    They are the marks that `carried` gives for these pairs. The marks of pairs in other partitions are left out; a pair
+    in two partitions is detected when the partitions are merged.
     """
     parts = []
     for key, marks in before.items():
@@ -270,7 +273,7 @@ def starting_marks(
 
 
 def decide(runs: Runs, marks: HighwaterMarks) -> RunsVerdict | None:
-    """The rule over whole runs, beginning with `marks`; None where their bounds alone don't decide."""
+    """Apply the rule to whole runs, with the marks before them; None if their bounds do not decide."""
     if not len(runs.rows):
         return RunsVerdict(Stretches(runs.starts, runs.starts), 0, 0)
     in_order = runs.some(np.lexsort((runs.starts, runs.partitions, runs.pids)))
@@ -279,14 +282,14 @@ def decide(runs: Runs, marks: HighwaterMarks) -> RunsVerdict | None:
     behind = first.copy()
     behind[1:] |= in_order.starts[1:] > in_order.lasts[:-1]
     spans = in_order.lasts - in_order.starts + 1
-    if not behind.all() or (in_order.rows > spans).any():  # a run can't have more rows than offsets
+    if not behind.all() or (in_order.rows > spans).any():  # runs overlap, or one has more rows than offsets
         return None
     known = _marks_of(in_order.pids[first], in_order.partitions[first], marks)
     before = _highest_before(in_order.highs, first, known)
-    # How many offsets from the run's start are replays. Computed in this order, no sum exceeds 64 bits.
+    # How many offsets from the run's start on are replays. In this order no intermediate sum exceeds 64 bits.
     replayed = np.where(before < in_order.lows, 0, np.minimum(before - in_order.lows, spans - 1) + 1)
     if ((replayed > 0) & (replayed < spans) & (in_order.rows < spans)).any():
-        return None  # cut inside a run with holes: how many of its rows stay is not known
+        return None  # the maximum is inside a run with holes: how many of its rows drop is unknown
     dropped = _stretches(in_order, replayed)
     if dropped is None:
         return None
@@ -299,10 +302,10 @@ def decide(runs: Runs, marks: HighwaterMarks) -> RunsVerdict | None:
 
 
 def _highest_before(highs: Numbers, first: Mask, known: Numbers) -> Numbers:
-    """Before each run, the highest source offset of its pair: the mark, and the runs in front of it.
+    """The highest source offset of the pair before each run: the maximum of its mark and of its earlier runs.
 
-    A running maximum that restarts at each pair. It is taken over ranks: adding a pair's number to the offsets
-    themselves could exceed 64 bits.
+    It is a running maximum that restarts at each pair. It is computed over ranks, because a sum of the pair's number
+    and the offset could exceed 64 bits.
     """
     pair = np.cumsum(first) - 1
     candidates = np.empty(len(highs), np.int64)
@@ -315,7 +318,7 @@ def _highest_before(highs: Numbers, first: Mask, known: Numbers) -> Numbers:
 
 
 def _stretches(runs: Runs, replayed: Numbers) -> Stretches | None:
-    """What drops, over all pairs; None where rows of others may lie in between."""
+    """The stretches that drop, of all pairs; None if rows that pass may be inside one."""
     order = np.argsort(runs.starts, kind="stable")
     runs, replayed = runs.some(order), replayed[order]
     spans = runs.lasts - runs.starts + 1
@@ -327,7 +330,8 @@ def _stretches(runs: Runs, replayed: Numbers) -> Stretches | None:
     if (is_crossed[gone] & (runs.rows[gone] < spans[gone])).any():
         return None
     starts, ends = runs.starts[gone], runs.starts[gone] + replayed[gone]
-    # With no row in between: the next run of the log, and none before it reaches further.
+    # Join with the next stretch if no row is between the two: it is the next run of the log, and no earlier run ends
+    # after it begins.
     holes = starts[1:] - ends[:-1]
     next_one = (np.diff(gone) == 1) & (ends[:-1] - 1 == furthest[gone[:-1]]) & (holes >= 0) & (holes < HOLE_MAX)
     joins = np.append(False, next_one | (holes == 0))[: len(gone)]
@@ -336,14 +340,14 @@ def _stretches(runs: Runs, replayed: Numbers) -> Stretches | None:
 
 
 def _marks_of(pids: Numbers, partitions: Numbers, marks: HighwaterMarks) -> Numbers:
-    """The marks of these pairs, -1 for those without."""
+    """The marks of these pairs as offsets; -1 for a pair without a mark."""
     found = marks.find(pids, partitions)
     offsets = marks.to_columns().offsets
     return np.where(found >= 0, offsets[found] if len(offsets) else -1, -1)
 
 
 def _advanced_at(seen: HighwaterMarks, old: HighwaterMarks, now_ms: int) -> HighwaterMarks:
-    """What was seen, with `now_ms` as the last advance of the pairs that rise above the old marks."""
+    """The marks `seen`, with `now_ms` as the time of the last advance of pairs that rise above the old marks."""
     columns, before = seen.to_columns(), old.to_columns().offsets
     rows = old.find(columns.pids, columns.partitions)
     rose = (rows < 0) | (columns.offsets > before[rows] if len(before) else True)
@@ -359,7 +363,7 @@ def _advanced_at(seen: HighwaterMarks, old: HighwaterMarks, now_ms: int) -> High
 
 
 def _unchanged(seen: HighwaterMarks, old: HighwaterMarks, new: HighwaterMarks) -> Iterator[tuple[int, int]]:
-    """The pairs of the batch whose mark and bits did not change: none of their rows was new."""
+    """The pairs of the batch whose mark and bitmap did not change: all of their rows are replays."""
     columns, before, after = seen.to_columns(), old.to_columns(), new.to_columns()
     rows_old, rows_new = (m.find(columns.pids, columns.partitions) for m in (old, new))
     known = np.flatnonzero(rows_old >= 0)
@@ -371,7 +375,7 @@ def _unchanged(seen: HighwaterMarks, old: HighwaterMarks, new: HighwaterMarks) -
 
 
 def epoch_in(sent_back: Mapping[tuple[str, int], int], topic: str, partition: int, epoch: Epoch) -> Epoch:
-    """The epoch of a partition whose rows say `epoch`: the number of `sent_back` where apply-checkpoint sent it back.
+    """The epoch of a partition: that of its rows, or the number in `sent_back` if apply-checkpoint moved it back.
 
     Raises EpochsMixed.
     """
@@ -382,7 +386,7 @@ def epoch_in(sent_back: Mapping[tuple[str, int], int], topic: str, partition: in
 
 
 def numbers_of(sent_back: Iterable[SentBack]) -> dict[tuple[str, int], int]:
-    """(topic, partition) → the number under which it was sent back in the checkpoint."""
+    """(topic, partition) → the number under which apply-checkpoint moved it back."""
     return {(one.topic, one.partition): one.number for one in sent_back}
 
 
@@ -397,7 +401,7 @@ def epochs_of(own: Iterable[PartitionRows]) -> dict[int, Epoch]:
 
 
 def check_unchanged(first: Iterable[PartitionRows], again: Iterable[PartitionRows]) -> None:
-    """Two first passes over one frame must have found the same rows. Raises FrameChanged."""
+    """Raise FrameChanged if two first passes over one frame have not found the same rows."""
     expected, found = ({(one.topic, one.partition): one for one in parts} for parts in (first, again))
     for where in sorted(expected.keys() | found.keys()):
         one, other = expected.get(where), found.get(where)

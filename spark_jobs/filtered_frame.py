@@ -1,16 +1,17 @@
-"""A batch frame filtered: a first pass finds which rows drop; then built-in columns select them, lazily.
+"""Filters a batch frame: a first pass finds which rows drop; then built-in column expressions select them, lazily.
 
     frame ─▶ by_runs: an aggregate in the JVM ───────────────┐
-      │      else by_rows: Python, over what decides alone ──┴─▶ plan (batch_decision.py): log offsets that drop
+      │      else by_rows: Python, over the deciding columns ┴─▶ plan (batch_decision.py): log offsets that drop
       │                                                            none: the frame itself
-      │                                                            few stretches of the log: a comparison for each
+      │                                                            few ranges of the log: a comparison for each
       │                                                            else: bitmaps, joined to the rows by their number
       └───────────────────────────────────────────────────────────┴─▶ rows, dropped
 
-A run is rows of one pair with one distance between source and log offset (batch_decision.py), as producers' batches
-come, and with one distance between log offset and place in the Spark partition. Places differ, so no record stands in a
-run twice. A log in which pairs alternate row by row, or that has holes everywhere, has no runs to speak of; it shows by
-the number of groups. Then, or where runs cross, or with a window, rows decide. In either way rows may lie in any order.
+A run is a set of rows of one pair with the same difference between source and log offset (batch_decision.py), and the
+same difference between log offset and row number in the Spark partition. Row numbers are unique, so no record is in a
+run twice. A batch of a producer gives a run. A log whose pairs alternate row by row, or that has many gaps, gives too
+many runs, which the number of groups shows. Then, and if runs overlap, and with a window, the rows decide one by one.
+Both ways accept rows in any order.
 """
 
 import logging
@@ -51,21 +52,21 @@ from spark_jobs.row_decision import DECIDED, decide_rows, decided
 from spark_jobs.spark_internals import over_connect, setting, to_arrow, use_driver_python
 
 KEY = "_pushrep_key"
-"""The bytes that may be metadata, whatever carrier they came in, while a frame is inside the filter."""
+"""The column with the bytes that may be metadata, from any carrier, while a frame is inside the filter."""
 
 RUNS_MAX = 250_000
-"""With more runs than this the rows decide: some 20 MB for the driver, and no worth beyond."""
+"""With more runs than this the rows decide: so many runs take about 20 MB on the driver, and more save no time."""
 
 _CORES_LIKELY = 8
-"""Of a Spark Connect server, which doesn't say how many it has."""
+"""Assumed for a Spark Connect server, whose number of cores is unknown."""
 
 STRETCHES_MAX = 64
-"""With more stretches than this, bitmaps say what drops: each stretch is a comparison for every row."""
+"""With more stretches than this, bitmaps select the rows that drop: each stretch is a comparison for every row."""
 
 _LOG = logging.getLogger(__name__)
 _SHUFFLE = "spark.sql.shuffle.partitions"
 _COLUMNS = ("topic", "partition", "offset")
-_QUOTED = tuple(f"`{name}`" for name in _COLUMNS)  # a session may keep SQL's own words to itself
+_QUOTED = tuple(f"`{name}`" for name in _COLUMNS)  # with spark.sql.ansi.enforceReservedKeywords these are keywords
 _WHOLE_KEY = f"if(octet_length({KEY}) = {KEY_BYTES}, {KEY}, null)"
 _BITMAP = ("_pushrep_topic", "_pushrep_partition", "_pushrep_number", "_pushrep_words")
 _BITMAP_SCHEMA = f"{_BITMAP[0]} string, {_BITMAP[1]} int, {_BITMAP[2]} bigint, {_BITMAP[3]} array<bigint>"
@@ -73,9 +74,9 @@ _BITMAP_SCHEMA = f"{_BITMAP[0]} string, {_BITMAP[1]} int, {_BITMAP[2]} bigint, {
 
 @dataclass(frozen=True, slots=True)
 class FilteredFrame:
-    """A batch frame's answer: `rows` pass, `dropped` do not; `marks` and `ranges` belong to all of its rows.
+    """A filtered batch frame: `rows` pass, `dropped` do not; `marks` and `ranges` are those after all of its rows.
 
-    Reading `rows` or `dropped` reads the frame again: it must give the same rows each time.
+    Reading `rows` or `dropped` reads the frame again, which must give the same rows each time.
     """
 
     rows: DataFrame
@@ -83,16 +84,16 @@ class FilteredFrame:
     ranges: tuple[LogRange, ...]
     plan: BatchPlan
     check_unchanged: Callable[[], None]
-    """Reads the deciding columns once more. Raises FrameChanged if the frame does not give the same rows any more."""
+    """Reads the deciding columns once more. Raises FrameChanged if the frame gives other rows than before."""
     _dropped: Callable[[], DataFrame]
 
     @property
     def dropped(self) -> DataFrame:
-        """The rows that do not pass; Spark plans the frame only where somebody asks for it."""
+        """The rows that do not pass. Spark plans this frame only when this property is read."""
         return self._dropped()
 
     def counts(self, batch_id: int = 0) -> BatchCounts:
-        """What becomes of the rows, known before anyone has read them."""
+        """The counts of rows kept and dropped. They are known before `rows` is read."""
         plan = self.plan
         return BatchCounts(
             batch_id,
@@ -119,14 +120,15 @@ def filter_frame(  # noqa: PLR0913 - the rule's settings, by name
     retention_ms: int | None = None,
     now_ms: int | None = None,
 ) -> FilteredFrame:
-    """Filter a batch frame with the columns topic, partition and offset, and those of its carrier: one job, lazy rows.
+    """Filter a batch frame. It needs the columns topic, partition and offset, and those of its carrier.
 
-    `carrier`: where the metadata is, "key" or "header" (the last one named `stream-metadata` in the column headers), or
-    a `SourcePosition` where there is none.
-    `marks` are those before the frame, `{MarksKey(topic): HighwaterMarks}`. The rows may lie in any order: the log's
-    counts. `ttl_s` needs `retention_ms`, the topic's retention.ms, as in `filter_replays`.
-    Raises TtlTooShort, FrameUnusable, CarrierUnusable, PositionUnfit, PairSplit, BadFilterSetting, and LogRowTwice as
-    text in Spark's exception.
+    One Spark job runs; the resulting frames are lazy. The rows may be in any order: the order of log offsets counts.
+    carrier: where the metadata is: "key", "header" (the last one named `stream-metadata` in the column headers), or a
+        `SourcePosition` for rows without metadata.
+    marks: those before the frame, `{MarksKey(topic): HighwaterMarks}`.
+    ttl_s: needs `retention_ms`, the topic's retention.ms, as in `filter_replays`.
+    Raises TtlTooShort, FrameUnusable, CarrierUnusable, PositionUnfit, PairSplit, BadFilterSetting; LogRowTwice is
+    raised in a worker, and is text in Spark's exception.
     """
     pids = None if only_pids is None else frozenset(only_pids)
     rule = FilterRule(carrier=carrier, window=window, only_pids=pids, ttl_s=ttl_s)
@@ -150,7 +152,7 @@ def plan_frame(  # noqa: PLR0913 - a frame, what is known of it, and the rule
     now_ms: int,
     sent_back: Iterable[SentBack] = (),
 ) -> BatchPlan:
-    """The plan of a frame of which the first pass has found this; where its runs do not decide, its rows do."""
+    """The plan of a frame. found: the result of its first pass. If the runs do not decide, its rows are read."""
     plan = plan_batch(found, before, rule=rule, now_ms=now_ms)
     if plan is None:
         plan = plan_batch(by_rows(keyed, before, rule, sent_back), before, rule=rule, now_ms=now_ms)
@@ -159,7 +161,7 @@ def plan_frame(  # noqa: PLR0913 - a frame, what is known of it, and the rule
 
 
 def unchanged_check(keyed: DataFrame, found: Sequence[PartitionRows], rule: FilterRule) -> Callable[[], None]:
-    """What reads a keyed frame once more and compares: see FilteredFrame.check_unchanged."""
+    """A function that reads a keyed frame once more and compares: see FilteredFrame.check_unchanged."""
 
     def check() -> None:
         again = None if any(one.verdict is not None for one in found) else by_runs(keyed, rule)
@@ -169,15 +171,15 @@ def unchanged_check(keyed: DataFrame, found: Sequence[PartitionRows], rule: Filt
 
 
 def filtered_by(df: DataFrame, plan: BatchPlan, check: Callable[[], None]) -> FilteredFrame:
-    """The frame of `plan`, lazily."""
+    """The filtered frame of `plan`; it runs no job."""
     rows, dropped = _cut(df, plan)
     return FilteredFrame(rows, plan.marks, plan.ranges, plan, check, dropped)
 
 
 def _cut(df: DataFrame, plan: BatchPlan) -> tuple[DataFrame, Callable[[], DataFrame]]:
-    """Rows and dropped rows by built-in columns: no Python runs for a row.
+    """The rows that pass, and a function for those that drop, by built-in expressions: no Python runs for a row.
 
-    Nor are they observed: their counts are known, and an Observation adds a tenth to the time of reading them.
+    The frames have no Observation: the counts are known, and it adds a tenth to the time of reading them.
     """
     if not plan.dropped_rows:
         return df, lambda: df.where("false")
@@ -187,11 +189,11 @@ def _cut(df: DataFrame, plan: BatchPlan) -> tuple[DataFrame, Callable[[], DataFr
         for start, end in zip(found.starts.tolist(), found.ends.tolist(), strict=True)
     ]
     if not plan.bitmaps and len(stretches) <= STRETCHES_MAX:
-        # Empty stretches fill up to a power of two, so that batches with other counts run the same generated code. Each
-        # has numbers of its own, since Spark evaluates equal expressions once.
+        # Empty stretches fill the list up to a power of two, so that batches with other counts run the same generated
+        # code. Each has other numbers, because Spark evaluates equal expressions once.
         more = (1 << (len(stretches) - 1).bit_length()) - len(stretches)
         stretches += [(*stretches[-1][:2], empty, empty) for empty in range(-1, -1 - 2 * more, -2)]
-        # As text: made by functions, 64 stretches are a thousand calls into the JVM.
+        # As SQL text: built by functions, 64 stretches are a thousand calls into the JVM.
         inside = F.expr(" or ".join(_inside(*stretch) for stretch in stretches))
         return df.where(~inside), lambda: df.where(inside)
     bitmaps = {**plan.bitmaps, **{where: Bitmaps.of(found) for where, found in plan.stretches.items()}}
@@ -204,17 +206,17 @@ def _cut(df: DataFrame, plan: BatchPlan) -> tuple[DataFrame, Callable[[], DataFr
     same = f"topic = {topic} and `partition` = {partition} and cast(`offset` as bigint) div {BITMAP_OFFSETS} = {number}"
     word = f"get({words}, cast(`offset` % {BITMAP_OFFSETS} div 64 as int))"
     bit = F.expr(f"coalesce(getbit({word}, cast(`offset` % 64 as int)), 0)")
-    # Broadcast: the rows stay where they are.
+    # A broadcast join: the rows are not shuffled.
     joined = df.join(F.broadcast(df.sparkSession.createDataFrame(table, _BITMAP_SCHEMA)), F.expr(same), "left")
     return joined.where(bit == 0).drop(*_BITMAP), lambda: joined.where(bit == 1).drop(*_BITMAP)
 
 
 def _inside(topic: str, partition: int, start: int, end: int) -> str:
-    """Whether a row lies in a stretch, in SQL; the topic is written as hexadecimal digits, which need no escaping.
+    """The condition, in SQL, that a row is in a stretch. The topic is in hexadecimal digits, which need no escaping.
 
-    Spark writes a number into the code that it generates, and the code of a batch with numbers of its own would be
-    compiled anew, by Spark and by the JVM. A text or an array is handed to the code, so each number is taken out of an
-    array, at a place that Spark doesn't know before.
+    Spark writes number literals into the code that it generates. The code of each batch would differ, and Spark and the
+    JVM would compile it again. Arrays are references in that code, so each number is an array's element, with an index
+    that Spark can't compute in advance.
     """
     zero = "bigint(`partition`) - bigint(`partition`)"
     low, high, own = (f"get(array(bigint({number})), {zero})" for number in (start, end - 1, partition))
@@ -223,7 +225,7 @@ def _inside(topic: str, partition: int, start: int, end: int) -> str:
 
 
 class FrameUnusable(SparkJobError):
-    """The frame can't be filtered: it lacks a column the filter decides by, or has nulls in one."""
+    """The frame can't be filtered: it lacks a column that the filter needs, or has nulls in one."""
 
     def __init__(self, column: str, why: str) -> None:
         super().__init__(f"column {column!r}: {why}")
@@ -231,20 +233,23 @@ class FrameUnusable(SparkJobError):
 
 
 def keyed_frame(df: DataFrame, rule: FilterRule) -> DataFrame:
-    """The frame with the column KEY beside its own. Raises FrameUnusable, CarrierUnusable, PositionUnfit."""
+    """The frame with the additional column KEY. Raises FrameUnusable, CarrierUnusable, PositionUnfit."""
     for column in _COLUMNS:
         if column not in df.columns:
-            raise FrameUnusable(column, "the filter decides by topic, partition and offset: keep the source's columns")
+            raise FrameUnusable(
+                column,
+                "it is missing; the filter needs topic, partition and offset: select these columns of the source",
+            )
     missing = [column for column in EPOCH_COLUMNS if column not in df.columns]
     if len(missing) == 1:
-        why = f"marks are kept by {' and '.join(EPOCH_COLUMNS)}: keep both of the source's columns, or neither"
+        why = f"it is missing; select both {' and '.join(EPOCH_COLUMNS)} of the source, or neither"
         raise FrameUnusable(missing[0], why)
     use_driver_python(df.sparkSession)
     return df.withColumn(KEY, rule.key(df))
 
 
 def by_runs(keyed: DataFrame, rule: FilterRule, sent_back: Iterable[SentBack] = ()) -> list[PartitionRows] | None:
-    """What the batch of a keyed frame holds, with its runs; None where they are too many, or a window needs the rows.
+    """The content of a keyed frame by log partition, with its runs; None if there are too many runs, or with a window.
 
     Raises FrameUnusable for null topics, partitions or offsets, EpochsMixed.
     """
@@ -261,9 +266,10 @@ def by_runs(keyed: DataFrame, rule: FilterRule, sent_back: Iterable[SentBack] = 
 def by_rows(
     keyed: DataFrame, before: Mapping[MarksKey, HighwaterMarks], rule: FilterRule, sent_back: Iterable[SentBack] = ()
 ) -> list[PartitionRows]:
-    """What it holds, and which rows drop that begin with the marks `before`. Raises as `by_runs`, and LogRowTwice.
+    """The content of a keyed frame by log partition, and which rows drop. before: the marks before the frame.
 
-    What a worker raises comes as text in Spark's exception. A log partition is one task: few of them use few cores.
+    Raises as `by_runs`, and LogRowTwice. An error in a worker is text in Spark's exception. Each log partition is one
+    task, so few of them use few cores.
     """
     marks = {key: own.with_window(rule.window) for key, own in before.items()}
     numbers = numbers_of(sent_back)
@@ -272,30 +278,30 @@ def by_rows(
         return decide_rows(batches, marks, numbers, rule)
 
     columns = keyed.selectExpr(f"{_WHOLE_KEY} as {KEY}", *_QUOTED, *_epochs(keyed).values())
-    with _few_shuffle_partitions(keyed):  # `repartition` asks for the number
-        # By columns only: adaptive execution may join such partitions but never cuts one.
+    with _few_shuffle_partitions(keyed):  # `repartition` without a number uses this setting
+        # By columns only: adaptive execution may coalesce such partitions but never splits one.
         in_order = columns.repartition("topic", "partition").sortWithinPartitions("topic", "partition", "offset")
         return decided(to_arrow(in_order.mapInArrow(decide, DECIDED)))
 
 
 def _epochs(keyed: DataFrame) -> dict[str, str]:
-    """The frame's epochs, in SQL by name; none where no startpoints are followed."""
+    """The SQL of the frame's epoch columns, by name; empty if the source follows no startpoints."""
     return {
         name: f"coalesce(cast(`{name}` as bigint), 0L) as `{name}`" for name in EPOCH_COLUMNS if name in keyed.columns
     }
 
 
 def _aggregated(keyed: DataFrame, rule: FilterRule) -> Any:
-    """An Arrow table of (topic, partition[, epochs], pair, run, place) with bounds; cut behind RUNS_MAX + 1.
+    """An Arrow table of groups (topic, partition[, epochs], pair, run, place) with bounds; at most RUNS_MAX + 1 rows.
 
-    Groups and bounds are numbers, except the topic: Spark aggregates these by hashing, and binary values by sorting.
+    Groups and bounds are numbers, except the topic: Spark aggregates numbers by hashing, and binary values by sorting.
     """
     spark, epochs = keyed.sparkSession, _epochs(keyed)
     number = key_numbers(spark)
-    # As text: an expression made by functions costs a call into the JVM for each of its parts, some milliseconds. And
-    # few frames: each is analysed by itself.
+    # As SQL text: an expression built by functions costs a call into the JVM for each of its parts, some milliseconds.
+    # In few steps: Spark analyses each intermediate frame.
     columns = (
-        "`offset` - monotonically_increasing_id() as place",  # differs between Spark partitions, too
+        "`offset` - monotonically_increasing_id() as place",  # ids differ between Spark partitions, too
         *_QUOTED,
         *epochs.values(),
     )
@@ -309,7 +315,7 @@ def _aggregated(keyed: DataFrame, rule: FilterRule) -> Any:
         key_part(9, "middle"),  # the source partition, and the offset's upper half
         key_part(13, "source_offset"),
     )
-    # The first two are false or null for what is not metadata, see columns.py.
+    # For bytes that are not metadata the first two conditions are false or null, see columns.py.
     ours = f"middle >= 0 and source_offset >= 0 and {rule.pid_condition}"
     groups = (
         *(f"`{name}`" for name in ("topic", "partition", *epochs, "place")),
@@ -324,14 +330,18 @@ def _aggregated(keyed: DataFrame, rule: FilterRule) -> Any:
 
 
 def _few_shuffle_partitions(keyed: DataFrame) -> AbstractContextManager[None]:
-    """One task a core. Spark's default is 200, and before 4.2 no adaptive execution joins those of a stream."""
+    """One shuffle task for each core. Spark's default is 200, and before 4.2 adaptive execution does not coalesce those
+    of a stream.
+    """
     spark = keyed.sparkSession
     cores = _CORES_LIKELY if over_connect(spark) else spark.sparkContext.defaultParallelism
     return setting(spark, _SHUFFLE, min(cores, int(spark.conf.get(_SHUFFLE) or 200)))
 
 
 def _partitions_of(found: Any, sent_back: Mapping[tuple[str, int], int]) -> Iterator[PartitionRows]:
-    """Rows of (topic, partition[, epochs], pair, run, place), sorted → all of one log partition and epoch in one."""
+    """Sorted groups (topic, partition[, epochs], pair, run, place) → one PartitionRows for each log partition and
+    epoch.
+    """
     if not found.num_rows:
         return
     starts, lasts, rows = (found[name].to_numpy() for name in ("start", "last", "rows"))
@@ -363,11 +373,13 @@ def _partitions_of(found: Any, sent_back: Mapping[tuple[str, int], int]) -> Iter
 
 
 def _numbers(column: Any) -> Any:
-    """A column as int64, 0 where it has none."""
+    """A column as int64, with 0 for nulls."""
     return column.fill_null(0).to_numpy()
 
 
 def _refuse_nulls(found: pa.Table) -> None:
     for column, found_as in (("topic", "topic"), ("partition", "partition"), ("offset", "place")):
         if found[found_as].null_count:
-            raise FrameUnusable(column, "a row has none; the filter needs to know where each record lies")
+            raise FrameUnusable(
+                column, "a row has a null there; the filter needs topic, partition and offset of each row"
+            )

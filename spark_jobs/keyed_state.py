@@ -1,18 +1,18 @@
-"""filter_replays: the streaming operator, whose marks live in Spark's state store and so in the query's checkpoint.
+"""filter_replays: the streaming operator. Its marks are in Spark's state store, and so in the query's checkpoint.
 
     rows ─▶ pack ─▶ observed ─▶ chunks by (topic, pid, source partition) ─▶ state ─▶ observed ─▶ unpack ─▶ rows
             mapInArrow                    shuffle               transformWithState              mapInArrow
 
-Rows travel as chunks (row_chunks.py), so that every column keeps its type and value: given rows, Spark's operator
-would convert cell by cell. The operator decides a pair's chunks of one batch by the same ReplayFilter as everyone
-(pair_decision.py). The state of a pair is its marks as their own versioned bytes, with the startpoint epoch that they
-are of (mark_epochs.py). Rows without metadata travel in chunks of their own; the operator passes them on and stores
-nothing for them, so the source is read once.
+Rows are sent as chunks (row_chunks.py), so that each column keeps its type and value, and Spark's operator does not
+convert each cell. The operator decides a pair's chunks of one batch by the same ReplayFilter as all other consumers
+(pair_decision.py). The state of a pair is the versioned bytes of its marks, and their startpoint epoch
+(mark_epochs.py). Rows without metadata are in separate chunks; the operator passes them on and stores nothing for them,
+so the source is read once.
 
-Of Spark's two interfaces (rows, pandas frames) this uses pandas frames: each frame handed back becomes a record batch
-of its own, where the interface of rows makes one of all that a pair gives, which must stay below 2 GiB. Frames hold
-about _FRAME_BYTES. Spark 3.5 lacks transformWithState; there it is groups with a state.
-All of a pair's rows of one batch must fit into a worker's memory: give the source a limit per trigger.
+Spark's operator has two interfaces: rows, and pandas frames. This uses pandas frames: each returned frame, of about
+_FRAME_BYTES, becomes a record batch. The interface of rows makes one record batch of all rows of a pair, which must
+stay below 2 GiB. Spark 3.5 lacks transformWithState; there `applyInPandasWithState` is used.
+All rows of a pair in one batch must fit into a worker's memory: give the source a limit per trigger.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -63,7 +63,7 @@ def decided_frames(  # noqa: PLR0913 - a pair, what is known of it, and the rule
     *,
     now_ms: int | None,
 ) -> tuple[Iterator[pd.DataFrame], PairMarks]:
-    """One group's chunks (PACKED) → what it hands on (DECIDED), and the pair's marks after it."""
+    """One group's chunks (PACKED) → its output (DECIDED), and the pair's marks after it."""
     if is_outside(name.source_partition):
         return outside_frames(frames), known
     answer = decide_pair(name, _chunks(frames), known, rule, now_ms=now_ms)
@@ -72,7 +72,7 @@ def decided_frames(  # noqa: PLR0913 - a pair, what is known of it, and the rule
 
 
 def outside_frames(frames: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
-    """Chunks of rows that the rule is not for → all of their data."""
+    """Chunks of rows without metadata, or of other PIDs → all of their data."""
     return (handed_on(frame["data"].tolist()) for frame in frames)
 
 
@@ -86,7 +86,7 @@ def _chunks(frames: Iterable[pd.DataFrame]) -> Iterator[PairChunk]:
 
 
 def _frames(kept: Iterator[bytes], report: str) -> Iterator[pd.DataFrame]:
-    """Data in frames of about _FRAME_BYTES; the first carries the report, and is there even if nothing passed."""
+    """Data in frames of about _FRAME_BYTES. The first has the report, and is given even if no row passed."""
     waiting: list[bytes | None] = []
     waiting_bytes, reported = 0, False
     for data in kept:
@@ -100,7 +100,7 @@ def _frames(kept: Iterator[bytes], report: str) -> Iterator[pd.DataFrame]:
 
 
 class PairProcessor(StatefulProcessor):
-    """Spark's state of one (topic, pid, source partition): the bytes of marks that hold this pair alone."""
+    """Spark's processor of one (topic, pid, source partition). Its state is the bytes of marks with this pair alone."""
 
     def __init__(self, rule: FilterRule) -> None:
         self._rule = rule
@@ -125,7 +125,7 @@ class PairProcessor(StatefulProcessor):
         yield from frames
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[pd.DataFrame]:  # noqa: ARG002, N802, N803 - Spark's names
-        """At the end of a batch: a pair that has expired is no state any more."""
+        """Called at the end of a batch: remove the state of a pair that has expired, else set its timer again."""
         state = self._marks.get()
         if state is not None and self._rule.ttl_s is not None:
             now_ms = int(timerValues.getCurrentProcessingTimeInMs())
@@ -143,18 +143,18 @@ class PairProcessor(StatefulProcessor):
             self._look_again(HighwaterMarks.from_bytes(packed), int(timerValues.getCurrentProcessingTimeInMs()))
 
     def _look_again(self, marks: HighwaterMarks, now_ms: int) -> None:
-        """Set this pair's timer, of which it has one: when its marks expire, unless they rise till then."""
-        assert self._rule.ttl_s is not None, "without it nothing expires, and Spark has no time for us"
+        """Set this pair's only timer to the time when its marks expire, unless they rise until then."""
+        assert self._rule.ttl_s is not None, "without ttl_s nothing expires, and the time mode is None"
         advanced_ms = int(marks.to_columns().advanced_ms.max(initial=UNKNOWN))
         since_ms = now_ms if advanced_ms == UNKNOWN else advanced_ms
         self._handle.registerTimer(max(now_ms, since_ms + int(self._rule.ttl_s * 1000)) + 1)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """There is nothing to close."""
 
 
 def deciding_with_state(rule: FilterRule) -> Callable[[Any, Iterable[pd.DataFrame], Any], Iterator[pd.DataFrame]]:
-    """The same for `applyInPandasWithState`, which Spark 3.5 has already."""
+    """The function for `applyInPandasWithState`, which does the same as PairProcessor in Spark 3.5."""
 
     def decide(key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
         quiet_filter()
@@ -190,7 +190,7 @@ _MARKED = f"topic string, pid bigint, source_partition int, {STATE}"
 
 
 class StateStoreUnfit(SparkJobError):
-    """Spark keeps state with a provider on which transformWithState does not run: set the one the message names."""
+    """Spark's state store provider does not support transformWithState: set the provider that the message names."""
 
     def __init__(self, provider: str) -> None:
         super().__init__(f"{_PROVIDER} is {provider}: filter_replays needs {_ROCKSDB}; set it before the query starts")
@@ -208,17 +208,17 @@ def filter_replays(  # noqa: PLR0913 - the rule's settings, by name
     marks: Mapping[MarksKey, HighwaterMarks] | None = None,
     metrics: str = METRICS,
 ) -> DataFrame:
-    """The rows of `df` that are no replays, in no particular order.
+    """The rows of `df` that are not replays, in no particular order.
 
-    `df` needs the columns topic, partition, offset, and those of its carrier: key or headers, or what a
+    `df` needs the columns topic, partition, offset, and those of its carrier: key or headers, or the columns that a
     `SourcePosition` names.
 
-    A streaming frame keeps its marks in the checkpoint of the query that it becomes part of, a batch frame forgets
-    them. `marks`, as `{MarksKey(topic): HighwaterMarks}`, are where to begin: of a stream, for its first batch ever.
-    `ttl_s` is judged at the end of each batch against its own timestamp, which a re-run repeats; a pair that expired is
-    no state any more. It needs `retention_ms`, the topic's retention.ms (-1: for ever), and must not be shorter; 0
-    takes any.
-    `metrics` is its name in the query's progress (`operator_counts`); two filters in one query need two names.
+    The marks of a streaming frame are stored in the checkpoint of its query; those of a batch frame are not stored.
+    marks: the marks to begin with, `{MarksKey(topic): HighwaterMarks}`; a stream uses them in its first batch only.
+    ttl_s: at the end of each batch, pairs whose mark has not risen for so long before the batch's timestamp are removed
+        from the state. A re-run of the batch has the same timestamp. It needs `retention_ms`, the topic's retention.ms
+        (-1: unlimited), and must not be shorter than that; with 0 any ttl_s is accepted.
+    metrics: the name in the query's progress (`operator_counts`); two filters in one query need two names.
     Raises StateStoreUnfit, TtlTooShort, FrameUnusable, CarrierUnusable, PositionUnfit, BadFilterSetting; inside the
     query PairSplit.
     """
@@ -238,7 +238,7 @@ def filter_replays(  # noqa: PLR0913 - the rule's settings, by name
 
 def _packing(df: DataFrame, rule: FilterRule) -> tuple[DataFrame, Packing]:
     keyed = keyed_frame(df, rule)
-    if rule.carrier == "key":  # its bytes are there already, among the frame's own columns
+    if rule.carrier == "key":  # the column `key` of the frame has the bytes already
         return keyed.drop(KEY), Packing("key", travels=True, only_pids=rule.only_pids)
     return keyed, Packing(KEY, only_pids=rule.only_pids)
 
@@ -260,7 +260,7 @@ def _in_stream(
             (topic, *pair, known.epoch, known.marks.to_bytes()) for (topic, *pair), known in _by_pair(marks).items()
         ]
         initial = df.sparkSession.createDataFrame(rows, _MARKED).groupBy(*_PAIR)
-    # Processing time only if needed: with it Spark runs a batch at every trigger, even without rows.
+    # With time mode ProcessingTime Spark runs a batch at every trigger, even without rows: only use it with ttl_s.
     time_mode = "None" if rule.ttl_s is None else "ProcessingTime"
     return packed.transformWithStateInPandas(
         PairProcessor(rule), DECIDED, outputMode="Append", timeMode=time_mode, initialState=initial
@@ -287,13 +287,13 @@ def _in_batch(packed: GroupedData, rule: FilterRule, marks: Mapping[MarksKey, Hi
         topic, pid, source_partition = key
         return pd.concat(decided((topic, int(pid), int(source_partition)), [frame]))
 
-    if release() < (4, 1):  # where a function is handed all of a pair at once
+    if release() < (4, 1):  # older releases pass all rows of a pair to the function at once
         return packed.applyInPandas(decide_whole, DECIDED)
     return packed.applyInArrow(decide, DECIDED)
 
 
 def _by_pair(marks: Mapping[MarksKey, HighwaterMarks]) -> dict[tuple[str, int, int], PairMarks]:
-    """(topic, pid, source partition) → its marks, of the newest epoch if it stands in several."""
+    """(topic, pid, source partition) → its marks; those of the newest epoch if it has marks in several."""
     return {
         (key.topic, *pair): PairMarks(key.startpoint_epoch, single)
         for key, topic_marks in sorted(marks.items(), key=lambda item: item[0])
@@ -302,7 +302,7 @@ def _by_pair(marks: Mapping[MarksKey, HighwaterMarks]) -> dict[tuple[str, int, i
 
 
 def _singles(marks: HighwaterMarks) -> Iterator[tuple[tuple[int, int], HighwaterMarks]]:
-    """Each pair's marks alone."""
+    """Yield each pair with marks that hold this pair alone."""
     columns = marks.to_columns()
     for row, (pair, _) in enumerate(marks.items()):
         yield (

@@ -1,12 +1,13 @@
-"""Rows as chunks: what travels between the steps of filter_replays instead of rows. Arrow and numpy, no Spark.
+"""Chunks of rows, which the steps of filter_replays exchange instead of rows. Arrow and numpy, no Spark.
 
     rows ─▶ gathered to GATHER_BYTES ─▶ by (topic, partition), by pair, in log order ─▶ cut to CHUNK_BYTES ─▶ chunks
     chunk: topic · pid · source partition · partition · epochs · first log offset · rows · places · data
-           places: the log offset of each row, then the source offset of each, int64 in this machine's order
-           data:   an Arrow IPC stream of the rows themselves, every column with its type and value as it came
+           places: the log offset of each row, then the source offset of each, int64 in this machine's byte order
+           data:   an Arrow IPC stream of the rows, with unchanged types and values of all columns
 
-The decision reads `places`, and opens `data` only if some rows of the chunk pass and some do not. Rows that the rule is
-not for (no metadata, another PID) make chunks too, without places, under a source partition that no pair can have.
+The decision reads `places`, and opens `data` only if some rows of the chunk pass and some do not. Rows that the filter
+does not check (no metadata, another PID) are in chunks without places, under a negative source partition, which no pair
+has.
 """
 
 from collections.abc import Iterable, Iterator
@@ -23,13 +24,15 @@ from spark_jobs.mark_epochs import EPOCH_COLUMNS, Epoch
 from spark_jobs.row_decision import check_places, log_partitions, only_epoch
 
 CHUNK_BYTES = 1 << 20
-"""The most bytes of a chunk's `data`, unless one row alone has more. A sixteenth is left for the stream's header."""
+"""The most bytes of a chunk's `data`, unless a single row is larger. A sixteenth is reserved for the stream's
+header.
+"""
 
 GATHER_BYTES, GATHER_BYTES_MAX = 8 << 20, 64 << 20
-"""This many bytes of rows are gathered before they are cut into chunks: Spark hands over 10,000 rows at a time, and a
-chunk of a few rows costs as much as one of a thousand. More does not fit into the processor's cache (a million rows of
-16 pairs take 0.25 s, with 32 MiB 0.57 s), so it is doubled only while chunks are smaller than SMALL_BYTES on average,
-as with thousands of pairs.
+"""Bytes of rows that are gathered before they are cut into chunks, at first and at most. Spark passes 10,000 rows at a
+time, and a chunk of a few rows costs as much as one of a thousand. More bytes do not fit into the processor's cache (a
+million rows of 16 pairs take 0.25 s, with 32 MiB 0.57 s), so the number is doubled only while chunks are smaller than
+SMALL_BYTES on average, as with thousands of pairs.
 """
 SMALL_BYTES = 64 << 10
 
@@ -56,9 +59,8 @@ Numbers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Where the bytes are that may be metadata, and for which PIDs the rule is.
-
-    `travels`: the column `key` is one of the frame's own and stays among its rows.
+    """How rows are packed. key: the column with the bytes that may be metadata. only_pids: the PIDs that the filter
+    checks; None: all. travels: `key` is a column of the frame itself, and stays in its rows.
     """
 
     key: str
@@ -67,7 +69,7 @@ class Packing:
 
 
 def is_outside(source_partition: int) -> bool:
-    """Whether chunks under this number hold rows that the rule is not for."""
+    """Whether chunks with this number hold rows that the filter does not check."""
     return source_partition < 0
 
 
@@ -78,7 +80,7 @@ def pack_rows(batches: Iterable[pa.RecordBatch], packing: Packing) -> Iterator[p
     """
     gatherer = _Gatherer()
     for rows in gatherer.joined(batches):
-        # The data of all chunks are written one after the other, so they are the column `data` without another copy.
+        # The data of all chunks is written into one buffer, which becomes the column `data` without another copy.
         sink, ends = pa.BufferOutputStream(), [0]
         chunks: list[tuple[Any, ...]] = []
         for *head, own in _chunks(rows, packing):
@@ -96,7 +98,7 @@ def pack_rows(batches: Iterable[pa.RecordBatch], packing: Packing) -> Iterator[p
 
 
 def unpack_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """A column `data` → the rows in it; small chunks are joined, as each batch costs Spark the same."""
+    """A column `data` → the rows in it. Small chunks are joined, because the cost of a batch in Spark is constant."""
     waiting: list[pa.RecordBatch] = []
     waiting_bytes = 0
     for batch in batches:
@@ -125,19 +127,19 @@ def closed(rows: pa.RecordBatch) -> bytes:
 
 
 def write_rows(rows: pa.RecordBatch, sink: Any) -> None:
-    """Rows as a chunk's data into an Arrow output stream, which stays open."""
+    """Write rows as a chunk's data into an Arrow output stream, which stays open."""
     with pa.ipc.new_stream(sink, rows.schema) as writer:
         writer.write_batch(rows)
 
 
 def places_of(places: bytes) -> tuple[Numbers, Numbers]:
-    """(log offsets, source offsets) of a chunk's rows; the first ascend."""
+    """(log offsets, source offsets) of a chunk's rows; the log offsets ascend."""
     log_offsets, source_offsets = np.frombuffer(places, np.int64).reshape(2, -1)
     return log_offsets, source_offsets
 
 
 class _Gatherer:
-    """Gathers batches; the smaller the chunks become, the more."""
+    """Gathers batches until they have enough bytes; more bytes while the resulting chunks are small."""
 
     def __init__(self) -> None:
         self._wanted_bytes = GATHER_BYTES
@@ -157,7 +159,7 @@ class _Gatherer:
             yield _joined(waiting)
 
     def learn(self, data_bytes: int, chunks: int) -> None:
-        """Reports how large the chunks of the last rows were."""
+        """Adapt to the size of the last chunks: `data_bytes` in `chunks`."""
         if data_bytes < chunks * SMALL_BYTES:
             self._wanted_bytes = min(2 * self._wanted_bytes, GATHER_BYTES_MAX)
 
@@ -167,7 +169,7 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _chunks(rows: pa.RecordBatch, packing: Packing) -> Iterator[tuple[Any, ...]]:
-    """The chunks in the order of PACKED, but with their rows instead of `data`."""
+    """The chunks as tuples in the order of PACKED, with rows in place of `data`."""
     topic, partition, offset = (rows.column(name) for name in ("topic", "partition", "offset"))
     check_places(topic, partition, offset)
     offsets = np.asarray(offset).astype(np.int64)
@@ -191,7 +193,7 @@ def _chunks(rows: pa.RecordBatch, packing: Packing) -> Iterator[tuple[Any, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Of each row of one log partition: which row of the batch it is, its pair, its source offset."""
+    """The rows of one log partition as columns: index in the batch, pair, source offset."""
 
     rows: Numbers
     pids: Numbers
@@ -210,7 +212,7 @@ def _by_pair(
     log_offsets = offsets[rows]
     for k, (start, size) in enumerate(zip(groups.starts.tolist(), groups.sizes.tolist(), strict=True)):
         own, log, source = sent.slice(start, size), log_offsets[start : start + size], source_offsets[start:][:size]
-        if not (log[1:] > log[:-1]).all():  # a shuffle came before, or rows were multiplied
+        if not (log[1:] > log[:-1]).all():  # a shuffle changed the order, or a join multiplied rows
             order = np.argsort(log, kind="stable")
             own, log, source = own.take(pa.array(order)), log[order], source[order]  # type: ignore[arg-type]
         pair = (where[0], int(groups.pids[k]), int(groups.partitions[k]))
@@ -221,7 +223,7 @@ def _by_pair(
 
 
 def _cuts(rows: pa.RecordBatch) -> Iterator[tuple[int, int]]:
-    """Where to cut so that no piece's data have more than CHUNK_BYTES, unless a row alone has."""
+    """Yield [low, high) of pieces whose data has at most CHUNK_BYTES, unless a single row is larger."""
     most = CHUNK_BYTES - CHUNK_BYTES // 16
     waiting = [(0, rows.num_rows)]
     while waiting:

@@ -186,7 +186,9 @@ def check_places(topic: Any, partition: Any, offset: Any) -> None:
     """Every row must say where it lies. Raises SparkJobError naming the column."""
     for column, values in (("topic", topic), ("partition", partition), ("offset", offset)):
         if values.null_count:
-            raise SparkJobError(f"column {column!r}: a row has none; the filter needs to know where it lies")
+            raise SparkJobError(
+                f"column {column!r}: a row has a null there; the filter needs topic, partition and offset of each row"
+            )
 
 
 def only_epoch(name: _Where, columns: list[Any], rows: Numbers | None) -> Epoch:

@@ -1,18 +1,18 @@
-"""What depends on the release of Spark: its inner objects, what old releases lack, settings that are changed.
+"""Code that depends on the release of Spark: internal objects, missing features of old releases, temporary settings.
 
-Spark does not promise the names of its inner objects, and no other module uses them. Where they differ, `asked` gives
-None, and the caller goes on by public means, which cost more and give the same rows:
+Spark does not guarantee the names of its internal objects; no other module uses them. If a release has other names,
+`asked` returns None, and the caller uses public means, which are slower and give the same rows:
 
-    by_prefix                       numbers out of bytes by way of their digits
-    column_pruned, input_counter    each pass reads all columns, from the frame as it was handed over
-    RowsRead                        a handler that got fewer rows than the first pass found is not noticed
-    hadoop_of                       none: without it no path is a table; name a catalog table or a database
+    by_prefix                       numbers are converted from bytes through their hexadecimal digits
+    column_pruned, input_counter    each pass reads all columns, from the frame of foreachBatch
+    RowsRead                        a handler that read fewer rows than the first pass found is not detected
+    hadoop_of                       no replacement: a path can't be a table; use a catalog table or a database
 
     3.5   no DataFrame.toArrow, no transformWithState, no data sources in Python
     4.0   no repartitionById, no limits for streams of a Python data source (so 4.1)
     4.2   all
 
-Over Spark Connect there are no inner objects at all: the session speaks to a server.
+A Spark Connect session has no internal objects: it is a client of a server.
 """
 
 import logging
@@ -40,11 +40,11 @@ _Answer = TypeVar("_Answer")
 
 
 def asked(question: Callable[[], _Answer]) -> _Answer | None:
-    """What Spark's inner objects answer; None where they have other names."""
+    """The result of `question` about Spark's internal objects; None if this release has other ones."""
     try:
         return question()
     except (Py4JError, PySparkException, AttributeError, ImportError, TypeError) as error:
-        _LOG.debug("this Spark names its plans otherwise: %s", error)
+        _LOG.debug("this release of Spark has other internal objects: %s", error)
         return None
 
 
@@ -53,17 +53,20 @@ def _jvm_of(spark: Any) -> Any:
 
 
 def _class_of(jvm: Any, name: str) -> Any:
-    """A class by its whole name: one call. In `jvm.java.util.UUID` each part is one, and Java looks for its class."""
+    """A class by its full name, in one call. `jvm.java.util.UUID` costs a call and a class lookup for each part."""
     return getattr(jvm, name)
 
 
 def _object_of(jvm: Any, name: str) -> Any:
-    """A Scala object by its whole name."""
+    """A Scala object by its full name."""
     return getattr(_class_of(jvm, f"{name}$"), "MODULE$")
 
 
 def hadoop_of(spark: SparkSession, what: str, instead: str) -> tuple[Any, Any]:
-    """The JVM, for its Hadoop client, and its Hadoop settings. Raises NotOverConnect, which says `instead`."""
+    """The JVM, for its Hadoop client, and Spark's Hadoop configuration.
+
+    what, instead: for the message of NotOverConnect, which is raised in a Spark Connect session.
+    """
     if over_connect(spark):
         raise NotOverConnect(what, instead)
     context: Any = spark.sparkContext
@@ -76,7 +79,7 @@ def class_name(node: Any) -> str:
 
 
 class NotOverConnect(SparkJobError):
-    """Spark Connect can't do it: use a classic session, or what the message names."""
+    """Impossible in a Spark Connect session: use a classic session, or the alternative in the message."""
 
     def __init__(self, what: str, instead: str) -> None:
         super().__init__(f"{what}: not over Spark Connect; {instead}")
@@ -84,30 +87,30 @@ class NotOverConnect(SparkJobError):
 
 
 def over_connect(spark: SparkSession) -> bool:
-    """Whether this session speaks to a server, and has no JVM."""
+    """Whether this is a Spark Connect session: a client of a server, without a JVM."""
     return type(spark).__module__.startswith(_CONNECT)
 
 
 def query_id_of(spark: SparkSession) -> str | None:
-    """The id of the query in whose foreachBatch we are, None elsewhere; it lives as long as its checkpoint.
+    """The id of the query whose foreachBatch calls this; None outside of foreachBatch. It is stored in the checkpoint.
 
-    Over Spark Connect a handler knows only its session: it is the only query that runs there.
-    Raises NotOverConnect for several.
+    In a Spark Connect session it is the only running query of the session, if there is one. Raises NotOverConnect for
+    several.
     """
     if not over_connect(spark):
         return spark.sparkContext.getLocalProperty("sql.streaming.queryId")
     running = [str(query.id) for query in spark.streams.active]
     if len(running) > 1:
-        raise NotOverConnect("several queries in one session", "the batch's query is not known: use a session for each")
+        raise NotOverConnect("several queries in one session", "the batch's query is unknown: use a session for each")
     return running[0] if running else None
 
 
 STREAMS_SINCE: Final = (4, 2)
-"""Data sources in Python know the start of a stream's batch, and its limits, from this release on."""
+"""From this release on, Python data sources get the start of a stream's batch, and its limits."""
 
 
 class SparkTooOld(SparkJobError):
-    """This release of Spark lacks what something needs: use a newer one."""
+    """This release of Spark lacks a feature: use a newer release."""
 
     def __init__(self, what: str, needed: str) -> None:
         super().__init__(f"{what} needs Spark {needed} or newer: this is {pyspark.__version__}")
@@ -115,7 +118,7 @@ class SparkTooOld(SparkJobError):
 
 
 def release() -> tuple[int, int]:
-    """Of the pyspark that is installed: (3, 5), (4, 0), ..."""
+    """The release of the installed pyspark: (3, 5), (4, 0), ..."""
     major, minor, *_ = pyspark.__version__.split(".")
     return int(major), int(minor)
 
@@ -128,19 +131,19 @@ def to_arrow(df: DataFrame) -> Any:
 
 
 def has_to_arrow(df: DataFrame) -> bool:
-    """Whether this release hands rows over as Arrow by itself."""
+    """Whether this release has DataFrame.toArrow."""
     return hasattr(df, "toArrow")
 
 
 def arrow_schema(schema: Any) -> Any:
-    """The Arrow types by which Spark's workers hand over these columns; instants in UTC."""
+    """The Arrow schema that Spark's workers use for these columns; timestamps are in UTC."""
     if release() >= (4, 2):
         return types.to_arrow_schema(schema, timezone="UTC")
     return types.to_arrow_schema(schema)
 
 
 def a_task_a_number(rows: DataFrame, tasks: int, column: str) -> DataFrame:
-    """Rows with one number below `tasks` in one task; before 4.1 a task may have those of several."""
+    """Rows with the same number (below `tasks`) in one task; before 4.1 a task may have the rows of several numbers."""
     if release() < (4, 1):
         return rows.repartition(tasks, column)
     return rows.repartitionById(tasks, column)
@@ -148,7 +151,7 @@ def a_task_a_number(rows: DataFrame, tasks: int, column: str) -> DataFrame:
 
 @contextmanager
 def setting(spark: SparkSession, name: str, value: str | int) -> Iterator[None]:
-    """Set `name` in this session, and what it was before at the end. What is planned inside sees it."""
+    """Set `name` in this session, and restore its value at the end. It applies to frames that are planned inside."""
     before = spark.conf.get(name, None)
     spark.conf.set(name, value)
     try:
@@ -161,11 +164,11 @@ def setting(spark: SparkSession, name: str, value: str | int) -> Iterator[None]:
 
 
 def use_driver_python(spark: SparkSession) -> None:
-    """Let the workers of a local master run the driver's own interpreter, unless another one is configured.
+    """Let the workers of a local master run the driver's interpreter, unless another one is configured.
 
-    Spark starts the `python3` of PATH. Where the virtual environment is not activated, that one lacks this package, and
-    the first batch ends in a long Java trace. A cluster keeps its own settings, and so does a Spark Connect server: the
-    driver's path means nothing there.
+    Spark starts the `python3` of PATH. If the virtual environment is not activated, this interpreter lacks this
+    package, and the first batch ends with a long Java trace. The settings of a cluster and of a Spark Connect server do
+    not change: the driver's path may not exist there.
     """
     if over_connect(spark):
         return
@@ -177,29 +180,29 @@ def use_driver_python(spark: SparkSession) -> None:
         context.pythonExec = sys.executable
 
 
-# Spark's promised functions get from bytes to a number by digits only (columns.py), which takes longer than all else
-# that the first pass does with a key. Inside, Spark has `ByteArray.getPrefix`, which sorts compare by. It is used where
+# Spark's public functions convert bytes to a number only through digits (columns.py), which takes longer than the rest
+# of the first pass. Spark's internal `ByteArray.getPrefix`, with which sorts compare, does it directly. It is used if
 # it exists and gives the right numbers.
 Numbers = Callable[[str, int], Column]
-"""(binary expression in SQL, position from 1) → the eight bytes there, big-endian and signed; only for keys that hold
-them. In SQL, as an expression made by functions costs a call into the JVM for each of its parts."""
+"""(binary expression in SQL, position from 1) → the eight bytes at this position as a number, big-endian and signed.
+The key must have these bytes. The expression is SQL text: one built by functions costs a JVM call for each part."""
 
 _VECTORS: Final = (0, 1, 0x0102030405060708, 2**63 - 1, -1, -2, -(2**63))
 
 
 def by_prefix(spark: SparkSession) -> Numbers | None:
-    """By an inner function of Spark; None if this release lacks it, or it gives other numbers."""
+    """`Numbers` by an internal function of Spark; None if this release lacks it, or it gives other numbers."""
 
     def look() -> Numbers | None:
         call = _prefix_of(_jvm_of(spark))
         eights = [number.to_bytes(8, "big", signed=True) for number in _VECTORS]
 
         def prefix(key: str, position: int) -> Column:
-            # It reads the first eight itself.
+            # getPrefix reads the first eight bytes, so position 1 needs no substring.
             return call(F.expr(key if position == 1 else f"substring({key}, {position}, 8)"))
 
         calls = [prefix(f"X'{(b'!' * (at - 1) + eight + b'key').hex()}'", at) for eight in eights for at in (1, 4)]
-        # One row of literals: the optimizer computes it, no job runs.
+        # A row of literals: the optimizer computes it, so no job runs.
         found = spark.sql("select 1").select(*calls).first()
         return prefix if found is not None and found[::2] == found[1::2] == _VECTORS else None
 
@@ -207,8 +210,10 @@ def by_prefix(spark: SparkSession) -> Numbers | None:
 
 
 def _prefix_of(jvm: Any) -> Callable[[Any], Column]:
-    """A function from eight bytes to the call of ByteArray.getPrefix. Names are looked up once: each is a call."""
-    from pyspark.sql.classic.column import Column as ClassicColumn  # noqa: PLC0415 - sessions of another kind lack it
+    """A function that gives the column `ByteArray.getPrefix(eight bytes)`. Each name costs a JVM call, so all are
+    looked up once, here.
+    """
+    from pyspark.sql.classic.column import Column as ClassicColumn  # noqa: PLC0415 - missing with Spark Connect alone
 
     static_invoke = _class_of(jvm, "org.apache.spark.sql.catalyst.expressions.objects.StaticInvoke")
     expressions = _class_of(jvm, "org.apache.spark.sql.classic.ExpressionUtils")
@@ -219,25 +224,25 @@ def _prefix_of(jvm: Any) -> Callable[[Any], Column]:
 
     def call(eight: Any) -> Column:
         arguments = nothing.prepended(expressions.expression(eight._jc))  # noqa: SLF001
-        # Null for null, never null for bytes, the same for the same bytes; no scalar function of a catalog behind it.
+        # propagateNull=True, returnNullable=False, isDeterministic=True, scalarFunction=None.
         called = static_invoke(bytes_class, number, "getPrefix", arguments, nothing, True, False, True, none)
         return ClassicColumn(expressions.column(called))
 
     return call
 
 
-# What the running query knows of a micro batch. foreachBatch hands over an RDD of whole rows: whatever a job asks of
-# it, every column is read and every row put together. The plan that this RDD was made of is part of the running query.
-# It is used only where all of it is known here: files, filters and projections, no state, nothing random, and the same
-# RDD that was handed over. Otherwise the frame stays as it is. Spark counts each operator's rows for its own display:
-# reading that count takes some milliseconds and nothing a row.
+# The plan of a micro batch. foreachBatch passes an RDD of whole rows: each job over it reads all columns and builds all
+# rows. The plan that made this RDD is part of the running query. `column_pruned` uses it only if it consists of files,
+# filters and projections, without state and randomness, and made the RDD that was passed. Otherwise the frame is used
+# unchanged. Spark counts the rows of each operator for its own metrics: to read such a count takes some milliseconds,
+# and no time for each row.
 _RELATION: Final = "LogicalRelation"
 _COLUMNAR: Final = frozenset({"ParquetFileFormat", "OrcFileFormat"})
 _LENIENT: Final = "ignoreCorruptFiles"
 _FORGETFUL: Final = "ignoreMissingFiles"
 _STATELESS: Final = frozenset({"Project", "Filter"})
 OUTPUT_ROWS: Final = "numOutputRows"
-"""Spark's count of the rows that an operator has handed out."""
+"""Spark's metric of the rows that an operator has put out."""
 
 _AS_MANY_ROWS: Final = frozenset(
     {
@@ -249,29 +254,30 @@ _AS_MANY_ROWS: Final = frozenset(
         "EventTimeWatermarkExec",
     }
 )
-"""Operators that hand out as many rows as they take, without a count of their own."""
+"""Operators that put out as many rows as they get, and have no such metric."""
 
 
 def column_pruned(df: DataFrame) -> DataFrame:
-    """The rows of a foreachBatch frame as a frame that reads only the columns used; `df` itself where that isn't sure.
+    """A frame with the rows of a foreachBatch frame that reads only the columns used; `df` itself if that is
+    impossible.
 
-    Both give the same rows, but maybe in other Spark partitions. Reading the answer does not count as input in the
-    query's progress.
+    Both frames give the same rows, but maybe in other Spark partitions. Rows that are read through the new frame do not
+    count as input in the query's progress.
     """
     return asked(lambda: _replanned(df)) or df
 
 
 def input_counter(df: DataFrame, pruned: DataFrame) -> Callable[[int], Any] | None:
-    """Call it with a foreachBatch frame's rows where it was `pruned` that was read: its query's progress counts them.
+    """A function that adds a number of rows to the input in the query's progress, for rows read through `pruned`.
 
-    None where `pruned`, what `column_pruned` made of it, does not serve for the frame itself: where it may have fewer
-    rows when it is read again, as files may be missing, or the frame has not all rows of its files.
+    pruned: the result of `column_pruned(df)`. None if it can't replace the frame: if it may have fewer rows when it is
+    read again, because missing files are ignored, or if the frame does not have all rows of its files.
     """
     return asked(lambda: _leaf_counter(df) if _gives_all(pruned) and _looks_like(pruned, df) else None)
 
 
 def running_query(session: Any) -> Any:
-    """Spark's own object of the query in whose foreachBatch we are; None elsewhere."""
+    """Spark's object of the query whose foreachBatch calls this; None outside of foreachBatch."""
     query_id = query_id_of(session)
     if query_id is None:
         return None
@@ -329,7 +335,7 @@ def _leaf_counter(df: DataFrame) -> Callable[[int], Any] | None:
 
 
 def _no_stream(plan: Any, jvm: Any) -> Any:
-    """This plan over its files as a batch reads them; None for any other plan."""
+    """The plan as a batch query over its files; None unless it consists of files, filters and projections."""
     if class_name(plan) == _RELATION:
         if not _reads_by_column(plan.relation()):
             return None
@@ -351,20 +357,20 @@ def _reads_by_column(relation: Any) -> bool:
 
 
 class RowsRead:
-    """The rows that were read of a foreachBatch frame so far, by whatever was done with it."""
+    """The number of rows that were read from a foreachBatch frame so far, by all jobs."""
 
     def __init__(self, df: DataFrame) -> None:
         self._metric: Any = None
-        # A persisted frame is not read through its plan again.
+        # A persisted frame is not read through its plan again, so its metric does not rise.
         if not _is_persisted(df):
             self._metric = asked(lambda: _counter(df))
 
     def count(self) -> int | None:
-        """All rows that the batch's plan has handed out, each time it was read; None where nobody knows."""
+        """All rows that the batch's plan has put out, in all readings together; None if that is unknown."""
         return None if self._metric is None else asked(lambda: int(self._metric.value()))
 
     def fewer_than(self, rows: int, *, since: int | None) -> bool:
-        """Whether it is known that fewer rows were read since the count was `since`."""
+        """Whether fewer than `rows` rows were read since the count was `since`; False if that is unknown."""
         now = self.count()
         if now is None or since is None or now - since >= rows:
             return False

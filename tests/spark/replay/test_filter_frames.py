@@ -265,7 +265,7 @@ def test_settings_and_frames_that_cannot_work_are_refused_by_name(frames, logs):
     for column in ("topic", "partition", "offset"):
         kind = dict(frame.dtypes)[column]
         holed = frame.selectExpr(*[c for c in frame.columns if c != column], f"cast(null as {kind}) as {column}")
-        with pytest.raises(Exception, match=f"column '{column}': a row has none"):
+        with pytest.raises(Exception, match=f"column '{column}': a row has a null"):
             filter_frame(holed)
-        with pytest.raises(Exception, match=f"column '{column}': a row has none"):
+        with pytest.raises(Exception, match=f"column '{column}': a row has a null"):
             filter_frame(holed, window=2)

@@ -176,7 +176,7 @@ def test_a_pair_in_two_partitions_is_split_and_one_in_two_epochs_is_refused(logs
 def test_a_row_that_does_not_say_where_it_lies_is_refused_by_name(logs, column):
     batch = batch_of([a_row(logs, 1)])
     holed = batch.set_column(batch.schema.get_field_index(column), column, pa.nulls(1, batch.schema.field(column).type))
-    with pytest.raises(SparkJobError, match=f"column '{column}': a row has none"):
+    with pytest.raises(SparkJobError, match=f"column '{column}': a row has a null"):
         packed([holed])
 
 
