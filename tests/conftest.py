@@ -1,4 +1,5 @@
-"""What all tests share: hypothesis without a clock (a busy machine is no fault of the code), short and long forms.
+"""Fixtures and settings of all tests: hypothesis without deadlines (a busy machine is no failure), short and long
+forms.
 
 `make torture` sets PUSHREP_TORTURE=1: tests that use the fixture `torture` then run their long forms, those marked
 `long` run at all, and hypothesis looks at more examples. The seed stands in the header of the run;
@@ -46,7 +47,7 @@ settings.register_profile("ci", **_NO_CLOCK, derandomize=True, max_examples=50)
 
 
 class Torture(NamedTuple):
-    """Whether this is the long form, and the seed of whatever is drawn."""
+    """Whether the tests run in their long form, and the seed of all random choices."""
 
     is_long: bool
     seed: int
@@ -55,7 +56,7 @@ class Torture(NamedTuple):
         return long if self.is_long else short
 
     def random(self, *salt: object) -> random.Random:
-        """A source of its own for each test and parameter: `salt` tells them apart."""
+        """A random generator for each test and parameter. salt: distinguishes several generators of one test."""
         return random.Random(f"{self.seed} {salt}")
 
 

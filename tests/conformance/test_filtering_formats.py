@@ -1,4 +1,4 @@
-"""Golden bytes of the released formats, and a second reader and writer that knows only what docs/formats/ says."""
+"""Golden bytes of the released formats, and a second reader and writer that is written from docs/formats/ alone."""
 
 import re
 import struct

@@ -1,4 +1,6 @@
-"""`pushrep log dump` says, line by line, what Kafka's DumpLogSegments says of the same file: all codecs, every kind."""
+"""`pushrep log dump` prints the same lines as Kafka's DumpLogSegments for the same file: all codecs, each kind of
+file.
+"""
 
 import pytest
 

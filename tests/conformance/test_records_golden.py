@@ -1,6 +1,6 @@
-"""Released bytes stay: each file of golden/records/ is written as it was, and read as it was, for ever.
+"""Released formats do not change: each file of golden/records/ is written and read as when it was released.
 
-A line of a file is hexadecimal, `#` begins a comment. The cases are the same that the foreign codecs agree with.
+The lines of a file are hexadecimal; `#` begins a comment. The tests with the foreign codecs use the same cases.
 """
 
 from pathlib import Path

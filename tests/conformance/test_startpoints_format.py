@@ -1,4 +1,4 @@
-"""Golden bytes of the startpoint store, and a second reader that knows only what docs/formats/startpoints.md says."""
+"""Golden bytes of the startpoint store, and a second reader that is written from docs/formats/startpoints.md alone."""
 
 import hashlib
 import json

@@ -1,6 +1,6 @@
-"""Released bytes stay: a file of golden/protocol/ is one message in one version, written and read as it was for ever.
+"""Released messages do not change: a file of golden/protocol/ is one message in one version, as when it was released.
 
-A line of a file is hexadecimal, `#` begins a comment. Every field of a message holds a value of its own.
+The lines of a file are hexadecimal; `#` begins a comment. All fields of a message have different values.
 """
 
 import dataclasses

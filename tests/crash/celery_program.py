@@ -1,7 +1,7 @@
-"""A celery application whose prefork workers take a slot each; what was acknowledged stands in a file a worker.
+"""A celery application whose prefork workers open a slot each; each worker writes what was acknowledged into a file.
 
-One task in 40 has its worker killed by SIGKILL while it runs. Not at any other time: a worker that dies with the lock
-of the pool's own queue in its hand stops the whole pool, which is celery's to mend.
+One task in 40 kills its worker by SIGKILL while it runs. At other times no worker is killed: a worker that dies while
+it holds the lock of the pool's queue stops the whole pool, which is a fault of celery.
 """
 
 import os

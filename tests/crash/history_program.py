@@ -1,10 +1,11 @@
-"""A leader as a process that serves clients: `append VALUE` and `read` by line on a port, one thread a client.
+"""A leader in a separate process that serves clients: `append VALUE` and `read` by line on a port, one thread a client.
 
 python history_program.py DIRECTORY OUTBOX_ID EPOCH INDEX=HOST:PORT ...
 
-`leads PORT` once it pushes; stops at end of input. An append is answered with its offset once m members hold it; a read
-with how many records there are below the high watermark, and their chain of hashes. Reads wait until the watermark has
-reached the start of the leader's own epoch: below it a new leader does not know yet what the old one acknowledged.
+It prints `leads PORT` when it pushes, and stops at the end of its input. The answer to an append is its offset, once m
+members hold the record; to a read, the number of records below the high watermark and their chained hash. Reads wait
+until the watermark has reached the start of the leader's epoch: below it a new leader does not know yet what the former
+leader acknowledged.
 """
 
 import hashlib

@@ -1,9 +1,9 @@
-"""A leader as a process: appends as fast as its replicas acknowledge, and says what was acknowledged.
+"""A leader in a separate process: it appends as fast as its replicas acknowledge, and prints what was acknowledged.
 
 python leading_program.py DIRECTORY OUTBOX_ID EPOCH INDEX=HOST:PORT ...
 
-`leads` once it pushes; `acked OFFSET VALUE` for each append that m members hold; stops at end of input, after all
-that every replica lacks was pushed to it, with `ends OFFSET`.
+It prints `leads` when it pushes, and `acked OFFSET VALUE` for each append that m members hold. At the end of its input
+it pushes everything that a replica lacks, prints `ends OFFSET`, and stops.
 """
 
 import sys

@@ -1,10 +1,10 @@
-"""An outbox and its nodes, each a process, of which one is killed at a named step of a change of members.
+"""An outbox and its nodes in separate processes, one of which is killed at a named step of a change of members.
 
     step     the n-th time, since it was told to, that a file of promises, members or epochs is replaced, or that a
              directory of theirs is made
     point    TORN: half of the new file is written · BEFORE: the rename · AFTER: it, before anybody hears of it
 
-The processes are forked, which takes milliseconds; each says its lines on a socket, whose end is its death.
+The processes are forked, which takes milliseconds. Each writes its lines to a socket; the end of the socket is its end.
 """
 
 import json
@@ -63,7 +63,7 @@ class Kill(NamedTuple):
 
 
 class Killing(RealFilesystem):
-    """A file system that counts steps once it is armed, and kills its process at the one it was told."""
+    """A file system that counts steps once it is armed, and kills its process at the chosen one."""
 
     def __init__(self, told: Path, sync_s: float = 0) -> None:
         self._told, self._kill, self._left, self._at = told, None, 0, None
@@ -165,7 +165,7 @@ class Child:
         self.socket.sendall((json.dumps(words) + "\n").encode())
 
     def hear(self):
-        """What it says next; None if it is dead."""
+        """The next line of the process; None if it is dead."""
         assert select([self.socket], [], [], WAIT_S)[0], "it says nothing"
         try:
             line = self._lines.readline()
@@ -202,7 +202,9 @@ def _say(line, *words):
 
 
 def serve(line, directory, listen, told, tls=None, sync_s=0):
-    """A node, until it is told no more. tls: where its certificate lies, and only `billing` may lead."""
+    """A node that runs until its control socket closes. tls: the directory of its certificate; only `billing` may
+    lead.
+    """
     filesystem = Killing(told, sync_s)
     allow, files = "any", None
     if tls is not None:
@@ -229,7 +231,7 @@ def jump(ms):
 
 
 def lead(line, root, replicas, told, kill, tls=None):
-    """A service: it appends one record after the other, and does what it is told beside that."""
+    """A service that appends one record after the other, and executes commands meanwhile."""
     filesystem = Killing(told)
     if kill is not None:
         filesystem.arm(kill)
@@ -352,7 +354,7 @@ class World:
         assert node.hear() == [listen]
 
     def _new_address(self):
-        """One that nobody else on this machine is given while the node is down: a socket is bound to it."""
+        """An address that no other process gets while the node is down: a socket is bound to it."""
         port = socket.socket()
         port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         port.bind(("127.0.0.1", 0))

@@ -1,4 +1,6 @@
-"""The demo's producer under kill -9: nothing is missing from the log, and what its late position repeats is told."""
+"""The demo's producer under kill -9: no record is missing from the log, and it reports what its stale position
+repeats.
+"""
 
 import json
 import os

@@ -55,7 +55,7 @@ def start(tmp_path):
 
 
 def finish(process):
-    """Let it go on to its end; returns (exit code, the rest of its output)."""
+    """Let the process run to its end; returns (exit code, the rest of its output)."""
     output, _ = process.communicate(timeout=60)
     return process.returncode, output
 
@@ -145,7 +145,9 @@ def test_a_fork_that_lives_on_does_not_keep_its_dead_parents_lock(tmp_path, star
 
 
 def test_a_reader_beside_a_publishing_process_sees_only_whole_states_in_order(tmp_path, start):
-    """The writer publishes rows whose numbers hang together, and grows the file meanwhile, until it is told to end."""
+    """The writer publishes rows whose numbers depend on each other, and grows the file meanwhile, until it is
+    stopped.
+    """
     rounds, ended = 60_000, 1 << 30
     script = f"""
     import select

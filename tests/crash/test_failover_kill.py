@@ -1,7 +1,8 @@
-"""Failover with processes: the leader is killed, a replica promoted, the service opens there, the old leader follows.
+"""Failover with processes: the leader is killed, a replica is promoted, the service opens there, the old leader
+follows.
 
-Three nodes (`pushrep replica serve`), a producer that leads from one directory after the other, a proxy before each
-node that can cut its connections. Whatever ALL acknowledged is there in the end, and all three hold the same bytes.
+Three nodes (`pushrep replica serve`), a producer that leads from one directory after the other, and a proxy before each
+node that can cut its connections. In the end all records that ALL acknowledged are there, and the three logs are equal.
 """
 
 import random
@@ -125,7 +126,9 @@ class Proxy:
             self._held[peer] = ways
 
     def heal(self):
-        """Everything goes all ways; what was held is of connections that nobody waits for, so they are cut."""
+        """Open all links. Connections that were held back are cut, because no process waits for their answers any
+        more.
+        """
         with self._free:
             had, self._held = any(self._held.values()), {}
             self._free.notify_all()
@@ -146,7 +149,7 @@ class Proxy:
 
 
 class Trio:
-    """Member 0 leads first, from `outbox`; a node for each member, whoever leads."""
+    """Three members, each with a node. Member 0 leads first, from the directory `outbox`."""
 
     def __init__(self, root):
         self.root, self.leader, self.producer, self.acked, self.next_number = root, 0, None, {}, 0
@@ -190,7 +193,9 @@ class Trio:
         self.note()
 
     def note(self):
-        """What was acknowledged; the numbers of the next producer begin above all that this one may have taken."""
+        """Store what was acknowledged. The numbers of the next producer begin above all that this producer may have
+        appended.
+        """
         for words in self.producer.said("acked"):
             if words[-1:] == ["over"]:
                 offset, value = int(words[0]), int(words[1])
@@ -198,7 +203,7 @@ class Trio:
         self.next_number = max([*self.acked.values(), self.next_number]) + 1000
 
     def promote(self, index):
-        """Until nobody has heard the dead leader for as long as one that lives may be silent."""
+        """Promote, once no member had contact with the dead leader for so long that it counts as dead."""
         options = ("--catch-up", "--member", index, "--timeout-s", 60, "--leader-alive-ms", 1000)
         command = ("promote", self.directory(index), *options)
         while (done := self.run(*command)).returncode:

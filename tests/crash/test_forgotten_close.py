@@ -1,4 +1,4 @@
-"""An outbox that nobody closes: at the end of the program, and when it is garbage-collected."""
+"""An outbox without `close`: at the end of the program, and when it is garbage-collected."""
 
 import gc
 import subprocess

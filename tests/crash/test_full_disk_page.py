@@ -53,7 +53,7 @@ def commands():
 
 
 def without_log_lines(output):
-    """What the command answers. How full the disk is, is logged with the time, or not at all."""
+    """The output of a command without log lines, because a line about the disk's level may or may not be there."""
     return [line for line in output.splitlines() if " WARNING pushrep" not in line]
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment, and a program that goes on: nothing acknowledged is lost, and close returns."""
+"""Ctrl-C at any moment in a program that continues: no acknowledged record is lost, and `close` returns."""
 
 import signal
 import sys
@@ -64,7 +64,9 @@ def test_a_log_under_interrupts(tmp_path, interrupts, torture):
 
 
 def test_others_go_on_while_the_main_thread_is_interrupted(tmp_path, interrupts, torture):
-    """What they handed over is written, or refused because the log was poisoned: nobody waits for who is gone."""
+    """The records of other threads are written, or refused because the log was poisoned: no thread waits for the
+    interrupted one.
+    """
     log = SegmentLog.open(tmp_path / "orders-0", LogConfig(segment_bytes=20_000, flush_ms=10))
     acknowledged, over = {}, threading.Event()
 

@@ -1,8 +1,8 @@
-"""A reader in another process follows a writer that rolls, cuts its end off and lets its beginning go.
+"""A reader in another process follows a writer that rolls segments, cuts the end off and raises the log start.
 
-Every record says which life of the log it is of (a cut begins the next one) and its offset, and carries a checksum. So
-whatever the reader is handed proves itself: never a torn batch, never a record at another's offset, never an older life
-behind a newer one. The only refusal that it may meet is OffsetOutOfRange.
+Each record contains the number of cuts before it, its offset and a checksum. So the reader can check each batch: never
+a torn batch, never a record at another offset, never a record from before a cut after one from after it. The only
+allowed error is OffsetOutOfRange.
 """
 
 import os
@@ -82,7 +82,7 @@ def writer(path, seed, codec):
 
 
 class Follower:
-    """Reads on and on; knows of each offset the newest life that it was shown there."""
+    """Reads without end, and stores for each offset the highest number of cuts that it has seen there."""
 
     def __init__(self, reader):
         self.reader, self.at = reader, 0

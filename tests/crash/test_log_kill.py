@@ -1,10 +1,8 @@
-"""kill -9 again and again on one directory: several threads, several partitions, every acknowledgement through a pipe.
+"""Repeated kill -9 in one directory: several threads and partitions, each acknowledgement is written to a pipe.
 
-A record says which round, thread and partition it is of and its number there, and carries a checksum: each proves by
-itself that it was written and where it belongs.
-    lost        an acknowledged number is not there
-    reordered   the numbers of one thread don't ascend one by one
-    invented    a broken checksum, a record twice, or more than one append beyond what was acknowledged
+A record contains its round, thread, partition and number, and a checksum: so each proves that it was written there.
+lost: an acknowledged number is missing. reordered: the numbers of one thread do not ascend one by one. invented: a
+broken checksum, a record twice, or more than one append beyond what was acknowledged.
 """
 
 import os
@@ -109,7 +107,7 @@ def run_and_kill(directory, round_, reports_wanted, delay_s):
 
 
 class Ledger:
-    """What was acknowledged so far, and how much of each log has been compared with it."""
+    """The records acknowledged so far, and how much of each log has been compared with them."""
 
     def __init__(self):
         self.acknowledged = defaultdict(int)  # (round, partition, thread) -> numbers below it were

@@ -1,7 +1,8 @@
-"""Real disks that are full, real limits, real read-only mounts: refused by name, nothing half written, then on again.
+"""Full disks, limits and read-only mounts of the operating system: each is refused by name, nothing is half written,
+and the log continues afterwards.
 
-Each case runs in a child: in a mount namespace of its own (a tmpfs of a megabyte or an ext4 in a file, gone with the
-child; wants root), or under its own RLIMIT_FSIZE (anybody).
+Each case runs in a child process: in a mount namespace (a tmpfs of a megabyte, or an ext4 in a file; it needs root and
+ends with the child), or with an RLIMIT_FSIZE, which needs no rights.
 """
 
 import ctypes
@@ -27,7 +28,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a fi
 
 
 def config_of(preallocate, segment_bytes=200_000):
-    """The system alone says when the disk is full: the log's own limits would refuse before."""
+    """A configuration whose own limits never refuse: only the file system does."""
     limits = {"disk_warn_percent": 100, "disk_pressed_percent": 100, "disk_refuse_percent": 100}
     return LogConfig(segment_bytes=segment_bytes, batch_bytes=5000, preallocate_bytes=preallocate, **limits)
 
@@ -47,7 +48,7 @@ def in_child(case):
 
 
 def mounted(directory: Path, size_bytes=MIB, image=None):
-    """A small file system in this process's own namespace: nobody else sees it, and it ends with the process.
+    """A small file system in the mount namespace of this process; it ends with the process.
 
     A tmpfs, or what an image holds.
     """
@@ -130,7 +131,7 @@ def test_a_full_disk_refuses_and_goes_on_when_space_returns(tmp_path, preallocat
 @as_root
 @AHEAD
 def test_a_log_that_is_closed_on_a_full_disk_opens_there(tmp_path, preallocate):
-    """Closing may fail for want of a block, but by name, and the next opening has every record."""
+    """`close` may fail because the disk is full, with a named error, and the next opening has all records."""
 
     def case():
         disk = mounted(tmp_path / "disk")
@@ -298,7 +299,7 @@ def test_a_torn_tail_larger_than_what_is_free_is_set_aside(tmp_path, preallocate
 @as_root
 @AHEAD
 def test_a_disk_that_turns_read_only_under_its_writer_loses_nothing(tmp_path, preallocate):
-    """As ext4 does by itself when it meets an error; an administrator's remount waits for the writer to end."""
+    """ext4 remounts itself read-only after an error. A remount by an administrator would wait for the writer to end."""
     image = image_of_ext4(tmp_path)
 
     def case():

@@ -107,7 +107,9 @@ def run_killed(world, name, victim, kill):
 
 
 def ask_until_done(world, change, victim, *call):
-    """Who dies meanwhile is started again, and a service that is new is asked again."""
+    """Repeat a command until it is done. A process that is killed meanwhile is started again, and the command is sent
+    again to a new service.
+    """
     world.leader.tell(*call)
     while not world.revive([victim], WAIT_S) or world.leader.hear() is None:
         if world.leader.code is not None:
@@ -118,7 +120,7 @@ def ask_until_done(world, change, victim, *call):
 
 
 def check(world, change, victim):
-    """The members are those that were asked for and hold what was acknowledged, and nobody else is counted."""
+    """Check that the members are the wanted ones, hold what was acknowledged, and that no other member counts."""
     world.leader.ask("rest")
     world.wait_for_members(change.members)
     world.wait_for_all([victim])  # its step may come as late as this
@@ -186,8 +188,8 @@ class Chaos:
         make_certificates(self.world.tls, ("127.0.0.1",), ("billing",))
 
     def rotate(self, name):
-        """The authority itself: both are believed, then certificates are the new one's, then the old one is believed no
-        more. Whoever runs reads the files again; one member is started again on the way.
+        """Replace the CA: first both are trusted, then certificates of the new one are used, then the old one is not
+        trusted any more. Running processes read the files again; one member is restarted meanwhile.
         """
         tls, coming = self.world.tls, self.world.tls / "next"
         rmtree(coming, ignore_errors=True)
@@ -213,12 +215,12 @@ class Chaos:
         self.world.serve(name, 0.02)
 
     def jump(self, name):
-        """Of wall clocks, by years, and back."""
+        """Set the wall clocks forward by years, and back."""
         for child in (self.world.nodes[name], self.world.leader):
             child.ask("jump", self.draw.choice((-1, 1)) * self.draw.choice((1_000, 3_600_000, 1 << 37)))
 
     def suspend(self, name):
-        """A machine that stands still while others go on, and does not know it afterwards."""
+        """Stop the processes of a machine (SIGSTOP) while the others run, then continue them."""
         os.kill(self.world.nodes[name].pid, signal.SIGSTOP)
         for _ in range(3):
             self.world.leader.ask("append")
@@ -240,7 +242,7 @@ class Chaos:
         self.world.serve(name)
 
     def lose_a_log(self, name):
-        """Its directory; what lies beside it says how far it was acknowledged."""
+        """Delete the directory of a log. The files beside it still have how far it was acknowledged."""
         self.world.nodes[name].end()
         (log,) = (self.world.root / name).glob("*/orders-0")
         rmtree(log)
@@ -298,7 +300,9 @@ KINDS = (
 def test_what_was_acknowledged_survives_changes_of_members_disks_addresses_and_certificates(
     new_world, torture, tmp_path
 ):
-    """Every kind of trouble once, in an order of the seed; the long form goes on with it. `rotate` renews, too."""
+    """Each kind of fault once, in an order of the seed; the long form repeats them. `rotate` renews certificates,
+    too.
+    """
     pytest.importorskip("cryptography")
     draw = torture.random()
     chaos = Chaos(new_world(tmp_path / "tls"), draw)
@@ -316,7 +320,9 @@ SET_ASIDE = [
 
 
 def test_logs_of_an_older_generation_are_set_aside_whole_through_a_kill(new_world, torture):
-    """identity M6: members that were only away come back to what was forced to go on without them."""
+    """identity M6: members that were only unreachable reconnect after the others were forced to continue without
+    them.
+    """
     for kill in SET_ASIDE if torture.is_long else SET_ASIDE[:2]:
         come_back_killed(new_world(), kill)
 

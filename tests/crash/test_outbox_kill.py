@@ -1,4 +1,4 @@
-"""kill -9 of a producer in the middle of its appends: what was acknowledged is there, in order, under its own keys."""
+"""kill -9 of a producer during its appends: all acknowledged records are there, in order, under their keys."""
 
 import signal
 

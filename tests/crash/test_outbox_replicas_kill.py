@@ -66,7 +66,7 @@ with Outbox.open(
 
 
 class Process:
-    """What it says is read in the background."""
+    """A process; a thread reads its output."""
 
     def __init__(self, *command, has_input=False):
         self.process = PythonProgram(*command, has_input=has_input)
@@ -91,7 +91,7 @@ class Process:
             return [line[1:] for line in self.lines if line[0] == word]
 
     def wait_for(self, word, count=1):
-        """Until it has said so `count` times; what it said last."""
+        """Wait until the process has printed this `count` times; returns the last such line."""
         with self._changed:
             self._changed.wait_for(lambda: self.counts[word] >= count or self.is_over, WAIT_S)
             assert self.counts[word] >= count, f"{word!r} never came: {self.lines[-3:]}"
@@ -101,7 +101,7 @@ class Process:
         self.wait_for(word, self.counts[word] + count)
 
     def end(self, *, kill=False):
-        """Everything that it said is in `lines` afterwards."""
+        """End the process. Afterwards all of its output is in `lines`."""
         if self.process.poll() is None:
             if kill:
                 self.process.kill()
@@ -155,12 +155,14 @@ def three(tmp_path):
 
 
 def record_bytes(directory):
-    """The log's bytes without the room ahead, which is zeros; a batch's own last zeros go on every side alike."""
+    """The log's bytes without the preallocated zeros at the end; zeros at the end of a batch are left out on all
+    sides.
+    """
     return b"".join(path.read_bytes() for path in sorted(directory.glob("*.log"))).rstrip(b"\0")
 
 
 def missing(directory, acked):
-    """What was acknowledged and is not there."""
+    """The acknowledged records that are missing."""
     with SegmentLog.open_reader(directory, isolation="written") as reader:
         held = {record.offset: int(record.value.split(b"-")[0]) for record in reader.records(0)}
     return {offset: value for offset, value in acked.items() if held.get(offset) != value}
@@ -192,7 +194,9 @@ def test_what_all_acknowledged_before_kill_9_is_on_both_replicas_byte_for_byte(t
 
 @pytest.mark.slow
 def test_a_replica_that_stands_still_and_is_killed_held_what_was_acknowledged(three):
-    """What lies in its socket only is not held: with an acknowledgement at sending, this finds it missing."""
+    """Bytes in its socket are not held. If the replica acknowledged before it wrote, this test would find records
+    missing.
+    """
     producer = three.produce(min_insync_replicas=3)
     producer.wait_for_more("acked", 100)
     three.nodes[2].process.send_signal(signal.SIGSTOP)

@@ -1,10 +1,10 @@
-"""Appends and reads of several clients, with their real-time order, through kills and promotions: one log's history?
+"""Appends and reads of several clients with their real-time order, through kills and promotions, must be linearizable.
 
-Judged by Porcupine (a linearizability checker in Go, `make judge`), and by a small model of our own where there is no
-Go. An append whose answer was lost counts if its value is in the log at the end; if not, it must never have been read.
+The judge is Porcupine (a linearizability checker in Go, `make judge`), or a small model in Python if Go is missing. An
+append without an answer counts as done if its value is in the log at the end; if not, no read may have seen it.
 
-Limits: one partition; reads are the leader's own; the old leader is dead before another is promoted, for one that is
-only cut off would go on to answer reads from its log, which is not promised to be the newest.
+Limits: one partition; only the leader is read; the old leader is dead before another is promoted, because a leader that
+is only cut off may answer reads from its log, which is not promised to be the newest.
 """
 
 import json
@@ -109,10 +109,10 @@ def decided(operations, log):
 
 
 def what_is_wrong(operations, log):
-    """The model: None, or why it is no history of one log.
+    """The model. Returns None, or why this is not the history of one log.
 
-    Appends are ordered by their offsets, and a read stands behind as many as it saw: so each operation has one place,
-    and all that is left is that nothing that ended before another began stands behind it.
+    Offsets give the order of appends, and a read comes after as many appends as it saw: so each operation has one
+    place. What remains to check is that no operation that ended before another began is placed after it.
     """
     chains = [""]
     for value in log:

@@ -30,7 +30,7 @@ KINDS = ("kill replica", "promote", "kill leader", "pause")
 
 
 class Lines:
-    """What a process says, read in the background."""
+    """The output of a process, read by a thread."""
 
     def __init__(self, process):
         self.process, self.lines = process, []
@@ -110,7 +110,7 @@ class Three:
         self.reap(self.nodes.pop(index))
 
     def pause_replica(self, index, seconds):
-        """SIGSTOP: it is there, and does nothing; the system's own buffers fill."""
+        """SIGSTOP: the process exists and does nothing, while the system's socket buffers fill."""
         self.nodes[index].send_signal(signal.SIGSTOP)
         time.sleep(seconds)
         self.nodes[index].send_signal(signal.SIGCONT)

@@ -1,6 +1,6 @@
-"""A replica that was away for long, and one that stands still, beside a leader with LOCAL, all of them processes.
+"""A replica that was away for long, and one that is stopped, with a leader that has acks LOCAL; all are processes.
 
-What is looked at are offsets and the order of events; memory is what the system says of the leader's process.
+The tests check offsets and the order of events; memory is the leader's resident size as the system reports it.
 """
 
 import signal
@@ -48,7 +48,7 @@ with Outbox.open(
 
 
 class Slow(Three):
-    """A leader that does what it is told, line by line, and its two replicas."""
+    """A leader that executes commands line by line, and its two replicas."""
 
     def produce(self):
         command = ("-c", PRODUCER, str(self.root / "outbox"))
@@ -57,7 +57,7 @@ class Slow(Three):
         return self.producer
 
     def tell(self, word, *more):
-        """Until the leader has done it; what it says."""
+        """Send a command, and wait for its answer, which is returned."""
         said = len(self.producer.said(SAYS[word]))
         self.producer.process.stdin.write(" ".join([word, *map(str, more)]) + "\n")
         self.producer.process.stdin.flush()

@@ -1,4 +1,4 @@
-"""Many workers below one directory: real gunicorn and celery workers, killed at random, each with a slot of its own."""
+"""Many workers with slots in one directory: gunicorn and celery workers that are killed at random."""
 
 import contextlib
 import http.client
@@ -143,7 +143,7 @@ def workers_of(process):
 
 
 class Clients:
-    """Threads that post numbers until they are told to stop; `kept` is what was answered with 201."""
+    """Threads that post numbers until they are stopped. kept: the numbers that were answered with 201."""
 
     def __init__(self, port, count=8):
         self.port, self.kept, self.changed, self.stop = port, {}, threading.Condition(), threading.Event()

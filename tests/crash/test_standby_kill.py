@@ -1,7 +1,7 @@
-"""Standbys with processes: three members, each a node and a service that stands by. Nobody calls an operator.
+"""Standbys with processes: three members, each a node and a service that stands by. No operator acts.
 
-The client of the test is the service's own producer: each leader goes on where its log says that the one before it was
-(`last_metadata`), so that every number is once in the log in the end.
+The client of the test is the service's producer: each leader continues after the last number in its log
+(`last_metadata`), so that each number is in the log once in the end.
 """
 
 import os
@@ -102,9 +102,10 @@ while not stop.is_set():
 
 
 class Machines:
-    """Three or more, each with a node's directory of its own and a service. ships_to: brokers and a topic.
+    """Three or more machines, each with a node and a service. ships_to: brokers and a topic.
 
-    Services connect to nodes from an address of their machine's own, so that a proxy can cut each link by itself.
+    The services of each machine connect to nodes from another loopback address, so that a proxy can cut each link
+    alone.
     """
 
     def __init__(self, root, stack, count=3, ships_to=(), takeover_ms=TAKEOVER_MS):
@@ -181,7 +182,7 @@ class Machines:
         assert took_s - waited_s <= self.takeover_ms / 1000 + 5
 
     def acknowledge(self, count):
-        """Until so many more records are acknowledged, by whoever leads meanwhile; who did so last."""
+        """Wait until so many more records are acknowledged, by any leader; returns the one that acknowledged last."""
         leader = None
         while count > 0 or leader is None:
             before = sum(one.counts["acked"] for one in self.services.values())
@@ -190,7 +191,7 @@ class Machines:
         return leader
 
     def kill_service(self, index):
-        """kill -9; what it said is judged in the end."""
+        """kill -9; its output is checked at the end."""
         self.services[index].end(kill=True)
         self.ended.append(self.services.pop(index))
 
@@ -229,7 +230,9 @@ class Machines:
             assert record_bytes(self.data(index) / log.parent.name / log.name) == record_bytes(log), f"member {index}"
 
     def takeovers_s(self):
-        """How long nobody acknowledged before another led. One that stood still says later what it had acknowledged."""
+        """The time without acknowledgements before another leader. A leader that was stopped prints later what it
+        acknowledged.
+        """
         first, last = {}, {}
         for at_s, epoch in sorted(self.times):
             first.setdefault(epoch, at_s)
@@ -277,7 +280,7 @@ def trio(tmp_path):
 
 @pytest.mark.slow
 def test_a_killed_leader_is_replaced_by_a_standby_and_nothing_acknowledged_is_lost(trio):
-    """kill -9 of the leading service, then of the next one with its node: each time another leads, by itself."""
+    """kill -9 of the leading service, then of the next one with its node: each time another service takes over."""
     for index in range(3):
         trio.run(index)
     trio.services[1].wait_for("waiting")
@@ -301,7 +304,7 @@ def test_a_killed_leader_is_replaced_by_a_standby_and_nothing_acknowledged_is_lo
 
 @pytest.mark.slow
 def test_a_leader_that_stood_still_finds_another_one_and_stands_by_again(trio):
-    """SIGSTOP beyond the limit, then SIGCONT: what it says afterwards is of no epoch that another leads."""
+    """SIGSTOP for longer than the limit, then SIGCONT: it acknowledges nothing of an epoch in which another leads."""
     for index in range(3):
         trio.run(index)
     trio.create()
@@ -347,7 +350,7 @@ def test_another_acknowledges_in_time(trio, fault, torture):
 
 @pytest.mark.slow
 def test_a_leader_whose_disk_is_full_gives_way_to_one_with_room_and_stands_by_again(tmp_path, torture):
-    """A file system of its own under the first member's node, which somebody else fills."""
+    """A small file system under the first member's node, which the test fills."""
     place = tmp_path / "data-0"
     place.mkdir()
     with ExitStack() as stack:
@@ -379,7 +382,7 @@ def test_a_leader_whose_disk_is_full_gives_way_to_one_with_room_and_stands_by_ag
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [3, 5])
 def test_rounds_of_faults_lose_nothing(count, tmp_path, torture):
-    """Kills, pauses, links cut each way and pair by pair, as a seed draws them: each time somebody acknowledges."""
+    """Kills, pauses and cut links, one way or both, drawn from a seed: after each, some service acknowledges again."""
     if not torture.is_long:
         pytest.skip("the tests above are the short form")
     with ExitStack() as stack:
@@ -475,7 +478,7 @@ def test_a_command_runs_where_its_instance_leads_and_goes_on_at_the_next_line(tr
 
 
 def kill_a_runner(trio, *options):
-    """Of three, the one that leads. Who leads then, and by offset which lines were acknowledged."""
+    """Kill the leading one of three runners. Returns the next leader, and the acknowledged lines by offset."""
 
     def run(index):
         more = ("--takeover-after-ms", str(TAKEOVER_MS), "--stand-by", "--", sys.executable, "-c", COMMAND)

@@ -96,7 +96,7 @@ def consume(directory, filesystem=None, opened=over_logs):
 @pytest.mark.parametrize("opened", [over_logs, over_replays], ids=["logs", "replays"])
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 def test_a_consumer_killed_at_each_step(tmp_path, torture, after, opened):
-    """The startpoint says "the latest": a second resolution would find another end, since the log grows each time."""
+    """The startpoint is "latest": a second resolution would find another end, because the log grows each time."""
     finished, at = False, 1 + torture.random(after).randrange(torture.count(9, 1))
     while not finished and at < CALLS_MAX:
         directory = tmp_path / str(at)
@@ -121,7 +121,9 @@ def test_a_consumer_killed_at_each_step(tmp_path, torture, after, opened):
 
 
 def test_an_operator_killed_at_each_step(tmp_path):
-    """What `write` returned is there; what it did not return is there wholly or not at all; the next one goes on."""
+    """What `write` returned is stored; a write that was killed is stored as a whole or not at all; the next one
+    succeeds.
+    """
     at, finished = 1, False
     while not finished and at < CALLS_MAX:
         place = tmp_path / str(at)

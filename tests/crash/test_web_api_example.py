@@ -26,7 +26,7 @@ CUSTOMERS = ("ada", "bob", "eve", "kim")
 
 
 class Process:
-    """A process whose first line of output says that it is there."""
+    """A process; its first line of output means that it is ready."""
 
     def __init__(self, *command):
         self.program = PythonProgram(*command, has_errors=True)
@@ -140,7 +140,7 @@ def run(*command):
 
 
 def missing(address, kept):
-    """What was answered with 201 and is not there."""
+    """The numbers that were answered with 201 and are missing."""
     gone = {}
     for name, numbers in kept.items():
         status, orders = call(address, f"/orders/{name}")
