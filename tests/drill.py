@@ -1,10 +1,10 @@
-"""The drill: what a fleet's alerts and its console say of each fault, seen with real parts. `make drill`
+"""The drill: injects faults into a fleet of real parts, and checks alerts and console pages. `make drill`
 
     tests.fleet ── scraped every 2 s ──▶ Prometheus, docs/observability/alerts.yml ── which alerts fire ─┐
          └── pushrep console ──▶ Chromium ── a picture, and what it says in words ───────────────────────┴▶ report.html
 
-A fault is a row of FAULTS: it is injected, exactly its alerts fire, the console says its words, it is repaired, and
-nothing fires any more before the next one. What the rules wait for is shortened, and only that; the report says so.
+Each row of FAULTS is a fault: it is injected, exactly its alerts fire, the console shows its text, it is repaired, and
+no alert fires any more before the next fault. Only the waiting times of the rules are shortened; the report lists that.
 """
 
 import json
@@ -149,7 +149,9 @@ class Drill:
 
 
 class Fault(NamedTuple):
-    """inject: breaks something, and repairs it behind its `yield`. path: a page of the console; says: a pattern."""
+    """A fault. inject: breaks something, and repairs it after its `yield`. path: a page of the console; says: a pattern
+    for it.
+    """
 
     what: str
     how: str
@@ -196,7 +198,7 @@ NOT_DRILLED = frozenset(
 
 @dataclass
 class Shown:
-    """What was seen of a fault. pictures: by colour scheme. wrong: what should have been otherwise."""
+    """The result of a fault. pictures: by colour scheme. wrong: what differs from what is expected."""
 
     fault: Fault
     alerts: list[dict] = field(default_factory=list)
@@ -207,7 +209,7 @@ class Shown:
 
     @property
     def word(self):
-        """What the console said, as the fault's pattern has it; None: nothing of the kind."""
+        """The text on the console that matches the fault's pattern; None if there is none."""
         found = [re.search(self.fault.says, line) for line in self.console]
         return next((one[0] for one in found if one), None)
 
@@ -231,7 +233,7 @@ def wait_for(what, for_s=WAIT_S):
 
 
 def is_calm(url):
-    """Whether every target answers, and nothing fires."""
+    """Whether all targets answer, and no alert fires."""
     return list(up(url).values()) == ["1"] * TARGETS and not fired(url)
 
 

@@ -1,9 +1,9 @@
-"""What an operator has, in small: two outboxes, three nodes, a broker, a Spark query. For the console's test and drill.
+"""A small fleet: two outboxes, three nodes, a broker, a Spark query. For the console's browser test and the drill.
 
     orders     of billing, on nodes 1 and 2, shipped to a topic
     payments   of shop, on nodes 2 and 3; the apply job `sums` follows it into a table, and its startpoints
 
-Outboxes and nodes run in this process, broker and query as processes of their own.
+Outboxes and nodes run in this process, broker and query in separate processes.
 """
 
 import json
@@ -110,6 +110,6 @@ class Fleet:
         return wait_until(is_so, "the query reads all")
 
     def batches(self):
-        """What the query said of each, whole lines only."""
+        """The query's event of each batch, from whole lines only."""
         lines = self.events.read_text().split("\n")[:-1] if self.events.exists() else []
         return [event for event in map(json.loads, lines) if event["event"] == "batch"]

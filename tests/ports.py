@@ -1,4 +1,4 @@
-"""Ports that a test keeps while nobody listens there, so that a program can be started again at its address."""
+"""Ports that a test reserves while no process listens on them, so that a program can be restarted at its address."""
 
 import socket
 

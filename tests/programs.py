@@ -1,4 +1,6 @@
-"""What runs on this machine, for tests that must leave nothing behind; and programs that are forked, not started."""
+"""The processes of this machine, for tests that must leave none behind; and programs that are forked instead of
+started.
+"""
 
 import multiprocessing
 import os

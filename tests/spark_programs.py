@@ -1,4 +1,4 @@
-"""Spark drivers and jobs as programs: each in a session of its own, killed with its JVM and the JVM's workers."""
+"""Spark drivers and jobs as programs, each in a separate process session, killed with its JVM and the JVM's workers."""
 
 import contextlib
 import os

@@ -3,12 +3,13 @@
     ```python       executed; the blocks of one file share a namespace, in order
     ```console      each line that begins with `$ ` is run by bash, with this interpreter's programs first in PATH
 
-A comment on the line before the fence says more: `<!-- spark -->` (needs a Spark session), `<!-- kafka -->` (needs a
-broker: `localhost:9092` in it stands for the broker's real address), `<!-- no-test: reason -->`.
-Any other fence is prose. A traceback names the Markdown file and its line.
+A comment on the line before the fence has more: `<!-- spark -->` (needs a Spark session), `<!-- kafka -->` (needs a
+broker: `localhost:9092` is replaced by the broker's real address), `<!-- no-test: reason -->`. Any other fence is not
+run. A traceback has the Markdown file and its line.
 
-Of several files each begins with an empty directory, without variables and without a Spark session. They share this
-process and its JVM, whose start costs more than a page's work. So `$ python -m spark_jobs.jobs....` runs in here, too.
+With several files, each begins with an empty directory, without variables and without a Spark session. They share this
+process and its JVM, because a JVM takes longer to start than a page to run. So `$ python -m spark_jobs.jobs....` runs
+in this process, too.
 """
 
 import os
@@ -72,7 +73,7 @@ def blocks_of(path):
 
 
 def commands_of(block):
-    """The commands of a console block; a line that ends in a backslash goes on with the next one."""
+    """The commands of a console block. A line that ends with a backslash continues on the next one."""
     commands, continued = [], False
     for line in block.code.splitlines():
         if continued:
@@ -106,7 +107,7 @@ def run_blocks(blocks):
 
 
 def run_job(block, module, arguments):
-    """The job's command, in the session that is there or one of its own."""
+    """Run the job's command, in the present Spark session or in a new one."""
     try:
         import_module(module).main(arguments)
     except SystemExit as ended:

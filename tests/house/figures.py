@@ -39,7 +39,7 @@ def tree(path: Path) -> ast.Module:
 
 
 def is_demo(module: str) -> bool:
-    """Whether the module is of a demo, which no service needs."""
+    """Whether the module belongs to a demo, which is not installed with a service."""
     return "demo" in module.split(".")
 
 
@@ -141,7 +141,7 @@ def lines(path: Path) -> int:
 
 
 def figures() -> dict[str, int]:
-    """What the table shows, by its label."""
+    """The values of the table by label."""
     product = {module: path for module, path in sources().items() if not is_demo(module)}
     classes = [node for path in product.values() for node in ast.walk(tree(path)) if isinstance(node, ast.ClassDef)]
     return {

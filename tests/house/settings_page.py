@@ -89,7 +89,7 @@ def commands():
 
 
 def texts_of(documented):
-    """{name: what its docstring says of it}, an entry for several names given to each."""
+    """{name: its description in the docstring}. An entry for several names is given to each."""
     found, names = {}, ()
     for line in inspect.getdoc(documented).splitlines():
         if (entry := _ENTRY.match(line)) is not None:
@@ -103,7 +103,7 @@ def texts_of(documented):
 
 
 def default_of(default):
-    """As somebody writes it."""
+    """The default as a user writes it."""
     if default is inspect.Parameter.empty:
         return "has to be given"
     if isinstance(default, Enum):

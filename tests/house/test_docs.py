@@ -1,6 +1,6 @@
-"""The examples in README.md and docs/ run as they stand, each file in a directory of its own.
+"""The examples in README.md and docs/ run unchanged, each file in an empty directory.
 
-Each has a process of its own, too, but for those with Spark: its start costs more than all that a page does with it.
+Each file runs in a separate process, except those with Spark, whose start takes longer than a page.
 """
 
 import importlib.util
@@ -82,7 +82,7 @@ def test_examples_run_with_spark(tmp_path):
 
 
 def anchors(path):
-    """Of a page's headings, as GitHub makes them."""
+    """The anchors of a page's headings, as GitHub makes them."""
     prose = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     headings = re.findall(r"^#+ (.*)", prose, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

@@ -1,4 +1,4 @@
-"""What a user installs: contents of wheel and sdist, and that they work in clean environments, without the extras."""
+"""The contents of wheel and sdist, and that they work in clean environments, without the extras."""
 
 import os
 import re

@@ -32,7 +32,7 @@ def functions(body, prefix):
 
 
 def _sent(node):
-    """What is shipped is a batch in its clothes."""
+    """A batch as it is shipped: patched, with another base offset and CRC."""
     return {"SentBatch"} if node.name == "next_piece" else set()
 
 

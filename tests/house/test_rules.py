@@ -1,4 +1,4 @@
-"""House rules that no linter knows: what may stand in a tracked file, and what every package owes its reader."""
+"""House rules that no linter checks: which text tracked files may contain, and which docstring each package needs."""
 
 import ast
 import re
@@ -24,7 +24,7 @@ _REGISTRY = re.compile("|".join(r"[.-]?".join(parts) for parts in _HOSTS))
 
 
 def tracked_files():
-    """What git tracks, of the texts that are not golden."""
+    """The text files that git tracks, except golden files."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(None, listed.split("\0")):
         path = ROOT / name

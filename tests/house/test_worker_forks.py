@@ -1,4 +1,4 @@
-"""The Python that the tests give to Spark's JVMs does what the one that it stands for does."""
+"""The Python that the tests give to Spark's JVMs behaves like the interpreter that it replaces."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Peers from before a call had its newest version: the same code, which speaks only the older one."""
+"""Peers without the newest version of a call: the same code, which negotiates the older version only."""
 
 import copy
 

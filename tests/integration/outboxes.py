@@ -1,4 +1,4 @@
-"""What the tests of an Outbox with nodes share: open one with the nodes of a `world`, wait until something is so."""
+"""Helpers for tests of an Outbox with nodes: open one with the nodes of a `world`, wait for a condition."""
 
 import threading
 

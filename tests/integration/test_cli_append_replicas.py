@@ -1,4 +1,4 @@
-"""`pushrep append --replica`: lines that replicas hold before the command says that they are appended."""
+"""`pushrep append --replica`: replicas hold the lines before the command ends."""
 
 import json
 import sys
@@ -24,7 +24,9 @@ def pushrep(capfd):
 
 @pytest.fixture
 def appended(pushrep):
-    """What `pushrep append` printed; run again, as it says itself, where replicas took too long to answer."""
+    """The output of `pushrep append`. The command is run again, as its message tells, if replicas took too long to
+    answer.
+    """
 
     def call(*arguments):
         for _ in range(20):

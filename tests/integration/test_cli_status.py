@@ -72,7 +72,7 @@ def test_the_replay_sessions_of_a_node_are_listed_and_stopped_from_outside(world
 
 @pytest.fixture
 def standbys_stay(monkeypatch):
-    """What one said last stands, however long ago."""
+    """A standby's last state stays, however old it is."""
     monkeypatch.setattr(replica_node, "_STANDBY_MS", 1 << 40)
 
 

@@ -1,4 +1,6 @@
-"""Who leads: grants on members' disks, promotion, the old leader that comes back. Nodes and outboxes of one process."""
+"""Leadership: grants on the members' disks, promotion, and former leaders that reconnect. Nodes and outboxes in one
+process.
+"""
 
 import errno
 import shutil
@@ -686,7 +688,7 @@ def test_a_member_whose_log_was_removed_votes_for_nobody_and_is_not_promoted(mem
 
 
 def test_a_leader_whose_log_was_removed_fetches_it_or_does_not_lead(members):
-    """accept_loss says that the directory may be made anew, not that others' records are to be forgotten."""
+    """accept_loss allows the directory to be made again, not to give up records that other members hold."""
     ten_of_which_member_2_lacks_five(members, partitions=2)
     shutil.rmtree(members.world.root / "outbox" / "orders-0")
     members.world.node(2)

@@ -1,4 +1,6 @@
-"""Behind a loss that was accepted (identity M6): the lost come back, and bring nothing of theirs into what went on."""
+"""After an accepted loss (identity M6): lost members reconnect, and none of their old records gets into the new
+history.
+"""
 
 import shutil
 import sys

@@ -695,7 +695,7 @@ def test_a_replica_whose_log_can_not_be_opened_says_why_in_its_leaders_status(wo
 
 
 def rewrite(directory, change):
-    """What a member promised, while nobody has its directory."""
+    """Rewrite a member's election state while no process has its directory open."""
     outbox_id, state = find_election_state(directory, REAL_FILESYSTEM)
     ElectionStateStore(directory, outbox_id, REAL_FILESYSTEM).keep(change(state))
 
@@ -840,7 +840,9 @@ def test_a_member_that_lives_is_not_given_up(three, pushrep):
 
 
 def test_a_leader_that_another_heard_lately_is_not_given_up(world):
-    """It does not answer who promotes, and is said to be lost; the member that does answer knows better."""
+    """The leader does not answer the promotion and is given as --lost, but the member that answers had contact with
+    it.
+    """
     for index in (1, 2):
         world.node(index)
     with open_outbox(world, 1, 2) as outbox:
@@ -1056,7 +1058,7 @@ def test_an_idle_leader_is_heard_once_a_second_and_says_when_it_ends(three):
 
 
 def test_a_node_that_does_not_know_beats_is_heard_by_what_is_pushed(three, monkeypatch):
-    """Nothing is said to it that it does not speak; by its pushes a leader of an older version is heard, too."""
+    """The node gets no call that it does not support. A leader of an older version counts as alive by its pushes."""
     monkeypatch.setitem(ServerConnection.__init__.__kwdefaults__, "vocabulary", without_beats())
     three.start()
     with three.lead() as outbox:

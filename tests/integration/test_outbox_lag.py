@@ -1,4 +1,4 @@
-"""outbox.lag(): records, bytes and the age of the oldest, per replica, as the contract wants it."""
+"""outbox.lag(): records, bytes and the age of the oldest, for each replica, as the contract demands."""
 
 from pushrep import Acks
 from tests.integration.outboxes import WAIT_S, open_outbox, wait_for_all, wait_until

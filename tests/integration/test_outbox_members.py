@@ -240,7 +240,7 @@ def test_what_can_not_be_changed_is_refused_by_name(world, tmp_path, pushrep):
 
 
 def test_a_change_that_was_interrupted_goes_on_after_the_next_open(world):
-    """The joint grant is stored, and whoever asked is gone: both lists have their say until somebody asks again."""
+    """The joint grant is stored, and the caller is gone: both lists have a vote until the change is requested again."""
     for index in (1, 2):
         world.node(index)
     with open_outbox(world, 1, partitions=1) as outbox:

@@ -1,4 +1,6 @@
-"""An Outbox and nodes on sockets of one process: who has what, what a receipt says, what is refused by name."""
+"""An Outbox and nodes in one process, over sockets: which member holds which records, receipts, and refusals by
+name.
+"""
 
 import errno
 import shutil

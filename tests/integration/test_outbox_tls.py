@@ -1,4 +1,4 @@
-"""Mutual TLS from an Outbox to its nodes, certificates by path: records go through, what is wrong is said clearly."""
+"""Mutual TLS from an Outbox to its nodes, with certificate files: records are pushed, and errors name the cause."""
 
 import json
 import logging

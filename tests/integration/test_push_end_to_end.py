@@ -203,7 +203,7 @@ def test_a_newer_leader_ends_the_old_ones_sessions(world):
 
 
 def test_a_length_that_the_leaders_disk_changed_ends_the_session(world):
-    """The file has fewer bytes than the header says: a request with all of them would be begun again for ever."""
+    """The file has fewer bytes than the header says: a push of the whole batch would be retried without end."""
     service = world.service([world.node(1)])
     good = service.append(b"whole")
     path = world.root / "leader" / "orders-0" / f"{0:020}.log"

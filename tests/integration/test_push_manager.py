@@ -1,4 +1,4 @@
-"""PushManager by the statements of its contract, each by its number, against a replica that says what a test wants."""
+"""The statements of PushManager's contract by number, against a replica that answers as a test wants."""
 
 import os
 import resource
@@ -322,7 +322,7 @@ def test_a2_call_order_is_wire_order_through_cuts_and_retries(led):
 
 
 def test_a3_appends_wait_for_nobody(led):
-    """A replica that never answers and never reads: the appends go on, what is above the limit is let go."""
+    """A replica never answers and never reads: appends continue, and bytes above the limit are evicted."""
     service, replica = led
     service.leading.manager.memory.limit_bytes = 50_000
     service.leading.manager.startup()

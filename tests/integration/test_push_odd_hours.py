@@ -1,4 +1,4 @@
-"""What an operator meets at odd hours: nodes that come back under another index, retention, calls that cross."""
+"""Rare situations in operation: nodes that return under another index, retention, calls that cross."""
 
 import os
 import signal

@@ -1,4 +1,6 @@
-"""What rots in one member comes from another while both run: identity O8, over sockets, and with a killed process."""
+"""Damage in one member is repaired from another while both run: identity O8, over sockets, and with a killed
+process.
+"""
 
 import json
 import signal
@@ -227,7 +229,7 @@ def test_o8_verify_says_which_members_hold_what_is_damaged(world, capsys):
 
 
 def test_o8_what_is_damaged_below_a_log_start_inside_its_segment_is_repaired(world):
-    """Nobody reads it, but whoever reads above it in that segment comes past."""
+    """No reader gets these records, but a reader of later records in this segment passes them."""
     service = led(world, 1)
     log, ours = replica_of(world, 1).log, service.logs[0]
     base = sealed(ours)[1]
@@ -325,7 +327,7 @@ def test_o8_a_replica_that_waits_for_an_operator_or_is_closed_takes_no_repair(wo
 
 @pytest.fixture
 def node_from_before(monkeypatch):
-    """Whoever serves knows neither of the calls that repair."""
+    """A node of an older version, which has neither of the two calls for repair."""
     monkeypatch.setattr(server, "versions_answer", without(ApiKey.DESCRIBE_DAMAGE, ApiKey.REPAIR_RECORDS))
 
 

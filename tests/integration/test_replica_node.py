@@ -116,7 +116,7 @@ def offer(client, grant, sender=None):
 
 
 def test_m6_a_beat_fences_an_older_generation_and_shows_a_rival_that_was_offered(start):
-    """Who leads and has nothing to push hears of both by nothing else."""
+    """A leader without records to push learns of both only by beats."""
     own, rival = next_generation(0, 7), next_generation(0, 8)
 
     def beat(generation, epoch):

@@ -1,5 +1,5 @@
-"""A leader that can't do its work gives the lead up in time, and says so; another one that can has it then, unless an
-operator's hold, or the pause after the last takeover, stands in the way.
+"""A leader that can't work resigns in time, and another member takes over, unless an operator's hold or the pause after
+the last takeover prevents it.
 """
 
 import errno
@@ -57,7 +57,7 @@ class Members:
 
 
 class Instance:
-    """Of the service: stands by in a thread until it leads."""
+    """An instance of the service: it stands by in a thread until it leads."""
 
     def __init__(self, data, *, also_tell=lambda _state: None, **settings):
         self.also_tell = also_tell
@@ -83,7 +83,7 @@ class Instance:
         self.also_tell(state)
 
     def wait_for(self, why, behind=None):
-        """That it stands by, and says so; after it was in another state first."""
+        """Wait until the service stands by and reports it; after it was in another state, if one is given."""
 
         def is_told():
             states = [state for state, _ in self.told]
@@ -133,7 +133,7 @@ def test_without_a_majority_it_resigns_and_says_whom_it_misses(members):
 
 
 def test_with_a_full_disk_it_resigns_and_one_with_room_takes_over(members, monkeypatch):
-    """Its members hear that it has gone, so that nobody waits for `takeover_after_ms` once more."""
+    """The leader notifies the members that it resigns, so that no standby waits for `takeover_after_ms`."""
     create_outbox(members.data[0], members.addresses, "orders")
     first = Instance(members.data[0])
     second = None
@@ -160,7 +160,7 @@ def test_with_a_full_disk_it_resigns_and_one_with_room_takes_over(members, monke
 
 
 def test_with_a_log_whose_sync_failed_it_resigns_and_another_takes_over(members, monkeypatch):
-    """What was appended then may be delivered, and the next leader's log says whether it was."""
+    """Records that were appended then may be delivered; the next leader's log shows whether they were."""
     create_outbox(members.data[0], members.addresses, "orders")
     first, second, sync = Instance(members.data[0]), None, RealFile.sync
 
@@ -511,7 +511,7 @@ def test_a_hold_is_refused_where_too_few_keep_it_and_older_nodes_are_named(membe
 
 @pytest.mark.parametrize("older", [ServerConnection, ClientConnection], ids=["old nodes", "old leader"])
 def test_old_and_new_take_over_from_each_other_and_a_hold_outlives_the_old_ones(members, capfd, monkeypatch, older):
-    """A grant that came by the older wire says nothing of a hold: whoever knows of one keeps it."""
+    """A grant in the older wire version has no hold: a member that has stored a hold keeps it."""
     granted = create_outbox(members.data[0], members.addresses, "orders")
     instances = [Instance(members.data[0])]
     try:

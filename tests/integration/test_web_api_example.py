@@ -1,4 +1,4 @@
-"""examples/web_api.py in this process: what it answers while replicas are there, and while they are not."""
+"""examples/web_api.py in this process: its answers with replicas, and without them."""
 
 import contextlib
 import importlib.util

@@ -1,11 +1,11 @@
-"""Where a broker runs: as a process with Maven's jars, or in a container. The same command and files in both.
+"""Starts brokers: as a process with Maven's jars, or in a container, with the same command and files.
 
     make jars, Java                   ─▶ process
     PUSHREP_KAFKA_IMAGE=image         ─▶ container of that image
     neither, but an engine answers    ─▶ container of apache/kafka, of the version in pom.xml
 
-A container shares the machine's network, and the broker's directory under its own path: so its address stays when it is
-killed and started again, and whoever looks at its files finds them. That wants an engine on this very machine.
+A container shares the machine's network, and has the broker's directory at the same path: so its address stays when it
+is killed and started again, and a test can read its files. The container engine has to run on this machine.
 """
 
 import os

@@ -1,12 +1,12 @@
-"""The services of docker-compose.yml as plain processes: each has an address of its own in 127/8, and no container.
+"""Runs the services of docker-compose.yml as plain processes: each has an address in 127/8, and no container.
 
     compose file ─▶ `read_project` ─▶ Service (command, environment, health, volumes)
                                         │ `Machine`: names of services ─▶ addresses, volumes ─▶ directories
                                         ▼
                                       processes
 
-Ports stay as the file has them; Linux answers on all of 127/8. What an image does by itself stands in `IMAGES`:
-Kafka's turns its environment into server.properties by a class of Kafka's jars, PostgreSQL's makes user and database.
+Ports are those of the file; Linux answers on all of 127/8. `IMAGES` has what an image does by itself: Kafka's turns its
+environment into server.properties with a class of Kafka's jars, PostgreSQL's creates user and database.
 """
 
 import os

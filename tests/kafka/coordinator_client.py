@@ -1,4 +1,4 @@
-"""What a test asks a transaction coordinator, and sends under producer ids of others."""
+"""Requests to a transaction coordinator, and batches under producer ids of other instances."""
 
 import asyncio
 from collections.abc import Iterable
@@ -66,7 +66,7 @@ def with_cluster(servers: str, topic: str, what):
 
 
 def is_forgotten(servers: str, topic: str, transactional_id: str) -> bool:
-    """Whether the coordinator does not know the transactional id any more. To ask does not refresh it."""
+    """Whether the coordinator has forgotten the transactional id. This request does not refresh it."""
 
     async def ask(cluster):
         node = await cluster.find_coordinator(transactional_id)

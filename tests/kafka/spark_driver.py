@@ -1,4 +1,4 @@
-"""A Spark driver in a process of its own, with Kafka's connector, and what its queries left in their tables."""
+"""A Spark driver in a separate process, with Kafka's connector, and readers of the tables that its queries write."""
 
 import contextlib
 import json

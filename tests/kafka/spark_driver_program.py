@@ -21,7 +21,7 @@ GATE_S = 120
 
 
 def waits_at(gate, batches):
-    """A worker's part of a job: says that it is there, and goes on when the gate is open."""
+    """Called in a worker: reports that the task runs, and waits until the gate is open."""
     # This process was forked by the worker daemon, and that by a server whose command line names the executor.
     server = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[1]
     parents = [int(word) for word in Path(f"/proc/{server}/cmdline").read_text().split("\0") if word.isdigit()]

@@ -1,9 +1,9 @@
-"""A way to a broker that spoils batches: the broker refuses such a batch for a moment, and takes what comes behind it.
+"""A proxy before a broker that damages batches: the broker refuses such a batch, and accepts the ones after it.
 
     client ─▶ SpoilingProxy ─▶ broker      a spoiled produce request has a byte of its last record's value changed
 
-The broker answers CORRUPT_MESSAGE, to which every client sends the batch again. That stands for all that refuses one
-batch and not the next: a leader that has just come, too few replicas in sync.
+The broker answers CORRUPT_MESSAGE, after which every client sends the batch again. This represents all errors that
+refuse one batch and not the next: a new leader, too few replicas in sync.
 """
 
 import socket

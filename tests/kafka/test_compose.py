@@ -1,8 +1,8 @@
-"""docker-compose.yml cannot rot: it is checked as compose does, its names lead somewhere, and each service runs.
+"""docker-compose.yml stays valid: it is checked as compose does, its names exist, and each service runs.
 
-`docker compose config` judges it where that is installed; the published schema of the compose specification, and what
-no schema knows (see `test_names_lead_somewhere`), everywhere. Then each service runs as a plain process: its command,
-environment and health check as the file has them, at an address of its own.
+`docker compose config` checks it if it is installed. The published schema of the compose specification, and rules that
+the schema lacks (see `test_names_lead_somewhere`), are always checked. Then each service runs as a plain process: its
+command, environment and health check as in the file, at a separate address.
 """
 
 import json
@@ -197,7 +197,7 @@ def assert_the_demo_runs(machine, *, is_long):
 
 
 class NotYet(Exception):
-    """What was said so far by what is waited for."""
+    """The output so far of the service that the test waits for."""
 
 
 def patiently(look):

@@ -1,7 +1,7 @@
-"""A group that grows: members join one after the other while all read and commit; and what a position can be asked.
+"""A growing group: members join one after the other while all read and commit; and the queries about positions.
 
-The judge counts by itself: a record counts where its yield was followed by a commit of the member that had its
-partition then. Each has to count once, and in order, whatever moved.
+The judge is independent: a record counts if it was yielded and then committed by the member that had its partition.
+Each record has to count once, and in order, in any rebalance.
 """
 
 import asyncio

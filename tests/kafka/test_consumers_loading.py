@@ -1,4 +1,6 @@
-"""Partitions whose position or marks can't be loaded when they come, on a real broker: said, not read, tried again."""
+"""Partitions whose position or marks can't be loaded when they are assigned, on a real broker: the consumer reports
+them, does not read them, and tries again.
+"""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""The examples of the documentation that need a broker run as they stand, against a real one."""
+"""The examples of the documentation that need a broker run unchanged, with a real one."""
 
 import subprocess
 import sys

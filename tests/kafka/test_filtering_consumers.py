@@ -61,7 +61,7 @@ def offset_of(message):
 
 
 def records_of(messages):
-    """Without the client's events, after which it goes on by itself."""
+    """Records without the client's events; the client continues after an event by itself."""
     return [
         message
         for message in messages
@@ -452,7 +452,7 @@ def test_aiokafkas_consumer_takes_a_function_too_and_stops_at_what_it_raises(bro
 
 
 def test_each_client_goes_on_where_the_other_one_stopped(broker, topic):
-    """What stands beside an offset is read by both, whatever either client puts behind it."""
+    """Both clients read the metadata of a committed offset that the other client wrote."""
     from filtering.consumers.aiokafka import ReplayFilteredConsumer
 
     async def with_aiokafka(count):

@@ -1,8 +1,8 @@
-"""Brokers that know nothing of a producer: of several batches they may refuse the first and take the second.
+"""Brokers without state of a producer: of several batches they may refuse the first and accept the second.
 
-A broker takes any first sequence number of a producer id that it does not know: a new one, one that was silent for
-`producer.id.expiration.ms`, and one whose records are older than that, once the broker has started again. Whoever has
-one batch on its way then leaves no hole. The judge is the replay filter over what lies in the topic.
+A broker accepts any first sequence number of a producer id without state: a new one, one without batches for
+`producer.id.expiration.ms`, and one whose records are older than that, after a restart of the broker. A producer with
+only one batch in flight leaves no gap then. The judge is the replay filter over the topic's records.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""Clients that nobody here wrote read what sealed batches wrote: kcat and Kafka's own console consumer.
+"""Independent clients read the topic of sealed batches: kcat and Kafka's console consumer.
 
-Each is told to print every field of every record, and what it prints is compared byte by byte with what the log
-holds. kcat is Debian's package of that name; where it is missing its test skips and says so.
+Each prints all fields of all records, which are compared byte by byte with the log. kcat is Debian's package of that
+name; without it its test is skipped.
 """
 
 import shutil

@@ -219,7 +219,9 @@ store.write(BatchMarks("q", 1), keep=1)
 
 
 def test_who_is_killed_within_a_commit_leaves_the_batch_before(broker, topic, opened):
-    """Parts and seal are on the broker, the transaction is open: none of it counts, and nobody waits for it."""
+    """Parts and seal are on the broker, but the transaction is open: none of them counts, and no reader waits for
+    it.
+    """
     opened().write(marks_of("q", 0), keep=9)
     killed = subprocess.run([sys.executable, "-c", KILLED, broker.bootstrap_servers, topic], timeout=120, check=False)
     assert killed.returncode == -signal.SIGKILL

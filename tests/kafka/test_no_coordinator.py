@@ -1,4 +1,4 @@
-"""A single broker with Kafka's defaults: it can't make the topic of transactions, so no coordinator is there."""
+"""A single broker with Kafka's defaults: it can't create the transaction topic, so there is no coordinator."""
 
 import pytest
 

@@ -143,7 +143,7 @@ def is_served(url, source):
 
 
 def ended_by_a_signal(spark_driver, arguments, place, served):
-    """The job in the driver that is there, which goes on behind it."""
+    """Run the job in the present driver, and end it by a signal; the driver continues."""
     events = place / "events"
     os.mkfifo(events)
     told = []

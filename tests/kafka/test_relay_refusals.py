@@ -1,4 +1,4 @@
-"""What the relay refuses on a real broker, each by name; and what lies in the topic after it."""
+"""What the relay refuses with a real broker, each by name, and the topic afterwards."""
 
 import json
 import time

@@ -399,8 +399,8 @@ def test_a_service_that_was_away_for_longer_than_retention_goes_on(broker, topic
 
 
 def test_two_clones_at_one_time(broker, topic, opened, tmp_path):
-    """identity T1 with T3: the second clone shuts out the first, and meets its records; nothing is said to be shipped
-    that readers don't see.
+    """identity T1 with T3: the second clone fences the first, and finds its records; no record counts as shipped that
+    readers do not see.
     """
     create_topic(broker.bootstrap_servers, topic)
     first_pid = ship(opened, "before", count=500)

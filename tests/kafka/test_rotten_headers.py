@@ -1,8 +1,9 @@
-"""Any one bit of any header may rot below an outbox that ships: the topic gets the right records up to there, no more.
+"""Any bit of any header may flip in the log of an outbox that ships: the topic gets the right records before it, and no
+more.
 
-The last way of tests/readers, whose ways end in the process. A log for each bit, all of one outbox, so that one session
-with a real broker does; judged by a plain consumer. What is sent gets another base offset and another CRC on the way:
-nobody behind it could tell.
+The last of the reading ways of tests/readers; the others do not need a broker. Each bit has a log, all in one outbox,
+so that one session with a real broker is enough; a plain consumer is the judge. Shipping changes base offset and CRC,
+so no reader of the topic could detect the damage.
 """
 
 from contextlib import ExitStack

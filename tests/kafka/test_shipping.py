@@ -1,7 +1,7 @@
 """A log's sealed batches in a real topic: each record visible once, in order, whatever is killed or changed.
 
-Every test has a topic of its own on one shared broker; what it appends, what the topic holds and what the log holds are
-compared record by record.
+Each test has another topic on a shared broker. The records appended, in the topic and in the log are compared one by
+one.
 """
 
 import asyncio

@@ -1,7 +1,8 @@
-"""One shipper: what brokers refuse of an instance that was replaced, for how long, and what happens without the right.
+"""One shipper: what brokers refuse of an instance that was replaced, for how long, and shipping without the right to
+fence.
 
-Every test has a topic of its own. Producer ids and epochs of instances that are gone are used by hand, in partitions
-that were shipped to and in one that was not.
+Each test has another topic. The tests send under producer ids and epochs of closed instances, to partitions with and
+without shipped records.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
-"""What the members of an outbox keep of its destinations: how many partitions of the topic are used, by the topic's id.
+"""What the members of an outbox store about its destinations: the number of partitions used, by the topic's id.
 
-destinations.json lies on one disk only: a member that leads next does not have it, and the topic may have grown.
+destinations.json is on one disk only: the next leader does not have it, and the topic may have grown.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""A broker that wants TLS and SASL: every door gets in with the right secrets, and says what is wrong with others."""
+"""A broker with TLS and SASL: each client connects with the right secrets, and names the cause with wrong ones."""
 
 import asyncio
 import ssl
@@ -127,7 +127,7 @@ def test_tls_and_sasl(secure, tmp_path, listener, mechanism):
     ],
 )
 def test_what_is_wrong_is_told_and_no_secret_is(secure, tmp_path, listener, mechanism, wrong, told):
-    """Nothing is shipped; the service goes on, and `lag` says why."""
+    """Nothing is shipped; the service continues, and `lag` has the reason."""
     create_topic(secure.bootstrap_servers, topic := f"refused-{listener}-{'-'.join(wrong)}")
     settings = settings_of(secure, listener, mechanism, wrong.get("certificate", "client"))
     settings |= {name: value for name, value in wrong.items() if name != "certificate"} | {"request_timeout_ms": 2000}

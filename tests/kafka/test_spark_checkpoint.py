@@ -1,4 +1,4 @@
-"""apply-checkpoint and Spark's own Kafka source, with a real broker: the query goes on at the named offset."""
+"""apply-checkpoint and Spark's Kafka source, with a real broker: the query continues at the chosen offset."""
 
 import uuid
 

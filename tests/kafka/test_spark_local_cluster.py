@@ -1,8 +1,8 @@
-"""Spark on a local cluster: the same results as local, executors killed on the way by kill -9.
+"""Spark on a local cluster: the same results as with a local master, while executors are killed by kill -9.
 
-The long form has two executors; the short form one of two cores, in whose place another one comes. They are processes
-of their own, so nothing is shared with the driver by accident. The gate of the driver program makes sure that a kill
-meets a task: tasks wait there until enough of them have died.
+The long form has two executors; the short form has one with two cores, which is replaced. They are separate processes,
+so the driver shares nothing with them by accident. The gate of the driver program makes sure that a kill hits a task:
+tasks wait there until enough of them were killed.
 """
 
 import contextlib

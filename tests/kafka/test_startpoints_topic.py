@@ -170,7 +170,7 @@ with open_store(KafkaDestination(bootstrap_servers=servers, topic=topic), lock_w
 
 
 def test_writers_in_several_processes_lose_nothing(broker, topic):
-    """Concurrent writers: each sequence that was told is there, once, and is its writer's."""
+    """Concurrent writers: each returned sequence is there once, and has its writer's startpoint."""
     consumers = ("billing", "audit", "report")
     writers = [
         subprocess.Popen(

@@ -1,4 +1,6 @@
-"""What every store in a compacted topic meets: a topic that was made anew, tombstones that compaction took."""
+"""Cases of all stores in a compacted topic: a topic that was deleted and made again, tombstones that compaction
+removed.
+"""
 
 import itertools
 from contextlib import closing

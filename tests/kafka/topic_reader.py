@@ -1,4 +1,4 @@
-"""What lies in a topic, judged: which records are visible behind the filter, in order, and how many are copies."""
+"""Reads a topic and judges it: which records the filter lets through, in which order, and how many are copies."""
 
 from typing import NamedTuple
 

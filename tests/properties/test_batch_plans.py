@@ -1,4 +1,6 @@
-"""Plans without Spark: any log, cut into tasks anywhere, by runs or row by row, gives what the rule says row by row."""
+"""Plans without Spark: for any log, split into any tasks, by runs or row by row, the plan is what the rule decides row
+by row.
+"""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""The leader of a partition against the contract's sentences, computed anew from what happened."""
+"""The leader of a partition, against the contract's sentences, computed again from the history."""
 
 from uuid import UUID
 

@@ -1,4 +1,4 @@
-"""A batch that crosses the bound waits until the bound has passed it, wherever the bound lies and whoever reads."""
+"""A batch that crosses the bound waits until the bound has passed it, for any bound and any reader."""
 
 from itertools import accumulate, pairwise
 from pathlib import Path

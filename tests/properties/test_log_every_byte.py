@@ -4,9 +4,9 @@ The short form takes each third of them, and each thirteenth through repair.
     | 0.log .......... | 9.log .......... | 18.log ..........   21 records in 7 batches, all bytes one after the other
             ^ at: the byte that is flipped, or where the prefix ends
 
-Each is opened twice over: with nothing promised, where all from the bad batch on may be cut (and every byte of it is
-kept), and with everything promised, where nothing may be changed and the place has to be named. "Never hangs" is a
-bound on the calls to the disk, "never grows memory" one on what a length field that lies makes the scan take.
+Each is opened twice: first with nothing promised, when all from the bad batch on may be cut (and all its bytes are
+kept); then with everything promised, when nothing may change and the error has to name the place. "Never hangs" is a
+limit on the calls to the disk, "never grows memory" a limit on the bytes that a wrong length field makes the scan read.
 """
 
 import tracemalloc
@@ -176,7 +176,7 @@ def test_nothing_promised_all_before_the_bad_batch_is_there_and_every_byte_behin
 
 
 def test_everything_promised_the_place_is_named_and_nothing_is_changed(torture):
-    """Opening looks at the newest segment only, by design: what lies before it is found by the read that meets it."""
+    """Opening scans only the newest segment, by design: damage before it is found by the first read there."""
     for told, data, at in some_of(prefixes() + flips(inside_of_crc=True), torture, short=6):
         begins, offset = WHOLE.batch_at(at)
         case = Case(data, promised=len(VALUES))

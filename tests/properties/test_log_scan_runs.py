@@ -1,4 +1,4 @@
-"""The scan in long strides says what the scan batch by batch says, whatever stands in the file."""
+"""The vectorised scan gives the same results as the scan batch by batch, for any file content."""
 
 from contextlib import suppress
 from itertools import combinations, pairwise, product, takewhile

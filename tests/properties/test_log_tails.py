@@ -1,4 +1,6 @@
-"""Every prefix and every flipped byte of a small log: a torn tail is cut, damage below the recovery point is told."""
+"""Every prefix and every flipped byte of a small log: a torn tail is cut, damage below the recovery point is
+reported.
+"""
 
 from pathlib import Path
 

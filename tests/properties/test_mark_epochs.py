@@ -1,7 +1,7 @@
 """Rule 9: marks are keyed by the startpoint epoch; a new epoch starts empty with reset_marks, else it inherits.
 
-Both forms of the filter without Spark, over random logs that are read forth and back, against a filter per partition
-that forgets when a startpoint says so.
+Both forms of the filter without Spark, over random logs that are read forth and back, against a filter for each
+partition that is reset when a startpoint resets marks.
 """
 
 import itertools
@@ -156,7 +156,7 @@ def test_rule_9_both_forms_keep_what_a_filter_that_forgets_on_demand_keeps(drawn
 
 
 def rows_in(partition, epoch, marks, start=0):
-    """What a batch holds of one partition, whose runs nobody has to look at."""
+    """The rows of one partition in a batch, without runs."""
     count, none = len(marks), np.empty(0, np.int64)
     return PartitionRows("t", partition, start, start + count, count, 0, marks, *epoch, Runs(*[none] * 7))
 

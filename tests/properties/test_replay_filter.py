@@ -32,7 +32,7 @@ ONLY = st.one_of(st.none(), st.sets(PIDS | st.just(7)))
 
 
 class Model:
-    """What the contract says, with a plain set of everything ever seen of a pair."""
+    """The contract's rule, with a set of all offsets ever seen of a pair."""
 
     def __init__(self, window, only_pids):
         self.window, self.only_pids = window, only_pids
@@ -145,7 +145,7 @@ def test_a_contiguous_buffer_is_the_same_column(metadata):
 
 @given(KEYS, WINDOWS, CUTS)
 def test_slices_are_filtered_alone_from_marks_that_were_merged(keys, window, cuts):
-    """What Spark does: each slice's own marks first, their merge as starting marks, then every slice by itself."""
+    """As Spark does it: first the marks of each slice, then their merge as starting marks, then each slice alone."""
     whole = ReplayFilter(window=window)
     expected = whole.admit_batch(keys).tolist()
     start, answers = HighwaterMarks(), []

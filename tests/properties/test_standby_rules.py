@@ -67,7 +67,7 @@ def test_a_leader_that_says_goodbye_is_followed_within_the_spread():
 
 
 def test_after_another_took_over_the_next_waits_and_the_first_failure_is_taken_over_at_once():
-    """Who was standing by goes by what it saw, an instance that was started since by what the grant says."""
+    """A running standby uses what it has observed; an instance that was started since uses the grant."""
     standby, wall_ms = Standby(TIMES, lambda n: 0), 1_700_000_000_000
     assert "was in contact" in standby.why_not_look(Seen(0, grant(), 1, 0, wall_ms=wall_ms))
     after = {"takeover": Takeover(258, wall_ms + 5_000)}

@@ -1,7 +1,7 @@
-"""A store under any order of writes, starts, commits, cancels, time and crashes, beside a model that knows no ledger.
+"""A store under any order of writes, starts, commits, cancels, time and crashes, compared with a simple model.
 
-The model keeps, for every startpoint and reader, one state in a plain dict and finds what is pending by looking at all.
-Whatever returned is durable: a power cut between two calls changes nothing.
+The model has one state for each startpoint and reader in a dict, and finds pending ones by looking at all. Whatever
+returned is durable: a power cut between two calls changes nothing.
 """
 
 from pathlib import Path

@@ -227,7 +227,7 @@ def test_a_claim_costs_no_memory():
 
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: f"{place[0].name}-{place[1].name}")
 def test_counts_that_no_header_could_hold_end_quickly(place):
-    """Every array's count, at every place where one could stand, says 2**62."""
+    """The count of each array is replaced by 2**62, at each place where a count can be."""
     header = HEADERS[place]
     began_s = time.process_time()  # a machine that stands still is no slow decoder
     for at in range(len(header)):

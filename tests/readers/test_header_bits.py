@@ -1,6 +1,6 @@
-"""Any one bit of any header may rot: whoever reads gets the right records up to there, or an error that names it.
+"""Any bit of any header may flip: each reader gets the right records before it, or an error that names the place.
 
-Never a record at a wrong offset, never an end without a word, never a wait. The judge parses bytes by itself.
+It never gets a record at a wrong offset, a silent end, or an endless wait. The judge parses the bytes independently.
 """
 
 import pytest

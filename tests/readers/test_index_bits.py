@@ -91,7 +91,7 @@ def test_o7_a_rotten_bit_of_a_time_index_skips_no_record(times, tmp_path, tortur
 
 @pytest.mark.parametrize("is_clean", [True, False])
 def test_o7_a_rotten_bit_of_an_index_costs_no_opening(is_clean, tmp_path, torture):
-    """And once a reader met it, the next close makes the index anew."""
+    """And after a reader found it, the next close rebuilds the index."""
     log = make_log(tmp_path / "logs", cleaned=False)
     marker = log.path.parent / ".pushrep_cleanshutdown"
     met = 0

@@ -54,7 +54,7 @@ LOCAL = "local"
 
 
 class SilentEnd(Exception):
-    """Nothing more came, and nobody said why."""
+    """The reader ended early without an error."""
 
 
 class Given(NamedTuple):
@@ -92,7 +92,7 @@ class Way:
 
 
 def is_named_damage(error):
-    """Whether an error says that the log is damaged."""
+    """Whether the error reports damage of the log."""
     if isinstance(error, ReplayFailed | ReplayRefused):
         return error.code is ErrorCode.CORRUPT_MESSAGE
     if isinstance(error, ReplicaUnreachable):

@@ -1,7 +1,7 @@
-"""The log's own code with one line broken, to see that the tests see it.
+"""Mutations of the log's code: each breaks one line, and a test has to fail.
 
-A mutation names a function and replaces a piece of its source, which must stand there just once: a mutation that no
-longer fits the code fails, and is not passed over.
+A mutation names a function and replaces a piece of its source that must occur exactly once: a mutation that does not
+fit the code any more is an error, not skipped.
 """
 
 import inspect

@@ -500,7 +500,7 @@ class World:
         self.lead(machine, forced)
 
     def finish_setting_aside(self, machine):
-        """What lies here is of an older generation than the grant: it goes aside whole."""
+        """The member's log is of an older generation than the grant: the whole log is set aside."""
         disk = machine.disk
         if disk.grant is None or disk.grant.generation == disk.generation:
             return

@@ -1,8 +1,8 @@
-"""A leader's process in the world of shells: stands for the lead, leads, and lets clients append.
+"""A leader's process in the simulation: it waits for the lead, leads, and lets clients append.
 
     Election ─▶ grant ─▶ Leading over SegmentLogs ─▶ clients append, each batch with a receipt
 
-It stands in for an Outbox: that one seals batches in threads of its own and adds nothing to what replicas see.
+It represents an Outbox, which only adds threads that seal batches: replicas see no difference.
 """
 
 from contextlib import closing
@@ -26,7 +26,7 @@ _ANSWER_S = 0.5
 
 
 class Receipt:
-    """What a client holds of an append: `answers` gets what it was told, and must get it once."""
+    """A client's receipt of an append: `answers` gets the result, and must get it exactly once."""
 
     def __init__(self, base_offset, end_offset, data):
         self.base_offset, self.end_offset, self.data = base_offset, end_offset, data

@@ -92,7 +92,7 @@ class Machine:
 
     @property
     def leading(self):
-        """Of a service that leads and knows of no other."""
+        """The state of a service that leads, and has not heard of another leader."""
         return self.service.leading if self.service is not None else None
 
     def log(self, partition):

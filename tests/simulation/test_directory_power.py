@@ -1,6 +1,6 @@
-"""The directory of logs when the power goes: at any call, with any of the unsynced writes lost or torn.
+"""Power cuts of a directory of logs: at any call, with any of the unsynced writes lost or torn.
 
-Beside it a model: what each log's clean line may say, and between which two numbers its recovery point must lie.
+A model has what the clean marker of each log may contain, and the bounds of its recovery point.
 """
 
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""A disk or a quota that is used up to the last byte: appends are refused, and what frees space goes on working.
+"""A disk or a quota that is full to the last byte: appends are refused, and everything that frees space works.
 
-Beside it a disk that is remounted read-only under its writer, as Linux does when the file system meets an error.
+Also a disk that is remounted read-only under its writer, as Linux does after an error of the file system.
 """
 
 import errno

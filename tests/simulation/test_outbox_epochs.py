@@ -1,7 +1,8 @@
-"""No (PID, partition, offset) is given to two records that a reader may see: stopped at any call, in any order of cuts.
+"""No (PID, partition, offset) is assigned to two records that a reader may see: the outbox is stopped at any call, with
+cuts in any order.
 
-`Reader` has one real ReplayFilter for the whole run, as a downstream that outlives every crash. It goes wherever a
-reader of stable records may go, and every record that it meets for the first time has to pass.
+`Reader` has one real ReplayFilter for the whole run, like a consumer that outlives all crashes. It reads wherever a
+reader of stable records may read, and each record that it sees for the first time has to pass.
 """
 
 from contextlib import suppress
@@ -233,7 +234,7 @@ class Epochs(RuleBasedStateMachine):
     @precondition(lambda self: not self.is_open())
     @rule(partition=PARTITIONS, back=st.integers(0, 9), steps=st.none() | st.integers(1, 120), power=st.booleans())
     def cut_offline(self, partition, back, steps, power):
-        """By somebody who knows of no outbox, and who may be stopped."""
+        """Cut the log with the tools, which do not know of the outbox; the tool may be stopped."""
         if steps is not None:
             self.machine.disk.power_after(steps)
         with suppress(Exception), self.machine.log(partition) as log:

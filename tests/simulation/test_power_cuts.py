@@ -1,7 +1,7 @@
-"""0 flushed records lost over 10,000 seeded steps, 10^6 in the long form; code that is broken on purpose is caught.
+"""No flushed record is lost in 10,000 seeded steps, 10^6 in the long form; mutated code is detected.
 
-The seeds of the worlds come from the run's own (the header of the run tells it); the message of a world that goes
-wrong says how to run that world again, alone.
+The seeds of the worlds come from the seed of the run (in its header). The message of a failed world has the command to
+run that world again, alone.
 """
 
 import os

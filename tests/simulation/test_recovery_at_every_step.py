@@ -1,4 +1,6 @@
-"""A recovery that is stopped at any of its calls, by a kill or a power cut, goes on: the next ends at the same log."""
+"""A recovery that is stopped at any of its calls, by a kill or a power cut, is repeated: the next ends with the same
+log.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The simulated network keeps the promises of a network, and breaks just what it is told to."""
+"""The simulated network behaves like a network, and injects exactly the configured faults."""
 
 from uuid import UUID
 

@@ -1,8 +1,9 @@
-"""Standbys whose clocks jump: the rules alone, in a world of three or five machines with one true time that none knows.
+"""Standbys with wrong clocks: the rules alone, in a world of three or five machines with one true time that none can
+read.
 
-A machine has a node that keeps a grant, a service that leads or stands by, a monotonic clock that stands still while
-the machine is suspended, and a wall clock that somebody sets. A seed draws kills, suspensions, cut ways, steps of wall
-clocks, holds, promotions. Messages take no time: what is judged is who takes over when, not what the logs hold.
+A machine has a node with a grant, a service that leads or stands by, a monotonic clock that stops while the machine is
+suspended, and a wall clock that can be set. A seed draws kills, suspensions, cut links, steps of wall clocks, holds and
+promotions. Messages take no time: the test checks who takes over when, not the content of logs.
 """
 
 from collections import deque
@@ -136,7 +137,7 @@ class World:
             machine.clock_at.setdefault(carried.epoch, machine.wall_offset_ms)
 
     def told(self, machine, grant):
-        """Of what another member shows it knows nothing but what the grant says."""
+        """Of another member's state it uses only what the grant contains."""
         if grant.takeover is not None:
             machine.saw.setdefault(grant.takeover.epoch, False)
         self.note_clock(machine, grant)

@@ -15,7 +15,7 @@ READ = 3
 
 
 class Life:
-    """What the outside world remembers: which calls returned, and what they said."""
+    """The observed history: which calls returned, and their results."""
 
     def __init__(self, seed):
         self.clock = SimulatedClock()

@@ -1,7 +1,7 @@
-"""Tools that are stopped at any of their calls, by a kill or a power cut: done again, they end as if nothing had been.
+"""Tools that are stopped at any of their calls, by a kill or a power cut: run again, they end with the same result.
 
-Every call of the tool to the disk is a place to stop. Afterwards the log opens or says what is damaged, no good record
-is gone, and the same command ends at the same log.
+The tool is stopped at each of its calls to the disk. Afterwards the log opens or reports what is damaged, no good
+record is lost, and the same command ends with the same log.
 """
 
 from pathlib import Path

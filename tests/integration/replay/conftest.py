@@ -1,4 +1,4 @@
-"""Nodes whose logs are replayed, and a leader that says to them just what a test wants."""
+"""Nodes whose logs are replayed, and a leader that sends them exactly what a test wants."""
 
 import time
 from contextlib import ExitStack
@@ -61,7 +61,7 @@ def offsets(records):
 
 
 class Leader:
-    """Of one log on one node. What it appends is watermarked and flushed at once, if it is not told otherwise."""
+    """The leader of one log on one node. By default its records are below the high watermark and flushed at once."""
 
     def __init__(self, address, tp=None, *, outbox=None, epoch=256, tls=None):
         self.tp = tp or TopicIdPartition(uuid4(), "orders", 0)

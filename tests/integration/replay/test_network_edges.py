@@ -59,7 +59,7 @@ class CrashingAfter(RealFilesystem):
 
 @pytest.mark.parametrize("removals", [1, 2])
 def test_no_other_log_begins_among_the_files_of_an_interrupted_deletion(world, node, client, leader, removals):
-    """What a crash leaves is a shorter log, and says whose it is until its last file has gone."""
+    """After a crash the directory is a shorter log, which keeps its id until the last file is removed."""
     leader.stop()
     client.recordings()
     node.stop()
@@ -100,7 +100,7 @@ def test_to_end_asked_again_of_a_node_whose_watermark_fell_back_gives_all_that_w
 
 
 def test_a_start_that_a_cut_overtakes_is_answered_and_holds_no_lease(world, node, client, leader):
-    """No silent stall: whoever asks for a replay hears of it, whatever ends the session before its log is open."""
+    """No silent stall: the client gets an answer even if the session ends before its log is open."""
     leader.stop()
     server = node._replays
     keep = server.keep
@@ -129,7 +129,7 @@ def test_n_records_end_at_a_stop_that_came_while_the_connection_was_broken(world
 
 
 def test_who_comes_again_too_late_for_its_new_session_comes_once_more(client, leader):
-    """A machine that stands still between the two calls: nobody took the session, and nothing of it was had."""
+    """A client that is stopped between the two calls: its session was never attached to, and sent nothing."""
     replay = client.replay(ReplayRequest("orders-0"))
     take(replay, 100)
     feed, late = replay._feed, []

@@ -1,7 +1,7 @@
-"""A node under random requests, cuts, deletions, retention, restarts, slow and dead readers, beside a model.
+"""A node under random requests, cuts, deletions, retention, restarts, slow and dead readers, compared with a model.
 
-The model: what each recording holds, offset to value. A reader keeps what it was given, drops from the cut on what it
-is told to take back, and at its end has exactly what the model says for the range that it went over.
+The model holds the offsets and values of each recording. A reader keeps what it gets, drops the records that a
+truncation takes back, and in the end has exactly what the model holds for its range.
 """
 
 from contextlib import suppress
@@ -42,7 +42,7 @@ class Reader:
         self.given, self.is_over, self.failed_by = {}, False, ErrorCode.NONE
 
     def take(self):
-        """What is there now. An error comes once, and nothing after it."""
+        """Take the records that have arrived. An error arrives once, and nothing after it."""
         if self.is_over:
             return
         try:
@@ -190,7 +190,9 @@ class Model:
             self.start = self.client.purge("orders-0", self.chosen.randint(self.start, len(self.values)))
 
     def retention(self):
-        """The leader says where its log begins; somebody may read there, then it is said again another time."""
+        """The leader raises its log start. The node keeps records that a replay still reads; a later step raises it
+        again.
+        """
         if self.is_led:
             self.leader.say(watermark=self.watermark, log_start_offset=self.chosen.randint(self.start, self.watermark))
             self.start = self.log().log_start_offset

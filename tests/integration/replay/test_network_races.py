@@ -1,4 +1,4 @@
-"""What comes at the very moment of something else: a leader and a deletion, a cut and a replay to the end."""
+"""Events that coincide: a leader and a deletion, a cut and a replay to the end."""
 
 from contextlib import closing
 from dataclasses import replace

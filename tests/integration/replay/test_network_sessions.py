@@ -202,7 +202,7 @@ def test_a_subscriber_that_vanishes_frees_its_slot(world, node, client):
 
 
 class Raw:
-    """A subscriber that says what a test wants: credit by the byte."""
+    """A subscriber that sends what a test wants: credit by the byte."""
 
     def __init__(self, node, credit, **request):
         self.connection = NodeConnection(node.address, QUICK)

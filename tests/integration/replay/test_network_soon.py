@@ -1,4 +1,4 @@
-"""How soon a subscriber hears: by the append itself, before the disk has it, and not by a clock."""
+"""A subscriber gets a record by the append itself, before the record is on disk, and without polling."""
 
 import threading
 
