@@ -92,7 +92,7 @@ class Machine:
 
     @property
     def leading(self):
-        """The state of a service that leads, and has not heard of another leader."""
+        """The leading state of the machine's service; None without a service, or if it does not lead."""
         return self.service.leading if self.service is not None else None
 
     def log(self, partition):

@@ -137,7 +137,7 @@ class World:
             machine.clock_at.setdefault(carried.epoch, machine.wall_offset_ms)
 
     def told(self, machine, grant):
-        """Of another member's state it uses only what the grant contains."""
+        """Why the service may not take over, given another member's grant; of that member it uses only the grant."""
         if grant.takeover is not None:
             machine.saw.setdefault(grant.takeover.epoch, False)
         self.note_clock(machine, grant)

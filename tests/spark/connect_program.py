@@ -1,4 +1,4 @@
-"""A query over Spark Connect, killed by its test: python connect_program.py <place> <address>
+"""A query over Spark Connect that its test kills: python connect_program.py <place> <address>
 
 It reads the files of `<place>/files`, one a batch, into `<place>/found.db`, and says when it has started.
 """

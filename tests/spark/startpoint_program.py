@@ -1,9 +1,10 @@
-"""A Spark driver that follows startpoints and dies of kill -9, with its JVM and workers, at a named step.
+"""A Spark driver that follows startpoints, and is killed by kill -9 with its JVM and workers, at a named step.
 
 python startpoint_program.py <logs> <state> [<step> <sequence>]
 
-Batches go into <state>/table/<batch>.json, replaced if run again; the checkpoint lies beside it. STEPS are in the order
-in which a startpoint comes by them; each is met in the process that it belongs to, and for startpoint `sequence` only.
+Batches are written to <state>/table/<batch>.json, and replaced if they run again; the checkpoint is beside it. STEPS
+are in the order in which a startpoint reaches them. A step is counted in the process that executes it, and only for
+startpoint `sequence`.
 """
 
 import contextlib

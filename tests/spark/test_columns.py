@@ -1,4 +1,6 @@
-"""The column expressions say what `StreamMetadata` says, row by row; many rows in one frame, not a job a row."""
+"""The column expressions give the same results as `StreamMetadata`, row by row; many rows in one frame, not a job for
+each.
+"""
 
 import random
 import struct

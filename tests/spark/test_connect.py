@@ -1,4 +1,4 @@
-"""Both forms and the source over Spark Connect: a server in a JVM of its own, and a client without any."""
+"""Both forms and the source over Spark Connect: a server in a separate JVM, and a client without a JVM."""
 
 import json
 import sqlite3

@@ -175,7 +175,9 @@ def test_of_two_drivers_one_is_refused_and_a_store_that_lets_both_is_named(reque
 
 
 def test_a_query_killed_in_a_batch_goes_on_with_its_checkpoint_in_the_store(request, programs, store, tmp_path):
-    """s3proxy lists no empty directory, and Spark wants to find those of its checkpoint: there it lies on this disk."""
+    """s3proxy does not list empty directories, which Spark needs for its checkpoint: there the checkpoint is on the
+    local disk.
+    """
     in_store = request.node.callspec.params["store"] != "s3proxy"
     checkpoint = f"{store[0]}/query/checkpoint" if in_store else str(tmp_path / "checkpoint")
     killed = programs.start(arguments("query", store, 2, checkpoint))

@@ -1,4 +1,6 @@
-"""What the source does when records that it still has to read are gone: it names them, or goes on behind them."""
+"""What the source does if records that it still has to read are gone: it fails with their offsets, or continues after
+them.
+"""
 
 import re
 import shutil

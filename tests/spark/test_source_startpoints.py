@@ -358,7 +358,7 @@ def test_a_running_query_goes_on_while_its_store_is_away_says_so_in_its_progress
         (tmp_path / "next").replace(place)
 
     def said():
-        """What each batch's progress says of the store."""
+        """The entries about the store in the progress of each batch."""
         return {
             p["batchId"]: json.loads(p["sources"][0]["latestOffset"]).get("startpoints")
             for p in query.recentProgress
@@ -470,7 +470,7 @@ def test_a_store_that_does_not_answer_at_a_start_stops_the_stream_by_the_name_of
 
 
 def test_a_partition_that_comes_while_the_store_is_away_waits_for_it(directory, store, brokers, clock):
-    """Nobody knows where it is to begin."""
+    """Its start offset is unknown until the store answers."""
     engine = Engine(directory)
     engine.drain()
     brokers.lost = ALL_LOST

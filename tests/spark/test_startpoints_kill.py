@@ -111,7 +111,9 @@ def test_rule_2_a_driver_killed_at_each_step_applies_once_and_keeps_the_offset(
 def test_a_stream_sent_back_and_forth_live_and_killed_at_random_reads_what_a_model_says(
     start, goes_on, logs, store, tmp_path, torture
 ):
-    """Each run of a partition begins where its startpoint says and goes on without gap or repeat, up to the next."""
+    """Each run of a partition begins at its startpoint's offset and continues without gap or repeat, up to the next
+    one.
+    """
     if not torture.is_long:
         pytest.skip("a long form alone: every kill costs a start of Spark")
     chance, places = torture.random("live"), {}

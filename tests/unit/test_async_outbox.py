@@ -178,7 +178,7 @@ def test_a_pending_receipt_gives_the_collector_one_object_more_than_a_bare_futur
 
 
 def test_an_outbox_without_replicas_brings_no_wire_and_no_http_server(tmp_path):
-    """What is imported is looked at by every full collection, while the loop stands still."""
+    """Each full garbage collection goes over all imported modules, and blocks the event loop meanwhile."""
     story = (
         "import sys\n"
         "from pushrep import AsyncOutbox, Outbox\n"

@@ -1,7 +1,7 @@
-"""apply-checkpoint on checkpoints as Spark writes them: what is appended, what is refused, what a kill leaves.
+"""apply-checkpoint on checkpoints as Spark writes them: what is appended, what is refused, and what a kill leaves.
 
-The files are those of Spark 4.2 (offset log versions 1 and 2) and 3.5; tests/spark/test_checkpoint_restart.py lets
-Spark itself go on from what is appended.
+The files are those of Spark 4.2 (offset log versions 1 and 2) and 3.5. In tests/spark/test_checkpoint_restart.py Spark
+itself continues from the appended batch.
 """
 
 import itertools
@@ -313,7 +313,7 @@ def test_the_backup_restores(cp):
 
 @pytest.mark.parametrize("source", ["kafka", "files", "pushrep", "union"])
 def test_the_backup_moved_back_is_a_checkpoint_that_can_be_moved_again(cp, tmp_path, source):
-    """Its notes lie in the checkpoint then, and must not be in the way of the next ones."""
+    """The backup has the notes of the earlier call, which must not disturb the next ones."""
     named, line = [], 0
     if source == "files":
         make_files(cp)

@@ -1,4 +1,4 @@
-"""`pushrep log ...` as a user types it: what it says, its JSON, and its exit codes."""
+"""`pushrep log ...` as a user types it: its output, its JSON, and its exit codes."""
 
 import json
 import os

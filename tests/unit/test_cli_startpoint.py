@@ -1,4 +1,4 @@
-"""`pushrep startpoint ...` as a user types it: what it says, its JSON, its refusals and exit codes."""
+"""`pushrep startpoint ...` as a user types it: its output, its JSON, its refusals and exit codes."""
 
 import json
 import subprocess

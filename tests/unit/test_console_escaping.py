@@ -1,4 +1,4 @@
-"""What others wrote stands on a page as text: whatever a name, a record or an error holds, its elements stay."""
+"""Text from outside is escaped on a page: names, records and errors with HTML do not change the page's elements."""
 
 from html.parser import HTMLParser
 from types import SimpleNamespace

@@ -91,7 +91,9 @@ def key(pid, partition, offset):
 
 @given(st.data())
 def test_what_a_commit_says_is_what_a_filter_from_the_start_would_know(data):  # noqa: PLR0912 - a model's steps
-    """Model: records in topic order; whoever begins at a committed position with its marks goes on as if never away."""
+    """Model: records in topic order. A consumer that begins at a committed position with its marks gives the same
+    records as one that was never away.
+    """
     count = data.draw(st.integers(1, 60))
     records = [
         (data.draw(st.integers(0, 1)), key(7, data.draw(st.integers(0, 2)) * 2, data.draw(st.integers(0, 30))))

@@ -1,4 +1,4 @@
-"""A consumer's other clients reach its brokers by each of its settings that says how: librdkafka's, of every name."""
+"""A consumer's further clients connect to its brokers with the same settings: all connection settings of librdkafka."""
 
 import threading
 import time

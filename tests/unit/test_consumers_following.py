@@ -1,4 +1,4 @@
-"""What startpoints make of a consumer's partitions, without a client: rules 1, 3, 4 and 9 for consumer groups."""
+"""Startpoints on a consumer's partitions, without a client: rules 1, 3, 4 and 9 for consumer groups."""
 
 import pytest
 

@@ -1,4 +1,6 @@
-"""Who holds a partition: asked beside the reader; how long an answer counts, and for whom."""
+"""The owner of a partition, which is requested by another thread: how long an answer is valid, and for which
+partitions.
+"""
 
 from concurrent.futures import Future
 

@@ -1,4 +1,4 @@
-"""The control socket: what is said (sans-IO), where it lies, who answers.
+"""The control socket: its messages (sans-IO), its path, and which process answers.
 
 Contract: "An open outbox answers ... on a Unix socket in its directory (`control.sock`, mode 0600)".
 """
@@ -278,7 +278,7 @@ def test_a_killed_outbox_leaves_a_socket_that_the_next_one_replaces(tmp_path):
 
 
 def test_a_forked_child_answers_nobody_and_keeps_nobody_waiting(tmp_path):
-    """The parent dies, its child lives on: who asks is told at once that nobody is there."""
+    """The parent is killed and its child lives on: a client gets the error at once that no process answers."""
     program = """
 import os, sys, time
 from pushrep import Outbox

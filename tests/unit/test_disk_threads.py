@@ -1,4 +1,4 @@
-"""Threads that many users of one disk share: calls run beside each other, and nobody waits for another's disk."""
+"""The shared threads of one disk: calls run in parallel, and no call waits for another disk."""
 
 import os
 import threading

@@ -1,4 +1,6 @@
-"""What a request's bytes are split into: many batches at once give what one after the other gives, damage included."""
+"""Splitting the bytes of a request: many batches at once give the same result as one after the other, with damage,
+too.
+"""
 
 import pytest
 

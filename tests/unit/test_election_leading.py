@@ -428,7 +428,9 @@ def test_a_leader_whose_own_node_answers_is_not_alive():
 
 
 def test_those_that_do_not_answer_may_be_with_the_leader():
-    """Of five with m = 3: it, one that heard it, and one that is silent. Once that one says no, it is not alive."""
+    """Five members, m = 3: the candidate, one that has had contact with the leader, and one that does not answer. Once
+    the second one has had no contact any more, the leader is not alive.
+    """
     five = replace(grant(members=5), min_insync_replicas=3)
     ask = Look((0, 2, 3, 4))
 
@@ -496,7 +498,7 @@ def test_a_member_that_was_not_heard_before_counts_if_it_says_that_it_is_filled(
 
 
 def test_before_anything_was_acknowledged_whoever_stores_the_grant_counts():
-    """The first grant stands on the candidate's own disk from an attempt that nobody else heard of."""
+    """The candidate's disk has the first grant from an attempt that reached no other member."""
     own = member(0, ends(0), grant(epoch=0), seen=0)
     opening = candidate(own=own)
     assert isinstance(opening.on_answer(bare(1))[-1], SendGrant)

@@ -1,4 +1,4 @@
-"""A destination is a value: nonsense is refused by the setting's name, and secrets are shown to nobody."""
+"""A destination is a value: invalid settings are refused by name, and secrets are never shown."""
 
 import pickle
 

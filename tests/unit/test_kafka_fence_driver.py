@@ -31,7 +31,7 @@ async def nothing_is_asked(what):
 
 
 def driver(clock, transactional_ms=168 * HOUR_MS, producer_ms=24 * HOUR_MS):
-    """Of a fence that stands since now; both partitions have a leader."""
+    """The driver of a fence that has just been established; both partitions have a leader."""
     cluster = Cluster(DESTINATION, "orders")
     cluster.leaders, cluster.partitions = {0: 1, 1: 1}, 2
     fencing = Fencing(DESTINATION, "an outbox", None, AloneLeadership(), clock)

@@ -1,4 +1,4 @@
-"""How many partitions of a topic are used: what the file says, what the members keep, or as many as there are.
+"""The number of partitions of a topic that are used: by the file, by the members, or all that the topic has.
 
 Contract: "n is fixed at first use"; a grant says "per destination (topic id, n)".
 """

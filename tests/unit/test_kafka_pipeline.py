@@ -234,7 +234,9 @@ def test_whatever_gets_lost_the_broker_has_it_once_and_in_order(data):
 
 
 def recovered(made, broker, following):
-    """What goes on behind a failure, as Recovery does it: again, or under a new id from what the topic holds."""
+    """Continue after a failure as ShippingRecovery does: the same batches again, or a new id after what the topic
+    holds.
+    """
     if made.verdict()[1] is not AnswerReaction.RESYNC:
         made.reopen()
         return following

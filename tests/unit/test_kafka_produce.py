@@ -1,4 +1,4 @@
-"""The produce request by topic id: its own encoder against the schema, and what a broker's answer says."""
+"""The produce request by topic id: its encoder compared with the schema, and the decoding of a broker's answer."""
 
 from io import BytesIO
 from uuid import UUID

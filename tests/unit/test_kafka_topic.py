@@ -1,4 +1,4 @@
-"""What a topic's leader says of producers, and when nobody can say it."""
+"""What a topic's leader reports about producers, and the errors if no broker can answer."""
 
 from dataclasses import replace
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Requests to a transaction coordinator, by their bytes: what aiokafka does not speak itself."""
+"""Requests to a transaction coordinator, as bytes: those that aiokafka lacks."""
 
 from io import BytesIO
 

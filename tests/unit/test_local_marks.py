@@ -1,4 +1,4 @@
-"""The local marks store: what was written is there after anything, and damage is never taken for emptiness."""
+"""The local marks store: written marks survive any stop, and damage is never read as an empty store."""
 
 import os
 import shutil

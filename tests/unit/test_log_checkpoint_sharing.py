@@ -1,4 +1,6 @@
-"""Many logs share the writes of a directory's checkpoints: how long one serves, and that nobody waits for it."""
+"""The logs of a directory share the writes of its checkpoints: how long a write is valid, and that no log waits for
+it.
+"""
 
 import threading
 

@@ -1,4 +1,6 @@
-"""Logs that Kafka's cleaner went over: holes inside of segments and between them, as far as its checkpoint says."""
+"""Logs that Kafka's cleaner has compacted: gaps inside of segments and between them, below the offset in its
+checkpoint.
+"""
 
 from itertools import pairwise
 from pathlib import Path

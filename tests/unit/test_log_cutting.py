@@ -1,4 +1,6 @@
-"""What a cut keeps aside: exact to the byte, never over an older one, not twice, and nothing of it where it failed."""
+"""What a cut keeps in .cut files: exact to the byte, never over an older file, not twice, and nothing after a
+failure.
+"""
 
 import errno
 from pathlib import Path

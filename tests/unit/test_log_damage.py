@@ -1,4 +1,6 @@
-"""A log whose records were on disk and are not any more: read-only below, kept, and set aside when told so."""
+"""A log that lost records which were on disk: below the damage it is read-only and kept; on request the rest is set
+aside.
+"""
 
 import os
 from contextlib import suppress

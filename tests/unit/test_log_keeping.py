@@ -1,4 +1,6 @@
-"""Retention, purge, holders, leases and a filling disk, on a log of small segments and a clock that stands."""
+"""Retention, purge, readers that need records, leases and a filling disk, with small segments and a clock that stands
+still.
+"""
 
 import threading
 import time

@@ -142,6 +142,6 @@ def test_a_bad_list_does_not_become_good_by_the_start_of_a_write(tmp_path):
 
 
 def test_an_older_epoch_that_goes_on_takes_a_newer_one_without_records_away():
-    """A replica heard of epoch 5 at offset 80; then its next leader's log goes on in epoch 4."""
+    """A replica has epoch 5 from offset 80 on; then its next leader's log continues in epoch 4."""
     epochs = LeaderEpochs(((4, 40), (5, 80)))
     assert epochs.assigned(4, 80).entries == ((4, 40),)

@@ -1,4 +1,4 @@
-"""Leases: held, renewed, released, expired, broken; and the holder that is told."""
+"""Leases: held, renewed, released, expired, broken; and the notification of their holder."""
 
 import os
 from contextlib import suppress

@@ -1,6 +1,7 @@
-"""A file that is missing, no plain file, or a link: every way into a log names it at once; none writes through it.
+"""A file that is missing, not a regular file, or a link: each entry point of a log refuses it by name, and none writes
+through it.
 
-The ways are a table, and so is what somebody may have put there; who waits is ended by an alarm, and is red.
+The entry points are a table, and so are the odd files. A call that blocks is ended by an alarm, and fails the test.
 """
 
 import os
@@ -148,7 +149,7 @@ def fill(log: Path) -> None:
 
 
 def told(do: Callable[[], Any]) -> Any:
-    """What it answers, or what its error says."""
+    """The result of the call, or the text of its error."""
     try:
         return do()
     except Exception as error:  # noqa: BLE001 - as in `named`

@@ -1,4 +1,4 @@
-"""What opening believes: a clean marker that the last batch contradicts, and how far a log was on disk."""
+"""What an opening trusts: a clean marker that contradicts the last batch, and how much of a log was on disk."""
 
 import shutil
 import struct

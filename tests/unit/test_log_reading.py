@@ -260,7 +260,7 @@ def append_same_size(log, count, records):
 
 
 def test_where_a_read_ended_is_not_believed_after_a_cut(tmp_path):
-    """Other batches of the same sizes stand there now: to go on at the old byte would pass over records."""
+    """Other batches of the same sizes are there now: to continue at the old byte position would skip records."""
     with SegmentLog.open(tmp_path / "orders-0", LogConfig()) as log:
         append_same_size(log, 8, 10)
         reader = SegmentLog.open_reader(log.path, isolation="written")

@@ -1,4 +1,6 @@
-"""Repair: a splice gives back the very bytes, a cut goes where it is told, and what does not join is refused."""
+"""Repair: a splice restores the same bytes, a cut is made at the chosen offset, and a copy that does not match is
+refused.
+"""
 
 import shutil
 

@@ -1,4 +1,4 @@
-"""What replication does to a log: batches as they are, epochs, a watermark of its own, a log that begins anew."""
+"""What replication does with a log: appends unchanged batches, begins epochs, sets a watermark, begins an empty log."""
 
 from uuid import UUID
 

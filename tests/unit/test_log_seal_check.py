@@ -217,7 +217,7 @@ def test_repair_from_a_copy_of_the_same_bytes_removes_a_seal_that_lies(log_path,
 
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_o6_a_cleaned_segment_that_was_cut_short_between_batches_is_damaged_not_unsealed(log_path, count):
-    """What is missing looks like one more hole: only the seal knows of it."""
+    """The missing batches look like another gap of compaction: only the seal shows the damage."""
     path, size = segment_path(log_path, 0), len(batch(0))
     seal = segment_path(log_path, 0, ".seal").read_bytes()
     with SegmentLog.open(log_path) as log:

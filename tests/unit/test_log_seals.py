@@ -247,7 +247,7 @@ def test_the_scrub_reads_by_itself_while_a_log_is_open(tmp_path, monkeypatch):
 
 
 class Delays(list):
-    """A scrubber that calls nobody: how long the scrub wants to wait each time."""
+    """A scrub whose waits return at once, and are recorded."""
 
     def attach(self, _scrub):
         pass

@@ -1,4 +1,4 @@
-"""A damaged segment of an open log is put together anew with the batches of another member: identity O8."""
+"""A damaged segment of an open log is rebuilt with batches from another member: identity O8."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""How many bytes lie behind an offset, and how long syncs took: what metrics and `lag` are made of."""
+"""The number of bytes after an offset, and the durations of syncs, for metrics and `lag`."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Mistakes of the API and of the command line: each is answered in one line that says what to do."""
+"""Mistakes in calls and on the command line: each gives one line that names what to do."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""Who may do what on a node, as the pure rules say; and which name stands in a certificate."""
+"""Access to a node: the pure rules, and the identity in a certificate."""
 
 from pathlib import Path
 from uuid import UUID

@@ -1,4 +1,4 @@
-"""What a node keeps of an outbox, where two calls meet."""
+"""What a node stores of an outbox, when two calls coincide."""
 
 import errno
 import inspect
@@ -305,7 +305,7 @@ OTHER = UUID(int=9)
 
 
 def test_a_rival_is_not_forgotten_by_a_restart_until_another_generation_is_granted(tmp_path, store):
-    """Who leads by the kept grant hears of it from any beat, whenever the other one was here."""
+    """The leader of the stored grant is notified of it by each beat, at any later time."""
     kept = store.outbox(OUTBOX)
     assert kept.offer_grant(forced(), 1, ADDRESSES[2], 2) is ErrorCode.NONE
     assert kept.offer_grant(forced(tag=6), 1, ADDRESSES[2], 2) is ErrorCode.INCONSISTENT_OUTBOX

@@ -1,4 +1,4 @@
-"""What an operator says about destinations while a service has the outbox open: done, or refused by name.
+"""An operator's calls about destinations while a service has the outbox open: they are done, or refused by name.
 
 Contract: "An open outbox answers status, member changes, skip, repartition and the dropping of a destination".
 """

@@ -1,7 +1,7 @@
-"""The PID epoch: whatever takes records off an outbox, a reader's filter keeps every record that comes afterwards.
+"""The PID epoch: after any loss of records, a reader's filter keeps every record that is appended afterwards.
 
-`Downstream` is a reader as they are: a real ReplayFilter with one life, fed with what is stable. Each way to lose
-records is met by it; red means that a record was appended, acknowledged and dropped as a replay.
+`Downstream` is a real ReplayFilter for the whole test, which reads stable records. It sees each way to lose records. A
+failure means that a record was appended, acknowledged and dropped as a replay.
 """
 
 import json

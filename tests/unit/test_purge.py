@@ -1,4 +1,6 @@
-"""Whole old segments go by an operator's word, and by the outbox's own retention; never what somebody needs."""
+"""Whole old segments are removed by an operator and by the outbox's retention, but never records that a reader
+needs.
+"""
 
 import json
 from uuid import UUID

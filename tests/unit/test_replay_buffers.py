@@ -1,4 +1,4 @@
-"""Memory that comes back by itself: nobody's bytes change while somebody looks at them, and nobody waits for it."""
+"""Memory that is reused: it does not change while a caller has a view of it, and no caller waits for it."""
 
 import os
 import threading

@@ -1,4 +1,4 @@
-"""What a refusal is to a replay that comes again: every row of the table, by itself."""
+"""What a resuming replay does after each refusal: one test for each row of the table."""
 
 import pytest
 

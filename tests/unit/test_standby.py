@@ -1,4 +1,4 @@
-"""Waiting to lead: what it refuses, what it says meanwhile, and that it ends when nobody waits for it any more."""
+"""Standing by: what it refuses, which states it reports, and that it ends when it is cancelled."""
 
 import asyncio
 import http.client

@@ -1,4 +1,4 @@
-"""Startpoints of consumer groups by a store, without a client: what a partition that comes or runs is told."""
+"""Startpoints of consumer groups with a store, without a client: what an assigned or a running partition gets."""
 
 from contextlib import contextmanager
 from itertools import pairwise

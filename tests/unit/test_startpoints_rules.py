@@ -1,4 +1,4 @@
-"""The nine rules of the contract, each by its number, at the store itself; rule 9 goes on in test_mark_epochs.py."""
+"""The nine rules of the contract by number, tested with the store; rule 9 is continued in test_mark_epochs.py."""
 
 import threading
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the commits of a Delta or an Iceberg table tell of a repair, and which history they refuse."""
+"""What the commits of a Delta or Iceberg table show about a repair, and which histories are refused."""
 
 import json
 

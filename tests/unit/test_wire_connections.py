@@ -1,4 +1,4 @@
-"""Requests and answers find each other, events their call, and a peer that breaks the order is told so."""
+"""Responses are matched with requests and events with calls, and a peer that breaks the order gets an error."""
 
 from uuid import UUID
 

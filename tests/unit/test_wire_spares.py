@@ -1,4 +1,4 @@
-"""Memory that is used again: nobody's records change while somebody looks at them."""
+"""Memory that is reused: records do not change while a caller has a view of them."""
 
 import os
 

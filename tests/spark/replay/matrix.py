@@ -1,4 +1,5 @@
-"""`make matrix`: each release, form, carrier and sink, killed and run again, judged by SQL; a table in docs/spark.md.
+"""`make matrix`: runs each release, form, carrier and sink, with a kill and a restart, judges it by SQL, and writes a
+table into docs/spark.md.
 
 python -m tests.spark.replay.matrix <directory of Pythons> all|pairwise|missing <release> ...
 

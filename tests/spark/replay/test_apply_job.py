@@ -313,7 +313,7 @@ class Table:
         assert cli_main.run([*map(str, command), *words]) == 0
 
     def answer(self):
-        """What SQL says of the log: of each record where it came first. (partition, offset) -> value."""
+        """The expected rows, by SQL over the log: each record where it is first. (partition, offset) -> value."""
         with closing(sqlite3.connect(":memory:")) as judge:
             judge.execute('CREATE TABLE log ("partition", "offset", source, value)')
             for n in range(2):
@@ -495,7 +495,7 @@ def test_one_that_replaces_nothing_begins_without_marks(spark, run, outbox, tmp_
 
 
 def test_a_startpoint_without_a_reset_behind_one_with_takes_no_row_away(run, outbox, tmp_path):
-    """What it gives again is dropped, so what stands there stays."""
+    """The rows that it reads again are dropped as replays, so the rows in the table stay."""
     place = tmp_path / "orders.db"
     options = REREAD | {
         "sink": f"sqlite:{place}",

@@ -1,4 +1,6 @@
-"""What the apply command refuses once Spark runs and before the query does: one line, 1, nothing left behind."""
+"""What the apply command refuses after Spark has started and before the query: one line, exit code 1, nothing left
+behind.
+"""
 
 import os
 

@@ -58,7 +58,7 @@ def rows_in(data):
 
 
 class Operator:
-    """What Spark's operator does with a batch's chunks, whose order nobody knows."""
+    """Does what Spark's operator does with the chunks of a batch, in any order."""
 
     def __init__(self, rule):
         self.rule, self.state = rule, {}

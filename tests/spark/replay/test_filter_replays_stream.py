@@ -1,4 +1,4 @@
-"""The operator form in a stream: state in the checkpoint, restarts, refusals. Files stand for triggers."""
+"""The operator form in a stream: state in the checkpoint, restarts, refusals. Each file is a batch."""
 
 import random
 

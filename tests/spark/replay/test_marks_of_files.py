@@ -1,4 +1,4 @@
-"""`pushrep marks` over marks that lie as files on Spark's own file system."""
+"""`pushrep marks` on marks in files, on any file system that Spark reads."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What every marks store promises to ReplayFilteredBatches: one suite, whatever keeps the marks."""
+"""What ReplayFilteredBatches needs of each marks store: one suite for all stores."""
 
 import pytest
 

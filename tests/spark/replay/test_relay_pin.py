@@ -1,4 +1,4 @@
-"""What a relay pins beside its checkpoint (contract "Partitioner": n is pinned at first use)."""
+"""The partition count that a relay fixes in its checkpoint (contract "Partitioner": n is pinned at first use)."""
 
 from dataclasses import replace
 

@@ -1,6 +1,7 @@
-"""The core of each form under other releases of Spark, each in a Python of its own; and what stands in for the new.
+"""The main cases of each form under other releases of Spark, each with a separate Python; and the replacements for
+missing features.
 
-`make spark-releases` makes those Pythons and names them: PUSHREP_SPARK_PYTHONS=<python>:<python>:...
+`make spark-releases` creates those Pythons and prints PUSHREP_SPARK_PYTHONS=<python>:<python>:...
 """
 
 import json

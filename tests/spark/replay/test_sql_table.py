@@ -207,7 +207,7 @@ def test_killed_at_each_statement_rows_and_marks_agree(frames, logs, inside_quer
 
 @pytest.mark.parametrize("after", [False, True], ids=["before the commit", "after the commit"])
 def test_a_lost_connection_is_made_again(frames, logs, inside_query, postgresql, after, monkeypatch):
-    """PostgreSQL's own backend is ended; whether the commit had gone through nobody was told."""
+    """PostgreSQL's backend is terminated; the client does not learn whether the commit was done."""
     import psycopg
 
     inside_query("q")

@@ -50,7 +50,7 @@ class Topic:
         return any(one is not None and one.state is State.PENDING for one in found)
 
     def expected(self):
-        """What must come out of all that is there to read now, as (partition, offset), sorted."""
+        """The expected output of everything that can be read now, as (partition, offset), sorted."""
         found = []
         for partition, keys in enumerate(self.keys):
             rest = range(self.read[partition], len(keys))

@@ -1,7 +1,8 @@
-"""A driver that is killed behind any of its writes, or while a task writes: the next one goes on, once each row.
+"""A driver that is killed after any of its writes, or while a task writes: the next driver continues, and each row is
+there once.
 
-All queries of a release run in one Spark, each stops at a place of its own, and one kill -9 ends them. What a reader
-sees then is whole batches. Rows of other batches replaced: test_apply_job.py, tables_program.py.
+All queries of a release run in one Spark, each stops at another write, and one kill -9 ends them. A reader then sees
+whole batches. Replaced rows of other batches: test_apply_job.py, tables_program.py.
 """
 
 import re

@@ -163,7 +163,7 @@ def drivers(spark, root):
 
 
 def at_once(directory, name):
-    """Of two writers that begin together: who says that it made the file, and who did."""
+    """Two writers begin together: which of them report that they created the file, and which one did."""
     begins, made = threading.Barrier(2), []
 
     def writer(text):
