@@ -1,6 +1,4 @@
-"""The owner of a partition, which is requested by another thread: how long an answer is valid, and for which
-partitions.
-"""
+"""Whether a member still owns a partition: how long a coordinator's answer is valid, and for which member."""
 
 from concurrent.futures import Future
 

@@ -305,7 +305,7 @@ OTHER = UUID(int=9)
 
 
 def test_a_rival_is_not_forgotten_by_a_restart_until_another_generation_is_granted(tmp_path, store):
-    """The leader of the stored grant is notified of it by each beat, at any later time."""
+    """The rival is stored, so that each later beat can report it to the leader of the stored grant."""
     kept = store.outbox(OUTBOX)
     assert kept.offer_grant(forced(), 1, ADDRESSES[2], 2) is ErrorCode.NONE
     assert kept.offer_grant(forced(tag=6), 1, ADDRESSES[2], 2) is ErrorCode.INCONSISTENT_OUTBOX
