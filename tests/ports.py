@@ -4,10 +4,10 @@ import socket
 
 
 def reserve():
-    """A port of this machine, by the socket that holds it until it is closed.
+    """A port of this machine, reserved by the returned socket until that is closed.
 
-    The socket is bound and does not listen: whoever listens with SO_REUSEADDR gets the port, connections are refused
-    meanwhile, and the system gives it to no other process that asks for any port.
+    The socket is bound and does not listen: a program that listens with SO_REUSEADDR gets the port, connections are
+    refused meanwhile, and the system gives it to no program that lets the system choose a port.
     """
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -40,11 +40,12 @@ test_worker_forks.py holds it equal to the installed one."""
 
 
 class PythonProgram:
-    """A Python like one of `subprocess.Popen`, forked of one that has imported pushrep: half a second of CPU time less.
+    """Like `subprocess.Popen` of a Python, but forked from a process that has imported pushrep: this saves half a
+    second of CPU.
 
-    arguments: as Python's own, "-c" and a program, "-m" and a module, or a path. Standard output is a pipe, so is
-    standard input if `has_input`; errors if `has_errors`, else they are nobody's. environment: what is added to this
-    process's. It is ended by its `pid` like any other process.
+    arguments: those of Python, "-c" and a program, "-m" and a module, or a path. Standard output is a pipe; standard
+    input with `has_input`; standard error with `has_errors`, else it is discarded. environment: added to that of this
+    process. A test ends it by its `pid` like any other process.
     """
 
     def __init__(self, *arguments, has_input=False, has_errors=False, **environment):

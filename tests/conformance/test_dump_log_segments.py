@@ -27,7 +27,7 @@ CONFIG = {"segment_bytes": 60_000, "batch_bytes": 1500, "index_interval_bytes": 
 
 @pytest.fixture(scope="module")
 def dump(kafka_tool):
-    """Dump all segment files of these logs; (batches as (path, base, last, count), everything that was said)."""
+    """Dump all segment files of these logs: (batches as (path, base, last, count), the whole output)."""
 
     def run(*logs):
         files = [path for log in logs for path in sorted(log.iterdir()) if path.suffix in KINDS]

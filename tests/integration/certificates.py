@@ -30,7 +30,7 @@ def make_certificates(root, days=2):
 
 
 def sign(root, name, days, *, ca="ca", names="names"):
-    """A certificate for so many days, of the key that `name` has, or a new one; whoever reads it reads a whole one."""
+    """A certificate valid for so many days, for the existing key of `name` or a new one. It is replaced atomically."""
     if not (root / f"{name}.csr").exists():
         _openssl(root, "req", *CURVE, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
     signer = ("-CA", f"{ca}.pem", "-CAkey", f"{ca}.key", "-CAcreateserial", "-extfile", names)

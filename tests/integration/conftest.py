@@ -136,11 +136,11 @@ class World:
         return service
 
     def outboxes(self, index):
-        """What a node keeps of each outbox."""
+        """The node's stored state of each outbox."""
         return self.nodes[index]._store.outboxes()
 
     def kept(self, index):
-        """What it keeps of the only one."""
+        """The node's stored state of its only outbox."""
         (kept,) = self.outboxes(index)
         return kept
 
@@ -149,7 +149,7 @@ class World:
         return next(one for _, one in self.nodes[index].replicas() if one.tp.partition == partition)
 
     def directory(self, index, partition=0):
-        """Where a node's log lies."""
+        """The directory of a node's log."""
         return self.root / f"node-{index}" / str(self.outbox_id) / f"orders-{partition}"
 
     def close(self):
@@ -184,11 +184,11 @@ def world(tmp_path):
 
 
 class ScriptedReplica:
-    """A replica at the level of messages, behind the node's own sockets: the test says what is answered.
+    """A scripted replica behind the node's real sockets: the test chooses its responses.
 
-    It describes empty logs. `answer(part)` gives a partition's result, by default a success up to the part's end;
-    `requests` holds what came, each partition's part for itself; `gate` cleared holds every answer back. `beats` holds
-    the leader's.
+    By default it describes empty logs. `answer(part)` gives a partition's result, by default success up to the part's
+    end. `requests` has the requests, one for each partition. While `gate` is cleared, no response is sent. `beats` has
+    the leader's beats.
     """
 
     def __init__(self, index=1):

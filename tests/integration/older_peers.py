@@ -6,14 +6,14 @@ from pushrep.wire.calls import VOCABULARY, ApiKey, VersionRange
 
 
 def without_beats():
-    """A node from before leaders said once a second that they are alive."""
+    """A node of a version without beats, which leaders send each second."""
     spoken = copy.copy(VOCABULARY)
     spoken.versions = {key: versions for key, versions in VOCABULARY.versions.items() if key is not ApiKey.BEAT}
     return spoken
 
 
 def of_version(newest):
-    """What a node or a leader from before spoke of these calls."""
+    """The versions of these calls that an older node or leader supports."""
     spoken = copy.copy(VOCABULARY)
     capped = {key: VersionRange(0, newest) for key in (ApiKey.GRANT, ApiKey.DESCRIBE_LOG)}
     spoken.versions = {**VOCABULARY.versions, **capped}

@@ -122,7 +122,7 @@ def _series(name, labels, instance):
 
 
 def small_disk(stack, place, size):
-    """A file system of its own at `place` until `stack` ends; why there can be none, else None."""
+    """A small file system at `place` until `stack` ends. Returns why it can't be made, else None."""
     place.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)]
     mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
@@ -293,7 +293,7 @@ def test_a_consumer_that_stopped_fires_its_alert(world, tmp_path, assert_fires, 
 
 @needs_promtool
 def test_standbys_that_are_kept_from_leading_fire_their_alert(tmp_path, assert_fires):
-    """The leader is gone, so no process says of itself that it does not lead."""
+    """The leader is killed, so no process reports that it does not lead."""
     with ExitStack() as stack:
         members = Members(tmp_path, stack)
         create_outbox(members.data[0], members.addresses, "orders")

@@ -56,7 +56,7 @@ def node(tmp_path, log):
 
 @pytest.fixture
 def old_peers(monkeypatch):
-    """Everybody who serves speaks version 0 alone, as the release before holes were announced."""
+    """All servers support only version 0, like the release before announced gaps."""
 
     def answer(vocabulary, code=ErrorCode.NONE):
         found = versions_answer(vocabulary, code)
@@ -122,7 +122,9 @@ def test_identity_o3_a_replica_notes_its_cleaners_offset_first_and_seals_what_is
 
 
 def test_identity_o3_no_batch_behind_a_hole_is_written_before_the_cleaners_offset_is_on_disk(tmp_path, monkeypatch):
-    """A kill between the two would leave a hole that nobody accounts for: damage to the next opening."""
+    """A kill between the two would leave a gap without a cleaner's offset: the next opening would count it as
+    damage.
+    """
     path, noted = tmp_path / "copy" / NAME, []
     append = Segment.append
 
@@ -205,7 +207,7 @@ def test_batches_behind_holes_are_appended_all_or_none(tmp_path, left):
 
 
 def held_by(led):
-    """What the replica has acknowledged."""
+    """The offset that the replica has acknowledged."""
     with led.lock:
         progress = led.leader.sessions.get(1)
         return None if progress is None else progress.acknowledged

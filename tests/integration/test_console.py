@@ -154,7 +154,9 @@ def test_open_pages_are_told_of_what_is_new(console):
 
 
 def test_live_updates_leave_nothing_behind_in_the_server(consumed, torture, monkeypatch):
-    """A reader that is told of each look and fetches two pages; in the long form as often as in an hour and a half."""
+    """A browser that gets an event after each reading, and fetches two pages; in the long form as often as in 90
+    minutes.
+    """
     for name, value in (("STEP_S", 0.01), ("PAST_S", 0.1), ("_REST", 0)):  # an hour of points is full at once
         monkeypatch.setattr(watch, name, value)
     reading, look_at = threading.Lock(), watch.look_at
@@ -180,7 +182,7 @@ def test_live_updates_leave_nothing_behind_in_the_server(consumed, torture, monk
                 return tracemalloc.get_traced_memory()[0]
 
         def least_memory():
-            """What the server has just answered goes up and down."""
+            """The lowest of several measurements, because the memory of recent responses is freed later."""
             return min(memory_after(4) for _ in range(4))
 
         tracemalloc.start()
@@ -200,7 +202,7 @@ def test_it_listens_where_only_this_machine_reaches_it(capfd):
 
 
 def test_places_of_every_kind_and_state_have_their_page(world, tmp_path, capfd):
-    """A closed outbox, a node by its address, a node's directory, logs that are nobody's."""
+    """A closed outbox, a node at its address, a node's directory, logs without an outbox."""
     world.node(1)
     node = world.nodes[1]
     with open_outbox(world, 1, partitions=2, acks=Acks.LOCAL) as outbox:

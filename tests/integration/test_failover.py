@@ -157,7 +157,9 @@ def test_a_promotion_notices_what_rotted_long_ago_and_fetches_or_names_it(member
 
 
 def test_promoted_and_reopened_it_holds_everything_and_the_old_leader_follows(members):
-    """`pushrep promote`: all partitions; the node lets go; the old leader gets NotLeader, rejoins, is cut by epoch."""
+    """`pushrep promote` of all partitions: the node releases the directory; the old leader gets NotLeader, rejoins, and
+    is cut by epoch.
+    """
     with members.lead(partitions=2, acks=Acks.LOCAL) as outbox:
         for number in range(40):
             assert outbox.append(number % 2, b"%d" % number).result(WAIT_S) == number // 2
@@ -243,7 +245,7 @@ def test_too_few_members_refuse_a_promotion_unless_the_loss_is_accepted(members)
 
 
 def test_a_member_of_a_higher_index_leads_by_numbers_of_its_own_and_gives_the_lead_back(members):
-    """Member i takes only numbers that are i mod 256; whoever leads can be replaced again, also by the first."""
+    """Member i uses only epochs that are i mod 256; each leader can be replaced again, also by the first one."""
     with members.lead() as outbox:
         assert outbox.append(0, b"0").result(WAIT_S) == 0
         wait_until(lambda: caught_up(outbox, members.address(1), members.address(2)), "both have it")
@@ -266,7 +268,9 @@ def test_a_member_of_a_higher_index_leads_by_numbers_of_its_own_and_gives_the_le
 
 
 def test_the_node_stays_away_from_a_directory_that_its_service_has_open(members):
-    """After a promotion the node lets go, and a look at it is answered only while the service is away."""
+    """After a promotion the node releases the directory, and describes it only while the service does not have it
+    open.
+    """
     with members.lead() as outbox:
         assert outbox.append(0, b"0").result(WAIT_S) == 0
         wait_until(lambda: caught_up(outbox, members.address(1), members.address(2)), "both have it")
@@ -450,7 +454,9 @@ def test_o8_a_leader_whose_newest_segment_is_damaged_fetches_the_rest_or_names_i
 
 
 def test_o8_a_leaders_damage_below_its_log_start_costs_no_record(members):
-    """In the newest segment: nobody reads what is damaged, and it is filled again from where the log starts."""
+    """The damage is in the newest segment below the log start: no reader reads it, and it is filled from the log start
+    on.
+    """
     home = members.world.root / "outbox" / "orders-0"
     with members.lead() as outbox:
         for number in range(30):
@@ -668,7 +674,7 @@ def test_a_directory_that_ends_below_its_own_watermark_is_not_promoted_though_no
 
 @pytest.mark.parametrize("is_asked", [True, False])
 def test_a_member_whose_log_was_removed_votes_for_nobody_and_is_not_promoted(members, is_asked):
-    """Its directory is not there any more: the checkpoint beside it still says how far it was acknowledged."""
+    """The directory of the log is gone; the checkpoint beside it still has how far it was acknowledged."""
     ten_of_which_member_2_lacks_five(members, partitions=2)
     shutil.rmtree(members.directory(1) / "orders-0")
     members.world.node(2)  # it lacks half of them, so these two hold less than what was acknowledged

@@ -37,7 +37,7 @@ def values(directory):
 
 @contextmanager
 def cut_off(patch, *calls):
-    """Nobody can be asked by these calls; without any: by none at all."""
+    """These calls fail to all members; without arguments, all calls fail."""
 
     def ask(self, *_, **__):
         raise ReplicaUnreachable("somebody", "the line is cut")
@@ -78,7 +78,7 @@ class Lost:
         return find_election_state(directory, REAL_FILESYSTEM)[1]
 
     def force(self, directory=None, **choices):
-        """While nobody else can be reached."""
+        """Force a grant while no other member can be reached."""
         with cut_off(self.patch):
             choices = {"accept_loss": True, "timeout_s": 1, "push": QUICK, "depose": True, **choices}
             return promote(directory or self.directory(1), **choices)
@@ -172,7 +172,7 @@ def test_the_same_command_goes_on_where_one_that_answered_went_away_before_it_st
 
 
 def test_a_leader_of_an_older_generation_leads_on_alone_and_deposes_nobody(lost):
-    """The old one was only away: it acknowledges with member 2, until that one meets the new generation."""
+    """The old leader was only unreachable: it acknowledges with member 2, until that one gets the new generation."""
     lost.world.node(2)
     with lost.lead() as old:
         old.append(0, b"beside it").result(WAIT_S)
@@ -226,7 +226,7 @@ def test_two_that_were_forced_beside_each_other_go_offline_and_name_each_other(l
 
 @pytest.mark.parametrize(("forced", "refused"), [(1, RivalGenerations), (2, NotLeader)], ids=["rival", "newer"])
 def test_a_forced_grant_that_meets_another_forced_one_is_refused_by_its_name(lost, forced, refused):
-    """Nobody answered the look; when the grant is offered a member keeps another one that was forced meanwhile."""
+    """No member answered the look. When the grant is offered, a member has stored another forced grant meanwhile."""
     other = lost.force(lost.old).grant
     if forced == 2:
         other = lost.force(lost.old, lost=[1]).grant
@@ -271,7 +271,7 @@ def test_an_accepted_loss_fetches_what_another_holds_more_or_is_refused(world):
 
 
 def test_members_are_not_given_up_by_a_leader_that_another_replaced(world, monkeypatch):
-    """It has heard nothing of it: its connections are gone, and it waits long before it makes others."""
+    """The leader does not know of the new one: its connections are closed, and it waits long before it reconnects."""
     for index in (1, 2, 3):
         world.node(index)
     patient = replace(QUICK, backoff_min_ms=600_000, backoff_max_ms=600_000)

@@ -45,7 +45,7 @@ def ready(url, tls=None):
 
 @pytest.fixture
 def free_port():
-    """A port that nobody else gets; `HealthServer` may bind it all the same."""
+    """A port that no other process gets, but that `HealthServer` can bind."""
     held = reserve()
     yield held.getsockname()[1]
     held.close()

@@ -63,7 +63,7 @@ def open_listed(world, *, replicas, **settings):
 
 
 def everywhere(world, index):
-    """The node again, where nobody can tell from its own address which of its names it is called by."""
+    """Start the node on all addresses, so that its own address does not show which of its names is used."""
     port = world.nodes[index].address.port
     world.nodes[index].stop()
     settings = NodeSettings(
@@ -125,7 +125,7 @@ def test_a_wiped_disk_under_its_old_address_votes_for_nobody(three):
 
 
 def test_a_disk_that_is_lost_under_a_running_leader_is_filled_again(world):
-    """Its node's next start must not look older than the one that the leader knows."""
+    """The next start of its node must not look older than the start that the leader has seen."""
     for index in (1, 2):
         world.node(index)
     for _ in range(3):  # the counter that the leader has seen is above a new directory's
@@ -227,7 +227,7 @@ def test_an_older_copy_of_a_disk_takes_no_part_until_it_is_filled_anew(three):
 
 
 def test_a_new_disk_acknowledges_nothing_before_enough_others_know_of_it(world):
-    """It may have stored a newer grant on its old disk, by whose leader the others go on."""
+    """Its old disk may have stored a newer grant, whose leader the other members follow."""
     for index in (1, 2):
         world.node(index)
     with open_outbox(world, 1, 2, durability=Durability.FLUSHED) as outbox:
@@ -534,7 +534,7 @@ def test_a_new_disk_under_its_old_address_becomes_a_new_member(world, pushrep, m
 
 
 def test_one_of_two_is_not_replaced_where_its_quorum_needs_it(world, pushrep, monkeypatch):
-    """Of two members both have to agree to a list, so nothing is begun that can't end."""
+    """With two members both have to store a new list, so a change that can't end is not begun."""
     monkeypatch.setattr(Replication, "_see_directory", lambda *_: None)
     world.node(1)
     with open_outbox(world, 1, acks=Acks.LOCAL) as outbox:
@@ -609,7 +609,7 @@ def nameless(outbox):
 
 
 class FullDisk(RealFilesystem):
-    """A node's disk on which no log finds room to grow, while it is said to be full."""
+    """A node's disk on which logs can't grow, while it is set to be full."""
 
     is_full = False
 
@@ -769,8 +769,8 @@ def lose(world, *indexes):
 
 @pytest.mark.parametrize("lost", [(1,), (1, 2)], ids=["one of two", "two of three"])
 def test_there_is_a_way_back_from_every_loss(world, pushrep, lost):
-    """The command that the refusal prints is run; afterwards ALL takes records again, on as many disks as it says, and
-    each of the new ones may lead.
+    """The test runs the command in the error. Afterwards the outbox accepts records with ALL again, on as many disks as
+    printed, and each new member may lead.
     """
     coming = [index + 2 for index in lost]
     for index in (*lost, *coming):
@@ -858,7 +858,7 @@ def test_a_leader_that_another_heard_lately_is_not_given_up(world):
 
 @pytest.mark.parametrize("is_led", [True, False], ids=["its leader runs", "opened afterwards"])
 def test_a_change_that_fails_prints_the_list_and_the_command_that_leads_out_works(world, pushrep, is_led):
-    """Two of three are lost for good: nothing of the old list can agree to a change, and the service goes on."""
+    """Two of three members are destroyed: the old list has no majority for a change, and the service continues."""
     for index in (1, 2, 3, 4):
         world.node(index)
     waiting = []
@@ -1016,7 +1016,7 @@ def test_a_lost_member_is_replaced_while_nobody_has_the_outbox_open(world, pushr
 
 
 def test_a_refused_promote_leaves_the_leader_leading(three, pushrep):
-    """A replica is promoted under a healthy leader, by the command: whatever else is said, only `--depose` takes it."""
+    """A replica is promoted by the command while the leader is healthy: only `--depose` replaces it."""
     three.start()
     with three.lead() as outbox, HandoverSocket(three.world.nodes[1]):
         wait_for_all(outbox)

@@ -213,9 +213,9 @@ def test_a3_a_session_is_its_beginner_s(world, tls, led, caplog):
 
 
 def test_a3_who_may_not_changes_no_byte_and_learns_nothing(world, tls, led):
-    """What a stranger, and one who may create its own, is answered about the outbox is what it is answered about none.
+    """A caller without rights, and one that may create outboxes, get the same answers about the outbox as about none.
 
-    Orders of calls are random; by seed.
+    The order of calls is random, by seed.
     """
     member, service = led
     node, chosen = world.nodes[1], random.Random(7)
@@ -248,7 +248,7 @@ CREDITS, CREDIT_VERSION = messages_of(replay.Credit), VOCABULARY.versions[ApiKey
 
 
 def about(value, known, chosen):
-    """The same message, in which ids are often those of what is there."""
+    """The same message, often with ids of existing outboxes and logs."""
     if isinstance(value, TopicIdPartition | UUID):
         return chosen.choice([value, known[type(value)]])
     if isinstance(value, tuple):
@@ -261,7 +261,7 @@ def about(value, known, chosen):
 
 
 class Caller:
-    """Asks with a name, over a connection for pushes and one for replays, as a node wants it."""
+    """A caller with an identity, and a connection for pushes and one for replays, as a node requires."""
 
     def __init__(self, address, settings):
         self.address, self.settings, self.clients = address, settings, {}
@@ -292,8 +292,8 @@ class Caller:
 
 
 def test_a3_a_strangers_random_calls_change_no_byte_and_reveal_none(world, tls, led, torture):
-    """Whatever it asks of a node that has an outbox, by ids that it should not know, and a replay of that: it is
-    answered as by a node that has nothing. Who may create its own changes no byte of another's either.
+    """All its calls to a node with an outbox, with ids that it should not know, and with a replay of that outbox, are
+    answered as by an empty node. A caller that may create outboxes changes no byte of another one's outbox either.
     """
     member, _ = led
     node, empty = world.nodes[1], world.node(2, certificates=server_files(tls), allow=ALLOW)
@@ -362,7 +362,9 @@ def test_a2_what_one_name_created_another_one_does_not_depose(world, tls, led):
 
 
 def test_a2_a_log_of_the_same_id_in_an_outbox_of_another_name_takes_no_call_from_its_leader(world, tls, led):
-    """A reader learns the topic's id, and who may create makes a log of that id in an outbox of its own."""
+    """A reader knows the topic's id, and a caller that may create outboxes makes a log with that id in its own
+    outbox.
+    """
     (member, service), tp = led, tp_in(world)
     told = requests(service.grant, world.outbox_id, 1, tp)
     look = told[0]
@@ -410,7 +412,7 @@ def test_a2_an_outbox_from_before_is_bound_to_the_first_name_that_leads_it(world
 
 
 def test_a2_identities_that_the_grant_names_lead_the_outbox(world, tmp_path):
-    """A member's node is known by its certificate to whoever leads: what leads from there next may show that one."""
+    """The leader knows the certificate of each member's node: a new leader there may use that certificate."""
     make_certificates(tmp_path, ("node-1=127.0.0.1", "node-2=127.0.0.1"), ("owner",))
     nodes = []
     for index in (1, 2):

@@ -47,7 +47,7 @@ def test_nodes_make_the_logs_of_a_new_outbox_while_it_makes_its_own(world, monke
     made = []
 
     def create_later(held, wanted, **more):
-        """Only the first log is there."""
+        """Only the first log exists yet."""
         if len(wanted) > 1:
             wait_until(
                 lambda: len([*world.root.glob("node-1/*/orders-*/*.log")]) == CREATE_AT_REPLICAS_MIN, "all are made"
@@ -160,7 +160,9 @@ def test_too_few_in_sync_refuse_new_records_by_name_and_take_them_when_they_are_
         log, near = outbox.log(0), str(world.nodes[1].address)
 
         def is_decided():
-            """What was taken waits in the log or has failed; the one that is left holds it, so it stays in sync."""
+            """Accepted records wait in the log or have failed; the remaining replica holds them, so it stays in
+            sync.
+            """
             return log.log_end_offset == 1 + sum(not receipt.done() for receipt in taken)
 
         wait_until(lambda: is_decided() and outbox.lag()[near][:2] == (0, 1), "nothing is on its way")

@@ -41,7 +41,7 @@ def queries():
 
 
 def shows(url, expression):
-    """Whether a query has data, and numbers."""
+    """Whether a query returns data that are numbers."""
     found = ask(url, "query", query=expression.replace("$__rate_interval", "10s"))
     return bool(found) and any(sample["value"][1] != "NaN" for sample in found["result"])
 

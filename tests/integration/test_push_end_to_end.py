@@ -97,7 +97,7 @@ def test_a_replica_that_was_away_gets_what_it_missed(world):
 
 
 def test_an_idle_leader_notices_a_replica_that_was_started_again_and_gives_it_what_it_lost(world):
-    """A power cut took its newest records: nobody waits for the next append with one copy less."""
+    """A power cut removed its newest records: they are pushed again without waiting for the next append."""
     service = world.service([world.node(1), world.node(2)], partitions=2).start()
     for number in range(50):
         service.append(b"record %d" % number)

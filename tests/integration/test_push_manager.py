@@ -29,7 +29,7 @@ def session_of(service, replica, *, replica_epoch=7, session_id=1, partition=0):
 
 
 def start(service, replica, **ids):
-    """A session that nobody but the test drives: (tp, session, its future)."""
+    """A session that only the test drives: (tp, session, its future)."""
     session = session_of(service, replica, **ids)
     tp = session.partition.tp
     return tp, session, service.leading.manager.start_push(tp, session)

@@ -107,8 +107,8 @@ def test_a_node_that_was_removed_and_added_again_counts_for_leading_under_its_ne
 
 
 def test_a_wrong_index_that_led_to_nothing_can_be_said_right(world, monkeypatch):
-    """`pushrep promote --member`, for a node that is reached under another address than the one it listens on, by a
-    leader from before leaders said which member they take a node for.
+    """`pushrep promote --member`, for a node that listens on another address than leaders use, with a leader of a
+    version that does not send the member's index.
     """
     monkeypatch.setitem(ClientConnection.__init__.__kwdefaults__, "vocabulary", of_version(0))
     for index in (1, 2):
@@ -128,7 +128,7 @@ def test_a_wrong_index_that_led_to_nothing_can_be_said_right(world, monkeypatch)
 
 
 def test_two_addresses_of_one_node_are_not_two_members(world):
-    """The promise: what m members hold lies on m disks."""
+    """The guarantee: records that m members hold are on m disks."""
     world.node(1)
     port = world.nodes[1].address.port
     replicas = [f"127.0.0.1:{port}", f"localhost:{port}"]
@@ -257,7 +257,7 @@ def test_who_leads_and_who_wants_to_asks_for_the_logs_that_an_answer_left_out(wo
 
 
 def test_a_replica_that_described_nonsense_is_asked_again(world, monkeypatch):
-    """A session begins anew with backoff: the thread that begins them outlives a list of epochs that is none."""
+    """A session begins again after a pause: the thread that begins sessions survives an invalid list of epochs."""
     world.node(1)
     described, nonsense = (
         node_calls._description,

@@ -237,7 +237,7 @@ def test_who_stands_by_knows_the_positions_before_it_takes_over(members):
 
 
 def test_with_a_topic_old_records_go_after_a_week_without_a_setting(members):
-    """Also of an outbox that other members led first, whose outbox.json says nothing. The broker is away."""
+    """Also for an outbox that other members led first, whose outbox.json has no setting. The broker is away."""
     create_outbox(members.data[0], members.addresses, "orders")
     kafka = KafkaDestination(bootstrap_servers="127.0.0.1:1")
     instance = Instance(members.data[0], kafka=kafka, open_timeout_s=1)
@@ -279,7 +279,7 @@ def test_of_two_that_look_at_once_one_leads_and_the_other_stands_by_again(member
 
 
 def ask_slowly(monkeypatch):
-    """Whoever is asked has refused before the candidate, on a busy machine, does anything else."""
+    """All members have refused before the candidate continues, also on a busy machine."""
     ask, may_ask_again, decided = MemberAnswers.ask, MemberAnswers._may_ask_again, threading.Event()
 
     def asked(answers, name, question):
@@ -349,7 +349,7 @@ def test_who_was_granted_the_lead_opens_also_where_a_member_is_let_go_meanwhile(
 
 
 def test_why_it_could_not_open_is_told_though_its_probes_find_their_address_taken(members, monkeypatch, caplog):
-    """It stands by on, without probes until the address is free: to end would leave one instance less."""
+    """It continues to stand by, without probes until the address is free; else there would be one instance less."""
     opened = Outbox.open
     with ExitStack() as others, reserve() as held:
         address = held.getsockname()
@@ -424,7 +424,7 @@ def test_cancelled_in_any_state_it_ends_without_an_outbox_and_the_next_instance_
 
 
 def call(capfd, *arguments):
-    """(exit code, JSON or what was said of an error) of `pushrep outbox hold`."""
+    """Run `pushrep outbox hold`; returns (exit code, JSON or the error)."""
     capfd.readouterr()
     code = run(["outbox", "hold", *map(str, arguments), "--json"])
     said = capfd.readouterr()
@@ -442,7 +442,7 @@ def held_until(collector, granted):
 def test_a_hold_keeps_every_standby_away_promote_works_and_the_next_leader_carries_it_until_it_is_ended(
     members, capfd, caplog
 ):
-    """The second standby begins when the hold is there already."""
+    """The second standby begins after the hold."""
     granted = create_outbox(members.data[0], members.addresses, "orders")
     first, second = Instance(members.data[0]), Instance(members.data[1])
     instances = [first, second]

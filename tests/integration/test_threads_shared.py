@@ -80,7 +80,7 @@ def descriptors():
 
 
 def test_idle_partitions_take_neither_threads_nor_descriptors(world, torture):
-    """Of leader and node together, which are in this process."""
+    """Threads and descriptors of leader and node together, which are in this process."""
     count = 5000 if torture.is_long else 96
     world.node(1, log_config=FEW_FILES)
     found = []

@@ -35,7 +35,7 @@ class BrokerProcess(Protocol):
 
     @property
     def pid(self) -> int:
-        """Of the Java machine, as this machine counts."""
+        """The process id of the JVM on this machine."""
         ...
 
     def start(self) -> None:
@@ -207,7 +207,7 @@ class InContainer:
             self._docker.stop(timeout=0)
 
     def wait(self) -> int:
-        """The exit code of a program that ends by itself."""
+        """Wait for a program that ends by itself; returns its exit code."""
         return int(self._docker.wait(timeout=120)["StatusCode"])
 
     def said(self) -> str:

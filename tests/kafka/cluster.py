@@ -61,7 +61,7 @@ class KafkaCluster:
 
     @property
     def pids(self) -> list[int]:
-        """Of the brokers that run."""
+        """The process ids of the running brokers."""
         return [self._brokers[node].pid for node in sorted(self._running)]
 
     @property
@@ -110,7 +110,7 @@ class KafkaCluster:
                 stack.callback(self._end, node, signal.SIGKILL)
 
     def rest(self) -> None:
-        """End every node until `wake`: a broker that nobody asks takes 2 % of a core, for as long as the tests run."""
+        """Stop all nodes until `wake`: an idle broker takes 2 % of a core, for as long as the tests run."""
         self._resting |= self._running
         for node in list(self._running):
             self.kill(node)

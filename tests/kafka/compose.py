@@ -44,7 +44,7 @@ class NotHealthy(Exception):
 
 @dataclass(frozen=True)
 class Service:
-    """As the file has it. `volumes`: name of the volume (or path) to where it lies in the container."""
+    """A service of the file. volumes: name of the volume (or path) to its path in the container."""
 
     name: str
     image: str
@@ -121,7 +121,7 @@ class Machine:
         return text.replace("/opt/spark-kafka", str(LIBS)).replace("/var/lib/pushrep", str(self.home(service.name)))
 
     def volume(self, name: str) -> Path:
-        """Where a named volume lies here."""
+        """The directory of a named volume."""
         place = self._directory / "volumes" / name
         place.mkdir(parents=True, exist_ok=True)
         return place
@@ -181,7 +181,7 @@ class Machine:
         return self._processes[name].poll()
 
     def wait_ended(self, name: str, timeout_s: float) -> int:
-        """The exit code of a service that ends by itself."""
+        """Wait for a service that ends by itself; returns its exit code."""
         return self._processes[name].wait(timeout_s)
 
     def terminate(self, name: str) -> int:

@@ -40,7 +40,9 @@ def pytest_runtest_teardown(item, nextitem):
 
 @pytest.fixture(autouse=True)
 def patient_readers(monkeypatch):
-    """A running reader waits for its store as long as a stalled machine may take; else it goes on without, for now."""
+    """A running reader waits for its store as long as a stalled machine may need; by default it would continue without
+    it.
+    """
     for name in ("LOOK_WITHIN_S", "ASK_WITHIN_S"):
         monkeypatch.setattr(store, name, 120.0)
 
@@ -71,7 +73,7 @@ def three_brokers(_three_brokers):
 
 @pytest.fixture(scope="session")
 def spark_driver(tool_or_skip, tmp_path_factory):
-    """One Spark with Kafka's connector in a process of its own, for all tests that need no other."""
+    """One Spark with Kafka's connector in a separate process, shared by all tests that need no other settings."""
     pytest.importorskip("pyspark")
     tool_or_skip(missing() or missing_jars())
     with SparkDriver(tmp_path_factory.mktemp("spark-driver")) as driver:

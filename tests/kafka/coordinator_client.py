@@ -52,7 +52,7 @@ class DescribeTransaction(Request[_DescribeTransactionsRequest0]):
 
 
 def with_cluster(servers: str, topic: str, what):
-    """What the coroutine function gives that is called with a Cluster."""
+    """Run a coroutine function with a Cluster, and return its result."""
 
     async def run():
         cluster = Cluster(KafkaDestination(bootstrap_servers=servers), topic)

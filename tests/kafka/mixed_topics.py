@@ -25,7 +25,7 @@ _TIMEOUT_S = 120
 
 
 class Place(NamedTuple):
-    """Where a record lies."""
+    """The place of a record."""
 
     topic: str
     partition: int
@@ -39,7 +39,7 @@ def sqe_key(pid: int, partition: int, offset: int) -> bytes:
 
 
 class MixedTopic:
-    """Makes one topic's records; goes on where it stopped when it is called again."""
+    """Produces the records of one topic; another call continues where the last one stopped."""
 
     def __init__(self, servers: str, topic: str, partitions: int, rng: random.Random, carrier: str = "key") -> None:
         self.topic, self._rng, self._carrier = topic, rng, carrier
@@ -115,7 +115,7 @@ class MixedTopic:
 
 
 class Judged(NamedTuple):
-    """What the rule keeps of the committed records, how many it drops, and the marks in the end."""
+    """The judge's result: the committed records that the rule keeps, how many it drops, and the final marks."""
 
     kept: set[Place]
     dropped: int
@@ -142,7 +142,7 @@ def brute_force(
 
 
 def _parsed(key: bytes | None) -> SimpleNamespace | None:
-    """By the published layout alone, none of our code: 20 bytes, partition and offset not negative."""
+    """Parsed by the published layout, without our code: 20 bytes, partition and offset not negative."""
     if key is None or len(key) != 20:
         return None
     pid, partition, offset = (int.from_bytes(part, signed=True) for part in (key[:8], key[8:12], key[12:]))

@@ -36,7 +36,7 @@ _NO_PLACE_NOW = {KafkaError.INVALID_REPLICATION_FACTOR, KafkaError.INVALID_REPLI
 
 
 class NotKnown(Exception):
-    """A broker does not know yet what was changed: a topic, who leads its partitions, a setting."""
+    """A broker does not have a change yet: a topic, the leaders of its partitions, a setting."""
 
 
 class Seen(NamedTuple):
@@ -51,9 +51,9 @@ class Seen(NamedTuple):
 
 
 def create_topic(servers: str, topic: str, partitions: int = 1, copies: int = -1, **settings: object) -> None:
-    """Make a topic that every broker knows when this returns; one of this name that was just deleted is waited for.
+    """Create a topic, and wait until all brokers know it, and until a just deleted one of this name is gone.
 
-    `copies` -1: as many as the brokers' default; `settings` are its own, `_` for `.`.
+    copies: -1 for the brokers' default. settings: of the topic, `_` for `.`.
     """
     wanted = NewTopic(topic, partitions, copies, config=_dotted(settings))
     exists = KafkaError.TOPIC_ALREADY_EXISTS
@@ -62,19 +62,19 @@ def create_topic(servers: str, topic: str, partitions: int = 1, copies: int = -1
 
 
 def delete_topic(servers: str, topic: str) -> None:
-    """Take a topic away whose name another test may want."""
+    """Delete a topic whose name another test may use."""
     _changed(servers, lambda admin: admin.delete_topics([topic])[topic], KafkaError.UNKNOWN_TOPIC_OR_PART)
 
 
 def add_partitions(servers: str, topic: str, partitions: int) -> None:
-    """More partitions, which every broker knows when this returns."""
+    """Add partitions, and wait until all brokers know them."""
     wanted = NewPartitions(topic, partitions)
     _changed(servers, lambda admin: admin.create_partitions([wanted])[topic], KafkaError.INVALID_PARTITIONS)
     wait_known(servers, topic, partitions)
 
 
 def alter_topic(servers: str, topic: str, **settings: object) -> None:
-    """Settings of a topic, `_` for `.`, which every broker knows when this returns."""
+    """Change settings of a topic, `_` for `.`, and wait until all brokers have them."""
     wanted = _dotted(settings)
     entries = [ConfigEntry(n, v, incremental_operation=AlterConfigOpType.SET) for n, v in wanted.items()]
     resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=entries)
@@ -139,10 +139,10 @@ def _dotted(settings: Mapping[str, object]) -> dict[str, str]:
 def _changed(
     servers: str, order: Callable[[AdminClient], Future[None]], done: int | None = None, *, is_waited_for: bool = False
 ) -> None:
-    """Give an order until brokers have taken it, whatever keeps them busy for a while.
+    """Repeat a request until brokers have accepted it.
 
-    `done`: the code that says that it is done already: right where an order of ours got no answer. Else it is an
-    error, or goes away in a while: `is_waited_for`.
+    done: the error code that means it is done already; it is right after a request without an answer. All other errors
+    are raised, unless `is_waited_for` says that they pass.
     """
     admin = AdminClient({"bootstrap.servers": servers, **_QUIET})
     again = _NO_PLACE_NOW | ({done} if is_waited_for else set())

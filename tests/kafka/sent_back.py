@@ -5,7 +5,7 @@ from contextlib import closing
 
 
 def runs_of(spark, place, servers, topic):
-    """What each of the query's runs read, and the apply job's table."""
+    """The offsets that each run of the query read, and the apply job's table."""
     from pushrep.startpoints import Startpoint, StartpointStore
     from spark_jobs.checkpoint_apply import CheckpointPlace, apply
 

@@ -21,7 +21,7 @@ DEADLINE_S = 240
 
 
 class OrderFailed(Exception):
-    """What an order raised in the driver, as text."""
+    """An error of an order in the driver, as text."""
 
 
 def missing_jars() -> str | None:
@@ -32,7 +32,7 @@ def missing_jars() -> str | None:
 
 
 def environment() -> dict[str, str]:
-    """For a Spark of its own: this checkout and this Python, on loopback."""
+    """The environment of a separate Spark: this checkout and this Python, on loopback."""
     return os.environ | {
         "PYSPARK_PYTHON": WORKERS_PYTHON,
         "PYSPARK_DRIVER_PYTHON": WORKERS_PYTHON,
@@ -109,12 +109,12 @@ class SparkDriver:
 
     @property
     def pid(self) -> int:
-        """Of the driver's Python."""
+        """The process id of the driver's Python."""
         return self._process.pid
 
     @property
     def elsewhere(self) -> Path:
-        """The directory that Spark knows as viewfs://all/elsewhere."""
+        """The directory that is viewfs://all/elsewhere for Spark."""
         return self._directory / "scratch-elsewhere"
 
     def executors(self) -> set[int]:
@@ -151,7 +151,7 @@ class SparkDriver:
 
 
 def table(place: Path) -> set[tuple[str, int, int]]:
-    """(topic, partition, offset) of each row that a query wrote; none may stand there twice."""
+    """(topic, partition, offset) of each row that a query wrote; duplicates are an error."""
     rows = by_batch(place)
     found = [row for batch in rows.values() for row in batch]
     assert len(found) == len(set(found)), "a row stands twice in the table"

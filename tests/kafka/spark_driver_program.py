@@ -54,9 +54,9 @@ class Handler:
 
 
 def killed_before_marks(store, batch_id, jvm):
-    """The store of a query that fails once it has written the rows of this batch, before their marks.
+    """The store of a query that fails after it has written the rows of this batch, and before their marks.
 
-    jvm: with it the driver is killed; None: nobody is.
+    jvm: it is killed with the driver; None: no process is killed.
     """
     write = store.write
 
@@ -155,7 +155,7 @@ class Driver:
         return self.finish(place)
 
     def catch_up(self, place):
-        """What is in the topics now is in the table."""
+        """Wait until all records of the topics are in the table."""
         self.queries[place][0].processAllAvailable()
 
     def stop(self, place):
@@ -179,7 +179,7 @@ class Driver:
         return runs_of(self.spark, Path(place), servers, topic)
 
     def job(self, name, arguments):
-        """A job's command in this session: exit code and all it said."""
+        """Run a job's command in this session: (exit code, all of its output)."""
         from importlib import import_module
 
         from click.testing import CliRunner

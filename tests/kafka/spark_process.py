@@ -21,7 +21,7 @@ def connector():
 
 
 class SparkJob:
-    """`python -m spark_jobs.jobs.<job> arguments`, in a process group of its own; its events are `events`."""
+    """`python -m spark_jobs.jobs.<job> arguments`, in a separate process group; `events` has its events."""
 
     def __init__(self, place, job, *arguments):
         place.mkdir(parents=True, exist_ok=True)
@@ -47,7 +47,7 @@ class SparkJob:
 
     @property
     def events(self):
-        """Everything that this job and those before it in this place told; a last line that is not whole is left."""
+        """The events of this job and of earlier ones in this place, without an incomplete last line."""
         lines = self._events.read_text().splitlines(keepends=True) if self._events.exists() else []
         return [json.loads(line) for line in lines if line.endswith("\n") and line.startswith("{")]
 
@@ -56,7 +56,7 @@ class SparkJob:
         return self._errors.read_text(errors="replace")[-4000:]
 
     def wait(self, timeout_s):
-        """Its exit code, once it ended by itself."""
+        """Wait for the job to end by itself; returns its exit code."""
         return self.process.wait(timeout_s)
 
     def kill(self):

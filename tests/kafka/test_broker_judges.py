@@ -49,7 +49,7 @@ sys.stdin.read()
 
 
 class Story:
-    """What the broker was given, what it served, and the directories it left."""
+    """The batches sent to the broker, the records it served, and its directories."""
 
     def __init__(self, cluster: KafkaCluster, directory: Path) -> None:
         self.cluster, self.directory = cluster, directory
@@ -338,7 +338,7 @@ def described(header):
 
 
 def test_our_own_tools_agree(left, dumps):
-    """`pushrep log dump --json` names and says what Kafka's tool does; `verify` finds no damage."""
+    """`pushrep log dump --json` has the same names and values as Kafka's tool; `verify` finds no damage."""
     data, _ = left
     for topic, kafka in dumps.items():
         path = str(data / f"{topic}-0")

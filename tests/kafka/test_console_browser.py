@@ -180,7 +180,7 @@ def facts(page):
 
 
 def fleet_page(page, places):
-    """What it shows, and what it has to."""
+    """The shown values, and the expected ones."""
     shown = [[row[0].split()[0], row[1], row[2], row[3]] for row in table(page, "#outbox-table")]
     shown += [row[:1] + row[2:6] for row in table(page, "#node-table")]
     told, pushed = [], {}

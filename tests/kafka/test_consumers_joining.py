@@ -29,7 +29,7 @@ PROTOCOLS = {
 
 
 class Counted:
-    """What one member yielded; and of all, what was committed behind it."""
+    """The records that one member yielded; and of all members, those that were committed afterwards."""
 
     def __init__(self, everywhere):
         self._everywhere, self._open = everywhere, defaultdict(list)

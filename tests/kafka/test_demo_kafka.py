@@ -90,7 +90,7 @@ def full_run(out, databases, *, kills_apply):
 
 
 def interrupted_run(out, databases):
-    """Ctrl-C when broker and database are up; returns what it said."""
+    """Press Ctrl-C when broker and database are up; returns the output."""
     said = []
     with subprocess.Popen(
         command(out), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=databases

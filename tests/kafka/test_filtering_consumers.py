@@ -70,7 +70,7 @@ def records_of(messages):
 
 
 def turns():
-    """For a loop that looks again and again, as long as a stalled machine may take; behind it stands what has to be."""
+    """Turns of a polling loop, for as long as a stalled machine may need; afterwards the condition has to hold."""
     deadline_s = time.monotonic() + WAIT_S
     while time.monotonic() < deadline_s:
         yield
@@ -107,7 +107,7 @@ def test_replays_are_dropped_also_over_restarts(broker, topic, one_by_one):
 
 
 def own_position(record):
-    """Of records without metadata, whose value is "<source offset>"."""
+    """The position of records without metadata, whose value is "<source offset>"."""
     value = record.value() if callable(record.value) else record.value
     return None if value == b"none" else StreamMetadata(PID, 0, int(value)).pack()
 
@@ -341,7 +341,7 @@ def test_a_consumer_that_is_killed_goes_on_behind_its_last_commit(broker, topic,
 
 
 def _found(broker, topic):
-    """What the group of this name committed of partition 0."""
+    """The offset that the group of this name committed for partition 0."""
     from confluent_kafka import Consumer, TopicPartition
 
     reader = Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": topic, "log_level": 0})

@@ -86,7 +86,7 @@ def visible(cluster, topic, pid=PID):
 
 
 def known_producers(cluster, topic):
-    """How many producer ids the broker knows in the topic's partition; None: it does not say now."""
+    """The number of producer ids in the partition's state at the broker; None if it does not answer now."""
     from kafka import KafkaAdminClient, TopicPartition
     from kafka.errors import KafkaError
 

@@ -128,7 +128,7 @@ def test_versions_that_are_not_kept_get_tombstones(broker, topic, opened):
 
 
 def test_a_second_driver_s_commit_of_a_batch_fails(opened):
-    """Contract: a second driver's commit of N fails; the first one goes on."""
+    """Contract: a second driver's commit of N fails; the first one continues."""
     first, second = opened(), opened()
     first.write(marks_of("q", 0), keep=9)
     for store in (first, second):
@@ -169,7 +169,7 @@ def test_who_only_looks_disturbs_nobody(opened):
 
 
 def test_a_writer_that_another_one_fenced_goes_on_where_nothing_was_written(opened):
-    """Fencing decides who writes; what was written decides who may go on."""
+    """Fencing decides who writes; the content of the topic decides who may continue."""
     first, second = opened(), opened()
     first.write(marks_of("q", 0), keep=9)
     second.owner()

@@ -42,7 +42,7 @@ def topic(broker, request):
 
 @pytest.fixture
 def opened(broker, topic, tmp_path):
-    """Open the test's outbox with its topic as destination; `away`: with brokers that nobody reaches."""
+    """Open the test's outbox with its topic as destination. away: with brokers that can't be reached."""
 
     def open_outbox(partitions=1, *, away=False, directory=None, fence="preferred", **settings):
         servers = f"127.0.0.1:{free_ports(1)[0]}" if away else broker.bootstrap_servers
@@ -82,7 +82,7 @@ def ship(opened, *labels, count=1000, **settings):
 
 
 def append_away(opened, label, count, **settings):
-    """Append while nobody reaches the brokers."""
+    """Append while the brokers can't be reached."""
     with opened(away=True, **settings) as outbox:
         outbox.append_many(0, values(label, count))
         outbox.flush()
@@ -176,7 +176,7 @@ def cut_head(broker, topic, offset=OFFSET_END):
 
 
 def test_two_clones_one_after_the_other(broker, topic, opened, tmp_path):
-    """identity T1: the second clone finds the first one's records in its place, and says so."""
+    """identity T1: the second clone finds the first one's records in its place, and reports it."""
     create_topic(broker.bootstrap_servers, topic)
     ship(opened, "before", count=500)
     shutil.copytree(tmp_path / "outbox", tmp_path / "backup")
@@ -190,7 +190,7 @@ def test_two_clones_one_after_the_other(broker, topic, opened, tmp_path):
 
 
 def test_a_lost_checkpoint_makes_no_copies(broker, topic, opened, tmp_path):
-    """identity T1: what the topic holds is found from its start, by content; a moved directory goes on as it was."""
+    """identity T1: the topic's content is found from its start, by content; a moved directory continues unchanged."""
     create_topic(broker.bootstrap_servers, topic)
     ship(opened, "before")
     (tmp_path / "outbox" / "destinations.json").unlink()
@@ -204,7 +204,7 @@ def test_a_lost_checkpoint_makes_no_copies(broker, topic, opened, tmp_path):
 
 
 def test_a_damaged_checkpoint_is_removed_as_its_error_says_though_the_topic_has_grown(broker, topic, opened, tmp_path):
-    """The advice in `CorruptDestinationsFile` leads on: how many partitions are used is told by the topic."""
+    """The advice in `CorruptDestinationsFile` works: the number of used partitions is found in the topic."""
     create_topic(broker.bootstrap_servers, topic, 2)
     with opened(4) as outbox:
         for partition in range(4):

@@ -87,7 +87,7 @@ def guarded(tool_or_skip, tmp_path_factory):
 
 
 class Case:
-    """A user of its own, its topic, group and marks topic, and the rights that it has."""
+    """A separate user, its topic, group and marks topic, and its rights."""
 
     def __init__(self, cluster, *, is_compacted=False):
         self.cluster, self.user = cluster, next(_users)

@@ -91,7 +91,7 @@ def record_of(pid):
 def test_a_batch_that_rotted_once_it_was_shipped_stops_its_own_partition_until_it_is_whole(
     broker, tmp_path, monkeypatch, is_newest
 ):
-    """Whether that log still is the one that was shipped can't be told; nothing of any other was shipped before."""
+    """The test can't tell whether this log is still the shipped one; no record of another log was shipped before."""
     for module in (recovery, sink_session):
         monkeypatch.setattr(module, "STOPPED_RETRY_MS", 200)
     create_topic(broker.bootstrap_servers, topic := f"rotten-behind-{is_newest}", 2)

@@ -359,7 +359,7 @@ def test_a_grown_topic_is_used_as_before(broker, topic, opened):
 
 
 def produced_by_another(broker, topic, fields):
-    """Send one batch under somebody else's producer id, as a broken client would; the answer's code."""
+    """Send one batch under another producer's id, as a broken client would; returns the code of the answer."""
 
     destination = KafkaDestination(bootstrap_servers=broker.bootstrap_servers)
     topic_id = look_at_topic(destination, topic).topic_id

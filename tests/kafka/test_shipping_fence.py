@@ -79,7 +79,7 @@ def append(outbox, count=20):
 
 
 def assert_each_once(cluster, topic, outbox):
-    """No record is missing, none is there twice, and nothing else."""
+    """Check that all records are there exactly once, and no others."""
     found = read_filtered(cluster.bootstrap_servers, topic, 3)
     for partition in range(2):
         assert same(found.of(outbox.pid, partition), list(outbox.log(partition).records(0))), f"partition {partition}"
@@ -469,7 +469,7 @@ def test_the_rights_in_the_docs_are_these():
 
 
 def test_a_broker_that_is_killed_within_the_fence(forgetful, tmp_path, monkeypatch, torture):
-    """It comes back as COORDINATOR_NOT_AVAILABLE, then as COORDINATOR_LOAD_IN_PROGRESS, and the fence goes on."""
+    """The errors are COORDINATOR_NOT_AVAILABLE, then COORDINATOR_LOAD_IN_PROGRESS, and the fence continues."""
     topic = new_topic(forgetful)
     with open_outbox(tmp_path / "outbox", forgetful, topic) as outbox:
         append(outbox)

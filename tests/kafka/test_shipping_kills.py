@@ -55,7 +55,7 @@ with Outbox.open(directory, topic, 5, "test", kafka=destination, batch_bytes=400
 
 
 class Service:
-    """The outbox in a process of its own; a step appends to every partition."""
+    """The outbox in a separate process; each step appends to all partitions."""
 
     def __init__(self, *arguments):
         self._arguments = arguments
@@ -89,8 +89,8 @@ class Service:
 
 
 class Reader:
-    """The apply job over the topic, in batches of a second. It may end by itself while brokers are away, as a
-    supervisor has to expect; then it is started again.
+    """The apply job on the topic, with a batch each second. It may end by itself while brokers are away; then it is
+    started again, as a supervisor would.
     """
 
     def __init__(self, place, cluster, topic, jars):
@@ -112,7 +112,7 @@ class Reader:
         return sum(event["event"] == "batch" for event in self.job.events)
 
     def keep_running(self):
-        """Start it again if it was killed, or ended by itself."""
+        """Start the job again if it was killed, or ended by itself."""
         if not self.job.is_running:
             self.ended += not self._is_killed
             self._start("--trigger", "1s")
@@ -227,7 +227,7 @@ def shipped(directory, cluster, topic):
 
 @pytest.mark.parametrize("which", ["confluent", "aiokafka"])
 def test_with_the_leader_unknown_past_every_timeout_there_is_no_hole(three_brokers, which):
-    """A topic of one copy whose broker is dead: aiokafka drops such a batch, and would go on with the next."""
+    """A topic with one replica whose broker is dead: aiokafka drops such a batch, and would continue with the next."""
     name = f"leaderless-{which}"
     create_topic(three_brokers.bootstrap_servers, name, copies=1)
     leader = leader_of(three_brokers, name)

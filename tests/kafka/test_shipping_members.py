@@ -81,7 +81,7 @@ def test_a_member_that_lost_the_file_uses_as_many_partitions_as_before(broker, n
 
 
 def test_after_a_repartition_the_file_has_to_be_there(broker, node, opened, tmp_path):
-    """Several numbers were used in turn, and which of them from which offset on stands in destinations.json only."""
+    """Several partition counts were used in turn, and only destinations.json has the offsets where each begins."""
     file = tmp_path / "outbox" / "destinations.json"
     with opened() as outbox:
         outbox.append_many(3, [b"one"] * 20)

@@ -147,7 +147,7 @@ def test_what_is_wrong_is_told_and_no_secret_is(secure, tmp_path, listener, mech
 
 
 def test_producers_and_consumers_take_their_clients_settings(secure):
-    """What a producer or a consumer asks beside its client's own talk goes the same way, secrets included."""
+    """The further clients of a producer or a consumer use the same settings, secrets included."""
     from filtering.consumers.confluent import ReplayFilteredConsumer
     from partitioner.confluent import SourcePartitionProducer
 

@@ -41,7 +41,7 @@ def aio(broker, topic, **more):
 
 
 def filtered(broker, topic, partition, carrier="key"):
-    """The source offsets that a reader sees, by source partition; and how many records lie in the topic."""
+    """The source offsets that a filtering reader sees, by source partition; and the number of records in the topic."""
     rule, kept, raw = ReplayFilter(), {}, 0
     for record in consume(broker.bootstrap_servers, topic, partition):
         raw += 1

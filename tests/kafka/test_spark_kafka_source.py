@@ -52,7 +52,9 @@ class Mixed:
         assert min(kept, dropped) > (kept + dropped) // 20, f"{kept} to keep and {dropped} to drop: both are drawn"
 
     def limit(self, offsets):
-        """What cuts batches in the short form; it grows with the topic, so that the long form is no longer for it."""
+        """The limit of a batch in the short form; it grows with the topic, so that the long form does not take longer
+        for it.
+        """
         return {"maxOffsetsPerTrigger": str(offsets * max(1, self.records // SHORT_RECORDS))}
 
     def write(self, records):

@@ -74,7 +74,9 @@ def options_of(servers, topic):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("form", ["batches", "operator"])
 def test_killed_executors_change_nothing_of_a_topic_s_rows(driver, broker, gate, tmp_path, form, torture):
-    """The same results as local; a task that runs again, and state that is loaded anew, give the same rows."""
+    """The same results as with a local master; a task that runs again, and state that is loaded again, give the same
+    rows.
+    """
     if not torture.is_long:
         pytest.skip("the test over a log is the short form")
     servers = broker.bootstrap_servers

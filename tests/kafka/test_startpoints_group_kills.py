@@ -72,7 +72,7 @@ def committed(broker, topic):
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("client", ["confluent", "aiokafka"])
 def test_rules_2_and_3_a_member_killed_at_each_step_applies_once(broker, member, tmp_path, torture, client):
-    """The startpoint says "the latest": a second resolution would find another end, since the log grows after each."""
+    """The startpoint is "latest": a second resolution would find another end, because the log grows after each step."""
     lives = list(itertools.product(("live", "start"), STEPS))
     for moment, step in lives if torture.is_long else [torture.random(client).choice(lives)]:
         create_topic(broker.bootstrap_servers, topic := next(_names))

@@ -57,7 +57,7 @@ class Reader:
         self.assigned, self.failures = [], []
 
     async def read(self, count):
-        """What comes until so many records came, at least one look; failures are noted."""
+        """Read until so many records have arrived, at least once; failures are collected."""
         found = {}
         for _ in turns():
             try:
@@ -157,7 +157,7 @@ IN_A_DIRECTORY = pytest.mark.parametrize("store", ["directory"], indirect=True, 
 
 @pytest.fixture
 def reader(request, broker, topic, store):
-    """Call it in a loop; it is closed by `told`."""
+    """A reader to call in a loop; `told` closes it."""
     return lambda: request.param(broker, topic, store)
 
 
@@ -177,7 +177,9 @@ EVERYTHING = {0: list(range(COUNT)), 1: list(range(COUNT))}
 
 @BOTH
 def test_rules_2_and_3_a_running_group_is_sent_back_once_without_a_rejoin(broker, topic, store, reader):
-    """Applied between two reads, stored before it is used, consumed by the commit behind it; the other goes on."""
+    """The startpoint is applied between two reads, stored before it is used, and consumed by the next commit; the other
+    member continues.
+    """
 
     async def story(one):
         assert await one.read(2 * COUNT) == EVERYTHING

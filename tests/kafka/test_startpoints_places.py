@@ -32,7 +32,7 @@ _names = (f"places-{number}" for number in itertools.count())
 
 @pytest.fixture
 def place(broker):
-    """A store in a topic of its own."""
+    """A store in a separate topic."""
     create_topic(broker.bootstrap_servers, name := next(_names), cleanup_policy="compact")
     return StorePlace.parse(f"kafka:{name}", {"bootstrap.servers": broker.bootstrap_servers})
 
@@ -103,7 +103,7 @@ def silent(broker):
 
 @pytest.fixture
 def patient(place):
-    """The same place for who waits ten minutes where nothing says otherwise."""
+    """The same place with a timeout of ten minutes as the default."""
     return {**place.settings, "request.timeout.ms": "600000"}
 
 

@@ -213,7 +213,7 @@ def test_who_is_killed_within_a_change_leaves_nothing_and_holds_nobody(broker, t
 
 
 def test_a_first_writer_that_is_stopped_within_its_first_change_leaves_an_empty_store(broker, topic, store):
-    """Its record that says the format takes an offset and never counts: the next writer has to say it."""
+    """Its format record has an offset but is aborted: the next writer has to write the format."""
     stopped = plain_producer(broker.bootstrap_servers, transactional_id=f"pushrep-startpoints-{topic}")
     stopped.init_transactions(120)
     stopped.begin_transaction()

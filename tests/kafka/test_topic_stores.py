@@ -54,7 +54,7 @@ def make_anew(destination):
 
 @pytest.mark.parametrize("count", [1, 2, 9], ids=["shorter", "as long", "longer"])
 def test_a_topic_that_was_made_anew_is_noticed_wherever_its_end_is(destination, opened, count):
-    """What stood there is no state of the new one, and offsets of the old one mean other records."""
+    """The former content is not part of the new topic, and the same offsets are other records."""
     old = opened()
     for number in range(2):
         old.look()
@@ -79,7 +79,7 @@ def test_a_store_of_startpoints_whose_topic_was_made_anew_says_so(destination):
         with open_store(destination) as new:
             sequences = [new.write("billing", "orders", 0, Startpoint.latest(), "there") for _ in range(3)]
             for use in (old.history, lambda: old.write("billing", "orders", 0, Startpoint.earliest(), "go")):
-                with pytest.raises(CorruptStore, match=r"deleted and made again.*start again"):
+                with pytest.raises(CorruptStore, match=r"deleted and made again.*restart this program"):
                     use()
             assert [fact.sequence for fact in new.history()] == sequences
 

@@ -75,7 +75,7 @@ def columns_of(task):
 
 
 def found_by_rows(rows, before, rule, arrow_rows=7):
-    """What Python workers make of the rows, as Spark sorts them, in Arrow batches of so many."""
+    """The rows as Python workers decide them: sorted as by Spark, in Arrow batches of this size."""
     in_order = sorted(rows, key=lambda row: row[:3])
     names = ["key", "topic", "partition", "offset"]
     batches = [
@@ -86,7 +86,7 @@ def found_by_rows(rows, before, rule, arrow_rows=7):
 
 
 def found_by_runs(tasks):
-    """What the first pass makes of them by runs. Rows are numbered as by Spark's `monotonically_increasing_id`."""
+    """The rows as runs of the first pass. Rows are numbered as by Spark's `monotonically_increasing_id`."""
     rows = sorted((row[:2], (n << 33) + place, row) for n, task in enumerate(tasks) for place, row in enumerate(task))
     for (topic, partition), group in itertools.groupby(rows, key=lambda row: row[0]):
         own = [(place, row) for _, place, row in group]
@@ -184,7 +184,7 @@ def test_new_rows_without_a_gap_in_their_source_are_decided_by_runs(drawn, cuts,
 
 @given(rows_of_logs, st.lists(st.integers(0, 20), max_size=3), st.data(), st.sampled_from([0, 0, 3]))
 def test_a_record_that_stands_twice_is_never_decided_by_runs_and_refused_where_rows_are(drawn, cuts, data, window):
-    """The frame is not the log then; whichever record it is, wherever its copy lies."""
+    """The frame differs from the log then, whichever record is repeated and wherever its copy is."""
     tasks, rule = tasks_of(log_of(drawn), cuts), FilterRule(window=window)
     assume(tasks)
     row = data.draw(st.sampled_from([row for task in tasks for row in task]))

@@ -111,7 +111,7 @@ class Leading(RuleBasedStateMachine):
 
     @rule(replica=REPLICAS, beyond=st.integers(0, 5), unflushed=st.integers(0, 3), late=st.booleans())
     def accept(self, replica, beyond, unflushed, late):
-        """The oldest request is accepted; the replica may hold more than it said, of another leader."""
+        """The oldest request is accepted; the replica may hold more records than it reported, from another leader."""
         if not self.sent.get(replica):
             return
         sequence, _, end = self.sent[replica].pop(0)

@@ -115,7 +115,7 @@ class Case:
         }
 
     def all_bytes(self):
-        """What is in the log, and what was kept aside behind it: in the order of the log."""
+        """The bytes of the log, and of the files kept aside after it, in the order of the log."""
         parts = {}
         for name in self.disk.list(HOME):
             if ".log" in name:

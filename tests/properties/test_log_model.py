@@ -25,7 +25,7 @@ VALUES = st.lists(st.binary(max_size=120), min_size=1, max_size=12)
 
 
 def end_process(disk):
-    """What a kill leaves: the disk frees locks and descriptors, the memory of the process is gone."""
+    """Simulate a kill: the disk frees locks and descriptors, and the memory of the process is lost."""
     disk.crash()
 
 
@@ -64,9 +64,9 @@ NOTHING = pickle.dumps(({}, -1, 0))
 
 
 class LogBesideAList(RuleBasedStateMachine):
-    """`values[n]` is the value at offset n; the first `promised` of them were said to be on disk.
+    """`values[n]` is the value at offset n; the first `promised` of them are reported as on disk.
 
-    Those below `start` were given up: by retention, which keeps what `needed` and the lease hold, or by order.
+    Values below `start` were removed: by retention, which keeps what `needed` and the lease hold, or by purge.
     """
 
     @initialize(
@@ -128,7 +128,7 @@ class LogBesideAList(RuleBasedStateMachine):
         return max(self.start, min(end, end if self.needed is None else self.needed))
 
     def note_start(self):
-        """Retention may have run by itself."""
+        """Read the log start, because retention may have run by itself."""
         start, floor = self.log.log_start_offset, self.floor(len(self.values))
         if self.lease is not None and self.lease.broken is None:
             floor = max(self.start, min(floor, self.lease.offset))

@@ -208,7 +208,7 @@ def test_a_run_takes_what_a_check_of_each_batch_takes(data):
 
 
 def checked_alone(data):
-    """(position, header) of the whole batches at the beginning of `data`, each checked by itself."""
+    """(position, header) of the whole batches at the beginning of `data`; each is checked alone."""
     found, at = [], 0
     with suppress(CorruptRecordBatch):
         while True:

@@ -78,7 +78,7 @@ def changed(small_log, data, recovery_point):
 
 
 def whole_below(ends, size):
-    """(byte, offset) where the last batch ends that lies wholly within `size` bytes."""
+    """(byte, offset) of the end of the last batch that is wholly within `size` bytes."""
     return max(end for end in ends if end[0] <= size)
 
 

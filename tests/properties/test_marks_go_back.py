@@ -13,7 +13,7 @@ LOG = st.lists(st.tuples(st.sampled_from(PAIRS), st.integers(0, 12)), min_size=1
 
 
 def kept_of(log, highest):
-    """The rule by brute force: the places of the log that pass; `highest` goes on with them."""
+    """The rule by brute force: the places of the log that pass; `highest` is updated."""
     passed = []
     for place, (pair, offset) in enumerate(log):
         if offset > highest.get(pair, -1):

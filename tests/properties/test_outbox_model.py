@@ -94,7 +94,7 @@ class OutboxModel(RuleBasedStateMachine):
 
     @rule(pair=PAIRS, count=st.integers(1, 5))
     def disk_full(self, pair, count):
-        """What fails leaves no trace, and has to come again before what follows it."""
+        """A failed append changes nothing, and has to be repeated before later ones."""
         self.compare()
         partition, first = pair[1] % PARTITIONS, self.next_position(pair, 1)
         self.disk.capacity_bytes = 0

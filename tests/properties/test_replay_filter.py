@@ -81,7 +81,7 @@ def as_chunks(keys):
 
 
 def as_fixed(keys):
-    """Keys of another length cannot stand in such a column; null is the same to the filter."""
+    """Such a column can't hold keys of another length; the filter treats null like them."""
     return pa.array([None, *(k if k is not None and len(k) == 20 else None for k in keys)], pa.binary(20))[1:]
 
 

@@ -41,7 +41,7 @@ class Run:
         self.session.handle(e.SubscriberAttached(draw(st.integers(0, 50))), 0)
 
     def turn(self, facts, counter=None):
-        """Whether anything was done."""
+        """Run one turn; returns whether it did something."""
         self.now += 1
         effects = self.session.handle(e.Turn(facts, counter), self.now)
         for effect in effects:

@@ -179,7 +179,9 @@ class StandingBy(RuleBasedStateMachine):
 
     @rule()
     def started_again(self):
-        """What lasts still it reads off the wall clock: exactly, unless that was set since; never for longer."""
+        """It computes the remaining pause from the wall clock: exactly, unless the clock was set since; never
+        longer.
+        """
         self.standby = Standby(TIMES, lambda n: min(self.spread, n - 1))
         self.known_ms, self.idle_since_ms = self.now_ms, None
         for what, (at_ms, length_ms, offset_ms) in self.began.items():

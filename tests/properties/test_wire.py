@@ -31,7 +31,7 @@ RECORDS = st.lists(st.binary(max_size=200), max_size=3).map(tuple)
 
 
 def values_of(hint):  # noqa: PLR0911 - a kind of type a line
-    """What a field of this type may hold, over all of its range."""
+    """Values of a field's type, over its whole range."""
     if get_origin(hint) is Annotated:
         if get_args(hint)[0] is not int:
             return values_of(get_args(hint)[0])

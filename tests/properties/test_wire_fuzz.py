@@ -121,7 +121,7 @@ def test_any_call_in_any_version_at_both_ends(api_key, version, kind, header, co
 
 @given(data=st.data())
 def test_every_flipped_bit_before_the_records_is_found(data):
-    """The CRC covers the prefix and the header; what follows has CRCs of its own."""
+    """The CRC covers the prefix and the header; the records after them have their own CRCs."""
     frame = data.draw(st.sampled_from(FRAMES))
     head_bytes = PREFIX_BYTES + int.from_bytes(frame[13:16])
     bit = data.draw(st.integers(0, 8 * head_bytes - 1))
@@ -210,7 +210,7 @@ def append_frame_head(records_bytes):
 
 
 def test_a_claim_costs_no_memory():
-    """64 MiB are announced by a valid header: what is held grows with what comes, not with what is said."""
+    """A valid header announces 64 MiB: memory grows with the received bytes, not with the announced ones."""
     decoder = FrameReader(VOCABULARY.open, FrameLimits())
     tracemalloc.start()
     try:

@@ -65,7 +65,7 @@ class Flip:
 
     @property
     def is_covered(self):
-        """Whether the batch's CRC tells."""
+        """Whether the batch's CRC covers the byte."""
         return self.bit // 8 >= FIELDS["crc"][0]
 
     def __str__(self):

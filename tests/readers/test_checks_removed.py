@@ -139,7 +139,7 @@ def test_a_check_that_is_taken_out_is_missed(check, directory):
 
 
 def missed(log, read, starts, named):
-    """Whether something wrong came, or less is named than before."""
+    """Whether the reader got wrong records, or reports less damage than before."""
     try:
         found = list(read(starts))
     except Exception:  # noqa: BLE001 - the judge could not make sense of what came

@@ -63,14 +63,16 @@ def test_a_rotten_base_offset_behind_a_cleaners_hole_gives_no_wrong_record(way, 
 
 
 def is_without_witness(log, flip):
-    """Whether offsets may be missing where the flip is: without its seal one base offset is as good as another."""
+    """Whether offsets may be missing at the flip: without a seal any base offset is plausible there."""
     return flip.field == "base offset" and log.batches[flip.batch].base_offset < log.cleaned_offset
 
 
 def starts_near(log, flip, number):
-    """Where the batch begins; and one after the other the front, its offsets, its neighbours' edges, any offset.
+    """Start offsets: where the batch begins; and in turn the log's start, offsets of the batch, edges of its
+    neighbours, any offset.
 
-    All of them with each bit take ten times as long; so each bit meets each of these places, at some of the batches.
+    All places with each bit take ten times as long; so each bit is tested with each of these places, at some of the
+    batches.
     """
     first, behind = log.batches[flip.batch].base_offset, log.batches[flip.batch].next_offset
     places = [0, number % log.end, *range(max(0, first - 1), min(behind + 1, log.end))]

@@ -67,7 +67,7 @@ class Given(NamedTuple):
 
 
 class TimeFound(NamedTuple):
-    """What a look-up by time answered."""
+    """The result of a look-up by time."""
 
     timestamp_ms: int
     offset: int | None

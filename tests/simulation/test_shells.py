@@ -97,8 +97,8 @@ def test_a_broken_promise_is_seen(mutation, monkeypatch):
 
 
 def test_a_leader_that_an_accepted_loss_did_not_reach_counts_what_was_true(monkeypatch):
-    """Nothing fences it, and it can't know that a member has cut its log for another leader since it answered. What
-    that member answered has to be true all the same: it is seen if it only says that it wrote.
+    """The leader is not fenced, and can't learn that a member has cut its log for another leader since it answered. Its
+    last answer has to have been true: a member that acknowledges without writing is detected.
     """
 
     def follow(state, request, batch_at, original=follower.follow):

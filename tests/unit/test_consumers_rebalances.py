@@ -157,9 +157,10 @@ class _Nothing(_Committed):
 
 @pytest.mark.parametrize("first", [PARTITION, OTHER])
 def test_aiokafka_a_refused_first_batch_is_not_passed_over_where_nothing_is_committed(first):
-    """By `latest` a partition would go on behind what it handed over; and one of which nothing came stays in place.
+    """With `latest` a partition would continue after records that were not yielded. A partition without records keeps
+    its place.
 
-    What stands before what is refused is yielded, since a commit counts it.
+    Records before the refused one are yielded, because a commit covers them.
     """
 
     async def run():
@@ -336,7 +337,9 @@ def of_three(of_client):
 
 
 def test_confluent_a_refused_first_batch_is_not_passed_over_where_nothing_is_committed(of_three):
-    """By `latest` a partition would go on behind what it handed over; and one of which nothing came stays in place."""
+    """With `latest` a partition would continue after records that were not yielded. A partition without records keeps
+    its place.
+    """
     client = _Refused()
     consumer = of_three(client)
     with pytest.raises(PairSplit):

@@ -121,7 +121,9 @@ class Leader:
         return self
 
     def cut(self, offset):
-        """Another leader, who has only what lies below, and writes on there; nothing above was watermarked."""
+        """Another leader has only the records below the offset, and continues there; no record above it was
+        acknowledged.
+        """
         self.epoch += 256
         self.end = self.start_offset = offset
         self.say(self.batch([b"other"]), watermark=self.watermark)
@@ -194,7 +196,7 @@ def node(world):
 
 @pytest.fixture
 def leader(world, node):
-    """Of a log of 100 records in several segments."""
+    """The leader of a log of 100 records in several segments."""
     return world.leader(node).fill(100)
 
 

@@ -149,7 +149,7 @@ def test_who_comes_again_too_late_for_its_new_session_comes_once_more(client, le
 
 
 def test_who_attaches_by_the_id_alone_is_where_the_session_is(world, client, node):
-    """`position` is where another replay would go on, records or not."""
+    """`position` is the offset from which another replay would continue, even without records."""
     other = world.client(node)
     ended = other.attach(client.start_replay(ReplayRequest("orders-0", 53, 0)))
     assert (list(ended), ended.position) == ([], 53)

@@ -49,7 +49,7 @@ REQUESTS = st.lists(st.tuples(POSITIONS, LENGTHS, BOUNDS), min_size=1, max_size=
 
 
 class Log(NamedTuple):
-    """What a log holds. times: of each offset, None where there is no record. ends: where a batch may end."""
+    """The content of a log. times: of each offset, None if it has no record. ends: offsets where a batch may end."""
 
     times: list[int | None]
     ends: list[int]
@@ -95,7 +95,7 @@ def answer(log: Log, request: ReplayRequest) -> Answer | ErrorCode:
 
 
 def given(client: ReplayClient, request: ReplayRequest, wanted: Answer | ErrorCode) -> object:
-    """What comes: as many records as wanted and whatever comes with them, and whether it ended."""
+    """What the client gets: as many records as requested, the rest of their batch, and whether the replay ended."""
     try:
         replay = client.replay(request)
     except ReplayRefused as refused:
@@ -143,7 +143,9 @@ class Built:
             self.leader.say(made, watermark=0)
 
     def _cut(self, share):
-        """Another leader has less, and goes on there under its epoch; what retention has taken was acknowledged."""
+        """Another leader has fewer records, and continues under its epoch; records that retention removed were
+        acknowledged.
+        """
         bases = [base for base in self.bases if base >= self.start]
         if not bases:
             return
@@ -168,7 +170,7 @@ class Built:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A node and its client, and the value of the counter that it knows."""
+    """A node, its client, and the value of the node's counter."""
     world, gate = World(tmp_path_factory.mktemp("exact")), [0]
     with world.opened:
         node = world.node(

@@ -188,7 +188,7 @@ def test_keeping_house_is_for_whom_allow_names(world, node, leader):
 
 
 def test_retention_that_comes_first_is_told_where_there_is_no_lease_to_wait_for(world, node, client, stopped):
-    """Retention may go on once a session is over; who comes later learns the new range."""
+    """Retention continues once a session is over; a later request gets the new range."""
     take(client.replay(ReplayRequest("orders-0", length=5)), 5)
     until(lambda: node.replays().sessions_active == 0)
     start = client.purge("orders-0", 100)

@@ -22,7 +22,7 @@ def rss_bytes():
 
 
 class Draining:
-    """Subscribers of one log that read whatever comes, in one thread, and keep none of it."""
+    """Subscribers of one log that read everything, in one thread, and keep no records."""
 
     def __init__(self, node, count, credit=1 << 40):
         self.connections = []
@@ -59,7 +59,9 @@ class Draining:
 
 
 def test_200_sessions_at_once_share_fairly_and_cost_no_memory_however_slow_some_are(world):
-    """One block per session and turn: when the first is half through, nobody is more than 20 % behind, by bytes."""
+    """Each session sends one block a turn: when the first is half done, no session is more than 20 % behind, by
+    bytes.
+    """
     state = {"gate": 0, "half": 1 << 60, "seen": None}
 
     def gate():  # asked in the server's thread, at every turn

@@ -63,7 +63,7 @@ class Reader:
         assert self.replay.poll() == [], "one error reaches the subscriber once"
 
     def check(self):
-        """Who is over may have ended before a cut, and was given what stood there then."""
+        """A reader that has ended may have ended before a cut, with the records that were there then."""
         assert self.recorded.is_deleted or self.failed_by is not ErrorCode.RECORDING_DELETED
         for offset, value in self.given.items():
             assert value in self.recorded.history[offset]
@@ -198,7 +198,7 @@ class Model:
             self.start = self.log().log_start_offset
 
     def delete(self):
-        """Another leader begins anew at once, under the same name, in another recording."""
+        """Another leader begins a new log under the same name at once; it is another recording."""
         if self.is_led:
             with pytest.raises(KeepingRefused):
                 self.client.delete("orders-0", force=True)
@@ -268,7 +268,9 @@ class Model:
         until(lambda: self.node.replays().sessions_active == 0, "slots always come back")
 
     def has_all(self, reader):
-        """Behind the very last record, not only as far: a cut that it has not heard of may have left it there."""
+        """Whether the reader is after the very last record; a cut whose notice is still on its way may have left it
+        there.
+        """
         if reader.recorded.is_deleted:
             return False  # it is told so
         last = len(self.values) - 1

@@ -119,7 +119,7 @@ def values(client):
 def test_a_recording_that_begins_anew_under_the_name_of_a_deleted_one_is_given_and_not_the_old_files(
     world, node, client, leader
 ):
-    """No such recording any more: what a session of the deleted one had open is nobody's."""
+    """The recording does not exist any more: the files that a session of the deleted one had open are not used."""
     assert len(values(client)) == 100
     leader.stop()
     client.delete("orders-0").wait()

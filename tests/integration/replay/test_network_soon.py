@@ -23,7 +23,7 @@ class SlowFile(RealFile):
 
 
 class SlowDisk(RealFilesystem):
-    """Its files are on disk when `SlowFile.may_sync` says so."""
+    """A disk whose syncs end only when `SlowFile.may_sync` is set."""
 
     def open(self, path, *, create=False, writable=True):
         opened = super().open(path, create=create, writable=writable)

@@ -91,7 +91,7 @@ def run(start, end, epoch=0):
 
 
 def test_without_a_store_it_is_the_one_beside_the_logs(place):
-    """The one that `pushrep startpoint` takes, too; a node keeps none for its readers, and says so."""
+    """`pushrep startpoint` uses the same store; a node has none for its readers, and its error says so."""
     if isinstance(place, Node):
         with pytest.raises(BadArgument, match="store_at") as refused:
             place.client().subscribe("orders", consumer="billing")
@@ -175,7 +175,7 @@ def test_a_partition_that_is_not_there_is_refused(place, store):
 
 
 def test_a_session_that_somebody_stopped_is_no_silent_stall(place, store):
-    """stop_all ends the sessions, not the consumers: these go on where they are."""
+    """stop_all ends the sessions, not the consumers, which continue from their positions."""
     with place.client() as client, client.subscribe("orders", consumer="billing", startpoints=store) as consumer:
         take(consumer, 2 * COUNT)
         for partition in range(2):

@@ -128,7 +128,9 @@ class Cell:
             self._error = error
 
     def end(self):
-        """To the end; where it fails it is started once more, as whoever runs it would, and that is told."""
+        """Run the query to its end. If it fails, it is started once more, as a supervisor would, and that is
+        reported.
+        """
         failed = None
         for _ in range(2):
             try:

@@ -211,7 +211,7 @@ def test_a_pair_in_two_log_partitions_stops_it(frames, logs):
 
 
 def test_the_ways_past_a_pair_in_two_partitions(frames, logs):
-    """As docs/spark.md has them: without the records of a foreign hand; or the pair goes on wherever it is met."""
+    """The two ways of docs/spark.md: drop the records of the other producer, or continue the pair in any partition."""
     rows = [logs.Row("t", p, n, StreamMetadata(5, 1, n), None, f"{p}:{n}") for p in (0, 3) for n in range(3)]
     pair = StreamMetadata(5, 1, 0).pack()[:12].hex().upper()
     with_others = [*rows, *(logs.Row("t", 3, 3 + n, None, key, f"other {n}") for n, key in enumerate((None, b"k")))]
