@@ -19,7 +19,7 @@ class Mutation(NamedTuple):
 
 @contextmanager
 def mutated(*mutations):
-    """The functions have the broken code meanwhile, whoever has imported them by whatever name."""
+    """Inside the `with` the functions have the broken code, in all modules that have imported them."""
     before = []
     try:
         for mutation in mutations:

@@ -32,11 +32,11 @@ RECORDS_MAX = 40
 
 
 class WrongWorld(AssertionError):
-    """A world in which a promise was broken; the message says which step, and how to run it again."""
+    """A world in which a promise was broken; the message has the step, and the command to run it again."""
 
 
 class Model:
-    """What one log has to hold. `values[n]` is the value at offset n; those below `start` were given up."""
+    """The expected content of one log. `values[n]` is the value at offset n; those below `start` were removed."""
 
     def __init__(self):
         self.values, self.start, self.promised = [], 0, 0
@@ -48,8 +48,9 @@ class Model:
 
 
 class World:
-    """One seed's. `run` takes so many steps; whatever goes wrong is a WrongWorld. Steps in `often` come ten times as
-    often: the test of the tests wants them."""
+    """The world of one seed. `run` executes so many steps; any error is a WrongWorld. Steps in `often` are ten times as
+    frequent, for the tests of mutations.
+    """
 
     def __init__(self, seed, *, telling=False, often=()):
         self.seed, self.telling = seed, telling
@@ -183,7 +184,7 @@ class World:
 
 
 def end_process(disk):
-    """What a kill leaves: locks and descriptors are free, the memory of the process is gone."""
+    """Simulate a kill: locks and descriptors are freed, and the memory of the process is lost."""
     disk.crash()
 
 
@@ -220,7 +221,7 @@ def note_promise(log, model):
 
 
 def may_retain(world, model):
-    """Retention runs by itself after a flush: the start that an accident leaves may be a higher one."""
+    """Retention runs by itself after a flush: after an accident the log start may be higher."""
     if world.config.retention_bytes is not None:
         model.highest_start = OFFSET_MAX
 
@@ -308,7 +309,7 @@ def close_all(world, log, model):
 
 
 def tidy(world, log, model):
-    """Somebody removes what was kept aside."""
+    """Remove the files that were kept aside."""
     for name in world.disk.list(log.path):
         if name.endswith(".cut"):
             world.disk.remove(log.path / name)

@@ -67,7 +67,7 @@ class Stored(NamedTuple):
 
 @dataclass
 class Disk:
-    """What a member finds again. `flushed`: offset below which nothing goes with the power."""
+    """A member's disk. flushed: records below this offset survive a power cut."""
 
     batches: list[Stored] = field(default_factory=list)
     start: int = 0
@@ -97,7 +97,7 @@ class Disk:
         return max(self.taken, self.numbers, self.grant.epoch if self.grant else -1, self.epochs.latest_epoch)
 
     def history_at(self, offset):
-        """Of everything below `offset`; None if no batch ends there."""
+        """The hash of the log's history below `offset`; None if no batch ends there."""
         if offset == self.start:
             return self.start_history
         low, high = 0, len(self.batches)
@@ -121,7 +121,7 @@ class Disk:
         return low
 
     def base_of(self, offset):
-        """Of the batch that holds `offset`; itself at the log's end."""
+        """The base offset of the batch that holds `offset`; `offset` itself at the log's end."""
         at = self.index_of(offset + 1) - 1
         held = at >= 0 and self.batches[at].batch.next_offset > offset
         return self.batches[at].batch.base_offset if held else offset
@@ -138,7 +138,7 @@ class Disk:
         return tuple(stored.batch for stored in self.batches[at : at + count] if stored.batch.next_offset <= end)
 
     def cut(self, offset):
-        """As LogEnds.cut says; what is left is on disk."""
+        """Cut the log as LogEnds.cut decides; the rest is on disk."""
         self.epochs = self.ends.cut(offset).leader_epochs
         while self.batches and self.batches[-1].batch.base_offset >= offset:
             self.batches.pop()
@@ -159,7 +159,7 @@ class Disk:
 
 
 class Line:
-    """What one generation acknowledged, and who led in it."""
+    """The records that one generation acknowledged, and its leaders."""
 
     def __init__(self):
         self.known = {}  # (epoch, base offset) -> history behind it, wherever it lies
@@ -336,12 +336,12 @@ class World:
         return max(line.committed_end for line in self.lines.values())
 
     def line_of(self, machine):
-        """Of the generation of its log."""
+        """The line of the generation of the member's log."""
         return self.lines[machine.disk.generation]
 
     def wipe(self, machine):
-        """A new disk under the old name, which holds nothing and promised nothing; or an older one that is put back. Of
-        m - 1 members at most at a time. Where a member leads alone (m = N), nobody tells it that it was replaced.
+        """A new disk under the old name, with no records and no promises; or an older disk that is put back. At most m
+        - 1 members at a time. A member that leads alone (m = N) does not learn that it was replaced.
         """
         grants = [one.disk.grant for one in self.machines if one.disk.grant is not None]
         are_named = grants and not any(grant.nameless for grant in grants)
@@ -739,7 +739,7 @@ class World:
         self.write(machine, Batch(base, base + count, epoch, data))
 
     def write(self, machine, batch):
-        """Append to a log, and hold the rule that an epoch has one history wherever it lies."""
+        """Append to a log, and check that an epoch has one history in all logs."""
         disk = machine.disk
         if batch.base_offset != disk.end:
             raise Violation(f"{machine.index} appends at {batch.base_offset}, its log ends at {disk.end}")
@@ -922,7 +922,7 @@ class World:
     on_look_answer = None
 
     def contact_age(self, machine):
-        """As a node tells it: since its start where it does not know."""
+        """The age of the last contact as a node reports it: since its start if it had none."""
         grant, contact = machine.disk.grant, machine.contact
         if not self.rules.leader_alive_steps or grant is None or grant.leader == machine.index:
             return None
@@ -1077,7 +1077,7 @@ class World:
     # ---- what must hold
 
     def commit(self, machine, watermark):
-        """A leader acknowledged everything below: it is one history, for ever."""
+        """A leader acknowledged everything below the offset: from now on this is the only history."""
         line = self.line_of(machine)
         for stored in reversed(machine.disk.batches):
             offset = stored.batch.next_offset
@@ -1099,7 +1099,9 @@ class World:
             raise Violation(f"{machine.index} takes {watermark} for acknowledged over another history")
 
     def check_ahead(self):
-        """Of all members that may lead, the one ahead holds all that was acknowledged; after a power cut, too."""
+        """Check that of all members that may lead, the one ahead holds all acknowledged records, also after a power
+        cut.
+        """
         if self.rules.accepts_loss:
             return
         for generation, line in self.lines.items():
@@ -1146,7 +1148,7 @@ class World:
         return granted_end(kept, disk.unfenced), self.holds(disk, disk.flushed, line)
 
     def holds(self, disk, end, line):
-        """Whether a log that ends there has everything that was acknowledged."""
+        """Whether a log with this end has everything that was acknowledged."""
         if disk.start > line.committed_end:
             return True
         return end >= line.committed_end and disk.history_at(line.committed_end) == line.committed[line.committed_end]

@@ -80,7 +80,7 @@ class Service:
             log.close()
 
     def _stand(self):
-        """Come to lead, and lead until it is over."""
+        """Stand by, lead, and lead until the lead is over."""
         world, machine = self.world, self.machine
         state_store = ElectionStateStore(machine.outbox_directory, world.first.outbox_id, machine.disk)
         if state_store.kept.member == NO_MEMBER:

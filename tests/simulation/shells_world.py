@@ -54,7 +54,7 @@ class Violation(AssertionError):
 
 @dataclass(frozen=True)
 class Rules:
-    """What kind of world it is. `accidents`: how often each comes, beside the others."""
+    """The settings of a world. accidents: the relative frequency of each."""
 
     members: int = 3
     min_insync: int = 2
@@ -106,7 +106,7 @@ class Machine:
         return replica.log if replica is not None and replica.failure is None else None
 
     def promises(self, *, durable=False):
-        """As they stand on its disk, read without its code; None if there are none."""
+        """The election state on the member's disk, parsed without the product's code; None if there is none."""
         names = self.disk._directories.get(str(self.outbox_directory))
         files = {} if names is None else names.disk if durable else names.now
         if "promises.json" not in files:
@@ -115,7 +115,7 @@ class Machine:
         return json.loads(bytes(inode.disk if durable else inode.cache))
 
     def counts(self, *, durable=False):
-        """Whether it has promised something, and was given everything since."""
+        """Whether the member has promised something, and has been filled since."""
         kept = self.promises(durable=durable)
         return kept is not None and kept["grant"] is not None and not kept["is_unfilled"]
 
@@ -256,7 +256,7 @@ class World:
         self.after_turn()
 
     def rouse(self):
-        """Everybody waits for somebody: an operator looks after them."""
+        """All processes wait for another one: an operator repairs the world."""
         self.note(None, "idle")
         self.clock.advance(1)
         for machine in self.machines:
@@ -320,7 +320,7 @@ class World:
         process.thread(machine.service.run, "main").start()
 
     def service_ended(self, machine):
-        """In order: every receipt was told."""
+        """The service ended in order: check that each receipt has its result."""
         service = machine.service
         untold = [receipt for receipt in service.receipts if len(receipt.answers) != 1]
         if untold:
@@ -522,10 +522,10 @@ class World:
                 raise Violation(f"the watermark is {watermark}, in-sync member {index} ends at {end}")
 
     def end_for(self, machine, partition, epoch):
-        """Where a member's log ends, None without one; what the leader of `epoch` may count it for.
+        """The end of a member's log, None without one, up to which the leader of `epoch` may count it.
 
-        Since a loss was accepted that this leader did not hear of, the member may have cut its log for another: then
-        what it answered before has to be true, and that is where its log ended.
+        After an accepted loss that this leader does not know of, the member may have cut its log for another leader.
+        Then its earlier answers have to have been true: they counted up to the end of that log.
         """
         newest = machine.newest_epoch()
         if any(epoch < loss <= newest for loss in self.losses):
@@ -535,7 +535,9 @@ class World:
         return image.end if image is not None else None
 
     def check_disks(self):
-        """Of all that may lead, the one ahead holds all that was acknowledged; an epoch has one history."""
+        """Check that of all members that may lead the one ahead holds all acknowledged records, and that an epoch has
+        one history.
+        """
         for partition in range(self.rules.partitions):
             images = {machine.index: machine.image(partition) for machine in self.machines}
             held = {index: image for index, image in images.items() if image is not None}
@@ -602,7 +604,7 @@ class World:
         self.check_settled()
 
     def leader(self):
-        """The one service whose lead nobody doubts."""
+        """The only service that surely leads."""
         leads = [m for m in self.machines if m.leading is not None and not m.service.wants_end]
         return max(leads, key=lambda machine: machine.service.grant.epoch, default=None)
 

@@ -173,7 +173,7 @@ def test_the_directory_above_is_synced_once_for_all(tmp_path):
 
 
 def test_a_log_with_replicas_that_is_made_and_led_takes_five_syncs(tmp_path):
-    """Of a new outbox a thousand partitions pay them, on each member."""
+    """In a new outbox of a thousand partitions each member pays these syncs for each of them."""
     disk = CountingDisk()
     held = LogDirectory.acquire(tmp_path / "logs", disk)
     names = [f"orders-{n}" for n in range(5)]
@@ -219,7 +219,7 @@ def test_a_file_system_is_synced_whole_only_where_it_says_whether_it_succeeded(t
 
 
 def test_the_first_record_of_a_log_with_replicas_that_comes_without_an_epoch_brings_the_list_along(tmp_path):
-    """As what was appended before an outbox had replicas comes to one: of epoch 0."""
+    """As records that were appended before an outbox had replicas: they are of epoch 0."""
     with SegmentLog.open(tmp_path / "orders-0", has_replicas=True) as log:
         assert read_leader_epochs(log.path) is None
         log.append_as_is([encode_batch([b"x"], timestamps_ms=1, leader_epoch=0)])

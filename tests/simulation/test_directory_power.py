@@ -22,7 +22,7 @@ SESSIONS = st.lists(st.lists(LOG_STEPS, max_size=10), min_size=1, max_size=4)
 
 
 class Model:
-    """What a reader may find after the power came back."""
+    """The states that a reader may find after the power is back."""
 
     def __init__(self):
         self.clean = dict.fromkeys(NAMES)  # the line that is true, None while a log is or was open since
@@ -89,7 +89,7 @@ def test_no_line_and_no_number_survives_that_is_not_true(seed, sessions, power_a
 
 
 def test_a_completed_release_survives_any_power_cut():
-    """Everything that release promised is synced: the marker is there, whatever the disk forgets."""
+    """Everything is synced before `release` returns: the marker is there, whatever the disk loses."""
     for seed in range(50):
         disk = SimulatedDisk(seed)
         disk.make_directory(HOME / "orders-0")

@@ -23,7 +23,7 @@ AHEAD = pytest.mark.parametrize("preallocate", [0, 3000])
 
 
 class Machine:
-    """A log whose own limits never refuse: the system alone says when the disk is full."""
+    """A log whose own limits never refuse: only the file system does."""
 
     def __init__(self, full_errno=errno.ENOSPC, preallocate=0):
         self.clock = SimulatedClock()
@@ -217,7 +217,7 @@ def tail_of(machine, log):
 
 @FULL
 def test_a_torn_tail_moves_where_there_is_no_room_for_a_copy(full_errno):
-    """What was cut is kept as .cut, on a disk without a byte left, too: an operator has to open a log to free space."""
+    """The cut bytes are kept as a .cut file, also on a full disk: an operator has to open a log to free space."""
     machine, at = torn_on_a_full_disk(full_errno)
     before = machine.bytes_of(f"{0:020d}.log")
     with machine.open() as log:

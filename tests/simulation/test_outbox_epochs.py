@@ -277,7 +277,7 @@ BACKUP = Path("/backup")
 
 
 def a_restored_copy(seed, *, while_open):
-    """The original went on behind its backup, and was lost; a reader has seen all of it."""
+    """The original continued after its backup, and was lost; a reader has seen all of its records."""
     machine = Machine(seed)
     machine.open()
     machine.append(0, 5)

@@ -18,7 +18,7 @@ ASKED = range(0, RECORDS, 4)  # about one in each entry of an index; each look-u
 
 
 class Kept:
-    """A store derived from the log, whose memory survives everything: what it was told, it keeps."""
+    """A store derived from the log, whose memory survives everything."""
 
     name = "kept"
 
@@ -52,7 +52,7 @@ def end_process(disk):
 
 
 def end_stopped(disk, end):
-    """Of the process, or of the machine with it; the power stays away no longer."""
+    """End the process, or the machine with it; afterwards the power is on."""
     if end == "power":
         disk.lose_power()
     disk.power_at, disk.is_off = None, False
@@ -112,7 +112,7 @@ def test_the_next_recovery_ends_at_the_same_log(seed, end, torture):
 
 
 def member_below_its_watermark(seed):
-    """A member's log that a power cut took back below what its checkpoint says that enough members held."""
+    """A member's log whose end, after a power cut, is below the high watermark in its checkpoint."""
     clock = SimulatedClock()
     disk = SimulatedDisk(seed, clock=clock)
     log = SegmentLog.open(PATH, CONFIG, has_replicas=True, filesystem=disk, clock=clock)

@@ -236,7 +236,7 @@ class World:
     steps_clocks = True
 
     def hold(self, length_ms):
-        """By an operator, of whoever acknowledges now; stored by max(m, N - m + 1), or refused."""
+        """An operator holds takeovers at the leader; max(m, N - m + 1) members store the hold, or it is refused."""
         for machine in self.machines:
             if self.acts(machine) and isinstance(machine.service, Leads):
                 grant, now_ms = machine.service.grant, machine.wall_ms(self)

@@ -109,7 +109,9 @@ def test_stopped_at_any_call(end, torture):
 
 
 def test_killed_and_then_without_power(torture):
-    """A kill leaves what was never synced to be seen; whoever believes it must not outlive a power cut by it."""
+    """After a kill, unsynced writes can still be read; a result that relied on them must not be lost by a later power
+    cut.
+    """
     steps = calls_of_a_whole_life()
     for n in range(torture.count(150, 20_000)):
         chance = torture.random(n)

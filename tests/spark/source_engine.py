@@ -12,7 +12,7 @@ Rows = list[tuple[int, int, bytes]]
 
 
 class Engine:
-    """What MicroBatchExecution does with a source: the offset log before a batch, the commit log after it."""
+    """Does what MicroBatchExecution does with a source: the offset log before a batch, the commit log after it."""
 
     def __init__(self, directory: Path, **options: str) -> None:
         self.directory, self.options = directory, options

@@ -47,7 +47,7 @@ def send(tmp_path, checkpoint, store):
 
 
 def run(frame, checkpoint, handler=None):
-    """Let a query read what is there; what each batch held, as `handler` or the columns say."""
+    """Let a query read all there is; returns the content of each batch, as `handler` or the columns give it."""
     batches = []
 
     def collect(rows, _batch_id):
@@ -79,7 +79,9 @@ def test_a_file_source_goes_on_at_the_named_file(spark, tmp_path, checkpoint, se
 
 
 def test_a_query_of_files_that_is_started_on_half_a_pair_reads_each_line_once(spark, tmp_path, monkeypatch, torture):
-    """Killed between the two pairs, or within one: the query refuses or goes on, the next call finishes or records."""
+    """Killed between the two pairs of files, or within one: the query refuses or continues; the next call finishes or
+    records it.
+    """
     place = tmp_path / "in"
     place.mkdir()
     frame = spark.readStream.format("text").load(str(place))

@@ -52,7 +52,7 @@ def full_run(out):
 
 
 def interrupted_run(out):
-    """Ctrl-C as soon as there is a JVM; returns what it said."""
+    """Press Ctrl-C as soon as there is a JVM; returns the output."""
     demo = subprocess.Popen(command(out), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         # The stream's JVM has a driver for parent; the demo's own child is only asked for its version.

@@ -69,7 +69,7 @@ def store(request, tmp_path_factory):
 
 
 def described(name, at, place):
-    """How a server is started, the request for a bucket, and what its client must know."""
+    """How to start a server, the request that creates a bucket, and the client's settings."""
     host, port = at.split(":")
     if name == "azurite":
         command = [SERVERS[name], "--blobHost", host, "--blobPort", port]
@@ -116,7 +116,7 @@ def azure_settings(at):
 
 
 def google_settings(at):
-    """Sizes as numbers: Hadoop 3.5 has defaults of the same names for a client of its own, with letters behind them."""
+    """Sizes as numbers: Hadoop 3.5 has defaults of the same names with unit letters, for its own client."""
     sizes = ("block.size", "outputstream.buffer.size", "inputstream.inplace.seek.limit")
     sizes += ("inputstream.min.range.request.size", "rewrite.max.chunk.size")
     return {f"fs.gs.{name}": MIB for name in sizes} | {
@@ -131,7 +131,7 @@ def google_settings(at):
 
 
 def _answers(asked):
-    """Whether the server answered the request, and did not refuse to make the bucket."""
+    """Whether the server answered; for a request that creates the bucket, whether it succeeded."""
     with contextlib.suppress(urllib.error.URLError, ConnectionError):
         try:
             with urllib.request.urlopen(asked, timeout=60) as answer:

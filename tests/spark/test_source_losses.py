@@ -55,7 +55,7 @@ def test_a_loss_stops_the_query_or_is_stepped_over(tmp_path, caplog, lose, told,
 
 
 def retire(directory: Path) -> None:
-    """What retention or the command purge does."""
+    """Remove old segments, as retention or the command purge does."""
     with SegmentLog.open(directory / "orders-0", config=LogConfig(segment_bytes=4096)) as log:
         assert log.delete_records(75) == 75
 

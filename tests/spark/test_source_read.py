@@ -146,7 +146,7 @@ def test_a_schema_of_ones_own_is_refused(spark, logs, read):
 
 
 def test_the_filter_keeps_worker_slots_apart(read, tmp_path):
-    """The same source partitions and offsets come from each slot, under a PID of its own."""
+    """Each slot has the same source partitions and offsets, under another PID."""
     from spark_jobs import filter_replays
 
     for slot in range(2):

@@ -197,7 +197,7 @@ def without_published_state(directory: Path) -> None:
 
 
 def test_after_a_restart_of_the_machine_the_writer_is_waited_for(tmp_path):
-    """The checkpoints that speak for a log then may lag behind what was read; that is no loss."""
+    """The log's checkpoints may be behind what was read before; that is not a loss."""
     append(tmp_path, 0, 10)
     engine = Engine(tmp_path)
     engine.run()
@@ -279,7 +279,7 @@ def test_a_batch_read_refuses_by_name(tmp_path, case):
 
 
 def test_worker_slots_are_read_as_one_and_a_new_slot_is_taken_up(tmp_path):
-    """Each partition of each slot has a number of its own, so that nothing of two slots is taken for the same."""
+    """Each partition of each slot has a different number, so that records of two slots are never confused."""
     names = ["slot-0/0", "slot-0/1", "slot-3/0", "slot-3/1"]
     for slot in ("slot-0", "slot-3"):
         slot_of(tmp_path, slot, 10)

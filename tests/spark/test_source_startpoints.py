@@ -397,7 +397,7 @@ def test_a_running_query_goes_on_while_its_store_is_away_says_so_in_its_progress
 
 
 class Brokers:
-    """Of a store of startpoints: they answer, or they don't."""
+    """The brokers of a store of startpoints, which answer or do not."""
 
     def __init__(self, store, monkeypatch):
         self.store, self._monkeypatch, self.lost = store, monkeypatch, ()
@@ -425,7 +425,7 @@ def brokers(store, monkeypatch):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Of the pauses between questions to a store that does not answer."""
+    """The clock of the pauses between requests to a store that does not answer."""
     clock = SimulatedClock()
     poll = startpoints.StorePoll
     monkeypatch.setattr(startpoints, "StorePoll", lambda store, _clock: poll(store, clock))

@@ -19,7 +19,7 @@ Run = Callable[..., Batches]
 
 
 class SinkFailed(Exception):
-    """Stands for a driver that dies inside a batch, before it is committed."""
+    """Represents a driver that is killed inside a batch, before its commit."""
 
 
 @pytest.fixture
@@ -43,7 +43,9 @@ def append(directory: Path) -> Callable[..., None]:
 
 @pytest.fixture
 def run(spark: SparkSession, directory: Path, checkpoint: str) -> Run:
-    """Run a stream to the end of what is there (AvailableNow); the rows by batch. `fail_in`: the sink dies there."""
+    """Run a stream to the present end (AvailableNow); returns the rows by batch. fail_in: the batch in which the sink
+    fails.
+    """
     from spark_jobs import register_sources
 
     register_sources(spark)

@@ -51,13 +51,13 @@ def start(tmp_path, logs):
 
 @pytest.fixture
 def goes_on(spark, logs, tmp_path):
-    """Another driver reads all that is there."""
+    """Another driver reads to the end."""
     register_sources(spark)
     return lambda: follow(spark, logs, tmp_path / "state", {"availableNow": True})
 
 
 def table(tmp_path):
-    """What the batches hold, in their order, per partition: (epoch, offset)."""
+    """The content of the batches, in order, by partition: (epoch, offset)."""
     read = defaultdict(list)
     for file in sorted((tmp_path / "state" / "table").glob("*.json"), key=lambda path: int(path.stem)):
         for partition, offset, epoch in json.loads(file.read_text()):

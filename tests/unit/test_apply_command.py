@@ -207,7 +207,7 @@ def places(tmp_path_factory):
 
 @pytest.fixture
 def no_java(monkeypatch, tmp_path):
-    """What gets as far as asking for Java was not refused before."""
+    """A command that looks for Java has passed all checks before it."""
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     return tmp_path
 
@@ -344,7 +344,7 @@ def test_an_error_in_one_line(text, line):
 
 
 def test_a_start_among_the_sources_own_options_is_the_only_one():
-    """The default start beside it would be refused as a second one, which nobody gave."""
+    """With the default start, too, the source would refuse a second start, which the user has not given."""
 
     def starts(**given):
         options = ApplyOptions(topic="t", path="p", sink="/s", checkpoint="c", marks="m", **given).reader_options()

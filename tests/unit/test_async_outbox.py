@@ -24,7 +24,7 @@ WAIT_S = 60
 
 @pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 def run(request):
-    """Runs a coroutine in a loop of its own."""
+    """Runs a coroutine in a new event loop."""
     with asyncio.Runner(loop_factory=request.param) as runner:
         yield lambda main: runner.run(asyncio.wait_for(main, WAIT_S))
 

@@ -57,7 +57,9 @@ def make(place: Path, *offsets: str, version=1, batches=3):
 
 
 def make_files(place, log_offset=2, version=1):
-    """Of a file source that has read three batches of a file each, changed at 1000, 2000 and 3000 ms."""
+    """The checkpoint of a file source that has read three batches of one file each, changed at 1000, 2000 and 3000
+    ms.
+    """
     make(place, json.dumps({"logOffset": log_offset}, separators=(",", ":")), version=version)
     (place / "sources" / "0").mkdir(parents=True)
     for n in range(3):
@@ -126,7 +128,9 @@ GOLDEN = Path(__file__).parents[1] / "conformance" / "golden" / "checkpoints"
 
 @pytest.mark.parametrize("release", ["spark-3.5.9", "spark-4.2.0"])
 def test_checkpoints_that_spark_wrote(cp, release):
-    """Of a file source that read three files: 3.5.9 with its only version of the logs, 4.2.0 with version 2 of both."""
+    """Checkpoints of a file source that read three files: of 3.5.9 with its only log version, of 4.2.0 with version 2
+    of both logs.
+    """
     shutil.copytree(GOLDEN / release, cp)
     before = (cp / "offsets" / "2").read_text()
     assert run(cp, "--to", 1).exit_code == 0
@@ -146,7 +150,9 @@ def test_files_by_the_time_they_were_changed(cp, words, log_offset):
 
 
 def make_logs(cp, tmp_path):
-    """Of a source pushrep that has read a log of 50 records, one a millisecond; what it logged."""
+    """The checkpoint of a source pushrep that has read a log of 50 records, one each millisecond; returns what it
+    logged.
+    """
     with SegmentLog.open(tmp_path / "out" / "orders-0") as log:
         log.append([b"x"] * 50, timestamps_ms=range(50))
         log_id = str(log.log_id)
@@ -453,7 +459,7 @@ def test_rule_9_so_are_marks_beside_rows_in_a_database(cp, tmp_path):
 
 
 def test_a_reset_shows_how_many_rows_of_the_job_s_table_go_and_refuses_one_that_can_not(cp, tmp_path):
-    """The job's marks lie in its database, so that is all that needs to be named."""
+    """The job's marks are in its database, so --sink is all that has to be given."""
     make(cp, KAFKA)
     url = f"sqlite:{tmp_path / 'shop.db'}"
     marks_of(SqlTable(url, "orders"))
@@ -511,7 +517,7 @@ def test_rows_from_where_it_says_on_stay_and_what_can_not_be_honoured_is_refused
 
 
 def test_a_sink_that_keeps_no_rows_of_before_has_no_undo(cp, tmp_path):
-    """It is said before anything is looked at, with what to do instead."""
+    """It is refused before anything is read, with the alternative."""
     make(cp, KAFKA)
     for sink in (f"sqlite:{tmp_path / 'shop.db'}", f"{tmp_path}/table", "orders"):
         answer = CliRunner().invoke(command, ["undo-repair", str(cp), "--sink", sink, "--reason", "why"])
@@ -549,7 +555,7 @@ def test_what_only_a_job_that_follows_startpoints_can_honour_is_refused(cp, tmp_
 
 
 def test_marks_of_an_interrupted_call_are_named_again(cp, tmp_path, monkeypatch):
-    """The notes tell where they lie, not how they are reached; others are not taken for them."""
+    """The notes have the place of the marks, but not how to connect; other marks are refused."""
     make(cp, KAFKA)
     url = f"sqlite:{tmp_path / 'shop.db'}"
     marks_of(SqlTable(url, "orders"))
@@ -632,7 +638,7 @@ def test_a_killed_calls_pair_that_spark_has_purged_since_is_only_recorded(cp, ap
 
 @pytest.mark.parametrize("written", [1, 3], ids=["the first offsets", "the second offsets"])
 def test_a_query_that_was_started_on_half_a_pair_of_files_has_finished_it(cp, tmp_path, monkeypatch, written):
-    """It committed our batch by itself, with what it had to say; the next call has only to record that."""
+    """The query committed our batch itself, with its metadata; the next call only has to record that."""
     make_files(cp)
     store = StartpointStore.open(tmp_path / "store")
     store.write("billing", "files-0", 0, Startpoint.specific(1), "again")
@@ -668,7 +674,9 @@ STEPS = 200
 
 @pytest.mark.parametrize("source", ["kafka", "files"])
 def test_killed_anywhere_the_same_call_finishes_it_once(cp, tmp_path, source, torture):
-    """kill -9 at each call that creates, renames or links a file; what is there then is whole or is finished."""
+    """kill -9 at each call that creates, renames or links a file; afterwards everything is whole, or the next call
+    finishes it.
+    """
     finished, at = False, 1 + torture.random(source).randrange(torture.count(4, 1))
     while not finished and at < STEPS:
         place = tmp_path / str(at)

@@ -274,7 +274,7 @@ def test_what_the_log_was_made_with_is_kept(pushrep, tmp_path):
 
 
 def until(condition):
-    """Wait for another process; whoever reads on then sees what is missing."""
+    """Wait for another process; the next assertion shows what is missing."""
     pause = threading.Event()
     for _ in range(3_000):
         if condition():
@@ -283,7 +283,7 @@ def until(condition):
 
 
 def written(path):
-    """Records in a log that another process writes, 0 before it is there."""
+    """The number of records in a log that another process writes; 0 before it exists."""
     with contextlib.suppress(NotALog), SegmentLog.open_reader(path, isolation="written") as log:
         return log.log_end_offset
     return 0

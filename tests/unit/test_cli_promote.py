@@ -63,7 +63,7 @@ def test_a_promotion_prints_where_to_go_on_and_the_running_node_lets_go(pair, ca
 
 
 def test_a_node_that_does_not_let_go_stops_the_promotion(pair, capsys, monkeypatch):
-    """It says so by hanging up: what it keeps open is not to be written by another."""
+    """The node refuses by closing the connection: a directory that it keeps open must not be written by others."""
     node, directory = pair
     before = find_election_state(directory, REAL_FILESYSTEM)
 

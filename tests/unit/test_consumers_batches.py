@@ -57,7 +57,7 @@ def test_with_an_event_among_them_there_are_no_columns(log, data):
 
 @given(LOGS, LOGS)
 def test_records_of_two_topics_are_told_apart_also_when_one_has_just_gone(log, other):
-    """A batch may hold records of a partition that went while it was fetched: its topic counts for ever."""
+    """A batch may have records of a partition that was revoked while it was fetched: its topic must still be known."""
     made = reading(log)
     made.assign(("u", 0), None)
     made.drop([("u", 0)])

@@ -40,7 +40,7 @@ def test_what_is_encoded_comes_back(pairs, offset, startpoint):
 
 
 def test_the_released_bytes_are_read():
-    """Others may compress differently; what was committed once must be read for ever."""
+    """Other implementations may compress differently; committed bytes must stay readable."""
     assert decode(GOLDEN) == CommittedPosition(MARKS, None, 12)
 
 

@@ -101,7 +101,7 @@ def test_brokers_are_found_by_either_name_of_the_setting(name):
 
 
 def test_a_member_asks_its_coordinator_with_a_token_of_its_consumer(monkeypatch):
-    """Where it asks without one nobody answers, and every partition looks as if it were another's."""
+    """Without a token no broker answers, and each partition seems to belong to another member."""
     monkeypatch.setattr("filtering.consumers.confluent_client.ASK_WITHIN_S", 0.1)
     asked = []
 
@@ -126,7 +126,7 @@ def test_a_member_that_gets_no_token_to_ask_with_does_not_say_that_it_holds_a_pa
 
 
 class Answering:
-    """An admin client that waits for its token while it is made, and is told then that a member has orders-0."""
+    """An admin client that waits for its token in its constructor, and then learns that a member has orders-0."""
 
     def __init__(self, token):
         assert token.wait(60), "nobody gave a token"

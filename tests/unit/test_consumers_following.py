@@ -82,7 +82,9 @@ def test_rule_4_what_fails_stops_its_partition_only_and_is_told_once(following, 
 
 
 def test_rule_4_a_run_that_was_stopped_before_its_first_commit_begins_where_it_began(following, reading):
-    """Not where the client's reset policy has come to meanwhile: by `latest` that would be behind what came."""
+    """It does not begin where the reset policy leads by now: with `latest` that would be after the records that
+    arrived.
+    """
     following.begin(A, None, HighwaterMarks(), 0, None)
     assert read(reading, 100, 101) == [100, 101]
     failed = RefusedStartpoint(5, ValueError("beyond the end"))

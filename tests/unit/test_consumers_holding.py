@@ -8,7 +8,7 @@ from filtering.consumers.startpoints import OwnershipCheck
 
 
 class Coordinator:
-    """Answers when it is told to."""
+    """A coordinator that answers when the test lets it."""
 
     def __init__(self):
         self.asked, self.now_s = [], 0.0

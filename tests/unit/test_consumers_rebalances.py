@@ -95,8 +95,8 @@ async def joined(startpoints=None, committed=None, **more):
 
 @pytest.mark.parametrize("late", [5000, 1000])
 def test_what_was_fetched_while_a_startpoint_was_applied_at_assignment_hides_nothing(late):
-    """A record of the committed position would raise the mark above all that the startpoint went back for; one that
-    lies behind the seek comes again.
+    """A record from the committed position would raise the mark above everything that the startpoint goes back for; a
+    record after the seek is read again.
     """
 
     async def run():
@@ -379,7 +379,9 @@ class _Silent(_Refused):
 
 
 def test_confluent_a_read_survives_a_coordinator_that_does_not_answer(of_client, monkeypatch, caplog):
-    """Partitions come while it is silent: they are not read, reads go on, and a later one loads them."""
+    """Partitions are assigned while the coordinator does not answer: they are not read, other reads continue, and a
+    later read loads them.
+    """
     monkeypatch.setattr(confluent_client, "ask", lambda question, *_: question(1.0))
     client = _Silent()
     consumer = of_client(client)

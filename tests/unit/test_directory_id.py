@@ -167,7 +167,7 @@ def test_a_backup_of_a_running_service_written_into_the_present_files_is_noticed
 
 
 def test_a_restored_outbox_gives_no_offset_twice_under_one_pid(home, tmp_path):
-    """The original went on behind the backup: a reader that has all of it keeps what the restored one appends."""
+    """The original continued after the backup: a reader that has all of it must keep what the restored one appends."""
     reader, kept = ReplayFilter(), []
 
     def read():
@@ -256,8 +256,8 @@ def test_what_the_writer_told_readers_goes_with_the_copy_no_further(home, tmp_pa
 
 
 def test_what_the_original_published_is_no_recovery_point_of_a_copy(home, tmp_path):
-    """identity P2: the opening that found the copy was killed before it removed that, and the next one is told not to
-    ask.
+    """identity P2: the opening that detected the copy was killed before it removed the published state, and the next
+    one has copy_check=False.
     """
     append(home, b"one", b"two", b"three")
     cp(home, copy := tmp_path / "copy")

@@ -392,7 +392,7 @@ def heard(index, age_ms, log=LOG, kept=None):
 
 @pytest.mark.parametrize("purpose", [Purpose.PROMOTE, Purpose.PROMOTE_AND_CATCH_UP])
 def test_a_leader_that_may_be_alive_is_fenced_by_no_promotion(purpose):
-    """It and one that heard it lately are m of three; without a number taken."""
+    """The leader and one member that had contact with it are m of three; no epoch was taken."""
     looking = candidate(1, purpose)
     assert looking.on_answer(heard(2, 2_999)) == [], "its own node may answer that no service has it"
     error = refusal(looking.on_deadline())
@@ -419,7 +419,9 @@ def test_who_cant_say_has_no_contact():
 
 
 def test_a_leader_whose_own_node_answers_is_not_alive():
-    """Its node answers only while no service has the directory; one that shows an older grant has not heard of it."""
+    """Its node answers only while no service has the directory; a node that shows an older grant has not got the new
+    one.
+    """
     promotion = candidate(1, Purpose.PROMOTE_AND_CATCH_UP, heard(1, 10))
     assert promotion.on_answer(member(0, LOG))[0] == StoreEpoch(257)
     other = candidate(1, Purpose.PROMOTE_AND_CATCH_UP, heard(1, 10, kept=grant(epoch=512)))
@@ -783,7 +785,7 @@ def test_a_forced_grant_that_is_shown_while_grants_are_stored_refuses_the_candid
 
 
 def test_a_candidate_that_was_not_filled_counts_for_nothing_itself():
-    """What it held and promised before may be held by those alone that have not answered yet."""
+    """Its former records and promises may be held only by members that have not answered yet."""
     own = replace(member(1, LOG), is_unfilled=True)
     promotion = candidate(1, Purpose.PROMOTE_AND_CATCH_UP, own, leader_alive_ms=0)
     promotion.on_answer(member(0, LOG))

@@ -26,7 +26,7 @@ ANSWER = bytes.fromhex(
 
 @pytest.fixture(scope="module", params=["plain", "TLS"])
 def contexts(request, tmp_path_factory):
-    """What server and client take for TLS; None each without it."""
+    """The TLS contexts of server and client; None for both without TLS."""
     if request.param == "plain":
         return None, None
     key, certificate = (str(tmp_path_factory.mktemp("tls") / name) for name in ("key.pem", "certificate.pem"))

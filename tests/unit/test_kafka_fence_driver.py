@@ -83,7 +83,7 @@ def test_nobody_waits_while_a_partition_has_no_leader_for_its_marker():
 
 
 class Behind:
-    """A broker that knows one of the topic's two partitions, until it is asked who leads a second time."""
+    """A broker that knows only one of the topic's two partitions, until the second metadata request."""
 
     def __init__(self):
         self.partitions, self.refreshed = 1, 0

@@ -73,7 +73,7 @@ def test_below_transaction_version_2_a_renewal_begins_with_an_init_that_names_id
 
 
 def test_a_transaction_that_is_refused_is_decided_by_a_named_init():
-    """The coordinator ends one that took too long, and raises the epoch: that is nobody else."""
+    """The coordinator aborts a transaction that took too long, and raises the epoch: no other instance did it."""
     for events in ((), (core.Added(),)):
         fence = shipping(Fence(has_members=False))
         assert go(fence, core.RenewalDue(), *events, core.FenceRefused("x")) == core.InitProducer(ProducerId(7, 5))

@@ -31,7 +31,7 @@ def test_the_file_is_believed_then_the_members_then_the_topic():
 
 
 def test_several_numbers_without_the_file_are_refused():
-    """Which of them holds from which offset on stands in the file only."""
+    """Only the file has the offsets where each of them begins."""
     with pytest.raises(DestinationRefused, match=r"used 2, 4 of them in turn.*copy it from the member") as caught:
         fixed_count(ShippingProgress(), "orders", 8, (2, 4))
     assert (caught.value.setting, caught.value.value) == ("partitions", 8)

@@ -197,7 +197,7 @@ def test_a_code_without_a_name_is_tried_again():
 
 @given(st.data())
 def test_whatever_gets_lost_the_broker_has_it_once_and_in_order(data):
-    """Answers and requests get lost at random; in the end every batch is there once, in order."""
+    """Responses and requests are lost at random; in the end each batch is there once, in order."""
     made, broker = Pipeline(0), Broker()
     made.begin(9, 0)
     todo, total, done = deque(range(12)), 12, []
@@ -246,7 +246,7 @@ def recovered(made, broker, following):
 
 @given(st.data())
 def test_a_broker_that_forgets_producers_gets_copies_and_never_a_hole(data):
-    """Prefix condition: whatever is sent again begins at some record and goes on from there, leaving nothing out."""
+    """Prefix condition: batches that are sent again begin at some record and continue from there without a gap."""
     made, broker, wire = Pipeline(0), Broker(), deque()
     following, total = 0, 12
     made.begin(9, 0)

@@ -94,7 +94,7 @@ def test_each_epoch_goes_by_its_own_number_of_partitions():
 
 
 def test_where_records_of_another_partition_end():
-    """What a partition of the topic lost is sent again from there on, and nothing that went elsewhere."""
+    """Records that a partition of the topic lost are sent again from there on, and no records of other partitions."""
     epochs = (EpochPartitions(0, 2), EpochPartitions(1, 4, {3: 20, 1: 20}), EpochPartitions(2, 8, {3: 50, 1: 50}))
     progress = ShippingProgress(epochs=epochs)
     assert [progress.topic_partition(3, offset) for offset in (19, 20, 49, 50)] == [1, 3, 3, 3]

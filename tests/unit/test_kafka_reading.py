@@ -71,7 +71,7 @@ def test_memory_that_somebody_looks_into_is_not_written_to(log):
 
 
 def test_a_file_that_ends_early_brings_back_nothing_of_another_log(log, tmp_path):
-    """Behind what came lies what was read before: a whole batch, with the very offset that is waited for."""
+    """After the bytes read, the buffer has those of an earlier read: a whole batch with exactly the expected offset."""
     memory = ReusedMemory()
     with SegmentLog.open(tmp_path / "orders-1", LogConfig(preallocate_bytes=0, batch_bytes_max=3 << 20)) as other:
         fill(other, 2, 300_000)
@@ -144,7 +144,7 @@ def test_a_batch_larger_than_a_buffer_is_read_by_the_log(log):
 
 @pytest.mark.parametrize("size", [100, LARGE])
 def test_what_the_disk_broke_is_not_read_and_the_log_names_it(log, size):
-    """The batch before it is sent; the CRC is computed anew for the topic, so it is checked before."""
+    """The batch before it is sent. The CRC is computed again for the topic, so it is checked before."""
     fill(log, 2, size)
     file = log.path / "00000000000000000000.log"
     data = bytearray(file.read_bytes())

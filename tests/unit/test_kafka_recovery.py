@@ -47,7 +47,9 @@ FACTS = TopicFacts("t", None, 1, "delete", 1 << 20, -1, has_append_time=False, p
 
 
 def test_who_sends_nothing_learns_that_another_broker_leads(monkeypatch):
-    """Else the end of a topic that lost records is asked of a broker that does not lead it, for ever."""
+    """Otherwise the end of a topic that lost records would be requested from a broker that does not lead it, without
+    end.
+    """
     monkeypatch.setattr(recovery, "look_at_topic", lambda *_: FACTS)
     monkeypatch.setattr(recovery, "_LOOK_AT_END_S", 0)
     cluster, shipped = MovedCluster(), Shipped()

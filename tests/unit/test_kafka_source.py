@@ -82,7 +82,7 @@ def test_after_a_rewind_everything_unacknowledged_comes_again(log):
 
 
 def test_what_the_disk_broke_does_not_become_valid(log):
-    """The CRC is computed anew for the topic, so it is checked before."""
+    """The CRC is computed again for the topic, so it is checked before."""
     append(log, b"good")
     append(log, b"broken")
     file = log.path / "00000000000000000000.log"
@@ -96,7 +96,7 @@ def test_what_the_disk_broke_does_not_become_valid(log):
 
 
 def test_a_slice_whose_bytes_are_others_by_now_gives_none_of_them(tmp_path):
-    """Its log was cut and written anew between the look at its headers and the reading of its bytes."""
+    """The log was cut and written again between the reading of its headers and of its bytes."""
     with SegmentLog.open(tmp_path / "orders-0", LogConfig(preallocate_bytes=0)) as log:
         log.append([b"aa", b"bb"])
         log.append([b"cc", b"dd"])
@@ -249,7 +249,9 @@ def test_under_the_header_carrier_the_key_is_content(log, is_next, key):
 
 
 def test_what_is_skipped_is_not_looked_for(log):
-    """identity T4: the originals of a rebase are passed over, and what the topic has in their place is nobody's."""
+    """identity T4: the originals of a rebase are skipped, and the topic's records in their place do not count as
+    ours.
+    """
     for n in range(4):
         append(log, b"%d" % n)
     matching = Matching(ORIGIN, [log], {0: 0}, skipped={0: OffsetRanges([(1, 3)])})

@@ -24,7 +24,9 @@ class SlowLog:
 
 
 def test_who_waits_is_called_back_only_when_the_log_shows_its_records():
-    """The rules know first; between them and the log another thread must not acknowledge what no reader finds yet."""
+    """The rules are updated before the log: until the log is, another thread must not acknowledge records that no
+    reader finds.
+    """
     log, told = SlowLog(), []
     grant = Grant(
         outbox_id=UUID(int=1), epoch=256, leader=0, members=(Member(0),), min_insync_replicas=1, members_epoch=0,

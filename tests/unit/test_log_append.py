@@ -138,7 +138,7 @@ def test_what_makes_no_sense_is_refused_by_name(log, data, columns, message):
 
 
 def test_a_ready_batch_is_checked_before_it_is_written(log):
-    """Its bytes would be damage to every reader, and none of them could pass it."""
+    """An invalid batch would be damage for every reader, and none could read past it."""
     data = bytearray(encode_batch([b"value"], timestamps_ms=5).data)
     assert log.append(RecordBatch(bytes(data))) == (0, 0)
     data[-1] ^= 1
@@ -148,7 +148,7 @@ def test_a_ready_batch_is_checked_before_it_is_written(log):
 
 
 def test_many_may_close_at_once(tmp_path):
-    """Whoever comes second must not give the directory back a second time: another log would lose its lock."""
+    """The second `close` must not release the directory again: another log would lose its lock."""
     with SegmentLog.open(tmp_path / "orders-0") as other:
         log = SegmentLog.open(tmp_path / "orders-1")
         log.append(b"value")

@@ -97,7 +97,7 @@ def rewound(rows: int, *, back: int) -> list[Row]:
 
 
 def out_of_order(topic: str = "disorder") -> list[Row]:
-    """Rows that no runs decide: 0 and 2 are as far apart as in the log, and 1, of the same pair, lies elsewhere."""
+    """Rows that runs can't decide: 0 and 2 have the distance of the log, and row 1, of the same pair, is elsewhere."""
     return [
         Row(topic, 0, offset, StreamMetadata(1, pair, offset), None, f"{topic}:{offset}")
         for offset, pair in ((1, 0), (0, 0), (3, 1), (2, 0))
@@ -105,7 +105,7 @@ def out_of_order(topic: str = "disorder") -> list[Row]:
 
 
 def in_batches(rows: list[Row], count: int, seed: int) -> list[list[Row]]:
-    """The log cut into `count` batches as a stream would take it, each partition at cuts of its own."""
+    """The log cut into `count` batches like a stream's, each partition at different offsets."""
     rng = random.Random(seed)
     by_partition = defaultdict(list)
     for row in rows:
@@ -172,7 +172,7 @@ def _interleaved(rows, rng):
 
 
 def ids(frame) -> set[str]:
-    """The ids of a frame's rows; none may stand in it twice."""
+    """The ids of a frame's rows; duplicates are an error."""
     found = [row["value"] for row in frame.select("value").collect()]
     assert len(found) == len(set(found)), "a row came out twice"
     return set(found)

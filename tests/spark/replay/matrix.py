@@ -169,11 +169,11 @@ class Release:
 
     @property
     def source(self):
-        """What its cells read."""
+        """The source of its cells."""
         return "topic" if self._has_connector else "files"
 
     def run(self, how, shown):
-        """Of each cell that is asked for, as soon as it is known: (form, carrier, sink), and shown or why not."""
+        """Run the cells, and yield each result when it is there: (form, carrier, sink), and `shown` or why not."""
         yield from ((cell, why) for cell in EVERY if (why := self.lacks(cell[2])) is not None)
         cells = [cell for cell in EVERY if self.lacks(cell[2]) is None and not (how == "missing" and cell in shown)]
         if how == "pairwise":
@@ -221,7 +221,7 @@ class Release:
         yield from ((cell, "did not come to its end in time") for cell in late)
 
     def _again(self, left, told):
-        """Of each cell that was killed, what its sink holds in the end; returns those that did not come so far."""
+        """Check the final content of the sink of each killed cell; returns the cells that did not reach the kill."""
         with self._start({**told, "cells": left, "mode": "again"}) as then:
             while (line := next_line(then, BOUND_S)) is not None:
                 left.remove(cell := tuple(line["cell"].split("/")))
@@ -256,7 +256,7 @@ class Release:
                 kill_session(program)
 
     def _rows_relayed(self, cell):
-        """Of the records that a reader behind a filter sees in the relay's topic: where each lay first."""
+        """The source positions of the records that a filtering reader sees in the relay's topic."""
         rows, ids = [], {}
         topic = relayed(self._relayed, cell)
         for partition, records in consume_all(self._log.servers, topic, range(PARTITIONS)).items():
@@ -296,7 +296,7 @@ def last_line(path):
 
 
 def shown_in_the_page(release):
-    """The cells of a release that it shows, each with what it says of all of them."""
+    """The cells of a release on the page, each with its text."""
     text, shown = DOCS.read_text(encoding="utf-8"), {}
     said = re.search(rf"^- {re.escape(release)}, every cell: `(shown .*)`$", text, re.MULTILINE)
     for line in text.splitlines():
@@ -340,7 +340,9 @@ def lines_of(release, source, found):
 
 
 def plain(answer):
-    """Without what differs between two that fail alike: the query's numbers, and who says so first."""
+    """The text of a failure without the parts that differ between equal failures: numbers of queries, and the first
+    reporter.
+    """
     answer = re.sub(r"Query \[id = .*?\]", "Query", answer)
     return re.sub(r"(?<=: )(?:error|\w*Exception): |\[[A-Z_.]+\] | SQLSTATE: \w+", "", answer)
 

@@ -189,7 +189,7 @@ class Cell:
         return writer.option("checkpointLocation", f"{self._place}/checkpoint").trigger(availableNow=True).start()
 
     def _relay(self):
-        """The job, in a thread of its own; it stops with its second batch half sent."""
+        """Run the relay job in a thread; it stops when its second batch is half sent."""
         from spark_jobs.jobs import pipeline, relay_sending
         from spark_jobs.jobs.relaying import RelayOptions
 
@@ -255,7 +255,7 @@ class Cell:
         time.sleep(GATE_S)
 
     def _seen_rows(self):
-        """What a reader saw before this start."""
+        """The rows that a reader saw before this start."""
         try:
             return sorted(map(list, self._rows()))
         except Exception:  # noqa: BLE001 - there is no table yet
@@ -341,7 +341,7 @@ def stopping(batches, place, cut):
 
 
 def line_of(error):
-    """The line of a trace that says what it was, without what differs from run to run."""
+    """The line of a stack trace with the error, without parts that differ from run to run."""
     first = next((line for line in str(error).splitlines() if line.strip()), "")
     return f"{type(error).__name__}: {re.sub(r'[0-9a-f]{8}-[-0-9a-f]{27}', '...', first)[:300]}"
 

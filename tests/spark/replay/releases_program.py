@@ -117,7 +117,7 @@ def batches(spark, place):
 
 
 def patiently(writer, checkpoint):
-    """`run` where Spark starts a Python for the handler, and waits for it 10 s at most, which nobody can set."""
+    """Run again if Spark's 10 s for the start of the handler's Python were not enough; that time can't be set."""
     for _ in range(5):
         try:
             return run(writer, checkpoint)
@@ -129,7 +129,9 @@ def patiently(writer, checkpoint):
 
 
 def served(spark, place):
-    """foreachBatch over Spark Connect, which runs the handler beside the server; what it can't do is told by name."""
+    """foreachBatch over Spark Connect, which runs the handler beside the server; unsupported calls are refused by
+    name.
+    """
     import sqlite3
 
     from spark_jobs import LocalMarks, ReplayFilteredBatches, idempotent_table
@@ -158,7 +160,7 @@ def served(spark, place):
 
 
 def operator(spark, place):
-    """filter_replays in a stream that is stopped and goes on."""
+    """filter_replays in a stream that is stopped and continued."""
     from spark_jobs import filter_replays
     from spark_jobs.operator_counts import operator_counts
 

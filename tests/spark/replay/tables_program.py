@@ -116,7 +116,7 @@ def versions(spark, form, table):
 
 
 def every_version(spark, form, table):
-    """What a reader may have seen: each row once, and of what is read again all of a batch or nothing."""
+    """The allowed states for a reader: each row once, and of a repaired batch all new rows or none."""
     whole = [n for n in KEPT if n < 10], [n for n in KEPT if n < 20], KEPT
     for version in versions(spark, form, table):
         rows = rows_of(version)

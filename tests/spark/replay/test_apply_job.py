@@ -293,7 +293,7 @@ class Table:
         return [tuple(r) for r in self.spark.read.parquet(str(self.place / "table")).select(names).collect()]
 
     def rows(self):
-        """(partition, offset) -> (value, batch). Each stands once."""
+        """(partition, offset) -> (value, batch), without duplicates."""
         found = self.found()
         assert len({row[:2] for row in found}) == len(found)
         return {row[:2]: row[2:] for row in found}
@@ -339,7 +339,7 @@ def table(request, spark, tmp_path):
 
 
 def test_a_repair_replaces_exactly_the_rows_from_where_to_where_it_says(run, outbox, table, tmp_path):
-    """By the command; rows behind its --to stay, what comes later is new, and the store says where the run ended."""
+    """A repair by the command: rows after its --to stay, later rows are new, and the store has where the run ended."""
     append_with_replays(outbox)
     run(**table.options)
     first = table.rows()
@@ -370,7 +370,7 @@ def rows_below_95(table):
 
 
 class Looks:
-    """Somebody who looks at a database all the while, by `look`; what was found, each time. None: at nothing."""
+    """A thread that reads a database all the while with `look`, and keeps the results. None: it reads nothing."""
 
     def __init__(self, look):
         self.found, self._ended, self._look = set(), threading.Event(), look

@@ -30,7 +30,7 @@ IN_ONE_BATCH = ("--max-records-per-trigger", "100000")
 
 @pytest.fixture
 def log(tmp_path):
-    """A topic of two partitions in which every record stands, many of them two or three times."""
+    """A topic of two partitions with all records, many of them two or three times."""
     rng = random.Random(7)
     starts = [0]
     while starts[-1] < ROWS - 400:
@@ -62,7 +62,7 @@ def start(tmp_path):
 
 
 def finished(process):
-    """Wait for the end; the events. A failure shows what the job said."""
+    """Wait for the end of the job, and return its events. A failure shows the job's output."""
     out, _ = process.communicate(timeout=240)
     assert process.returncode == 0, f"exit code {process.returncode}: {said(process)}"
     return [json.loads(line) for line in out.splitlines()]
@@ -113,7 +113,7 @@ def test_kill_9_at_random_never_changes_the_table(start, job_options, tmp_path, 
 def test_an_error_in_a_batch_is_one_line_and_1_and_sigterm_finishes_the_batch_and_ends_with_0(
     start, job_options, tmp_path
 ):
-    """The first run by spark-submit, which runs the file that the job names; the second one goes on behind it."""
+    """The first run is by spark-submit, which runs the file that the job names; the second run continues after it."""
     fails_in_a_batch(start, job_options, tmp_path)
     with reserve() as held:
         address = f"127.0.0.1:{held.getsockname()[1]}"
@@ -173,7 +173,9 @@ def kept_until(process, wanted):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", ["database", "path"])
 def test_a_job_meets_a_repair_while_it_runs(start, tmp_path, torture, kind):
-    """It replaces the rows between two batches, no reader of a database sees half of it, and it goes on behind them."""
+    """It replaces the rows between two batches; no reader of a database sees half of it; and it continues
+    afterwards.
+    """
     if not torture.is_long:
         pytest.skip("the long form: in one session, and killed, a repair is tested by test_apply_job.py")
     append(tmp_path / "log", 0, 200)
@@ -194,7 +196,7 @@ def test_a_job_meets_a_repair_while_it_runs(start, tmp_path, torture, kind):
         assert wanted == 0, said(process)
 
     def rows():
-        """(partition, value) -> batch. Each stands once."""
+        """(partition, value) -> batch, without duplicates."""
         if kind == "path":
             names = ["partition", "value", "batch_id"]
             found = ds.dataset(tmp_path / "table", format="parquet", partitioning="hive").to_table(names).to_pylist()

@@ -134,7 +134,7 @@ def test_what_never_held_a_row_needs_nothing_taken_back(frames, logs, store, ins
 
 
 def test_a_rollback_over_a_batch_that_replaced_rows_is_refused(frames, logs, store, table, inside_query):
-    """What that batch wrote, and what stood there before it, would both be gone."""
+    """The rows that the batch wrote, and those that it replaced, would both be lost."""
     inside_query("q")
     rows = sorted(logs.random_topic(6), key=lambda r: (r.partition, r.offset))
     once = ReplayFilteredBatches(table, store)

@@ -147,7 +147,7 @@ def test_what_drops_is_told_by_either_way_also_where_topics_need_quotes(frames, 
 
 
 def test_batches_that_differ_in_numbers_alone_run_the_same_generated_code(spark, frames, logs):
-    """Code with the numbers of one batch in it would be compiled anew for each, by Spark and by the JVM."""
+    """Code with the numbers of one batch would be compiled for each batch, by Spark and by the JVM."""
     metrics = getattr(spark.sparkContext._jvm, "org.apache.spark.metrics.source.CodegenMetrics")
     compiled = []
     for first, partition, stretches in ((0, 0, 3), (7000, 5, 4), (2**40, 2, 3)):

@@ -250,13 +250,13 @@ def test_a_pair_has_one_timer_which_looks_again_while_its_marks_rise_and_then_en
 
 
 def frames_of(batches):
-    """What Spark's door of pandas hands to the operator, a frame a few chunks."""
+    """The pandas frames that Spark passes to the operator, with a few chunks each."""
     frame = next(pack_rows(batches, Packing("key", travels=True))).to_pandas()
     return [frame[low : low + 2] for low in range(0, len(frame), 2)]
 
 
 def test_a_pair_s_output_is_handed_on_in_frames_and_tells_once_what_became_of_it(logs):
-    """A group's whole output is never one record batch: each frame becomes one of its own."""
+    """The output of a group is never one record batch: each frame becomes a separate one."""
     name = PairName("t", 5, 0)
     rows = [a_row(logs, n, value=f"{n}:" + "x" * 900_000) for n in range(7)]
     with mock.patch.object(keyed_state, "_FRAME_BYTES", 2 << 20):

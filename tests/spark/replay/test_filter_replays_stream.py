@@ -33,7 +33,7 @@ SCHEMA = (
 
 
 class Query:
-    """Writes rows as one trigger's file and runs the query over what is there, from its checkpoint."""
+    """Writes rows as the file of one trigger, and runs the query from its checkpoint over all files."""
 
     def __init__(self, spark, place):
         self.spark, self.source, self.checkpoint = spark, place / "in", place / "checkpoint"
@@ -50,7 +50,7 @@ class Query:
         self.files += 1
 
     def run(self, carrier="key", **rule):
-        """What each batch handed over, by batch."""
+        """The rows of each batch, by batch."""
         stream = self.spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(self.source))
         writer = filter_replays(stream, carrier=carrier, **rule).select("value").writeStream.foreachBatch(self)
         running = writer.option("checkpointLocation", str(self.checkpoint)).trigger(availableNow=True).start()
@@ -139,7 +139,7 @@ def test_a_pair_in_two_partitions_stops_the_batch(query, logs):
 
 @pytest.fixture
 def compact_state(spark):
-    """The files of a state without what newer ones replace: else RocksDB decides by itself when that goes."""
+    """Compact the files of a state; else RocksDB chooses when replaced entries are removed."""
     name = "spark.sql.streaming.stateStore.rocksdb.compactOnCommit"
     spark.conf.set(name, "true")
     yield

@@ -58,7 +58,7 @@ def read_columns(frame):
 
 
 def reads_files(frame):
-    """Whether the frame takes its rows out of the files itself, not out of those that Spark has put together."""
+    """Whether the frame reads its rows from the files, not from rows that Spark has already built."""
     return "FileScan parquet" in frame._jdf.queryExecution().executedPlan().toString()
 
 
@@ -161,7 +161,7 @@ def test_a_stream_whose_columns_are_not_sure_to_tell_the_same_rows_is_left_alone
 
 
 def test_files_of_lines_are_read_whole(spark, tmp_path):
-    """Whether a line is malformed may depend on the columns that are asked for."""
+    """Whether a line is malformed may depend on the columns that are read."""
     (tmp_path / "log").mkdir()
     (tmp_path / "log" / "0.csv").write_text("a,1\nb,2\n")
     lines, left = spark.readStream.schema("value string, offset bigint").csv(str(tmp_path / "log")), []
@@ -177,7 +177,7 @@ def test_outside_of_a_query_and_with_other_names_inside_of_spark_the_frame_stays
 
 
 def test_without_spark_s_inner_objects_a_stream_gives_the_same_rows(spark, logs, stream_of, tmp_path, monkeypatch):
-    """Spark doesn't promise their names: switched off, batches come out as the rule says, by runs and row by row."""
+    """Spark does not guarantee their names: without them batches follow the rule, by runs and row by row."""
     batches, seen, by_column = [logs.rewound(20, back=5), logs.random_topic(7)], {}, []
     monkeypatch.setattr(spark_internals, "asked", lambda _: None)
     monkeypatch.setattr(columns, "_made", WeakKeyDictionary())
@@ -196,7 +196,9 @@ def test_without_spark_s_inner_objects_a_stream_gives_the_same_rows(spark, logs,
 
 
 def test_a_key_is_one_number_by_either_way(spark, frames, logs, monkeypatch):
-    """The fast way is there with this version of Spark, and the first pass finds the same by either, and by rows."""
+    """The fast path exists in this version of Spark; both paths, and the rows, give the same result in the first
+    pass.
+    """
     assert spark_internals.by_prefix(spark) is not None
     topics = [row for seed in range(20) for row in logs.random_topic(seed)]
     edges = [StreamMetadata(pid, 2**31 - 1, offset) for pid in (-(2**63), -1, 2**63 - 1) for offset in (0, 2**63 - 1)]

@@ -85,7 +85,7 @@ def test_a_repair_of_a_table_with_versions_is_undone_killed_around_its_commit(py
 
 
 def test_without_to_arrow_and_inner_names_rows_are_judged_the_same(frames, logs, monkeypatch):
-    """What Spark 3.5 and 4.0 lack, switched off here."""
+    """Features that Spark 3.5 and 4.0 lack are switched off."""
     rows = [*logs.random_topic(5, rows=60), logs.Row("t", 0, 0, StreamMetadata(1, 0, 9), None, "a")]
     frame = frames.split(rows, 2)
     monkeypatch.setattr(spark_internals, "has_to_arrow", lambda _: False)

@@ -84,7 +84,7 @@ def lines(rng):
 
 
 def attempts(records, rng):
-    """Each record at least once: now and then its shipper is killed, and goes on from an older place."""
+    """Each record at least once: at times its shipper is killed, and continues from an older place."""
     records, at, sent = list(records), 0, []
     while at < len(records):
         end = min(len(records), at + rng.randint(5, 40))
@@ -117,7 +117,9 @@ def topic_of(records, topic="changes", partitions=3):
 
 
 def first_of_each(rows, names):
-    """SQL's answer: of each record of the source the first that lies in its partition; all that have no name."""
+    """The expected result by SQL: the first copy of each source record in its partition, and all records without a
+    position.
+    """
     with sqlite3.connect(":memory:") as judge:
         judge.execute("create table log (partition, place, name)")
         named = [(*row[3:5], name) for row, name in zip(rows, names, strict=True)]
@@ -155,7 +157,7 @@ def test_a_recipe_of_the_docs_keeps_what_sql_keeps(spark, tmp_path, name):
 
 
 def by_stream(spark, place, rows, at, carrier, marks_after):
-    """What the foreachBatch form keeps of two batches."""
+    """The rows that the foreachBatch form keeps of two batches."""
     for n in range(2):
         part = rows[n * len(rows) // 2 : (n + 1) * len(rows) // 2]
         spark.createDataFrame(part, SCHEMA).coalesce(1).write.parquet(f"{place}/log/{n}")
@@ -175,7 +177,7 @@ def pairs_of(marks):
 
 
 def test_the_first_transaction_behind_a_snapshot_may_come_twice(spark):
-    """As the page says: before the connector has seen a commit it writes null, and another number after a restart."""
+    """As docs say: before the connector has seen a commit it writes null, and after a restart another number."""
     at, producer, position = recipes()[next(name for name in LOGS if "PostgreSQL" in name)]
     recorded = list(postgresql())
     killed_early = [*recorded[:2], *recorded[9:]]

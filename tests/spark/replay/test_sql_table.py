@@ -165,7 +165,7 @@ class _Cursor:
 
 
 def statements(monkeypatch, table, at, act):
-    """Only what the driver says: tasks have connections of their own, made in their own processes."""
+    """Only the driver's statements: tasks have separate connections, in separate processes."""
     connect, left = table._dialect.connect, [at]
     monkeypatch.setattr(table._dialect, "connect", lambda: Breaking(connect(), left, act), raising=False)
     return left

@@ -45,7 +45,7 @@ class Topic:
                 self.filters[n] = ReplayFilter()
 
     def waits(self):
-        """Whether a startpoint is written that is not applied yet."""
+        """Whether a startpoint is pending."""
         found = [self.store.read("billing", "orders", partition) for partition in range(2)]
         return any(one is not None and one.state is State.PENDING for one in found)
 
@@ -142,7 +142,7 @@ def test_rule_9_a_stream_sent_back_live_with_and_without_reset_marks(spark, topi
 
 
 def test_rule_9_a_batch_run_again_and_one_rolled_back(spark, topic, tmp_path):
-    """The handler dies in the very batch in which an epoch begins; later a batch is planned anew, at the same place."""
+    """The handler fails in the batch in which an epoch begins; later a batch at the same place is planned again."""
     query = Query(spark, topic, tmp_path, "foreachBatch")
     try:
         query.fail_at = 0

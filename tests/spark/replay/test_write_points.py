@@ -59,7 +59,7 @@ def check_each(release, sinks, number):
 )
 @pytest.mark.parametrize("python", PYTHONS or [sys.executable])
 def test_kill_9_behind_each_write(python, sinks, tmp_path, torture):
-    """Of this Python's Spark in the long form; of each release that `make spark-releases` names."""
+    """This Python's Spark in the long form; and each release that `make spark-releases` names."""
     if not torture.is_long and not PYTHONS:
         pytest.skip("each write of seven sinks takes minutes of both cores: make torture runs it")
     if why := missing() or missing_jars():

@@ -47,7 +47,7 @@ class Job:
             apply_in(self.spark, options, reporter)
 
     def command(self, what, *words):
-        """Its exit code, and what it said, in one line."""
+        """Run the command; returns its exit code, and its output in one line."""
         from pushrep.cli import main as cli
 
         given = ["startpoint", what, self.checkpoint, *map(str, words), "--sink", self.sink, "--format", self.form]
@@ -64,13 +64,13 @@ class Job:
         return json.loads(said.partition("}")[0] + "}")["rows"]
 
     def rows(self):
-        """offset -> batch. Each stands once."""
+        """offset -> batch, without duplicates."""
         found = self.spark.table(self.table).select("offset", "batch_id").collect()
         assert len({row[0] for row in found}) == len(found), found
         return dict(sorted(tuple(row) for row in found))
 
     def said_by_commits(self):
-        """What each commit of the table carries."""
+        """The metadata of each commit of the table."""
         if self.form == "delta":
             return [row["userMetadata"] for row in self.spark.sql(f"DESCRIBE HISTORY {self.table}").collect()]
         return [row[0] for row in self.spark.sql(f"SELECT summary['pushrep'] FROM {self.table}.snapshots").collect()]

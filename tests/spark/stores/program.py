@@ -180,7 +180,7 @@ def at_once(directory, name):
 
 
 def query(spark, root, batches, checkpoint):
-    """From files into a table, all of it in the store; the checkpoint where it is told to."""
+    """A query from files into a table in the store; its checkpoint is where the argument says."""
     from spark_jobs import ReplayFilteredBatches, idempotent_table
     from spark_jobs.file_marks import FileMarks
 
