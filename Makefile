@@ -145,12 +145,12 @@ $(SPARKS)/.done: pyproject.toml Makefile | $(VENV)/.dev
 	@for release in $(RELEASES); do \
 	test -x $(SPARKS)/$$release/bin/python || $(PYTHON) -m venv $(SPARKS)/$$release; \
 	$(SPARKS)/$$release/bin/python -m pip --disable-pip-version-check --quiet install -e '.[spark,kafka,sql]' \
-		"pyspark==$$release" 'pyarrow<22' || exit 1; done
+		"pyspark[connect]==$$release" 'pyarrow<22' || exit 1; done
 	@touch $@
 
 spark-releases: $(SPARKS)/.done $(TABLES)/.done jars  ## The core of each Spark form, and Delta and Iceberg, under each release of pyspark, in .venv-sparks/
 	PUSHREP_SPARK_PYTHONS=$$(printf '%s:' $(RELEASES:%=$(CURDIR)/$(SPARKS)/%/bin/python)) \
-		$(BIN)/python -m pytest tests/spark/replay/test_releases.py tests/spark/replay/test_write_points.py \
+		$(BIN)/python -m pytest tests/spark/replay/test_releases.py tests/spark/replay/test_write_points.py tests/spark/test_connect.py \
 		--timeout 1800 $(PYTEST_ARGS)
 
 # All of it takes an hour and more. What the page does not show yet: make matrix RELEASES=4.2.0 MATRIX=missing

@@ -1,4 +1,4 @@
-"""A query over Spark Connect that its test kills: python connect_program.py <place> <address>
+"""A query that its test kills: python connect_program.py <place> <address of a server, or a master>
 
 It reads the files of `<place>/files`, one a batch, into `<place>/found.db`, and says when it has started.
 """
@@ -14,7 +14,7 @@ COLUMNS = (
 
 
 class Table:
-    """A user's own handler beside the server: a batch that is run again replaces its rows."""
+    """A user's own handler: a batch that is run again replaces its rows."""
 
     def __init__(self, place):
         self._path = f"{place}/found.db"
@@ -27,12 +27,13 @@ class Table:
             database.executemany("insert into found values (?, ?, ?)", found)
 
 
-def main(place, remote):
+def main(place, where):
     from pyspark.sql import SparkSession
 
     from spark_jobs import LocalMarks, ReplayFilteredBatches
 
-    spark = SparkSession.builder.remote(remote).getOrCreate()
+    builder = SparkSession.builder
+    spark = (builder.remote(where) if "://" in where else builder.master(where)).getOrCreate()
     events = spark.readStream.schema(COLUMNS).option("maxFilesPerTrigger", 1).parquet(f"{place}/files")
     once = ReplayFilteredBatches(Table(place), LocalMarks(f"{place}/marks"))
     writer = events.writeStream.foreachBatch(once).option("checkpointLocation", f"{place}/checkpoint")
