@@ -71,7 +71,7 @@ def test_beside_a_write_nobody_waits_who_can_come_again(view, disk):
 
 
 class Called:
-    """A flusher that comes when the test says so: `asked` is whom it is to call."""
+    """A flusher that runs when the test lets it. asked: the logs that it will call."""
 
     def __init__(self):
         self.asked = []
@@ -96,7 +96,7 @@ def flusher(monkeypatch):
 
 
 def test_logs_that_share_a_write_are_not_flushed_again_for_it(tmp_path, flusher):
-    """Of a thousand logs each would come four times a second, and find that another had just written."""
+    """Each of a thousand logs would be called four times a second, and find that another had just written."""
     names = [f"orders-{n}" for n in range(4)]
     logs = [SegmentLog.open(tmp_path / name) for name in names]
     flusher.asked.clear()

@@ -23,7 +23,7 @@ CLEAN = CleanLog(end_offset=5, last_segment_bytes=100, leader_epoch=1)
 
 
 class FaultyFilesystem(RealFilesystem):
-    """Fails the named call with an errno when its path ends as told; counts the calls."""
+    """Fails the named call with an errno if its path has this end; counts the calls."""
 
     def __init__(self):
         self.fail = {}

@@ -49,7 +49,7 @@ class EarlierStart(RealFilesystem):
 
 
 def machine_stopped(directory):
-    """What was published was published before this start of the machine: it is no word of what the disk holds."""
+    """The state was published before this start of the machine: it does not prove what the disk holds."""
     earlier = EarlierStart()
     earlier.boot_id = directory / "earlier-boot-id"
     earlier.boot_id.write_text(f"{UUID(int=7)}\n")

@@ -57,7 +57,9 @@ def wait_until(reached):
 
 @pytest.fixture(autouse=True)
 def _no_second_look(monkeypatch):
-    """Everybody is woken by somebody: nothing here is up to the look after a second that an interruption may need."""
+    """Each waiting thread is notified: no test here relies on the poll after a second, which an interruption may
+    need.
+    """
     monkeypatch.setattr(group_commit, "_LOOK_AGAIN_S", 2 * WAIT_S)
 
 
@@ -76,7 +78,9 @@ def log(tmp_path, gate):
 
 @pytest.fixture
 def handed_over(log, gate, monkeypatch):
-    """A first durable append is in its sync, and all the others are left to whoever comes next: their futures."""
+    """A first durable append is in its sync, and all others wait for the next leader of the group commit: their
+    futures.
+    """
     acquire, waiting = GroupCommitLeader.acquire, []
 
     def counted(leader, settled, wanted):  # a request is queued by now

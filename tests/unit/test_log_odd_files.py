@@ -130,7 +130,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def at_once() -> Iterator[None]:
-    """Whatever waits or scans for ever ends here."""
+    """End a call that would wait or scan without end."""
 
     def too_long(*_: object) -> None:
         raise AssertionError(f"it took more than {WAIT_S} seconds")

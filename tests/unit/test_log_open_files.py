@@ -98,7 +98,7 @@ def open_log_files(directory):
 
 
 class Opened(RealFilesystem):
-    """Knows which files were opened to be written."""
+    """Records which files were opened for writing."""
 
     def __init__(self):
         self.paths = []

@@ -68,7 +68,7 @@ def test_a_last_batch_that_contradicts_the_clean_marker_is_damage(tmp_path, bit,
 
 @pytest.mark.parametrize(("values", "damaged_from"), [([b"abc"] * 13, 90), ([b"x" * 19] * 5, 95)])
 def test_another_file_of_the_same_size_is_damage(tmp_path, values, damaged_from):
-    """identity P1: every batch is whole and in its place, and the log ends elsewhere than the marker says."""
+    """identity P1: every batch is whole and in its place, but the log has another end than the marker says."""
     path = closed_log(tmp_path / "ours")
     other = closed_log(tmp_path / "others", batches=9)
     with SegmentLog.open(other) as log:
@@ -128,7 +128,7 @@ def kill(process: PythonProgram) -> None:
 
 
 def test_what_was_acknowledged_before_a_kill_is_never_cut_as_a_torn_tail(tmp_path):
-    """identity P2: the published state of the same start of the machine knows more than the checkpoint."""
+    """identity P2: the state published since the last start of the machine has a higher end than the checkpoint."""
     path = tmp_path / "orders-0"
     process = killed_writer(path, 600_000)
     kill(process)
@@ -175,7 +175,9 @@ def test_a_rotten_epoch_in_the_unflushed_tail_is_no_new_epoch(tmp_path, written,
 
 @pytest.mark.parametrize("has_index", [True, False])
 def test_rot_below_the_log_start_is_no_torn_tail_where_the_recovery_point_is_lost(tmp_path, has_index):
-    """identity P2: what lies below the log's start was on disk; its offsets were given out, and are not again."""
+    """identity P2: records below the log's start were on disk; their offsets were assigned, and are not assigned
+    again.
+    """
     path = closed_log(tmp_path, batches=30, config=LogConfig(index_interval_bytes=256))
     with SegmentLog.open(path) as log:
         log.delete_records(150)

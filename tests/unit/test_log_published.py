@@ -201,7 +201,7 @@ def test_a_file_that_claims_to_be_huge_is_refused_by_name(tmp_path):
 
 
 class WrittenMeanwhile:
-    """A record whose writer goes on by so many half slots after each copy that a reader makes."""
+    """A published record whose writer advances by so many half slots after each copy that a reader makes."""
 
     def __init__(self, moments):
         self._moments, self._now, self._steps = moments, 0, repeat(0)

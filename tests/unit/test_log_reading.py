@@ -47,7 +47,7 @@ def log(tmp_path):
 
 @pytest.fixture(params=["writer", "written"])
 def readable(request, log):
-    """What reads to the log end: the log itself, and a reader beside it."""
+    """Both readers of a log: the log itself, and a separate reader."""
     if request.param == "writer":
         return log
     return SegmentLog.open_reader(log.path, isolation="written")
@@ -289,7 +289,7 @@ def test_a_reader_finds_its_way_after_a_cut_that_moved_the_segments(tmp_path):
 
 @pytest.mark.parametrize("beside", [False, True])
 def test_a_read_during_a_cut_is_out_of_range_and_not_corrupt(tmp_path, monkeypatch, beside):
-    """Readers are told of the cut before the files change."""
+    """The cut is published to readers before the files change."""
     with SegmentLog.open(tmp_path / "orders-0", CONFIG) as log:
         log.append([b"value"] * 300)
         readable = SegmentLog.open_reader(log.path) if beside else log

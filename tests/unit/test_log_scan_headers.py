@@ -34,7 +34,7 @@ def headers(file, first_bytes=HEADER_BYTES):
 
 
 def by_parse(data):
-    """What the scan has to give, header by header."""
+    """The expected result of the scan, header by header."""
     position, expected, epoch = 0, 0, -1
     while position + HEADER_BYTES <= len(data):
         try:

@@ -271,7 +271,7 @@ def holed(tmp_path):
 
 
 def killed(log: SegmentLog, tmp_path: Path, *, in_roll: bool = False) -> Path:
-    """What a kill leaves; `in_roll`: before the segment with the holes was sealed."""
+    """The files after a kill. in_roll: killed before the segment with the gaps was sealed."""
     path = shutil.copytree(log.path.parent, tmp_path / "killed") / NAME
     if in_roll:
         segment_path(path, 33).unlink()

@@ -196,7 +196,7 @@ def test_the_scrub_seals_what_has_none_and_what_an_older_version_wrote(tmp_path)
 
 @pytest.mark.parametrize("bit", [99, 127], ids=["much", "by one"])
 def test_o6_a_last_batch_of_an_epoch_that_never_was_is_not_sealed(tmp_path, bit, caplog):
-    """identity O6: it falls nowhere inside of its segment; the list of leader epochs knows when each began."""
+    """identity O6: the epoch is of no offset in its segment; the list of leader epochs has the start of each."""
     path = made(tmp_path / "orders-0")
     first = bases(path)[0]
     segment, seal = path / f"{first:020d}.log", path / f"{first:020d}.seal"
@@ -238,7 +238,7 @@ def test_the_scrub_reports_a_rotten_bit_until_it_is_whole_again(tmp_path, at, ca
 
 
 def test_the_scrub_reads_by_itself_while_a_log_is_open(tmp_path, monkeypatch):
-    """identity O8: at the rate that is set, in a thread of its own."""
+    """identity O8: at the configured rate, in a separate thread."""
     monkeypatch.setattr("pushrep.log.scrub.FIRST_MS", 1)
     path = made(tmp_path / "orders-0")
     with SegmentLog.open(path, LogConfig(segment_bytes=1024, scrub_bytes_per_s=1 << 30)) as log:
@@ -349,7 +349,7 @@ def test_a_segment_that_is_cut_while_it_is_read_is_no_finding(tmp_path):
 
 
 class Reads(RealFilesystem):
-    """Knows of which logs files were opened."""
+    """Records from which logs files were opened."""
 
     def __init__(self):
         self.logs = []

@@ -44,7 +44,7 @@ def leader(tmp_path):
 
 @pytest.fixture
 def copy(tmp_path, leader):
-    """What a replica of `leader` holds, open."""
+    """A replica's log with the content of `leader`, open."""
     path = tmp_path / "copy" / "orders-0"
     with SegmentLog.open(path, SMALL, log_id=LOG_ID, has_replicas=True) as log:
         log.append_as_is(list(leader.batches(0)))
@@ -75,7 +75,7 @@ def flip(log, base, *places):
 
 
 def heal(log, leader, base, max_bytes=1 << 20):
-    """What came from the leader, in bytes."""
+    """Repair the log; returns the number of bytes that came from the leader."""
     with closing(log.repair_segment(base)) as repair:
         rounds = 0
         while not repair.is_done:
@@ -233,7 +233,7 @@ def test_o8_a_log_that_was_cut_meanwhile_is_left_alone(leader, copy):
     "cut", [lambda log: log.delete_records(bases(log)[2]), lambda log: log.truncate_to(bases(log)[0], force=True)]
 )
 def test_o8_what_was_cut_or_removed_is_no_finding_any_more(leader, copy, cut):
-    """Its leader would try to repair it for ever, and say that it can't."""
+    """Otherwise the leader would try to repair it again and again, and report that it can't."""
     base = bases(copy)[1]
     flip(copy, base, RECORDS_AT)
     assert found(copy) == [base]

@@ -30,7 +30,7 @@ VALUES = {
 
 @pytest.fixture
 def workers(tmp_path):
-    """Two slots with two partitions of five records each, in files of one batch each; nobody has them open."""
+    """Two slots with two partitions of five records each, one batch a file; no process has them open."""
     for name, values in VALUES.items():
         slot, _, log = name.partition("/")
         with Outbox.open(

@@ -47,7 +47,7 @@ def test_a_whole_log_is_whole(log):
 
 
 def test_every_byte_that_is_flipped_is_found(log, torture):
-    """Of a segment each third in the short form."""
+    """The short form flips each third byte of a segment."""
     missed = []
     judged = [path for path in sorted(log.iterdir()) if path.suffix != ".crc32c"]
     assert len(judged) == 13, "three files a segment, two seals, leader epochs and metadata"
@@ -79,7 +79,7 @@ def test_every_prefix_of_a_segment_is_told(log, torture):
 
 
 def test_batches_without_a_leader_epoch_are_whole_to_everybody(tmp_path):
-    """-1, as Kafka's own builders leave it: an opening takes it for 0, and nobody else calls it damage then."""
+    """-1, as Kafka's builders write it: an opening treats it as 0, and no check calls it damage then."""
     path = tmp_path / "logs" / "orders-0"
     path.mkdir(parents=True)
     for base in (0, 3):

@@ -183,7 +183,7 @@ def test_a_pair_that_is_set_keeps_what_its_window_has_seen_and_all_below_another
 
 @pytest.mark.parametrize("known", [True, False])
 def test_a_pair_that_is_set_goes_on_in_a_partition_that_a_startpoint_had_reset(local, tmp_path, known):
-    """Of orders-1, startpoint 5 had taken the marks back; pair 8 lay in orders-0 until now, or nowhere."""
+    """Startpoint 5 had reset the marks of orders-1; pair 8 was in orders-0 so far, or nowhere."""
     old = HighwaterMarks.from_columns([7, 8] if known else [7], [0, 0] if known else [0], [3, 9] if known else [3], 0)
     marks_ = {MarksKey("orders"): old, MarksKey("orders", 5): HighwaterMarks.from_columns([9], [1], [2], [1])}
     with LocalMarks(local) as store:

@@ -291,7 +291,7 @@ def python(code, cwd, **environment):
 
 
 def test_a_missing_extra_is_answered_by_the_command_that_brings_it(tmp_path):
-    """The command says where pushrep was installed from."""
+    """The command in the message installs from the same place as this pushrep."""
     code = (
         BLOCK_EXTRAS
         + """
@@ -362,7 +362,7 @@ def test_who_does_not_need_the_hidden_package_is_not_disturbed(tmp_path):
 
 
 def test_errors_of_spark_jobs_name_a_worker_slot_as_people_do():
-    """The number that the log has among all slots, 1<<30 and more, says nothing to anybody."""
+    """The number of the log among all slots, 1<<30 and more, would tell a user nothing."""
     from pushrep.log.directory_files import parse_shown_partition
     from spark_jobs.errors import FrameChanged, LogRowTwice
     from spark_jobs.mark_epochs import EpochsMixed

@@ -188,7 +188,7 @@ def test_a1_the_identity_is_the_certificate_s_first_uri_or_dns_name_else_its_com
 
 
 class Clock:
-    """Stands still until it is moved."""
+    """A clock that the test moves."""
 
     ms = 0
 

@@ -329,7 +329,7 @@ def test_a_rival_is_not_forgotten_by_a_restart_until_another_generation_is_grant
 def test_m4_a_node_becomes_another_member_where_it_was_replaced_as_the_one_that_it_was(
     store, address, directory, outcome
 ):
-    """Under the very grant that it keeps, too: it is asked again when its leader begins a session anew."""
+    """Also under the grant that it stores: it is asked again when its leader begins another session."""
     kept = store.outbox(OUTBOX)
     assert kept.offer_grant(grant(512), 0, ADDRESSES[2], 2) is ErrorCode.NONE
     members = (*(one for one in grant(512).members if one.index != 2), Member(2, address, directory))

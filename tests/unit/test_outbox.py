@@ -529,5 +529,5 @@ def open_descriptors():
 
 
 def taken_bytes(directory):
-    """What the file system has given for the files below."""
+    """The bytes that the file system has allocated for the files below a directory."""
     return sum(path.stat().st_blocks * 512 for path in directory.rglob("*"))

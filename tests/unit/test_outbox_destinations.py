@@ -68,7 +68,7 @@ def test_what_the_service_ships_to_is_not_dropped_under_its_feet(directory, kafk
 
 
 def test_repartition_waits_for_the_service_to_stop(directory, kafka, capsys):
-    """A PID lasts from an open to a close: `pushrep outbox repartition` says so, and changes nothing."""
+    """A PID is constant from an open to a close: `pushrep outbox repartition` is refused, and changes nothing."""
     before = read_identity(REAL_FILESYSTEM, directory)
     with opened(directory, kafka):
         assert run(["outbox", "repartition", str(directory), "--topic", "old"]) == 1

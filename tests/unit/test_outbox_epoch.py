@@ -94,7 +94,7 @@ def truncate_offline(home):
 
 
 def truncate_and_regrow_offline(home):
-    """Somebody cuts, and writes something of their own behind it."""
+    """A tool cuts the log, and writes other records after the cut."""
     with SegmentLog.open(home / "orders-1", CONFIG) as log:
         log.truncate_to(5, force=True)
         log.append([b"by hand"] * 3)
@@ -170,7 +170,7 @@ def remove_a_partition(home):
 
 
 def remove_a_partition_and_open_its_log(home):
-    """Some tool makes the directory anew before the outbox can miss it."""
+    """A tool creates the directory again before the outbox can detect that it is missing."""
     shutil.rmtree(home / "orders-1")
     SegmentLog.open(home / "orders-1", CONFIG).close()
 
@@ -205,7 +205,9 @@ def tear_what_was_synced(home):
 
 
 def lose_what_was_synced(home):
-    """What was published at this start of the machine tells of it, so it is damage, and the operator gives it up."""
+    """The state published since the last start of the machine has the loss, so it is damage, and the operator gives it
+    up.
+    """
     tear_what_was_synced(home)
     assert run("log", "repair", home / "orders-1", "--cut", "orders-1") == 0
 
@@ -288,7 +290,7 @@ def test_the_positions_of_the_old_pid_stay_known(home):
 
 
 def test_what_was_cut_and_regrown_by_a_tool_is_read_again(home):
-    """The positions kept beside the log end below it and still speak of records that are gone."""
+    """The positions stored beside the log end below it, and include records that are gone."""
     with opened(home) as outbox:
         outbox.append_many(1, [b"x"] * 3, metadata=StreamMetadata(7, 1, 10)).result(60)
         outbox.append_many(1, [b"x"] * 3, metadata=StreamMetadata(7, 1, 13)).result(60)

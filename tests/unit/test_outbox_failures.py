@@ -332,7 +332,7 @@ ADDING = {PendingBatch.add.__code__, PendingBatch.extend.__code__}
 
 @pytest.mark.parametrize(("how", "step"), [("one", 0), ("quick", 0), ("quick", 1), ("many", 0), ("list", 0)])
 def test_an_interrupted_append_leaves_neither_half_a_record_nor_a_hole(tmp_path, how, step):
-    """Ctrl-C in the middle of append, as the batch has taken up a part of the record, and a program that goes on."""
+    """Ctrl-C in the middle of `append`, when the batch has a part of the record, in a program that continues."""
     steps = itertools.count()
 
     def interrupt(frame, event, _arg):

@@ -80,7 +80,7 @@ def test_who_waits_sends_all_of_it(file, ends, timeout_s):
 
 
 class Telling(socket.socket):
-    """Says with which flags it was sent on."""
+    """A socket that records the flags of each send."""
 
     def sendmsg(self, buffers, ancillary=(), flags=0):
         buffers = list(buffers)

@@ -122,7 +122,7 @@ def test_one_odd_record_ends_the_run():
 
 
 def test_a_changed_byte_is_seen_or_belongs_to_a_key_value_or_time(torture):
-    """It answers with what the other decoders read, or not at all, whatever stands where a length or offset should."""
+    """The codec returns what the other decoders read, or refuses, for any bytes in place of lengths and offsets."""
     chosen = torture.random("alike")
     answered = 0
     for number in range(torture.count(400, 20_000)):

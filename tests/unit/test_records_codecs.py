@@ -68,7 +68,7 @@ def test_wrong_snappy_blocks_are_named(blocks, reason):
 
 
 def test_lz4_blocks_stand_alone():
-    """Kafka's Java reader knows no linked blocks, and needs version 1 in the frame's flags."""
+    """Kafka's Java reader does not support linked blocks, and needs version 1 in the frame's flags."""
     packed = bytes(compress(Codec.LZ4, memoryview(DATA)))
     assert packed[:4] == bytes.fromhex("04224d18")
     flags = packed[4]

@@ -10,7 +10,7 @@ HEADER = encode_batch([b""], timestamps_ms=1).header
 
 
 def record(*, key, value, offset=0, time=b"\0", length=None, tail=b"\0"):
-    """One whose fields say what they like: `key` and `value` with the varint that stands before them."""
+    """A record with arbitrary fields: `key` and `value` include their length varint."""
     fields = b"\0" + time + varint(offset) + key + value + tail
     return varint(len(fields) if length is None else length) + fields
 

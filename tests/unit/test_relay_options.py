@@ -74,7 +74,7 @@ def test_clients_of_one_cluster_and_of_two():
 
 
 def test_where_marks_in_a_topic_are_unless_it_is_said():
-    """Contract "Where marks live": a Kafka topic, by default of the brokers that the job knows."""
+    """Contract "Where marks live": a Kafka topic, by default at the brokers of the job."""
     marks = {"marks": "kafka:m"}
     assert options(**marks).marks_brokers() == "a:1"
     assert options(**marks, marks_servers="m:1").marks_brokers() == "m:1"

@@ -24,7 +24,7 @@ WAIT_S = 30
 
 
 class DeafDisk(RealFilesystem):
-    """Nobody tells of writes there."""
+    """A disk without notifications of writes."""
 
     def watch(self, directory):
         return None
@@ -86,7 +86,7 @@ def test_who_follows_a_directory_gets_each_record_and_is_woken_by_a_stop(tmp_pat
 
 
 def iter_noting(replay, log):
-    """Each record has the next one written, by another thread; behind the last one somebody stops the replay."""
+    """While a record is read, another thread writes the next one; after the last one the replay is stopped."""
     for count, record in enumerate(replay):
         if count < 20:
             threading.Timer(0, log.append, [b"%d" % count], {"durability": Durability.FLUSHED}).start()
@@ -141,7 +141,7 @@ def test_who_has_all_that_is_written_looks_again_with_a_write_or_hardly_ever(tmp
 
 
 def test_a_write_that_was_heard_with_the_one_before_and_is_published_later_is_looked_for_soon(tmp_path, pauses):
-    """Its writer may lose the processor between the two: nothing is heard of it any more."""
+    """The writer may be suspended between the write and its publication: no further notification follows."""
     with SegmentLog.open(tmp_path / "orders-0") as log:
         log.append(b"first")
         session = LocalReplays(tmp_path).replay(ReplayRequest("orders-0", bound="written"))
@@ -191,7 +191,7 @@ def watches():
 
 
 def test_replays_that_waited_and_came_to_their_end_keep_no_descriptors(tmp_path):
-    """Who iterates to the end has no reason to close: `for record in client.replay(...)`."""
+    """A caller that iterates to the end does not call `close`: `for record in client.replay(...)`."""
     with SegmentLog.open(tmp_path / "orders-0") as log, ReplayClient(tmp_path) as client:
         before, before_watches = descriptors(), watches()
         for _ in range(30):

@@ -338,7 +338,7 @@ def test_a_batch_that_crosses_the_bound_waits_until_it_has_passed():
 
 
 def test_a_stall_is_counted_from_when_there_was_something_to_send():
-    """A follower of a quiet topic has sent nothing for an hour, and stands still for no moment of it."""
+    """A replay that follows a quiet topic has sent nothing for an hour, and is not stalled at any moment of it."""
     hour_ms = 3_600_000
     driver = Driver(position=100).started(credit=0)
     driver(e.Turn(STABLE_100), at=1_000)

@@ -91,7 +91,7 @@ def test_blocks_of_few_and_of_many_batches_are_checked_alike(count):
 
 
 class NotedPoller:
-    """One that somebody waits in, and does not leave at once when it is woken."""
+    """A poller whose waiter does not return at once when it is notified."""
 
     def __init__(self):
         self.inside, self.woken, self.closed = threading.Event(), threading.Event(), threading.Event()

@@ -109,7 +109,7 @@ def test_who_begins_below_the_end_does_not_make_the_kernel_list_its_locks(tmp_pa
 
 
 def test_a_log_that_is_cut_and_grows_past_the_reader_while_it_is_walked_is_found_out(tmp_path):
-    """Between two windows, and before the log's offsets are looked at again: the file goes on under a higher epoch."""
+    """Between two windows, and before the log's offsets are read again: the file continues under a higher epoch."""
     config, clock = LogConfig(preallocate_bytes=0), SimulatedClock()
     with SegmentLog.open(tmp_path / "orders-0", config, has_replicas=True) as log:
         for _ in range(40):

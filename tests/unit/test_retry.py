@@ -83,7 +83,7 @@ def test_what_never_passes_ends_with_the_last_failure():
 
 
 def test_a_topic_that_is_not_there_is_waited_for_a_little(monkeypatch):
-    """Not every broker knows a topic that was just made."""
+    """Some brokers do not know a new topic yet."""
     missing = KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
     assert ask_brokers(Refusing(missing, answer=2)) == 2
     monkeypatch.setattr("filtering.retry.APPEARS_WITHIN_S", 0.1)

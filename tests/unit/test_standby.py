@@ -50,7 +50,7 @@ def keep(data, one, member=1):
 
 
 class Waiting:
-    """Stands by in a thread."""
+    """A service that stands by, in a thread."""
 
     def __init__(self, directory, **settings):
         self.told, self.changed, self.cancel, self.error = [], threading.Condition(), threading.Event(), None

@@ -46,7 +46,7 @@ def store(directory):
 
 
 def drain(consumer, count=RECORDS * 4):
-    """{partition: offsets} of all that is there."""
+    """Poll to the end; returns {partition: offsets}."""
     got = {}
     while found := consumer.poll(count):
         for partition, _, records in found:

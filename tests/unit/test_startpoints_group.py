@@ -195,12 +195,14 @@ def test_the_longer_nobody_answers_the_more_rarely_is_asked(store, clock, monkey
 
 
 def ours(position):
-    """Facts of a partition that the group's coordinator says is this member's."""
+    """Facts about a partition that belongs to this member, by the group's coordinator."""
     return facts(position)._replace(is_held=lambda topic, partition: (topic, partition) == ("orders", 0))
 
 
 def test_a_late_claim_of_who_was_held_up_inside_its_start_leaves_the_holder_not_deaf(store, group):
-    """The group gave the partition away while a member was inside its start; then that one goes on, and claims it."""
+    """The group assigned the partition to another member while this one was inside its start; then this one continues,
+    and claims it.
+    """
     group.pending("billing", facts(60), 0)
     late = GroupStartpoints(store)
     late.pending("billing", facts(60), 0)

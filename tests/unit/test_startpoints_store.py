@@ -494,7 +494,7 @@ class LosingFile(RealFile):
 
 
 def test_a_disk_that_can_not_be_read_is_a_store_that_is_away(tmp_path):
-    """Not an error of another kind: who follows the store goes on while it is away."""
+    """It is no other error: a consumer that follows the store continues while the store is unavailable."""
     disk = LostBytes()
     with StartpointStore.open(tmp_path, filesystem=disk) as store:
         store.write("billing", "orders", 0, Startpoint.earliest(), "go")

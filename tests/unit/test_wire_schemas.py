@@ -88,7 +88,7 @@ def test_what_an_older_writer_left_out_is_at_its_default(schemas):
 
 
 def test_an_older_release_reads_what_a_newer_one_writes_for_it(schemas):
-    """The older release has today's classes and files; the newer one knows one version more."""
+    """The older release has the present classes and files; the newer one has one more version."""
     newer = copy.deepcopy(schemas)
     released = Vocabulary(schemas)
     newer_vocabulary = with_older(newer, ApiKey.LIST_LOGS, lambda *_: None)
@@ -316,7 +316,7 @@ def test_numbers_out_of_range_are_refused_on_arrival():
 
 
 def test_a_number_that_names_nothing_is_refused_on_arrival():
-    """Of an error code it reads as unknown; what is asked for can't be guessed."""
+    """An unknown error code is read as unknown; an unknown value in a request is refused."""
     with pytest.raises(MalformedMessage, match="77 is not a valid PositionKind"):
         heard(VOCABULARY, altered(StartReplayRequest(recording_id=1), lambda datum: datum.update(position_kind=77)))
 

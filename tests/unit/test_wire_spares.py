@@ -13,7 +13,7 @@ LARGE = 300_000
 
 
 def received(connection, data, size=1 << 30):
-    """The records that `data` completes, written where the connection says, at most `size` bytes at a time."""
+    """The records completed by `data`, which is written to the connection's buffer, at most `size` bytes at a time."""
     found, at = [], 0
     while at < len(data):
         room = connection.get_buffer()
