@@ -82,7 +82,7 @@ class Fleet:
         self._handovers[index] = HandoverSocket(self.world.nodes[index])
 
     def stop_node(self, index):
-        """It is gone."""
+        """Stop a node for good."""
         self._handovers.pop(index).close()
         self.world.nodes[index].stop()
 
@@ -97,7 +97,7 @@ class Fleet:
         self.wait_applied()
 
     def wait_applied(self):
-        """Until the query has done with what payments holds."""
+        """Wait until the query has applied all records of payments."""
         total = sum(self.payments.log(n).log_end_offset for n in range(2))
 
         def is_so():

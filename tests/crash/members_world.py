@@ -48,7 +48,7 @@ _TEMP = ".tmp"
 
 
 class Point(Enum):
-    """Where in a step."""
+    """The place in a step where the process is killed."""
 
     TORN = "torn"
     BEFORE = "before"
@@ -383,7 +383,7 @@ class World:
         return self.leader.socket in ready
 
     def wait_for_all(self, names):
-        """Until every member holds everything and is in sync; these nodes may die meanwhile."""
+        """Wait until every member holds everything and is in sync; these nodes may be killed meanwhile."""
         pause = threading.Event()
         for _ in range(WAIT_S * 100):
             if not any(self.leader.ask("lag")):
@@ -393,7 +393,7 @@ class World:
         raise AssertionError(f"never caught up: {self.leader.ask('lag')}, {self.leader.ask('troubles')}")
 
     def wait_for_members(self, indexes):
-        """Until they are these, and no change is under way."""
+        """Wait until the members are these, and no change is in progress."""
         pause = threading.Event()
         for _ in range(WAIT_S * 100):
             if (found := self.leader.ask("members")) == [indexes, []]:
@@ -409,7 +409,7 @@ class World:
         raise AssertionError("nothing is acknowledged")
 
     def acked(self):
-        """By offset."""
+        """The acknowledged values by offset."""
         lines = (self.root / "acked").read_text().splitlines()
         acked = {}
         for line in lines:

@@ -216,7 +216,7 @@ class Trio:
             adopt(self.root / "data-0", self.root / "outbox")
 
     def finish(self, *others):
-        """Everybody has everything; nothing that was acknowledged is missing anywhere, byte for byte."""
+        """Check that all members hold the same bytes, and that no acknowledged record is missing."""
         self.producer.process.stdin.close()
         self.producer.wait_for("even")
         self.producer.process.wait(WAIT_S)

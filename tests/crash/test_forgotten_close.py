@@ -53,7 +53,7 @@ def test_what_was_appended_is_there_when_the_program_has_ended(tmp_path, ending)
 
 @pytest.mark.parametrize("kept", ["in the module", "in the function"])
 def test_a_child_of_multiprocessing_closes_what_it_forgot(tmp_path, kept):
-    """It ends by os._exit, without what atexit would do."""
+    """The child ends by os._exit, which does not run atexit functions."""
     code = f"""
 import multiprocessing
 from pushrep import Outbox

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 
 
 class Interrupts:
-    """While armed, the next tick of the timer is Ctrl-C."""
+    """While armed, the next tick of the timer raises KeyboardInterrupt."""
 
     def __init__(self):
         self.armed, self.count = False, 0

@@ -60,7 +60,7 @@ def write_until_killed(path, seed, codec, ready):
 
 @contextmanager
 def writer(path, seed, codec):
-    """Its pid, from the moment on when the log is open; killed at the end."""
+    """The writer's process id, once its log is open; it is killed at the end."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

@@ -272,7 +272,7 @@ class Chaos:
         self.backups.pop(name, None)
 
     def replace(self, name):
-        """By a node that is no member, with a kill of anybody in the middle."""
+        """Replace a member by a node that is no member, with a kill of any process in between."""
         (coming,) = {"a", "b", "c"} - self.indexes.keys()
         victim = self.draw.choice(sorted({"a", "b", "c"} - {name}))
         self.world.nodes[victim].ask("arm", self.draw.randint(1, 6), self.draw.choice(list(Point)).value)

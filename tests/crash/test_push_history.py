@@ -193,7 +193,7 @@ def test_appends_and_reads_of_many_clients_are_one_history(group, torture):
 
 
 def wait_for(clients, count):
-    """Until all of them together have so many more operations behind them."""
+    """Wait until all clients together have done so many more operations."""
     wanted = sum(client.done for client in clients) + count
     deadline = time.monotonic() + WAIT_S
     pause = threading.Event()

@@ -49,7 +49,7 @@ class Lines:
             self._changed.notify_all()
 
     def wait_for(self, what, count=1):
-        """Until so many lines begin with `what`."""
+        """Wait until so many lines begin with `what`."""
 
         def found():
             return sum(line.startswith(what) for line in self.lines) >= count or self._over
@@ -149,7 +149,7 @@ class Three:
         process.stdout.close()
 
     def finish(self):
-        """Everybody has everything; all stop in good order."""
+        """Check that all logs are equal; then all processes stop in order."""
         self.program.process.stdin.close()
         self.program.wait_for("ends")
         self.take_acked()

@@ -68,7 +68,7 @@ class Slow(Three):
             self.tell("append", min(20, megabytes - at))
 
     def level(self, *indexes):
-        """Until these replicas have everything; how many records each of all lacks."""
+        """Wait until these replicas have everything; returns how many records each of all lacks."""
         for _ in range(100):
             lacking = self.tell("level", *(self.addresses[index] for index in indexes))
             if not any(lacking[index - 1] for index in indexes):

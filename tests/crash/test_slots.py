@@ -234,7 +234,7 @@ def test_celery_workers_that_are_killed_lose_nothing_that_was_acknowledged(tmp_p
 
 
 def test_no_outbox_is_made_beside_slots(tmp_path):
-    """It would lock every worker out at its next start: a directory of slots can't be an outbox as well."""
+    """Such an outbox would lock out every worker at its next start: a directory of slots can't be an outbox, too."""
     open_slot(tmp_path / "workers").close()
     with pytest.raises(SettingRefused, match=r"Outbox\.open_slot"):
         Outbox.open(tmp_path / "workers", "orders", 1, "p")

@@ -140,7 +140,7 @@ class Machines:
 
     @staticmethod
     def home(index):
-        """Where its service connects from."""
+        """The address that the machine's service connects from."""
         return f"127.0.0.{2 + index}"
 
     def hold(self, service, node, *ways):
@@ -248,8 +248,8 @@ class Machines:
 
 
 def stood_still_s():
-    """For how long, since the machine was started, some process waited for a processor, the disk or memory, or all did
-    for the machine's own host. The kernel counts it (PSI), so it is no matter of who looks, and how often.
+    """How long, since the machine was started, some process waited for a processor, the disk or memory, or the host
+    stopped the whole machine. The kernel counts it (PSI), so it does not depend on how often it is read.
     """
     stalls = [re.search(r"some .*total=(\d+)", (PRESSURE / name).read_text()) for name in ("cpu", "io", "memory")]
     stolen_s = int(Path("/proc/stat").read_text().split()[8]) / os.sysconf("SC_CLK_TCK")
@@ -390,7 +390,7 @@ def test_rounds_of_faults_lose_nothing(count, tmp_path, torture):
 
 
 def rounds_of_faults(machines, draw, rounds=ROUNDS):
-    """In each round as many machines as can be missed have a fault. What was seen, for a report."""
+    """In each round as many machines as the majority allows have a fault. Returns a report."""
     for index in range(machines.count):
         machines.run(index)
     machines.create()

@@ -114,7 +114,7 @@ class Customers:
             time.sleep(0.02)
 
     def wait_for(self, each):
-        """Until every one of them has so many."""
+        """Wait until each client has so many."""
         with self.changed:
             assert self.changed.wait_for(lambda: all(len(kept) >= each for kept in self.kept.values()), WAIT_S)
 

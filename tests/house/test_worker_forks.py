@@ -76,7 +76,7 @@ def test_a_command_of_the_docs_is_as_the_one_that_is_installed(tmp_path, words):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="there Python starts as always")
 def test_it_ends_with_who_asked_and_the_server_with_its_parent(place):
-    """As a worker ends with the process that Spark started, and all with the JVM."""
+    """A forked worker ends with the process that started it, like Spark's workers, and the fork server with the JVM."""
     command = [WORKERS_PYTHON, "-m", "a_reader"]
     pipes = {"cwd": place, "stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, **pipes) as reader:

@@ -71,7 +71,7 @@ class Service:
         return result.last_offset + 1
 
     def wait(self, end=None, partition=0, timeout=WAIT_S):
-        """Until enough members hold everything below `end`; what went wrong, None if nothing did."""
+        """Wait until enough members hold everything below `end`; returns the error, None without one."""
         end = self.logs[partition].log_end_offset if end is None else end
         told, answer = threading.Event(), []
 
@@ -84,7 +84,7 @@ class Service:
         return answer[0]
 
     def wait_for(self, what, partition=0):
-        """Until `what(leader)` of a partition holds."""
+        """Wait until `what(leader)` of a partition is true."""
         led = self.leading.partitions[partition]
         pause = threading.Event()
         for _ in range(WAIT_S * 200):
@@ -95,7 +95,7 @@ class Service:
         pytest.fail(f"never so: {led.leader.__dict__}")
 
     def wait_for_all(self, partition=0):
-        """Until every replica has acknowledged everything."""
+        """Wait until every replica has acknowledged everything."""
         self.wait_for(
             lambda leader: (
                 all(
@@ -223,7 +223,7 @@ class ScriptedReplica:
         return wire.AppendRecordsResponse(results=tuple(self.answer(part) for part in request.partitions))
 
     def wait_for(self, what):
-        """Until `what(requests)` holds; the requests."""
+        """Wait until `what(requests)` is true; returns the requests."""
         with self.changed:
             assert self.changed.wait_for(lambda: what(self.requests), WAIT_S), f"never so: {self.requests}"
             return list(self.requests)

@@ -14,7 +14,7 @@ SMALL = LogConfig(preallocate_bytes=0)
 
 
 def open_outbox(world, *indexes, **settings):
-    """With these nodes as replicas; a node that is not running keeps its address."""
+    """Open an outbox with these nodes as replicas; a node that does not run keeps its address."""
     addresses = [str(world.nodes[index].address) for index in indexes]
     given = {"partitions": 1, "log_config": SMALL, "push": QUICK, "replica_lag_max_ms": 300, "open_timeout_s": WAIT_S}
     given |= settings
@@ -33,7 +33,7 @@ def wait_until(what, why, every_s=0.005):
 
 
 def wait_for_all(outbox, *addresses):
-    """Until these replicas (without any: all) hold everything and are in sync in every partition."""
+    """Wait until these replicas (without any: all) hold everything and are in sync in every partition."""
     wanted = [str(address) for address in addresses] or list(outbox.lag())
 
     def is_so():

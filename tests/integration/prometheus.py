@@ -24,7 +24,9 @@ def quick_rules():
 
 @contextmanager
 def prometheus(root, targets):
-    """Its URL; it scrapes `targets` every two seconds, looks at the rules each second, and keeps no earlier one's."""
+    """Start Prometheus, and yield its URL. It scrapes `targets` every two seconds, evaluates the rules each second, and
+    begins without data.
+    """
     (root / "alerts.yml").write_text(quick_rules())
     config = {
         "global": {"scrape_interval": "2s", "scrape_timeout": "2s", "evaluation_interval": "1s"},

@@ -497,7 +497,7 @@ Outbox.open(sys.argv[1], "orders", partitions=1, producer="billing", replicas=sy
 
 
 def test_o8_a_leader_that_is_killed_when_it_has_set_damage_aside_leads_only_once_it_has_the_rest(members):
-    """Its log is whole then, and shorter than what was acknowledged."""
+    """Its log is undamaged then, and shorter than what was acknowledged."""
     home = members.world.root / "outbox" / "orders-0"
     with members.lead() as outbox:
         for number in range(30):
@@ -523,7 +523,7 @@ def test_o8_a_leader_that_is_killed_when_it_has_set_damage_aside_leads_only_once
 
 
 def test_o8_a_damaged_leader_whom_no_quorum_can_make_whole_is_told_the_way_out(members):
-    """With m = 1 every member has to answer, and a damaged one does not count: another begins a generation."""
+    """With m = 1 every member has to answer, and a damaged one does not count: another member begins a generation."""
     home = members.world.root / "outbox" / "orders-0"
     replicas = [members.address(1)]
     with open_outbox(home.parent, replicas, min_insync_replicas=1) as outbox:
@@ -619,7 +619,7 @@ def test_m6_a_running_leader_gives_nothing_up_that_it_lost_itself(members):
 
 
 def cut_behind(directory, end):
-    """As a disk that lied about its syncs leaves a log, and as if no flush had come so far."""
+    """Cut the log like a disk that lied about its syncs, as if no flush had happened."""
     path = max(directory.glob("*.log"))
     with SegmentLog.open(directory, SMALL, has_replicas=True) as log:
         size = sum(len(batch.data) for batch in log.batches(0, end))

@@ -240,7 +240,7 @@ def test_a_forced_grant_that_meets_another_forced_one_is_refused_by_its_name(los
 
 
 def test_a_loss_is_not_accepted_where_a_newer_generation_is_led(lost):
-    """By a list without the members that would say so: theirs is the newer history, and would be set aside."""
+    """The list lacks the members that would refuse: they have the newer history, which would be set aside."""
     done = lost.force()
     lost.world.node(1)
     with pytest.raises(OlderGeneration) as refused:

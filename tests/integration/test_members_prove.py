@@ -56,7 +56,7 @@ def values(directory):
 
 
 def open_listed(world, *, replicas, **settings):
-    """With these addresses, whatever the nodes of the world listen at."""
+    """Open the outbox with these addresses, in place of those of the world's nodes."""
     given = {"log_config": SMALL, "push": QUICK, "replica_lag_max_ms": 300, "open_timeout_s": 5, **settings}
     directory = given.pop("directory", world.root / "outbox")
     return Outbox.open(directory, "orders", producer="billing", replicas=replicas, **given)
@@ -145,7 +145,7 @@ def test_a_disk_that_is_lost_under_a_running_leader_is_filled_again(world):
 
 
 def test_a_disk_that_is_lost_under_an_idle_leader_is_noticed_and_filled_without_a_record(world):
-    """Until the next record the member would pass for one that is in sync."""
+    """Until the next record the member would count as in sync."""
     for index in (1, 2):
         world.node(index)
     with open_outbox(world, 1, 2) as outbox:
@@ -416,7 +416,7 @@ def test_a_whole_site_that_was_moved_goes_on_after_the_operator_said_so(three):
 
 
 def test_a_node_under_two_names_is_one_member(world):
-    """It listens on an address that no grant names, so only the index that it is addressed as can tell."""
+    """The node listens on an address that no grant has, so only the index in the requests identifies it."""
     world.node(1)
     port = everywhere(world, 1)
     listed = [f"127.0.0.1:{port}", f"127.0.0.2:{port}"]
@@ -428,7 +428,7 @@ def test_a_node_under_two_names_is_one_member(world):
 
 
 def test_an_old_node_that_says_which_member_it_is_is_not_added_as_another(world, pushrep, monkeypatch):
-    """It takes the grant of a second index; at once, not when the time for catching up is over."""
+    """The node accepts the grant for a second index; the refusal comes at once, not after the time for catching up."""
     monkeypatch.setitem(ServerConnection.__init__.__kwdefaults__, "vocabulary", of_version(0))
     port = world.node(1).address.port
     with open_listed(world, partitions=1, replicas=[f"127.0.0.1:{port}"]) as outbox:

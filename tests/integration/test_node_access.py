@@ -281,7 +281,7 @@ class Caller:
             return str(error).replace(str(self.address), "")
 
     def credit(self, event):
-        """As a client of ours would not: for a call that is not its own."""
+        """Send credit for another caller's session, which our client never does."""
         with suppress(OSError):
             send_all(self.client(event)._opened.sock, VOCABULARY.encode(event, CREDIT_VERSION, 1))
 

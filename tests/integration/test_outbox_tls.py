@@ -59,7 +59,7 @@ def test_records_go_to_replicas_over_mutual_tls_and_only_to_whom_the_certificate
     ids=["signed by another", "expired", "an unknown replica", "an expired replica", "another host's", "none at all"],
 )
 def test_a_wrong_expired_or_missing_certificate_is_said_in_words(world, certificates, caplog, client, ca, server, why):
-    """With ALL nothing is taken, and the log, `status()` and `pushrep replica status` say why."""
+    """With ALL no record is accepted, and the log, `status()` and `pushrep replica status` have the reason."""
     world.node(1, tls=tls(certificates, server, is_server=True))
     push = QUICK if client is None else shown(certificates, client, ca)
     caplog.set_level(logging.WARNING, "pushrep")

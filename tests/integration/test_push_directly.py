@@ -50,7 +50,7 @@ def led_by(world, replicas, network=REAL_NETWORK, **settings):
 
 
 def start_session(service, replica):
-    """As a driver does, to a log that is empty."""
+    """Start a session as a driver does, to an empty log."""
     led = service.leading.partitions[0]
     session = led.start_session(replica.replica, replica.replica_epoch, 1, LogEnds(0, 0, LeaderEpochs()))
     service.leading.manager.start_push(led.tp, session)
@@ -66,7 +66,7 @@ def has_all(service):
 
 
 def offsets_of(part):
-    """Where its batches end."""
+    """The end offsets of the batches."""
     return [batch.next_offset for batch in batches_of(part.records[0])[0]] if part.records else []
 
 
@@ -116,7 +116,7 @@ def test_a2_what_waits_is_not_overtaken_by_who_appends(world, scripted):
 
 
 def test_a3_an_append_does_not_wait_for_a_replica_that_takes_nothing(world, scripted):
-    """With LOCAL nothing else is between a service and its log: the rest goes when the replica reads again."""
+    """With LOCAL the append only waits for the log; the rest is pushed when the replica reads again."""
     replica = scripted()
     service = led_by(world, [replica])
     replica.gate.clear()
@@ -179,7 +179,7 @@ def test_e1_a_replica_that_was_lost_once_is_told_the_end_of_its_session_all_the_
 
 
 def test_what_lies_in_the_file_goes_in_large_requests_once_the_logs_are_known_to_agree(world, scripted):
-    """It takes no memory of the leader's; such a request counts as several, so that no more bytes are in flight."""
+    """Such a request takes no memory of the leader; it counts as several, so that the bytes in flight stay limited."""
     replica, seen = scripted(), []
     service = world.service(
         [replica.replica],

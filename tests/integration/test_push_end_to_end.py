@@ -114,7 +114,7 @@ def test_an_idle_leader_notices_a_replica_that_was_started_again_and_gives_it_wh
 
 
 def test_a_node_that_takes_smaller_frames_than_requests_from_the_file_is_caught_up_all_the_same(world):
-    """Its own limit cuts the connection, with a logged reason: requests get smaller, down to `request_bytes_max`."""
+    """The node's limit ends the connection, with a logged reason: requests get smaller, down to `request_bytes_max`."""
     limits = FrameLimits(frame_bytes_max=2 << 20)
     service = world.service([world.node(1, limits=limits)])
     for _ in range(40):

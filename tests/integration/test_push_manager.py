@@ -89,7 +89,7 @@ def test_l3_shutdown_with_a_replica_that_is_silent_returns_and_keeps_nothing(wor
 
 
 def test_a_replica_that_is_slower_than_the_shutdown_waits_hears_that_nobody_leads_any_more(world, scripted):
-    """Else a promotion of it takes the leader for alive, though that was closed in order."""
+    """Otherwise a promotion of this replica would count the leader as alive, although it was closed in order."""
     replica = scripted()
     service = world.service([replica.replica], settings=replace(QUICK, shutdown_timeout_ms=200))
     manager = service.leading.manager

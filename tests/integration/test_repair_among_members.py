@@ -130,7 +130,9 @@ def test_o8_a_leader_fetches_what_rotted_from_the_member_that_holds_it(world):
 
 
 def test_o8_damage_that_a_reader_meets_is_looked_at_and_repaired_at_once(world):
-    """It waits for no pass of the scrub: a new replica can't be filled from there, and ends its sessions."""
+    """The repair does not wait for a pass of the scrub: a new replica can't be filled from there, and its sessions
+    end.
+    """
     service = led(world, 1)
     ours, whole = service.logs[0], bytes_of(service.logs[0])
     first = sealed(ours)[0]

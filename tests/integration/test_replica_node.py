@@ -566,7 +566,9 @@ def test_a_setting_that_the_command_does_not_take_is_refused_by_name(tmp_path, o
 
 
 def test_a_cut_inside_of_a_batch_is_refused_and_takes_nothing(start):
-    """It would mean that an epoch has two histories; to cut at the batch's base could take acknowledged records."""
+    """Such a cut would mean that an epoch has two histories; a cut at the batch's base could remove acknowledged
+    records.
+    """
     node = start()
     with ReplicaClient(node.address) as client:
         epoch = describe(client).replica_epoch

@@ -189,7 +189,7 @@ def test_with_a_log_whose_sync_failed_it_resigns_and_another_takes_over(members,
 
 
 def test_a_standby_that_is_behind_fetches_what_others_have_before_it_leads(members):
-    """Its node was away when all of it was acknowledged, and its service is the only one that is left."""
+    """The standby's node was away when all records were acknowledged, and its service is the only one left."""
     create_outbox(members.data[0], members.addresses, "orders")
     first, last = Instance(members.data[0], replica_lag_max_ms=200), None
     try:
@@ -211,7 +211,7 @@ def test_a_standby_that_is_behind_fetches_what_others_have_before_it_leads(membe
 
 
 def test_who_stands_by_knows_the_positions_before_it_takes_over(members):
-    """Else it would read its whole log first, and a long one takes longer than the contract allows."""
+    """Otherwise it would read its whole log first, and a long one takes longer than the contract allows."""
     granted = create_outbox(members.data[0], members.addresses, "orders")
     first, second = Instance(members.data[0]), None
     path = members.data[1] / str(granted.outbox_id) / "orders-0" / POSITIONS_NAME
@@ -249,7 +249,7 @@ def test_with_a_topic_old_records_go_after_a_week_without_a_setting(members):
 
 
 def test_of_two_that_look_at_once_one_leads_and_the_other_stands_by_again(members):
-    """Without the leader's node they need each other, and neither's node answers while both look."""
+    """Without the leader's node the two need each other, and the node of neither answers while both look."""
     create_outbox(members.data[0], members.addresses, "orders")
     both_look, looked, instances = threading.Barrier(2, timeout=WAIT_S), set(), [Instance(members.data[0])]
 
@@ -322,7 +322,9 @@ def test_one_look_is_enough_where_a_member_that_is_needed_is_let_go_meanwhile(me
 
 
 def test_who_was_granted_the_lead_opens_also_where_a_member_is_let_go_meanwhile(members, caplog):
-    """By one that looks: it would give up a lead that it has, and everybody would wait once more."""
+    """Another process holds a member's directory meanwhile: the granted leader waits for it, because to give up its
+    lead would make all wait once more.
+    """
     granted = create_outbox(members.data[0], members.addresses, "orders")
     first, second, let_go = Instance(members.data[0]), None, ExitStack()
 
@@ -432,7 +434,7 @@ def call(capfd, *arguments):
 
 
 def held_until(collector, granted):
-    """As Prometheus sees it."""
+    """The value of the metric."""
     registry = CollectorRegistry()
     registry.register(collector)
     labels = {"outbox": str(granted.outbox_id), "topic": "orders"}
@@ -595,7 +597,7 @@ create_outbox(sys.argv[1], sys.argv[2:], "orders")
 
 
 def test_an_outbox_whose_making_was_killed_is_made_by_the_first_members_instance(members):
-    """Its first grant is on one disk alone."""
+    """The first grant is on one disk only."""
     command = [sys.executable, "-c", STOPPED, str(members.data[0]), *members.addresses]
     assert subprocess.run(command, check=False).returncode == 9
     with pytest.raises(CantCreate, match="is made already"):

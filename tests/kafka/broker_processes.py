@@ -83,7 +83,7 @@ def no_jars() -> str | None:
 
 
 def origin() -> str:
-    """Where brokers come from, for the header of a run."""
+    """The origin of the brokers, for the header of a run."""
     if (name := image()) is not None:
         return f"containers of {name}"
     return "Maven's jars" if no_jars() is None else f"none ({no_jars()})"
@@ -153,7 +153,7 @@ class Process:
         return self._log.read_text(errors="replace")[-2000:]
 
     def remove(self) -> None:
-        """Nothing is left of a process."""
+        """A process leaves nothing to remove."""
 
 
 class InContainer:

@@ -69,7 +69,7 @@ class KafkaCluster:
         return ",".join(f"127.0.0.1:{port}" for port in self._ports.values())
 
     def log_directory(self, node: int = 1) -> Path:
-        """Where this node keeps its topic directories."""
+        """The directory of this node's topic partitions."""
         return self.directory / f"node-{node}" / "data"
 
     def __enter__(self) -> Self:

@@ -152,7 +152,7 @@ class Machine:
         self._ends.callback(_end, process)
 
     def wait_healthy(self, name: str) -> None:
-        """Until the service's own health check passes; one that has none is to end, and well."""
+        """Wait until the service's health check passes; a service without one has to end with exit code 0."""
         service = self._services[name]
         if not service.health:
             assert self.wait_ended(name, HEALTHY_TIMEOUT_S) == 0, self.said(name)
@@ -212,7 +212,7 @@ class Machine:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Its whole session: Spark's worker has executors."""
+    """End the whole process session, because Spark's worker has executors."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

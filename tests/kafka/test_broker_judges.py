@@ -174,7 +174,9 @@ def we_write(told):
 
 
 def replace_topic(told):
-    """As an operator would: our files for the broker's, whose topic id stays; what it noted of the old ones goes."""
+    """Replace the broker's files by ours, as an operator would: the topic id stays, and the broker's notes are
+    removed.
+    """
     data = told.cluster.log_directory()
     for partition in told.ours:
         theirs, mine = data / f"ours-{partition}", told.directory / "mine" / f"ours-{partition}"
@@ -213,7 +215,7 @@ def test_the_broker_left_our_batches_as_they_were(story):
 
 
 def test_a_broker_passes_our_own_files_over(story):
-    """It started, recovered, served and stopped beside them, and kept them."""
+    """The broker starts, recovers, serves and stops with these files present, and does not remove them."""
     stopped = story.directory / "stopped"
     assert (stopped / DIRECTORY_ID_NAME).is_file()
     for partition in story.ours:

@@ -165,7 +165,7 @@ def assert_outbox_ships_and_replicates(machine, tmp_path):
 
 
 def assert_spark_has(machine, workers):
-    """By the page of Spark's master, which is published, as JSON."""
+    """Check the JSON page of Spark's master, whose port is published."""
 
     def look():
         with urllib.request.urlopen(f"http://{machine.addresses['spark-master']}:8080/json/", timeout=30) as page:

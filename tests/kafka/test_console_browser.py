@@ -138,7 +138,7 @@ def every_page_shows_the_values_of_status(server, page, fleet, capfd):
         return json.loads(capfd.readouterr().out)["places"]
 
     def steady(found):
-        """Without what no two looks have in common."""
+        """The page without values that differ in each reading."""
         if isinstance(found, dict):
             return {name: steady(one) for name, one in found.items() if name not in MOVING}
         return [steady(one) for one in found] if isinstance(found, list) else found
@@ -292,7 +292,7 @@ def everybody_can_use_it(server, tab):
 
 @contextmanager
 def busy(outbox):
-    """For the pictures: it has been written to for a minute, now more and now less."""
+    """For the pictures: a service that has been written to for a minute, at a changing rate."""
     stop = threading.Event()
 
     def write():

@@ -110,7 +110,7 @@ def interrupted_run(out, databases):
 
 @pytest.fixture
 def place():
-    """Where PostgreSQL's files go. Not below pytest's directory: for root it runs as another user."""
+    """The directory of PostgreSQL's files. It is not below pytest's directory, because root runs it as another user."""
     with tempfile.TemporaryDirectory(prefix="pushrep-t-") as directory:
         yield Path(directory)
 

@@ -158,7 +158,7 @@ def flipped(data, at):
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
 def test_torn_tails(tmp_path, codec, torture, tool_or_skip):
-    """Nothing was flushed by word, so whatever is torn may be cut; what stays has to please the judge."""
+    """No flush was requested, so any torn bytes may be cut; Kafka's tool has to accept what is left."""
     tool_or_skip(missing())
     draw, ends = torture.random(codec), {}
     config = LogConfig(**LAYOUT, codec=codec)

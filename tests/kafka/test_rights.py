@@ -113,7 +113,7 @@ class Case:
         }  # fmt: skip
 
     def resource(self, right):
-        """Its kind and its name."""
+        """The kind and name of the resource."""
         return self._names[right[1]]
 
     def allow(self, rights):
@@ -246,7 +246,7 @@ def test_these_rights_are_enough_and_a_missing_one_is_named(guarded, who):
 
 
 def test_a_right_to_write_marks_is_named_also_where_the_client_knew_before_a_record_was_sent(guarded, capfd):
-    """It asks for a producer id by itself, and refuses the first record with no more than "Fatal error"."""
+    """The client requests a producer id by itself, and refuses the first record with only "Fatal error"."""
     case = Case(guarded)
     case.allow([right for right in RIGHTS["consumer with marks_topic"] if right != ("WRITE", "marks topic")])
     marks = ConfluentMarksTopic(case.librdkafka, case.marks)

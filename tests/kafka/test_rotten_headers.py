@@ -83,7 +83,7 @@ def faults_of(broker, topic, directory, flips):
 
 
 def record_of(pid):
-    """What an outbox of this PID would have appended."""
+    """A record as an outbox with this PID would append it."""
     return lambda partition, offset: record_at(offset)._replace(key=StreamMetadata(pid, partition, offset).pack())
 
 

@@ -522,7 +522,9 @@ def test_what_dead_workers_left_in_their_slots_is_shipped_once(broker, topic, tm
 
 
 def test_seven_days_of_what_the_topic_has_are_kept_and_nothing_goes_that_it_has_not(broker, topic, opened, tmp_path):
-    """By default, of records older than that: none goes while the topic has not acknowledged it, killed or not."""
+    """The default retention, for records older than that: none is removed before the topic has acknowledged it, with
+    kills, too.
+    """
     create_topic(broker.bootstrap_servers, topic, retention_ms=-1)  # the records are older than its default
     old_ms = int(time.time() * 1000) - 8 * 86_400_000
     small = LogConfig(segment_bytes=2_000, batch_bytes_max=2_000, flush_ms=10)

@@ -289,14 +289,14 @@ class ForgetfulCluster(KafkaCluster):
             made.result(WAIT_S)
 
     def destination(self, **settings):
-        """As USER."""
+        """The destination with the credentials of USER."""
         return KafkaDestination(
             bootstrap_servers=self.server, security_protocol="SASL_PLAINTEXT", sasl_mechanism="PLAIN",
             sasl_username=USER, sasl_password=PASSWORD, retry_backoff_ms=20, **settings,
         )  # fmt: skip
 
     def set_transaction_version(self, level):
-        """As an older cluster, or one that is not upgraded yet."""
+        """Set the version of an older cluster, or of one that is not upgraded yet."""
         upgrade = ("upgrade", "--feature", f"transaction.version={level}")
         downgrade = ("downgrade", "--feature", f"transaction.version={level}")
         where = ("org.apache.kafka.tools.FeatureCommand", "--bootstrap-server", self.bootstrap_servers)
@@ -383,7 +383,9 @@ def test_an_id_that_the_coordinator_forgot_is_said_or_refused(forgetful, tmp_pat
 
 
 def test_records_that_are_older_than_the_expiration_are_forgotten_with_their_epoch(forgetful, tmp_path, monkeypatch):
-    """What the fence can't hold: brokers measure a producer's silence by its records' times. The next renewal does."""
+    """A limit of the fence: brokers measure a producer's silence by its records' timestamps. The next renewal restores
+    it.
+    """
     topic = new_topic(forgetful, retention_ms=-1)
     monkeypatch.setattr(FenceDriver, "wants_renewal", lambda _: False)
     with open_outbox(tmp_path / "outbox", forgetful, topic) as outbox:

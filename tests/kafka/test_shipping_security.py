@@ -87,7 +87,7 @@ def secure(tool_or_skip, tmp_path_factory):
 
 
 def settings_of(cluster, name, mechanism=None, certificate="client"):
-    """As KafkaDestination spells them."""
+    """The settings with KafkaDestination's names."""
     home, settings = cluster.directory, {"bootstrap_servers": cluster.servers[name]}
     settings |= {"security_protocol": PROTOCOLS[name], "request_timeout_ms": 5000}
     if mechanism is not None:

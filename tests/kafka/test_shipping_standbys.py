@@ -47,7 +47,7 @@ def test_each_record_is_once_in_the_topic_and_no_two_ship_at_one_time(broker, tm
 
 
 def judge(broker, topic, machines):
-    """By the topic, read through a filter, and by Kafka's own tool on the broker's files."""
+    """Judge by the topic, read through a filter, and by Kafka's tool on the broker's files."""
     found = read_filtered(broker.bootstrap_servers, topic, 1)
     values = [int(seen.value) for seen in found.of(SOURCE, 0)]
     assert values == list(range(len(values)))

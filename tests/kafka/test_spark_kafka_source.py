@@ -168,7 +168,7 @@ def test_partitions_that_are_added_while_it_runs(driver, servers, tmp_path, tort
 
 
 def roll_back(place, to):
-    """As an operator does: what Spark planned and did after batch `to` is taken out of its checkpoint."""
+    """Roll back as an operator does: remove from the checkpoint what Spark planned and did after batch `to`."""
     for log in ("offsets", "commits"):
         for path in (place / "checkpoint" / log).iterdir():
             number = path.name.removeprefix(".").removesuffix(".crc")

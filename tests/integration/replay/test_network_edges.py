@@ -45,7 +45,7 @@ class Crash(BaseException):
 
 
 class CrashingAfter(RealFilesystem):
-    """Its process is killed once so many files are gone."""
+    """A file system whose process is killed after so many files were removed."""
 
     def __init__(self, removals):
         self.left = removals

@@ -67,7 +67,7 @@ class Answer(NamedTuple):
 
 
 def answer(log: Log, request: ReplayRequest) -> Answer | ErrorCode:
-    """By looking at every record."""
+    """The expected answer, computed from every record."""
     position, length = request.position, request.length
     end = len(log.times)
     recorded = max(log.start, log.watermark if request.bound in {"stable", "high_watermark", "gate"} else end)

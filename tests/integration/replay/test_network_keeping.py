@@ -35,7 +35,7 @@ def refused(call, *args, **more):
 
 @pytest.fixture
 def stopped(leader):
-    """Its leader has closed the log, and no grant names this node."""
+    """A recording without a leader: its leader has closed the log, and no grant names this node."""
     leader.stop()
     return leader
 

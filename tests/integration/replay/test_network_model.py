@@ -221,7 +221,7 @@ class Model:
         self.append()
 
     def start_dead_reader(self):
-        """It takes its session, all the credit that there is, and never reads."""
+        """A reader that attaches to its session, gives all its credit, and never reads."""
         connection = NodeConnection(self.node.address, QUICK)
         recording = next(one.recording_id for one in self.client.recordings())
         _, started = connection.ask(wire.StartReplayRequest(recording_id=recording), wire.StartReplayResponse)
@@ -245,7 +245,7 @@ class Model:
     )  # fmt: skip
 
     def finish(self):
-        """Everybody reads on until nothing more can come, and is compared."""
+        """All readers read until nothing more can come, and are compared with the model."""
         if not self.is_led:
             self.restart_leader()
         self.write([b"last"])  # who has it has heard of every cut

@@ -97,7 +97,7 @@ def test_to_end_ends_at_a_cut_that_a_leader_made_above_it(world, node):
 
 
 def test_to_end_of_a_log_that_was_cut_while_the_node_was_down_ends_where_it_ends_now(world, node, leader):
-    """It does not ask again for minutes: no wait brings back what was cut."""
+    """The client does not retry for minutes: no wait restores the records that were cut."""
     replay, batches, got = held_up(world, node)
     leader.stop()
     node.stop()

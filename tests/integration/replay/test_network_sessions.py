@@ -332,7 +332,7 @@ def test_a_cut_below_ends_the_session_once_with_truncated_offset_and_epoch(world
 
 
 def test_who_resumes_over_another_history_is_told_truncated(world, node):
-    """It resumes with (offset, epoch before it), and a mismatch is TRUNCATED, too."""
+    """A client resumes with (offset, epoch before it), and a mismatch is TRUNCATED."""
     leader = world.leader(node).fill(49)
     leader.fill(100, watermark=49)
     replays = [world.client(node).replay(ReplayRequest("orders-0", bound="written")) for _ in range(2)]
@@ -447,7 +447,7 @@ def test_the_reader_checks_the_crc_and_damage_is_told_once(world, node, client, 
     ids=["magic", "base offset", "largest base offset", "length", "largest length", "last offset"],
 )
 def test_a_damaged_header_ends_it_there_and_is_not_taken_for_a_hole(world, segment, at, field, value):
-    """Nothing of a header but its last offset is under the CRC, and that is not read here, either."""
+    """Of a header only the last offset is under the CRC, and this scan does not check that CRC either."""
     node = world.node(config=LogConfig(preallocate_bytes=0, segment_bytes=20_000))
     leader = world.leader(node)
     for _ in range(60):

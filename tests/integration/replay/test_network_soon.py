@@ -33,7 +33,7 @@ class SlowDisk(RealFilesystem):
 
 @pytest.fixture
 def slow_disk(monkeypatch):
-    """Nothing is found by looking at the log now and then, nor with a heartbeat."""
+    """A slow disk, without polling of the log and without heartbeats: only notifications are left."""
     monkeypatch.setattr(replay_server, "_LOOK_MS", FOR_EVER_MS)
     SlowFile.may_sync.set()
     yield SlowFile.may_sync
