@@ -50,7 +50,9 @@ class SparkPrograms:
         }
 
     def start(self, command, **environment):
-        """Its process; standard output is a pipe, standard error `process.errors`."""
+        """Start the program, and return its process; standard output is a pipe, standard error is in
+        `process.errors`.
+        """
         errors = (self._place / f"errors-{len(self._started)}").open("w+")
         process = subprocess.Popen(
             list(map(str, command)),

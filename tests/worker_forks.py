@@ -104,7 +104,7 @@ def _listener(name, ready):
 
 
 class Forks:
-    """Who asked for which child; both by the descriptors that poll names."""
+    """Which process requested which child, by the descriptors that poll returns."""
 
     def __init__(self):
         self.callers, self.children = {}, {}
@@ -135,7 +135,7 @@ class Forks:
 
 
 def _imported(kind):
-    """What the forks find imported."""
+    """The modules that are imported before the forks."""
     if kind == "workers":
         return _PRELOADED
     import pkgutil

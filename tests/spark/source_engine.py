@@ -49,7 +49,7 @@ class Engine:
         return self.reader.partitions(self.start(), json.loads(self.offsets[self.committed]))
 
     def read(self, task: TaskRange) -> Rows:
-        """By a reader that travelled as Spark sends it."""
+        """Read by a reader that was pickled, as Spark sends it."""
         source = PushrepDataSource({"path": str(self.directory), "topic": "orders"} | self.options)
         executor = pickle.loads(pickle.dumps(source)).streamReader(source.schema())
         return [
@@ -77,7 +77,7 @@ def append(directory: Path, partition: int, count: int, **kwargs: Any) -> None:
 
 
 def fill(directory: Path, partition: int, batches: int, per_batch: int = 10) -> None:
-    """As so many calls of `append`, by one writer."""
+    """Append records by so many calls of `append`, with one writer."""
     with SegmentLog.open(directory / f"orders-{partition}", config=LogConfig(segment_bytes=4096)) as log:
         for first in range(0, batches * per_batch, per_batch):
             log.append([f"{partition}:{offset}".encode() for offset in range(first, first + per_batch)])

@@ -147,7 +147,7 @@ def test_logs_go_on_at_the_named_time_and_the_backup_restores(spark, logs, tmp_p
 
 @pytest.fixture(params=["local", pytest.param("files", marks=pytest.mark.long), "postgresql"])
 def kept_in(request, spark, tmp_path):
-    """Where a query's marks are, as apply-checkpoint names them; and a context that opens the store for the query."""
+    """The place of a query's marks, as apply-checkpoint names it; and a context that opens the store for the query."""
     place = str(tmp_path / "marks")
     if request.param == "local":
         return MarksPlace(place), lambda: LocalMarks(place)

@@ -78,7 +78,7 @@ LIMITS = [{"maxBytesPerTrigger": "800"}, {"maxRecordsPerTrigger": "30"}]
 def test_a_loss_between_two_batches_is_named_or_stepped_over(
     tmp_path, caplog, lose, told, then, available_now, limit, fail
 ):
-    """With AvailableNow too, whose end was fixed before the loss."""
+    """Also with AvailableNow, whose end was fixed before the loss."""
     fill(tmp_path, 0, 10)
     append(tmp_path, 1, 1)
     engine = Engine(tmp_path, failOnDataLoss=fail, **limit)

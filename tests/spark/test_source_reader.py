@@ -192,7 +192,9 @@ def test_what_is_buffered_is_not_read_before_it_is_on_disk(tmp_path):
 
 
 def without_published_state(directory: Path) -> None:
-    """As after a restart of the machine, before the writer is back: what it published counts no more."""
+    """The state after a restart of the machine, before the writer is back: the published state is not valid any
+    more.
+    """
     (directory / ".pushrep_published").unlink()
 
 

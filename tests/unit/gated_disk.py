@@ -29,7 +29,9 @@ class GatedFile:
 
 
 class MeetingDisk(RealFilesystem):
-    """While `party` is set, the sync of a log returns when so many are under way; alone it fails after `WAIT_S`."""
+    """While `party` is set, the sync of a log returns when so many syncs are in progress; a single one fails after
+    `WAIT_S`.
+    """
 
     WAIT_S = 20
     party = None

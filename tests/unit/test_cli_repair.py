@@ -105,7 +105,7 @@ def test_the_preview_tells_rows_records_and_marks_and_writes_nothing(repair, sin
 
 
 def test_the_sink_is_asked_once_for_all_partitions(repair, sink, monkeypatch):
-    """For a table of Delta or Iceberg a question is two of Spark's jobs over all of it."""
+    """For a table of Delta or Iceberg each request is two Spark jobs over the whole table."""
     asked, held = [], job_sink.Sink.held
     monkeypatch.setattr(job_sink.Sink, "held", lambda *given: asked.append(given) or held(*given))
     code, _, said = repair("--from", "25", *sink, "--dry-run")

@@ -95,7 +95,7 @@ def node_of(word):
 
 
 def every_page(word):
-    """By template: whatever comes from elsewhere is `word`."""
+    """Each page by its template, with `word` in place of all text from outside."""
     outbox, node = outbox_of(word), node_of(word)
     written = SimpleNamespace(sequence=1, target=word, created_ms=0, author=word, reason=word)
     row = SimpleNamespace(

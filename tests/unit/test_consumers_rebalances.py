@@ -246,7 +246,7 @@ def test_aiokafka_a_callback_that_fails_at_revocation_leaves_nothing_to_commit()
 
 
 def test_aiokafka_a_seek_after_a_refused_batch_brings_the_others_back_to_their_committed_positions():
-    """What one partition makes the filter refuse is gone from the client for the others as well."""
+    """A batch that the filter refuses because of one partition is lost in the client for the other partitions, too."""
 
     async def run():
         async with joined() as (consumer, client):
@@ -272,7 +272,7 @@ def test_aiokafka_a_seek_after_a_refused_batch_brings_the_others_back_to_their_c
 
 
 def test_confluent_a_seek_after_a_refused_batch_brings_the_others_back_to_their_committed_positions(of_three):
-    """What one partition makes the filter refuse is gone from the client for the others as well."""
+    """A batch that the filter refuses because of one partition is lost in the client for the other partitions, too."""
 
     client = _Refused(committed=50)
     consumer = of_three(client)

@@ -156,7 +156,7 @@ def test_a_backup_written_into_the_present_files_is_noticed(home, tmp_path):
 
 
 def test_a_backup_of_a_running_service_written_into_the_present_files_is_noticed(home, tmp_path):
-    """It was made since the last opening: the close after it writes the file anew."""
+    """The backup was made after the last opening: the close after it writes the file again."""
     with opened(home) as outbox:
         outbox.append(0, b"one").result(60)
         cp(home, tmp_path / "backup")

@@ -189,7 +189,7 @@ def test_a_restart_sets_aside_what_goes_on_otherwise_but_not_below_the_watermark
 
 
 def test_below_its_own_start_a_replica_says_where_it_ends():
-    """Its leader described it before it moved on."""
+    """The leader read the replica's description before the replica's log start rose."""
     log = Log([2, 2], start=8)
     for restart in (False, True):
         done = effects(log, request(4, -1, batch(4, 1), restart=restart), high_watermark=8)

@@ -162,7 +162,7 @@ def test_without_the_right_it_ships_unfenced_or_not_at_all(events):
 
 
 class World(NamedTuple):
-    """Where a walk is: what must be true of an effect depends on what came before."""
+    """The state of a random walk: what must be true of an effect depends on the earlier ones."""
 
     fence: Fence
     effect: object

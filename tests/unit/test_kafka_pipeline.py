@@ -58,7 +58,9 @@ class Broker:
         return BrokerAnswer(Code.NONE, len(self.taken) - 1)
 
     def forget(self):
-        """As after a restart, of batches whose records are older than `producer.id.expiration.ms`."""
+        """Forget producers like a restarted broker: those of batches whose records are older than
+        `producer.id.expiration.ms`.
+        """
         self._last.clear()
 
 

@@ -182,7 +182,7 @@ def of_topic(value=b"b", *, pid=PID, offset=1, timestamp_ms=1000, **settings):
 
 
 def with_append_time(batch):
-    """As a broker makes it: bit 3 of the attributes, and its own time."""
+    """The batch as a broker changes it: bit 3 of the attributes, and the broker's time."""
     data = bytearray(batch.data)
     data[22] |= 8
     header.write_crc(data, crc32c(data, header.CRC_COVERS_FROM))

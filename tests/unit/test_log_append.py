@@ -184,7 +184,7 @@ def test_many_may_close_at_once(tmp_path):
 
 
 def test_an_interruption_while_a_segment_is_made_leaves_no_second_one(tmp_path, monkeypatch):
-    """It would stand there, unknown, until the records behind the interruption overlap it."""
+    """The second segment would be there, unnoticed, until the records after the interruption overlap it."""
     with SegmentLog.open(tmp_path / "orders-0", LogConfig(segment_bytes=300)) as log:
         log.append(b"x" * 200)
         synced = RealFilesystem.sync_directory

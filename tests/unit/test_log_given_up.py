@@ -33,7 +33,7 @@ def shorten(directory, bytes_taken, name="orders-0"):
 
 
 def lower_recovery_point(directory, offset):
-    """As a kill leaves it: the recovery point lags behind what was flushed, and no marker was written."""
+    """The files after a kill: the recovery point is below the flushed offset, and there is no clean marker."""
     (directory / ".pushrep_cleanshutdown").unlink()
     for checkpoint in (CheckpointFile.RECOVERY_POINT, CheckpointFile.HIGH_WATERMARK):
         write_checkpoint(directory, checkpoint, {"orders-0": offset})

@@ -193,7 +193,7 @@ def looks(log: Path) -> dict[Path, tuple[int, int, int]]:
 
 
 def crash(log: Path) -> None:
-    """As a killed process leaves the directory: without the clean marker."""
+    """The directory after a kill: without the clean marker."""
     (log.parent / ".pushrep_cleanshutdown").unlink()
 
 

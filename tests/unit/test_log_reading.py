@@ -308,7 +308,7 @@ def test_a_read_during_a_cut_is_out_of_range_and_not_corrupt(tmp_path, monkeypat
 
 
 def test_a_reader_that_comes_to_the_end_of_a_cut_is_out_of_range(tmp_path):
-    """It was given what stood before the cut, and another segment begins where it ends no more."""
+    """The reader got records from before the cut, and no segment begins any more where these end."""
     with SegmentLog.open(tmp_path / "orders-0", LogConfig(segment_bytes=2000, preallocate_bytes=0)) as log:
         append_same_size(log, 6, 10)
         assert list_segments(REAL_FILESYSTEM, log.path) == [0, 10, 20, 30, 40, 50]
@@ -366,7 +366,9 @@ def test_a_time_index_that_is_lost_is_made_anew_from_the_first_record_on(tmp_pat
 
 
 def test_a_base_offset_that_lies_hides_no_records_behind_it(tmp_path):
-    """It is outside of the CRC. No cleaner went over this log, so nothing can be missing before the batch."""
+    """The base offset is outside of the CRC. No cleaner has compacted this log, so no offset before the batch can be
+    missing.
+    """
     with SegmentLog.open(tmp_path / "orders-0", LogConfig(segment_bytes=20_000, preallocate_bytes=0)) as log:
         for number in range(60):
             log.append([b"%d " % number + b"x" * 1000])

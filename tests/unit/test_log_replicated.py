@@ -106,7 +106,7 @@ def test_an_epoch_without_a_record_outlives_close_and_cut(tmp_path):
     ("epoch", "offset"), [(6, 0), (6, 2), (6, 4), (4, 3)], ids=["at the start", "below", "above", "an older one"]
 )
 def test_an_epoch_that_the_records_contradict_is_refused_by_name(tmp_path, epoch, offset):
-    """Its line would be gone with the next opening, which believes the records."""
+    """Its entry would be removed by the next opening, which trusts the records."""
     with SegmentLog.open(tmp_path / "orders-0", has_replicas=True) as log:
         log.append_as_is([batch(0, 5, b"a", b"b", b"c")])
         with pytest.raises(EpochOutOfPlace, match="the log ends at offset 3 with a record of epoch 5") as refused:

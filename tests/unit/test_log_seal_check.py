@@ -234,7 +234,7 @@ def test_o6_a_cleaned_segment_that_was_cut_short_between_batches_is_damaged_not_
 
 
 def test_o6_a_segment_of_another_size_without_a_hole_is_believed_and_sealed_anew(log_path):
-    """As an older version leaves it: its batches witness each other."""
+    """The segment as an older version wrote it: its batches confirm each other."""
     firsts = range(0, 20, 3)
     segment_path(log_path, 0).write_bytes(b"".join(map(batch, firsts))[: -len(batch(0))] + two(18))
     assert firsts_of(log_path)[:2] == [0, 3]
@@ -328,7 +328,7 @@ class Member:
 
 @pytest.mark.parametrize("rotten", [None, 0, 1])
 def test_o8_a_wrong_offset_behind_a_hole_is_repaired_though_all_of_it_seems_whole(holed, tmp_path, rotten):
-    """It is the last whole batch before what is missing; `rotten`: a batch before it whose records rotted, too."""
+    """The batch is the last whole one before the missing batches. rotten: a batch before it is damaged, too."""
     tp = TopicIdPartition(UUID(int=3), "compact", 0)
     with SegmentLog.open(killed(holed, tmp_path), has_replicas=True) as log:
         rot(log.path, 12, 2, 29)

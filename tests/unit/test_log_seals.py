@@ -293,7 +293,7 @@ def test_o8_the_scrub_keeps_to_its_rate_and_reads_nothing_while_it_is_paused(tmp
 
 
 def test_o6_a_segment_that_was_taken_up_again_gets_its_seal_when_it_rolls(tmp_path):
-    """By the scrub, at once: not every batch of it was seen as it was written."""
+    """The scrub makes the seal at once, because not all of its batches were seen when they were written."""
     path = made(tmp_path / "orders-0", 110)
     taken_up = bases(path)[-1]
     with SegmentLog.open(path, SMALL) as log:

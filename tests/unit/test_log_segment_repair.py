@@ -58,7 +58,7 @@ def bases(log):
 
 
 def starts(log, base):
-    """Where the segment's batches begin."""
+    """The positions of the segment's batches."""
     data, at, found = segment_path(log.path, base).read_bytes(), 0, []
     while at < len(data):
         found.append(at)

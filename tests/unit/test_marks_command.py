@@ -41,7 +41,7 @@ def local(tmp_path):
 
 @pytest.fixture
 def table(tmp_path):
-    """As ReplayFilteredBatches leaves it, but for the rows."""
+    """The table as ReplayFilteredBatches leaves it, without rows."""
     url = f"sqlite:{tmp_path / 'shop.db'}"
     store = SqlTable(url, "orders")
     store._ready()

@@ -106,7 +106,7 @@ def test_promises_keep_whose_directory_a_member_is_and_the_generation(tmp_path):
 
 
 def test_a_leader_that_said_goodbye_is_heard_no_more_until_another_leads(store):
-    """It resigned, and what it still sends is no sign that it leads."""
+    """The leader has resigned, and its later requests do not show that it leads."""
     kept = store.outbox(OUTBOX)
     assert kept.offer_grant(grant(256), 0, ADDRESSES[1]) is ErrorCode.NONE
     kept.note_contact(256)

@@ -34,7 +34,7 @@ def directory(tmp_path):
 
 @pytest.fixture(params=[False, True], ids=["without a destination", "with another one"])
 def kafka(request):
-    """Where the service ships to: nowhere, or to brokers that are away."""
+    """The service's destination: none, or brokers that can't be reached."""
     (port,) = free_ports(1)
     return KafkaDestination(bootstrap_servers=f"127.0.0.1:{port}", request_timeout_ms=500) if request.param else None
 

@@ -220,7 +220,7 @@ def forget_the_recovery_point(home):
 
 
 def lose_every_note_beside_the_log(home):
-    """As before, with the directory's own files gone: what is derived from the log still tells."""
+    """The same loss, and the directory's files are gone, too: the secondary index of the log still shows it."""
     tear_what_was_synced(home)
     (home / ".pushrep_published").unlink()
 

@@ -96,7 +96,7 @@ def test_a_grant_that_contradicts_itself_is_a_message_and_nothing_for_the_rules(
     ],
 )
 def test_a_grant_that_an_older_member_would_not_keep_whole_is_not_sent_to_it(members, generation, lost):
-    """It would show another one than it was offered, and lead by that."""
+    """The older member would report another grant than the one offered, and lead by that."""
     grant = Grant(
         outbox_id=UUID(int=2), epoch=256, leader=0, members=members, min_insync_replicas=1, members_epoch=0,
         pid_epoch=0, topic_id=UUID(int=3), topic="orders", partitions=5, carrier="key", generation=generation,

@@ -46,7 +46,7 @@ class Subscriber:
 
 @pytest.fixture
 def subscriber():
-    """It has received everything below 10, a batch border."""
+    """A subscriber that has received everything below offset 10, the end of a batch."""
     made = Subscriber()
     assert made.gets(data(0, 10, batch(0, 10))).end == 10
     return made

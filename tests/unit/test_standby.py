@@ -199,7 +199,7 @@ def test_two_outboxes_of_a_topic_have_to_be_named(tmp_path):
     ],
 )
 def test_what_open_would_not_take_is_refused_before_it_waits(tmp_path, settings, error):
-    """Else the lead would be taken first, and lost with the process that took it."""
+    """Otherwise the lead would be taken first, and lost with the process."""
     with pytest.raises(error):
         Outbox.stand_by(tmp_path, "orders", 1, "billing", cancel=CANCELLED, **settings)
 

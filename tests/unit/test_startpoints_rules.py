@@ -150,7 +150,7 @@ def test_rule_7_use_after_close_raises_and_closing_again_is_fine(store, claim):
 
 
 def test_rule_7_writers_at_once_lose_nothing(tmp_path):
-    """In one process here; of several processes in tests/crash/test_startpoints_kill9.py."""
+    """Writers of one process; several processes are in tests/crash/test_startpoints_kill9.py."""
     stores = [StartpointStore.open(tmp_path, lock_wait_s=100) for _ in range(4)]
     threads = [
         threading.Thread(target=lambda s=s: [write(s, Startpoint.specific(n)) for n in range(5)]) for s in stores

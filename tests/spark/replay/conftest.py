@@ -125,7 +125,9 @@ class Frames:
         self.spark = spark
 
     def split(self, rows, parts=5, carrier="key", seed=0):
-        """As a source reads it with minPartitions: contiguous ranges, tasks that hold several of them interleaved."""
+        """The log as a source reads it with minPartitions: contiguous ranges; a task has several of them
+        interleaved.
+        """
         rng = random.Random(seed)
         rows = sorted(rows, key=lambda r: (r.topic, r.partition, r.offset))
         cuts = sorted(rng.randint(0, len(rows)) for _ in range(parts - 1))

@@ -124,7 +124,7 @@ class Log:
             os.utime(path, (1_700_000_000 + batch,) * 2)
 
     def source(self, *, has_connector):
-        """For the program: how to read it, and from which offset on a row is of the second batch."""
+        """For the program: how to read the source, and the offset from which rows are of the second batch."""
         options = {"path": str(self.files), "maxFilesPerTrigger": "1"}
         if has_connector:
             options = {"kafka.bootstrap.servers": self.servers, "subscribe": self.topic, "includeHeaders": "true"}

@@ -54,7 +54,7 @@ def say(**what):
 
 
 def first(cells):
-    """Until all wait inside their second batch, or have failed; then wait to be killed."""
+    """Wait until all queries are inside their second batch, or have failed; then wait to be killed."""
     deadline_s, left = time.monotonic() + GATE_S, list(cells)
     while left and time.monotonic() < deadline_s:
         for cell in left[:BESIDE]:

@@ -434,7 +434,9 @@ def ends_here():
 
 @pytest.mark.parametrize("table", ["database", pytest.param("path", marks=pytest.mark.long)], indirect=True)
 def test_a_job_that_is_moved_in_its_checkpoint_replaces_rows_too(run, outbox, table, tmp_path):
-    """It follows no startpoints, as one of source kafka: `apply-checkpoint --reset-marks`, twice; once with an end."""
+    """The job follows no startpoints, like one with the source kafka: `apply-checkpoint --reset-marks`, twice, once
+    with an end.
+    """
     options = {name: value for name, value in table.options.items() if name != "consumer"}
     append_with_replays(outbox)
     run(**options)

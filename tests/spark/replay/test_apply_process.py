@@ -173,8 +173,8 @@ def kept_until(process, wanted):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", ["database", "path"])
 def test_a_job_meets_a_repair_while_it_runs(start, tmp_path, torture, kind):
-    """It replaces the rows between two batches; no reader of a database sees half of it; and it continues
-    afterwards.
+    """The job replaces the rows between two batches; no reader of a database sees half of it; then the job
+    continues.
     """
     if not torture.is_long:
         pytest.skip("the long form: in one session, and killed, a repair is tested by test_apply_job.py")

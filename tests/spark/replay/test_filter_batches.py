@@ -121,7 +121,7 @@ def test_a_rollback_needs_a_handler_that_can_take_back(frames, logs, store, insi
 
 
 def test_what_never_held_a_row_needs_nothing_taken_back(frames, logs, store, inside_query):
-    """As where apply-checkpoint was killed behind its marks, and the query was started instead of the same call."""
+    """The case: apply-checkpoint was killed after its marks, and the query was started instead of the same call."""
     inside_query("q")
     rows, handed = logs.random_topic(6), {}
     once = ReplayFilteredBatches(lambda batch, n: handed.update({n: logs.ids(batch)}), store)
@@ -347,7 +347,9 @@ def test_marks_expire_at_the_commit_and_only_there(frames, logs, store, inside_q
 
 
 def test_the_way_past_a_batch_in_which_a_pair_moved(frames, logs, store, table, inside_query, tmp_path):
-    """As docs/spark.md has it: without the new partition's records, a mark of no partition, and that one sent back."""
+    """The way in docs/spark.md: remove the new partition's records, set a mark without a partition, and move that one
+    back.
+    """
     inside_query("q")
     moving, other = (5, 1), (6, 0)
     places = [(0, moving, n) for n in range(4)] + [(3, other, 0), (3, moving, 4), (3, moving, 5), (3, other, 1)]

@@ -204,7 +204,7 @@ def test_marks_expire_at_the_end_of_a_batch_by_its_own_time(query, logs):
 
 
 def test_a_pair_that_nobody_hears_of_again_is_dropped_from_the_state(query, logs):
-    """Else a ttl would bound nothing: the state would grow by every pair there ever was."""
+    """Otherwise a ttl would not bound the state, which would grow by every pair that ever existed."""
 
     def row(pid, ident):
         return logs.Row("t", pid, 0, StreamMetadata(pid, 1, 7), None, ident)

@@ -54,7 +54,9 @@ def run(spark, tmp_path):
 
 @pytest.mark.parametrize("rule", [{}, {"window": 2}], ids=["whole runs decide", "rows decide"])
 def test_a_file_that_goes_between_the_passes_fails_the_batch_before_its_marks(log, logs, run, tmp_path, rule):
-    """Else its rows, never written, would count as seen, and be dropped as replays when they come again."""
+    """Otherwise its rows, which were never written, would count as seen, and be dropped as replays when they are read
+    again.
+    """
     (gone, _), (_, kept) = log.items()
     table = {}
 

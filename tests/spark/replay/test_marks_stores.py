@@ -97,7 +97,9 @@ def test_the_filter_goes_on_with_it(open_store, frames, logs, inside_query):
 
 
 def test_of_two_drivers_whose_marks_are_files_the_slower_is_refused(tmp_path, spark, frames, logs, inside_query):
-    """It has read the marks before, and finds them written; from then on whatever it asks for is refused."""
+    """The slower driver has read the marks, and then finds that the other has written; from then on each call is
+    refused.
+    """
     inside_query("q")
     rows = logs.random_topic(12)
     slower, handed = FileMarks(str(tmp_path / "m"), spark), []

@@ -34,7 +34,7 @@ SOURCE = {
 
 
 def tables_of(python):
-    """Where the jars of Delta and Iceberg for this Python's Spark are."""
+    """The directories of the jars of Delta and Iceberg for this Python's Spark."""
     asked = [python, "-c", "import pyspark; print(pyspark.__version__.rpartition('.')[0])"]
     release = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
     if not list((TABLES / release).glob("*.jar")):
@@ -75,7 +75,7 @@ def test_a_table_with_transactions_is_right_after_a_startpoint_killed_around_its
 @pytest.mark.parametrize("python", PYTHONS)
 @pytest.mark.parametrize("form", ["delta", "iceberg"])
 def test_a_repair_of_a_table_with_versions_is_undone_killed_around_its_commit(python, form, tmp_path):
-    """By the commands: the preview of rows, the repair with an end, its undo, another repair, and what is refused."""
+    """By the commands: a preview of rows, a repair with an end, its undo, another repair, and refusals."""
     jars = tables_of(python)
     with KafkaCluster(tmp_path / "broker") as broker:
         create_topic(broker.bootstrap_servers, "orders")

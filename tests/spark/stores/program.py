@@ -130,7 +130,7 @@ def drivers(spark, root):
     kept = []
 
     def second_in_between(frame, batch_id):
-        """While the first driver's handler runs the second one has run the whole batch."""
+        """While the first driver's handler runs, the second driver runs the whole batch."""
         if not kept:
             kept.append("first")
             ReplayFilteredBatches(lambda rows, batch_id: kept.append("second"), FileMarks(place, spark))(
