@@ -13,8 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SPARK, KAFKA = "spark.jsa", "kafka.jsa"
-SETTINGS = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
-"""A test's JVM lives for seconds: Java's second compiler would never earn back what it costs, half of its CPU time."""
+SETTINGS = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:ReservedCodeCacheSize=240m")
+"""A test's JVM lives for seconds: Java's second compiler would never earn back what it costs, half of its CPU time.
+Without that one Java keeps 48 MiB of compiled code instead of 240 MiB. The tests' Spark compiles more than that within
+minutes, and Java would throw code away and compile it again."""
 INTERPRETED = "-Dspark.sql.codegen.wholeStage=false -Dspark.sql.codegen.factoryMode=NO_CODEGEN"
 """Of Spark's JVMs: a plan for a few rows is interpreted. To write, compile and load Java for each took a quarter of the
 CPU time of a streaming test. README's examples run as a reader's do, with generated code."""

@@ -29,6 +29,9 @@ _archive = Path(__file__).parents[1] / ".cache" / "java" / SPARK
 os.environ["PUSHREP_TESTS_PYTHON"] = sys.executable  # for tests/worker_python
 os.environ["PUSHREP_TESTS_COMMANDS_OF"] = str(os.getpid())  # every test's `pushrep` is a fork of the same
 os.environ.setdefault("JDK_JAVA_OPTIONS", f"{java_options(_archive)} {_SPARK_WAITS} {INTERPRETED}")
+# Of its own numpy's linear algebra, which nobody calls, starts a thread that looks for work before it sleeps: 50 ms of
+# the 200 ms of processor time of numpy's import, in each program that the tests start.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # A shell without job control starts what it runs in the background with Ctrl-C ignored, and programs inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
