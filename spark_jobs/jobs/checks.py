@@ -56,7 +56,8 @@ def before_spark(options: JobOptions, check_record: Callable[[StructType], objec
             logs.close()
         if check_record is not None:
             check_record(own_schema(source))
-    if "PYSPARK_GATEWAY_PORT" not in os.environ:  # spark-submit has its JVM already
+    # spark-submit has its JVM already, and so has whoever calls the job beside a session of its own.
+    if "PYSPARK_GATEWAY_PORT" not in os.environ and SparkSession.getActiveSession() is None:
         require_java()
 
 

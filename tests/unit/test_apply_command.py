@@ -13,6 +13,8 @@ from click.testing import CliRunner
 
 pytest.importorskip("pyspark")
 
+from pyspark.sql import SparkSession
+
 import spark_jobs.jobs.apply as apply_module
 from pushrep import Outbox
 from pushrep.health import HealthSettings
@@ -207,7 +209,8 @@ def places(tmp_path_factory):
 
 @pytest.fixture
 def no_java(monkeypatch, tmp_path):
-    """A command that looks for Java has passed all checks before it."""
+    """A command that looks for Java has passed all checks before it. A session that an earlier test left is hidden."""
+    monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     return tmp_path
 

@@ -114,3 +114,9 @@ def test_refusals_name_the_option_and_leave_nothing_behind(command, places, case
     assert "Traceback" not in answer.output
     assert "\tat " not in answer.output, "no stack of Java"
     assert set(os.listdir(places)) == there, "neither checkpoint nor table nor marks were made"
+
+
+def test_beside_a_session_nobody_asks_which_java_another_would_have(command, places, monkeypatch):
+    monkeypatch.setenv("JAVA_HOME", places)
+    answer = command("--sink", "no name")
+    assert "--sink='no name': " in answer.output, "what only Spark knows comes behind what Java is asked"
