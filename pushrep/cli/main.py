@@ -33,7 +33,7 @@ EXIT_FAILED, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 130, 141
 _SUMMARIES = {
     "append": "Append lines or CSV from a file or standard input to a log; resume after a crash.",
     "certs": "Make a certificate authority and certificates for a trial of mutual TLS.",
-    "console": "Web pages that show outboxes, nodes, records, startpoints, and what is wrong.",
+    "console": "Serve web pages that show outboxes, nodes, records, startpoints and problems.",
     "demo": "Run real records through crashes and replays; the filter lets each through once.",
     "demo-kafka": "Run the demo through Kafka, two Spark jobs and PostgreSQL, and kill each of them.",
     "log": "Show, check and repair the files of logs.",
