@@ -113,7 +113,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter an option
     each line that was appended and acknowledged. Variables of COMMAND's environment: PUSHREP_LINE is the last line up
     to which the outbox holds every line, so the first line that COMMAND prints is the next one. PUSHREP_EPOCH is the
     leader epoch. A line that COMMAND printed, and got no answer for before it was ended, may be in the outbox. When
-    COMMAND prints a line that the outbox holds already, it is not appended again and gets no answer.
+    COMMAND prints a line that the outbox holds already, it is not appended again, and OFFSET is -1.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     if config is not None and bootstrap_servers is None:
         raise click.UsageError("--config is for the Kafka client: give --bootstrap-servers, too")
@@ -160,7 +160,8 @@ class _Running:
         known = {n: outbox.last_metadata(self._pid, n) for n in range(count)}
         self._known = {n: (n - count if n else 0) if last is None else last for n, last in known.items()}
         self._line = min(self._known.values()) + count - 1
-        self._acknowledged: SimpleQueue[tuple[int, int, Receipt] | None] = SimpleQueue()
+        self._held = {n: outbox.log(n).log_end_offset for n in known}
+        self._appended: SimpleQueue[tuple[int, int, Receipt | None] | None] = SimpleQueue()
         self._why: Exception | None = None
         replication = outbox.facts.replication
         epoch = -1 if replication is None or replication.grant is None else replication.grant.epoch
@@ -203,11 +204,12 @@ class _Running:
         except (PushrepError, OSError) as error:
             self._why = error
         finally:
-            self._acknowledged.put(None)
+            self._appended.put(None)
 
     def _append(self, number: int, line: bytes) -> None:
         partition = number % self._outbox.identity.partitions
         if number <= self._known[partition]:
+            self._appended.put((number, partition, None))
             return
         while True:
             try:
@@ -216,15 +218,18 @@ class _Running:
                 if self._over.wait(_AGAIN_S):
                     raise
             else:
-                self._acknowledged.put((number, partition, receipt))
+                self._appended.put((number, partition, receipt))
                 return
 
     def _answer(self) -> None:
         assert self._process.stdin is not None, "it is a pipe"
-        while (one := self._acknowledged.get()) is not None:
+        while (one := self._appended.get()) is not None:
             number, partition, receipt = one
+            if receipt is None and not self._is_held_by_all(partition):
+                break
             try:
-                offset = receipt.result()
+                # Kafka's producers, too, return -1 for a record that the broker had already.
+                offset = -1 if receipt is None else receipt.result()
             except (DeliveryFailed, PushrepError) as error:
                 self._why = self._why or (error.__cause__ if isinstance(error.__cause__, Exception) else error)
                 break
@@ -234,6 +239,14 @@ class _Running:
         with suppress(OSError):
             self._process.stdin.close()
         self._over.set()
+
+    def _is_held_by_all(self, partition: int) -> bool:
+        """Wait until ALL acknowledged what this instance found in the partition; False if COMMAND is over before."""
+        log = self._outbox.log(partition)
+        while log.high_watermark < self._held[partition]:
+            if self._over.wait(_AGAIN_S):
+                return False
+        return True
 
 
 _DIRECTORY = click.argument("directory", type=click.Path(path_type=Path, file_okay=False))

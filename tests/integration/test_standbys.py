@@ -4,6 +4,7 @@ the last takeover prevents it.
 
 import errno
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from functools import wraps
 import pytest
 from prometheus_client import CollectorRegistry
 
-from filtering import StreamMetadata
+from filtering import StreamMetadata, producer_id
 from pushrep import KafkaDestination, LogConfig, Outbox, ReplicaNode
 from pushrep.cli.main import run
 from pushrep.election.errors import LeadGivenUp
@@ -39,6 +40,7 @@ from pushrep.wire.server import ServerConnection
 from tests.integration.older_peers import of_version
 from tests.integration.outboxes import wait_until
 from tests.ports import reserve
+from tests.programs import PUSHREP
 
 WAIT_S = 60
 TAKEOVER_MS = 2_000
@@ -423,6 +425,33 @@ def test_cancelled_in_any_state_it_ends_without_an_outbox_and_the_next_instance_
         for one in (first, second, third):
             if one is not None:
                 one.end()
+
+
+LOCK_STEP = """
+import os, sys
+for line in range(int(os.environ["PUSHREP_LINE"]) + 1, 6):
+    print(line, flush=True)
+    print(sys.stdin.readline(), end="", file=sys.stderr, flush=True)
+"""
+
+
+def test_a_command_gets_an_answer_for_a_line_that_the_outbox_holds_already(members):
+    """After a takeover that lost line 2 of partition 0 and kept line 3 of partition 1."""
+    create_outbox(members.data[0], members.addresses, "orders", 2)
+    pause = {"takeover_after_ms": TAKEOVER_MS, "takeover_pause_ms": 0}
+    with Outbox.stand_by(members.data[0], "orders", 2, "pushrep-run", **pause) as outbox:
+        pid = producer_id(
+            application="pushrep-run", stream="orders", source="lines", destination=outbox.identity.outbox_id
+        )
+        for line in (1, 3):
+            outbox.append(1, b"%d" % line, metadata=StreamMetadata(pid, 1, line)).result(WAIT_S)
+    options = ["--stand-by", "--partitions", 2, "--takeover-after-ms", TAKEOVER_MS, "--takeover-pause-ms", 0]
+    command = ["--", sys.executable, "-c", LOCK_STEP]
+    arguments = ["outbox", "run", members.data[0], "orders", *map(str, options), *command]
+    done = subprocess.run([PUSHREP, *arguments], capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert done.returncode == 0, done.stderr
+    answers = [line for line in done.stderr.splitlines() if re.fullmatch(r"\d \d -?\d", line)]
+    assert answers == ["2 0 0", "3 1 -1", "4 0 1", "5 1 2"], done.stderr
 
 
 def call(capfd, *arguments):
