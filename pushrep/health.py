@@ -1,13 +1,14 @@
-"""Health and metrics over HTTP: one small server for services, nodes and jobs.
+"""Health and metrics over HTTP: a server for services, nodes and jobs.
 
     GET /livez      200 while the process answers
     GET /readyz     200 or 503, {"ready": bool, "problems": [Problem.as_dict(), ...]}, worst first
-    GET /metrics    for Prometheus, where there is a registry (the extra `metrics`)
-    anything else   404
+    GET /metrics    for Prometheus; 404 without a registry (the extra `metrics`)
+    HEAD            as GET, without the body
+    another path    404
 
-With certificates it speaks TLS. A probe without one gets /livez and /readyz, and problems without `why`, which names
-topics and members. /metrics needs a certificate that `ca` signed, else 403. Changed files are used for the next
-connection.
+With certificates the server uses TLS. A client without a certificate may read /livez and /readyz, but gets problems
+without `why`, which names topics and members; /metrics answers it with 403. A certificate that `ca` did not sign fails
+the handshake. Changed certificate files are used from the next connection on.
 """
 
 import json
@@ -33,21 +34,22 @@ if TYPE_CHECKING:
     from prometheus_client.registry import CollectorRegistry
 
 _LOG = logging.getLogger("pushrep.health")
-_SILENT_S = 10.0  # a peer that is silent for so long is disconnected
+_SILENT_S = 10.0  # a peer that sends nothing for so long is disconnected
 _STOP_LOOK_S = 0.1
 _JSON, _TEXT = "application/json", "text/plain; charset=utf-8"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthSettings:
-    """Where a process answers for its health, and to whom; raises BadArgument.
+    """The address and the certificates of a HealthServer. Raises BadArgument.
 
-    listen: HOST:PORT; port 0 lets the system choose. Off loopback it wants cert, key and ca, or `plain`.
-    cert: this server's certificate (PEM), with key and ca: TLS.
-    key: its private key (PEM).
-    ca: who signs the certificates of those that may read /metrics (PEM).
-    plain: listen off loopback without TLS: anybody who reaches the port reads all of it.
-    kafka_away_limit_s: a Kafka that nothing has reached for so long makes it not ready, and is a problem in status.
+    listen: HOST:PORT; with port 0 the system chooses one. Off loopback, give cert, key and ca, or `plain`.
+    cert: the server's certificate (PEM). With cert, key and ca the server uses TLS.
+    key: the server's private key (PEM).
+    ca: the CA that signs the certificates of clients that may read /metrics (PEM).
+    plain: whether to listen off loopback without TLS: anybody who can connect may read all answers.
+    kafka_away_limit_s: if nothing could be shipped to Kafka for so long, `kafka_away` is a problem, and /readyz answers
+        503.
     """
 
     listen: str
@@ -75,17 +77,17 @@ class HealthSettings:
             raise BadArgument("health.kafka_away_limit_s", f"give seconds, not {limit_s!r}")
 
     def expires_s(self) -> int | None:
-        """When the certificate of the next connection expires, or its CA, Unix time; None: it has none to be read."""
+        """When the certificate of the next connection or its CA expires (Unix time); None: no readable certificate."""
         with suppress(BadArgument):
             return expires_s(self.cert, self.ca) if self.cert is not None else None
         return None
 
 
 class HealthServer(ClosedAtExit):
-    """Answers in threads of its own until `close`; see the file's map.
+    """The HTTP server, in threads of its own until `close`; see the module's docstring.
 
-    problems: the present problems, called for each /readyz, in any thread. registry: for /metrics. Raises BadArgument
-    if it can't listen or a file can't be used.
+    problems: returns the present problems; called for each /readyz, in any thread. registry: the metrics of /metrics.
+    Raises BadArgument if the address or a certificate file can't be used.
     """
 
     def __init__(
@@ -100,7 +102,7 @@ class HealthServer(ClosedAtExit):
         except OSError as error:
             raise BadArgument("health.listen", f"can't listen on {listen}: {error.strerror or error}") from error
         self.address = Address(listen.host, self._server.server_address[1])
-        """Where it listens; the port that the system chose."""
+        """The address, with the port that the system chose."""
         self.url = f"{'https' if settings.cert else 'http'}://{self.address}"
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(_STOP_LOOK_S,), name="pushrep-health", daemon=True
@@ -108,7 +110,7 @@ class HealthServer(ClosedAtExit):
         self._thread.start()
 
     def close(self) -> None:
-        """Answer no more; the port is free. A second call does nothing."""
+        """Stop answering and free the port. A second call does nothing."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -134,7 +136,7 @@ class _Server(ThreadingHTTPServer):
         return self._certificates is not None
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        """Runs in the connection's own thread, so that a slow TLS handshake holds up nobody."""
+        """Runs in the connection's own thread, so that a slow TLS handshake delays no other connection."""
         request.settimeout(_SILENT_S)
         if self._certificates is None:
             super().finish_request(request, client_address)
@@ -143,12 +145,12 @@ class _Server(ThreadingHTTPServer):
             super().finish_request(wrapped, client_address)
 
     def handle_error(self, request: socket | tuple[bytes, socket], client_address: Any) -> None:  # noqa: ARG002
-        """Log at DEBUG a peer that hung up, or speaks no TLS."""
+        """Log a failed connection at DEBUG: the peer hung up, or uses no TLS."""
         _LOG.debug("a connection of %s ended", client_address, exc_info=True)
 
 
 class _Certificates:
-    """The TLS context of the present files or, while they can't be used, of the last good ones."""
+    """The TLS context of the present files; while they can't be used, of the last files that could."""
 
     def __init__(self, settings: HealthSettings) -> None:
         self._files = {
@@ -191,7 +193,7 @@ class _Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "pushrep", ""
 
     def do_GET(self) -> None:
-        """See the file's map."""
+        """See the module's docstring."""
         path = self.path.partition("?")[0]
         if path == "/livez":
             self._answer(HTTPStatus.OK, _TEXT, b"ok\n")
@@ -209,7 +211,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _ready(self) -> None:
         try:
             problems = worst_first(self.server.problems())
-        except (PushrepError, OSError) as error:  # it is being closed
+        except (PushrepError, OSError) as error:  # the outbox or node is being closed
             problems = [Problem("not_answering", str(error))]
         ready = not any(one.blocks for one in problems)
         shown = [one.as_dict() for one in problems]
@@ -223,7 +225,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.server.registry is None:
             self._answer(HTTPStatus.NOT_FOUND, _TEXT, b"no metrics: install pushrep with the extra metrics\n")
         elif not self._is_known():
-            self._answer(HTTPStatus.FORBIDDEN, _TEXT, b"metrics want a client certificate\n")
+            self._answer(HTTPStatus.FORBIDDEN, _TEXT, b"metrics need a client certificate\n")
         else:
             from prometheus_client.exposition import choose_encoder  # noqa: PLC0415 - an extra
 
@@ -246,5 +248,5 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - http.server's name
-        """A line for each probe would be noise."""
+        """Log each request at DEBUG: a probe every few seconds would fill the log."""
         _LOG.debug(format, *args)

@@ -1,4 +1,4 @@
-"""KafkaDestination: which topic an outbox ships to, and how its brokers are reached. A value; nothing connects here.
+"""KafkaDestination: the topic that an outbox ships to, and how clients connect to its brokers. It connects nowhere.
 
 Settings are spelled as Kafka's clients spell them, `_` for `.`. Secrets appear in no repr, message or log line. A
 properties file has lines `name=value`, as kcat -F and librdkafka's tools read them.
@@ -20,32 +20,33 @@ _PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 _DURATION_MAX_MS = 1 << 31  # both clients take 32 bits
 
 Token = Callable[[], tuple[str, float]]
-"""Gives an OAuth token and the second since 1970 at which it expires; called in other threads."""
+"""Returns an OAuth token and when it expires (Unix time, seconds). It is called in other threads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KafkaDestination:
     """Where an outbox's records go: `Outbox.open(..., kafka=KafkaDestination(bootstrap_servers="broker:9092"))`.
 
-    bootstrap_servers: brokers to begin with, "host:port", several with commas.
-    topic: None takes the outbox's own. It has to be there; how many of its partitions are used is fixed at first use.
-    client_id: what brokers call this client in their logs and quotas.
+    bootstrap_servers: "host:port" of the brokers that are asked first; several are separated by commas.
+    topic: the topic's name; None: the outbox's topic. The topic has to exist. The number of its partitions that are
+        used is fixed at first use.
+    client_id: the client's name in brokers' logs and quotas.
     security_protocol: PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL.
-    sasl_mechanism: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 or OAUTHBEARER (`sasl_oauth_token` gives token and second of
-        expiry).
-    sasl_username: of PLAIN and SCRAM.
-    sasl_password: its password.
-    ssl_cafile: certificates that brokers are checked against, PEM; None: the system's.
-    ssl_certfile: our own certificate, PEM.
-    ssl_keyfile: its private key, PEM.
-    ssl_keyfile_password: of a private key that is encrypted.
-    ssl_check_hostname: whether a broker's certificate has to name its host.
-    request_timeout_ms: a broker that does not answer within it is asked again, over a new connection.
-    retry_backoff_ms: the pause after a failure, doubled with each further one.
-    retry_backoff_max_ms: the longest pause.
-    fence: whether other instances of the outbox are shut out at the topic, which needs the right to write to the
-        transactional ids `pushrep-<outbox id>-*`. "preferred": without the right it is shipped all the same, with a
-        warning. "required": nothing is shipped without it. "off": nobody is shut out.
+    sasl_mechanism: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512 or OAUTHBEARER (`sasl_oauth_token` returns the token and when it
+        expires).
+    sasl_username: the user of PLAIN and SCRAM.
+    sasl_password: the user's password.
+    ssl_cafile: the CA certificates that a broker's certificate is checked against (PEM); None: the system's.
+    ssl_certfile: the client's certificate (PEM).
+    ssl_keyfile: the client's private key (PEM).
+    ssl_keyfile_password: the password of an encrypted private key.
+    ssl_check_hostname: whether a broker's certificate must contain its host name.
+    request_timeout_ms: a request that a broker does not answer within this time is sent again, over a new connection.
+    retry_backoff_ms: the pause after the first failure; it doubles with each further failure.
+    retry_backoff_max_ms: the longest pause between two attempts.
+    fence: whether this instance fences other instances of the outbox at the topic, which needs the ACL WRITE for the
+        transactional ids `pushrep-<outbox id>-*`. "preferred": without that right, records are shipped with a warning.
+        "required": without it, nothing is shipped. "off": no instance is fenced.
     Raises BadArgument, which names the setting.
     """
 

@@ -21,13 +21,13 @@ _DURATION_MAX_MS = 1 << 40
 
 
 class Durability(Enum):
-    """What has happened when `append` returns."""
+    """Where appended records are when `append` returns."""
 
     BUFFERED = auto()
-    """In the operating system's page cache: survives the end of this process, not of the machine."""
+    """In the operating system's page cache: they survive the end of this process, but no power cut."""
 
     FLUSHED = auto()
-    """On disk by fdatasync: survives both. One sync serves all that wait."""
+    """On disk: they survive both. One fdatasync serves all waiting callers."""
 
 
 class AppendResult(NamedTuple):
@@ -67,35 +67,37 @@ class DiskLimits:
 class LogConfig:
     """How a log is laid out and flushed. Names follow Kafka's topic settings where it has them.
 
-    segment_bytes: a segment file is closed before it would exceed this, 1 GiB.
-    segment_ms: and when the records in it span more time than this; None: never.
-    index_interval_bytes: at most one index entry per so many bytes of the log.
-    batch_bytes: a list of values is cut into batches of about this size: 256 KiB stay in the processor's cache.
-    batch_bytes_max: the largest batch, and so the largest record, that is taken (Kafka's max.message.bytes).
-    codec: compression of the batches that the log makes itself.
-    preallocate_bytes: how far the newest file is grown ahead of its data, at most; cut off at roll and close. A small
-        file grows by its own size at a time, at least 64 KiB. 0: not at all. The logs of one directory take 1 GiB
-        together so, or 64 KiB each if that is more: ten thousand logs 640 MiB.
-    flush_bytes: buffered appends reach the disk at the latest after so much data.
-    flush_ms: buffered appends reach the disk at the latest after this time.
-    verify_last_segments: how many of the newest segments are scanned even after a clean stop; 0 trusts the marker.
-    retention_ms: whole old segments go when their newest record is older than this; None: never, by time.
-    retention_bytes: and while the log without them still has this size; None: never, by size.
-    retention_files: how many segments one pass removes at most; the next one follows at once.
-    retention_check_ms: how often a log with retention or leases looks whether something may go or has run out.
-    lease_max_s: a lease that is not renewed within this time no longer holds anything.
-    disk_warn_percent: from here on the disk is tight: a warning, once.
-    disk_pressed_percent: from here on leases are broken and retention runs at once.
-    disk_refuse_percent: from here on appends are refused, until it is below disk_pressed_percent again.
-    disk_warn_free_bytes: the disk is tight only when no more than so much is free as well, 40 GiB.
-    disk_pressed_free_bytes: leases are broken only when no more than so much is free as well, 20 GiB.
-    disk_refuse_free_bytes: appends are refused only when no more than so much is free as well, 10 GiB.
-    scrub_bytes_per_s: sealed segments of the directory are read again at this rate, to find what rotted; the setting
-        of the log that was opened last. 0: not at all.
-    scrub_pause_s: so long after all of them were read the next round begins.
-    open_files_max: how many files the logs of one directory keep open for writing together, the setting of the log
-        that was opened last; the longest unused are closed, and opened again when they are needed. Those of all
-        directories take half of the descriptors that the process may have (`ulimit -n`) at most.
+    segment_bytes: a new segment file begins before this size would be exceeded, 1 GiB.
+    segment_ms: a new segment file begins, too, once the timestamps in it would span this time; None: never by time.
+    index_interval_bytes: the log has at most one index entry for each so many bytes.
+    batch_bytes: a list of values is split into batches of about this size: 256 KiB fit into the processor's cache.
+    batch_bytes_max: the size of the largest batch, and so of the largest record (Kafka's max.message.bytes).
+    codec: the compression of the batches that the log makes itself.
+    preallocate_bytes: the most space that is allocated for the newest file ahead of its data; the file is truncated to
+        its data at roll and close. A small file doubles, by 64 KiB at least. 0: nothing is allocated ahead. All logs
+        of a directory together allocate at most 1 GiB, or a twentieth of a smaller disk, but each log may have 64 KiB.
+    flush_bytes: a flush begins once so many appended bytes are not on disk; at twice as many, appends wait for it.
+    flush_ms: a flush begins this time after the first appended byte that is not on disk, at the latest.
+    verify_last_segments: how many of the newest segments are scanned at opening even after a clean stop. 0: none.
+    retention_ms: a segment is removed once its newest record is older than this; None: never by time.
+    retention_bytes: the oldest segment is removed, too, while the log is at least this large without it; None: never by
+        size.
+    retention_files: the most segments that one pass of retention removes; if more are due, the next pass follows at
+        once.
+    retention_check_ms: the time between two checks for segments to remove and leases to break.
+    lease_max_s: a lease of a replay that is not renewed within this time is broken, and holds back no segments.
+    disk_warn_percent: from this usage on a warning is logged, once.
+    disk_pressed_percent: from this usage on leases are broken, and retention runs at once.
+    disk_refuse_percent: from this usage on appends are refused, until it is below disk_pressed_percent again.
+    disk_warn_free_bytes: disk_warn_percent applies only while at most so many bytes are free, 40 GiB.
+    disk_pressed_free_bytes: disk_pressed_percent applies only while at most so many bytes are free, 20 GiB.
+    disk_refuse_free_bytes: disk_refuse_percent applies only while at most so many bytes are free, 10 GiB.
+    scrub_bytes_per_s: the rate at which the scrub reads sealed segments again, to find damage. 0: no scrub. The log
+        that was opened last sets it for its directory.
+    scrub_pause_s: the pause between the end of one pass of the scrub and the next pass.
+    open_files_max: the most files that the logs of a directory have open for writing; the least recently used file is
+        closed, and opened again for the next append. The log that was opened last sets it for its directory. The files
+        of all directories together take at most half of the process's descriptors (`ulimit -n`).
     """
 
     segment_bytes: int = GIB

@@ -160,47 +160,58 @@ class Outbox:
     ) -> "Outbox":
         """Open the outbox in `directory`, or make it there. Close it, or use it as a context manager.
 
-        directory: where it lies, a directory of its own.
-        topic: its logs' name, and that of its Kafka topic unless `kafka` names one. Fixed when the outbox is made.
-        partitions: how many logs; order holds within each. Fixed when the outbox is made.
+        directory: the outbox's directory, which holds nothing else.
+        topic: the name of the logs, and of the Kafka topic unless `kafka` names another. Fixed when the outbox is made.
+        partitions: the number of logs; records are in order within each. Fixed when the outbox is made.
         producer: the application's name, a part of the PID. Fixed when the outbox is made.
-        durability: what a receipt promises. FLUSHED: on disk by fdatasync, one for all that wait; BUFFERED: in the page
-            cache, which survives this process but not a power cut.
-        carrier: where the 20 bytes of metadata travel: "key", or "header" (`stream-metadata`) to keep business keys.
-            Fixed when the outbox is made.
-        codec: compression of the batches, `Codec.NONE`, GZIP, SNAPPY, LZ4 or ZSTD.
-        linger_ms: how long a batch waits for more records; 0: not at all. Asking a receipt for its result ends it.
-        batch_bytes: a batch is sealed at this size; 256 KiB, or less if the log takes no such batch.
-        buffer_bytes: how much may wait in memory; beyond it `append` waits.
+        durability: where a record is once its receipt is done. FLUSHED: on disk; one fdatasync serves all waiting
+            records. BUFFERED: in the page cache, which survives the end of this process, but no power cut.
+        carrier: where the 20 bytes of metadata are stored: "key", or "header" (`stream-metadata`), which leaves the key
+            to the application. Fixed when the outbox is made.
+        codec: the compression of the batches: `Codec.NONE`, GZIP, SNAPPY, LZ4 or ZSTD.
+        linger_ms: how long a batch waits for more records. 0: it does not wait. Asking a receipt for its result writes
+            its batch at once.
+        batch_bytes: a batch is sealed before it would exceed this size; a larger record gets a batch of its own. None:
+            256 KiB, or the largest batch that the log takes if that is less.
+        buffer_bytes: the memory for records that are not acknowledged yet. If it is used up, `append` waits.
         block_ms: how long `append` waits for memory before it raises `BufferFull`.
-        close_timeout_s: how long `close` waits for the disk.
-        create: False: refuse with `NoOutbox` where there is none, so that a mistyped path makes no new one.
-        accept_loss: go on although a partition's directory is missing that held records, with a PID of the next epoch.
-            With replicas they are fetched; where none of those that answer has all of them, it raises `LogNotFit`.
-        copy_check: notice a directory that is a copy of another (a restored backup, a clone): it goes on with a PID of
-            an epoch of its own, or is refused with replicas (`DirectoryIsCopy`). False: do not ask.
-        retention_ms: whole old segments go once their newest record is older than this; -1: never. None: 7 days where
-            there is a Kafka destination, never without one, nor in an outbox made before 0.2.0. Nothing goes that a
-            destination, a replica or a replay needs.
-        retention_bytes: whole old segments go, too, while the log without them still has this size; -1 or None: never.
-        log_config: everything else about the files and the disk, with the percentages at which appends are refused.
-        health: where /livez, /readyz and /metrics are served while it is open (docs/operating.md).
-        replicas: "host:port" of each node (`pushrep replica serve`) that keeps a copy; fixed when they are first given.
-        acks: who must have a record before its receipt says so. ALL (the default with replicas): `min_insync_replicas`
-            members at least, this one counted, and every one that is in sync; LOCAL: this one.
-        min_insync_replicas: more than half, if it is None; fixed with the replicas.
-        delivery_timeout_ms: with ALL, a record that so many members do not have by then fails as "may be delivered".
-        replica_lag_max_ms: a replica that owes a record for longer is not in sync any more.
-        open_timeout_s: how long `open` looks for replicas; with ALL it waits for enough in sync ones, or opens without.
+        close_timeout_s: how long `close` waits for records that are not acknowledged yet: for the disk, with ALL for
+            replicas, too.
+        create: whether to make an outbox if the directory has none. False: raise `NoOutbox`, so that a mistyped path
+            makes no new one.
+        accept_loss: whether to open an outbox with a partition whose directory held records and is missing, with a PID
+            of the next epoch. With replicas its records are fetched; if no replica that answers has all of them,
+            `LogNotFit` is raised.
+        copy_check: whether to detect a directory that is a copy of another one (a restored backup, a clone). A copy
+            gets a PID with its own epoch; with replicas `DirectoryIsCopy` is raised.
+        retention_ms: a segment is removed once its newest record is older than this; -1: never. None: the value of
+            `log_config`. If no retention is set there either, it is 7 days in an outbox with a Kafka destination,
+            unless the outbox was made before 0.2.0. A record that a destination, a replica or a replay needs is not
+            removed.
+        retention_bytes: the oldest segment is removed, too, while the log is at least this large without it; -1: never.
+            None: the value of `log_config`.
+        log_config: all other settings of the files and the disk, such as the limits at which appends are refused.
+        health: the address of /livez, /readyz and /metrics, served while the outbox is open (docs/operating.md).
+        replicas: "host:port" of each node (`pushrep replica serve`) that holds a copy. Fixed when they are first given;
+            `pushrep replica add | remove | replace` changes them.
+        acks: which members must have a record before its receipt is done. ALL (the default with replicas): every
+            in-sync member, and at least `min_insync_replicas` members, this one counted. LOCAL: this one alone.
+        min_insync_replicas: see `acks`. None: more than half of the members. Fixed together with the replicas.
+        delivery_timeout_ms: with ALL, a record that too few members have after this time fails as "may be delivered".
+        replica_lag_max_ms: a replica that lacks a record for longer than this is no longer in sync.
+        open_timeout_s: how long `open` waits for answers of the replicas, and with ALL for `min_insync_replicas`
+            in-sync members. Afterwards the outbox opens without them, and goes on connecting.
         push: TLS, limits and timeouts of the connections to replicas.
-        kafka: the topic that everything is shipped to, later if it does not answer within `open_timeout_s`.
-        on_diverged: what appends do once the topic is found to hold other records than this log (`OutboxDiverged`),
-            which stops the shipping. REFUSE: they raise it; GO_ON: they go on, and `lag()` shows the trouble.
+        kafka: the Kafka topic that all records are shipped to. If no broker answers within `open_timeout_s`, the outbox
+            opens, and ships later.
+        on_diverged: what `open` and `append` do if the topic holds other records than this log, which stops shipping.
+            REFUSE: they raise `OutboxDiverged`. GO_ON: they go on, and `lag()` shows the trouble.
 
-        What `last_metadata` knows is kept beside the logs; only what a crash left out is read again. Raises
+        The data of `last_metadata` is stored beside the logs; only records after its last write are read again. Raises
         `SettingRefused` (which names the argument), `OutboxDiffers`, `CorruptOutboxFile`, `NoOutbox`, `LogsMissing`,
-        `LogLocked`, `NotALogDirectory`, and what opening a log raises. With replicas also `DirectoryIsCopy`,
-        `NotLeader`, `LogNotFit`, `ReplicaUnreachable` (one that is ahead went away while its records were fetched).
+        `LogLocked`, `NotALogDirectory`, and the errors of opening a log. With replicas also `DirectoryIsCopy`,
+        `NotLeader`, `LogNotFit`, `ReplicaUnreachable` (a replica that is ahead of this log stopped answering while its
+        records were fetched).
         """
         directory, wanted, settings = checked_opening(
             directory=directory,

@@ -1,12 +1,12 @@
-"""Who may do what on a node: identity x call x outbox, decided by a table before anything is read or written.
+"""Authorisation on a node: a table decides by identity, call and outbox, before anything is read or written.
 
     certificate ─ identity_in ─▶ identity ─┐
     --allow NAME=PATTERN:role,role ─ Rule ─┼─▶ Policy: roles of an identity on an outbox ─ ROLES_OF[call] ─▶ yes │ no
     owner.json of the outbox, its topic,   │                                  no: UNAUTHORISED, counted, logged
     the members that its grant names ──────┘
 
-The upper part is pure. `Access` caches owners and decisions, and reads the rules again when they change. Rule numbers
-are those of docs/access.md.
+Everything above `Access` is pure, except `read_rules`. `Access` caches owners and decisions; `Access.reload` reads the
+rules again.
 """
 
 import logging
@@ -30,10 +30,10 @@ from pushrep.wire.values import Struct
 
 _LOG = logging.getLogger("pushrep.node")
 AUDIT = logging.getLogger("pushrep.node.audit")
-"""Calls that change something, with who called and the arguments."""
+"""Gets a line for each operator's call that changes something: the identity and the arguments."""
 LOCAL, ANONYMOUS, ANYBODY = "local", "anonymous", "any"
 UNPROVEN = frozenset({LOCAL, ANONYMOUS})
-"""Identities without proof; what they own goes to the first proven identity that may have it."""
+"""Identities without a certificate. The first identity with a certificate that may own their outbox gets it."""
 OWNER_NAME = "owner.json"
 _OWNER_VERSION = 1
 _RESERVED = frozenset({LOCAL, ANONYMOUS, ANYBODY, "*"})
@@ -60,7 +60,7 @@ _LEADS, _KEEPS, _NOBODY, _EVERYBODY = frozenset({Role.LEAD}), frozenset({Role.KE
 
 ROLES_OF: Mapping[ApiKey, frozenset[Role]] = MappingProxyType(
     {
-        ApiKey.API_VERSIONS: _EVERYBODY,  # only version numbers, exchanged before anything else
+        ApiKey.API_VERSIONS: _EVERYBODY,  # version numbers only, exchanged first
         ApiKey.DESCRIBE_LOG: _LEADS,
         ApiKey.APPEND_RECORDS: _LEADS,
         ApiKey.END_OFFSET_FOR_EPOCH: _LEADS,
@@ -70,38 +70,38 @@ ROLES_OF: Mapping[ApiKey, frozenset[Role]] = MappingProxyType(
         ApiKey.BEAT: _LEADS,
         ApiKey.DESCRIBE_DAMAGE: _LEADS,
         ApiKey.REPAIR_RECORDS: _LEADS,
-        ApiKey.DESCRIBE_NODE: frozenset({Role.LIST}),  # on every outbox: the answer is about all of them
+        ApiKey.DESCRIBE_NODE: frozenset({Role.LIST}),  # on every outbox: the answer describes all of them
         # A leader has the records already, by FetchRecords and on its own disk.
         ApiKey.START_REPLAY: _READS,
         ApiKey.ATTACH: _READS,
         ApiKey.CREDIT: _READS,
-        ApiKey.STOP_REPLAY: _READS | _KEEPS,  # one's own session; others' as well: KEEP, see `STOP_ALL`
+        ApiKey.STOP_REPLAY: _READS | _KEEPS,  # the identity's own session; KEEP for other sessions, see `STOP_ALL`
         ApiKey.DESCRIBE_RECORDINGS: _SEES,
         ApiKey.EXTEND: _KEEPS,
         ApiKey.TRUNCATE: _KEEPS,
         ApiKey.PURGE: _KEEPS,
         ApiKey.DELETE: _KEEPS,
-        # Events that the node sends, behind a call that was allowed.
+        # Events that the node sends after a call that was allowed.
         ApiKey.REPLAY_DATA: _NOBODY,
         ApiKey.REPLAY_END: _NOBODY,
         ApiKey.DELETE_DONE: _NOBODY,
     }
 )
-"""Any one of these roles on the outbox is enough."""
+"""The roles that allow a call; any one of them on the outbox is enough."""
 assert ROLES_OF.keys() == set(ApiKey), "every call has its roles"
 OWN = frozenset({Role.LEAD, Role.LIST})
 """The roles of an identity on an outbox that it created, and on one whose grant names it."""
 STOP_ALL = _KEEPS
-"""To end other peoples' sessions."""
+"""The roles that allow an identity to end sessions of others."""
 CREATES = frozenset({ApiKey.DESCRIBE_LOG, ApiKey.GRANT, ApiKey.APPEND_RECORDS, ApiKey.END_OFFSET_FOR_EPOCH})
-"""Calls that begin an outbox: if it is not here yet, `create` is enough."""
+"""Calls that may create an outbox on the node; if it is not here yet, `create` is enough."""
 CHANGES = frozenset({ApiKey.GRANT, ApiKey.STOP_REPLAY, ApiKey.EXTEND, ApiKey.TRUNCATE, ApiKey.PURGE, ApiKey.DELETE})
 """Operators' calls that change something, which are written to the audit log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`name` (`*`: everybody) has `roles` on outboxes whose id or topic fits `pattern`, as file names do."""
+    """`name` (`*`: everybody) has `roles` on outboxes whose id, or each topic, matches `pattern` (as by fnmatch)."""
 
     name: str
     pattern: str
@@ -114,8 +114,8 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The facts of an outbox that decide. topics: of its logs here; is_here: it has an owner or records here.
-    members: the identities that its grant names.
+    """The facts of an outbox for a decision. topics: those of its logs here. is_here: whether it has an owner or logs
+    here. members: the identities that its grant names.
     """
 
     outbox_id: UUID
@@ -133,13 +133,13 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """All rules. Everything else is refused."""
+    """All rules. A call that no rule allows is refused."""
 
     rules: tuple[Rule, ...] = ()
 
     @classmethod
     def of(cls, texts: Iterable[str]) -> "Policy":
-        """From `--allow`'s words, or the lines of a file. Raises BadArgument."""
+        """Parse the values of `--allow`, or the lines of a file. Raises BadArgument."""
         return cls(tuple(parse_rule(text) for text in texts))
 
     def roles(self, identity: str, place: Place) -> frozenset[Role]:
@@ -151,7 +151,7 @@ class Policy:
         return roles | OWN if identity in place.members - UNPROVEN else roles
 
     def may(self, identity: str, call: ApiKey, place: Place, *, begins: bool = False) -> bool:
-        """Whether it may make this call about this outbox. begins: the call begins the outbox if it is not here."""
+        """Whether it may make this call about this outbox. begins: the call creates the outbox if it is not here."""
         roles = self.roles(identity, place)
         if not place.is_here and call in CREATES and Role.CREATE in roles:
             return True
@@ -160,8 +160,8 @@ class Policy:
     def is_first_leader(self, identity: str, call: ApiKey, place: Place) -> bool:
         """Whether this call makes the identity the owner of an outbox without one.
 
-        That is an outbox of an older version, or one that begins now. A leader that only a rule for everybody admits
-        does not become the owner.
+        Such an outbox was made by an older version, or is created now. A leader that only a rule for everybody (`*`)
+        allows does not become the owner.
         """
         is_free = place.owner is None or (place.owner in UNPROVEN and identity not in UNPROVEN)
         roles = self.roles(identity, place)
@@ -169,11 +169,11 @@ class Policy:
         return is_free and call in CREATES and Role.CREATE in roles and is_own
 
     def creates_by_name(self, identity: str) -> bool:
-        """Whether a rule for this very identity lets it create outboxes, which it then owns."""
+        """Whether a rule that names this identity allows it to create outboxes, which it then owns."""
         return any(rule.name == identity and Role.CREATE in rule.roles for rule in self.rules)
 
     def could(self, identity: str, call: ApiKey) -> bool:
-        """Whether any outbox is possible about which it may make this call."""
+        """Whether there may be an outbox about which it may make this call."""
         given = frozenset(role for rule in self.rules if rule.covers(identity) for role in rule.roles)
         if Role.CREATE in given:
             given |= OWN
@@ -185,7 +185,9 @@ class Policy:
 
 
 def parse_rule(text: str) -> Rule:
-    """`NAME=PATTERN:role,role`; `NAME`: create; an outbox's id: all of it for everybody; `any`. Raises BadArgument."""
+    """Parse a rule: `NAME=PATTERN:role,role`; `NAME`, the role create; an outbox's id, all roles on it for everybody;
+    `any`, all roles on every outbox for everybody. Raises BadArgument.
+    """
     text = text.strip()
     if text == ANYBODY:
         return Rule("*", "*", ALL)
@@ -206,7 +208,7 @@ def parse_rule(text: str) -> Rule:
 
 
 def read_rules(path: Path) -> list[str]:
-    """The lines of an allow list, without empty ones and comments (#). Raises BadArgument, which names the file."""
+    """The lines of an allow list, without empty lines and comments (#). Raises BadArgument, which names the file."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -215,9 +217,9 @@ def read_rules(path: Path) -> list[str]:
 
 
 def identity_in(certificate: Mapping[str, Any]) -> str:
-    """Whose certificate this is: its first URI, else its first DNS name, else its common name; else `anonymous`.
+    """The identity in a certificate: its first URI, else its first DNS name, else its common name, else `anonymous`.
 
-    certificate: as `ssl.SSLSocket.getpeercert` gives it. A name that is a keyword of the rules is anonymous, too.
+    certificate: a result of `ssl.SSLSocket.getpeercert`. A name that is a keyword of the rules gives `anonymous`, too.
     """
     names: dict[str, str] = {}
     for kind, name in certificate.get("subjectAltName", ()):
@@ -231,24 +233,24 @@ def identity_in(certificate: Mapping[str, Any]) -> str:
 
 
 def arguments_of(request: Struct) -> str:
-    """What an operator asked for, on one line; long values are cut."""
+    """The arguments of an operator's call, on one line; values are cut at 200 characters."""
     names = [field.name for field in fields(type(request))]  # type: ignore[arg-type]  # every message is a dataclass
     return ", ".join(f"{name}={str(getattr(request, name))[:200]!r}" for name in names)
 
 
 class Unauthorised(PushrepError):
-    """This identity may not make the call. The text says what would allow it, and nothing about the data here."""
+    """This identity may not make the call. The text names the roles that would, and nothing about the data."""
 
     def __init__(self, identity: str, call: ApiKey, outbox_id: UUID | None) -> None:
         roles = " or ".join(sorted(role.value for role in ROLES_OF[call]))
         what = "any outbox" if outbox_id is None else f"outbox {outbox_id}"
-        super().__init__(f"{identity!r} may not call {call.name} of {what}: it wants the role {roles} (--allow)")
+        super().__init__(f"{identity!r} may not call {call.name} of {what}: it needs the role {roles} (--allow)")
         self.identity, self.call, self.outbox_id = identity, call, outbox_id
 
 
 class Kept(NamedTuple):
-    """The facts of an outbox on disk. members: the identities that its grant names. is_led_here: another process may
-    write the next grant, so these facts are not cached.
+    """The facts of an outbox on disk. members: the identities that its grant names. is_led_here: whether this
+    directory leads it; then another process may write the next grant, so these facts are not cached.
     """
 
     directory: Path
@@ -258,10 +260,10 @@ class Kept(NamedTuple):
 
 
 class Access:
-    """The access rules of a running node. Thread-safe. rules: reads their texts, at each `reload`.
+    """The authorisation of a running node. Thread-safe.
 
-    look: reads the facts of an outbox. named: the identities that the grants of all outboxes here name. Raises
-    BadArgument.
+    rules: returns the texts of the rules, called at the start and at each `reload`. look: reads the facts of an outbox.
+    named: returns the identities that the grants of all outboxes here name. Raises BadArgument.
     """
 
     def __init__(
@@ -285,7 +287,7 @@ class Access:
             _LOG.warning("nobody may use this node: it was given no --allow")
 
     def reload(self) -> None:
-        """Read the rules again; if they can't be read the old ones stay, and BadArgument is raised."""
+        """Read the rules again. If they can't be read, the old rules stay and BadArgument is raised."""
         policy = Policy.of(self._rules())
         with self._lock:
             self._policy = policy
@@ -295,15 +297,19 @@ class Access:
     def check(
         self, identity: str, call: ApiKey, outbox_id: UUID, topics: Iterable[str] = (), *, begins: bool = False
     ) -> None:
-        """Raise Unauthorised unless it may. topics: those named by a call that may begin an outbox. begins: the call
-        begins or leads the outbox; one without an owner gets this identity, on disk when this returns. Raises
-        CorruptNodeFile, OSError too.
+        """Raise Unauthorised unless the identity may make this call about this outbox.
+
+        topics: the topics in a call that may create the outbox. begins: the call creates or leads the outbox; if the
+        outbox has no owner, this identity may become its owner, which is on disk when this returns. Raises
+        CorruptNodeFile, OSError, too.
         """
         if not self._judge(identity, call, outbox_id, frozenset(topics), begins=begins):
             raise self.refused(identity, call, outbox_id)
 
     def may(self, identity: str, call: ApiKey, outbox_id: UUID | None, *, begins: bool = False) -> bool:
-        """As `check`, without counting. outbox_id None: an unknown outbox. Raises CorruptNodeFile, OSError."""
+        """As `check`, but return the decision and count no refusal. outbox_id None: an unknown outbox, so all outboxes
+        have to be allowed. Raises CorruptNodeFile, OSError.
+        """
         if outbox_id is None:
             return self._policy.everywhere(identity, call)
         return self._judge(identity, call, outbox_id, frozenset(), begins=begins)
@@ -313,7 +319,7 @@ class Access:
         return self._policy.everywhere(identity, call)
 
     def could(self, identity: str, call: ApiKey) -> bool:
-        """Whether any outbox is possible for which it may; cheap, for a check before anything is looked up."""
+        """Whether there may be an outbox about which it may make this call; cheap, asked before any look-up."""
         known = self._could.get((identity, call))
         if known is None:
             with self._lock:  # `reload` clears the decisions of the old rules
@@ -323,8 +329,8 @@ class Access:
         return known or (bool(OWN & ROLES_OF[call]) and self._is_named(identity))
 
     def _is_named(self, identity: str) -> bool:
-        """Whether a grant of any outbox here names it. For unknown identities grants are read once in `_NAMED_MS` at
-        most.
+        """Whether the grant of any outbox here names it. For an unknown identity all grants are read again, but only
+        once in `_NAMED_MS`.
         """
         with self._lock:
             now_ms = self._clock.monotonic_ms()
@@ -333,13 +339,13 @@ class Access:
             return identity in self._named
 
     def may_stop(self, identity: str, outbox_id: UUID | None) -> bool:
-        """Whether it may end sessions of others. Raises CorruptNodeFile, OSError."""
+        """Whether it may end others' sessions. outbox_id None: on every outbox. Raises CorruptNodeFile, OSError."""
         if outbox_id is None:
             return self._policy.everywhere(identity, ApiKey.DELETE)
         return bool(self._policy.roles(identity, self._place(outbox_id)) & STOP_ALL)
 
     def refused(self, identity: str, call: ApiKey, outbox_id: UUID | None = None) -> Unauthorised:
-        """Count and log a refusal: once a minute for each call and identity."""
+        """Count a refusal; log it at most once a minute for each call and identity. Returns the error."""
         error, now_ms = Unauthorised(identity, call, outbox_id), self._clock.monotonic_ms()
         with self._lock:
             key = (call.name, identity)
@@ -355,12 +361,12 @@ class Access:
         return error
 
     def refusals(self) -> Mapping[tuple[str, str], int]:
-        """How often each (call, identity) was refused since the node started."""
+        """The refusals by (call, identity) since the node started; beyond 1,000 pairs new ones count as "others"."""
         with self._lock:
             return dict(self._refused)
 
     def forget(self, outbox_id: UUID) -> None:
-        """The outbox has changed: drop its cached facts."""
+        """Drop the cached facts and decisions of an outbox, because it has changed."""
         with self._lock:
             self._places.pop(outbox_id, None)
             self._named_ms = self._clock.monotonic_ms() - _NAMED_MS
@@ -385,7 +391,7 @@ class Access:
             if is_first and begins:
                 self._bind(place, identity)
                 seen = self._place(outbox_id)
-            # Decisions that getting an owner would change are not cached.
+            # A decision that an owner would change is not cached.
             lasts = outbox_id in self._places and not is_first
             return self._keep_answer(identity, call, outbox_id, may=may) if lasts else may
 
@@ -412,16 +418,16 @@ class Access:
         write_owner(directory, identity, self._filesystem)
         self.forget(place.outbox_id)
         if place.is_here:
-            _LOG.warning("outbox %s had no owner: it is %r from now on, which led it first", place.outbox_id, identity)
+            _LOG.warning("outbox %s had no owner: it is %r from now on, its first leader", place.outbox_id, identity)
 
 
 def audit(identity: str, request: Struct, call: ApiKey) -> None:
-    """Log that an operator's allowed call is carried out."""
+    """Write an operator's allowed call to the audit log."""
     AUDIT.info("audit: %r calls %s: %s", identity, call.name, arguments_of(request))
 
 
 def read_owner(directory: Path, filesystem: Filesystem) -> str | None:
-    """Who created the outbox in this directory; None if that is unknown. Raises CorruptNodeFile, OSError."""
+    """The owner of the outbox in this directory; None if it has none. Raises CorruptNodeFile, OSError."""
     path = directory / OWNER_NAME
     try:
         found = read_checked_json(filesystem, path, _FILE_BYTES_MAX, _OWNER_VERSION)
@@ -436,5 +442,5 @@ def read_owner(directory: Path, filesystem: Filesystem) -> str | None:
 
 
 def write_owner(directory: Path, owner: str, filesystem: Filesystem) -> None:
-    """On disk when this returns. Raises OSError."""
+    """Store the owner of the outbox in this directory. It is on disk when this returns. Raises OSError."""
     write_checked_json(filesystem, directory / OWNER_NAME, {"owner": owner}, _OWNER_VERSION)

@@ -19,22 +19,25 @@ DEFAULT_ADDRESS = Address("127.0.0.1", 7400)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSettings:
-    """How a ReplicaNode listens and what it keeps.
+    """The settings of a ReplicaNode: its address, access rules, limits and files. Raises BadArgument.
 
-    address: where it listens; port 0 lets the system choose. Off loopback it wants `tls`, or `plain_off_loopback`.
-    allow: who may do what (docs/access.md): `NAME=PATTERN:role,role`, or a name in client certificates, which then may
-        create outboxes and leads and lists its own; an outbox's id, or "any": all of it, everybody.
-    allow_file: more of it, one a line, read again when it changes.
-    certificates: in place of `tls`, the files of a server's mutual TLS, read again when they change.
-    flush: every answer comes after fsync, whatever the leader asks for.
-    log_config: of every log here.
-    copy_check: False: do not ask whether an outbox's directory is a copy of another (a restored backup, a clone).
-    limits: of a frame; a connection holds at most one.
-    replay: how many replays may run, and how long they wait. replay_counters: what else may bound one, by name.
-    connections_max: beyond it, the oldest connection that has sent no request yet is closed; if there is none, the new
-        connection is refused.
-    handshake_timeout_s: within it a connection says what it speaks.
-    stop_timeout_s: how long requests that are being carried out may hold up `stop`.
+    address: the address to listen on; with port 0 the system chooses one. Off loopback, give `tls` or `certificates`,
+        or `plain_off_loopback`.
+    allow: the access rules (docs/access.md): `NAME=PATTERN:role,role`; a name in client certificates, whose client may
+        then create outboxes, and lead and list its own; an outbox's id, for all roles on it for everybody; "any", for
+        all roles on every outbox for everybody.
+    allow_file: a file with more rules, one a line. It is read again when it changes.
+    certificates: in place of `tls`, the files for mutual TLS. They are read again when they change.
+    flush: whether appended records are on disk before each answer, even if the leader does not ask for that.
+    log_config: the settings of all logs of the node.
+    copy_check: whether to detect that an outbox's directory is a copy of another one (a restored backup, a clone).
+    limits: the limits of a frame; the node holds at most one frame for each connection.
+    plain_off_loopback: whether to listen off loopback without TLS.
+    replay: how many replays may run, and their timeouts. replay_counters: functions that bound a replay, by name.
+    connections_max: the most open connections. For one more, the oldest connection that has sent no request yet is
+        closed; if there is none, the new connection is refused.
+    handshake_timeout_s: a connection that sends nothing for so long before its first request is closed.
+    stop_timeout_s: the time that `stop` waits for running requests.
     """
 
     address: Address = DEFAULT_ADDRESS
@@ -71,16 +74,14 @@ class NodeSettings:
 
     @property
     def is_secured(self) -> bool:
-        """Whether peers show certificates."""
+        """Whether connections use TLS."""
         return self.tls is not None or self.certificates is not None
 
     @property
     def plain_identity(self) -> str:
-        """The identity of a peer without a certificate: `local` where only this machine reaches the node, else
-        `anonymous`.
-        """
+        """The identity of a client without a certificate: `local` if the node listens on loopback, else `anonymous`."""
         return LOCAL if self.address.is_loopback else ANONYMOUS
 
     def rules(self) -> list[str]:
-        """Everything that is allowed, as it is written now. Raises BadArgument."""
+        """All access rules: `allow`, and the present lines of `allow_file`. Raises BadArgument."""
         return [*sorted(self.allow), *([] if self.allow_file is None else read_rules(self.allow_file))]
