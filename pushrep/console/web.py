@@ -78,7 +78,7 @@ class Pages:
 
     def __init__(self, watch: PlaceWatch, news: "News", access: ConsoleAccess, settings: "ConsoleSettings") -> None:
         self._watch, self._news, self._access, self._settings = watch, news, access, settings
-        self._templates = _environment()
+        self._templates = environment()
 
     def routes(self) -> list[Route | Mount]:
         """The application's routes. Those that change something exist only with `operate`."""
@@ -432,7 +432,8 @@ def _listen(address: Address) -> socket.socket:
     return found
 
 
-def _environment() -> jinja2.Environment:
+def environment() -> jinja2.Environment:
+    """For the pages' templates, with all that they call; what they show is escaped."""
     found = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_HERE / "templates"),
         autoescape=True,

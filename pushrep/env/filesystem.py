@@ -140,7 +140,8 @@ def _birth_ns(fd: int) -> int | None:
 
 
 @cache
-def _syncfs_says_errors() -> bool:
+def syncfs_says_errors() -> bool:
+    """Whether this kernel's syncfs reports errors of writing back, as fsync does (Linux 5.8)."""
     release = re.match(r"(\d+)\.(\d+)", os.uname().release)
     if sys.platform != "linux" or release is None or not hasattr(_libc(), "syncfs"):
         return False
@@ -177,7 +178,7 @@ class _SyncFs:
 
 def whole_sync(directory: Path) -> WholeSync | None:
     """A WholeSync of the file system of `directory`; None if there is none."""
-    if not _syncfs_says_errors():
+    if not syncfs_says_errors():
         return None
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     if _type_of(fd) not in _SYNCS_WHOLE:

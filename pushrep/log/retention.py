@@ -320,6 +320,11 @@ class Retention:
         config = self._config
         return config.retention_ms is not None or config.retention_bytes is not None or len(self._leases) > 0
 
+    @property
+    def leases(self) -> tuple[Lease, ...]:
+        """Those that hold."""
+        return tuple(self._leases)
+
     def hold(self, name: str, needed_from: NeededFrom) -> None:
         """Keep everything from `needed_from()` on, until `drop(name)`. ValueError if the name is taken."""
         with self._lock:

@@ -458,6 +458,12 @@ class SegmentLog(ClosedAtExit):
         return self._reader.ignored_entries
 
     @property
+    def leases(self) -> tuple[Lease, ...]:
+        """Those that keep records of this log from being removed."""
+        self._checked_writer()
+        return self._background.retention.leases
+
+    @property
     def scrub(self) -> Scrub:
         """The background check of all sealed segments of the directory's logs; `status` has its findings."""
         return self._directory.scrub

@@ -2,7 +2,7 @@
 
     task ─ await receipt ─▶ a future in `_waiting[batch]`        the batch is sealed at the end of the loop's iteration,
                                                                  with everything that was appended in it
-    writer ─ batch decided ─▶ `_decided` ─ one call_soon_threadsafe ─▶ the loop resolves _STEP futures an iteration
+    writer ─ batch decided ─▶ `_decided` ─ one call_soon_threadsafe ─▶ the loop resolves STEP futures an iteration
 
 The futures of one batch may be many thousands: they are resolved in steps, so that other tasks run in between.
 """
@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
-_STEP = 256  # futures resolved in one iteration: their tasks run in the next one, a few milliseconds at most
+STEP = 256  # futures resolved in one iteration: their tasks run in the next one, a few milliseconds at most
 
 
 class Flushed(Protocol):
@@ -96,7 +96,7 @@ class LoopReceipts:
             self._resolve_some()
 
     def _resolve_some(self) -> None:
-        for _ in range(min(_STEP, len(self._resolving))):
+        for _ in range(min(STEP, len(self._resolving))):
             future = self._resolving.popleft()
             if not future.done():
                 future.set_result(None)

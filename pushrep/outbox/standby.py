@@ -61,7 +61,7 @@ _POLL_S = 0.2
 _WHY_CHARACTERS = 500  # of the reason sent to the node, whose line is limited
 _ASK_NODE_S = 1.0
 _ROUND_S = (1.0, 2.0)
-"""How long a standby asks for the lead at a time, from the least to the most: each member its own (`_round_s`). While
+"""How long a standby asks for the lead at a time, from the least to the most: each member its own (`round_s`). While
 it asks it holds the directory, so its node answers nobody. Of two standbys that ask at once, and need each other's
 answer, the one with the shorter time gives the directory back to its node, which answers the other within its time."""
 _PASSES = (
@@ -299,7 +299,7 @@ class WaitingMember(Generic[_Outbox]):
                 # follows.
                 purpose = Purpose.OPEN if grant.leader == election.index else Purpose.PROMOTE_AND_CATCH_UP
                 standby = StandbyElection(self._why_not_take_over, asked.clock.wall_ms())
-                patience_s = min(_round_s(grant, election.index), asked.open_timeout_s)
+                patience_s = min(round_s(grant, election.index), asked.open_timeout_s)
                 granted = election.run(purpose, patience_s, standby=standby)
                 self._become(StandbyState.TAKING_OVER)
                 election.begin(granted)
@@ -387,7 +387,7 @@ class WaitingMember(Generic[_Outbox]):
         self._contact_age_ms()  # tells the node, which shows it
 
 
-def _round_s(grant: Grant, index: int) -> float:
+def round_s(grant: Grant, index: int) -> float:
     """How long a standby asks for the lead: each another time. The leader by the grant takes as long as the last of
     them.
     """

@@ -239,9 +239,18 @@ class SimulatedDisk:
             if bit // 8 < len(contents):
                 contents[bit // 8] ^= 0x80 >> (bit % 8)
 
+    def names(self, directory: Path, *, synced: bool = False) -> list[str] | None:
+        """A directory's files as processes see them; `synced`: as the disk has them. None: there is no directory."""
+        entries = self._directories.get(str(directory))
+        return None if entries is None else list(entries.disk if synced else entries.now)
+
     def contents(self, path: Path, *, synced: bool = False) -> bytes:
         """A file's bytes as processes see them; `synced`: as the disk holds them. Raises FileNotFoundError."""
-        inode = self._inode(path)
+        names, name = self._place(path)
+        try:
+            inode = (names.disk if synced else names.now)[name]
+        except KeyError:
+            raise _error(errno.ENOENT, path) from None
         return bytes(inode.disk if synced else inode.cache)
 
     def copy(self, source: Path, target: Path) -> None:

@@ -21,7 +21,7 @@ class Killing(RealFilesystem):
     def __init__(self, at, *, after):
         self.left, self.after = at, after
 
-    def _counted(self, call):
+    def counted(self, call):
         self.left -= 1
         if self.left == 0 and not self.after:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -35,10 +35,10 @@ class Killing(RealFilesystem):
         return KillingFile(self, file) if writable else file
 
     def rename(self, source, target):
-        self._counted(lambda: super(Killing, self).rename(source, target))
+        self.counted(lambda: super(Killing, self).rename(source, target))
 
     def sync_directory(self, directory):
-        self._counted(lambda: super(Killing, self).sync_directory(directory))
+        self.counted(lambda: super(Killing, self).sync_directory(directory))
 
 
 class KillingFile:
@@ -50,7 +50,7 @@ class KillingFile:
     def __getattr__(self, name):
         if name in {"write_at", "truncate", "sync"}:
             call = getattr(self._file, name)
-            return lambda *arguments: self._filesystem._counted(lambda: call(*arguments))
+            return lambda *arguments: self._filesystem.counted(lambda: call(*arguments))
         return getattr(self._file, name)
 
 

@@ -22,14 +22,16 @@ from tests.readers.test_header_bits import OUTBOX
 from tests.readers.ways import WAYS, Given, fault_of
 from tests.simulation.mutations import Mutation, mutated
 
-_WHY, _SEAL, _RUN = walk.ScanRange.why_misplaced, reader._contradiction, header.checked_run
+_WHY, _RUN = walk.ScanRange.why_misplaced, header.checked_run
 _READER = reader.BatchReader
 
 
 class Removed(NamedTuple):
-    """A check: the function, the words that go, what comes instead; and a bit that is named by `way` because of it."""
+    """A check: the function or what is around it, the words that go, what comes instead; and a bit that is named by
+    `way` because of it.
+    """
 
-    function: object
+    where: object
     old: str
     new: str
     way: str
@@ -49,10 +51,10 @@ CHECKS = {
         _WHY, "elif leader_epoch < epoch_before:", "elif False:", "reader", "dense", Flip(2, 98)
     ),
     "from one segment to the next": Removed(
-        _READER._walk, "following._replace(leader_epoch=epoch)", "following", "reader", "dense", Flip(2, 98)
+        _READER, "following._replace(leader_epoch=epoch)", "following", "reader", "dense", Flip(2, 98)
     ),
     "at the second look": Removed(
-        _READER._walk, "before = start - 1 if start > self._log.bounds().start else start", "before = start",
+        _READER, "before = start - 1 if start > self._log.bounds().start else start", "before = start",
         "reader", "dense", Flip(2, 98),
     ),
     "the CRC": Removed(RecordBatch.check, "if crc != batch.header.crc:", "if False:", "reader", "dense", Flip(5, 411)),
@@ -79,12 +81,12 @@ CHECKS = {
         walk.scan_headers, "if base != expected or epoch < epoch_before:", "if False:", "push", "dense", Flip(1, 62)
     ),
     "the seal before a read": Removed(
-        _READER._steps,
+        _READER,
         "hold_against_seal(self._filesystem, self._directory, place.base, file, self._log.cleaned_offset)", "pass",
         "reader", "cleaned", Flip(1, 63),
     ),
     "what the seal says": Removed(
-        _SEAL,
+        reader,
         "why = seal.contradiction(log_id, parse_log_name(directory.name)[1], what.base_offset, headers, end)",
         "why = None", "reader", "cleaned", Flip(1, 63),
     ),
@@ -97,11 +99,11 @@ CHECKS = {
         "push", "cleaned", Flip(0, 63),
     ),
     "CRCs one by one": Removed(
-        slices._one_by_one, " or crc32c_in_place(raw[at + CRC_COVERS_FROM : end]) != header.crc", "",
+        slices, " or crc32c_in_place(raw[at + CRC_COVERS_FROM : end]) != header.crc", "",
         "directory replay", "dense", Flip(1, 172),
     ),
     "epochs behind the last": Removed(
-        Tail._plain,
+        Tail,
         "if what.why_misplaced(expected, epoch, header.base_offset, header.next_offset, header.leader_epoch):",
         "if False:", "directory replay", "dense", Flip(1, 97),
     ),
@@ -113,7 +115,7 @@ CHECKS = {
         "push", "dense", Flip(0, 70),
     ),
     "the epoch that a slice begins with": Removed(
-        reader._slice,
+        reader,
         "if (epoch != newest or first < newest_from) and epochs.contradiction(first, epoch) is not None:", "if False:",
         "push", "dense", Flip(6, 127),
     ),

@@ -83,7 +83,7 @@ class Machine:
         self.data = DATA
         self.outbox_directory = DATA / str(world.first.outbox_id)
         self.node = self.service = None
-        self.watermarks, self._parsed = {}, {}
+        self.watermarks, self.parsed = {}, {}
         self.ends = {}  # by partition and leader epoch: where the log ended when that epoch was last the newest here
 
     @property
@@ -101,18 +101,14 @@ class Machine:
             return self.service.logs.get(partition)
         if self.node is None:
             return None
-        kept = self.node._store._outboxes.get(self.world.first.outbox_id)
-        replica = kept._replicas.get((self.world.first.topic, partition)) if kept is not None else None
-        return replica.log if replica is not None and replica.failure is None else None
+        replicas = (one for _, one in self.node.replicas() if one.tp.partition == partition)
+        return next((one.log for one in replicas if one.failure is None), None)
 
     def promises(self, *, durable=False):
         """The election state on the member's disk, parsed without the product's code; None if there is none."""
-        names = self.disk._directories.get(str(self.outbox_directory))
-        files = {} if names is None else names.disk if durable else names.now
-        if "promises.json" not in files:
+        if "promises.json" not in (self.disk.names(self.outbox_directory, synced=durable) or []):
             return None
-        inode = files["promises.json"]
-        return json.loads(bytes(inode.disk if durable else inode.cache))
+        return json.loads(self.disk.contents(self.outbox_directory / "promises.json", synced=durable))
 
     def counts(self, *, durable=False):
         """Whether the member has promised something, and has been filled since."""
@@ -130,21 +126,18 @@ class Machine:
 
     def image(self, partition, *, durable=False):
         """(start, batches, epochs) of a log as its disk has it; None without one. Durable: as after a power cut."""
-        path = str(self.outbox_directory / f"{self.world.first.topic}-{partition}")
-        names = self.disk._directories.get(path)
-        if names is None:
-            return None
-        files = names.disk if durable else names.now
+        path = self.outbox_directory / f"{self.world.first.topic}-{partition}"
+        files = self.disk.names(path, synced=durable) or []
         segments = sorted(name for name in files if name.endswith(".log"))
         if not segments:
             return None
-        data = b"".join(bytes(files[name].disk if durable else files[name].cache) for name in segments)
-        seen, batches = self._parsed.get((partition, durable), (None, None))
+        data = b"".join(self.disk.contents(path / name, synced=durable) for name in segments)
+        seen, batches = self.parsed.get((partition, durable), (None, None))
         if data != seen:
             batches, _ = batches_of(data)
-            self._parsed[partition, durable] = data, batches
-        checkpoint = files.get("leader-epoch-checkpoint")
-        text = bytes(checkpoint.disk if durable else checkpoint.cache).decode() if checkpoint else ""
+            self.parsed[partition, durable] = data, batches
+        checkpoint = "leader-epoch-checkpoint"
+        text = self.disk.contents(path / checkpoint, synced=durable).decode() if checkpoint in files else ""
         rows = [tuple(map(int, line.split()[:2])) for line in text.splitlines()[2:]]
         return Image(int(segments[0][:-4]), batches, rows)
 
@@ -438,7 +431,7 @@ class World:
         if machine.service is None and machine.counts() and is_alone and is_led_by_one:
             self.end_process(machine, power=True)
             machine.disk.remove_tree(DATA)
-            machine._parsed = {}
+            machine.parsed = {}
             self.counts["wiped"] = self.counts.get("wiped", 0) + 1
 
     def do_jump(self, _, draw):
@@ -496,7 +489,7 @@ class World:
             if self.rules.accepts_loss and (image := machine.image(partition)) is not None:
                 machine.ends[partition, machine.newest_epoch()] = image.end
             log = machine.log(partition)
-            if log is None or log._writer is None:
+            if log is None:
                 continue
             watermark = log.high_watermark
             of_log, before = machine.watermarks.get(partition, (None, 0))
@@ -581,7 +574,8 @@ class World:
             if machine.host.is_up:
                 machine.host.process.is_paused = False
             machine.disk.power_at = None
-            machine.disk._failing_syncs = machine.disk._failing_writes = 0
+            machine.disk.fail_sync(0)
+            machine.disk.fail_write(0)
         for count in range(self.rules.quiet_steps):
             self.turn()
             self.settling = count

@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 
 from pushrep.env import RealFilesystem
-from pushrep.env.filesystem import _syncfs_says_errors, whole_sync
+from pushrep.env.filesystem import syncfs_says_errors, whole_sync
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.log.directory import LogDirectory, create_logs
 from pushrep.log.directory_files import read_leader_epochs
@@ -212,10 +212,10 @@ def test_a_file_system_is_synced_whole_only_where_it_says_whether_it_succeeded(t
         with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
             whole.sync()
     for release, says in (("5.7.19-x", False), ("5.8.0", True), ("6.1", True), ("unknown", False)):
-        _syncfs_says_errors.cache_clear()
+        syncfs_says_errors.cache_clear()
         monkeypatch.setattr(os, "uname", lambda release=release: SimpleNamespace(release=release))
-        assert _syncfs_says_errors() is says
-    _syncfs_says_errors.cache_clear()
+        assert syncfs_says_errors() is says
+    syncfs_says_errors.cache_clear()
 
 
 def test_the_first_record_of_a_log_with_replicas_that_comes_without_an_epoch_brings_the_list_along(tmp_path):

@@ -83,9 +83,7 @@ class Machine:
 
     def remove(self, partition):
         path = HOME / f"orders-{partition}"
-        for name in self.disk.list(path):
-            self.disk.remove(path / name)
-        del self.disk._directories[str(path)]
+        self.disk.remove_tree(path)
 
 
 # -- every call of a cut and of the open behind it ---------------------------------------------------------------------

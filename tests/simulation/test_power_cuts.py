@@ -37,11 +37,11 @@ from tests.simulation.power_cuts import (
 WORLD_STEPS = 1000
 
 BROKEN = {
-    "a flush that does not sync": Mutation(LogWriter._sync, "self._context.view.disk.timed(file.sync)", "pass"),
+    "a flush that does not sync": Mutation(LogWriter, "self._context.view.disk.timed(file.sync)", "pass"),
     "an answer before the flush": Mutation(
         SegmentLog.append, "writer.flush_acknowledged(result.last_offset + 1)", "pass"
     ),
-    "a roll that leaves the old segment unsynced": Mutation(LogWriter._roll, "old.sync()", "pass"),
+    "a roll that leaves the old segment unsynced": Mutation(LogWriter, "old.sync()", "pass"),
     "a new segment whose name is not synced": Mutation(Segment.create, "filesystem.sync_directory(directory)", "pass"),
     "a small file renamed before its bytes are synced": Mutation(write_beside, "file.sync()", "pass"),
     "a small file whose new name is not synced": Mutation(
@@ -51,7 +51,7 @@ BROKEN = {
         LogWriter.checkpoint, "min(flushed_offset, self.flushed_offset)", "self.log_end_offset"
     ),
     "a recovery point that stays above the cut": Mutation(
-        LogWriter._cut,
+        LogWriter,
         "self._lower_checkpoints(min(end, self.flushed_offset), high_watermark=min(end, self.high_watermark))",
         "pass",
     ),
@@ -66,9 +66,13 @@ BROKEN = {
         "context.view.reserve.call(self.checkpoint)",
         "remove_segments(context.filesystem, context.view.path, gone); self.checkpoint()",
     ),
-    "a failed sync that does not poison": Mutation(LogWriter._sync, "self._poison = error", "pass"),
-    "a recovery that does not sync what it believes": Mutation(Recovery._settle, "file.sync()", "pass"),
-    "a recovery that believes the page cache": Mutation(Recovery._settle, "file.drop_cache()", "pass"),
+    "a failed sync that does not poison": Mutation(
+        LogWriter, "with self._lock:\n            self._poison = error", "pass"
+    ),
+    "a recovery that does not sync what it believes": Mutation(
+        Recovery, "file.sync()\n            file.drop_cache()", "file.drop_cache()"
+    ),
+    "a recovery that believes the page cache": Mutation(Recovery, "file.drop_cache()", "pass"),
     "a scan that believes batches whose CRC is wrong": (
         Mutation(RecordBatch.check, "if crc != batch.header.crc", "if False"),
         Mutation(checked_run, '(headers["crc"] == crcs) & _possible', "_possible"),

@@ -15,7 +15,7 @@ from pushrep import AsyncOutbox, Outbox
 from pushrep.errors import ForkedProcess
 from pushrep.log import LogConfig, SegmentLog
 from pushrep.outbox import BufferFull, DeliveryFailed, NoOutbox, OutboxClosed, RecordRefused
-from pushrep.outbox.awaiting import _STEP
+from pushrep.outbox.awaiting import STEP
 from pushrep.testing import SimulatedDisk
 from tests.unit.gated_disk import GatedDisk, until
 
@@ -109,9 +109,9 @@ def test_ten_thousand_receipts_wait_for_a_stalled_disk_without_a_thread_each(tmp
             while len(done) < count:
                 last, last_ticks = len(done), ticks
                 await asyncio.sleep(0)
-                assert len(done) - last <= 2 * _STEP * max(1, ticks - last_ticks), "resolved in steps"
+                assert len(done) - last <= 2 * STEP * max(1, ticks - last_ticks), "resolved in steps"
                 steps += 1
-            assert ticks - before >= count // _STEP - 1
+            assert ticks - before >= count // STEP - 1
             ticking.cancel()
 
     async def tick():
@@ -333,7 +333,10 @@ def test_an_open_that_is_cancelled_frees_the_directory(tmp_path, run):
     disk.gate.clear()
 
     async def main():
-        opening = asyncio.create_task(AsyncOutbox.open(tmp_path / "outbox", filesystem=disk, **settings())._run())
+        async def open_outbox():
+            return await AsyncOutbox.open(tmp_path / "outbox", filesystem=disk, **settings())
+
+        opening = asyncio.create_task(open_outbox())
         await asyncio.to_thread(begun.wait, WAIT_S)
         opening.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -603,7 +603,7 @@ def appended(cp, tmp_path, monkeypatch):
     store, _ = waiting(cp, tmp_path)
     place = CheckpointPlace(checkpoint=cp, consumer="billing", marks=MarksPlace(f"{cp}-marks"))
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoint_apply, "_record", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patched.setattr(store, "consume", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             apply(place, store, sleep=lambda _s: None)
     return store, place

@@ -79,7 +79,7 @@ def test_wrong_usage_is_two_and_a_refusal_is_one_line(pushrep, tmp_path):
 def test_a_command_without_its_package_says_what_to_install(pushrep, monkeypatch):
     missing = EntryPoint("demo", "no_such_package_at_all:demo", cli_main.GROUP)
     foreign = EntryPoint("foreign", "json:dumps", cli_main.GROUP)
-    monkeypatch.setattr(cli_main, "_installed", lambda: {"demo": missing, "foreign": foreign})
+    monkeypatch.setattr(cli_main, "entry_points", lambda group: [missing, foreign])
     code, _, errors = pushrep("demo")
     assert code == 1
     assert "needs the Python package 'no_such_package_at_all'" in errors

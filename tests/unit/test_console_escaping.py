@@ -15,10 +15,10 @@ from pushrep.console import pages
 from pushrep.console.records import AskedRecords, RecordsPage, ShownPayload, ShownRecord
 from pushrep.console.startpoints import AskedStartpoint, DryRun, StartpointLine
 from pushrep.console.watch import Reading
-from pushrep.console.web import _environment
+from pushrep.console.web import environment
 from pushrep.problems import BLOCKS
 
-ENVIRONMENT = _environment()
+ENVIRONMENT = environment()
 LAG = {"in_sync": 1, "partitions": 2, "records": 3, "size_bytes": 4, "age_ms": 5}
 OF_ALL = {"here": "/", "operate": True, "token": "00", "title": "t"}
 

@@ -54,7 +54,10 @@ def test_users_of_one_disk_share_threads_that_end_with_the_last(tmp_path):
     first, second = (disk_threads(filesystem, tmp_path / name, 2) for name in ("a", "b"))
     assert first is second
     assert disk_threads(REAL_FILESYSTEM, tmp_path, 2) is not first
-    mine = set(first._threads)
+    met, mine = threading.Barrier(3, timeout=WAIT_S), []
+    for _ in range(2):
+        first.submit(lambda: (mine.append(threading.current_thread()), met.wait()))
+    met.wait()
     release_disk_threads(first)
     assert all(thread.is_alive() for thread in mine)
     release_disk_threads(second)

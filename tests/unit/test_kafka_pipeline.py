@@ -4,6 +4,7 @@
 Kafka's documentation; that it is the same as a real one's is tests/kafka/test_shipping.py's business.
 """
 
+import struct
 from collections import deque
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from pushrep.kafka.answers import AnswerReaction, BrokerAnswer, Code, reaction_to
 from pushrep.kafka.pipeline import IN_FLIGHT_MAX, Pipeline, SentBatch, connection_lost
-from pushrep.records import BatchHeader, encode_batch
+from pushrep.records import BatchHeader, RecordBatch, encode_batch
 
 OK = BrokerAnswer(Code.NONE, 0)
 
@@ -127,8 +128,11 @@ def test_old_batches_go_one_by_one():
 
 
 def test_sequences_go_on_and_wrap_after_two_to_the_31st():
-    made = pipeline()
-    made._next_sequence = (1 << 31) - 2
+    made = pipeline(is_known=False)
+    full = encode_batch([b"x"], timestamps_ms=1)
+    # A compacted batch: it has a record left of as many offsets as there are.
+    struct.pack_into(">i", full.data, 23, (1 << 31) - 3)
+    go(made, SentBatch(0, 0, (1 << 31) - 2, 7, RecordBatch(full.data)))
     first, second = go(made, sent()), go(made, sent())
     assert (first.base_sequence, second.base_sequence) == ((1 << 31) - 2, 1)
     header = BatchHeader.parse(second.data)

@@ -1,11 +1,13 @@
 """A topic that serves as a map, read while others write: nothing that comes in meanwhile is passed over."""
 
 import json
-from uuid import uuid4
+from concurrent.futures import Future
+from types import SimpleNamespace
+from uuid import UUID
 
-from confluent_kafka import KafkaError, TopicPartition
+from confluent_kafka import KafkaError, TopicPartition, Uuid
 
-from pushrep.kafka import KafkaDestination
+from pushrep.kafka import KafkaDestination, store_topic
 from pushrep.kafka.store_topic import CHANGE, FORMAT, CommittedRecords, KeyedReading
 from pushrep.kafka.topic import TopicFacts
 
@@ -65,13 +67,22 @@ class _Log:
         return found
 
 
-def test_a_record_that_comes_in_while_the_end_is_read_is_read_the_next_time():
-    facts = TopicFacts("marks", uuid4(), 1, "compact", 1 << 20, -1, False, 86_400_000)
+class _Admin:
+    """Of a cluster where nobody makes the topic anew."""
+
+    def describe_topics(self, topics, *, request_timeout):
+        same = Future()
+        same.set_result(SimpleNamespace(topic_id=Uuid(0, 7)))
+        return {"marks": same}
+
+
+def test_a_record_that_comes_in_while_the_end_is_read_is_read_the_next_time(monkeypatch):
+    log = _Log()
+    monkeypatch.setattr(store_topic, "Consumer", lambda _settings: log)
+    monkeypatch.setattr(store_topic, "AdminClient", lambda _settings: _Admin())
+    facts = TopicFacts("marks", UUID(int=7), 1, "compact", 1 << 20, -1, False, 86_400_000)
     destination = KafkaDestination(bootstrap_servers="127.0.0.1:1", topic="marks")
     records = CommittedRecords(destination, facts, lambda: 10.0)
-    records.close()
-    log = records._consumer = _Log()
-    records._ask_identity = lambda _: None  # nobody makes the topic anew here
     reading = KeyedReading(records, facts, _FORMAT)
     log.append(FORMAT, json.dumps(_FORMAT).encode(), is_last=False)
     log.append("a", b"1")

@@ -44,7 +44,7 @@ def table(tmp_path):
     """The table as ReplayFilteredBatches leaves it, without rows."""
     url = f"sqlite:{tmp_path / 'shop.db'}"
     store = SqlTable(url, "orders")
-    store._ready()
+    store.drop_from("q", 0)  # makes the table
     with closing(sqlite3.connect(tmp_path / "shop.db")) as connection:
         for number, offset in ((0, 4), (1, 9)):
             row = ("q", number, batch(number, offset).to_bytes())

@@ -21,7 +21,7 @@ from pushrep.health import HealthSettings
 from pushrep.outbox import OutboxDiffers, SettingRefused, StandbyCancelled, StandbyState
 from pushrep.outbox.control import ask
 from pushrep.outbox.directory_handover import HandoverSocket
-from pushrep.outbox.standby import _round_s, with_retention
+from pushrep.outbox.standby import round_s, with_retention
 from pushrep.replicate.election_state import ElectionState, write_election_state
 from pushrep.replicate.errors import ReplicaUnreachable
 from pushrep.replicate.member_clients import MemberAnswers
@@ -148,9 +148,9 @@ def test_who_lets_go_in_time_is_asked_again_while_too_few_answered(asks_again):
 @pytest.mark.parametrize("count", range(3, 8))
 def test_no_two_standbys_look_for_the_same_time(count):
     one = grant(members=tuple(map(Member, range(count))), min_insync_replicas=count // 2 + 1)
-    times = [_round_s(one, index) for index in range(1, count)]
+    times = [round_s(one, index) for index in range(1, count)]
     assert len(set(times)) == count - 1
-    assert max(times) <= _round_s(one, 0) <= 2.0, "who leads on has all the time"
+    assert max(times) <= round_s(one, 0) <= 2.0, "who leads on has all the time"
 
 
 def test_a_full_disk_keeps_a_member_from_looking(tmp_path, monkeypatch):

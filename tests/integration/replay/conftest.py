@@ -11,6 +11,7 @@ from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK
 from pushrep.log import LogConfig
 from pushrep.records import encode_batch
 from pushrep.replay import NodeAccess, ReplayClient, ReplaySettings
+from pushrep.replay.remote import RemoteSession
 from pushrep.replicate import NodeSettings, ReplicaNode
 from pushrep.replicate.replica_client import ReplicaClient
 from pushrep.replicate.settings import PushSettings
@@ -42,6 +43,19 @@ def until(what, told="it did not happen"):
         assert time.monotonic() < deadline, told
         time.sleep(0.002)
     return found
+
+
+@pytest.fixture
+def connections(monkeypatch):
+    """The connection of each remote replay, by the id of the session that it has attached to."""
+    connections, attach = {}, RemoteSession.attach
+
+    def attached(session, connection, session_id):
+        attach(session, connection, session_id)
+        connections[session_id] = connection
+
+    monkeypatch.setattr(RemoteSession, "attach", attached)
+    return connections
 
 
 def open_log(node, tp):

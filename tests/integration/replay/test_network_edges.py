@@ -11,7 +11,9 @@ from pushrep.env.filesystem import RealFilesystem
 from pushrep.log.directory_files import CheckpointFile, encode_checkpoint, read_checkpoint, read_partition_metadata
 from pushrep.replay import TO_END, Catalogue, RecordingState, ReplayEndReason, ReplayRefused, ReplayRequest
 from pushrep.replay import events as e
+from pushrep.replay.remote import RemoteSession
 from pushrep.replicate.replay_recordings import remove_files
+from pushrep.replicate.replay_server import ReplayServer
 from pushrep.replicate.replica_client import ReplicaClient
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.push_messages import DescribeLogRequest, DescribeLogResponse
@@ -99,17 +101,16 @@ def test_to_end_asked_again_of_a_node_whose_watermark_fell_back_gives_all_that_w
     assert replay.end_reason is ReplayEndReason.LIMIT_REACHED
 
 
-def test_a_start_that_a_cut_overtakes_is_answered_and_holds_no_lease(world, node, client, leader):
+def test_a_start_that_a_cut_overtakes_is_answered_and_holds_no_lease(world, node, client, leader, monkeypatch):
     """No silent stall: the client gets an answer even if the session ends before its log is open."""
     leader.stop()
-    server = node._replays
-    keep = server.keep
+    keep = ReplayServer.keep
 
-    def kept(served, recording):
-        keep(served, recording)
+    def kept(server, served, recording):
+        keep(server, served, recording)
         server.worker.do(lambda: server.post_and_wait(recording, e.Truncated(10, 256)))
 
-    server.keep = kept
+    monkeypatch.setattr(ReplayServer, "keep", kept)
     with pytest.raises(ReplayRefused) as refused:
         world.client(node, replace(QUICK, request_timeout_ms=WAIT_S * 1000)).replay(ReplayRequest("orders-0", 50))
     assert refused.value.code is ErrorCode.TRUNCATED
@@ -117,32 +118,31 @@ def test_a_start_that_a_cut_overtakes_is_answered_and_holds_no_lease(world, node
     assert node.replays().sessions_active == 0
 
 
-def test_n_records_end_at_a_stop_that_came_while_the_connection_was_broken(world, node, client, leader):
+def test_n_records_end_at_a_stop_that_came_while_the_connection_was_broken(client, leader, connections):
     """n waits at a live tip and ends at a stop, however often it had to come again."""
     replay = client.replay(ReplayRequest("orders-0", 90, 50))
     got = take(replay, 10)
-    replay._feed._attached.connection.close()
+    connections[replay.session_id].close()
     leader.stop()
     got += list(replay)
     assert offsets(got) == list(range(90, 100))
     assert replay.end_reason is ReplayEndReason.LIMIT_REACHED
 
 
-def test_who_comes_again_too_late_for_its_new_session_comes_once_more(client, leader):
+def test_who_comes_again_too_late_for_its_new_session_comes_once_more(client, leader, connections, monkeypatch):
     """A client that is stopped between the two calls: its session was never attached to, and sent nothing."""
     replay = client.replay(ReplayRequest("orders-0"))
     take(replay, 100)
-    feed, late = replay._feed, []
-    attach = feed.attach
+    attach, late = RemoteSession.attach, []
 
-    def attach_late(connection, session_id):
+    def attach_late(session, connection, session_id):
         if not late:
             late.append(session_id)
             client.stop(session_id)
-        attach(connection, session_id)
+        attach(session, connection, session_id)
 
-    feed.attach = attach_late
-    feed._attached.connection.close()
+    monkeypatch.setattr(RemoteSession, "attach", attach_late)
+    connections[replay.session_id].close()
     leader.append(b"new")
     assert offsets(take(replay, 1)) == [100]
     assert (len(late), replay.end_reason) == (1, None)

@@ -8,6 +8,7 @@ import pytest
 
 from pushrep.cli import main as cli_main
 from pushrep.election.grants import Member
+from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import SegmentLog
 from pushrep.records import RecordBatch, encode_batch
 from pushrep.replay import (
@@ -21,6 +22,7 @@ from pushrep.replay import (
     ReplayRequest,
     ReplayTruncated,
 )
+from pushrep.replicate.election_state import find_election_state
 from pushrep.wire.error_codes import ErrorCode
 from tests.integration.replay.conftest import offsets, take, until
 
@@ -119,7 +121,8 @@ def test_delete_is_told_when_the_files_are_gone_and_the_id_is_never_given_again(
     world.leader(node, stopped.tp, outbox=stopped.outbox, epoch=512).fill(5)
     (again,) = client.recordings()
     assert again.recording_id > one.recording_id
-    assert node._store.outbox(stopped.outbox).election_state.unfilled == {}, "what was deleted is no loss"
+    state = find_election_state(node.directory / str(stopped.outbox), REAL_FILESYSTEM)[1]
+    assert state.unfilled == {}, "what was deleted is no loss"
     assert len(list(client.replay(ReplayRequest("orders-0", length=TO_END)))) == 5
 
 

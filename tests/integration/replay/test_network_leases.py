@@ -45,8 +45,7 @@ class Kept:
         """Longer than lease_max_s, and until so many sessions have renewed after it."""
         self.clock.ms += 1000 * (LEASE_MAX_S + 1)
         at_ms = self.clock.monotonic_ms()
-        leases = self.log._background.retention._leases
-        until(lambda: sum(lease.renewed_ms >= at_ms for lease in leases) == renewing)
+        until(lambda: sum(lease.renewed_ms >= at_ms for lease in self.log.leases) == renewing)
         self.retain()
 
     def retain(self):

@@ -75,8 +75,8 @@ class Reader:
 class Model:
     """A node, its one log, the leader, the readers; each step is drawn."""
 
-    def __init__(self, world, chosen):
-        self.world, self.chosen = world, chosen
+    def __init__(self, world, chosen, connections):
+        self.world, self.chosen, self.connections = world, chosen, connections
         self.limits = {
             "max_sessions": chosen.choice([6, 40]), "connect_timeout_ms": 60_000, "liveness_timeout_ms": 60_000,
         }  # fmt: skip
@@ -140,8 +140,8 @@ class Model:
 
     def vanish(self, reader):
         def cut_the_line():
-            if (attached := reader.replay._feed._attached) is not None:
-                attached.connection.close()
+            if (connection := self.connections.pop(reader.replay.session_id, None)) is not None:
+                connection.close()
 
         return cut_the_line
 
@@ -278,12 +278,12 @@ class Model:
 
 
 def test_a_node_under_random_requests_stops_cuts_deletions_and_restarts_gives_each_what_the_model_says(
-    world, torture, caplog
+    world, torture, caplog, connections
 ):
     for run in range(torture.count(2, 60)):
         chosen = torture.random("replay model", run)
         world.root = world.root / f"{run}"
-        model = Model(world, chosen)
+        model = Model(world, chosen, connections)
         for _ in range(torture.count(40, 150)):
             chosen.choice(Model.STEPS)(model)
         model.finish()

@@ -2,21 +2,28 @@
 
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from pushrep.election.grants import Member
 from pushrep.log import SegmentLog
 from pushrep.replay import TO_END, KeepingRefused, RecordingState, ReplayEndReason, ReplayRequest
+from pushrep.replicate.replay_recordings import Recordings
 from pushrep.replicate.replica_client import ReplicaClient
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.push_messages import DescribeLogRequest, DescribeLogResponse
 from tests.integration.replay.conftest import QUICK, offsets, until
 
 
-def between(owner, name, what):
-    """Have `what` happen the next time that `owner.name` is called, before it does its work."""
-    original, happened = getattr(owner, name), []
+@pytest.fixture
+def between(monkeypatch):
+    """Have something happen the next time that a method of the node's recordings is called, before it does its work."""
+    return partial(have_between, monkeypatch)
+
+
+def have_between(monkeypatch, name, what):
+    original, happened = getattr(Recordings, name), []
 
     def called(*args):
         if not happened:
@@ -24,12 +31,12 @@ def between(owner, name, what):
             what()
         return original(*args)
 
-    setattr(owner, name, called)
+    monkeypatch.setattr(Recordings, name, called)
     return happened
 
 
 @pytest.mark.parametrize("by", ["grant", "session"])
-def test_delete_is_refused_for_a_leader_that_came_after_the_first_look(world, node, client, leader, by):
+def test_delete_is_refused_for_a_leader_that_came_after_the_first_look(node, client, leader, between, by):
     """Delete is refused for a log whose newest grant lists this node as a member, or that a leader writes."""
     leader.stop()
 
@@ -39,7 +46,7 @@ def test_delete_is_refused_for_a_leader_that_came_after_the_first_look(world, no
             leader.grant(Member(0, "elsewhere:1"), Member(1, str(node.address)))
             leader.say(end_session_reason=0)
 
-    happened = between(node._replays.recordings, "deleted", come)
+    happened = between("deleted", come)
     with pytest.raises(KeepingRefused) as refused:
         client.delete("orders-0")
     assert (refused.value.code, happened) == (ErrorCode.RECORDING_IN_USE, ["deleted"])
@@ -51,7 +58,7 @@ def test_delete_is_refused_for_a_leader_that_came_after_the_first_look(world, no
 
 
 def test_a_leader_that_comes_while_a_recording_is_deleted_is_acknowledged_nothing_and_begins_anew(
-    world, node, client, leader
+    world, node, client, leader, between
 ):
     """State DELETED first, files after: nothing is appended in between that would go with them."""
     leader.stop()
@@ -63,7 +70,7 @@ def test_a_leader_that_comes_while_a_recording_is_deleted_is_acknowledged_nothin
         with closing(ReplicaClient(node.address)) as another:
             answers.append(another.ask(asked, DescribeLogResponse).logs[0].error_code)
 
-    happened = between(node._replays.recordings, "remove", come)
+    happened = between("remove", come)
     assert client.delete("orders-0").wait() > 0
     assert (happened, answers) == (["remove"], [ErrorCode.KAFKA_STORAGE_ERROR])
     world.leader(node, leader.tp, outbox=leader.outbox, epoch=512).fill(5)

@@ -193,10 +193,10 @@ def test_stop_is_idempotent_unknown_ids_are_fine_and_stop_all_ends_every_session
     until(lambda: node.replays().sessions_active == 0)
 
 
-def test_a_subscriber_that_vanishes_frees_its_slot(world, node, client):
+def test_a_subscriber_that_vanishes_frees_its_slot(node, client, connections):
     replay = client.replay(ReplayRequest("orders-0"))
     take(replay, 100)
-    replay._feed._attached.connection.close()  # as the system does for a process that is killed
+    connections[replay.session_id].close()  # as the system does for a process that is killed
     until(lambda: node.replays().sessions_active == 0)
     assert node.replays().ended == {ReplayEndReason.SUBSCRIBER_GONE: 1}
 
@@ -386,15 +386,15 @@ def test_follow_survives_a_restart_of_the_writer_and_of_the_node(world, node, cl
 
 
 @pytest.mark.parametrize(("length", "end"), [(60, 65), (TO_END, 100)])
-def test_a_bounded_replay_resumes_and_gives_the_rest_of_what_was_asked(world, node, leader, length, end):
+def test_a_bounded_replay_resumes_and_gives_the_rest_of_what_was_asked(world, node, leader, connections, length, end):
     """n records and TO_END mean what they meant when they were asked first, however often the connection breaks."""
     client = world.client(node, replace(QUICK, credit_bytes=700))
     replay = client.replay(ReplayRequest("orders-0", 5, length))
     got, broken = [], 0
     for batch in replay.batches():
         got += batch.records()
-        if len(got) < 40 and (attached := replay._feed._attached) is not None:
-            attached.connection.close()
+        if len(got) < 40 and (connection := connections.pop(replay.session_id, None)) is not None:
+            connection.close()
             leader.append(b"later")
             broken += 1
     assert broken
