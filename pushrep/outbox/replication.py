@@ -286,7 +286,7 @@ class Replication:
             grant = self._state_store.kept.grant or self._first()
             looked = self._election.describe_members(grant, self._settings.open_timeout_s)
             found = {index: answer for index, answer in looked.items() if answer.grant is not None}
-            refusal = too_few(grant, self._identity.member, found) or self._why_not_leading()
+            refusal = too_few(grant, self._identity.member, found) or self.why_not_leading()
             if refusal is not None:
                 raise refusal
             with writes_paused(self.appenders.values()), holding_back(self.appenders.values()):
@@ -346,7 +346,7 @@ class Replication:
             grant, own = self._state_store.kept.grant, self._identity.member
             if self._stop.is_set() or grant is None:
                 raise OutboxClosed(self._state_store.directory)
-            if (refusal := self._why_not_leading()) is not None and not isinstance(refusal, NotEnoughReplicas):
+            if (refusal := self.why_not_leading()) is not None and not isinstance(refusal, NotEnoughReplicas):
                 raise refusal
             change = list_change(self._election, lost, new)
             found = self._election.describe_members(grant, self._settings.open_timeout_s)
@@ -423,7 +423,7 @@ class Replication:
         """
         with self._changing:
             grant = self.grant
-            if grant is None or self._why_not_leading() is not None:
+            if grant is None or self.why_not_leading() is not None:
                 return False
             found = self._election.describe_members(grant, min(_ASK_S, self._settings.open_timeout_s))
         shown = {index: one.grant for index, one in found.items() if one.grant is not None}
@@ -470,7 +470,8 @@ class Replication:
                 self._leading.resign(why)
         return why
 
-    def _why_not_leading(self) -> Exception | None:
+    def why_not_leading(self) -> Exception | None:
+        """What an append that waits for replicas would raise; None while this outbox leads."""
         if self._stop.is_set():
             return OutboxClosed(self._state_store.directory)
         for appender in self.appenders.values():
@@ -594,7 +595,7 @@ class Replication:
     def _name_directories(self) -> bool:
         """One step of `_name_on`. Whether another one is to come."""
         grant, leading = self.grant, self._leading
-        if grant is None or leading is None or self._why_not_leading() is not None:
+        if grant is None or leading is None or self.why_not_leading() is not None:
             return False
         if grant.entering:
             if self.may_settle:

@@ -140,7 +140,7 @@ class LedPartition:
         self.lock = threading.Lock()
         self.resigned: NotLeader | None = None
         """Set when another leads, or may: new appends are not acknowledged any more."""
-        self._pushes, self._on_ended = pushes, on_ended
+        self._pushes, self.on_ended = pushes, on_ended
         self._sessions: dict[SessionId, PushSession] = {}
         self._waiting: list[tuple[int, int, OnReplicated]] = []
         # The log's high watermark, not the rules': a callback may read its records from the log at once.
@@ -352,4 +352,4 @@ class LedPartition:
         session = self._sessions.pop(effect.id, None)
         if session is not None:
             session.on_push_session_ended(effect.reason)
-            self._on_ended(session, effect.reason)
+            self.on_ended(session, effect.reason)

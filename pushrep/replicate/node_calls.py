@@ -199,7 +199,7 @@ class NodeCalls:
         room = _DESCRIPTIONS_BYTES
         for tp in tps:
             try:
-                one = _description(self._store.describe(kept, tp, create=create))
+                one = description(self._store.describe(kept, tp, create=create))
             except Refusal as error:
                 one = wire.LogDescription(tp=tp, error_code=error.code)
             room -= _LOG_BYTES + len(tp.topic) + _EPOCH_BYTES * len(one.leader_epochs)
@@ -367,7 +367,8 @@ def _grants(kept: KeptOutbox) -> tuple[Grant, ...]:
     return tuple(grant for grant in shown if grant is not None)
 
 
-def _description(replica: ReplicaLog) -> wire.LogDescription:
+def description(replica: ReplicaLog) -> wire.LogDescription:
+    """What a leader, or a candidate, is told of a log."""
     log, state = replica.log, replica.settled_state()
     ends, unfenced = state.log, state.unfenced
     granted = granted_end(ends, unfenced)

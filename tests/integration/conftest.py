@@ -9,6 +9,7 @@ import pytest
 
 from pushrep.election.grants import Grant, Member
 from pushrep.election.messages import batches_of
+from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.records import encode_batch
 from pushrep.replicate import NodeSettings, ReplicaNode
@@ -120,13 +121,14 @@ class World:
         self.root, self.outbox_id = root, uuid4()
         self.nodes, self.services, self._ports = {}, [], {}
 
-    def node(self, index, **settings):
+    def node(self, index, *, filesystem=REAL_FILESYSTEM, **settings):
         """A node; started again on the port that it had."""
         if index not in self._ports:
             self._ports[index] = reserve()
         address = Address(*self._ports[index].getsockname())
         settings = {"allow": frozenset({"any"}), "log_config": SMALL, **settings}
-        node = ReplicaNode(self.root / f"node-{index}", NodeSettings(address=address, **settings))
+        settings = NodeSettings(address=address, **settings)
+        node = ReplicaNode(self.root / f"node-{index}", settings, filesystem=filesystem)
         self.nodes[index] = node
         return Replica(index, node.address)
 

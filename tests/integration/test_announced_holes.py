@@ -12,10 +12,10 @@ from pushrep.election.grants import Grant, Member
 from pushrep.election.messages import PushSessionEndReason
 from pushrep.env import REAL_FILESYSTEM, RealFilesystem
 from pushrep.log import AppendFailed, Durability, SegmentLog
+from pushrep.log.directory import DirectoryView
 from pushrep.log.directory_files import CheckpointFile, read_checkpoint, segment_path, write_checkpoint
 from pushrep.log.segment import Segment
 from pushrep.log.verify import verify_log
-from pushrep.log.writer import LogWriter
 from pushrep.records import encode_batch
 from pushrep.replay import TO_END, NodeAccess, ReplayClient, ReplayFailed, ReplayRequest
 from pushrep.replicate import NodeSettings, ReplicaNode
@@ -142,18 +142,18 @@ def test_identity_o3_no_batch_behind_a_hole_is_written_before_the_cleaners_offse
 def test_identity_o6_what_is_behind_an_announced_hole_is_sealed_before_it_is_shown(tmp_path, monkeypatch):
     """A log of many holes gives two segments for each request with holes, not one for each hole."""
     path, shown = tmp_path / "copy" / NAME, []
-    publish = LogWriter._publish
+    publish = DirectoryView.publish
 
-    def look_first(log, flushed_offset):
+    def look_first(view, log_end_offset, *rest):
         sealed = {int(one.stem) for one in path.glob("*.seal")}
         for one in path.glob("*.log"):
             held = [batch.base_offset for batch in parse_batches(one.read_bytes())]
             has_hole = any(following != first + 2 for first, following in pairwise(held))
-            if has_hole and int(one.stem) < log.log_end_offset:
-                shown.append((log.log_end_offset, int(one.stem) in sealed))
-        publish(log, flushed_offset)
+            if has_hole and int(one.stem) < log_end_offset:
+                shown.append((log_end_offset, int(one.stem) in sealed))
+        publish(view, log_end_offset, *rest)
 
-    monkeypatch.setattr(LogWriter, "_publish", look_first)
+    monkeypatch.setattr(DirectoryView, "publish", look_first)
     firsts = [offset for offset in range(0, 400, 2) if offset % 10]
     values = {first: encode_batch([b"a", b"b"], base_offset=first, timestamps_ms=1) for first in firsts}
     with SegmentLog.open(path, CONFIG, log_id=LOG_ID, has_replicas=True) as copy:
@@ -230,13 +230,14 @@ def led_to_a_node(tmp_path, log, first, *, and_then=lambda leader, led: None, du
         quick = PushSettings(backoff_min_ms=1, backoff_max_ms=50)
         leading = Leading(OUTBOX, grant, {0: leader}, [Replica(1, node.address)], durability=durability, settings=quick)
         opened.callback(leading.close)
-        led, session_ended = leading.partitions[0], leading._session_ended
+        led = leading.partitions[0]
+        on_ended = led.on_ended
 
         def told(session, reason):
-            session_ended(session, reason)
+            on_ended(session, reason)
             ended.append(reason)
 
-        led._on_ended = told
+        led.on_ended = told
         leading.start()
         wait_until(lambda: ended or held_by(led) == leader.log_end_offset, "the replica holds all, or its session ends")
         and_then(leader, led)
@@ -308,14 +309,16 @@ def test_identity_o5_who_catches_up_takes_nothing_that_does_not_join(tmp_path, m
     log = make_log(tmp_path / "node" / str(OUTBOX), cleaned=False)
     whole = (log.path / f"{0:020d}.log").read_bytes()
     _, second, _ = parse_batches(whole)
-    as_it_is = NodeCalls._fetch_records
+    as_it_is = NodeCalls.answer
 
     def lying(self, request, sender):
         answer = as_it_is(self, request, sender)
+        if not isinstance(request, wire.FetchRecordsRequest):
+            return answer
         data = answered(bytes(answer.records[0]), second.position)
         return replace(answer, records=(data,) if data else ())
 
-    monkeypatch.setattr(NodeCalls, "_fetch_records", lying)
+    monkeypatch.setattr(NodeCalls, "answer", lying)
     monkeypatch.setattr("pushrep.replicate.node_calls.FETCH_BYTES_MAX", len(whole))
     settings = NodeSettings(address=Address("127.0.0.1", 0), allow=frozenset({"any"}), log_config=CONFIG)
     with (

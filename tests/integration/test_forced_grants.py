@@ -99,7 +99,7 @@ def lost(world, monkeypatch):
 
 
 def why_offline(outbox):
-    return outbox.facts.replication._why_not_leading()
+    return outbox.facts.replication.why_not_leading()
 
 
 def wait_until_settled(outbox):

@@ -30,6 +30,7 @@ from pushrep.outbox import (
 from pushrep.outbox.opening import CREATE_AT_REPLICAS_MIN
 from pushrep.replicate.node_store import KeptOutbox
 from tests.integration.outboxes import SMALL, WAIT_S, open_outbox, wait_for_all, wait_until
+from tests.unit.gated_disk import GatedDisk
 
 
 def copy_of(world, outbox, index, partition=0):
@@ -190,12 +191,13 @@ def test_one_of_two_replicas_is_enough_by_default(world):
 
 
 def test_what_is_not_replicated_in_time_may_still_be_delivered(world):
-    world.node(1)
+    disk = GatedDisk()
+    world.node(1, filesystem=disk)
     metadata = StreamMetadata(77, 0, 5)
     with open_outbox(world, 1) as outbox:
         assert outbox.append(0, b"both").result(WAIT_S) == 0
     with open_outbox(world, 1, delivery_timeout_ms=150, replica_lag_max_ms=60_000) as outbox:
-        with world.replica(1)._lock:  # its disk hangs
+        with disk.hanging():
             receipt = outbox.append(0, b"late", metadata=metadata)
             with pytest.raises(DeliveryFailed) as failed:
                 receipt.result(WAIT_S)
@@ -214,7 +216,8 @@ def test_what_is_not_replicated_in_time_may_still_be_delivered(world):
 
 
 def test_records_that_wait_for_replicas_hold_their_room(world):
-    world.node(1)
+    disk = GatedDisk()
+    world.node(1, filesystem=disk)
     settings = {"buffer_bytes": 8192, "batch_bytes": 4096, "block_ms": 50, "linger_ms": 0}
     with open_outbox(world, 1, replica_lag_max_ms=60_000, **settings) as outbox:
         assert outbox.append(0, b"both").result(WAIT_S) == 0
@@ -224,7 +227,7 @@ def test_records_that_wait_for_replicas_hold_their_room(world):
             while True:
                 receipts.append(outbox.append(0, b"x" * 1000))
 
-        with world.replica(1)._lock:
+        with disk.hanging():
             with pytest.raises(BufferFull):
                 append_for_ever()
             assert 3 <= len(receipts) <= 8
@@ -234,10 +237,11 @@ def test_records_that_wait_for_replicas_hold_their_room(world):
 
 
 def test_close_waits_for_replicas_as_long_as_it_was_told(world):
-    world.node(1)
+    disk = GatedDisk()
+    world.node(1, filesystem=disk)
     outbox = open_outbox(world, 1, close_timeout_s=0.1, replica_lag_max_ms=60_000)
     assert outbox.append(0, b"both").result(WAIT_S) == 0
-    with world.replica(1)._lock:
+    with disk.hanging():
         receipt = outbox.append(0, b"late")
         wait_until(lambda: outbox.log(0).flushed_offset == 2, "it is in this log")
         with pytest.raises(DeliveryFailed) as failed:

@@ -393,7 +393,7 @@ def test_e2_the_end_is_told_once(led):
     manager = service.leading.manager
     manager.startup()
     told = []
-    service.leading.partitions[0]._on_ended = lambda session, reason: told.append(reason)
+    service.leading.partitions[0].on_ended = lambda session, reason: told.append(reason)
     tp, _, started = start(service, replica.replica)
     assert started.result(WAIT_S)
     manager.stop_push(tp, [1], PushSessionEndReason.REPLICA_REMOVED).result(WAIT_S)

@@ -2,9 +2,11 @@
 
 import os
 import signal
+import sys
 import threading
 from contextlib import suppress
 from dataclasses import replace
+from itertools import count
 from uuid import UUID, uuid4
 
 import pytest
@@ -21,6 +23,7 @@ from pushrep.records import encode_batch
 from pushrep.replicate import node_calls
 from pushrep.replicate.election_state import ElectionStateStore, find_election_state
 from pushrep.replicate.errors import MayStillBeDelivered, ReplicaUnreachable
+from pushrep.replicate.led_partition import LedPartition
 from pushrep.replicate.member_clients import tp_of
 from pushrep.replicate.node_store import Refusal
 from pushrep.replicate.replica_client import ReplicaClient
@@ -193,24 +196,29 @@ def test_a_promotion_that_leaves_promises_that_cannot_be_read_stops_that_outbox_
         assert outbox.append(0, b"on").result(WAIT_S) == 1
 
 
-def test_who_begins_to_wait_while_the_leader_closes_is_called_back_once(world):
-    """A receipt resolves once: `close` came between the look whether it is closed and the waiting."""
+@pytest.mark.parametrize("step", range(4))
+def test_who_begins_to_wait_while_the_leader_closes_is_called_back_once(world, step):
+    """A receipt resolves once: `close` comes at any step, as between the look whether it is closed and the waiting."""
     world.node(1)
     with open_outbox(world, 1) as outbox:
         led, said = outbox.facts.replication.appenders[0].led, []
-        lock = led._waiting_lock
+        closing, steps = threading.Thread(target=led.close), count()
 
-        class ClosesFirst:
-            def __enter__(self):
-                led._waiting_lock = lock
-                led.close()
-                return lock.__enter__()
+        def close_at_the_step(frame, event, _arg):
+            if frame.f_code is not LedPartition.when_replicated.__code__:
+                return None
+            if event == "line" and next(steps) == step:
+                closing.start()
+                closing.join(0.1)  # unless it has to wait
+            return close_at_the_step
 
-            def __exit__(self, *raised):
-                return lock.__exit__(*raised)
-
-        led._waiting_lock = ClosesFirst()
-        led.when_replicated(10, said.append)
+        before = sys.gettrace()
+        sys.settrace(close_at_the_step)
+        try:
+            led.when_replicated(10, said.append)
+        finally:
+            sys.settrace(before)
+        closing.join(WAIT_S)
         assert [type(one) for one in said] == [MayStillBeDelivered]
 
 
@@ -235,8 +243,8 @@ def test_logs_that_were_opened_for_years_are_described_in_several_answers(world,
     world.node(1)
     with open_outbox(world, 1, partitions=3) as outbox:
         tps = tuple(tp_of(outbox.log(n)) for n in range(3))
-        described = node_calls._description
-        monkeypatch.setattr(node_calls, "_description", lambda one: replace(described(one), leader_epochs=epochs))
+        described = node_calls.description
+        monkeypatch.setattr(node_calls, "description", lambda one: replace(described(one), leader_epochs=epochs))
         with ReplicaClient(world.nodes[1].address) as client:
             asked = DescribeLogRequest(outbox_id=UUID(outbox.identity.outbox_id), partitions=tps)
             answer = client.ask(asked, DescribeLogResponse)
@@ -260,7 +268,7 @@ def test_a_replica_that_described_nonsense_is_asked_again(world, monkeypatch):
     """A session begins again after a pause: the thread that begins sessions survives an invalid list of epochs."""
     world.node(1)
     described, nonsense = (
-        node_calls._description,
+        node_calls.description,
         [EpochStart(epoch=5, start_offset=7), EpochStart(epoch=4, start_offset=3)],
     )
     asked = []
@@ -273,7 +281,7 @@ def test_a_replica_that_described_nonsense_is_asked_again(world, monkeypatch):
         fill(outbox, 1)
         wait_for_all(outbox)
         world.nodes[1].stop()
-        monkeypatch.setattr(node_calls, "_description", description)
+        monkeypatch.setattr(node_calls, "description", description)
         world.node(1)
         fill(outbox, 1)
         wait_for_all(outbox)

@@ -6,7 +6,17 @@ import pytest
 
 from pushrep.startpoints import store
 from tests.kafka.cluster import KafkaCluster, missing
+from tests.kafka.lost_answers import LosesAnswers
 from tests.kafka.spark_driver import SparkDriver, missing_jars
+
+
+@pytest.fixture
+def producers(monkeypatch):
+    """Stores that are opened from here on have producers whose answers may get lost."""
+    for module in ("store_topic", "startpoints"):
+        monkeypatch.setattr(f"pushrep.kafka.{module}.Producer", LosesAnswers)
+    yield LosesAnswers
+    LosesAnswers.lost = LosesAnswers.away = None
 
 
 @pytest.fixture(scope="session")

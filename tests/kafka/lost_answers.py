@@ -1,18 +1,24 @@
 """A transactional producer whose answers get lost on the way."""
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 
-class AnswerLost:
-    """A producer whose commit is not answered: it was done, or not."""
+class LosesAnswers(Producer):
+    """Every producer of the stores, for a test that wants it."""
 
-    def __init__(self, producer, *, is_done):
-        self._producer, self._is_done = producer, is_done
+    lost = None
+    """What became of the next commit, which is not answered: it was done, or not. None: all are answered."""
+    away = None
+    """Raised when the next one begins."""
 
-    def __getattr__(self, name):
-        return getattr(self._producer, name)
+    def init_transactions(self, timeout_s):
+        if LosesAnswers.away is not None:
+            raise LosesAnswers.away
+        super().init_transactions(timeout_s)
 
     def commit_transaction(self, timeout_s):
-        if self._is_done:
-            self._producer.commit_transaction(timeout_s)
-        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        is_done, LosesAnswers.lost = LosesAnswers.lost, None
+        if is_done is not False:
+            super().commit_transaction(timeout_s)
+        if is_done is not None:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))

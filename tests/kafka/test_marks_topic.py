@@ -10,14 +10,16 @@ import json
 import signal
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
 from click.testing import CliRunner
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay
 
 from filtering import HighwaterMarks
-from pushrep.kafka import KafkaDestination, KafkaUnreachable
-from tests.kafka.lost_answers import AnswerLost
+from pushrep.kafka import KafkaDestination, KafkaUnreachable, store_topic
+from pushrep.kafka.store_topic import CommittedRecords, KeyedTopic
+from pushrep.kafka.topic import look_at_topic
 from tests.kafka.plain_client import consume, create_topic, plain_producer, send
 
 pytest.importorskip("pyspark")
@@ -25,7 +27,7 @@ pytest.importorskip("pyspark")
 from spark_jobs.batch_marks import BatchMarks, LogRange, MarksKey
 from spark_jobs.marks import MarksFenced, MarksStoreDamaged
 from spark_jobs.marks_command import marks as marks_command
-from spark_jobs.topic_marks import MarksTopicUnfit, TopicMarks
+from spark_jobs.topic_marks import FORMAT, VERSION, MarksTopicUnfit, TopicMarks
 from tests.spark.replay import test_marks_stores as any_store
 from tests.spark.replay.test_marks_stores import marks_of
 
@@ -148,14 +150,15 @@ def test_a_second_driver_s_commit_of_a_batch_fails(opened):
 def test_a_batch_that_another_driver_changes_the_moment_it_is_stored_is_fenced(opened, monkeypatch, other_does):
     first, second = opened(), opened()
     first.write(marks_of("q", 0), keep=9)
-    change = first._topic.change
+    change = KeyedTopic.change
 
-    def changed_in_between(records):
-        offset = change(records)
+    def changed_in_between(topic, records):
+        monkeypatch.undo()
+        offset = change(topic, records)
         second.drop_from("q", 1) if other_does == "drops it" else second.write(marks_of("q", 1, 11), keep=9)
         return offset
 
-    monkeypatch.setattr(first._topic, "change", changed_in_between)
+    monkeypatch.setattr(KeyedTopic, "change", changed_in_between)
     with pytest.raises(MarksFenced, match="batch 1 of query q"):
         first.write(marks_of("q", 1, 10), keep=9)
     assert first.read("q", 1) == (None if other_does == "drops it" else marks_of("q", 1, 11))
@@ -168,12 +171,19 @@ def test_who_only_looks_disturbs_nobody(opened):
         assert opened().batches("q") == list(range(batch + 1))
 
 
-def test_a_writer_that_another_one_fenced_goes_on_where_nothing_was_written(opened):
+def test_a_writer_that_another_one_fenced_goes_on_where_nothing_was_written(opened, monkeypatch):
     """Fencing decides who writes; the content of the topic decides who may continue."""
     first, second = opened(), opened()
     first.write(marks_of("q", 0), keep=9)
     second.owner()
-    second._topic._begin()
+
+    def pulled(*_, **__):
+        raise KafkaUnreachable("pulled")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store_topic, "send", pulled)
+        with pytest.raises(KafkaUnreachable, match="pulled"):
+            second.write(marks_of("q", 1, 7), keep=9)  # it has begun by then
     first.write(marks_of("q", 1), keep=9)
     assert second.batches("q") == [0, 1]
     second.write(marks_of("q", 2), keep=9)
@@ -227,36 +237,31 @@ def test_who_is_killed_within_a_commit_leaves_the_batch_before(broker, topic, op
     assert killed.returncode == -signal.SIGKILL
     store = opened()
     assert (store.batches("q"), store.read("q", 0)) == ([0], marks_of("q", 0))
-    assert not store._topic._reading.has_open_change(), "decided at the first look"
+    destination = KafkaDestination(bootstrap_servers=broker.bootstrap_servers, topic=topic)
+    with closing(CommittedRecords(destination, look_at_topic(destination, topic), lambda: 10.0)) as records:
+        assert not records.has_open_change(), "decided at the first look"
     store.write(marks_of("q", 1, 3), keep=9)
     assert opened().read("q", 1) == marks_of("q", 1, 3)
 
 
 @pytest.mark.parametrize("is_done", [True, False])
-def test_a_commit_whose_answer_was_lost_is_there_once(broker, topic, opened, is_done):
+def test_a_commit_whose_answer_was_lost_is_there_once(broker, topic, opened, producers, is_done):
     store = opened()
     store.write(marks_of("q", 0), keep=9)
-    store._topic._producer = AnswerLost(store._topic._producer, is_done=is_done)
+    producers.lost = is_done
     store.write(marks_of("q", 1), keep=9)
     assert opened().batches("q") == [0, 1]
     keys = [seen.key for seen in consume(broker.bootstrap_servers, topic)]
     assert keys.count(b"q/1") == (1 if is_done else 2), "the consumer reads what was aborted too"
 
 
-def test_a_commit_that_could_not_be_asked_about_is_known_as_ours_later(opened, monkeypatch):
+def test_a_commit_that_could_not_be_asked_about_is_known_as_ours_later(opened, producers):
     store = opened()
     store.write(marks_of("q", 0), keep=9)
-    topic = store._topic
-    topic._producer = AnswerLost(topic._producer, is_done=True)
-
-    def away():
-        if topic._producer is None:
-            raise KafkaUnreachable("pulled")
-
-    monkeypatch.setattr(topic, "_begin", away)
+    producers.lost, producers.away = True, KafkaUnreachable("pulled")
     with pytest.raises(KafkaUnreachable, match="pulled"):
         store.write(marks_of("q", 1), keep=9)
-    monkeypatch.undo()
+    producers.away = None
     store.write(marks_of("q", 1, 7), keep=9)
     assert (store.batches("q"), store.read("q", 1)) == ([0, 1], marks_of("q", 1, 7))
 
@@ -287,10 +292,13 @@ def test_records_of_others_are_refused_by_name(broker, topic, opened):
         opened().read("q", 0)
 
 
-def test_a_part_that_is_gone_is_never_taken_for_less_marks(opened):
+def test_a_part_that_is_gone_is_never_taken_for_less_marks(broker, topic, opened):
     store = opened()
     store.write(marks_of("q", 0), keep=9)
-    store._topic.change([("q/0/0", None)])
+    destination = KafkaDestination(bootstrap_servers=broker.bootstrap_servers, topic=topic)
+    with closing(KeyedTopic.open(destination, name=FORMAT, version=VERSION)) as map_:
+        map_.look()
+        map_.change([("q/0/0", None)])
     with pytest.raises(MarksStoreDamaged, match=r"q/0 are not what its seal says"):
         opened().read("q", 0)
 

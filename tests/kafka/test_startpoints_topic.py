@@ -24,7 +24,6 @@ from pushrep.startpoints import (
     StoreUnavailable,
 )
 from pushrep.testing import SimulatedClock
-from tests.kafka.lost_answers import AnswerLost
 from tests.kafka.plain_client import consume, create_topic, plain_producer, send
 from tests.unit import test_startpoints_store as directory_store
 
@@ -228,9 +227,9 @@ def test_a_first_writer_that_is_stopped_within_its_first_change_leaves_an_empty_
 
 
 @pytest.mark.parametrize("is_done", [True, False])
-def test_what_became_of_an_unanswered_commit_is_looked_up(store, is_done):
+def test_what_became_of_an_unanswered_commit_is_looked_up(producers, store, is_done):
     first = store.write("billing", "orders", 0, Startpoint.specific(20), "go")
-    store._journal._producer = AnswerLost(store._journal._producer, is_done=is_done)
+    producers.lost = is_done
     if is_done:
         second = store.write("billing", "orders", 0, Startpoint.specific(30), "go")
         assert [fact.sequence for fact in store.history()] == [first, second]

@@ -1,6 +1,7 @@
 """A disk whose syncs wait for the test, and waiting for another thread."""
 
 import threading
+from contextlib import contextmanager
 
 import pytest
 
@@ -13,6 +14,15 @@ class GatedDisk(RealFilesystem):
     def __init__(self):
         self.gate = threading.Event()
         self.gate.set()
+
+    @contextmanager
+    def hanging(self):
+        """A context in which the gate is shut."""
+        self.gate.clear()
+        try:
+            yield
+        finally:
+            self.gate.set()
 
     def open(self, path, *, create=False, writable=True):
         file = super().open(path, create=create, writable=writable)
