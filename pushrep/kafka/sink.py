@@ -97,8 +97,9 @@ class KafkaSink:
         progress = self._all_progress.get(self.topic, ShippingProgress())
         if progress.rebase:
             raise RebaseUnfinished(shipped.directory)
-        self._state = SinkState(shipped.logs, progress, shipped.origin.pid_epoch, shipped.clock)
-        self._state.not_answered_yet()
+        self.state = SinkState(shipped.logs, progress, shipped.origin.pid_epoch, shipped.clock)
+        """What is known of the topic, and what was sent there."""
+        self.state.not_answered_yet()
         self._written = progress
         self._writing = threading.Lock()
         self._started = threading.Event()
@@ -109,7 +110,7 @@ class KafkaSink:
         self._fencing = Fencing(destination, shipped.outbox_id, shipped.copy_id, shipped.leadership, shipped.clock)
         self._failures = 0  # failed sessions in a row
         self._on_diverged: Callable[[ShippingError], None] | None = None
-        for source in self._state.sources.values():
+        for source in self.state.sources.values():
             source.is_new = shipped.is_new
         self._thread = threading.Thread(target=self._run, name=f"pushrep-kafka-{self.topic}", daemon=True)
 
@@ -122,7 +123,7 @@ class KafkaSink:
         """
         self._thread.start()
         self._started.wait(timeout_s)
-        if (refusal := self._state.refusal) is not None and not (
+        if (refusal := self.state.refusal) is not None and not (
             despite_divergence and isinstance(refusal, OutboxDiverged)
         ):
             self.close()
@@ -130,12 +131,12 @@ class KafkaSink:
 
     def when_head_was_cut(self, call: Callable[[str], None]) -> None:
         """Call `call(why)` when new records need another PID; when it returns, they have it."""
-        self._state.when_head_was_cut(call)
+        self.state.when_head_was_cut(call)
 
     def when_diverged(self, call: Callable[[ShippingError], None]) -> None:
         """Call `call(error)` when log and topic have diverged: now or later, once or more, in any thread."""
         self._on_diverged = call
-        if isinstance(refusal := self._state.refusal, OutboxDiverged | DestinationAhead):
+        if isinstance(refusal := self.state.refusal, OutboxDiverged | DestinationAhead):
             call(refusal)
 
     def close(self) -> None:
@@ -155,16 +156,16 @@ class KafkaSink:
 
     def lag(self) -> DestinationLag:
         """The topic's lag behind the logs."""
-        return self._state.lag()
+        return self.state.lag()
 
     @property
     def counts(self) -> ShippingCounts:
         """Counts since this sink was made."""
-        return self._state.counts
+        return self.state.counts
 
     def trouble_ms(self) -> int | None:
         """For how long nothing could be shipped, in ms; None if there is no trouble."""
-        return self._state.trouble_ms()
+        return self.state.trouble_ms()
 
     def wait(self, ends: Mapping[int, int], timeout: float | None, deadline_s: float | None) -> None:
         """Return when the topic holds everything below these ends, by log partition.
@@ -173,15 +174,15 @@ class KafkaSink:
         Raises ShippingTimeout, ShippingStopped, DestinationRefused, TopicMissing, OutboxDiverged, DestinationAhead,
         TopicLostRecords, OutboxTakenOver.
         """
-        self._state.wait(ends, timeout, deadline_s)
+        self.state.wait(ends, timeout, deadline_s)
 
     def needed_from(self, partition: int) -> int:
         """The first offset that the topic has not acknowledged: retention keeps it."""
-        return self._state.sources[partition].acknowledged
+        return self.state.sources[partition].acknowledged
 
     def skip(self, skip: Skip) -> None:
         """Do not ship this record; on disk when this returns. Raises OSError."""
-        state = self._state
+        state = self.state
         state.progress = replace(state.progress, skipped=(*state.progress.skipped, skip))
         self._checkpoint()
         source = state.sources[skip.partition]
@@ -203,7 +204,7 @@ class KafkaSink:
             asyncio.run(self._main())
         except Exception as error:  # noqa: BLE001 - a thread that ends silently would look like one that waits
             _LOG.exception("shipping to %s ended", self.topic)
-            self._state.refused(error if isinstance(error, ShippingError) else ShippingError(repr(error)))
+            self.state.refused(error if isinstance(error, ShippingError) else ShippingError(repr(error)))
         finally:
             self._started.set()
 
@@ -219,7 +220,7 @@ class KafkaSink:
                 except TopicMissing as error:
                     pause_s = self._missing(error)
                 except DestinationRefused as error:
-                    self._state.refused(error)
+                    self.state.refused(error)
                 except (OutboxDiverged, DestinationAhead, TopicLostRecords, OutboxTakenOver) as error:
                     if self._is_stopped_by(error):
                         return
@@ -230,7 +231,7 @@ class KafkaSink:
                     pause_s = self._failed(error)
                 except LogClosed:
                     return
-                if self._state.refusal is not None:
+                if self.state.refusal is not None:
                     self._started.set()
                 await self._sleep(pause_s)
         finally:
@@ -242,14 +243,14 @@ class KafkaSink:
         Not if another instance took over and members may confirm later that this one leads.
         """
         if isinstance(error, TopicLostRecords):  # on disk first: once the topic grows again, the loss does not show
-            self._state.lost(error.lost)
+            self.state.lost(error.lost)
             try:
                 self._checkpoint()
             except OSError as failure:
                 _LOG.warning("what the topic has lost could not be written down: %s", failure)
-        self._state.counts.taken_over += isinstance(error, OutboxTakenOver)
+        self.state.counts.taken_over += isinstance(error, OutboxTakenOver)
         self._notify_diverged(error)  # before waiting callers get the error, so that their next append is refused
-        self._state.refused(error)
+        self.state.refused(error)
         if isinstance(error, OutboxTakenOver) and self._fencing.asks_again:
             return False
         _LOG.error("shipping to %s stops: %s", self.topic, error)
@@ -265,7 +266,7 @@ class KafkaSink:
         """The pause after a retriable failure."""
         if isinstance(error, PartitionCountNotStored):
             self._started.set()  # the topic is known; members may answer later
-        self._state.set_trouble(str(error) or repr(error))
+        self.state.set_trouble(str(error) or repr(error))
         self._failures += 1
         return backoff_of(self._destination).pause_s(self._failures)
 
@@ -277,7 +278,7 @@ class KafkaSink:
         """The pause before the next look: brokers may not know a new topic yet."""
         self._failures += 1
         if self._failures > _MISSING_LOOKS:
-            self._state.refused(error)
+            self.state.refused(error)
             return _REFUSED_RETRY_S
         return _MISSING_S / _MISSING_LOOKS
 
@@ -287,17 +288,17 @@ class KafkaSink:
         if facts is None:
             return
         self._check(facts)
-        self._state.refused(None)
+        self.state.refused(None)
         await self._fix_topic(facts)
         # Before fencing, whose markers raise the topic's end and would hide a loss.
-        if lost := self._state.progress.lost:
+        if lost := self.state.progress.lost:
             raise TopicLostRecords(self.topic, lost)
         cluster = Cluster(self._destination, self.topic)
         try:
             await self._unless_closed(cluster.refresh())
             shipped = self._config
             self._session = SinkSession(
-                self._destination, facts, cluster, self._state, shipped.origin, shipped.clock, self._fencing
+                self._destination, facts, cluster, self.state, shipped.origin, shipped.clock, self._fencing
             )
             if not self._stopping.is_set():
                 await self._session.run(self._began)
@@ -306,7 +307,7 @@ class KafkaSink:
             await cluster.close()
 
     def _check(self, facts: TopicFacts) -> None:
-        age_ms = self._state.oldest_unsent_age_ms()
+        age_ms = self.state.oldest_unsent_age_ms()
         facts.check(batch_bytes=self._config.batch_bytes, oldest_unsent_age_ms=age_ms)
 
     async def _fix_topic(self, facts: TopicFacts) -> None:
@@ -314,7 +315,7 @@ class KafkaSink:
 
         Raises PartitionCountNotStored, DestinationRefused, KafkaUnreachable.
         """
-        state = self._state
+        state = self.state
         before = state.progress
         check_seen(before, self.topic, facts.topic_id, facts.partitions)
         if before.topic_id not in {None, facts.topic_id}:
@@ -386,13 +387,13 @@ class KafkaSink:
         while True:
             await asyncio.sleep(CHECKPOINT_S)
             try:
-                await in_thread(partial(self._checkpoint, self._state.current()))
+                await in_thread(partial(self._checkpoint, self.state.current()))
             except OSError as error:
                 _LOG.warning("progress could not be written down, and is tried again: %s", error)
 
     def _checkpoint(self, progress: ShippingProgress | None = None) -> None:
         with self._writing:
-            current = progress if progress is not None else self._state.current()
+            current = progress if progress is not None else self.state.current()
             if current == self._written:
                 return
             self._all_progress[self.topic] = current

@@ -84,7 +84,7 @@ class MemberAnswers:
                 except (ReplicaUnreachable, ValueError) as error:  # ValueError: its answer is no valid log or grant
                     _LOG.log(logging.DEBUG if str(error) == logged else logging.WARNING, _NOT_COUNTED, name, error)
                     logged = str(error)
-                    if not self._may_ask_again():
+                    if not self.may_ask_again():
                         break
         finally:
             with self._changed:
@@ -93,7 +93,7 @@ class MemberAnswers:
                     self._arrived.append(answer)
                 self._changed.notify_all()
 
-    def _may_ask_again(self) -> bool:
+    def may_ask_again(self) -> bool:
         """Wait a pause; whether the member may be asked again."""
         with self._changed:
             self._changed.wait_for(lambda: not self.asks_again, _AGAIN_S)

@@ -172,6 +172,11 @@ class KeptOutbox:
             with self._contact_lock:  # its epochs are of another generation
                 self._contact = LeaderContact(-1, self._store.started_ms, is_over=False)
 
+    @property
+    def is_handed_over(self) -> bool:
+        """Whether somebody else has the directory, or waits for it."""
+        return self._borrowers > 0
+
     @contextmanager
     def hand_over(self) -> Iterator[Path]:
         """Close the logs clean and leave the directory alone until the end of the block.
@@ -194,7 +199,7 @@ class KeptOutbox:
     def _check_not_handed_over(self) -> None:
         """Raise Refusal while another process has the directory, or its election state can't be read afterwards."""
         with self._state_store.lock:
-            if self._borrowers:
+            if self.is_handed_over:
                 raise Refusal(ErrorCode.KAFKA_STORAGE_ERROR, f"{self.directory} is handed over for now")
             if not self._is_unread:
                 return

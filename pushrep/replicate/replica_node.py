@@ -74,30 +74,34 @@ class ReplicaNode:
         settings = settings or NodeSettings()
         listener = _listen(settings.address, network)
         try:
-            self._store = NodeStore(home, settings, filesystem, clock)
+            self.store = NodeStore(home, settings, filesystem, clock)
+            """The outboxes and logs that it has."""
         except BaseException:
             listener.close()
             raise
         host, port = listener.getsockname()[:2]
         self.address = Address(host, port)
         """Where it listens."""
-        self.directory = self._store.data
+        self.directory = self.store.data
         """Its directory."""
-        self.replica_epoch = self._store.replica_epoch
+        self.replica_epoch = self.store.replica_epoch
         self._settings = settings
-        self._access = Access(settings.rules, self._kept, filesystem, clock, self._store.identities)
-        self._replays = ReplayServer(
-            Recordings(self._store, str(self.address), self._access),
+        self._access = Access(settings.rules, self._kept, filesystem, clock, self.store.identities)
+        self.replay_server = ReplayServer(
+            Recordings(self.store, str(self.address), self._access),
             settings.replay,
             settings.replay_counters,
             network=network,
             clock=clock,
         )
-        self._store.on_change = self._replays.changed
-        calls = NodeCalls(self._store, self.address, self._access, lambda: self.status().as_answer())
+        """The replays of its logs that it serves."""
+        self.store.on_change = self.replay_server.changed
+        calls = NodeCalls(self.store, self.address, self._access, lambda: self.status().as_answer())
         self._answers = CountedAnswers(calls.answer)
         answer = self._answers.answer
-        self._connections = Connections(listener, settings, answer, self._replays.adopt, network=network, clock=clock)
+        self._connections = Connections(
+            listener, settings, answer, self.replay_server.adopt, network=network, clock=clock
+        )
         self._clock = clock
         self._standbys: dict[UUID, StandbyReport] = {}
         self._is_stopped = False
@@ -119,7 +123,7 @@ class ReplicaNode:
         tls = self._settings.tls if self._settings.certificates is None else self._settings.certificates.context()
         self._access.reload()
         self._connections.tls = tls
-        self._replays.recheck()
+        self.replay_server.recheck()
 
     def reload_soon(self) -> None:
         """The same in another thread, which logs errors; for signal handlers."""
@@ -140,7 +144,7 @@ class ReplicaNode:
         return self._access.refusals()
 
     def _kept(self, outbox_id: UUID) -> Kept:
-        kept = self._store.look_up(outbox_id)
+        kept = self.store.look_up(outbox_id)
         state = kept.election_state
         topics = {tp.topic for tp in kept.partitions()} | ({state.grant.topic} if state.grant is not None else set())
         return Kept(kept.directory, frozenset(topics), state.identities, is_led_here=state.is_led_here)
@@ -152,7 +156,7 @@ class ReplicaNode:
 
     def replicas(self) -> list[tuple[UUID, ReplicaLog]]:
         """The logs in use, each with its outbox's id."""
-        return [(kept.outbox_id, replica) for kept in self._store.kept() for replica in kept.open_replicas()]
+        return [(kept.outbox_id, replica) for kept in self.store.kept() for replica in kept.open_replicas()]
 
     def refusals(self) -> Mapping[Refused, int]:
         """How often each call was answered with each error since the node started."""
@@ -178,22 +182,22 @@ class ReplicaNode:
                 str(outbox_id): (one.topic, hold_of(one, self._clock.wall_ms()))
                 for outbox_id, one in self.grants().items()
             },
-            leaders=tuple(_leader_of(one, grant) for one in self._store.kept() if (grant := one.election_state.grant)),
+            leaders=tuple(_leader_of(one, grant) for one in self.store.kept() if (grant := one.election_state.grant)),
             standbys={str(one) if one.int else "": (said.state, said.why) for one, said in self.standbys().items()},
         )
 
     def replays(self) -> ReplayCounters:
         """The counters of its replays."""
-        return self._replays.counters()
+        return self.replay_server.counters()
 
     def stop_replay(self, session_id: int, by: str) -> bool:
         """End any client's session and notify its subscriber; whether it ran. by: for the audit log."""
         audit(by, StopReplayRequest(session_id=session_id), ApiKey.STOP_REPLAY)
-        return self._replays.stop_session(session_id)
+        return self.replay_server.stop_session(session_id)
 
     def last_contact(self, outbox_id: UUID) -> LastContact:
         """The last contact with this outbox's leader. Raises CorruptNodeFile, OSError."""
-        kept = self._store.look_up(outbox_id)
+        kept = self.store.look_up(outbox_id)
         return LastContact(kept.last_contact_ms, kept.contact_age_ms)
 
     def note_standby(self, outbox_id: UUID, state: str, why: str) -> None:
@@ -209,7 +213,7 @@ class ReplicaNode:
 
     def grants(self) -> dict[UUID, Grant]:
         """The newest one of each outbox that was asked for since the node started."""
-        kept = [(one.outbox_id, one.election_state.grant) for one in self._store.kept()]
+        kept = [(one.outbox_id, one.election_state.grant) for one in self.store.kept()]
         return {outbox_id: grant for outbox_id, grant in kept if grant is not None}
 
     @contextmanager
@@ -220,7 +224,7 @@ class ReplicaNode:
         """
         contact = self.last_contact(outbox_id)
         try:
-            with self._store.outbox(outbox_id).hand_over():
+            with self.store.outbox(outbox_id).hand_over():
                 yield contact
         finally:
             self._access.forget(outbox_id)
@@ -232,9 +236,9 @@ class ReplicaNode:
         self._is_stopped = True
         if self._reloading is not None:
             self._reloading.stop()
-        self._replays.stop()
+        self.replay_server.stop()
         self._connections.stop()
-        self._store.close()
+        self.store.close()
 
     def __enter__(self) -> Self:
         return self

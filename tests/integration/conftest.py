@@ -2,6 +2,7 @@
 
 import socket
 import threading
+from contextlib import suppress
 from dataclasses import replace
 from uuid import UUID, uuid4
 
@@ -139,7 +140,7 @@ class World:
 
     def outboxes(self, index):
         """The node's stored state of each outbox."""
-        return self.nodes[index]._store.outboxes()
+        return self.nodes[index].store.outboxes()
 
     def kept(self, index):
         """The node's stored state of its only outbox."""
@@ -185,6 +186,21 @@ def world(tmp_path):
     made.close()
 
 
+class Listener(socket.socket):
+    """Knows what it has accepted."""
+
+    def __init__(self):
+        super().__init__(socket.AF_INET, socket.SOCK_STREAM)
+        self.accepted = []
+        self.bind(("127.0.0.1", 0))
+        self.listen()
+
+    def accept(self):
+        sock, address = super().accept()
+        self.accepted.append(sock)
+        return sock, address
+
+
 class ScriptedReplica:
     """A scripted replica behind the node's real sockets: the test chooses its responses.
 
@@ -194,7 +210,7 @@ class ScriptedReplica:
     """
 
     def __init__(self, index=1):
-        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.listener = Listener()
         self.replica = Replica(index, Address(*self.listener.getsockname()))
         self.requests, self.beats, self.frames = [], [], 0
         self.changed = threading.Condition()
@@ -236,8 +252,9 @@ class ScriptedReplica:
 
     def cut(self):
         """Every connection goes, as by a cable that was pulled."""
-        for peer in list(self._connections._peers):
-            peer.cut()
+        for accepted in self.listener.accepted:
+            with suppress(OSError):  # it has gone by itself
+                accepted.shutdown(socket.SHUT_RDWR)
 
     def stop(self):
         self.gate.set()

@@ -298,7 +298,7 @@ def test_letting_go_waits_for_the_look_that_is_being_answered(members):
     with kept.at_home():
         promoting = threading.Thread(target=lambda: done.append(members.promote(1)))
         promoting.start()
-        wait_until(lambda: kept._borrowers, "it is asked to let go")
+        wait_until(lambda: kept.is_handed_over, "it is asked to let go")
         promoting.join(0.5)
         assert not done, "not while a look is answered"
     promoting.join(WAIT_S)

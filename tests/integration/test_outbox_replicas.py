@@ -361,7 +361,7 @@ def test_behind_a_head_that_was_cut_unread_the_next_opening_leaps_the_pid(world,
     with open_outbox(world, 1, kafka=away, open_timeout_s=1) as outbox:
         before = outbox.pid
         outbox.append(0, b"before").result(WAIT_S)
-        outbox.facts.shipping.sink._state.head_was_cut("orders-0", 1000, 2000)
+        outbox.facts.shipping.sink.state.head_was_cut("orders-0", 1000, 2000)
         outbox.append(0, b"still under the grant").result(WAIT_S)
     assert "so its new PID begins with its next opening" in caplog.text
     for _ in range(2):

@@ -231,7 +231,7 @@ def test_asking_for_outboxes_that_are_not_there_leaves_nothing_in_the_node(world
             asked = client.ask(DescribeLogRequest(outbox_id=stranger, partitions=(tp,)), DescribeLogResponse)
             assert asked.logs[0].error_code.name == "UNKNOWN_TOPIC_ID"
             assert client.ask(ListLogsRequest(outbox_id=stranger), ListLogsResponse).logs == ()
-    assert world.nodes[1]._store.kept() == []
+    assert world.nodes[1].store.kept() == []
 
 
 # -- many openings -------------------------------------------------------------------------------------------------

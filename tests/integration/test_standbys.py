@@ -282,7 +282,7 @@ def test_of_two_that_look_at_once_one_leads_and_the_other_stands_by_again(member
 
 def ask_slowly(monkeypatch):
     """All members have refused before the candidate continues, also on a busy machine."""
-    ask, may_ask_again, decided = MemberAnswers.ask, MemberAnswers._may_ask_again, threading.Event()
+    ask, may_ask_again, decided = MemberAnswers.ask, MemberAnswers.may_ask_again, threading.Event()
 
     def asked(answers, name, question):
         decided.clear()
@@ -295,7 +295,7 @@ def ask_slowly(monkeypatch):
         return found
 
     monkeypatch.setattr(MemberAnswers, "ask", asked)
-    monkeypatch.setattr(MemberAnswers, "_may_ask_again", looked)
+    monkeypatch.setattr(MemberAnswers, "may_ask_again", looked)
 
 
 @pytest.mark.parametrize("is_busy", [False, True])

@@ -9,10 +9,10 @@ class LosesAnswers(Producer):
     lost = None
     """What became of the next commit, which is not answered: it was done, or not. None: all are answered."""
     away = None
-    """Raised when the next one begins."""
+    """Raised where one begins after that."""
 
     def init_transactions(self, timeout_s):
-        if LosesAnswers.away is not None:
+        if LosesAnswers.away is not None and LosesAnswers.lost is None:
             raise LosesAnswers.away
         super().init_transactions(timeout_s)
 

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay
 
 from filtering import HighwaterMarks
-from pushrep.kafka import KafkaDestination, KafkaUnreachable, store_topic
+from pushrep.kafka import KafkaDestination, KafkaUnreachable
 from pushrep.kafka.store_topic import CommittedRecords, KeyedTopic
 from pushrep.kafka.topic import look_at_topic
 from tests.kafka.plain_client import consume, create_topic, plain_producer, send
@@ -171,19 +171,14 @@ def test_who_only_looks_disturbs_nobody(opened):
         assert opened().batches("q") == list(range(batch + 1))
 
 
-def test_a_writer_that_another_one_fenced_goes_on_where_nothing_was_written(opened, monkeypatch):
+def test_a_writer_that_another_one_fenced_goes_on_where_nothing_was_written(opened, producers):
     """Fencing decides who writes; the content of the topic decides who may continue."""
     first, second = opened(), opened()
     first.write(marks_of("q", 0), keep=9)
-    second.owner()
-
-    def pulled(*_, **__):
-        raise KafkaUnreachable("pulled")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(store_topic, "send", pulled)
-        with pytest.raises(KafkaUnreachable, match="pulled"):
-            second.write(marks_of("q", 1, 7), keep=9)  # it has begun by then
+    producers.lost, producers.away = False, KafkaUnreachable("pulled")
+    with pytest.raises(KafkaUnreachable, match="pulled"):
+        second.write(marks_of("q", 1, 7), keep=9)
+    producers.away = None
     first.write(marks_of("q", 1), keep=9)
     assert second.batches("q") == [0, 1]
     second.write(marks_of("q", 2), keep=9)

@@ -336,7 +336,7 @@ def test_renewed_in_time_the_fence_holds_beyond_both_expirations(forgetful, tmp_
         assert not is_forgotten(forgetful.bootstrap_servers, topic, fence_name(outbox))
         end = with_cluster(forgetful.bootstrap_servers, topic, lambda cluster: cluster.bounds(0)).end
         wait_renewed(outbox, 1)
-        known = outbox.facts.shipping.sink._state.sources[0]
+        known = outbox.facts.shipping.sink.state.sources[0]
         wait_until(lambda: known.destination_offset > end, "what is known of the topic moves on with its markers")
         assert send_under(forgetful.bootstrap_servers, topic, ALL, older, 40) == REFUSED
         append(outbox)
@@ -348,7 +348,7 @@ def test_renewed_in_time_the_fence_holds_beyond_both_expirations(forgetful, tmp_
 
 
 def fence_name(outbox):
-    topic_id = outbox.facts.shipping.sink._state.progress.topic_id
+    topic_id = outbox.facts.shipping.sink.state.progress.topic_id
     return transactional_id(outbox.identity.outbox_id, topic_id)
 
 

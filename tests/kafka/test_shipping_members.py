@@ -65,7 +65,7 @@ def test_a_member_that_lost_the_file_uses_as_many_partitions_as_before(broker, n
             outbox.append_many(partition, [b"one"] * 20)
         outbox.wait_shipped(WAIT_S)
         [(topic_id, n)] = kept_by(node)
-        assert (topic_id, n) == (outbox.facts.shipping.sink._state.progress.topic_id, 2)
+        assert (topic_id, n) == (outbox.facts.shipping.sink.state.progress.topic_id, 2)
         assert outbox.facts.replication.grant.destinations == (Destination(topic_id, 2),)
     (tmp_path / "outbox" / "destinations.json").unlink()
     add_partitions(broker.bootstrap_servers, opened.topic, 4)

@@ -168,7 +168,7 @@ def test_settings_that_would_lose_records_stop_a_running_service(broker, topic, 
             wait_until(lambda: outbox.lag()[f"kafka:{topic}"].stopped, "it stops its partition")
         alter_topic(broker.bootstrap_servers, topic, **harmful)
         [setting] = [name.replace("_", ".") for name in harmful]
-        state = outbox.facts.shipping.sink._state
+        state = outbox.facts.shipping.sink.state
         wait_until(lambda: state.refusal is not None, "the setting is seen")
         if not is_refused:
             append(outbox, "is not sent now", 1)

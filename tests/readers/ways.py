@@ -15,6 +15,7 @@ from uuid import UUID
 from pushrep.election.epochs import LogEnds
 from pushrep.election.grants import Grant, Member
 from pushrep.election.leader import PartitionLeader
+from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK
 from pushrep.errors import PushrepError
 from pushrep.kafka.source import ShippedPartition
 from pushrep.log import CorruptBatch, CorruptLog, LogDamaged, SegmentLog
@@ -31,11 +32,13 @@ from pushrep.replay import (
     ReplaySettings,
 )
 from pushrep.replicate import ReplicaNode
+from pushrep.replicate.access import Access, Kept
 from pushrep.replicate.errors import ReplicaUnreachable
 from pushrep.replicate.led_partition import LedPartition
 from pushrep.replicate.member_clients import MemberClients, tp_of
 from pushrep.replicate.node_calls import NodeCalls
 from pushrep.replicate.node_settings import NodeSettings
+from pushrep.replicate.node_store import NodeStore
 from pushrep.replicate.pusher import MemoryTracker, Pusher
 from pushrep.replicate.settings import PushSettings, Replica
 from pushrep.replicate.sockets import Address
@@ -317,10 +320,12 @@ def fetching(log, directory):
 
 @contextmanager
 def push(log, directory):
-    """Real pushes to a real node, frame by frame; only the sockets are left out."""
-    settings = NodeSettings(address=Address("127.0.0.1", 0), allow=frozenset({"any"}), log_config=CONFIG)
-    node = ReplicaNode(directory / "node", settings)
-    store, answers = node._store, NodeCalls(node._store, node.address, node._access, str)
+    """Real pushes to what a node is behind its sockets, frame by frame."""
+    settings = NodeSettings(address=Address("127.0.0.1", 1), allow=frozenset({"any"}), log_config=CONFIG)
+    store = NodeStore(directory / "node", settings, REAL_FILESYSTEM, SYSTEM_CLOCK)
+    nothing = Kept(directory, frozenset(), frozenset(), is_led_here=False)
+    access = Access(settings.rules, lambda _outbox_id: nothing, REAL_FILESYSTEM, SYSTEM_CLOCK)
+    answers = NodeCalls(store, settings.address, access, str)
     opened = SegmentLog.open(log.path, CONFIG, has_replicas=True)
     numbers = count(1)
     try:
@@ -331,7 +336,7 @@ def push(log, directory):
         yield read
     finally:
         opened.close()
-        node.stop()
+        store.close()
 
 
 class Nobody:

@@ -10,7 +10,7 @@ import pytest
 
 from pushrep.log import LogConfig, SegmentLog
 from spark_jobs.sources import arrow
-from spark_jobs.sources.datasource import TaskRange, read_range
+from spark_jobs.sources.datasource import TaskRange
 from spark_jobs.sources.planning import DataLoss
 from tests.spark.source_engine import Engine, Rows, append, fill, records
 
@@ -135,7 +135,7 @@ def test_retention_that_overtakes_a_running_task_is_a_loss(tmp_path, caplog, mon
         engine = Engine(tmp_path, failOnDataLoss=fail)
         assert engine.plan()
         (task,) = engine.tasks()
-        reading = read_range(engine.reader._options, engine.reader._schema, task)
+        reading = engine.reader.read(task)
         first = next(reading)["offset"].to_pylist()
         with SegmentLog.open(tmp_path / "orders-0", config=LogConfig(segment_bytes=4096)) as log:
             start = log.delete_records(first[-1] + 1010)

@@ -209,6 +209,17 @@ def test_what_held_for_logs_of_an_older_generation_ends_with_it():
     assert same == replace(before, grant=grant(768)), "900 was taken, and fences still"
 
 
+def test_a_wiped_disk_counts_for_nothing_before_every_partition_is_filled(store):
+    """The mark is on its disk with its first grant, before anything is pushed."""
+    kept = KeptOutbox(OUTBOX, store)
+    assert kept.offer_grant(grant(256, 2), 0, ADDRESSES[1]) is ErrorCode.NONE
+    for _ in range(2):
+        assert find_election_state(kept.directory, REAL_FILESYSTEM)[1].is_unfilled, "one of two is not enough"
+        kept.note_filled(TPS[0])
+    kept.note_filled(TPS[1])
+    assert not find_election_state(kept.directory, REAL_FILESYSTEM)[1].is_unfilled
+
+
 def test_a_generation_is_filled_and_led_by_nothing_of_the_one_before(store):
     kept = filled(store)
     kept.note_contact(512, is_last=True)

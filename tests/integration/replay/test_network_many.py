@@ -65,7 +65,7 @@ def test_200_sessions_at_once_share_fairly_and_cost_no_memory_however_slow_some_
     state = {"gate": 0, "half": 1 << 60, "seen": None}
 
     def gate():  # asked in the server's thread, at every turn
-        sessions = list(node._replays.sessions)
+        sessions = list(node.replay_server.sessions)
         if state["seen"] is None and max((one.bytes_sent for one in sessions), default=0) >= state["half"]:
             state["seen"] = sorted(one.bytes_sent for one in sessions)
         return state["gate"]
@@ -83,7 +83,7 @@ def test_200_sessions_at_once_share_fairly_and_cost_no_memory_however_slow_some_
         state["half"] = size // 2
         readers.start()
         state["gate"] = leader.end
-        node._replays.changed(leader.tp)
+        node.replay_server.changed(leader.tp)
         until(lambda: readers.drained >= SESSIONS * size)
         least, most = state["seen"][0], state["seen"][-1]
         assert most - least <= 0.2 * most, state["seen"]

@@ -356,7 +356,7 @@ def test_a_cut_that_the_log_has_grown_over_between_two_looks_is_found_out(world,
     sent = world.client(node).replay(ReplayRequest("orders-0", bound="written"))
     take(sent, 100)
     waiting = world.client(node).replay(ReplayRequest("orders-0", position=100, bound="written", epoch_before=256))
-    server = node._replays
+    server = node.replay_server
     held, may_go = threading.Event(), threading.Event()
     server.post(lambda: (held.set(), may_go.wait(WAIT_S)))  # the server is busy while the leader cuts and writes on
     assert held.wait(WAIT_S)
