@@ -86,7 +86,7 @@ class SqlTable:
         dialect, staging = self._dialect, self._staging
 
         def stage(batches: Iterator[Any]) -> Iterator[Any]:
-            yield from _stage(dialect, staging, (query_id, batch_id, attempt), batches)
+            yield from stage_rows(dialect, staging, (query_id, batch_id, attempt), batches)
 
         rows.mapInArrow(stage, "rows bigint").agg(F.sum("rows")).collect()
         self._staged = _Staged(query_id, batch_id, attempt, columns)
@@ -303,7 +303,7 @@ def _qualified(table: str, end: str) -> str:
     return ".".join(map(quoted, [*schemas, name + end]))
 
 
-def _stage(dialect: Dialect, staging: str, of: tuple[str, int, str], batches: Iterator[Any]) -> Iterator[Any]:
+def stage_rows(dialect: Dialect, staging: str, of: tuple[str, int, str], batches: Iterator[Any]) -> Iterator[Any]:
     """A task's rows, in one transaction: a task that dies leaves none, one that runs twice changes nothing."""
     import pyarrow as pa  # noqa: PLC0415 - on a worker, where pyspark brings it
 

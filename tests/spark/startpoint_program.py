@@ -54,18 +54,19 @@ def main():
     logs, state = Path(sys.argv[1]), Path(sys.argv[2])
     step, deadly = (sys.argv[3], int(sys.argv[4])) if len(sys.argv) > 3 else ("none", 0)
 
-    class KillingStore(StartpointStore):
-        def consume(self, claim, sequence):
-            if step == "stored" and sequence == deadly:
-                kill_session()
-            super().consume(claim, sequence)
-            if step == "consumed" and sequence == deadly:
-                kill_session()
+    consume = StartpointStore.consume
+
+    def killing(store, claim, sequence):
+        if step == "stored" and sequence == deadly:
+            kill_session()
+        consume(store, claim, sequence)
+        if step == "consumed" and sequence == deadly:
+            kill_session()
 
     class KillingReader(PushrepStreamReader):
         def latestOffset(self, start, limit):  # noqa: N802 - Spark's name
-            self._startpoints._opened = self._startpoints._opened or KillingStore.open(logs / "startpoints")
-            is_written = self._startpoints._opened.event_log().written(deadly) is not None
+            StartpointStore.consume = killing  # in the process that Spark runs readers in
+            is_written = StartpointStore.open(logs / "startpoints").event_log().written(deadly) is not None
             if (step == "pending" and is_written) or (step == "committed" and deadly in epochs(start)):
                 kill_session()
             end = super().latestOffset(start, limit)

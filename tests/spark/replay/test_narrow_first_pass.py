@@ -191,7 +191,7 @@ def test_without_spark_s_inner_objects_a_stream_gives_the_same_rows(spark, logs,
         run(stream_of(batches), once, tmp_path / "c")
     assert seen == {n: logs.Model().kept(rows) for n, rows in enumerate(batches)}
     assert by_column == [False, False], "each comes from the frame as it was handed over"
-    assert columns._made[spark.sparkContext][columns.key_numbers] is columns.by_digits
+    assert columns.made_once(spark, columns.key_numbers, lambda: None) is columns.by_digits
     assert once.last_counts.rows == len(batches[1])
 
 
@@ -207,7 +207,8 @@ def test_a_key_is_one_number_by_either_way(spark, frames, logs, monkeypatch):
     for rule in (FilterRule(), FilterRule(only_pids=frozenset([5, -(2**63)]))):
         monkeypatch.setattr(columns, "_made", WeakKeyDictionary())
         fast = by_runs(keyed, rule)
-        monkeypatch.setitem(columns._made[spark.sparkContext], columns.key_numbers, columns.by_digits)
+        monkeypatch.setattr(columns, "_made", WeakKeyDictionary())
+        assert columns.made_once(spark, columns.key_numbers, lambda: columns.by_digits) is columns.by_digits
         assert by_runs(keyed, rule) == fast
         assert sorted(by_rows(keyed, {}, rule), key=lambda one: (one.topic, one.partition)) == fast
         assert (sum(one.rows for one in fast), any(len(one.marks) for one in fast)) == (len(topics), True)

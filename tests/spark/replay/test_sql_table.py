@@ -11,8 +11,8 @@ from spark_jobs import ReplayFilteredBatches
 from spark_jobs.batch_marks import BatchMarks, LogRange
 from spark_jobs.marks import MarksStoreDamaged
 from spark_jobs.sql import BadSqlTable, MarksTaken, SqlTable
-from spark_jobs.sql.dialects import BatchNotStaged
-from spark_jobs.sql.table import _stage
+from spark_jobs.sql.dialects import BatchNotStaged, PostgreSQL, dialect_of
+from spark_jobs.sql.table import stage_rows
 from tests.postgresql import new_database
 
 pytestmark = pytest.mark.spark
@@ -164,10 +164,10 @@ class _Cursor:
         return getattr(self._cursor, name)
 
 
-def statements(monkeypatch, table, at, act):
+def statements(monkeypatch, at, act):
     """Only the driver's statements: tasks have separate connections, in separate processes."""
-    connect, left = table._dialect.connect, [at]
-    monkeypatch.setattr(table._dialect, "connect", lambda: Breaking(connect(), left, act), raising=False)
+    connect, left = PostgreSQL.connect, [at]
+    monkeypatch.setattr(PostgreSQL, "connect", lambda dialect: Breaking(connect(dialect), left, act))
     return left
 
 
@@ -189,7 +189,7 @@ def test_killed_at_each_statement_rows_and_marks_agree(frames, logs, inside_quer
             def die(_):
                 raise Killed
 
-            left = statements(patch, table, at, die)
+            left = statements(patch, at, die)
             with suppress(Killed):
                 table.write(BatchMarks("q", 1), keep=3)
             ended = left[0] > 0
@@ -292,7 +292,7 @@ def test_a_task_that_runs_twice_stages_once(frames, logs, inside_query, url):
     table(frame.where("false"), 0)
     batches = frame.toArrow().to_batches()
     for _ in range(2):
-        list(_stage(table._dialect, table._staging, ("q", 0, "attempt"), iter(batches)))
+        list(stage_rows(dialect_of(url), "orders_staging", ("q", 0, "attempt"), iter(batches)))
     assert query(url, "SELECT count(*) FROM orders_staging") == [(frame.count(),)]
 
 
