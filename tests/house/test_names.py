@@ -1,4 +1,4 @@
-"""A public class name means one thing in the product, modules import each other in no circle, tests use what is public."""
+"""A public class name means one thing in the product, imports make no circle, and tests use what is public."""
 
 from tests.house.figures import OF_OTHERS, circles, double_names, private_members
 
