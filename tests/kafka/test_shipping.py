@@ -31,6 +31,7 @@ from pushrep.kafka import (
 from pushrep.kafka.cluster import Cluster
 from pushrep.kafka.progress import read_progress
 from pushrep.kafka.requests import ProduceBatches, answers_of
+from pushrep.kafka.resume import whole_batches
 from pushrep.kafka.topic import look_at_topic
 from pushrep.log import Durability, LogConfig, SegmentLog, StillNeeded
 from pushrep.outbox import Outbox, begin_pid_epoch, slot_directories
@@ -38,6 +39,7 @@ from pushrep.outbox.metrics import OutboxCollector
 from pushrep.records import Codec, encode_batch
 from tests.integration.outboxes import wait_until
 from tests.kafka.cluster import free_ports
+from tests.kafka.coordinator_client import with_cluster
 from tests.kafka.dump_tool import dump_segments
 from tests.kafka.plain_client import add_partitions, alter_topic, consume, create_topic
 from tests.kafka.topic_reader import read_filtered, same
@@ -389,8 +391,10 @@ def test_a_broker_that_lost_our_place_gets_a_new_producer_id_from_the_topics_end
         outbox.wait_shipped(WAIT_S)
 
         def producer():
-            pipeline = outbox.facts.shipping.sink._session._pipelines[0]
-            return pipeline.producer_id, pipeline.producer_epoch
+            """Of the newest batch in the topic."""
+            data = with_cluster(broker.bootstrap_servers, topic, lambda cluster: cluster.fetch(0, 0))
+            newest = [batch.header for batch in whole_batches(data) if not batch.header.is_control][-1]
+            return newest.producer_id, newest.producer_epoch
 
         before = number, epoch = producer()
         fields = (number, epoch, 20) if how == "sequence" else (number, epoch + 1, 0)
