@@ -27,7 +27,7 @@ BLOCKS: Mapping[str, bool] = MappingProxyType(
         "damaged": True,  # a log lost records that were on disk; its partition refuses appends
         "log_offline": True,  # a node's log: its disk failed
         "kafka_away": True,  # nothing could be shipped for longer than the limit
-        "shipping_stopped": False,  # partitions wait for an operator, for example because the topic refuses a record
+        "shipping_stopped": False,  # of partitions, for example because the topic refuses a record
         "log_waits": False,  # a node's log waits for an operator
         "segment_damaged": False,  # found by the scrub, not repaired from another member yet
         "replica_away": False,  # no session with a member can begin, or its log is damaged

@@ -1,12 +1,11 @@
-"""Authentication and form tokens, checked before a page runs. No sockets.
+"""Authentication of users and form tokens of the console, checked before a page runs. No sockets.
 
-    on loopback          no login; a request is refused if its Host header does not name this machine
-    with passwords       /login begins a session with a cookie; it lasts 12 hours, or until the console is restarted
-    each POST            must come from this console: Origin, Sec-Fetch-Site and the session's token are checked
+    on loopback          no login is needed; a request is refused unless its Host header is a loopback name or address
+    with passwords       /login begins a session with a cookie; it ends after 12 hours, or when the console is restarted
+    each POST            must come from this console's pages: Origin, Sec-Fetch-Site and the session's token are checked
 
-The file of passwords has a line NAME:scrypt$N$r$p$salt$hash for each user, salt and hash in base64. A check takes 32
-MiB of memory. One password is checked at a time, with a pause of a second after a wrong one: at most 86,400 guesses a
-day.
+The password file has a line NAME:scrypt$N$r$p$salt$hash for each user; salt and hash are in base64. A check uses 32 MiB
+of memory. One password is checked at a time, with a pause of 1 s after a wrong one: at most 86,400 guesses a day.
 """
 
 import base64
@@ -33,13 +32,13 @@ _MEMORY_BYTES = 64 << 20
 
 
 def hashed(password: str) -> str:
-    """The salted hash of a password, for the file."""
+    """The salted hash of a password, as in the password file."""
     salt = secrets.token_bytes(_SALT_BYTES)
     return "$".join(("scrypt", str(_N), str(_R), str(_P), _text(salt), _text(_scrypt(password, salt, _N, _R, _P))))
 
 
 def read_passwords(file: Path) -> dict[str, str]:
-    """{name: hash} of the file. Raises BadArgument if the file can't be read or a line is invalid."""
+    """The password file as {name: hash}. Raises BadArgument if it can't be read or a line is invalid."""
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
@@ -48,10 +47,10 @@ def read_passwords(file: Path) -> dict[str, str]:
 
 
 class ConsoleAccess:
-    """Sessions of users. Thread-safe.
+    """Checks requests, and keeps the sessions of users. Thread-safe.
 
-    passwords: hashes by name; None for no login, on loopback. pause: called after a wrong password, before the next one
-    is checked.
+    passwords: hashes by name; None: no login, for a console on loopback. pause: called after a wrong password, before
+    the next password can be checked.
     """
 
     def __init__(
@@ -74,17 +73,17 @@ class ConsoleAccess:
         return self._passwords is not None
 
     def is_ours(self, request: Request) -> bool:
-        """Whether the request's Host header names this console. Without a login it must be a loopback name or address:
-        another site's name may resolve to this address, too (DNS rebinding).
+        """Whether the request's Host header is allowed. Without logins it must be a loopback name or address, because
+        another site's name may resolve to this address (DNS rebinding). With logins every name is allowed.
         """
         return self.wants_login or Address((request.url.hostname or "").strip("[]"), 1).is_loopback
 
     def session(self, request: Request) -> str:
-        """The request's session id; a new one, which is not logged in, if its cookie has none."""
+        """The session id in the request's cookie; without one, a new id, which is not logged in."""
         return request.cookies.get(self.cookie) or secrets.token_urlsafe(32)
 
     def user(self, session: str) -> str | None:
-        """The session's user; None before a login, or without logins."""
+        """The session's user; None if the session is not logged in or has ended, and without logins."""
         name, until_s = self._users.get(session, (None, 0.0))
         return name if time.monotonic() < until_s else None
 
@@ -99,14 +98,15 @@ class ConsoleAccess:
         is_own_page = origin in {"", f"{request.url.scheme}://{request.url.netloc}"}
         if not (is_own_site and is_own_page and hmac.compare_digest(str(token).encode(), self.token(session).encode())):
             raise HTTPException(
-                HTTPStatus.FORBIDDEN, "This form comes from another site, or its session is over: load the page again."
+                HTTPStatus.FORBIDDEN,
+                "This form comes from another site, or its session has ended: load the page again.",
             )
 
     def login(self, name: str, password: str) -> str | None:
-        """A new session; None for a wrong name or password. A wrong name takes as long as a wrong password.
+        """The id of a new session; None for a wrong name or password. Both take equally long.
 
-        One password is checked at a time, so that guessing is slow, and does not take memory and threads from users
-        that are logged in. Raises HTTPException while another one is checked.
+        One password is checked at a time, so that guessing is slow, and takes no memory and threads from users that are
+        logged in. Raises HTTPException (429) while another password is checked.
         """
         if not self._checking.acquire(blocking=False):
             raise HTTPException(HTTPStatus.TOO_MANY_REQUESTS, "Another login is being checked: try again in a second.")

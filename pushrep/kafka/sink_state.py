@@ -1,6 +1,6 @@
-"""The state of shipping: every log's source, its progress, and what is in the way.
+"""The state of shipping to one topic: each log's source, the progress, and why nothing is shipped.
 
-The event loop's thread changes it; any thread may read it. Numbers are read without a lock; waiting uses one.
+The event loop's thread changes the state, and any thread may read it. Numbers are read without a lock; `wait` uses one.
 """
 
 import logging
@@ -24,15 +24,16 @@ from pushrep.kafka.progress import PartitionProgress, ShippingProgress
 from pushrep.kafka.source import UNREADABLE, ReusedMemory, ShippedLog, ShippedPartition
 
 _LOG = logging.getLogger("pushrep.kafka")
-_LOOK_S = 1.0  # how often a waiting caller looks for what ended shipping
+_LOOK_S = 1.0  # a waiting caller checks so often whether shipping has stopped
 
 
 class DestinationLag(NamedTuple):
     """A Kafka topic's lag behind the logs.
 
-    records, size_bytes: appended, and not acknowledged by the topic (bytes: too high by at most an index interval).
-    age_ms: the age of the oldest of these, by its own timestamp; None if there is none. stopped: partitions that wait
-    until somebody acts. trouble: why nothing is shipped; None without trouble.
+    records, size_bytes: the records that the topic has not acknowledged, or has lost (size_bytes: too high by at most
+    an index interval of each log). age_ms: the age of the oldest of them, by its own timestamp; None: there is none, or
+    it can't be read. stopped: partitions that can't be shipped; each is tried again after some seconds. trouble: why
+    nothing is shipped; None: no trouble.
     """
 
     records: int
@@ -43,8 +44,10 @@ class DestinationLag(NamedTuple):
 
 
 class ShippingCounts:
-    """What was shipped since the outbox was opened. retried: batches sent again. connections: to leading brokers, made
-    or made again. taken_over: times that another instance shut this one out. errors: answers for a batch, by code.
+    """Counters of shipping since the outbox was opened.
+
+    records, size_bytes, batches: acknowledged by the topic. retried: batches sent again. connections: opened to leaders
+    of partitions. taken_over: how often another instance fenced this one. errors: error answers for batches, by code.
     """
 
     __slots__ = ("batches", "connections", "errors", "records", "retried", "size_bytes", "taken_over")
@@ -55,10 +58,10 @@ class ShippingCounts:
 
 
 class SinkState:
-    """See the file's map."""
+    """The state of shipping to one topic; see the module's docstring for its threads."""
 
     def __init__(self, logs: Sequence[ShippedLog], progress: ShippingProgress, pid_epoch: int, clock: Clock) -> None:
-        """Raises DestinationAhead where a log ends below what the topic acknowledged of it under this PID epoch."""
+        """Raises DestinationAhead if a log ends below the offset that the topic acknowledged under this PID epoch."""
         self._clock = clock
         self.counts = ShippingCounts()
         memory = ReusedMemory()
@@ -75,15 +78,15 @@ class SinkState:
             source.skipped = progress.skipped_of(number)
         self.trouble: str | None = None
         self.trouble_since_ms: int | None = None
-        """Monotonic ms: since when there has been trouble without a break."""
+        """When the present trouble began (monotonic ms); None: no trouble."""
         self._logged: set[str] = set()
         self.refusal: ShippingError | None = None
-        """Why nothing is shipped until somebody acts."""
+        """Why nothing is shipped until an operator acts."""
         self.pid_epoch = pid_epoch
         self.went_back: set[int] = set()
-        """Kafka partitions that were seen to end below their acknowledged end."""
+        """Kafka partitions whose end was below their acknowledged end."""
         self.unread: dict[int, tuple[int, int]] = {}
-        """By Kafka partition the range of offsets that others wrote between our records and that is not read yet."""
+        """By Kafka partition: the offsets that other producers wrote between our records, and that are not read yet."""
         self._cut_head: str | None = None  # not reported yet
         self._on_head_cut: Callable[[str], None] | None = None
         self._is_matched = False
@@ -91,7 +94,7 @@ class SinkState:
         self._waiting = 0
 
     def void(self) -> None:
-        """The topic was replaced: ship everything again."""
+        """Forget the progress, because the topic was replaced: all records of the logs are shipped again."""
         for source in self.sources.values():
             source.acknowledged, source.destination_offset = source.log.log_start_offset, -1
             source.newest = None
@@ -99,7 +102,7 @@ class SinkState:
         self.unread.clear()
 
     def known_ends(self) -> dict[int, int]:
-        """By Kafka partition, the highest offset up to which its content was known."""
+        """By Kafka partition: the highest offset below which its content was known."""
         ends: dict[int, int] = {}
         for source in self.sources.values():
             if source.destination_offset > 0:
@@ -108,26 +111,26 @@ class SinkState:
         return ends
 
     def oldest_unsent_age_ms(self) -> int | None:
-        """How old the oldest record is that the topic does not have, by its own timestamp; None: there is none."""
+        """The age of the oldest unacknowledged record, by its timestamp; None: there is none, or it can't be read."""
         oldest = [oldest_timestamp_ms(source) for source in self.sources.values()]
         times = [one for one in oldest if one is not None and one >= 0]
         return self._clock.wall_ms() - min(times) if times else None
 
     def matched(self) -> None:
-        """The topic's content is known: from now on `wait` trusts the acknowledged offsets."""
+        """Note that the topic's content is known: from now on `wait` uses the acknowledged offsets."""
         self._is_matched = True
         self.moved()
 
     def head_was_cut(self, name: str, known: int, start: int) -> None:
-        """A Kafka partition's records in [known, start) are gone unread; under this PID epoch they may be ours."""
-        why = f"{name} begins at {start}, and was known up to {known}: what it held between may have been ours"
+        """Note that a Kafka partition's records in [known, start) were removed unread. Some may be from this outbox."""
+        why = f"{name} begins at {start}, and was read up to {known}: records of this outbox may be gone"
         _LOG.warning("%s", why)
         with self._moved:
             self._cut_head = why
             self._notify_head_cut()
 
     def when_head_was_cut(self, call: Callable[[str], None]) -> None:
-        """`call` gets the reason before anything more is sent, from any thread; at once if it has happened already."""
+        """`head_was_cut` calls `call(reason)`, in any thread, before more is sent; at once if it was called before."""
         with self._moved:
             self._on_head_cut = call
             self._notify_head_cut()
@@ -138,7 +141,7 @@ class SinkState:
             self._on_head_cut(why)
 
     def current(self) -> ShippingProgress:
-        """The progress to write now."""
+        """The present progress, to be written."""
         known = {
             number: PartitionProgress(one.acknowledged, self._known_to(one), one.log_crc, one.newest)
             for number, one in self.sources.items()
@@ -147,27 +150,27 @@ class SinkState:
         return replace(self.progress, partitions=known)
 
     def _known_to(self, source: ShippedPartition) -> int:
-        """The offset up to which its Kafka partition's content is known: the next start reads on from there."""
+        """The offset below which its Kafka partition's content is known; the next start reads on from there."""
         at = source.destination_offset
         if not self.unread:
             return at
         return min(at, *self.unread.get(self.progress.topic_partition(source.partition, source.acknowledged), (at,)))
 
     def moved(self) -> None:
-        """Wake waiting callers: something was acknowledged, or failed."""
+        """Wake waiting callers, because records were acknowledged or shipping failed."""
         if self._waiting:
             with self._moved:
                 self._moved.notify_all()
 
     def set_trouble(self, trouble: str | None) -> None:
-        """Set or clear the trouble. Each text is logged once until it is cleared, because two texts alternate while
-        brokers are away.
+        """Set or clear the trouble. Each text is logged once until the trouble is cleared, because two texts may
+        alternate while brokers do not answer.
         """
         if trouble is None:
             self._logged.clear()
         elif trouble not in self._logged:
             self._logged.add(trouble)
-            _LOG.warning("nothing is shipped for now: %s", trouble)
+            _LOG.warning("nothing is shipped at present: %s", trouble)
         self._keep_trouble(trouble)
 
     def not_answered_yet(self) -> None:
@@ -182,16 +185,16 @@ class SinkState:
         self.trouble = trouble
 
     def trouble_ms(self) -> int | None:
-        """For how long something has been in the way; None: nothing is."""
+        """How long the present trouble has lasted, in ms; None: no trouble."""
         since_ms = self.trouble_since_ms
         return None if since_ms is None else self._clock.monotonic_ms() - since_ms
 
     def lost(self, ranges: Mapping[int, tuple[int, int]]) -> None:
-        """Store the ranges that the topic acknowledged and lost, until they are sent again."""
+        """Set the ranges of offsets that the topic acknowledged and lost, by log partition; they are sent again."""
         self.progress = replace(self.progress, lost=ranges)
 
     def refused(self, refusal: ShippingError | None) -> None:
-        """`refusal`: nothing is shipped until somebody acts. None: that is over."""
+        """Set why nothing is shipped until an operator acts; None: shipping goes on."""
         self.refusal = refusal
         self.set_trouble(None if refusal is None else str(refusal))
         self.moved()
@@ -215,11 +218,11 @@ class SinkState:
         return DestinationLag(records, size, age_ms, tuple(stopped), self.trouble)
 
     def wait(self, ends: Mapping[int, int], timeout: float | None, deadline_s: float | None) -> None:
-        """Return when the topic acknowledged everything below these ends of the logs, or was found to hold it.
+        """Return once the topic has acknowledged all records below these ends of the logs, or was found to hold them.
 
-        Raises ShippingTimeout; ShippingStopped and what refuses the whole topic, as soon as that is known.
+        Raises ShippingTimeout; as soon as they are known, ShippingStopped and the error that stops the whole topic.
         """
-        unread: dict[int, int] | None = None  # what others had written when all was acknowledged: to be read, too
+        unread: dict[int, int] | None = None  # written by others before all was acknowledged: read first, too
         with self._moved:
             self._waiting += 1
             try:
@@ -256,9 +259,9 @@ class SinkState:
 
 
 def oldest_timestamp_ms(source: ShippedPartition, first: int | None = None) -> int | None:
-    """The time of the record at `first` (None: the first not acknowledged), or of one in its batch.
+    """The base timestamp of the batch that holds `first` (None: the first unacknowledged record).
 
-    None if there is none, or it can't be read: its source stops there with the reason.
+    None if there is no such record, or it can't be read; then its source stops there with the reason.
     """
     at = source.acknowledged if first is None else first
     if at < source.log.log_end_offset:  # a damaged log may end below
@@ -283,7 +286,12 @@ def _source_of(
             log.partition, shipped_offset=at.acknowledged - 1, log_end_offset=end, pid_epoch=pid_epoch
         )
     if at.acknowledged < start:
-        _LOG.warning("partition %d: offsets [%d, %d) were never shipped and are gone", log.partition, *(at[0], start))
+        _LOG.warning(
+            "partition %d: offsets [%d, %d) were removed before they were shipped",
+            log.partition,
+            at.acknowledged,
+            start,
+        )
         return ShippedPartition(log, start, 0, memory)
     source = ShippedPartition(log, at.acknowledged, at.log_crc, memory)
     source.destination_offset, source.newest = at.destination_offset, at.newest
@@ -291,6 +299,6 @@ def _source_of(
     if at.acknowledged > end and log.damaged_from is None:
         source.forget()
     else:
-        with suppress(*UNREADABLE):  # proved again when shipping begins, which then stops this partition alone
+        with suppress(*UNREADABLE):  # `prove` runs again when shipping begins; an error then stops this partition alone
             source.prove()
     return source

@@ -1,15 +1,15 @@
-"""One log partition on its way to Kafka: its sealed batches in order, below the stable offset, read ahead a little.
+"""Reads one log partition for shipping: its batches in order, below the stable offset.
 
-log ─ read ─▶ [batch] [batch] ─ CRC checked, split if it must be ─▶ pieces ─▶ next_piece()
+log ─ read ─▶ [batch] [batch] ─ CRC checked, split if needed ─▶ pieces ─▶ next_piece()
 acknowledged ≤ next_offset ≤ stable offset
 
-Batches are read into memory that is used again, because fresh pages cost more than what is read there:
+Batches are read into reused buffers, because new memory pages cost more time than reading into them:
 
-    slice of a segment ─ read ─▶ memory of 1 MiB, page by page ─ CRC checked ─▶ batches ─ patched in place ─▶ the wire
-                                   ▲─────────── when nothing refers to it any more ◀────────────────────────────┘
+    slice of a segment ─ read ─▶ a buffer of 1 MiB ─ CRC checked ─▶ batches ─ patched in place ─▶ the connection
+                                   ▲───── used again when no view of it exists any more ◀───────────────┘
 
-A small read gets its own bytes instead of a whole buffer. Batches that are too large, or do not parse, are left to the
-log's own reader, which raises the error.
+A small read gets new memory instead of a whole buffer. The log's own reader reads batches that are too large or do not
+parse, and raises the error.
 """
 
 import logging
@@ -31,7 +31,7 @@ from pushrep.records import BatchHeader, CorruptRecordBatch, Record, RecordBatch
 
 _PAGE_BYTES = 4096
 BUFFER_BYTES = (1 << 20) + _PAGE_BYTES
-"""Kafka's own max.message.bytes is 1 MiB and twelve bytes."""
+"""Kafka's default of max.message.bytes is 1 MiB and 12 bytes."""
 _BUFFERS_MAX = 16
 _WORTHWHILE_BYTES = BUFFER_BYTES // 4
 
@@ -43,7 +43,7 @@ class ReusedMemory:
         self._buffers: list[tuple[bytearray, int]] = []  # page-aligned: the kernel copies a third faster
 
     def acquire(self) -> memoryview | None:
-        """A buffer without views; None if there is none."""
+        """A buffer that no view refers to; None if all are in use."""
         for number, (buffer, _) in enumerate(self._buffers):
             try:
                 buffer.append(buffer.pop())  # raises BufferError while a view exists; moves nothing
@@ -61,13 +61,13 @@ class ReusedMemory:
 
 
 class SealedReader:
-    """The batches of one log. For one thread."""
+    """Reads the batches of one log into reused memory. For one thread."""
 
     def __init__(self, slices: LogSlices, memory: ReusedMemory) -> None:
         self._slices, self._memory = slices, memory
 
     def read(self, offset: int, limit: int) -> list[RecordBatch]:
-        """Some batches from the one that holds `offset` on, up to `limit`; none if the log's own reader has to read.
+        """Batches from the one that holds `offset`, up to `limit`; none if the log's own reader has to read them.
 
         Batches in reused memory are writable. Raises OSError.
         """
@@ -79,19 +79,19 @@ class SealedReader:
             data = memoryview(found.file.read_at(found.size_bytes, found.position))
         else:
             read_bytes = preadv(found.file.fileno(), [view[: found.size_bytes]], found.position)
-            data = view[:read_bytes]  # a cut file gives less, and old bytes of the buffer follow
+            data = view[:read_bytes]  # a file that was cut gives fewer; the buffer has old bytes behind them
         return _checked(data, found.base_offset)
 
 
 def _checked(data: memoryview, base_offset: int) -> list[RecordBatch]:
-    """The batches before the first that is not whole, or does not follow."""
+    """The batches before the first one that is not whole, fails its CRC, or has another base offset than the next."""
     batches: list[RecordBatch] = []
     position = 0
     try:
         while position < len(data):
             header = BatchHeader.parse(data, position)
             end = position + header.size_bytes
-            if header.base_offset != base_offset:  # the log was cut and written anew since its headers were read
+            if header.base_offset != base_offset:  # the log was cut, and appended to again, since its headers were read
                 break
             batches.append(RecordBatch.check(data[position:end], header))
             position, base_offset = end, header.next_offset
@@ -105,7 +105,7 @@ _READ_BYTES = 1 << 20
 
 
 class ShippedLog(Protocol):
-    """What shipping needs of a log: a SegmentLog has it."""
+    """The part of a SegmentLog that shipping uses."""
 
     @property
     def partition(self) -> int: ...
@@ -129,21 +129,22 @@ class ShippedLog(Protocol):
 
 
 UNREADABLE = (CorruptBatch, LogDamaged, OSError)
-"""Errors for a record that the log may hold but that can't be read now: it does not count as missing."""
+"""Errors for a record that can't be read now; the log may still hold it, so it does not count as missing."""
 
 
 def raise_if_damaged(log: ShippedLog) -> None:
-    """Raise LogDamaged for a damaged log, whose records from the damage on are unknown."""
+    """Raise LogDamaged if the log is damaged: its records from the damage on are unknown."""
     if log.damaged_from is not None:
         raise LogDamaged(log.path, log.damaged_from, log.recovery.damage or "")
 
 
 class ShippedPartition:
-    """See the file's map. acknowledged: everything below is in the topic, or skipped.
+    """A log partition that is shipped, and how far; see the module's docstring.
 
-    stopped: why it waits until somebody acts; None while it goes on. is_new: nothing was ever shipped under the
-    outbox's PIDs. newest: its last record that the topic is known to hold. is_matching: it waits until the topic's
-    content is known. is_doubtful: `prove` has to check that the log is still the one that was shipped.
+    acknowledged: all records below it are in the topic, or skipped. stopped: why it can't be shipped until it is tried
+    again; None: it is shipped. is_new: nothing was ever shipped under the outbox's PIDs. newest: the last record that
+    the topic is known to hold. is_matching: whether it waits until the topic's content is known. is_doubtful: whether
+    `prove` has to check that the log is still the one that was shipped.
     """
 
     is_new = False
@@ -167,26 +168,26 @@ class ShippedPartition:
         self._pieces: deque[tuple[BatchPiece, int]] = deque()
 
     def poll(self) -> bool:
-        """Read the log's stable offset; whether there is something to send. Raises LogClosed."""
+        """Read the log's stable offset, and return whether there are records to send. Raises LogClosed."""
         self.stable_offset = self.log.stable_offset
         return self.next_offset < self.stable_offset
 
     @property
     def has_more(self) -> bool:
-        """Whether there are stable records to send, by the last poll."""
+        """Whether there were records to send at the last poll."""
         return self.next_offset < self.stable_offset
 
     def rewind(self) -> None:
         """Go back to the first unacknowledged record."""
-        assert not self.in_flight, "an answer that is still to come belongs to what was read before"
+        assert not self.in_flight, "a batch in flight belongs to the records that were read before"
         self.next_offset = self.acknowledged
         self._read.clear()
         self._pieces.clear()
 
     def prove(self) -> None:
-        """Forget the acknowledged offset, unless the log has the batch that was sent last.
+        """Forget the acknowledged offset, unless the log still has the batch that was acknowledged last.
 
-        If retention removed that batch, the offset stays. Raises what UNREADABLE names; then nothing is decided.
+        If retention has removed that batch, the offset stays. Raises the errors of UNREADABLE; then nothing changes.
         """
         if self.acknowledged > self.log.log_end_offset:
             raise_if_damaged(self.log)
@@ -197,27 +198,27 @@ class ShippedPartition:
         self.is_doubtful = False
 
     def forget(self) -> None:
-        """Begin at the log's start, because it is not the log that was shipped."""
-        _LOG.warning("partition %d was cut and written anew: it is shipped from its start", self.partition)
+        """Ship again from the log's start, because it is not the log that was shipped."""
+        _LOG.warning("partition %d was cut and appended to again: it is shipped from its start", self.partition)
         self.acknowledged = self.next_offset = self.log.log_start_offset
         self.log_crc, self.destination_offset, self.newest, self.is_doubtful = 0, -1, None, False
 
     def begin_elsewhere(self) -> None:
-        """Forget the topic's content: the next record goes to another partition."""
+        """Forget the end of the Kafka partition, because the next record goes to another one."""
         self.destination_offset, self.newest = -1, None
 
     def stop(self, reason: str, until_ms: int) -> None:
-        """Stop with this reason until `until_ms`, when it is tried again."""
+        """Stop with this reason; shipping is tried again at `until_ms`."""
         self.stopped, self.stopped_until_ms = reason, until_ms
 
     def next_piece(self, size_max_bytes: int) -> SentBatch | None:
-        """The next piece to send, usually a sealed batch; None if there is none.
+        """The next piece to send, usually a whole batch; None: there is none now.
 
-        Raises RecordAboveLimit, and what reading a log raises: CorruptRecordBatch, CorruptBatch, LogClosed, OSError.
+        Raises RecordAboveLimit, and the errors of reading a log: CorruptRecordBatch, CorruptBatch, LogClosed, OSError.
         """
         while self._pieces or self._cut_next(size_max_bytes):
             piece, log_crc = self._pieces[0]
-            if piece.batch is None:  # skipped: acknowledged once everything before it is
+            if piece.batch is None:  # skipped: counts as acknowledged once all records before it are
                 if self.in_flight:
                     return None
                 self.on_acknowledged(piece.end, log_crc, -1)
@@ -230,14 +231,14 @@ class ShippedPartition:
     def on_acknowledged(
         self, end: int, log_crc: int, destination_offset: int, newest: ShippedRecord | None = None
     ) -> None:
-        """The topic holds everything below `end`, and that below its own `destination_offset` (-1: not known)."""
+        """Note that the topic holds all records below `end`, below its own `destination_offset` (-1: not known)."""
         self.acknowledged, self.log_crc, self.stopped = end, log_crc, None
         self.destination_offset = max(self.destination_offset, destination_offset)
         self.newest = newest or self.newest
         self.is_new = False
 
     def _cut_next(self, size_max_bytes: int) -> bool:
-        """Split the next sealed batch, mostly into one piece; whether there is one."""
+        """Split the next batch, usually into one piece. Returns whether there was one."""
         batch = self._next_batch()
         if batch is None:
             return False
@@ -245,14 +246,14 @@ class ShippedPartition:
             for piece in pieces_of(batch, self.next_offset, size_max_bytes, self.skipped):
                 self._pieces.append((piece, batch.header.crc))
         except RecordAboveLimit:
-            self._read.clear()  # the rest is read again, from where the pieces end
+            self._read.clear()  # the rest is read again, from the end of the pieces
             if not self._pieces:
                 raise
         return True
 
     def _next_batch(self) -> RecordBatch | None:
         if not self._read and self.next_offset < self.stable_offset:
-            # Read with a CRC check, because the new CRC for the topic would hide damage.
+            # The CRC is checked, because the batch gets a new CRC for the topic, which would hide damage.
             self._read.extend(self._reader.read(self.next_offset, self.stable_offset) or self._read_by_log())
         if not self._read or self._read[0].header.next_offset > self.stable_offset:
             return None

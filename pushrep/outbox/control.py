@@ -1,24 +1,24 @@
-r"""The control socket of an open outbox: how the command line reaches a service that runs.
+r"""The control socket of an open outbox: the command line asks a running service over it.
 
     ControlServer(directory, calls)         in the service; Outbox.open makes one
     ask(directory, "status")                from any process of the same user
 
-    <directory>/control.sock, mode 0600     JSON, one object a line: a question, then its answer
+    <directory>/control.sock, mode 0600     one JSON object a line: a question, then its answer
     ▶ {"version": 1, "call": "status", "arguments": {}}\n
     ◀ {"version": 1, "ok": {...}}\n
-    ◀ {"version": 1, "error": "NotLeader", "why": "..."}\n       instead, where it is refused
+    ◀ {"version": 1, "error": "NotLeader", "why": "..."}\n       instead, if the call is refused
 
-Versions: a question names the one that it is written in. A server that does not know it refuses in its own version with
-the error UnsupportedVersion. A line above its limit, or one that is no JSON object, ends the connection before more is
-read.
+Versions: a question contains its version. A server that does not know the version answers with the error
+UnsupportedVersion in its own version. To a line above the limit, or one that is no JSON object, it answers with an
+error, and closes the connection.
 
-One thread accepts for all outboxes of the process. Each connection has a thread of its own, so a slow call holds up no
-other. A forked child closes its copies of the sockets: else, after the parent's death, clients would still connect and
-get no answer.
+One thread accepts connections for all outboxes of the process. Each connection has its own thread, so a slow call
+delays no other call. A forked child closes its copies of the sockets: otherwise clients could still connect after the
+parent's end, and would get no answer.
 
-A socket's path has 107 bytes at most, and an outbox's may be longer. So on Linux both sides name the socket by an open
-descriptor of the directory, /proc/self/fd/<n>/control.sock, which is always short. Elsewhere the path is used as it is,
-and one that is too long is an error that says so.
+A socket's path has at most 107 bytes, and an outbox's path may be longer. So on Linux client and server use the path
+/proc/self/fd/<n>/control.sock, where n is an open descriptor of the directory. On other systems the plain path is used;
+if it is too long, the call fails with OSError.
 """
 
 import errno
@@ -41,11 +41,11 @@ from pushrep.errors import PushrepError
 
 
 class ControlError(PushrepError):
-    """The root of the control socket's errors."""
+    """The base class of the control socket's errors."""
 
 
 class NobodyAnswers(ControlError):
-    """No process has the outbox open, or it has no control socket: work on the directory itself."""
+    """No process answers on the control socket. If no process has the outbox open, use the directory itself."""
 
     def __init__(self, directory: Path, why: str) -> None:
         super().__init__(f"nobody answers for the outbox in {directory}: {why}")
@@ -53,7 +53,7 @@ class NobodyAnswers(ControlError):
 
 
 class CallRefused(ControlError):
-    """The outbox answered, with an error: `kind` is its class there, `why` its message."""
+    """The outbox answered with an error: `kind` is the name of its class, `why` its message."""
 
     def __init__(self, kind: str, why: str) -> None:
         super().__init__(why)
@@ -61,7 +61,7 @@ class CallRefused(ControlError):
 
 
 class BadControlMessage(ControlError):
-    """The peer sent something that is no message of this protocol; the connection is closed."""
+    """The peer sent bytes that are no message of this protocol; the connection is closed."""
 
     def __init__(self, why: str) -> None:
         super().__init__(f"the control socket: {why}")
@@ -71,13 +71,13 @@ class BadControlMessage(ControlError):
 VERSION = 1
 QUESTION_BYTES_MAX = 64 << 10
 ANSWER_BYTES_MAX = 16 << 20
-"""Some 50,000 partitions in one status; for more, ask for a part of them."""
+"""About 50,000 partitions in one status; of an outbox with more, ask for a part."""
 UNSUPPORTED_VERSION, UNKNOWN_CALL, TOO_LARGE = "UnsupportedVersion", "UnknownCall", "AnswerTooLarge"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A call by its name."""
+    """A call: its name and its arguments."""
 
     call: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -85,14 +85,14 @@ class Question:
 
 
 class Lines:
-    """Decoder: bytes in, JSON objects out. After a BadControlMessage it can't be used any more."""
+    """A decoder from bytes to JSON objects. After a BadControlMessage it can't be used any more."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[dict[str, Any]]:
-        """The objects that these bytes complete."""
+        """The objects whose lines these bytes complete. Raises BadControlMessage."""
         self._buffer += data
         found = []
         while (end := self._buffer.find(b"\n")) >= 0:
@@ -121,14 +121,14 @@ def question_in(said: Mapping[str, Any]) -> Question:
     if isinstance(version, bool) or not isinstance(version, int):
         raise BadControlMessage("a question names its version, a number")
     if version != VERSION:
-        raise CallRefused(UNSUPPORTED_VERSION, f"version {version} is not spoken here, but {VERSION}: use its pushrep")
+        raise CallRefused(UNSUPPORTED_VERSION, f"version {version} is unknown here: call with version {VERSION}")
     if not isinstance(call, str) or not isinstance(arguments, dict):
         raise BadControlMessage("a question has a `call`, a text, and `arguments`, an object")
     return Question(call=call, arguments=arguments)
 
 
 def answer_bytes(value: Any) -> bytes:
-    """Encode a result; one that is too long becomes an error answer."""
+    """Encode a result. If it is too long, the answer is an error instead."""
     data = _line({"version": VERSION, "ok": value})
     if len(data) > ANSWER_BYTES_MAX:
         return refusal_bytes(TOO_LARGE, f"the answer has {len(data)} bytes, {ANSWER_BYTES_MAX} at most: ask for less")
@@ -145,7 +145,7 @@ def value_in(said: Mapping[str, Any]) -> Any:
     if "error" in said:
         raise CallRefused(str(said["error"]), str(said.get("why", "")))
     if said.get("version") != VERSION or "ok" not in said:
-        raise BadControlMessage("what came is no answer")
+        raise BadControlMessage("the message is no answer")
     return said["ok"]
 
 
@@ -170,19 +170,19 @@ _BACKLOG = 16
 
 
 def listen_in(directory: Path) -> socket.socket:
-    """A listening socket; one that an earlier process left is replaced. Raises OSError.
+    """A listening socket in this directory, in place of the socket of an earlier process. Raises OSError.
 
-    The caller holds the directory's lock, so nobody else listens.
+    The caller holds the directory's lock, so no other process listens.
     """
     with suppress(FileNotFoundError):
         if not stat.S_ISSOCK((directory / SOCKET_NAME).lstat().st_mode):
-            raise FileExistsError(errno.EEXIST, "there is something else of that name", str(directory / SOCKET_NAME))
+            raise FileExistsError(errno.EEXIST, "the file is no socket", str(directory / SOCKET_NAME))
         (directory / SOCKET_NAME).unlink()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with _short(directory) as path:
             listener.bind(path)
-        (directory / SOCKET_NAME).chmod(_OWNER_ONLY)  # nobody connects before `listen`
+        (directory / SOCKET_NAME).chmod(_OWNER_ONLY)  # no client can connect before `listen`
         listener.listen(_BACKLOG)
     except BaseException:
         listener.close()
@@ -191,7 +191,9 @@ def listen_in(directory: Path) -> socket.socket:
 
 
 def connect_to(directory: Path, timeout_s: float) -> socket.socket:
-    """Raises OSError: FileNotFoundError or ConnectionRefusedError where nobody listens."""
+    """A connection to the socket in this directory. Raises OSError: FileNotFoundError or ConnectionRefusedError if no
+    process listens.
+    """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.settimeout(timeout_s)
@@ -204,14 +206,14 @@ def connect_to(directory: Path, timeout_s: float) -> socket.socket:
 
 
 def remove_socket(directory: Path) -> None:
-    """Remove the socket's file, if there is one."""
+    """Remove the socket's file, if it exists."""
     with suppress(OSError):
         (directory / SOCKET_NAME).unlink()
 
 
 @contextmanager
 def _short(directory: Path) -> Iterator[str]:
-    """A short path of the socket."""
+    """A path of the socket that is short enough, valid in the block."""
     if not _DESCRIPTORS.is_dir():
         yield str(directory / SOCKET_NAME)
         return
@@ -227,9 +229,10 @@ _READ_BYTES = 64 << 10
 
 
 def ask(directory: Path, call: str, arguments: Mapping[str, Any] | None = None, *, timeout_s: float = TIMEOUT_S) -> Any:
-    """What the outbox in `directory` answers, a value of JSON.
+    """Call the outbox in `directory`, and return its answer, a JSON value.
 
-    timeout_s: for connecting, and for each part of the answer. Raises NobodyAnswers, CallRefused, BadControlMessage.
+    timeout_s: the limit for connecting, and for each part of the answer. Raises NobodyAnswers, CallRefused,
+    BadControlMessage.
     """
     try:
         with connect_to(directory, timeout_s) as connection:
@@ -250,7 +253,7 @@ def _first_line(connection: socket.socket) -> dict[str, Any]:
     while data := connection.recv(_READ_BYTES):
         if found := lines.feed(data):
             return found[0]
-    raise BadControlMessage("it was closed before an answer came")
+    raise BadControlMessage("it was closed before the answer")
 
 
 _LOG = logging.getLogger("pushrep.outbox")
@@ -260,11 +263,11 @@ _STOP_S = 5.0
 _AGAIN_S = 0.5
 
 Calls: TypeAlias = Mapping[str, Callable[[Mapping[str, Any]], Any]]
-"""What is answered, by name: arguments in, a value of JSON out. A PushrepError or OSError is the answer as well."""
+"""The functions for the calls, by name: from arguments to a JSON value. An exception becomes an error answer."""
 
 
 class ControlServer:
-    """Answers on the control socket of `directory` until `close`. Raises OSError if it can't listen."""
+    """Answers calls on the control socket of `directory` until `close`. Raises OSError if it can't listen."""
 
     def __init__(self, directory: Path, calls: Calls) -> None:
         self.directory, self._calls = directory.resolve(), calls
@@ -278,7 +281,7 @@ class ControlServer:
         self._acceptor.add(self._listener, self._accept)
 
     def close(self) -> None:
-        """Remove the socket's file and stop answering. A second call does nothing."""
+        """Remove the socket's file, and wait up to 5 s for running calls. A second call does nothing."""
         with self._lock:
             if self._stopping.is_set():
                 return
@@ -296,19 +299,19 @@ class ControlServer:
             thread.join(max(0.0, deadline - monotonic()))
 
     def disown(self) -> None:
-        """In a forked child: close the copies of the sockets; the file stays the parent's."""
+        """In a forked child: close the copies of the sockets. The file stays, for the parent."""
         for copy in (self._listener, *self._open):
             copy.close()
 
     def _accept(self) -> None:
-        """Accept a connection, and answer it in a thread of its own."""
+        """Accept a connection, and answer its calls in its own thread."""
         try:
             connection, _ = self._listener.accept()
-        except BlockingIOError:  # it went
+        except BlockingIOError:  # the client hung up
             return
         except OSError as error:
             _LOG.warning("the control socket of %s: %s", self.directory, error)
-            self._stopping.wait(_AGAIN_S)  # out of descriptors, perhaps for a moment only
+            self._stopping.wait(_AGAIN_S)  # no descriptor is free, perhaps only for a moment
             return
         connection.setblocking(True)
         thread = threading.Thread(target=self._converse, args=(connection,), name="pushrep-control-call", daemon=True)
@@ -352,7 +355,7 @@ def _answer(said: Mapping[str, Any], calls: Calls) -> bytes:
         call = calls.get(question.call)
         if call is None:
             known = ", ".join(sorted(calls))
-            return refusal_bytes(UNKNOWN_CALL, f"{question.call!r} is not answered here, but {known}")
+            return refusal_bytes(UNKNOWN_CALL, f"there is no call {question.call!r}, only {known}")
         return answer_bytes(call(question.arguments))
     except CallRefused as error:
         return refusal_bytes(error.kind, error.why)
@@ -360,7 +363,7 @@ def _answer(said: Mapping[str, Any], calls: Calls) -> bytes:
         raise
     except (PushrepError, OSError) as error:
         return refusal_bytes(type(error).__name__, str(error))
-    except Exception as error:  # noqa: BLE001 - a fault of ours ends one call, not the service
+    except Exception as error:  # noqa: BLE001 - a bug ends one call, not the service
         _LOG.exception("the control socket: %r failed", said.get("call"))
         return refusal_bytes(type(error).__name__, f"it failed: {error}; the service's log has more")
 
@@ -376,22 +379,22 @@ class _Acceptor:
         self._thread.start()
 
     def add(self, listener: socket.socket, on_connect: Callable[[], None]) -> None:
-        """From now on call `on_connect()` for each connection."""
+        """From now on call `on_connect()`, in the acceptor's thread, when a client connects to `listener`."""
         self._do(lambda: self._poller.register(listener, READABLE, on_connect))
 
     def remove(self, listener: socket.socket) -> None:
-        """When this returns, nothing is called for this listener any more."""
+        """Forget the listener. When this returns, its function is not called any more."""
         self._do(lambda: self._poller.unregister(listener))
 
     def end(self) -> None:
-        """End the thread. Every listener was removed before."""
+        """End the thread. The caller has removed every listener."""
         self._is_over = True
         self._poller.wake()
         self._thread.join()
         self._poller.close()
 
     def _do(self, act: Callable[[], object]) -> None:
-        """Run `act` in the selector's thread: registering and selecting have to be in one thread."""
+        """Run `act` in the poller's thread, and wait for it: one thread has to register and select."""
         done = threading.Event()
 
         def carry_out() -> None:
@@ -412,7 +415,7 @@ class _Acceptor:
             for call in calls:
                 try:
                     call()
-                except Exception:  # noqa: BLE001 - one socket that fails keeps no other from being answered
+                except Exception:  # noqa: BLE001 - an error of one socket must not stop the others
                     _LOG.exception("the control socket")
 
 

@@ -1,28 +1,28 @@
-"""Handing over an outbox's directory: from a node to a promotion, from a service to a node, to another place.
+"""Directory handover: from a node to a promotion, from a service to a node, and after a directory was moved.
 
 A promotion asks the node that has a replica's directory open to close it:
 
     promotion ─ connect to <data>/control.sock ─▶ node          <data> is the directory above the replica's
-              ─ urn:uuid:<outbox id> ────────────▶ closes those logs clean
+              ─ urn:uuid:<outbox id> ────────────▶ closes those logs cleanly
               ◀─ <last contact, wall ms> <its age, ms; -1: none> ─
                 ... changes the directory ...
-              ─ hangs up, or dies ──────────────▶ promises.json says who leads now
+              ─ hangs up, or dies ──────────────▶ opens it again; promises.json names the leader
 
-A line that is a JSON object is a question as an open outbox is asked (control.py): `status` answers what
-`pushrep status` shows of the node, `stop-replay` ends a replay session, `contact` ({"outbox_id", "state", "why"} of a
-service that stands by; the nil id for an outbox that is not made yet) says how many ms ago a leader had contact,
-null for none.
+Question and answer are a line each. Older versions send the bare id, and get an answer without the age. Older nodes
+accept both forms, and answer without the age. The directory stays closed while the connection is open, so the node
+opens it again after a promotion that was killed. The socket has mode 0600: a user that may use it may change the files,
+too.
 
-Both are lines. The bare id, which older versions send, is answered without the age; older nodes read either
-form, and give none. The node leaves the directory closed as long as the connection lasts, so it opens it again after a
-promotion that was killed. The socket has mode 0600: who may use it may change the files, too.
+A line that is a JSON object is a question as in control.py: `status` returns the node's part of `pushrep status`;
+`stop-replay` ends a replay session; `contact` ({"outbox_id", "state", "why"} of a service that stands by; the nil id if
+the outbox is not made yet) returns how many ms ago the last contact of a leader was, null if there was none.
 
-A directory that a service led from goes under a node, and follows the current leader: <outbox directory> is renamed to
-<data>/<outbox id>. Its files stay as they are: promises.json is the same for a leader and a replica, and says which
-member it is.
+`adopt` renames <outbox directory>, which a service led from, to <data>/<outbox id>: the node follows the current leader
+with it. Its files do not change: promises.json has the same form for leaders and replicas, and contains the member's
+index.
 
-A directory that was moved as a whole looks like a copy to pushrep/log/directory_id.py. Where the original is gone, the
-operator says that it was moved, and it gets its old id back.
+A directory that was moved as a whole looks like a copy to pushrep/log/directory_id.py. If the original is gone, `moved`
+gives the directory its original id back.
 """
 
 import errno
@@ -65,12 +65,13 @@ _LINE_BYTES = 4096
 _WITH_AGE = "urn:uuid:"
 NEVER = -1
 NOT_MADE = UUID(int=0)
-"""The id that a service gives while its outbox is not made yet."""
+"""The id that a service sends while its outbox is not made yet."""
 
 
 class HandoverSocket(ClosedAtExit):
-    """Closes the directories of outboxes while a promotion has them. A context manager around a running node. Raises
-    OSError.
+    """Answers promotions and commands on the control socket of a running node, until `close`. A context manager.
+
+    While a promotion has an outbox's directory, the node keeps it closed. Raises OSError if it can't listen.
     """
 
     def __init__(self, node: ReplicaNode) -> None:
@@ -82,7 +83,7 @@ class HandoverSocket(ClosedAtExit):
         self._thread.start()
 
     def close(self) -> None:
-        """Answer nobody any more."""
+        """Stop answering, and end open connections."""
         self._is_closed = True
         remove_socket(self._node.directory.resolve())
         for sock in (self._listener, *tuple(self._open)):
@@ -97,7 +98,7 @@ class HandoverSocket(ClosedAtExit):
                 connection, _ = self._listener.accept()
             except OSError as error:
                 if not self._is_closed:
-                    _LOG.error("promotions of replicas in %s are not answered: %s", self._node.directory, error)
+                    _LOG.error("the control socket of the node in %s has failed: %s", self._node.directory, error)
                 return
             self._open.add(connection)
             threading.Thread(target=self._serve, args=(connection,), name="pushrep-let-go", daemon=True).start()
@@ -122,7 +123,7 @@ class HandoverSocket(ClosedAtExit):
                 connection.settimeout(None)
                 connection.recv(1)  # returns when the promotion hangs up
         except (OSError, ValueError, PushrepError) as error:
-            _LOG.warning("a promotion was not served: %s", error)
+            _LOG.warning("a request on the control socket failed: %s", error)
         finally:
             self._open.discard(connection)
             connection.close()
@@ -148,9 +149,9 @@ class HandoverSocket(ClosedAtExit):
 
 @contextmanager
 def handed_over(directory: Path, outbox_id: UUID) -> Iterator[LastContact]:
-    """The directory of a replica, handed over by its node if one is running: its last contact with a leader.
+    """In this block the node of a replica's directory keeps it closed. Yields the node's last contact with a leader.
 
-    None where no node runs. Raises OSError if a node is there and does not hand it over.
+    If no node runs, the contact is empty. Raises OSError if a node runs and does not hand the directory over.
     """
     try:
         connection = connect_to(directory.resolve().parent, _TIMEOUT_S)
@@ -177,16 +178,16 @@ def _line(connection: socket.socket) -> str:
 
 
 def adopt(data: Path | str, directory: Path | str, *, filesystem: Filesystem = REAL_FILESYSTEM) -> Path:
-    """Move the outbox in `directory` under the node whose directory is `data`, running or not. Returns its new path.
+    """Move the outbox in `directory` into `data`, the directory of a node, which may run. Returns the new path.
 
-    Raises CantAdopt (with what to do; nothing was changed), CorruptNodeFile, CorruptOutboxFile, OSError.
+    Raises CantAdopt (its text says what to do; nothing was changed), CorruptNodeFile, CorruptOutboxFile, OSError.
     """
     data, directory = Path(data), Path(directory)
     identity = read_identity(filesystem, directory)
     if identity is None:
         raise CantAdopt(directory, "there is no outbox in it")
     if find_election_state(directory, filesystem) is None:
-        raise CantAdopt(directory, "it never had replicas: nobody else leads it")
+        raise CantAdopt(directory, "it never had replicas, so no other member leads it")
     target = data / identity.outbox_id
     if filesystem.exists(target):
         raise CantAdopt(
@@ -209,11 +210,11 @@ def adopt(data: Path | str, directory: Path | str, *, filesystem: Filesystem = R
 
 
 def moved(directory: Path | str, *, filesystem: Filesystem = REAL_FILESYSTEM) -> DirectoryId:
-    """Give the outbox's directory, or that of a member below a node, the id of the one that it was copied from.
+    """Give a directory the id of the directory that it was copied from: an outbox's, or a member's in a node.
 
-    For an operator who knows that the original is gone and that the whole directory was moved. Returns the id. Raises
-    NotACopy, OriginalStands where that is beside it (nothing was changed), LogLocked while a service or a tool has it
-    open, OSError.
+    For an operator who knows that the whole directory was moved and the original is gone. Returns the id. Raises
+    NotACopy, OriginalStands if the original is in the same parent directory (nothing was changed), LogLocked while a
+    service or a tool has the directory open, OSError.
     """
     directory = Path(directory)
     if not filesystem.exists(directory):
@@ -222,7 +223,7 @@ def moved(directory: Path | str, *, filesystem: Filesystem = REAL_FILESYSTEM) ->
     try:
         found, verdict = read_directory_id(directory, filesystem)
         if found is None:
-            raise NotACopy(directory, "it has no id: no outbox was opened in it since directories have one")
+            raise NotACopy(directory, "it has no id: no version that gives directories an id has opened it")
         if verdict is CopyVerdict.COPY and found.is_settled:  # not opened since it was copied
             new = settled_id(None) if found.is_unknown else found
         elif found.is_copy:
@@ -238,7 +239,7 @@ def moved(directory: Path | str, *, filesystem: Filesystem = REAL_FILESYSTEM) ->
 
 
 def _beside(directory: Path, wanted: DirectoryId, filesystem: Filesystem) -> Path | None:
-    """The directory of that id, if it is beside this one; other places are not searched."""
+    """The directory with that id in the same parent directory; None: there is none."""
     home = Path(os.path.realpath(directory))
     for name in filesystem.list(home.parent):
         if name == home.name or not filesystem.exists(home.parent / name / DIRECTORY_ID_NAME):

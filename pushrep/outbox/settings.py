@@ -1,4 +1,4 @@
-"""The settings of an outbox that may differ from open to open; each class checks its values when it is made."""
+"""The settings of an outbox that may change at each opening. Each class checks its values when it is made."""
 
 import math
 from collections.abc import Sequence
@@ -19,32 +19,32 @@ if TYPE_CHECKING:
     from pushrep.health import HealthSettings
 
 BATCH_BYTES = 256 << 10
-"""So that a batch stays in the processor's cache while it is encoded and its CRC is computed."""
+"""Small enough that a batch stays in the processor's cache while it is encoded and its CRC is computed."""
 BUFFER_BYTES = 64 << 20
 _MEMBERS_MAX = 256  # an index has 8 bits
-_TAKEOVER_AFTER_MIN_MS = 2_000  # a leader beats once a second
+_TAKEOVER_AFTER_MIN_MS = 2_000  # a leader sends a heartbeat once a second
 _DURATION_MAX_MS = 1 << 40
-"""34 years: the operating system's waits fail for a few centuries or more."""
+"""34 years. The operating system's waits fail for a few centuries or more."""
 
 
 class Acks(Enum):
-    """Who must have a record before its receipt is done."""
+    """Which members must have a record before its receipt is done."""
 
     LOCAL = auto()
-    """This member's log, with the outbox's durability."""
+    """The leader alone, with the outbox's durability."""
 
     ALL = auto()
-    """The log and every in-sync replica."""
+    """Every in-sync member, and at least `min_insync_replicas` members, the leader counted."""
 
 
 class OnDiverged(Enum):
-    """What appends do once the topic turns out to hold other records than the log."""
+    """What `open` and `append` do if the topic holds other records than the log, which stops shipping."""
 
     REFUSE = auto()
-    """They raise the error that stopped the shipping."""
+    """They raise the error that stopped shipping."""
 
     GO_ON = auto()
-    """They go on; nothing is shipped before `pushrep outbox rebase`."""
+    """They go on. Nothing is shipped until `pushrep outbox rebase`."""
 
 
 _WORDS = (
@@ -56,7 +56,10 @@ _WORDS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaSettings:
-    """See `Outbox.open`; raises `SettingRefused`. `acks` None: ALL with replicas, else LOCAL."""
+    """The settings of replication; see `Outbox.open`. acks None: ALL with replicas, else LOCAL.
+
+    Raises SettingRefused.
+    """
 
     replicas: Sequence[str] = ()
     acks: Acks | None = None
@@ -79,11 +82,12 @@ class ReplicaSettings:
             raise SettingRefused("acks", f"give Acks.LOCAL or Acks.ALL, not {self.acks!r}")
         if self.acks is Acks.ALL and not self.replicas:
             raise SettingRefused(
-                "acks", "ALL needs replicas=[...], of a command --replica: without them a record is in this log alone"
+                "acks",
+                "ALL needs replicas=[...], or --replica of a command: without them a record is in this log alone",
             )
         if self.min_insync_replicas is not None:
             if not self.replicas:
-                raise SettingRefused("min_insync_replicas", "it counts replicas, and there are none: leave it out")
+                raise SettingRefused("min_insync_replicas", "there are no replicas: leave it out")
             _check_number("min_insync_replicas", self.min_insync_replicas, 1, int, len(self.replicas) + 1)
         for setting in ("delivery_timeout_ms", "replica_lag_max_ms"):
             _check_number(setting, getattr(self, setting), 1, int, _DURATION_MAX_MS)
@@ -98,12 +102,12 @@ class ReplicaSettings:
 
 
 RETENTION = ("retention_ms", "retention_bytes")
-"""Settings of an outbox and of its `LogConfig`; None: not given."""
+"""Settings of an outbox, and of its `LogConfig` if the outbox's are None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxSettings:
-    """See `Outbox.open`; raises `SettingRefused`, which names the argument."""
+    """All settings of an outbox; see `Outbox.open`. Raises SettingRefused, which names the argument."""
 
     replicas: ReplicaSettings
     kafka: KafkaDestination | None
@@ -140,21 +144,22 @@ class OutboxSettings:
                 _check_number(setting, value, -1, int)
         if self.batch_bytes > self.record_bytes_max:
             raise SettingRefused(
-                "batch_bytes", f"{self.batch_bytes} exceeds what the log takes as one batch, {self.record_bytes_max}"
+                "batch_bytes",
+                f"{self.batch_bytes} exceeds the largest batch of the log, {self.record_bytes_max}",
             )
         if self.buffer_bytes < self.batch_bytes:
             raise SettingRefused(
-                "buffer_bytes", f"{self.buffer_bytes} does not hold one batch of batch_bytes={self.batch_bytes}"
+                "buffer_bytes", f"{self.buffer_bytes} is less than one batch of batch_bytes={self.batch_bytes}"
             )
 
     @property
     def record_bytes_max(self) -> int:
-        """The largest batch that the log takes."""
+        """The largest batch, and so the largest record, that the log takes."""
         return self.log_config.batch_limit_bytes
 
 
 def checked_times(takeover_after_ms: object, takeover_pause_ms: object) -> TakeoverTimes:
-    """The arguments of `Outbox.stand_by`. Raises SettingRefused."""
+    """The times of `Outbox.stand_by`, checked. Raises SettingRefused."""
     _check_number("takeover_after_ms", takeover_after_ms, _TAKEOVER_AFTER_MIN_MS, int, _DURATION_MAX_MS)
     _check_number("takeover_pause_ms", takeover_pause_ms, 0, int, _DURATION_MAX_MS)
     return TakeoverTimes(
@@ -163,7 +168,7 @@ def checked_times(takeover_after_ms: object, takeover_pause_ms: object) -> Takeo
 
 
 def checked_config(value: LogConfig | None) -> LogConfig:
-    """The argument `log_config`, its default for None. Raises SettingRefused."""
+    """The argument `log_config`; for None its default. Raises SettingRefused."""
     config = value if value is not None else LogConfig()
     if not isinstance(config, LogConfig):
         raise SettingRefused("log_config", f"give a LogConfig, not {type(config).__name__}")

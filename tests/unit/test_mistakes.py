@@ -69,7 +69,7 @@ API = {
     "another carrier": (opening(carrier="value"), "carrier: 'value' is neither 'key' nor 'header'"),
     "a negative linger": (opening(linger_ms=-1), "linger_ms: give a number between 0"),
     "seconds for milliseconds": (opening(block_ms=0.5), "block_ms: give a number between 0"),
-    "a small buffer": (opening(buffer_bytes=10), "buffer_bytes: 10 does not hold one batch"),
+    "a small buffer": (opening(buffer_bytes=10), "buffer_bytes: 10 is less than one batch"),
     "a negative retention": (opening(retention_ms=-5), "retention_ms: give a number of at least -1"),
     "log_config as dict": (opening(log_config={"segment_bytes": 5}), "log_config: give a LogConfig, not dict"),
     "a disk limit above 100": (lambda _: LogConfig(disk_refuse_percent=101), "disk_refuse_percent: give a number"),
@@ -215,7 +215,7 @@ COMMANDS = {
     "acks without replicas": (
         "append out t file --acks all",
         1,
-        "acks: ALL needs replicas=[...], of a command --replica",
+        "acks: ALL needs replicas=[...], or --replica of a command",
     ),
     "a replay of another log": ("replay made t-9", 1, "no recording t-9; pushrep recording list made shows all"),
     "a replay of a file's log": ("replay file t-0", 1, "file is a file: give a directory of logs"),
