@@ -105,7 +105,7 @@ class Cell:
         release = spark.version.replace(".", "_")  # one database holds the tables of all releases
         self._table = f"{self._place.name.replace('-', '_').lower()}_{release}"
         self._waits, self._error, self._query, self._seen = threading.Event(), None, None, None
-        self._job = None
+        self._job, self._marks = None, None
 
     def waits(self):
         return self._waits.is_set() or (self._place / "waits").exists()
@@ -141,6 +141,8 @@ class Cell:
             except Exception as error:  # noqa: BLE001 - one cell's failure is its own
                 self._error = error
             failed, self._query, self._error = line_of(self._error), None, None
+            if self._marks is not None:
+                self._marks.close()  # this process may open them once at a time
             self.begin()
         return say(cell=self.name, error=failed)
 
@@ -184,6 +186,7 @@ class Cell:
         marks = sink if self.sink in {"sqlite", "postgresql"} else LocalMarks(self._place / "marks")
         if self.sink == "path" and self.write is not None:
             marks = FileMarks(f"{self._place}/marks", self._spark)
+        self._marks = marks
         once = ReplayFilteredBatches(Stopping(sink, self), marks, carrier=self._carrier())
         writer = self._events().writeStream.foreachBatch(once)
         return writer.option("checkpointLocation", f"{self._place}/checkpoint").trigger(availableNow=True).start()
