@@ -20,11 +20,12 @@ import click
 import numpy as np
 
 from filtering.marks import HighwaterMarks, select_rows
+from filtering.stream_metadata import PARTITION_MAX
 from pushrep.errors import PushrepError
 from spark_jobs.batch_marks import BatchMarks, MarksKey
 from spark_jobs.errors import SparkJobError
 from spark_jobs.marks import KEEP_ALL, LocalMarks, MarksStore
-from spark_jobs.marks_stores import KAFKA, Brokers, NoSuchMarks, opened, topic_marks
+from spark_jobs.marks_stores import KAFKA, Brokers, NoSuchMarks, is_database, opened, topic_marks
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _SERVERS, _CONFIG = "--bootstrap-servers", "--kafka-config"
@@ -72,10 +73,10 @@ def _pair(*, required: bool) -> Callable[[_Command], _Command]:
             pair = None if pid is None or partition is None else PairKey(pid, partition, topic)
             return command(*args, pair=pair, **rest)
 
-        number = click.IntRange(-(2**63), 2**63 - 1)
+        number, source = click.IntRange(-(2**63), 2**63 - 1), click.IntRange(0, PARTITION_MAX)
         options = (
             click.option("--pid", type=number, required=required, help="Producer id of one pair."),
-            click.option("--partition", type=click.IntRange(min=0), required=required, help="Its source partition."),
+            click.option("--partition", type=source, required=required, help="Its source partition."),
             click.option("--topic", help="Where several topics are read: which of them."),
         )
         for option in reversed(options):
@@ -185,9 +186,13 @@ def set_(store: str, pair: "PairKey", offset: int, export_to: Path, as_json: boo
     \b
     pushrep marks set orders-checkpoint-marks --pid 4711 --partition 0 --offset 16999 --export before.marks
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
+    if is_database(store):
+        raise click.ClickException(f"{store}: in a database no single pair is set; begin a fresh checkpoint by --adopt")
     with _store(store, None) as found:
         query_id = _owner(found)
         last = _read(found, query_id, _last(found, query_id))
+        if not last.marks:
+            raise NoSuchMarks(found.location, f"batch {last.batch_id} of query {query_id} has seen no pair")
         keys = [key for key in last.marks if pair.topic in {None, key.topic}]
         before = [key for key in keys if last.marks[key].get(pair.pid, pair.partition) is not None]
         if len(topics := {key.topic for key in before or keys}) != 1:

@@ -26,6 +26,7 @@ from pyspark.sql.streaming.listener import (
 )
 
 from filtering.replay_filter import FilterCounts
+from filtering.stream_metadata import OFFSET_MAX
 from spark_jobs.filter_settings import BatchCounts, warn_of_chance_keys, warn_of_silent_pairs
 
 METRICS = "filter_replays"
@@ -89,7 +90,11 @@ def observed_after(decided: DataFrame, metrics: str) -> DataFrame:
         decided.select("data", F.from_json("report", _REPORT).alias("counts"))
         .observe(
             f"{metrics}.after",
-            *(_sum(f"counts.{name}").alias(name) for name in _NUMBERS),
+            *(_sum(f"counts.{name}").alias(name) for name in _NUMBERS if name != "jumped"),
+            # Chance keys jump by up to 2^63 each. A bigint's sum would overflow, and with ANSI rules fail the query.
+            F.least(_sum(F.col("counts.jumped").cast("decimal(38, 0)")), F.lit(OFFSET_MAX))
+            .cast("bigint")
+            .alias("jumped"),
             F.collect_list("counts.all_dropped").alias("all_dropped"),
             F.collect_list("counts.gap").alias("gaps"),
         )
@@ -135,8 +140,8 @@ def _observed(progress: Mapping[str, Any], name: str) -> Mapping[str, Any] | Non
     return dict(zip((field["name"] for field in row["schema"]["fields"]), row["values"], strict=True))
 
 
-def _sum(name: str) -> Any:
-    return F.coalesce(F.sum(name), F.lit(0))
+def _sum(numbers: Any) -> Any:
+    return F.coalesce(F.sum(numbers), F.lit(0))
 
 
 class CountsListener(StreamingQueryListener):

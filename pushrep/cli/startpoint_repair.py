@@ -175,7 +175,8 @@ def repair(  # noqa: PLR0913, PLR0917 - one parameter an option
     held = look.held({one: place.start for one, place in places.items()})
     parts = [part for one, place in places.items() if (part := look.part(place, held[one])) is not None]
     if not parts:
-        why = f"{consumer} has read no record from --from on" if known else f"{directory} holds no log of it"
+        where = "from --from on" if end is None else "between --from and --to"
+        why = f"{consumer} has read no record {where}" if known else f"{directory} holds no log of it"
         raise CantRepair(topic, why)
     if sink is not None and not any(part.rows for part in parts):
         raise CantRepair(topic, "the sink has no row to replace: check that --sink is the job's")

@@ -271,8 +271,10 @@ class SqlTable:
     def _exists(self, connection: Any, table: str) -> bool:
         if self._dialect.mark == "%s":
             return self._execute_all(connection, "SELECT to_regclass(?)", table)[0][0] is not None
-        name = table.rsplit(".", 1)[-1].strip('"')
-        return bool(self._execute_all(connection, "SELECT 1 FROM sqlite_master WHERE name = ?", name))
+        name = table.rsplit(".", 1)[-1][1:-1].replace('""', '"')
+        # SQLite itself takes Orders and orders for one table.
+        find = "SELECT 1 FROM sqlite_master WHERE name = ? COLLATE NOCASE"
+        return bool(self._execute_all(connection, find, name))
 
     def _transaction(self, work: Callable[[Any], T]) -> T:
         """Run `work` in one transaction; again after a lost connection or a conflict, since each is safe to repeat."""

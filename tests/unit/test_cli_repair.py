@@ -145,7 +145,7 @@ REFUSED = [
     (["--from", "25", "--sink", "postgresql://127.0.0.1:1/x", "--table", "orders"], "127.0.0.1"),
     (["--from", "100", "--sink", "SINK"], "beyond the end"),
     (["--from", "2013-07-04T14:00", "--sink", "SINK"], "has read no record from --from on"),
-    (["--from", "25", "--to", "20", "--sink", "SINK"], "has read no record from --from on"),
+    (["--from", "25", "--to", "20", "--sink", "SINK"], "has read no record between --from and --to"),
 ]
 
 

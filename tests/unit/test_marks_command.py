@@ -197,3 +197,23 @@ def test_a_pair_that_is_set_goes_on_in_a_partition_that_a_startpoint_had_reset(l
     run("set", local, "--pid", 8, "--partition", 0, "--offset", -1, "--export", tmp_path / "second.marks")
     shown = json.loads(run("show", local, "--json"))["last"]["marks"]
     assert {mark["pid"] for mark in shown} == {7, 9}
+
+
+def test_a_pair_that_can_not_be_set_is_refused_with_the_reason_and_nothing_is_exported(local, table, tmp_path):
+    with LocalMarks(tmp_path / "unkeyed") as store:
+        store.write(BatchMarks("q", 0, (LogRange("orders", 0, 0, 5),)), keep=9)
+    one = ("--pid", 7, "--offset", 3, "--export", tmp_path / "before.marks")
+    assert "no single pair is set" in run("set", table[0], "--partition", 1, *one, code=1)
+    assert "batch 0 of query q has seen no pair" in run("set", tmp_path / "unkeyed", "--partition", 1, *one, code=1)
+    assert "2147483648 is not in the range" in run("set", local, "--partition", 2**31, *one, code=2)
+    assert not (tmp_path / "before.marks").exists()
+    run("set", local, "--partition", 1, *one)
+
+
+@pytest.mark.parametrize(("name", "again"), [("orders", "Orders"), ('"my" orders', '"My" orders')])
+def test_a_table_of_sqlite_is_found_by_its_name_in_any_case_and_with_quotes(tmp_path, name, again):
+    """Else a fresh checkpoint would fill a table that belongs to another query."""
+    first, second = (SqlTable(f"sqlite:{tmp_path / 'shop.db'}", one) for one in (name, again))
+    first.stage_nothing("q", 0)
+    first.write(batch(0, 4), keep=9)
+    assert (first.owner(), second.owner(), second.read("q", 0)) == ("q", "q", batch(0, 4))

@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from filtering import HighwaterMarks, StreamMetadata, TtlTooShort
+from filtering.stream_metadata import OFFSET_MAX
 from spark_jobs import LocalMarks, filter_frame, filter_replays
 from spark_jobs.batch_marks import BatchMarks, MarksKey
 from spark_jobs.keyed_state import StateStoreUnfit
@@ -126,9 +127,11 @@ def test_counts_gaps_and_silent_pairs_are_in_the_progress(query, logs):
     assert (counts.rows, counts.unkeyed, counts.pairs, counts.kept, counts.dropped) == (36, 1, 4, 34, 1)
     assert (counts.late, counts.jumped, counts.all_dropped, counts.unlikely_pairs) == (0, 3, (), 2)
     assert operator_gaps(query.progress) == {("t", 5, 0): 3}
-    assert query.one([row(36, 6, 1, 4), row(37, 5, 0, 34)]) == {row(37, 5, 0, 34).id}
+    jumps = [row(38 + 2 * n + k, 7, n, k * OFFSET_MAX) for n in range(2) for k in range(2)]
+    assert query.one([row(36, 6, 1, 4), row(37, 5, 0, 34), *jumps]) == {r.id for r in (row(37, 5, 0, 34), *jumps)}
     counts = operator_counts(query.progress)
-    assert (counts.kept, counts.dropped, counts.all_dropped) == (1, 1, (("t", 6, 1),))
+    assert (counts.kept, counts.dropped, counts.all_dropped) == (5, 1, (("t", 6, 1),))
+    assert counts.jumped == OFFSET_MAX, "two pairs jumped over more offsets than a bigint counts"
 
 
 def test_a_pair_in_two_partitions_stops_the_batch(query, logs):
