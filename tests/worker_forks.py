@@ -60,7 +60,10 @@ def ask(kind, parent):
         server.connect("\0" + name)
     except ConnectionRefusedError:
         _begin_server(kind, parent, name)
-        server.connect("\0" + name)
+        try:
+            server.connect("\0" + name)
+        except ConnectionRefusedError:  # the server of another has the name and does not listen yet, or has ended
+            return
     streams = b"".join(stream.to_bytes(_FD_SIZE, sys.byteorder) for stream in (0, 1, 2))
     try:
         server.sendmsg([len(request).to_bytes(_SIZE)], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, streams)])

@@ -245,12 +245,10 @@ class SimulatedDisk:
         return None if entries is None else list(entries.disk if synced else entries.now)
 
     def contents(self, path: Path, *, synced: bool = False) -> bytes:
-        """A file's bytes as processes see them; `synced`: as the disk holds them. Raises FileNotFoundError."""
-        names, name = self._place(path)
-        try:
-            inode = (names.disk if synced else names.now)[name]
-        except KeyError:
-            raise _error(errno.ENOENT, path) from None
+        """A file's bytes as processes see them; `synced`: those that the disk holds, whether or not its directory was
+        synced. Raises FileNotFoundError.
+        """
+        inode = self._inode(path)
         return bytes(inode.disk if synced else inode.cache)
 
     def copy(self, source: Path, target: Path) -> None:

@@ -3,9 +3,11 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,17 @@ def test_a_fork_is_as_a_start_but_has_its_libraries(place):
     twice = os.pathsep.join(2 * [os.environ.get("PYTHONPATH", "")])
     assert told(WORKERS_PYTHON, place, "0", PYTHONPATH=twice)[0] == 0
     assert len(mentioning(f"--serve\0workers\0{os.getpid()}\0")) == 1, "one server for this parent"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there Python starts as always")
+def test_beside_a_server_that_does_not_listen_yet_it_starts_as_always(place):
+    """Spark starts two Pythons at once: the second one's server finds the name bound by the first one's."""
+    environment = {"PYTHONPATH": str(place)}
+    began = Path(f"/proc/{os.getpid()}/stat").read_text().rpartition(")")[2].split()[19]
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(f"\0pushrep-tests-workers-{os.getpid()}-{began}-{zlib.crc32(str(place).encode())}")
+        code, said, error = told(WORKERS_PYTHON, place, "0", **environment)
+    assert (code, said[-1]) == (0, "False"), error
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from partitioner import NoSuchTopic, NotDelivered
 from pushrep.kafka import KafkaDestination
 from pushrep.log import Durability, LogConfig
 from pushrep.outbox import Outbox
+from tests.integration.outboxes import wait_until
 from tests.kafka.plain_client import create_topic
 from tests.kafka.spark_process import SparkJob, connector
 from tests.kafka.test_source_partition_producer import PID, aio, confluent, filtered, produce
@@ -239,7 +240,14 @@ def leader_of(cluster, topic):
     from confluent_kafka.admin import AdminClient
 
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers, "log_level": 0})
-    return admin.list_topics(topic, timeout=30).topics[topic].partitions[0].leader
+    found = {}
+
+    def is_known():  # a broker that has just started again may not know the topic yet
+        found.update(admin.list_topics(topic, timeout=30).topics[topic].partitions)
+        return 0 in found and found[0].leader >= 0
+
+    wait_until(is_known, f"{topic} has a leader")
+    return found[0].leader
 
 
 def story(cluster, topic, leader):
