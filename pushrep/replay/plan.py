@@ -386,5 +386,5 @@ def _follows(request: ReplayRequest) -> bool:
 
 
 def _outside(what: str, start: int, end: int) -> ReplayRefused:
-    why = f"{what}: it holds the offsets [{start}, {end}]"
+    why = f"{what}: it holds the offsets [{start}, {end})"
     return ReplayRefused(ErrorCode.INVALID_POSITION, why, start=start, end=end)

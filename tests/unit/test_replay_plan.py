@@ -79,7 +79,7 @@ def test_refusals(name):
     assert refusal.value.code is wanted
     if wanted is ErrorCode.INVALID_POSITION:
         assert refusal.value.start == 10
-        assert f"[10, {refusal.value.end}]" in str(refusal.value), "a refused position tells the range"
+        assert f"[10, {refusal.value.end})" in str(refusal.value), "a refused position tells the range"
         assert request.get("position", 10) != refusal.value.end or not facts.is_live
 
 
