@@ -115,7 +115,7 @@ def test_the_end_is_what_is_recorded_when_the_request_is_handled():
 def test_a_counter_may_be_behind_the_position():
     node = Node(counters=("applied",))
     assert plan(LIVE, node=node, position=60, bound="applied").position == 60
-    with pytest.raises(ReplayRefused, match=r"\[10, 60\]"):
+    with pytest.raises(ReplayRefused, match=r"\[10, 60\)"):
         plan(LIVE, node=node, position=61, bound="applied")
 
 
