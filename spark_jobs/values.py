@@ -7,7 +7,9 @@
 
 Avro becomes columns so: null in a union makes nullable, a union with one other type is that type; enum is string,
 fixed is binary; date, timestamp-*, decimal as Spark has them. Wider unions are refused: no column holds them.
-A value that can't be decoded fails the query, which names the record; it is never skipped.
+A value of Avro that can't be decoded fails the query, which names the record; so does a null. JSON that can't be parsed
+fails the query with the text, by Spark's FAILFAST mode. As from_json has it, null and blank text give nulls, and text
+behind the first JSON value is ignored.
 """
 
 import io
