@@ -205,7 +205,8 @@ def offsets_from(
 
     Raises CantReplace, BadSink.
     """
-    import pyarrow.dataset as ds  # noqa: PLC0415 - a second to load, for this look alone
+    import pyarrow as pa  # noqa: PLC0415 - a second to load, for this look alone
+    import pyarrow.dataset as ds  # noqa: PLC0415
 
     where = LogRange(topic, *min(starts.items()), OFFSET_MAX)
     if format.lower() not in _REPLACING_FORMATS:
@@ -217,6 +218,10 @@ def offsets_from(
     try:
         files = ds.OrcFileFormat() if format.lower() == "orc" else ds.ParquetFileFormat()
         rows = ds.dataset(path, format=files, partitioning="hive")
+        names = pa.schema([]) if rows.partitioning is None else rows.partitioning.schema
+        if (at := names.get_field_index("topic")) >= 0:  # in `topic=2024` Arrow sees a number
+            texts = ds.partitioning(names.set(at, pa.field("topic", pa.string())), flavor="hive")
+            rows = ds.dataset(path, format=files, partitioning=texts)
     except (OSError, ValueError) as error:
         raise BadSink("target", path, f"can't be read: {error}") from error
     refuse_without_place(rows.schema.names, where)

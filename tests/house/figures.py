@@ -5,7 +5,6 @@ one step of the longest chain of imports inside a room, an import circle is a gr
 """
 
 import ast
-import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -127,10 +126,6 @@ OF_OTHERS = frozenset({"_create_unverified_context", "_gateway", "_gateway_clien
 """Of ssl, pyspark and aiokafka, where those show no other way."""
 
 
-MAY_BE_PRIVATE = re.compile(r"(?<!self)(?<!cls)\._[A-Za-z]|^from .*\b_[A-Za-z]|^\s+_\w+,$", re.MULTILINE)
-"""Most files need not be parsed."""
-
-
 def is_private(name: str) -> bool:
     """Whether it has one leading underscore."""
     return name.startswith("_") and not name.startswith("__")
@@ -140,9 +135,7 @@ def private_members() -> dict[str, list[str]]:
     """{member with one leading underscore: where a test names it of something that is not itself, or imports it}."""
     found: dict[str, list[str]] = defaultdict(list)
     for path in sorted((ROOT / "tests").rglob("*.py")):
-        if not MAY_BE_PRIVATE.search(text := path.read_text(encoding="utf-8")):
-            continue
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(tree(path)):
             names: list[str] = []
             if isinstance(node, ast.Attribute) and node.attr not in PUBLIC_IN_PYTHON:
                 own = isinstance(node.value, ast.Name) and node.value.id in OWNERS_OF_PUBLIC

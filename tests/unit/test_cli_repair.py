@@ -112,6 +112,17 @@ def test_the_sink_is_asked_once_for_all_partitions(repair, sink, monkeypatch):
     assert (code, len(asked)) == (0, 1), said
 
 
+@pytest.mark.parametrize("topic", ["2024", "007", "3e2", "orders"])
+def test_a_topic_that_looks_like_a_number_is_a_text_in_a_directory_s_name_too(tmp_path, topic):
+    """The apply job's `--partition-by topic`."""
+    other = {"topic": f"{topic}0", "partition": 0, "offset": 9, "batch_id": 0}
+    rows = [other, *({"topic": topic, "partition": 0, "offset": n, "batch_id": n // 3} for n in range(6))]
+    names = ds.partitioning(pa.schema([("batch_id", pa.int64()), ("topic", pa.string())]), flavor="hive")
+    ds.write_dataset(pa.Table.from_pylist(rows), tmp_path / "table", format="parquet", partitioning=names)
+    sink = job_sink.Sink(str(tmp_path / "table"), None, "parquet", {})
+    assert {one: list(held) for one, held in sink.held(topic, {0: 2}).items()} == {0: [2, 3, 4, 5]}
+
+
 def test_it_writes_what_it_showed_in_one_step_with_its_reason(repair, sink, store):
     code, said, _ = repair("--from", "2013-07-04T12:25", "--to", "2013-07-04T12:45", *sink)
     assert (code, said.splitlines()[-1]) == (0, "written: startpoint 1, startpoint 2; billing applies them")
