@@ -241,7 +241,7 @@ class _Running:
         self._over.set()
 
     def _is_held_by_all(self, partition: int) -> bool:
-        """Wait until ALL acknowledged what this instance found in the partition; False if COMMAND is over before."""
+        """Wait until ALL acknowledged what this instance found in the partition; False if COMMAND ends first."""
         log = self._outbox.log(partition)
         while log.high_watermark < self._held[partition]:
             if self._over.wait(_AGAIN_S):

@@ -322,7 +322,7 @@ class Retention:
 
     @property
     def leases(self) -> tuple[Lease, ...]:
-        """Those that hold."""
+        """The leases that keep segments from being removed."""
         return tuple(self._leases)
 
     def hold(self, name: str, needed_from: NeededFrom) -> None:

@@ -459,7 +459,7 @@ class SegmentLog(ClosedAtExit):
 
     @property
     def leases(self) -> tuple[Lease, ...]:
-        """Those that keep records of this log from being removed."""
+        """The leases that keep records of this log from being removed. Raises LogClosed."""
         self._checked_writer()
         return self._background.retention.leases
 

@@ -75,7 +75,7 @@ class ReplicaNode:
         listener = _listen(settings.address, network)
         try:
             self.store = NodeStore(home, settings, filesystem, clock)
-            """The outboxes and logs that it has."""
+            """The outboxes and logs in the node's directory."""
         except BaseException:
             listener.close()
             raise

@@ -35,6 +35,6 @@ PRIVATE = {
 
 
 def test_tests_name_no_private_member_but_these():
-    """What a test looks at has a public door; a member that is listed here and not named any more leaves the list."""
+    """Tests name only public members of the product, and those in PRIVATE, which has no name that no test uses."""
     found = {name: where for name, where in private_members().items() if name not in OF_OTHERS}
     assert found.keys() == PRIVATE.keys(), {name: found.get(name) for name in found.keys() ^ PRIVATE.keys()}
