@@ -58,9 +58,7 @@ _AGAIN_S = 0.05
 @click.option(
     "--partitions",
     type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    help="The number of partitions, the same as in `pushrep outbox create`.",
+    help="Refuse an outbox that was made with another number of partitions.  [default: take what it has]",
 )
 @click.option(
     "--producer",
@@ -98,7 +96,7 @@ _AGAIN_S = 0.05
 @log_options
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(  # noqa: PLR0913, PLR0917 - one parameter an option
-    directory: Path, topic: str, stand_by: bool, partitions: int, producer: str,  # noqa: ARG001, FBT001
+    directory: Path, topic: str, stand_by: bool, partitions: int | None, producer: str,  # noqa: ARG001, FBT001
     takeover_after_ms: int, takeover_pause_ms: int, bootstrap_servers: str | None, config: Path | None,
     health: str | None, cert: Path | None, key: Path | None, ca: Path | None, log_config: LogConfig,
     command: tuple[str, ...],

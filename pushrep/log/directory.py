@@ -673,6 +673,12 @@ class DirectoryView:
         return max(self.recovery_point or 0, published.flushed_offset)
 
     @property
+    def known_watermark(self) -> int:
+        """The highest known high watermark: the published one survives a kill, the checkpoint a power cut."""
+        published = self.published_before.high_watermark if self.published_before is not None else 0
+        return max(published, self.high_watermark or 0)
+
+    @property
     def log_start_offset(self) -> int | None:
         """First readable offset, as remembered; None if the log has none."""
         return self._directory.checkpointed(CheckpointFile.LOG_START_OFFSET, self.name)

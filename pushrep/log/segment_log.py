@@ -115,7 +115,10 @@ def open_log(context: LogContext, attached: Attached) -> OpenedLog:
         raise
     view.open_files.limit = config.open_files_max
     background = BackgroundTasks(view.disk, config.disk_limits, derived, config.retention_check_ms, context.clock)
-    watermark = _watermark(view, recovered.report) if attached.has_replicas else None
+    watermark = None
+    if attached.has_replicas:
+        report = recovered.report
+        watermark = min(max(view.known_watermark, report.log_start_offset), report.log_end_offset)
     writer = LogWriter(context, recovered, epochs, background, watermark, is_unlisted=is_unlisted)
     reader = BatchReader(filesystem, view.path, writer)
     retention = Retention(writer, reader, derived, config, view.path, view.reserve, filesystem, context.clock)
@@ -259,13 +262,6 @@ def _identity(path: Path, filesystem: Filesystem, attached: Attached) -> UUID:
         log_id = attached.log_id or uuid4()
         write_partition_metadata(path, log_id, filesystem)
     return log_id
-
-
-def _watermark(view: DirectoryView, report: RecoveryReport) -> int:
-    """The highest known high watermark: the published one survives a kill, the checkpoint a power cut."""
-    published = view.published_before.high_watermark if view.published_before is not None else 0
-    known = max(published, view.high_watermark or 0, report.log_start_offset)
-    return min(known, report.log_end_offset)
 
 
 def _settle_epochs(

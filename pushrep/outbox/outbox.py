@@ -67,6 +67,7 @@ from pushrep.records import Codec
 from pushrep.replicate.settings import PushSettings
 
 if TYPE_CHECKING:
+    from pushrep.election.grants import Grant
     from pushrep.health import HealthSettings
     from pushrep.kafka.sink_state import DestinationLag
 
@@ -297,7 +298,7 @@ class Outbox:
         cls,
         directory: Path | str,
         topic: str,
-        partitions: int,
+        partitions: int | None,
         producer: str,
         *,
         takeover_after_ms: int = TAKEOVER_AFTER_MS,
@@ -314,6 +315,7 @@ class Outbox:
 
         directory: of this machine's node (`pushrep replica serve`), or `<data>/<outbox id>` in it. `pushrep outbox
             create` makes the outbox; until then every instance waits.
+        partitions: as `pushrep outbox create` was told; None for what it was told.
         takeover_after_ms: so long without contact to the leader before a standby looks; so long one that reaches no
             majority, or can't append, leads on; 2,000 at least. The same on every member.
         takeover_pause_ms: between two takeovers lies at least so much; the first one does not wait.
@@ -348,12 +350,12 @@ class Outbox:
             on_state=on_state or (lambda _state, _why: None),
         )
 
-        def open_outbox(path: Path, others: Sequence[str], carrier: str) -> Outbox:
-            given = {**with_retention(settings), "carrier": carrier}
-            return cls.open(path, topic, partitions, producer, replicas=others, **given)
+        def open_outbox(path: Path, others: Sequence[str], granted: "Grant") -> Outbox:
+            given = {**with_retention(settings), "carrier": granted.carrier}
+            return cls.open(path, topic, granted.partitions, producer, replicas=others, **given)
 
         given = {name: value for name, value in with_retention(settings).items() if name != "acks"}  # which is ALL
-        check_opening(cls.open, home, topic, partitions, producer, **given)
+        check_opening(cls.open, home, topic, 1 if partitions is None else partitions, producer, **given)
         return WaitingMember(asked, open_outbox).run()
 
     def append(  # noqa: PLR0913, PLR0917 - a record's columns

@@ -87,13 +87,13 @@ OnState = Callable[[StandbyState, str], object]
 class StandbyRequest:
     """The arguments of `Outbox.stand_by`.
 
-    carrier: None for the grant's. cancel: when it is set, it waits no longer.
+    partitions, carrier: None for the grant's. cancel: when it is set, it waits no longer.
     health: where probes are answered while it waits.
     """
 
     directory: Path
     topic: str
-    partitions: int
+    partitions: int | None
     carrier: str | None
     health: "HealthSettings | None"
     times: TakeoverTimes
@@ -152,11 +152,11 @@ def members_at(directory: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> lis
 
 
 class WaitingMember(Generic[_Outbox]):
-    """One member that stands by. open_outbox(directory, the other members' addresses, carrier) opens the granted
+    """One member that stands by. open_outbox(directory, the other members' addresses, grant) opens the granted
     outbox.
     """
 
-    def __init__(self, asked: StandbyRequest, open_outbox: Callable[[Path, Sequence[str], str], _Outbox]) -> None:
+    def __init__(self, asked: StandbyRequest, open_outbox: Callable[[Path, Sequence[str], Grant], _Outbox]) -> None:
         self._asked, self._open_outbox = asked, open_outbox
         self._rules = Standby(asked.times, random.randrange)
         self._heard_ms = asked.clock.monotonic_ms()
@@ -233,9 +233,9 @@ class WaitingMember(Generic[_Outbox]):
         for setting, stored, got in (
             ("topic", grant.topic, asked.topic),
             ("partitions", grant.partitions, asked.partitions),
-            ("carrier", grant.carrier, asked.carrier or grant.carrier),
+            ("carrier", grant.carrier, asked.carrier),
         ):
-            if stored != got:
+            if got not in {None, stored}:
                 raise OutboxDiffers(kept_in, setting, stored=stored, got=got)
 
     def _seen(self, found: GrantedMember | None) -> Seen:
@@ -313,7 +313,7 @@ class WaitingMember(Generic[_Outbox]):
         others = [one.address for one in granted.members if one.index != granted.leader and one.address]
         self._health.close()  # from here on the outbox answers probes at the same address
         self._serves_health = False
-        outbox = self._open_outbox(directory, others, granted.carrier)
+        outbox = self._open_outbox(directory, others, granted)
         replication = outbox.facts.replication
         if replication is None or not self._leads_soon(outbox.facts):
             outbox.close()

@@ -177,7 +177,11 @@ def test_a_hole_above_the_cleaned_offset_is_damage_and_nothing_is_cut(log_path, 
             log.append([b"next"])
     assert {path.name: path.read_bytes() for path in log_path.glob("*.log*")} == before
     with SegmentLog.open_reader(log_path, isolation="written") as reader:
-        assert offsets(reader) == [offset for offset in OFFSETS if offset < damaged_from]
+        assert [record.offset for record in reader.records(0, damaged_from)] == [
+            offset for offset in OFFSETS if offset < damaged_from
+        ]
+        with pytest.raises(CorruptBatch, match="mark-cleaned"):
+            offsets(reader)
 
 
 @pytest.mark.parametrize("before", [None, 23, 50])

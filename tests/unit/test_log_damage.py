@@ -8,7 +8,16 @@ from contextlib import suppress
 import pytest
 
 from pushrep.env import REAL_FILESYSTEM
-from pushrep.log import CorruptLog, Durability, LogConfig, LogDamaged, LogPoisoned, OffsetOutOfRange, SegmentLog
+from pushrep.log import (
+    CorruptBatch,
+    CorruptLog,
+    Durability,
+    LogConfig,
+    LogDamaged,
+    LogPoisoned,
+    OffsetOutOfRange,
+    SegmentLog,
+)
 from pushrep.log.directory_files import (
     CheckpointFile,
     CleanLog,
@@ -87,6 +96,36 @@ def test_it_is_read_below_the_damage_and_written_nowhere(damaged):
     }
     assert PATH.name not in read_clean_marker(PATH.parent, machine.disk), "never counted as closed clean"
     assert opened(machine, plain).damaged_from == bad, "found again"
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+@pytest.mark.parametrize("has_replicas", [True, False])
+def test_a_reader_in_another_process_meets_the_damage_and_does_not_take_what_is_left_for_the_whole_log(
+    tmp_path, has_replicas, is_open
+):
+    path = tmp_path / "orders-0"
+    with SegmentLog.open(path, has_replicas=has_replicas) as log:
+        for value in (b"one", b"two", b"three"):
+            log.append(value, durability=Durability.FLUSHED)
+        if has_replicas:
+            log.advance_high_watermark(3)
+    with segment_path(path, 0).open("r+b") as file:
+        file.seek(100)
+        file.write(bytes(1))
+    for _ in range(2):  # the second opening knows no more than the first published
+        log = SegmentLog.open(path, has_replicas=has_replicas)
+        assert log.damaged_from == 1
+        if not is_open:
+            log.close()
+        with SegmentLog.open_reader(path) as reader:
+            assert reader.offsets() == (0, 3, 3, 3)
+            assert [record.value for record in reader.records(0, 1)] == [b"one"]
+            with pytest.raises(CorruptBatch):
+                reader.read(1, 100)
+        log.close()
+    with SegmentLog.open(path, has_replicas=has_replicas) as log, SegmentLog.open_reader(path) as reader:
+        log.quarantine()
+        assert reader.offsets() == (0, 1, 1, 1), "here the log ends, by its owner's word"
 
 
 def test_quarantine_keeps_every_byte_and_takes_appends_again(damaged):
