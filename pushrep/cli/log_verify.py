@@ -120,10 +120,11 @@ def verify(path: Path, as_json: bool, against: str | None) -> None:  # noqa: FBT
 def _print_report(report: VerifyReport) -> None:
     speed = f", {size(int(report.bytes_read / report.seconds))}/s" if report.seconds else ""
     beside = f", beside the writer, pid {report.writer_pid}" if report.writer_pid is not None else ""
-    verdict = "whole" if report.is_whole else f"DAMAGED ({len(report.findings)})"
+    verdict = f"whole: offsets [{report.log_start_offset}, {report.verified_to})"
+    if not report.is_whole:
+        verdict = f"DAMAGED ({len(report.findings)}): whole below offset {report.verified_to}"
     click.echo(
-        f"{report.log}: {verdict}: offsets [{report.log_start_offset}, {report.verified_to}), "
-        f"{report.records:,} records in {report.batches:,} batches and {report.segments} segments, "
+        f"{report.log}: {verdict}, {report.records:,} records in {report.batches:,} batches and {report.segments} segments, "
         f"{size(report.bytes_read)}{speed}{beside}"
     )
     print_findings(report)

@@ -26,7 +26,7 @@ from uuid import UUID
 
 import google_crc32c
 
-from pushrep.env import Filesystem, read_whole
+from pushrep.env import Filesystem, read_whole, write_whole
 from pushrep.log.directory_files import SEAL_SUFFIX, segment_path
 from pushrep.records import BatchRun
 from pushrep.records.header import SEALED_BYTES
@@ -204,11 +204,5 @@ def remove_seals(filesystem: Filesystem, log: Path, bases: Iterable[int]) -> Non
 
 
 def write_seal(filesystem: Filesystem, log: Path, seal: Seal) -> None:
-    """Write and sync the file; the caller syncs the directory for its name. Raises OSError."""
-    file = filesystem.open(segment_path(log, seal.base_offset, SEAL_SUFFIX), create=True)
-    try:
-        file.truncate(0)
-        file.write_at(encode_seal(seal), 0)
-        file.sync()
-    finally:
-        file.close()
+    """Write and sync the file, which others see whole; the caller syncs the directory for its name. Raises OSError."""
+    write_whole(filesystem, segment_path(log, seal.base_offset, SEAL_SUFFIX), encode_seal(seal))
