@@ -124,8 +124,8 @@ def _print_report(report: VerifyReport) -> None:
     if not report.is_whole:
         verdict = f"DAMAGED ({len(report.findings)}): whole below offset {report.verified_to}"
     click.echo(
-        f"{report.log}: {verdict}, {report.records:,} records in {report.batches:,} batches and {report.segments} segments, "
-        f"{size(report.bytes_read)}{speed}{beside}"
+        f"{report.log}: {verdict}, {report.records:,} records in {report.batches:,} batches and "
+        f"{report.segments} segments, {size(report.bytes_read)}{speed}{beside}"
     )
     print_findings(report)
 
