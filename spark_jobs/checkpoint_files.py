@@ -31,7 +31,7 @@ from typing import Any, Protocol
 
 from pushrep.log import NotALog, SegmentLog
 from pushrep.log.directory_files import log_at, shown_name
-from pushrep.startpoints import Kind, LogFacts, Startpoint, facts_of
+from pushrep.startpoints import Kind, LogFacts, OutOfRange, Startpoint, facts_of
 from spark_jobs.errors import SparkJobError
 from spark_jobs.sources.planning import StreamOffset
 
@@ -331,6 +331,12 @@ class _Kafka:
         forward = startpoint.value or 0
         if startpoint.kind is Kind.RELATIVE_RECORDS:
             forward += self.positions[partition]
+        if forward < 0 and startpoint.out_of_range is not OutOfRange.ERROR:
+            why = (
+                f"offset {forward} of partition {partition} is below 0, and only the broker knows the topic's "
+                f"{startpoint.out_of_range} offset: give fewer records back, or an offset"
+            )
+            raise SourceNotMovable(self._name, why)
         return LogFacts(start=0, end=max(self.positions[partition], forward), first_at=lambda _ms: None)
 
     def moved(self, offsets: Mapping[int, int]) -> str:

@@ -20,6 +20,7 @@ from pushrep.cli.startpoint_options import (
     sink_of,
     store_or,
     with_author,
+    with_checkpoint,
     with_conf,
     with_json,
     with_place,
@@ -33,7 +34,7 @@ STORE_SUFFIX, MARKS_SUFFIX = "-startpoints", "-marks"
 
 
 @click.command("apply-checkpoint")
-@click.argument("checkpoint", type=click.Path(path_type=Path))
+@with_checkpoint
 @click.option(
     "--to",
     "words",
@@ -120,7 +121,7 @@ def apply_checkpoint(  # noqa: PLR0913, PLR0917 - one parameter an option
         )
     if not stopped and not dry_run:
         raise click.UsageError("stop the query, then give --stopped; --dry-run prints what would be done")
-    startpoint = _startpoint(words, out_of_range, reset_marks=reset_marks, replace_until=replace_until)
+    startpoint = _startpoint(words, partition, out_of_range, reset_marks=reset_marks, replace_until=replace_until)
     if sink is not None and startpoint is not None and not reset_marks:
         raise click.UsageError("--sink is for --reset-marks: without it no row is replaced")
     tool = checkpoint_tool("apply-checkpoint")
@@ -167,12 +168,19 @@ def _finish_interrupted(  # noqa: PLR0913 - a call's all
 
 
 def _startpoint(
-    words: str | None, out_of_range: str, *, reset_marks: bool, replace_until: int | None
+    words: str | None, partition: int | None, out_of_range: str, *, reset_marks: bool, replace_until: int | None
 ) -> Startpoint | None:
     """The startpoint of --to; None without it. Raises UsageError."""
     if replace_until is not None and (words is None or not reset_marks):
         raise click.UsageError("--replace-until is for --to OFFSET --reset-marks: without these no row is replaced")
     if words is None:
+        alone = {
+            "--partition": partition is not None,
+            "--reset-marks": reset_marks,
+            "--out-of-range": out_of_range != "error",
+        }
+        if given := [option for option, is_given in alone.items() if is_given]:
+            raise click.UsageError(f"{given[0]} is for --to: a pending startpoint has its own")
         return None
     try:
         startpoint = parse_option("--to", words, out_of_range=out_of_range, reset_marks=reset_marks)

@@ -171,6 +171,15 @@ def with_store(command: _Command) -> _Command:
     return argument(with_place("DIRECTORY/startpoints")(command))
 
 
+def with_checkpoint(command: _Command) -> _Command:
+    """Add the argument CHECKPOINT, a path that ends in the directory's name: other places have it as their stem."""
+
+    def named(_context: click.Context, _parameter: click.Parameter, path: Path) -> Path:
+        return path.resolve() if path.name in {"", ".."} else path
+
+    return click.argument("checkpoint", type=click.Path(path_type=Path), callback=named)(command)
+
+
 def with_place(default: str) -> Callable[[_Command], _Command]:
     """Add --store, with the options for its brokers. default: the text for the help."""
     words = f"Where the startpoints are stored: a directory, or kafka:TOPIC.  [default: {default}]"

@@ -133,6 +133,13 @@ class _Place(NamedTuple):
 @click.option("--format", "sink_format", default="parquet", show_default=True, help="The format of --sink PATH.")
 @with_conf
 @click.option(
+    "--only-pid",
+    "only_pids",
+    type=click.IntRange(-(2**63), 2**63 - 1),
+    multiple=True,
+    help="As the job has it: the marks of other producers are not shown, since the job keeps none.",
+)
+@click.option(
     "--append-only", is_flag=True, help="Replace no rows: the job writes the new rows and keeps the old ones."
 )
 @click.option(
@@ -146,8 +153,8 @@ class _Place(NamedTuple):
 @with_json
 def repair(  # noqa: PLR0913, PLR0917 - one parameter an option
     directory: Path, store: str | None, topic: str, consumer: str, from_: str, to: str | None, sink: str | None,
-    table: str | None, sink_format: str, conf: tuple[str, ...], append_only: bool, ttl: str, dry_run: bool,  # noqa: FBT001
-    reason: str, author: str | None, as_json: bool,  # noqa: FBT001
+    table: str | None, sink_format: str, conf: tuple[str, ...], only_pids: tuple[int, ...], append_only: bool,  # noqa: FBT001
+    ttl: str, dry_run: bool, reason: str, author: str | None, as_json: bool,  # noqa: FBT001
 ) -> None:  # fmt: skip
     """Let the apply job read records again from --from on, and replace their rows in its table.
 
@@ -169,7 +176,18 @@ def repair(  # noqa: PLR0913, PLR0917 - one parameter an option
     looked = None
     if sink is not None:
         looked = sink_of(checkpoint_tool("startpoint repair"), sink, table, sink_format, conf)
-    look = _Look(directory, opened, opened.event_log(), consumer, name, start, end, looked, SYSTEM_CLOCK.wall_ms())
+    look = _Look(
+        directory,
+        opened,
+        opened.event_log(),
+        consumer,
+        name,
+        start,
+        end,
+        looked,
+        frozenset(only_pids),
+        SYSTEM_CLOCK.wall_ms(),
+    )
     known = [partition for partition in partitions_of(directory, name) if only in (None, partition)]
     places = {place.partition: place for place in map(look.place, known) if place is not None}
     held = look.held({one: place.start for one, place in places.items()})
@@ -180,6 +198,8 @@ def repair(  # noqa: PLR0913, PLR0917 - one parameter an option
         raise CantRepair(topic, why)
     if sink is not None and not any(part.rows for part in parts):
         raise CantRepair(topic, "the sink has no row to replace: check that --sink is the job's")
+    if all(opened.checkpoint(Reader(consumer, name, part.partition)).offset is None for part in parts):
+        click.echo(f"{consumer} has no position in the store yet: check that --consumer is the job's", err=True)
     _show(f"{consumer} at {name}: {look.words()}", name, parts, as_json=as_json)
     sequences = None
     if not dry_run:
@@ -214,6 +234,7 @@ class _Look(NamedTuple):
     start: Startpoint
     end: Startpoint | None
     sink: Any
+    only_pids: frozenset[int]
     now_ms: int
 
     def words(self) -> str:
@@ -275,9 +296,8 @@ class _Look(NamedTuple):
         where = shown_name(reader.topic, reader.partition)
         waiting = self.store.read(reader.consumer, reader.topic, reader.partition)
         if waiting is not None and waiting.state is not State.FAILED:
-            raise CantRepair(
-                where, f"startpoint {waiting.sequence} is {waiting.state}: let the job apply it, or cancel it first"
-            )
+            then = "apply it, or cancel it first" if waiting.state is State.PENDING else "read on, and call again"
+            raise CantRepair(where, f"startpoint {waiting.sequence} is {waiting.state}: let the job {then}")
         for written in reversed(list(self.event_log.all_written())):
             found = self.event_log.reader_state(written.sequence, reader)
             if found is None or found.applied is None or not written.startpoint.reset_marks:
@@ -303,7 +323,9 @@ class _Look(NamedTuple):
             for record in () if wanted is None else log.records(wanted, min(held[-1] + 1, log.log_end_offset)):
                 while wanted is not None and wanted < record.offset:
                     wanted = next(waiting, None)
-                if record.offset == wanted and (metadata := metadata_of(record, carrier)) is not None:
+                if record.offset != wanted or (metadata := metadata_of(record, carrier)) is None:
+                    continue
+                if not self.only_pids or metadata.pid in self.only_pids:
                     pair = metadata.pid, metadata.partition
                     lowest[pair] = min(metadata.offset, lowest.get(pair, metadata.offset))
         return [LoweredMark(*pair, offset - 1) for pair, offset in sorted(lowest.items())]

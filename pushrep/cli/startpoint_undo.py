@@ -16,11 +16,19 @@ import click
 
 from pushrep.cli.common import count, show_json, show_table
 from pushrep.cli.startpoint_apply import checkpoint_place
-from pushrep.cli.startpoint_options import checkpoint_tool, sink_of, with_author, with_brokers, with_conf, with_json
+from pushrep.cli.startpoint_options import (
+    checkpoint_tool,
+    sink_of,
+    with_author,
+    with_brokers,
+    with_checkpoint,
+    with_conf,
+    with_json,
+)
 
 
 @click.command("undo-repair")
-@click.argument("checkpoint", type=click.Path(path_type=Path))
+@with_checkpoint
 @click.option("--sink", required=True, metavar="WHERE", help="The apply job's --sink.")
 @click.option(
     "--format", "sink_format", default="parquet", show_default=True, help="The format of --sink: delta or iceberg."

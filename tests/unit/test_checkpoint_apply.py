@@ -394,6 +394,37 @@ def test_records_forward_are_not_judged_by_an_end_that_nobody_asked_for(cp):
     assert offsets(cp, 3) == '{"orders":{"0":185,"1":180}}'
 
 
+@pytest.mark.parametrize("policy", ["earliest", "latest"])
+def test_a_policy_that_needs_the_broker_is_refused_as_its_word_for_to_is(cp, policy):
+    """It took offset 0 and the query's own position for the topic's ends."""
+    make(cp, KAFKA)
+    before = contents(cp.parent)
+    answer = run(cp, "--to", -178, "--out-of-range", policy)
+    said = f"offset -3 of partition 1 is below 0, and only the broker knows the topic's {policy} offset"
+    assert (answer.exit_code, said in answer.output) == (1, True), answer.output
+    assert contents(cp.parent) == before
+
+
+@pytest.mark.parametrize("words", [("--partition", 1), ("--reset-marks",), ("--out-of-range", "latest")])
+def test_an_option_of_to_is_not_dropped_where_what_waits_is_applied(cp, tmp_path, words):
+    make(cp, KAFKA)
+    waiting(cp, tmp_path)
+    before = contents(cp.parent)
+    answer = run(cp, "--store", tmp_path / "store", "--consumer", "billing", *words)
+    assert (answer.exit_code, f"{words[0]} is for --to" in answer.output) == (2, True), answer.output
+    assert contents(cp.parent) == before
+
+
+def test_a_checkpoint_may_be_the_directory_one_is_in(cp, monkeypatch):
+    make(cp, KAFKA)
+    for here, words in ((cp, "."), (cp / "offsets", "..")):
+        monkeypatch.chdir(here)
+        assert run(words, "--to", 5, "--dry-run").exit_code == 0
+    monkeypatch.chdir(cp)
+    assert run(".", "--to", 5).exit_code == 0
+    assert {place.name for place in cp.parent.iterdir()} == {"cp", "cp-before-3", "cp-startpoints"}
+
+
 @pytest.mark.parametrize(("again", "code"), [(5, 0), (9, 1)], ids=["the same call", "another request"])
 def test_a_request_beside_an_interrupted_call_is_never_dropped_in_silence(cp, monkeypatch, again, code):
     make(cp, KAFKA)

@@ -104,6 +104,22 @@ def test_the_preview_tells_rows_records_and_marks_and_writes_nothing(repair, sin
     assert store.history() == []
 
 
+def test_the_preview_shows_the_marks_that_the_job_keeps(repair, sink):
+    """A job with --only-pid has no marks of other producers."""
+    for pids, shown in (([PID + 1], 0), ([PID + 1, PID], 1)):
+        words = [word for pid in pids for word in ("--only-pid", pid)]
+        code, said, _ = repair("--from", "25", *sink, "--dry-run", *words)
+        assert (code, said.count(f"producer {PID}, source partition")) == (0, 2 * shown), said
+
+
+def test_a_consumer_that_the_store_does_not_know_is_named_on_standard_error(repair, sink, out, capsys):
+    words = ("--from", "25", *sink, "--dry-run", "--json")
+    assert repair(*words)[2] == ""
+    command = ["startpoint", "repair", out, "orders", "--consumer", "biling", *words]
+    assert cli_main.run(list(map(str, command))) == 0, "a job that has just begun has no position either"
+    assert "biling has no position in the store yet: check that --consumer" in capsys.readouterr().err
+
+
 def test_the_sink_is_asked_once_for_all_partitions(repair, sink, monkeypatch):
     """For a table of Delta or Iceberg each request is two Spark jobs over the whole table."""
     asked, held = [], job_sink.Sink.held
@@ -198,6 +214,9 @@ def test_one_that_is_not_through_is_not_passed_by(repair, sink, store, out):
         claim = store.claim("billing", "orders", n)
         with SegmentLog.open_reader(out / f"orders-{n}") as log:
             store.apply(claim, facts_of(log), position=60)
+        if n == 0:
+            code, _, said = repair("--from", "10", *sink)
+            assert (code, "startpoint 1 is applied: let the job read on, and call again" in said) == (1, True), said
         store.commit(claim, 30, sequence=n + 1)
         store.consume(claim, n + 1)
     code, _, said = repair("--from", "40", *sink)
