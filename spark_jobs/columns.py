@@ -213,7 +213,7 @@ def by_digits(key: str, position: int) -> Column:
     return number_by_digits(F.expr(key), position, 8)
 
 
-_WHOLE = (ByteType, ShortType, IntegerType, LongType)
+WHOLE = (ByteType, ShortType, IntegerType, LongType)
 
 
 class PositionUnfit(SparkJobError):
@@ -244,6 +244,10 @@ class SourcePosition:
     def __init__(
         self, producer: str | Sequence[str], position: str | Mapping[str, int], partition: str = "partition"
     ) -> None:
+        if not isinstance(position, str | Mapping):
+            raise BadFilterSetting(
+                "position", position, "an expression, or several with their bits: {expression: bits}"
+            )
         parts = {position: POSITION_BITS} if isinstance(position, str) else dict(position)
         PositionBits(*parts.values())  # refuses the rest
         producers = (producer,) if isinstance(producer, str) else tuple(producer)
@@ -264,11 +268,11 @@ class SourcePosition:
         kinds = [field.dataType for field in df.select(*map(F.expr, (*self.producer, self.partition, *names))).schema]
         count = len(self.producer)
         for name, kind in zip(self.producer, kinds, strict=False):
-            if not isinstance(kind, (*_WHOLE, StringType, BinaryType, NullType)):
+            if not isinstance(kind, (*WHOLE, StringType, BinaryType, NullType)):
                 raise PositionUnfit(name, kind.simpleString(), "a producer is a whole number or text")
         for name, kind in zip((self.partition, *names), kinds[count:], strict=True):
             _check_ordered(name, kind)
-        is_pid = count == 1 and isinstance(kinds[0], _WHOLE)
+        is_pid = count == 1 and isinstance(kinds[0], WHOLE)
         pid = f"cast({self.producer[0]} as bigint)" if is_pid else f"xxhash64({', '.join(self.producer)})"
         packed = pack_stream_metadata(F.expr(pid), F.expr(self.partition), F.expr(self._packed()))
         return F.when(F.expr(" and ".join(f"({name}) is null" for name in names)), F.lit(None)).otherwise(packed)
@@ -287,7 +291,7 @@ class SourcePosition:
 
 
 def _check_ordered(name: str, kind: DataType) -> None:
-    if isinstance(kind, _WHOLE) or (isinstance(kind, DecimalType) and kind.scale == 0):
+    if isinstance(kind, WHOLE) or (isinstance(kind, DecimalType) and kind.scale == 0):
         return
     why = "give whole numbers"
     if isinstance(kind, StringType):

@@ -26,6 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
+from pyspark.sql.types import NullType, StringType
 
 from filtering.marks import HighwaterMarks
 from filtering.replay_filter import check_ttl
@@ -44,7 +45,7 @@ from spark_jobs.batch_decision import (
     plan_batch,
 )
 from spark_jobs.batch_marks import LogRange, MarksKey, SentBack
-from spark_jobs.columns import SourcePosition, key_numbers, made_once, same_each_batch
+from spark_jobs.columns import WHOLE, SourcePosition, key_numbers, made_once, same_each_batch
 from spark_jobs.errors import SparkJobError
 from spark_jobs.filter_settings import BatchCounts, FilterRule, warn_of_chance_keys
 from spark_jobs.mark_epochs import EPOCH_COLUMNS, Epoch
@@ -225,7 +226,7 @@ def _inside(topic: str, partition: int, start: int, end: int) -> str:
 
 
 class FrameUnusable(SparkJobError):
-    """The frame can't be filtered: it lacks a column that the filter needs, or has nulls in one."""
+    """The frame can't be filtered: a column that the filter needs is missing, of another type, or has nulls."""
 
     def __init__(self, column: str, why: str) -> None:
         super().__init__(f"column {column!r}: {why}")
@@ -240,6 +241,10 @@ def keyed_frame(df: DataFrame, rule: FilterRule) -> DataFrame:
                 column,
                 "it is missing; the filter needs topic, partition and offset: select these columns of the source",
             )
+        kind = df.schema[column].dataType
+        if not isinstance(kind, (StringType, NullType) if column == "topic" else (*WHOLE, NullType)):
+            wanted = "text" if column == "topic" else "a whole number, of which text and decimals have another order"
+            raise FrameUnusable(column, f"it is {kind.simpleString()}: cast it to {wanted}")
     missing = [column for column in EPOCH_COLUMNS if column not in df.columns]
     if len(missing) == 1:
         why = f"it is missing; select both {' and '.join(EPOCH_COLUMNS)} of the source, or neither"

@@ -198,6 +198,9 @@ def set_(store: str, pair: "PairKey", offset: int, export_to: Path, as_json: boo
         if len(topics := {key.topic for key in before or keys}) != 1:
             raise click.ClickException(f"say --topic: it is one of {', '.join(sorted({k.topic for k in last.marks}))}")
         (topic,) = topics
+        if offset < 0 and not before:
+            why = f"batch {last.batch_id} of query {query_id} has no mark of pid {pair.pid} partition {pair.partition}"
+            raise NoSuchMarks(found.location, f"{why}: nothing was changed")
         _write_new(export_to, last)
         changed = replace(last, marks=_with(last.marks, topic, pair, offset))
         found.write(changed, keep=KEEP_ALL)

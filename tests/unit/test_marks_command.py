@@ -206,6 +206,8 @@ def test_a_pair_that_can_not_be_set_is_refused_with_the_reason_and_nothing_is_ex
     assert "no single pair is set" in run("set", table[0], "--partition", 1, *one, code=1)
     assert "batch 0 of query q has seen no pair" in run("set", tmp_path / "unkeyed", "--partition", 1, *one, code=1)
     assert "2147483648 is not in the range" in run("set", local, "--partition", 2**31, *one, code=2)
+    forget = ("--pid", 12345, "--partition", 1, "--offset", -1, "--export", tmp_path / "before.marks")
+    assert "has no mark of pid 12345 partition 1: nothing was changed" in run("set", local, *forget, code=1)
     assert not (tmp_path / "before.marks").exists()
     run("set", local, "--partition", 1, *one)
 

@@ -256,6 +256,16 @@ def test_settings_and_frames_that_cannot_work_are_refused_by_name(frames, logs):
         filter_frame(frame.drop("offset"))
     with pytest.raises(FrameUnusable, match="'topic'"):
         filter_replays(frame.drop("topic"))
+    for column, kind in (
+        ("offset", "string"),
+        ("offset", "decimal(20,0)"),
+        ("partition", "string"),
+        ("topic", "binary"),
+    ):
+        other = frame.withColumn(column, frame[column].cast("string").cast(kind))
+        for form in (filter_frame, filter_replays):
+            with pytest.raises(FrameUnusable, match=rf"'{column}': it is {kind.split('(')[0]}.*: cast it to"):
+                form(other)
     with pytest.raises(CarrierUnusable, match="includeHeaders"):
         filter_frame(frame.drop("headers"), carrier="header")
     with pytest.raises(CarrierUnusable, match="'value'"):

@@ -280,5 +280,7 @@ def test_gaps_are_counted_where_a_position_is_one_number_and_chance_is_never_sus
         filter_frame(frame, carrier=SourcePosition("p", {"n": 31, "offset": 32}), window=3)
     with pytest.raises(BadFilterSetting, match="63 in all"):
         SourcePosition("p", {"n": 32, "offset": 32})
+    with pytest.raises(BadFilterSetting, match="several with their bits"):
+        SourcePosition(producer="name", position=["place", "nth"])
     with pytest.raises(BadFilterSetting, match="producer"):
         SourcePosition([], "n")
