@@ -43,6 +43,7 @@ from pushrep.log.repair import restore as restore_file
 from pushrep.outbox import begin_pid_epoch, outbox_of_log
 from pushrep.outbox.control import NobodyAnswers, ask
 from pushrep.outbox.destinations import not_known_to_be_shipped
+from pushrep.outbox.positions import POSITIONS_NAME
 from pushrep.outbox.purging import purge_closed
 
 _COLUMNS = ("log", "start", "end", "flushed", "HWM", "epoch", "segments", "size", "writer", "closed clean", "known by")
@@ -159,7 +160,9 @@ def _facts(log: Path) -> dict[str, Any]:
         "outbox": outbox_of_log(log),
         "leader_epochs": None if epochs is None else [list(entry) for entry in epochs.entries],
         "segments": [asdict(segment) for segment in segment_facts(log)],
-        "leftovers": [{"name": name, "size_bytes": size_bytes} for name, size_bytes in leftovers(log)],
+        "leftovers": [
+            {"name": name, "size_bytes": size_bytes} for name, size_bytes in leftovers(log) if name != POSITIONS_NAME
+        ],
     }
 
 

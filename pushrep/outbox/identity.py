@@ -205,7 +205,7 @@ def settle_identity(  # noqa: PLR0913 - what is there, and what is wanted
         _check_fixed(path, stored, wanted)
         stored = _as_granted(path, stored, lead, wanted, min_insync_replicas)
         write_identity(filesystem, directory, stored)
-        _LOG.info("%s was a replica and leads now, by the grant of epoch %d", directory, lead.grant.epoch)
+        _LOG.info("%s was a replica and holds the grant of epoch %d as its leader", directory, lead.grant.epoch)
         return stored, False
     if stored is None:
         if logs_exist:

@@ -64,6 +64,7 @@ def test_ls_shows_every_log(run, log):
 
 def test_describe_shows_what_is_there_and_what_lies_aside(run, log):
     (log / f"{MIDDLE}.10.cut").write_bytes(b"kept")
+    (log / "outbox-positions").write_bytes(b"an outbox's own")
     code, out, _ = run("describe", log, "--json")
     assert code == 0
     facts = json.loads(out)
