@@ -140,14 +140,12 @@ $(TABLES)/.done: tests/spark/tables.xml tests/spark/tables.sha256
 
 SPARKS := .venv-sparks
 RELEASES := 3.5.9 4.0.5 4.1.4 4.2.0 4.3.0
-# Each in a Python of its own: an environment has but one pyspark. Arrow as old as the oldest of them. The packages of Connect's
-# client by name: the extra pyspark[connect] of 3.5 wants a numpy below 2, which its client does not need.
+# Each in a Python of its own: an environment has but one pyspark. Arrow as old as the oldest of them.
 $(SPARKS)/.done: pyproject.toml Makefile | $(VENV)/.dev
 	@for release in $(RELEASES); do \
 	test -x $(SPARKS)/$$release/bin/python || $(PYTHON) -m venv $(SPARKS)/$$release; \
 	$(SPARKS)/$$release/bin/python -m pip --disable-pip-version-check --quiet install -e '.[spark,kafka,sql]' \
-		"pyspark==$$release" 'grpcio>=1.76' 'grpcio-status>=1.76' 'googleapis-common-protos>=1.71' 'zstandard>=0.25' \
-		'pyarrow<22' || exit 1; done
+		"pyspark[connect]==$$release" 'pyarrow<22' || exit 1; done
 	@touch $@
 
 spark-releases: $(SPARKS)/.done $(TABLES)/.done jars  ## The core of each Spark form, and Delta and Iceberg, under each release of pyspark, in .venv-sparks/
