@@ -13,9 +13,11 @@ txnVersion below the last one, another `run` (txnAppId) begins when batches are 
 """
 
 import logging
+import re
 import uuid
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
@@ -58,6 +60,7 @@ from spark_jobs.spark_internals import setting, to_arrow
 _LOG = logging.getLogger(__name__)
 
 _PROPERTY = "pushrep.queries"
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _RECORDS_READ = 100
 """Commits that are looked through for the last of ours; those between are others', such as compactions."""
 
@@ -80,7 +83,9 @@ def idempotent_table(
     if "/" not in target:
         return CatalogTable(target, format, options=options or {}, partition_by=partition_by, adopt=adopt)
     if format.lower() == DELTA:
-        return CatalogTable(f"delta.`{target}`", format, options=options or {}, partition_by=partition_by, adopt=adopt)
+        # Delta takes a name for a path only if that is absolute; else Spark looks for a schema that is called delta.
+        path = target if target.startswith("/") or _SCHEME.match(target) else str(Path(target).resolve())
+        return CatalogTable(f"delta.`{path}`", format, options=options or {}, partition_by=partition_by, adopt=adopt)
     if format.lower() not in FILE_FORMATS:
         raise BadSink("format", format, f"a path takes one of {', '.join(FILE_FORMATS)}; name a catalog table for it")
     path = target.rstrip("/") or "/"

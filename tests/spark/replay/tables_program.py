@@ -84,8 +84,9 @@ def through(spark, place, form, die_at):
     looked.close()
     every_version(spark, form, table)
     rolled_back(spark, sink, table, query_id)
-    # The apply job, which begins a table of its own.
-    return applied(spark, f"{place}/{form}-job", f"{place}/job-table" if form == "delta" else "ice.db.applied", form)
+    # The apply job, which begins a table of its own: of Delta by a relative path, which Delta itself takes for a name.
+    own = os.path.relpath(f"{place}/job-table") if form == "delta" else "ice.db.applied"
+    return applied(spark, f"{place}/{form}-job", own, form)
 
 
 class Columns:
