@@ -72,18 +72,29 @@ class MarksPlace:
         return opened(self.place, self.table, self.brokers)
 
 
-def check_marks(
-    place: MarksPlace | None, query_id: str, batch: int, *, topic: str, moves: Iterable[Move]
+def check_marks(  # noqa: PLR0913 - of which batch, and what is to happen to it
+    place: MarksPlace | None,
+    query_id: str,
+    batch: int,
+    *,
+    topic: str,
+    moves: Iterable[Move],
+    replaces: bool = False,
 ) -> str | None:
     """Where the marks of the checkpoint's last batch lie, as people may see it; None if there are none.
 
-    Raises MarksMissing if they are of another one, or MarksUnreachable; CantReplace if rows that an earlier move was to
-    replace would stay. Makes no store.
+    replaces: rows of a table will be replaced where marks are reset. Raises MarksMissing if they are of another one, or
+    MarksUnreachable; CantReplace if rows that an earlier move was to replace would stay, or with a window. Makes no
+    store.
     """
     resets = {move.partition: move for move in moves if move.reset_marks}
     if place is None and not resets:
         return None
     before, location = marks_at(place, query_id, batch)
+    if replaces and any(marks.window for key, marks in before.marks.items() if key.topic == topic):
+        for reset in resets.values():
+            why = "with a window the earlier marks can't be computed"
+            raise CantReplace(topic, reset.partition, reset.after or 0, why)
     for old in before.sent_back:
         move = resets.get(old.partition) if old.topic == topic else None
         if move is not None and move.replace_until is not None and move.before < old.stood_at:

@@ -152,10 +152,13 @@ def source_at(place: CheckpointPlace) -> tuple[QueryCheckpoint, str, MovableSour
     return found, name, movable_source(place.checkpoint, name, offsets[name], topic=place.topic, logs=place.logs)
 
 
-def preview(place: CheckpointPlace, store: StartpointStore, *, request: Request | None, now_ms: int) -> list[Move]:
+def preview(
+    place: CheckpointPlace, store: StartpointStore, *, request: Request | None, now_ms: int, replaces: bool = False
+) -> list[Move]:
     """What `apply` would move now: by the request if there is one, and nothing else; without it, what is pending.
 
-    Writes nothing. Raises as `source_at` does, NothingPending, MarksMissing and MarksUnreachable.
+    replaces: the query's job replaces rows of its table where marks are reset; then CantReplace is raised, too, where
+    it can't. Writes nothing. Raises as `source_at` does, NothingPending, MarksMissing and MarksUnreachable.
     """
     found, name, source = source_at(place)
     free_backup(place.checkpoint, found.batch + 1)
@@ -185,7 +188,7 @@ def preview(place: CheckpointPlace, store: StartpointStore, *, request: Request 
         raise NothingPending(place.consumer, source.topic)
     if source.is_v1 and any(move.replace_until is not None for move in moves):
         raise SourceNotMovable(name, "rows of files have no offsets, so none are replaced: leave out where rows stay")
-    check_marks(place.marks, found.query_id, found.batch, topic=source.topic, moves=moves)
+    check_marks(place.marks, found.query_id, found.batch, topic=source.topic, moves=moves, replaces=replaces)
     return moves
 
 

@@ -125,6 +125,8 @@ def show(store: str, table: str | None, pair: "PairKey | None", as_json: bool) -
     click.echo(f"{store}: query {query_id}, batches {_range(batches)}")
     for line in _lines(last):
         click.echo(line)
+    if last is not None and pair is not None and not last["marks"]:
+        click.echo(f"  pid {pair.pid} partition {pair.partition}: no mark")
 
 
 @marks.command()

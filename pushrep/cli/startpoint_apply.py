@@ -136,7 +136,7 @@ def apply_checkpoint(  # noqa: PLR0913, PLR0917 - one parameter an option
             _finish_interrupted(tool, place, opened, request, watch_s, as_json=as_json)
             return
         now_ms = SYSTEM_CLOCK.wall_ms()
-        moves = tool.preview(place, opened, request=request, now_ms=now_ms)
+        moves = tool.preview(place, opened, request=request, now_ms=now_ms, replaces=looked is not None)
         rows = None if looked is None else _rows_replaced(looked, tool.source_at(place)[2].topic, moves)
         _print_moves(place, startpoint, moves, rows, as_json=as_json)
         if dry_run:

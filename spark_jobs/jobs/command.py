@@ -65,6 +65,11 @@ _SOURCE = (
         multiple=True,
         help="Filter these PIDs only; others pass.",
     ),
+    click.option(
+        "--leave-out",
+        metavar="SQL",
+        help="Read no records of which this condition over the source's columns is true: past a PairSplit.",
+    ),
     click.option("--ttl-s", type=click.FloatRange(min=0, min_open=True), help="Forget marks that rose so long ago."),
     click.option(
         "--retention-ms",

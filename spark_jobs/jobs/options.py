@@ -116,6 +116,7 @@ class JobOptions:
     max_records_per_trigger: int | None = None
     window: int = 0
     only_pids: frozenset[int] | None = None
+    leave_out: str | None = None
     ttl_s: float | None = None
     retention_ms: int | None = None
     adopt: tuple[str, int] | None = None
@@ -259,6 +260,12 @@ class ApplyOptions(JobOptions):
         elif self.sink_table is not None:
             why = "belongs to a database: --sink postgresql://HOST/DATABASE or sqlite:PATH"
             raise BadJobOption("--table", self.sink_table, why)
+        if self.window and self.consumer is not None and not self.append_only:
+            why = (
+                "a startpoint that resets marks would stop each batch, since with a window the earlier marks can't be "
+                "computed: give --append-only, too, or leave --consumer out"
+            )
+            raise BadJobOption("--window", self.window, why)
         self.table()
         self.decoder()
 

@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 from filtering.errors import shown_partition
 from spark_jobs.batch_marks import LogRange
 from spark_jobs.errors import SparkJobError
-from spark_jobs.jobs.checks import before_spark, check_database, columns_without_spark, with_spark
+from spark_jobs.jobs.checks import before_spark, check_database, columns_without_spark, named, with_spark
 from spark_jobs.jobs.options import ApplyOptions, JobOptions, marks_of
 from spark_jobs.jobs.reporting import Reporter, served
 from spark_jobs.marks import MarksStore
@@ -119,7 +119,7 @@ def stream(  # noqa: PLR0913 - a query's parts
     if options.source == "pushrep":
         register_sources(spark)
     with contextlib.closing(store or marks_of(options, spark)) as marks:
-        rows = spark.readStream.format(options.source).options(**options.reader_options()).load()
+        rows = _without(options, spark.readStream.format(options.source).options(**options.reader_options()).load())
         filtered = ReplayFilteredBatches(
             prepare(spark, rows.schema, marks),
             marks,
@@ -140,6 +140,14 @@ def stream(  # noqa: PLR0913 - a query's parts
             reporter.started(str(query.id), str(query.runId))
             _run(query, between, stop)
     reporter.stopped()
+
+
+def _without(options: JobOptions, rows: DataFrame) -> DataFrame:
+    """The rows that --leave-out does not name. Raises BadJobOption for a condition that Spark does not take."""
+    if options.leave_out is None:
+        return rows
+    with named("--leave-out", options.leave_out):
+        return rows.where(f"not coalesce(({options.leave_out}), false)")
 
 
 def remove_first_batch_leftovers(checkpoint: HadoopDirectory) -> list[str]:

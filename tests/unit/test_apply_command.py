@@ -78,6 +78,7 @@ WRONG = {
         [*GIVEN, "--source-option", "startingStartpoint=c"], 1, "startingStartpoint='c': use --consumer",
     ),
     "a store said twice": ([*GIVEN, "--source-option", "startpoints=s"], 1, "startpoints='s': use --store"),
+    "a window beside startpoints": ([*GIVEN, "--consumer", "b", "--window", "9"], 1, "--window=9: a startpoint that"),
     "a store of nobody": ([*GIVEN, "--store", "s"], 1, "--store='s': belongs to --consumer"),
     "a store of no brokers": (
         [*GIVEN, "--consumer", "c", "--store", "kafka:s"], 1, "--store-servers: kafka:s lies on brokers: say where",

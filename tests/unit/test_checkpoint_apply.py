@@ -4,6 +4,7 @@ The files are those of Spark 4.2 (offset log versions 1 and 2) and 3.5. In tests
 itself continues from the appended batch.
 """
 
+import dataclasses
 import itertools
 import json
 import os
@@ -515,6 +516,22 @@ def test_a_reset_shows_how_many_rows_of_the_job_s_table_go_and_refuses_one_that_
     sent_back = SqlTable(url, "orders").read(QUERY, 3).sent_back
     assert sent_back == (SentBack("orders", 0, 1, 180), SentBack("orders", 1, 1, 175))
     assert run(cp, "--to", 100, "--sink", url, "--table", "orders").exit_code == 2, "without a reset no row goes"
+
+
+def test_rows_are_not_replaced_by_marks_with_a_window(cp):
+    """The job would compute the marks of before, can't, and would stop at each start."""
+    make(cp, KAFKA)
+    local_marks_of(f"{cp}-marks")
+    with LocalMarks(f"{cp}-marks") as store:
+        last = store.read(QUERY, 2)
+        windowed = {key: held.with_window(8) for key, held in last.marks.items()}
+        store.write(dataclasses.replace(last, marks=windowed), keep=9)
+    before = contents(cp)
+    answer = run(cp, "--to", 100, "--reset-marks", "--sink", "./t")
+    assert (answer.exit_code, "with a window the earlier marks can't be computed" in answer.output) == (1, True)
+    assert contents(cp) == before
+    assert StartpointStore.open(f"{cp}-startpoints").history() == []
+    assert run(cp, "--to", 100, "--reset-marks").exit_code == 0, "a filter that replaces nothing begins without marks"
 
 
 def test_rows_from_where_it_says_on_stay_and_what_can_not_be_honoured_is_refused_first(cp, tmp_path):

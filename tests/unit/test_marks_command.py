@@ -158,6 +158,7 @@ def test_one_pair_is_shown_set_and_forgotten(local, tmp_path):
     assert changed.marks[MarksKey("orders")].get(8, 0).destination_partition is None, "it goes on wherever it is met"
     run("set", local, *one, "--offset", -1, "--export", tmp_path / "second.marks")
     assert offsets() == {7: 9}
+    assert "pid 8 partition 0: no mark" in run("show", local, *one)
     run("set", local, *one, "--topic", "other", "--offset", 1, "--export", tmp_path / "third.marks", code=1)
     for half in (("show", local, "--pid", 7), ("set", local, "--pid", 7, "--offset", 1, "--export", tmp_path / "x")):
         run(*half, code=2)

@@ -14,7 +14,7 @@ from pathlib import Path
 import fastavro
 import pytest
 
-from filtering import StreamMetadata
+from filtering import PairSplit, StreamMetadata
 from pushrep import Outbox
 from pushrep.cli import main as cli_main
 from pushrep.log import SegmentLog
@@ -106,6 +106,32 @@ def test_avro_values_become_columns_once(spark, run, outbox, tmp_path, carrier):
     ]
     rows = sorted((r["partition"], r["id"], r["who"], r["at"].year) for r in table.collect())
     assert rows == [(p, n, None if n % 3 else "x", 2023) for p in range(2) for n in range(60)]
+
+
+def test_past_a_pair_that_somebody_wrote_into_a_second_partition(spark, run, tmp_path):
+    """Spark runs the batch that was stopped again and again: the record has to stay out of it."""
+
+    def append(partition, *records):
+        with SegmentLog.open(tmp_path / "outbox" / f"orders-{partition}") as log:
+            log.append([b"%d" % offset for _, offset in records], keys=[key for key, _ in records])
+
+    own = [[(StreamMetadata(5, n, offset).pack(), offset) for offset in range(10)] for n in range(2)]
+    append(0, *own[0], (None, 77))
+    append(1, *own[1], own[0][4])
+    keep = {"keep": ("partition", "offset")}
+    for options in (keep, keep | {"leave_out": "partition = 9"}):
+        with pytest.raises(PairSplit, match="source partition 0"):
+            run(**options)
+    for condition in ("nothing = 1", "partition", "partition =", ""):
+        with pytest.raises(BadJobOption, match="--leave-out"):
+            run(**keep, leave_out=condition)
+    stray = f"partition = 1 and hex(substring(key, 1, 12)) = '{own[0][0][0][:12].hex().upper()}'"
+    events = run(**keep, leave_out=stray)
+    assert (events[-1]["kept"], events[1]["unkeyed"]) == (20, 1)
+    append(1, *own[1][5:])
+    assert run(**keep)[-1]["kept"] == 0, "behind it the job needs the option no more"
+    rows = spark.read.parquet(str(tmp_path / "table")).select("partition", "offset").collect()
+    assert sorted(map(tuple, rows)) == [(n, offset) for n in range(2) for offset in range(11 - n)]
 
 
 def test_rows_and_marks_go_into_one_database(run, outbox, tmp_path):
