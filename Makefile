@@ -12,7 +12,8 @@ WORKERS ?= 3
 # Containers often ask Python to keep no bytecode. Tests start hundreds of programs: each would compile its modules again.
 unexport PYTHONDONTWRITEBYTECODE
 # pip reads dependency groups since 25.1.
-EXTRAS := kafka,spark,sql,metrics,certs,console,demo,demo-kafka,testing
+LIGHT_EXTRAS := kafka,sql,metrics,certs,console,testing
+EXTRAS := $(LIGHT_EXTRAS),spark,demo,demo-kafka
 JARS   := .cache/kafka/libs
 CONNECTOR := .cache/spark-kafka/libs
 HAS_MAVEN = command -v mvn >/dev/null || { echo "Maven (mvn) is not installed: it fetches the jars of Kafka and of Spark's connector"; exit 1; }
@@ -42,6 +43,11 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing pushrep, all extras and the tools of the tests into $(VENV) ..."
 	@$(PIP) install 'pip>=25.1'
 	@# Python compiles what the tests import; pip would compile all of 8,800 modules, on one core.
+	@# Of pyspark there is only a source archive of 450 MB: pip makes a wheel of it, here without compressing jars once
+	@# more, while another pip installs what does not need it. The last one installs the rest.
+	@$(PIP) install --no-compile --no-deps -c constraints.txt -C--build-option=--compression=stored pyspark & \
+	$(PIP) install --no-compile -c constraints.txt -e '.[$(LIGHT_EXTRAS)]' --group dev; installed=$$?; \
+	wait $$! && exit $$installed
 	@$(PIP) install --no-compile -c constraints.txt -e '.[$(EXTRAS)]' --group dev
 	@touch $@ $(VENV)/.demo $(VENV)/.demo-kafka
 
