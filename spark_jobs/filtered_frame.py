@@ -243,7 +243,7 @@ def keyed_frame(df: DataFrame, rule: FilterRule) -> DataFrame:
             )
         kind = df.schema[column].dataType
         if not isinstance(kind, (StringType, NullType) if column == "topic" else (*WHOLE, NullType)):
-            wanted = "text" if column == "topic" else "a whole number, of which text and decimals have another order"
+            wanted = "text" if column == "topic" else "a whole number (bigint), by which the log is in order"
             raise FrameUnusable(column, f"it is {kind.simpleString()}: cast it to {wanted}")
     missing = [column for column in EPOCH_COLUMNS if column not in df.columns]
     if len(missing) == 1:
