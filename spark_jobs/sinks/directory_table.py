@@ -2,14 +2,17 @@
 
     <path>/batch_id=17/part-*.parquet       one directory a batch: batch_id is a partition column for any reader
     <path>/_pushrep/owners-2.json           which queries wrote which batches; the highest number counts
-    <path>/_pushrep/writing/batch_id=18/    the batch being written; readers of files pass over names that begin with _
+    <path>/_pushrep/writer                  which attempt at a batch began last
+    <path>/_pushrep/writing/<attempt>/batch_id=18/
+                                            the batch being written; readers of files pass over names that begin with _
     <path>/_pushrep/replacing/batch_id=17/  whole batches on their way into place, together
 
 A batch is written aside and then renamed into place, so a reader sees all of it or nothing, also after kill -9 at
-any moment: what is left aside is removed by the next write. A batch that is run again replaces its directory; between
-the removal of the old one and the rename readers miss it for a moment. A batch that replaces rows of others
-(../replacing.py) is written aside with these batches as they are without them; the rename to `replacing` decides:
-after a kill behind it, the next write completes the replacement.
+any moment: what is left aside is removed by the next attempt. If that is a second driver's while the first still
+writes, the first is refused: right before its batch goes into place it looks whether its attempt is still the last.
+A batch that is run again replaces its directory; between the removal of the old one and the rename readers miss it for
+a moment. A batch that replaces rows of others (../replacing.py) is written aside with these batches as they are without
+them; the rename to `replacing` decides: after a kill behind it, the next write completes the replacement.
 
 In an object store objects become visible one by one. There a batch is one object, written by one task and renamed into
 place, which the store does in one step. So it takes no partition columns, and no batch replaces rows of others there.
@@ -21,6 +24,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import cast
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
@@ -54,7 +58,10 @@ _REPLACING_FORMATS = ("parquet", "orc")
 
 _OWN = "_pushrep"
 _WRITING, _REPLACING = f"{_OWN}/writing", f"{_OWN}/replacing"
+_WRITER = f"{_OWN}/writer"
 _OWNERS = f"{_OWN}/owners-"
+
+_TWO_DRIVERS = "another driver began to write there meanwhile: end one of the two, and start the other again"
 
 
 class DirectoryTable(BatchTable):
@@ -64,15 +71,16 @@ class DirectoryTable(BatchTable):
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
         directory, first = self._opened(rows.sparkSession)
-        directory.remove(_WRITING)
-        self._write_aside(directory, first + batch_id, rows)
-        self._into_place(directory, _WRITING, f"{BATCH_COLUMN}={first + batch_id}")
+        aside = self._begin(directory)
+        self._write_aside(directory, aside, first + batch_id, rows)
+        self._refuse_if_not_last(directory, aside)
+        self._into_place(directory, aside, f"{BATCH_COLUMN}={first + batch_id}")
 
     def replace(self, rows: DataFrame, batch_id: int, ranges: Sequence[LogRange]) -> None:
         """As the call, and rows that other batches have in these log ranges go. Raises CantReplace."""
         session = rows.sparkSession
         directory, first = self._opened(session)
-        directory.remove(_WRITING)
+        aside = self._begin(directory)
         gone = within_any(ranges)
         others = self._others(session, batch_id).where(gone).select(BATCH_COLUMN).distinct().collect()
         for (number,) in others:
@@ -80,11 +88,12 @@ class DirectoryTable(BatchTable):
             with setting(session, "spark.sql.sources.partitionColumnTypeInference.enabled", "false"):
                 path = directory.path_of(f"{BATCH_COLUMN}={number}")
                 kept = session.read.format(self._format).options(**self._options).load(path).where(~gone)
-                self._write_aside(directory, number, kept)
-        self._write_aside(directory, first + batch_id, rows)
+                self._write_aside(directory, aside, number, kept)
+        self._write_aside(directory, aside, first + batch_id, rows)
+        self._refuse_if_not_last(directory, aside)
         self._place = None  # if this is interrupted, the next call completes it
-        if not directory.rename(_WRITING, _REPLACING):
-            raise BadSink("target", self._name, f"the file system refused to rename {_WRITING} to {_REPLACING}")
+        if not directory.rename(aside, _REPLACING):
+            raise BadSink("target", self._name, f"the file system refused to rename {aside} to {_REPLACING}")
         self._finish_replacing(directory)
         _LOG.info("batch %d replaces rows of %d others in %s", first + batch_id, len(others), self._name)
 
@@ -105,24 +114,35 @@ class DirectoryTable(BatchTable):
         rows = session.read.format(self._format).schema(PLACE).load(directory.path_of(""))
         return rows.where(F.col(BATCH_COLUMN) != first + batch_id)
 
-    def _write_aside(self, directory: HadoopDirectory, number: int, rows: DataFrame) -> None:
+    def _begin(self, directory: HadoopDirectory) -> str:
+        """The directory of a new attempt, and what other attempts left is removed; these are refused from here on."""
+        attempt = uuid4().hex
+        directory.overwrite(_WRITER, attempt)  # before the removal: another attempt must not take a part for the whole
+        directory.remove(_WRITING)
+        return f"{_WRITING}/{attempt}"
+
+    def _refuse_if_not_last(self, directory: HadoopDirectory, aside: str) -> None:
+        if directory.read(_WRITER) != aside.removeprefix(f"{_WRITING}/"):
+            raise BadSink("target", self._name, _TWO_DRIVERS)
+
+    def _write_aside(self, directory: HadoopDirectory, aside: str, number: int, rows: DataFrame) -> None:
         options = self._options
         if not directory.renames_directories:
             rows, options = rows.repartition(1), options | {"maxRecordsPerFile": "0"}
         writer = rows.write.format(self._format).options(**options).mode("overwrite")
         if self._partition_by:
             writer = writer.partitionBy(*self._partition_by)
-        writer.save(directory.path_of(f"{_WRITING}/{BATCH_COLUMN}={number}"))
+        writer.save(directory.path_of(f"{aside}/{BATCH_COLUMN}={number}"))
 
     def _into_place(self, directory: HadoopDirectory, aside: str, name: str) -> None:
+        written = [name] if name in directory.names(aside) else []
+        if not directory.renames_directories:  # there one task writes one object, without rows too
+            written = [f"{name}/{file}" for file in _seen(directory.names(f"{aside}/{name}"))]
+        if len(written) != 1:
+            raise BadSink("target", self._name, _TWO_DRIVERS)
         directory.remove(name)
-        moves = [(f"{aside}/{name}", name)]
-        if not directory.renames_directories:
-            moves = [(f"{aside}/{name}/{file}", f"{name}/{file}") for file in _seen(directory.names(f"{aside}/{name}"))]
-            assert len(moves) <= 1, f"one task writes one object: {moves}"
-        for source, target in moves:
-            if not directory.rename(source, target):
-                raise BadSink("target", self._name, f"the file system refused to rename {source} to {target}")
+        if not directory.rename(f"{aside}/{written[0]}", written[0]):
+            raise BadSink("target", self._name, f"the file system refused to rename {aside}/{written[0]}")
 
     def _finish_replacing(self, directory: HadoopDirectory) -> None:
         for name in directory.names(_REPLACING):

@@ -31,6 +31,12 @@ _TWO_WRITERS: Final = (
     "noticed. S3 needs Hadoop 3.4.2 or newer (Spark 4.1) and a server that obeys If-None-Match; otherwise keep marks "
     "in a topic (kafka:TOPIC) or with the rows in a database"
 )
+_REFUSES_CONDITION: Final = (
+    "its server refuses a file that is to be made only if none has its name (If-None-Match). Keep marks in a topic "
+    "(kafka:TOPIC) or with the rows in a database; for a table alone set fs.s3a.create.conditional.enabled=false"
+)
+_UNSUPPORTED: Final = "AWSUnsupportedFeatureException"
+"""S3A's word for answer 501."""
 _HALF_WRITTEN: Final = (
     "a file is seen there while it is being written, so a kill would leave a part of it under the name of the whole. "
     "Keep marks in a topic (kafka:TOPIC), and rows in Delta, in Iceberg, or with the marks in a database"
@@ -101,6 +107,14 @@ class HadoopDirectory:
         finally:
             stream.close()
 
+    def overwrite(self, name: str, text: str) -> None:
+        """A file of this text in the place of what is there; a reader meanwhile may see neither. A power cut may undo
+        it.
+        """
+        stream = self._fs.create(self._path(name), True)
+        stream.write(bytearray(text.encode()))
+        stream.close()
+
     def create(self, name: str, text: str) -> bool:
         """A file of this text, as `create_bytes`."""
         return self.create_bytes(name, text.encode())
@@ -113,9 +127,9 @@ class HadoopDirectory:
         return self._renamed_new(name, data) if self.renames_directories else self._put_new(name, data)
 
     def check_new_objects(self, below: str = "", *, once: bool) -> None:
-        """Raises StoreUnfit for an object store that shows an object before it is whole, or, where only one writer may
-        create it (`once`), lets two of them. Tries it in the directory `below` this one, and leaves nothing behind but
-        after a kill; a file system needs no check.
+        """Raises StoreUnfit for an object store that shows an object before it is whole, refuses conditional writes,
+        or, where only one writer may create it (`once`), lets two of them. Tries it in the directory `below` this one,
+        and leaves nothing behind but after a kill; a file system needs no check.
         """
         if self.renames_directories:
             return
@@ -136,6 +150,10 @@ class HadoopDirectory:
                 first.close()
             elif not self._refuses_second(name, first):
                 raise StoreUnfit(self.path_of(""), _TWO_WRITERS)
+        except Py4JJavaError as error:
+            if _UNSUPPORTED in error.java_exception.getClass().getName():
+                raise StoreUnfit(self.path_of(""), _REFUSES_CONDITION) from error
+            raise
         finally:
             self.remove(name)
 

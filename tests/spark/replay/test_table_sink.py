@@ -21,6 +21,7 @@ from spark_jobs.errors import CantReplace
 from spark_jobs.filter_settings import FilterRule
 from spark_jobs.replacing import Replacing, RereadBatch, RowsWanted
 from spark_jobs.sinks.catalog_table import idempotent_table
+from spark_jobs.sinks.directory_table import DirectoryTable
 from spark_jobs.sinks.hadoop import HadoopDirectory
 from spark_jobs.sinks.idempotent_sink import BadSink, Owners, TableNotOurs, TableOfAnotherQuery
 
@@ -106,7 +107,55 @@ def test_what_a_kill_left_aside_is_never_seen(spark, tmp_path, inside_query):
     idempotent_table(str(path))(spark.range(5), 1)
     assert _grouped(spark.read.parquet(str(path)).select("batch_id", "id").collect()) == {1: [0, 1, 2, 3, 4]}
     assert ds.dataset(path, format="parquet", partitioning="hive").count_rows() == 5, "so do other readers"
-    assert not list((path / "_pushrep").glob("writing/*"))
+    assert not list((path / "_pushrep").glob("writing/*/*"))
+
+
+def test_of_two_drivers_of_one_batch_only_the_last_to_begin_writes_it(spark, tmp_path, inside_query, monkeypatch):
+    """The second begins before a step of the first, and runs to its end or is killed before a step of its own."""
+    inside_query("q")
+    running = [[0, None]]  # of the drivers, the inner one last: its steps up to then, and what happens
+
+    def stepping(inner):
+        def stepped(*told):
+            running[-1][0] -= 1
+            if running[-1][0] == 0:
+                running[-1][1]()
+            return inner(*told)
+
+        return stepped
+
+    steps = ["overwrite", "remove", "_write_aside", "_refuse_if_not_last"]
+    for name in steps:
+        place = HadoopDirectory if hasattr(HadoopDirectory, name) else DirectoryTable
+        monkeypatch.setattr(place, name, stepping(getattr(place, name)))
+
+    def written_by_driver(path, step, then):
+        running.append([step, then])
+        try:
+            idempotent_table(path)(spark.range(4).repartition(2), 0)
+        except KeyboardInterrupt:
+            return False
+        except BadSink as error:
+            if "another driver began to write there" not in str(error):
+                raise
+            return False
+        finally:
+            running.pop()
+        return True
+
+    def killed():
+        raise KeyboardInterrupt
+
+    begun = 3  # the first step is the removal of what an earlier replacement left
+    for of_first, of_second in itertools.product(range(2, 6), (begun, begun + 1, begun + 2, 99)):
+        path, second = str(tmp_path / f"{of_first}-{of_second}"), []
+        assert written_by_driver(path, 99, killed)
+        is_written = written_by_driver(
+            path, of_first, lambda at=path, to=of_second, told=second: told.append(written_by_driver(at, to, killed))
+        )
+        assert (is_written, *second) == (of_first < begun, of_second == 99), (of_first, of_second)
+        rows = [row["id"] for row in spark.read.parquet(path).collect()]
+        assert sorted(rows) == [0, 1, 2, 3], (of_first, of_second)
 
 
 def test_a_batch_that_replaces_others_rows_ends_right_wherever_it_was_stopped(

@@ -1,9 +1,10 @@
 """Table, marks and checkpoint in an object store, by Hadoop's client. A JSON line tells what was seen.
 
 python program.py stops <root> <settings: JSON> <jars>      stopped before and behind each write, and run again
-                  drivers <root> <settings> <jars>          two drivers of one query; a store without conditional writes
-                  query <root> <settings> <jars> <n> <checkpoint>
-                                                  a query of <n> files; waits to be killed in its batch 1 if <n> is 2
+                  drivers <root> <settings> <jars> <unfit: JSON>   two drivers of one query; stores without conditional
+                                                  writes: <unfit> has settings for each that differ from <settings>
+                  back <root> <settings> <jars>             a checkpoint that went back, and another query
+                  query <root> <settings> <jars> <n>        of <n> files; waits to be killed in its batch 1 if <n> is 2
 """
 
 import contextlib
@@ -116,9 +117,8 @@ def stops(spark, root):
     raise AssertionError("no end of write points")
 
 
-def drivers(spark, root):
+def drivers(spark, root, unfit):
     from spark_jobs import ReplayFilteredBatches
-    from spark_jobs.errors import StoreUnfit
     from spark_jobs.file_marks import FileMarks
     from spark_jobs.marks import MarksFenced
     from spark_jobs.sinks.catalog_table import idempotent_table
@@ -151,14 +151,80 @@ def drivers(spark, root):
         idempotent_table(f"{root}/unfit/table", partition_by=["topic"]).check(spark, rows(spark, 0).schema, None)
     except BadSink as error:
         told["partitioned"] = str(error)
-    unconditional = spark.sparkContext._jsc.hadoopConfiguration()
-    unconditional.set("fs.s3a.create.conditional.enabled", "false")
-    unconditional.set("fs.s3a.impl.disable.cache", "true")
+    told["table"], told["rows"] = second_begins(spark, f"{root}/drivers/table")
+    told["unfit"] = {name: refusal(spark, f"{root}/unfit/{name}", more) for name, more in json.loads(unfit).items()}
+    told["left"] = [HadoopDirectory(spark, f"{root}/unfit/{name}").names() for name in told["unfit"]]
+    return told
+
+
+def second_begins(spark, path):
+    """A second driver writes the whole batch when the first has written it aside: how the first ends, and the rows."""
+    from spark_jobs import idempotent_table
+    from spark_jobs.sinks.directory_table import DirectoryTable
+    from spark_jobs.sinks.idempotent_sink import BadSink
+
+    name, told = "_write_aside", "it ended by itself"
+    write_aside = getattr(DirectoryTable, name)
+
+    def second(*given):
+        write_aside(*given)
+        setattr(DirectoryTable, name, write_aside)
+        idempotent_table(path)(rows(spark, 0), 0)
+
+    setattr(DirectoryTable, name, second)
     try:
-        FileMarks(f"{root}/unfit/marks", spark).owner()
+        idempotent_table(path)(rows(spark, 0), 0)
+    except BadSink as error:
+        told = str(error)
+    return told, len(held(spark, path))
+
+
+def refusal(spark, place, settings):
+    """How marks in a store with these settings are refused."""
+    from spark_jobs.errors import StoreUnfit
+    from spark_jobs.file_marks import FileMarks
+
+    hadoop = spark.sparkContext._jsc.hadoopConfiguration()
+    settings |= {f"fs.{place.partition(':')[0]}.impl.disable.cache": "true"}
+    before = {name: hadoop.get(name) for name in settings}
+    for name, text in settings.items():
+        hadoop.set(name, text)
+    try:
+        FileMarks(place, spark).owner()
     except StoreUnfit as error:
-        told["unfit"] = str(error)
-    told["left"] = HadoopDirectory(spark, f"{root}/unfit/marks").names()
+        return str(error)
+    finally:
+        for name, text in before.items():
+            hadoop.unset(name) if text is None else hadoop.set(name, text)
+    return "taken"
+
+
+def back(spark, root):
+    """The checkpoint went back from batch 2 to batch 1, which is planned with other records; then another query."""
+    from spark_jobs import ReplayFilteredBatches, idempotent_table
+    from spark_jobs.errors import MarksOfAnotherQuery
+    from spark_jobs.file_marks import FileMarks
+    from spark_jobs.sinks.idempotent_sink import TableOfAnotherQuery
+
+    def run(query, number, batch, **adopt):
+        spark.sparkContext.setLocalProperty("sql.streaming.queryId", query)
+        table, marks = idempotent_table(f"{root}/back/table", **adopt), FileMarks(f"{root}/back/marks", spark)
+        ReplayFilteredBatches(table, marks, **adopt)(rows(spark, number), batch)
+
+    for number, batch in enumerate((0, 1, 2)):
+        run("q", number, batch)
+    run("q", 2, 1)
+    told = {"q": held(spark, f"{root}/back/table")}
+    for error, attempt in (
+        (MarksOfAnotherQuery, lambda: run("r", 1, 0)),
+        (TableOfAnotherQuery, lambda: idempotent_table(f"{root}/back/table")(rows(spark, 1), 0)),
+    ):
+        try:
+            attempt()
+        except error as refused:
+            told[error.__name__] = str(refused)
+    run("r", 1, 0, adopt=("q", 0))
+    told["r"] = held(spark, f"{root}/back/table")
     return told
 
 
@@ -179,8 +245,8 @@ def at_once(directory, name):
     return made, directory.read(name)
 
 
-def query(spark, root, batches, checkpoint):
-    """A query from files into a table in the store; its checkpoint is where the argument says."""
+def query(spark, root, batches):
+    """A query from files into a table; all of it is in the store."""
     from spark_jobs import ReplayFilteredBatches, idempotent_table
     from spark_jobs.file_marks import FileMarks
 
@@ -200,7 +266,7 @@ def query(spark, root, batches, checkpoint):
     handler.drop_from = table.drop_from
     events = spark.readStream.schema(COLUMNS).option("maxFilesPerTrigger", 1).parquet(f"{root}/query/log/*")
     once = ReplayFilteredBatches(handler, FileMarks(f"{root}/query/marks", spark))
-    writer = events.writeStream.foreachBatch(once).option("checkpointLocation", checkpoint)
+    writer = events.writeStream.foreachBatch(once).option("checkpointLocation", f"{root}/query/checkpoint")
     writer.trigger(availableNow=True).start().awaitTermination()
     assert held(spark, f"{root}/query/table") == expected(spark, batches)
     return {"rows": len(expected(spark, batches))}
