@@ -74,6 +74,7 @@ class Sink:
     def replaced(self, query_id: str, number: int) -> Replaced:
         """What the batches of a query replaced in a startpoint epoch. Raises CantUndo, BadSink, BadJobOption."""
         from spark_jobs.jobs.checks import named  # noqa: PLC0415 - as above
+        from spark_jobs.spark_internals import setting  # noqa: PLC0415 - as above
 
         table = self._with_versions()
         with named("--sink", self._sink):
@@ -82,9 +83,10 @@ class Sink:
             if repair is not None and repair.is_undone:
                 return Replaced(repair, {})
             exchanged = () if repair is None else table.exchanged(session, repair)
-            counts: list[dict[int, int]] = [dict(rows.groupBy("partition").count().collect()) for rows in exchanged]
+            with setting(session, "spark.sql.files.ignoreMissingFiles", "false"):  # VACUUM removes rows of before
+                counts: list[dict[int, int]] = [dict(rows.groupBy("partition").count().collect()) for rows in exchanged]
         if repair is None or not any(counts):
-            raise CantUndo(self._sink, "no batch has replaced a row since a partition was sent back")
+            raise CantUndo(self._sink, "its history knows no batch that replaced a row since a partition was sent back")
         gone, back = counts
         return Replaced(repair, {one: (gone.get(one, 0), back.get(one, 0)) for one in sorted({*gone, *back})})
 

@@ -293,7 +293,8 @@ class CatalogTable(BatchTable):
         touched = F.col(BATCH_COLUMN).isin([row[0] for row in batches])
         kept = session.table(self._name).where(touched & ~within_any(repair.ranges))
         options = repair.undo_options(self._format.lower(), said)
-        kept.unionByName(back).writeTo(self._name).options(**options).overwrite(touched)
+        with setting(session, "spark.sql.files.ignoreMissingFiles", "false"):  # VACUUM may have removed rows of before
+            kept.unionByName(back).writeTo(self._name).options(**options).overwrite(touched)
 
     def _others(self, session: SparkSession, batch_id: int) -> DataFrame:
         """The rows of other batches."""

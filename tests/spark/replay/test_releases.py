@@ -75,11 +75,14 @@ def test_a_table_with_transactions_is_right_after_a_startpoint_killed_around_its
 @pytest.mark.parametrize("python", PYTHONS)
 @pytest.mark.parametrize("form", ["delta", "iceberg"])
 def test_a_repair_of_a_table_with_versions_is_undone_killed_around_its_commit(python, form, tmp_path):
-    """By the commands: a preview of rows, a repair with an end, its undo, another repair, and refusals."""
+    """By the commands: a preview of rows, a repair with an end, its undo, another repair, and refusals, also once the
+    table has forgotten its old versions.
+    """
     jars = tables_of(python)
     with KafkaCluster(tmp_path / "broker") as broker:
         create_topic(broker.bootstrap_servers, "orders")
-        for step, code in (("killed before", -signal.SIGKILL), ("killed behind", -signal.SIGKILL), ("again", 0)):
+        ends = {"killed before": -signal.SIGKILL, "killed behind": -signal.SIGKILL, "again": 0, "forgotten": 0}
+        for step, code in ends.items():
             ran = run(python, "undo_program.py", tmp_path, jars, form, broker.bootstrap_servers, "orders", step)
             assert ran.returncode == code, (step, ran.stdout[-2000:], ran.stderr[-4000:])
 

@@ -92,6 +92,15 @@ class Job:
         told = json.loads(Path(self.place, "rows.json").read_text(encoding="utf-8"))
         return [{int(n): batch for n, batch in one.items()} for one in told]
 
+    def forget_versions(self):
+        """As a table's clean-up does with versions that are too old."""
+        if self.form == "delta":
+            self.spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
+            self.spark.sql(f"VACUUM {self.table} RETAIN 0 HOURS")
+        else:
+            (now,) = self.spark.sql("SELECT string(now())").first()
+            self.spark.sql(f"CALL ice.system.expire_snapshots('db.undone', TIMESTAMP '{now}', 1)")
+
     def undo_dying(self, *, before):
         """Ends this process, around the commit of undo-repair."""
         from spark_jobs.sinks.catalog_table import CatalogTable
@@ -160,7 +169,19 @@ def again(job):
     assert (code, "came after the repair: it may have changed its rows. Nothing" in said) == (1, True), said
 
 
-STEPS = {"killed before": killed_before, "killed behind": killed_behind, "again": again}
+def forgotten(job):
+    job.repair()
+    job.run()
+    rows = job.rows()
+    job.forget_versions()
+    for ignored in ("false", "true"):
+        job.spark.conf.set("spark.sql.files.ignoreMissingFiles", ignored)
+        code, said = job.command("undo-repair")
+        assert (code, job.rows()) == (1, rows), said
+        assert ("does not exist" if job.form == "delta" else "its history") in said, said
+
+
+STEPS = {"killed before": killed_before, "killed behind": killed_behind, "again": again, "forgotten": forgotten}
 
 
 def main(place, jars, form, servers, topic, step):
