@@ -107,7 +107,8 @@ _PROGRAMS = {  # each with a Spark of its own
     "tests/spark/replay/test_apply_process.py",
 }
 # In which order they begin: the long ones first, so that none is left alone at the end; between those that start JVMs
-# the unit tests, which fail early. What is not named here is short, and comes last.
+# the unit tests, which fail early; between those that wait for brokers what computes. What is not named here is short,
+# and comes last.
 _ORDER = (
     "tests/spark/replay",
     "tests/kafka/test_demo_kafka.py",
@@ -116,10 +117,7 @@ _ORDER = (
     "tests/house/",
     "a Spark driver",
     "tests/kafka/test_shipping_kills.py",
-    "tests/kafka/",
-    "tests/crash/",
-    "tests/properties/",
-    "tests/simulation/",
+    ("tests/kafka/", "tests/crash/", "tests/properties/", "tests/simulation/", "tests/readers/"),
     "tests/integration/",
 )
 
