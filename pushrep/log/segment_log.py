@@ -99,12 +99,12 @@ def open_log(context: LogContext, attached: Attached) -> OpenedLog:
     config, view, filesystem = context.config, context.view, context.filesystem
     derived = DerivedStores(attached.derived)
     recovered, log_id, kept_epochs = _load(context, derived, attached)
+    report = recovered.report
     try:
         if attached.lost is not None:
-            report = recovered.report
             attached.lost.check(report.log_end_offset, is_damaged=report.damaged_from is not None)
         # A log with replicas gets its list with its first epoch, so that making the log costs no write of it.
-        is_unlisted = attached.has_replicas and kept_epochs is None and recovered.report.log_end_offset == 0
+        is_unlisted = attached.has_replicas and kept_epochs is None and report.log_end_offset == 0
         epochs = _settle_epochs(context, recovered, kept_epochs, is_written=not is_unlisted)
         found = _RecoveredLog(recovered, view.cleaned_offset)
         if derived:
@@ -117,7 +117,6 @@ def open_log(context: LogContext, attached: Attached) -> OpenedLog:
     background = BackgroundTasks(view.disk, config.disk_limits, derived, config.retention_check_ms, context.clock)
     watermark = None
     if attached.has_replicas:
-        report = recovered.report
         watermark = min(max(view.known_watermark, report.log_start_offset), report.log_end_offset)
     writer = LogWriter(context, recovered, epochs, background, watermark, is_unlisted=is_unlisted)
     reader = BatchReader(filesystem, view.path, writer)
@@ -125,7 +124,7 @@ def open_log(context: LogContext, attached: Attached) -> OpenedLog:
     for name, needed_from in (attached.holders or {}).items():
         retention.hold(name, needed_from)
     background.begin(writer, reader, retention, process_flusher() if context.clock is SYSTEM_CLOCK else None)
-    return OpenedLog(log_id, recovered.report, writer, reader, background)
+    return OpenedLog(log_id, report, writer, reader, background)
 
 
 _SHARED_MS = 1000
