@@ -103,7 +103,15 @@ def run_long(rounds: int) -> dict[str, Any]:
             for _ in range(PLANNED):
                 small.filtered()
                 small.unfiltered()
-            return beside_no_filter("every row is new, the planner compiled", new, rounds)
+            files = Bench(spark, Path(home), "new", sink=new.write_files)
+            return beside_no_filter("every row is new, the planner compiled", new, rounds) | {
+                "every row is new, to a Parquet table, the planner compiled": compare(
+                    {"ReplayFilteredBatches": files.filtered, "no filter": files.unfiltered},
+                    rounds=rounds,
+                    goals=TABLE_GOALS,
+                    warm_ups=WARM_UPS,
+                )
+            }
         finally:
             spark.stop()
 
