@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
@@ -146,14 +147,11 @@ def beside_no_filter(title: str, bench: "Bench", rounds: int) -> dict[str, Any]:
 
 def processor_s() -> float:
     """User and system time of this process, of those that it started, and of theirs that have ended."""
-    pids, ticks = [os.getpid()], 0
-    for pid in pids:
-        with suppress(FileNotFoundError, ProcessLookupError):  # ended since it was listed: its parent's figure has it
-            ticks += sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]))
-        for children in Path(f"/proc/{pid}/task").glob("*/children"):
-            with suppress(FileNotFoundError, ProcessLookupError):
-                pids.extend(map(int, children.read_text().split()))
-    return ticks / os.sysconf("SC_CLK_TCK")
+    own, total_s = psutil.Process(), 0.0
+    for process in (own, *own.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):  # ended since it was listed: its parent's figure has it
+            total_s += sum(process.cpu_times()[:4])  # user, system, and both of ended children
+    return total_s
 
 
 def drain(rows: DataFrame, batch_id: int = 0) -> None:  # noqa: ARG001 - foreachBatch's signature

@@ -172,12 +172,12 @@ def with_store(command: _Command) -> _Command:
 
 
 def with_checkpoint(command: _Command) -> _Command:
-    """Add the argument CHECKPOINT, a path that ends in the directory's name: other places have it as their stem."""
+    """Add the argument CHECKPOINT. Other directories are named after its last part, so `.` and `..` are resolved."""
 
-    def named(_context: click.Context, _parameter: click.Parameter, path: Path) -> Path:
+    def ending_in_name(_context: click.Context, _parameter: click.Parameter, path: Path) -> Path:
         return path.resolve() if path.name in {"", ".."} else path
 
-    return click.argument("checkpoint", type=click.Path(path_type=Path), callback=named)(command)
+    return click.argument("checkpoint", type=click.Path(path_type=Path), callback=ending_in_name)(command)
 
 
 def with_place(default: str) -> Callable[[_Command], _Command]:

@@ -126,7 +126,6 @@ class LogWriter:
         # After recovery the whole log is on disk; the readable part of a damaged one is below its recovery point.
         self.log_end_offset = self.flushed_offset = recovered.active.next_offset
         self._report = recovered.report
-        self._ends_of_damaged = self._ends_before(recovered.report.log_end_offset)
         self._poison: BaseException | None = None
         self._revision = 0
         self.is_closed = self._ended = False
@@ -549,18 +548,19 @@ class LogWriter:
 
     def _publish(self, flushed_offset: int) -> None:
         self._revision += 1
-        end, watermark = self.log_end_offset, self.high_watermark
+        view, end, watermark = self._context.view, self.log_end_offset, self._watermark
         if self._report.damaged_from is not None:
-            end, flushed_offset, watermark = self._ends_of_damaged
-        self._context.view.publish(end, flushed_offset, watermark, self.log_start_offset, self._epochs.latest_epoch)
-
-    def _ends_before(self, damaged_from: int) -> tuple[int, int, int]:
-        """The log end, flushed offset and high watermark that a damaged log had: published on, so that a reader in
-        another process meets the damage and does not take what is left for the whole log.
-        """
-        view = self._context.view
-        end = max(view.seen_to, view.known_on_disk or 0, damaged_from + 1)
-        return end, end, end if self._watermark is None else min(end, view.known_watermark)
+            # The ends before the damage, so that a reader in another process meets it, and does not take what is left
+            # for the whole log.
+            end = flushed_offset = max(view.seen_to, view.known_on_disk or 0, end + 1)
+            watermark = None if watermark is None else min(end, view.known_watermark)
+        view.publish(
+            end,
+            flushed_offset,
+            end if watermark is None else watermark,
+            self.log_start_offset,
+            self._epochs.latest_epoch,
+        )
 
     def _is_settled(self, wanted: int) -> bool:
         """Whether `wanted` is flushed or cut off. Raises LogPoisoned, LogClosed if it never will be."""

@@ -315,7 +315,7 @@ class Outbox:
 
         directory: of this machine's node (`pushrep replica serve`), or `<data>/<outbox id>` in it. `pushrep outbox
             create` makes the outbox; until then every instance waits.
-        partitions: as `pushrep outbox create` was told; None for what it was told.
+        partitions: the number that `pushrep outbox create` was given; None: whatever that was.
         takeover_after_ms: so long without contact to the leader before a standby looks; so long one that reaches no
             majority, or can't append, leads on; 2,000 at least. The same on every member.
         takeover_pause_ms: between two takeovers lies at least so much; the first one does not wait.

@@ -125,7 +125,7 @@ def test_a_reader_in_another_process_meets_the_damage_and_does_not_take_what_is_
         log.close()
     with SegmentLog.open(path, has_replicas=has_replicas) as log, SegmentLog.open_reader(path) as reader:
         log.quarantine()
-        assert reader.offsets() == (0, 1, 1, 1), "here the log ends, by its owner's word"
+        assert reader.offsets() == (0, 1, 1, 1), "after the quarantine the log ends there"
 
 
 def test_quarantine_keeps_every_byte_and_takes_appends_again(damaged):
