@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pushrep.importing import let_moved_modules_import, refuse_hidden
+from pushrep.importing import refuse_hidden
 
 if TYPE_CHECKING:
     from pushrep.errors import ForkedProcess, PushrepError
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from pushrep.startpoints import Startpoint, StartpointStore
     from pushrep.topic_id_partition import TopicIdPartition
 
-let_moved_modules_import()
 refuse_hidden("filtering")  # every room needs it; the others are looked for when a command wants them
 
 _HOME = {

@@ -1,64 +1,12 @@
-"""How our packages are found: modules that moved, a package of ours that another one hides; and our version.
-
-A module that docs or examples showed under another name still imports by the old one, with a DeprecationWarning. A
-finder does this, not directories: git leaves old directories with bytecode behind, which Python takes for packages.
+"""How our packages are found: whether another one hides a package of ours; and our version.
 
 `filtering`, `partitioner` and `spark_jobs` are top-level packages of this distribution. A program that has a directory
 of one of these names would import its own, and ours would fail somewhere inside: `refuse_hidden` says so in one line.
 """
 
-import sys
-import warnings
-from collections.abc import Sequence
 from functools import cache
-from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
-
-MOVED = {
-    "pushrep.log.recovery_plan": "pushrep.log.recovery",
-    "pushrep.node": "pushrep.replicate",
-    "pushrep.node.metrics": "pushrep.replicate.node_metrics",
-    "pushrep.protocol": "pushrep.wire",
-    "pushrep.protocol.client": "pushrep.wire.client",
-    "pushrep.protocol.push_messages": "pushrep.wire.push_messages",
-    "pushrep.protocol.server": "pushrep.wire.server",
-    "pushrep.push": "pushrep.replicate",
-    "pushrep.push.certificates": "pushrep.replicate.certificates",
-    "pushrep.push.settings": "pushrep.replicate.settings",
-    "pushrep.push.sockets": "pushrep.replicate.sockets",
-    "pushrep.replication": "pushrep.election",
-    "pushrep.replication.errors": "pushrep.election.errors",
-    "pushrep.replication.grants": "pushrep.election.grants",
-}
-
-
-class _MovedModules(MetaPathFinder, Loader):
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None, /
-    ) -> ModuleSpec | None:
-        del path, target
-        return ModuleSpec(fullname, self, is_package=True) if fullname in MOVED else None
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Names of the old module are the same objects as the new one's, so that `except` and `isinstance` work across
-        both.
-        """
-        old, new = module.__name__, MOVED[module.__name__]
-        warnings.warn(f"{old} is {new}", DeprecationWarning, stacklevel=2)
-        moved = import_module(new)
-        module.__doc__ = moved.__doc__
-        module.__dict__["__getattr__"] = lambda name: getattr(moved, name)
-
-
-def let_moved_modules_import() -> None:
-    """Install the finder, once, before anything of pushrep is imported."""
-    if not any(isinstance(finder, _MovedModules) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _MovedModules())
-
 
 PACKAGES = ("filtering", "partitioner", "pushrep", "spark_jobs")
 _INSTALLED_IN = Path(__file__).parent.parent

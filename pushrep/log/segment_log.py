@@ -23,7 +23,6 @@ known to be on disk count, not what a scan might find.
 import logging
 import os
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
@@ -755,17 +754,12 @@ class SegmentLog(ClosedAtExit):
         self._checked_writer()
         self._background.retention.drop(name)
 
-    def acquire_lease(
-        self, name: str, offset: int, on_broken: OnLeaseBroken | None = None, *, told: OnLeaseBroken | None = None
-    ) -> Lease:
+    def acquire_lease(self, name: str, offset: int, on_broken: OnLeaseBroken | None = None) -> Lease:
         """Keep everything from `offset` on for a reader of the past, as long as it renews within `lease_max_s`.
 
         `on_broken(reason)` is called if the lease is broken: not renewed, or the disk is too full; it must not wait.
-        `told` is its old name. Raises OffsetOutOfRange, LeaseBroken if the disk is too full now.
+        Raises OffsetOutOfRange, LeaseBroken if the disk is too full now.
         """
-        if told is not None:
-            warnings.warn("acquire_lease(told=...) is on_broken=...", DeprecationWarning, stacklevel=2)
-            on_broken = told
         self._checked_writer()
         return self._background.acquire_lease(name, offset, on_broken)
 

@@ -5,9 +5,6 @@ with Outbox.open("outbox", topic="orders", partitions=4, producer="billing") as 
     offset = receipt.result(timeout=5)            outbox.last_metadata(pid, 0)       where to resume after a crash
 """
 
-import warnings
-from typing import TYPE_CHECKING
-
 from pushrep.election.standby import StandbyState
 from pushrep.log.directory_files import slot_directories
 from pushrep.outbox.batch import ManyReceipt, Receipt
@@ -71,11 +68,3 @@ __all__ = [
     "read_identity",
     "slot_directories",
 ]
-
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> object:
-        if name == "PartitionStopped":
-            warnings.warn("pushrep.outbox.PartitionStopped is LogStopped now", DeprecationWarning, stacklevel=2)
-            return LogStopped
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)

@@ -226,17 +226,6 @@ def test_closing_the_log_ends_the_leases(machine):
     assert told == ["the log was closed"] == [lease.broken]
 
 
-def test_a_lease_still_takes_the_old_name_of_its_callback(machine):
-    reasons = []
-    log = machine.open()
-    log.append(b"x")
-    with pytest.warns(DeprecationWarning, match="on_broken"):
-        log.acquire_lease("audit", 0, told=reasons.append)
-    log.close()
-    machine.log = None
-    assert reasons == ["the log was closed"]
-
-
 def test_purge_takes_whole_segments_and_delete_records_moves_the_start(machine):
     log = machine.open()
     machine.fill()

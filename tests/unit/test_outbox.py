@@ -362,14 +362,6 @@ def test_a_damaged_identity_is_never_made_anew(tmp_path, damage, why):
     assert refused.value.path == path
 
 
-def test_the_old_name_of_an_error_works_and_warns():
-    with pytest.warns(DeprecationWarning, match="LogStopped"):
-        from pushrep.outbox import PartitionStopped
-    assert PartitionStopped is LogStopped
-    with pytest.raises(ImportError):
-        from pushrep.outbox import NoSuchName  # noqa: F401
-
-
 def flip_bit(log, position):
     (file,) = log.glob("*.log")
     data = bytearray(file.read_bytes())
