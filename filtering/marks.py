@@ -28,7 +28,7 @@ Bytes, format version 1: what a marks store keeps and a commit carries.
 -1 stands for a destination partition or an advance that is not known. Entries rise strictly by (pid, partition) and
 stray bits are 0, so the same marks always give the same bytes. Magic, version and the CRC-32 (zlib's, over all
 before it) keep their places in every version: the checksum is proven before the version is believed, so a flipped
-bit is never taken for another version. Format: docs/formats/marks.md.
+bit is never taken for another version. Format: docs/internals/formats/marks.md.
 """
 
 import struct
@@ -189,7 +189,7 @@ VERSION = 1
 _MAGIC = b"HWMK"
 _HEADER = struct.Struct(">4sIIQ")
 _CHECKSUM = struct.Struct(">I")
-assert _HEADER.size == 20, "docs/formats/marks.md promises 20 bytes"
+assert _HEADER.size == 20, "docs/internals/formats/marks.md promises 20 bytes"
 _ENTRY_BYTES = 32  # without the bits
 
 _FIELDS = ("pids", "partitions", "offsets", "destination_partitions", "advanced_ms")
@@ -201,7 +201,7 @@ def _entry_type(window: int) -> "np.dtype[np.void]":
     return np.dtype([*zip(_FIELDS, _TYPES, strict=True), bits] if window else [*zip(_FIELDS, _TYPES, strict=True)])
 
 
-assert _entry_type(0).itemsize == _ENTRY_BYTES, "docs/formats/marks.md promises 32 bytes and the bits"
+assert _entry_type(0).itemsize == _ENTRY_BYTES, "docs/internals/formats/marks.md promises 32 bytes and the bits"
 
 
 def encode(columns: MarkColumns) -> bytes:
@@ -325,7 +325,7 @@ class HighwaterMarks:
         return cls._of(decode(data))
 
     def to_bytes(self) -> bytes:
-        """Versioned, checksummed bytes; the same marks give the same bytes (docs/formats/marks.md)."""
+        """Versioned, checksummed bytes; the same marks give the same bytes (docs/internals/formats/marks.md)."""
         return encode(self._columns)
 
     def to_columns(self) -> MarkColumns:

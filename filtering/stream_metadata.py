@@ -8,7 +8,7 @@ Exactly 20 bytes, no magic, no version: byte-compatible with JW Player's SQE, wh
 Partition and offset are never negative: compared as bytes -1 stands above every offset, so after
 one such key every record of its (PID, partition) would count as a replay. So bytes 8 and 12 are below 0x80; Spark's
 column expressions (spark_jobs/columns.py) test the same.
-Format: docs/formats/stream-metadata-key.md.
+Format: docs/internals/formats/stream-metadata-key.md.
 
 Arrow binary columns are read through their buffers, so that this package needs no Arrow library:
 
@@ -112,7 +112,7 @@ OFFSET_MAX = 2**63 - 1
 _PID_MIN = -(2**63)
 
 _KEY = struct.Struct(">qiq")
-assert _KEY.size == KEY_BYTES, "docs/formats/stream-metadata-key.md promises 20 bytes"
+assert _KEY.size == KEY_BYTES, "docs/internals/formats/stream-metadata-key.md promises 20 bytes"
 _KEY_ROW = np.dtype([("pid", ">i8"), ("partition", ">i4"), ("offset", ">i8")])
 assert _KEY_ROW.itemsize == KEY_BYTES, "the array form reads the same 20 bytes"
 

@@ -4,9 +4,9 @@
     | "PBMK" | version u32 | head bytes u32 | head, JSON   | marks of each topic ...    | CRC-32 u32 |   big-endian
 
 The head names the query, the batch, the log ranges it held, and for each (topic, startpoint epoch) how many bytes of
-marks follow, in that order (docs/formats/marks.md describes those bytes). Magic, version and CRC-32 (zlib's, over all
-before it) keep their places in every version: the checksum is proven before the version is believed, so a flipped
-bit is never taken for another version. Pure: no Spark, no disk.
+marks follow, in that order (docs/internals/formats/marks.md describes those bytes). Magic, version and CRC-32
+(zlib's, over all before it) keep their places in every version: the checksum is proven before the version is believed,
+so a flipped bit is never taken for another version. Pure: no Spark, no disk.
 """
 
 import json
@@ -30,7 +30,7 @@ ADOPTED = -1
 _MAGIC = b"PBMK"
 _HEADER = struct.Struct(">4sII")
 _CHECKSUM = struct.Struct(">I")
-assert _HEADER.size == 12, "docs/formats/batch-marks.md promises 12 bytes"
+assert _HEADER.size == 12, "docs/internals/formats/batch-marks.md promises 12 bytes"
 
 
 class CorruptBatchMarks(SparkJobError):

@@ -5,7 +5,8 @@
     postgresql://..., sqlite:   SqlTable     with --table
     kafka:TOPIC                 TopicMarks   with --bootstrap-servers
 
-A store is its query's own: stop the query first. An export is one batch's bytes (docs/formats/batch-marks.md).
+A store is its query's own: stop the query first. An export is one batch's bytes:
+docs/internals/formats/batch-marks.md.
 """
 
 import json

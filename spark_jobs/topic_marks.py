@@ -5,7 +5,7 @@
 
 A batch is one transaction: its parts, its seal, and the tombstones of what is no longer wanted; of one batch the one
 written last counts. Two drivers of one query: the one that commits second finds the topic changed since it read the
-marks, and fails with MarksFenced. Format: docs/formats/batch-marks.md.
+marks, and fails with MarksFenced. Format: docs/internals/formats/batch-marks.md.
 """
 
 import json

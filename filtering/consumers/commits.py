@@ -7,7 +7,8 @@
     {"pushrep": 1, "stored": [partition, offset, "<version>"], "startpoint": 12}        too big: in the marks topic
 
 `startpoint` is the number of the startpoint that this run began with; left out for none. Kafka allows 4096
-characters (`offset.metadata.max.bytes`). Metadata that is not ours counts as none. Format: docs/formats/positions.md.
+characters (`offset.metadata.max.bytes`). Metadata that is not ours counts as none. Format:
+docs/internals/formats/positions.md.
 
 Metadata ends in a NUL (END). confluent-kafka's client adds it when it writes, and reads up to the next NUL: where none
 was written, past the end of the metadata.

@@ -15,7 +15,7 @@
 are the log's, except the destination offset: the topic's content from there on is not known yet. `crc` is that of the
 log's batch which ends at `acknowledged` or holds it: if the log has another batch there, it was cut and written anew,
 and shipping begins at its start. `crc32c` covers the other fields as compact JSON with sorted keys. Written whole and
-atomically, under the directory's lock. Format: docs/formats/destinations.md.
+atomically, under the directory's lock. Format: docs/internals/formats/destinations.md.
 
 OffsetRanges is a set of offsets, kept as ascending half-open ranges: a million consecutive offsets are one pair.
 

@@ -10,7 +10,7 @@ The sequence of a startpoint is the offset of its `written` record. It is in the
 so compaction removes no facts, only older checkpoints. A change is a transaction under one transactional.id for the
 whole topic: the writer begins, which fences all others, reads to the end, decides, appends, and reads its own records
 back before it uses them. A writer that was fenced before its commit has written nothing, and starts again.
-Format: docs/formats/startpoints.md.
+Format: docs/internals/formats/startpoints.md.
 """
 
 import json

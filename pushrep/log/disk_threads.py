@@ -5,7 +5,7 @@
                               └ the caller's thread takes calls, too
 
 Syncs of different files run beside each other: a disk takes several at once, and a journalling file system commits once
-for all that wait. One call each, so a failed sync is known by its file (docs/decisions/0013).
+for all that wait. One call each, so a failed sync is known by its file (docs/internals/decisions/0013).
 
 A disk that hangs blocks only the threads of its own file system, and no `run_all` for another one. The threads end with
 the last user.

@@ -50,7 +50,7 @@ _READ_TRIES = 64
 
 _Slot: TypeAlias = tuple[int, int, int, int, int, int, int, bytes]
 
-assert _BODY.size == 64, "docs/formats/directory-files.md promises 64 bytes and a CRC"
+assert _BODY.size == 64, "docs/internals/formats/directory-files.md promises 64 bytes and a CRC"
 assert _NAME.size + _NAME_BYTES_MAX <= SLOTS_AT[0]
 assert SLOTS_AT[0] + _SLOT_BYTES <= SLOTS_AT[1] <= RECORD_BYTES - _SLOT_BYTES
 

@@ -41,7 +41,7 @@ SEAL_BYTES = _BODY.size + _CRC.size
 _UNWITNESSED = 1
 _FOLD_BYTES = 64 << 10
 
-assert SEAL_BYTES == 84, "docs/formats/directory-files.md says so"
+assert SEAL_BYTES == 84, "docs/internals/formats/directory-files.md says so"
 
 
 class BadSeal(ValueError):

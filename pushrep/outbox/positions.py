@@ -15,7 +15,7 @@ sends records again, and the filter drops the second copies); from there on posi
     16  end offset i64: the positions of all records below are in here
     24  leader epoch i32 of the last of them
     28  length u32 of what follows, but for the CRC
-    32  the positions as HighwaterMarks (docs/formats/marks.md)
+    32  the positions as HighwaterMarks (docs/internals/formats/marks.md)
     ..  CRC-32C u32 of all before
 
 With the file, opening a large outbox need not read its logs. It is a secondary index of the log (see
@@ -215,7 +215,7 @@ _FOLLOW_S = 2.0
 _MAGIC = b"pushpos\0"
 _HEAD = struct.Struct(">8sIIqiI")
 _CRC = struct.Struct(">I")
-assert _HEAD.size == 32, "docs/formats/outbox-positions.md promises 32 bytes"
+assert _HEAD.size == 32, "docs/internals/formats/outbox-positions.md promises 32 bytes"
 
 
 class Positions(NamedTuple):

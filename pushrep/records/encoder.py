@@ -15,7 +15,7 @@ twice. Lengths and small deltas come from a table, and so do whole heads where t
 Two fast paths give the same bytes (a property test holds them equal) where values are of one size, and keys, too:
 
 `encode_equal`        up to 1,024 records without headers and with one time: everything but keys and values from a
-                      table. Twice as fast at 236 records of 1 KiB (benchmarks/NOTES.md).
+                      table. Twice as fast at 236 records of 1 KiB (docs/internals/benchmark-notes.md).
 `encode_vectorised`   from 256 records on, headers of one size, too: numpy writes a field of all records in one go. Four
                       times as fast at 1,680 records of 100 B with keys.
 

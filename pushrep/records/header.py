@@ -7,7 +7,7 @@
 
 The CRC-32C covers everything from byte 21 on. It does not cover base offset, length, epoch and magic: so a log stamps
 them for free, and they can only be checked by their range. Attributes: bits 0-2 codec, 3 timestamp type, 4
-transactional, 5 control. Source: Kafka's protocol guide, "Record Batch"; docs/formats/record-batch.md.
+transactional, 5 control. Source: Kafka's protocol guide, "Record Batch"; docs/internals/formats/record-batch.md.
 
 The CRC goes over any buffer without copying it. google-crc32c takes only objects that promise not to move; bytearray
 and memoryview do not, a numpy view of them does: 27 GB/s, where a copy into `bytes` first makes 15 to 17 (512 KiB on
@@ -21,7 +21,7 @@ one core).
 
 It applies the rules of `BatchHeader.parse` and `RecordBatch.check`, but does not tell which one failed: the run ends
 before the first batch that does not pass, and the caller checks that batch alone. A batch of 4 KiB takes 1.2 µs where
-one by one takes 6 (benchmarks/NOTES.md).
+one by one takes 6 (docs/internals/benchmark-notes.md).
 
 `misjoined` checks that batches follow each other. No CRC covers a base offset, so each is compared with the batch
 before:
@@ -68,7 +68,7 @@ HEADER_OVERHEAD_BYTES_MAX = 5 + 5
 _COVERED = struct.Struct(">hiqqqhii")
 assert _COVERED.size == HEADER_BYTES - CRC_COVERS_FROM, "the fields that the CRC covers, attributes to record count"
 pack_covered = _COVERED.pack
-assert _HEADER.size == HEADER_BYTES, "docs/formats/record-batch.md promises 61 bytes"
+assert _HEADER.size == HEADER_BYTES, "docs/internals/formats/record-batch.md promises 61 bytes"
 assert _PRODUCER.size == 57 - PRODUCER_AT, "producer id, epoch and sequence are neighbours"
 
 CODEC_MASK, _TIMESTAMP_TYPE_BIT, _TRANSACTIONAL_BIT, CONTROL_BIT = 0x07, 0x08, 0x10, 0x20

@@ -16,7 +16,7 @@
 A transaction is on disk when `append` returns, all of its facts or none. The file is synced before a change is based on
 its content, because its writer may have been killed before its own sync. A torn end, which was never acknowledged, is
 cut under the lock; a bad line before good ones is damage and refused.
-Checkpoints are replaced atomically, under the journal's lock. Format: docs/formats/startpoints.md.
+Checkpoints are replaced atomically, under the journal's lock. Format: docs/internals/formats/startpoints.md.
 """
 
 import hashlib

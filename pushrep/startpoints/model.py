@@ -30,8 +30,8 @@ Everything that happens to startpoints is stored as facts, in order, and never r
     expired    sequence, at_ms                               for all that had not applied it
     cancelled  sequence, at_ms, author, reason               for all that had not consumed it
 
-Field by field in docs/formats/startpoints.md. Times are ms since 1970 of the writer's wall clock: for people and for
-`ttl_s` only, order is the sequence's.
+Field by field in docs/internals/formats/startpoints.md. Times are ms since 1970 of the writer's wall clock:
+for people and for `ttl_s` only, order is the sequence's.
 """
 
 import getpass

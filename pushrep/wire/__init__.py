@@ -7,5 +7,5 @@
     frames.py                bytes <-> frames, and the memory of their bodies
     error_codes.py           code, name, whether to try again, meaning          errors.py    what a peer can break
 
-The bytes: docs/formats/protocol.md.
+The bytes: docs/internals/formats/protocol.md.
 """

@@ -6,8 +6,8 @@
 
 Avro writes a record as its fields one after another, a number as a zigzag varint (as Kafka does), a string as its
 length and its bytes, an array as a count, the items and a zero, a fixed as its bytes. fastavro would take twice as long
-to write, because it needs a dictionary of each message (benchmarks/NOTES.md); tests compare our bytes with its.
-fastavro reads, and resolves messages of older versions.
+to write, because it needs a dictionary of each message (docs/internals/benchmark-notes.md); tests compare our bytes
+with its. fastavro reads, and resolves messages of older versions.
 
 The schemas are files, `schemas/<class>.<version>.avsc`, versions without gaps; a released file is never changed. The
 newest describes the class exactly. A field that an older version lacks has a default in the newest, one that the newest

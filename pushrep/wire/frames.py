@@ -39,7 +39,7 @@ _LENT_MAX = 4
 SPARE_BYTES = 6 << 20  # a request of 4 MiB from a file behind others from memory
 _SPARES_KEPT_MAX = 4
 _HEAD_BYTES = 512  # more than prefix and header of a request for one partition
-assert _PREFIX.size == PREFIX_BYTES == _BEFORE_CRC.size + _CRC.size, "docs/formats/protocol.md promises 20 bytes"
+assert _PREFIX.size == PREFIX_BYTES == _BEFORE_CRC.size + _CRC.size, "formats/protocol.md promises 20 bytes"
 
 
 class FrameKind(IntEnum):

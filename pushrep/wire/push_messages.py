@@ -1,4 +1,4 @@
-"""The calls between a leader and its replicas, newest version of each; their bytes stand in schemas/ and docs/formats/.
+"""The calls between a leader and its replicas, newest version of each. Bytes: schemas/ and docs/internals/formats/.
 
     ApiVersions        what do you speak?
     DescribeLog        where do your logs end, and who leads? may create them

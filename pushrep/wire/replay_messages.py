@@ -1,4 +1,4 @@
-"""The calls of record and replay, newest version of each; their bytes stand in schemas/ and docs/formats/.
+"""The calls of record and replay, newest version of each; their bytes stand in schemas/ and docs/internals/formats/.
 
     StartReplay          make a session                          Attach     be its subscriber, with credit
     Credit        →      more bytes may come (an event, no answer)

@@ -1,4 +1,4 @@
-"""Golden bytes of the released formats, and a second reader and writer that is written from docs/formats/ alone."""
+"""Golden bytes of the formats, and a second reader and writer that is written from docs/internals/formats/ alone."""
 
 import re
 import struct
@@ -11,7 +11,7 @@ import pytest
 from filtering import HighwaterMarks, ReplayFilter, StreamMetadata
 
 HERE = Path(__file__).parent
-DOCS = HERE.parents[1] / "docs" / "formats"
+DOCS = HERE.parents[1] / "docs" / "internals" / "formats"
 
 
 def plain_marks():
@@ -47,7 +47,7 @@ def test_marks_have_the_released_bytes(name):
 
 
 def written_by_the_book(marks):
-    """docs/formats/marks.md, field by field."""
+    """docs/internals/formats/marks.md, field by field."""
     width = -(-marks.window // 8)
     body = struct.pack(">4sIIQ", b"HWMK", 1, marks.window, len(marks))
     for (pid, partition), entry in sorted(marks.items()):

@@ -1,4 +1,4 @@
-"""Golden bytes of the startpoint store, and a second reader that is written from docs/formats/startpoints.md alone."""
+"""Golden bytes of the startpoint store, and a second reader from docs/internals/formats/startpoints.md alone."""
 
 import hashlib
 import json
@@ -12,7 +12,7 @@ from pushrep.startpoints.journal import decode
 from pushrep.testing import SimulatedClock
 
 GOLDEN = Path(__file__).parent / "golden" / "startpoints"
-DOC = Path(__file__).parents[2] / "docs" / "formats" / "startpoints.md"
+DOC = Path(__file__).parents[2] / "docs" / "internals" / "formats" / "startpoints.md"
 LOG = LogFacts(start=10, end=100, first_at=lambda ms: 42 if ms <= 5000 else None, log_id="log-1")
 
 

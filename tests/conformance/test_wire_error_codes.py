@@ -36,7 +36,7 @@ def test_kafkas_numbers(code):
 
 
 def test_the_page_has_every_code():
-    page = (Path(__file__).parents[2] / "docs" / "formats" / "protocol.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "internals" / "formats" / "protocol.md").read_text(encoding="utf-8")
     for code, row in ERROR_TABLE.items():
         assert f"| {code.value} | {code.name} | {'yes' if row.retriable else ''} | {row.meaning} |" in page
     for reason in PushSessionEndReason:

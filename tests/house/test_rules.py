@@ -125,14 +125,22 @@ def test_spark_s_inner_objects_are_asked_in_one_module_only():
 
 
 def test_every_decision_is_listed():
-    folder = ROOT / "docs" / "decisions"
+    folder = ROOT / "docs" / "internals" / "decisions"
     index = (folder / "README.md").read_text(encoding="utf-8")
     records = sorted(path.name for path in folder.glob("*.md") if path.name != "README.md")
     assert records, "no decision records"
     missing = [record for record in records if f"]({record})" not in index]
-    assert not missing, f"docs/decisions/README.md does not link {missing}"
+    assert not missing, f"docs/internals/decisions/README.md does not link {missing}"
     numbers = [int(record[:4]) for record in records]
-    assert numbers == list(range(1, len(records) + 1)), f"decisions are numbered from 1 without gaps: {records}"
+    assert numbers == sorted(set(numbers)), f"two decisions have one number: {records}"
+
+
+@pytest.mark.parametrize("shelf", ["docs", "docs/internals"])
+def test_every_page_is_on_its_shelf_s_list(shelf):
+    index = (ROOT / shelf / "README.md").read_text(encoding="utf-8")
+    pages = {path.name for path in (ROOT / shelf).glob("*.md")} - {"README.md"}
+    missing = sorted(page for page in pages if f"]({page})" not in index)
+    assert not missing, f"{shelf}/README.md does not list {missing}"
 
 
 def test_the_changelog_has_a_place_for_what_is_new():

@@ -10,7 +10,7 @@ from pushrep.election.follower import LEADER_CHECKS, SESSION_CHECKS, RequestFind
 from pushrep.wire.error_codes import ErrorCode
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "statements.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "internals" / "statements.md").read_text(encoding="utf-8")
 NUMBERS = {"L": 5, "S": 5, "A": 3, "H": 2, "E": 3, "R": 2, "Q": 2}
 NUMBERED = {f"{letter}{n}" for letter, count in NUMBERS.items() for n in range(1, count + 1)}
 BEFORE_THE_TABLE = {check.error.name for check in (*LEADER_CHECKS, *SESSION_CHECKS)}

@@ -370,8 +370,8 @@ def test_a_tmpfs_tells_copies_by_birth_time():
 
 
 def test_the_bytes_are_as_they_are_documented(tmp_path):
-    """The example of docs/formats/directory-files.md is read, and written so."""
-    page = (Path(__file__).parents[2] / "docs" / "formats" / "directory-files.md").read_text(encoding="utf-8")
+    """The example of docs/internals/formats/directory-files.md is read, and written so."""
+    page = (Path(__file__).parents[2] / "docs/internals/formats/directory-files.md").read_text(encoding="utf-8")
     example = page.partition("## `directory-id.json`")[2].partition("```json\n")[2].partition("```")[0]
     (tmp_path / DIRECTORY_ID_NAME).write_text(example)
     found, verdict = look(tmp_path)

@@ -126,7 +126,7 @@ def test_a_half_written_generation_does_not_count(path, monkeypatch):
 
 
 def append_part(path, value, part, parts):
-    """Append to the log of a closed store, as in docs/formats/batch-marks.md."""
+    """Append to the log of a closed store, as in docs/internals/formats/batch-marks.md."""
     (directory,) = path.glob("marks-*")
     with SegmentLog.open(directory) as log:
         log.append([value], keys=[struct.pack(">II", part, parts)])

@@ -225,7 +225,8 @@ def test_a4_a_node_that_allows_nobody_says_so(tmp_path, caplog):
 def test_owner_json_is_written_as_the_docs_show_it_and_a_changed_bit_is_noticed(tmp_path):
     access.write_owner(tmp_path, "billing", REAL_FILESYSTEM)
     written = (tmp_path / "owner.json").read_text()
-    assert written in (Path(__file__).parents[2] / "docs" / "formats" / "node-files.md").read_text(encoding="utf-8")
+    page = Path(__file__).parents[2] / "docs/internals/formats/node-files.md"
+    assert written in page.read_text(encoding="utf-8")
     assert access.read_owner(tmp_path, REAL_FILESYSTEM) == "billing"
     (tmp_path / "owner.json").write_text(written.replace("billing", "billinh"))
     with pytest.raises(CorruptNodeFile):

@@ -8,7 +8,7 @@ import pytest
 from pushrep.outbox import CorruptOutboxFile
 from pushrep.outbox.identity import OutboxIdentity, decode, encode
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "formats" / "outbox-json.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "internals" / "formats" / "outbox-json.md"
 IDENTITY = OutboxIdentity(
     outbox_id="7b0d3c1e-6f1a-4d2e-9a55-0c6a3f1be2aa", producer="billing", topic="orders", partitions=4, carrier="key"
 )
