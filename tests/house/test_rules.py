@@ -143,9 +143,10 @@ def test_every_page_is_on_its_shelf_s_list(shelf):
     assert not missing, f"{shelf}/README.md does not list {missing}"
 
 
-def test_the_changelog_has_a_place_for_what_is_new():
-    lines = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()
-    assert "## Unreleased" in lines, "CHANGELOG.md wants a section `## Unreleased`"
+def test_the_changelog_begins_with_this_version_in_at_most_500_words():
+    _, *sections = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert sections[0].startswith(f"{PYPROJECT['project']['version']} ("), "the first section is this version's"
+    assert len(sections[0].split()) <= 500, f"{len(sections[0].split())} words: what matters to a user fits in 500"
 
 
 def constraints():
