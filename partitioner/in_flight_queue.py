@@ -17,7 +17,7 @@ from partitioner.errors import OffsetNotAbove, PartitionStopped
 
 
 class Pending(Protocol):
-    """One record that was taken: where it goes, and where it came from. Clients add what goes out."""
+    """One record that was taken: where it goes, and where it came from."""
 
     @property
     def partition(self) -> int: ...
@@ -87,9 +87,8 @@ class InFlightQueue(Generic[Record]):
         """Let the partition go on: the cause of its failure is corrected."""
         self._stopped.pop(partition, None)
 
-    def outgoing(self, partition: int | None = None) -> Iterator[Record]:
-        """What is not acknowledged, each partition in order; None: of all partitions that are not stopped."""
-        partitions = self._pending if partition is None else (partition,)
-        for each in partitions:
-            if each not in self._stopped:
-                yield from self._pending.get(each, ())
+    def outgoing(self) -> Iterator[Record]:
+        """What is not acknowledged in partitions that are not stopped, each partition in order."""
+        for partition, waiting in self._pending.items():
+            if partition not in self._stopped:
+                yield from waiting

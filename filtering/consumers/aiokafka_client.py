@@ -15,7 +15,6 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.coordinator.protocol import ConsumerProtocol
 from aiokafka.errors import (
-    ClusterAuthorizationFailedError,
     GroupAuthorizationFailedError,
     GroupCoordinatorNotAvailableError,
     KafkaError,
@@ -52,8 +51,6 @@ def missing_right(error: BaseException, group: str, topic: str, on_topic: str = 
         named = error.args[0] if error.args else None
         names = sorted(named) if isinstance(named, set | frozenset | list | tuple) else []
         return MissingRight(on_topic, "topic", str(names[0]) if names else topic, repr(error))
-    if isinstance(error, ClusterAuthorizationFailedError):  # an idempotent producer without WRITE on any topic
-        return MissingRight("WRITE", "topic", topic, repr(error))
     return None
 
 

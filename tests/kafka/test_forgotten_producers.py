@@ -5,7 +5,6 @@ A broker accepts any first sequence number of a producer id without state: a new
 only one batch in flight leaves no gap then. The judge is the replay filter over the topic's records.
 """
 
-import asyncio
 import itertools
 
 import pytest
@@ -62,20 +61,9 @@ def confluent(cluster, topic):
     return SourcePartitionProducer({**settings, "batch.num.messages": 1, "socket.timeout.ms": 3000}, topic)
 
 
-def aio(cluster, topic):
-    from partitioner.aiokafka_producer import SourcePartitionProducer
-
-    return SourcePartitionProducer(topic, bootstrap_servers=cluster.bootstrap_servers, max_batch_size=200)
-
-
 def produce(producer, offsets):
     for offset in offsets:
         producer.produce(StreamMetadata(PID, 0, offset), VALUE % offset, timestamp_ms=IN_2013_MS + offset)
-
-
-async def send(producer, offsets):
-    for offset in offsets:
-        await producer.send(StreamMetadata(PID, 0, offset), VALUE % offset, timestamp_ms=IN_2013_MS + offset)
 
 
 def visible(cluster, topic, pid=PID):
@@ -114,30 +102,18 @@ def test_a_new_producer_whose_first_batch_is_refused_leaves_no_hole(forgetful, p
 
 
 def test_records_of_2013_reach_a_broker_that_starts_again_without_a_hole(forgetful, proxy, topic):
-    """Brokers measure a producer's silence by its records' times: this one has forgotten both when it is back."""
-    create_topic(forgetful.bootstrap_servers, other := next(_topics), retention_ms=-1)
-
-    async def story():
-        async with aio(forgetful, other) as aio_producer:
-            with confluent(forgetful, topic) as producer:
-                produce(producer, range(100))
-                await send(aio_producer, range(100))
-                await asyncio.to_thread(producer.flush)
-                await aio_producer.flush()
-                forgetful.shut_down()  # after a kill it would know them from its log, until it looks
-                produce(producer, range(100, 120))
-                before = proxy.spoiled
-                proxy.spoil_next()
-                forgetful.start()
-                await asyncio.to_thread(producer.flush, 2 * WAIT_S)
-                assert proxy.spoiled == before + 1
-                proxy.spoil_next()
-                await send(aio_producer, range(100, 120))
-                await aio_producer.flush(2 * WAIT_S)
-                assert proxy.spoiled == before + 2
-
-    asyncio.run(story())
-    assert visible(forgetful, topic) == visible(forgetful, other) == list(range(120))
+    """Brokers measure a producer's silence by its records' times: this one has forgotten it when it is back."""
+    with confluent(forgetful, topic) as producer:
+        produce(producer, range(100))
+        producer.flush()
+        forgetful.shut_down()  # after a kill it would know the producer from its log, until it looks
+        produce(producer, range(100, 120))
+        before = proxy.spoiled
+        proxy.spoil_next()
+        forgetful.start()
+        producer.flush(2 * WAIT_S)
+        assert proxy.spoiled == before + 1
+    assert visible(forgetful, topic) == list(range(120))
 
 
 @pytest.mark.filterwarnings("ignore:.*Use files:DeprecationWarning")  # by kafka-python, at its import

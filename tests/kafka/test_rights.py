@@ -39,7 +39,6 @@ _KINDS = {"topic": ResourceType.TOPIC, "group": ResourceType.GROUP, "transaction
 
 RIGHTS = {
     "producer": [("WRITE", "topic"), ("DESCRIBE_CONFIGS", "topic")],
-    "producer of aiokafka": [("WRITE", "topic"), ("DESCRIBE_CONFIGS", "topic")],
     "consumer": [("READ", "topic"), ("READ", "group")],
     "consumer of aiokafka": [("READ", "topic"), ("READ", "group")],
     "consumer with ttl_s": [("READ", "topic"), ("READ", "group"), ("DESCRIBE_CONFIGS", "topic")],
@@ -149,17 +148,6 @@ def produce(case):
         producer.flush(WAIT_S)
 
 
-def produce_with_aiokafka(case):
-    from partitioner.aiokafka_producer import SourcePartitionProducer
-
-    async def story():
-        async with SourcePartitionProducer(case.topic, **case.aiokafka) as producer:
-            await producer.send(StreamMetadata(7, 0, 0), b"v")
-            await producer.flush(WAIT_S)
-
-    asyncio.run(story())
-
-
 def consume(case, pairs=1, **more):
     from filtering.consumers.confluent import ReplayFilteredConsumer
 
@@ -214,7 +202,6 @@ def keep_startpoints(case):
 
 RUNS = {
     "producer": produce,
-    "producer of aiokafka": produce_with_aiokafka,
     "consumer": consume,
     "consumer of aiokafka": consume_with_aiokafka,
     "consumer with ttl_s": consume_with_ttl,

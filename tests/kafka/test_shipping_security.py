@@ -5,9 +5,11 @@ import ssl
 import subprocess
 
 import pytest
+from aiokafka import AIOKafkaProducer
 from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
 
 from filtering import StreamMetadata
+from partitioner import SourcePartitionPartitioner
 from pushrep.kafka import KafkaDestination, ShippingTimeout
 from pushrep.outbox import Outbox
 from tests.kafka.cluster import KafkaCluster, free_ports, missing
@@ -171,7 +173,6 @@ def test_producers_and_consumers_take_their_clients_settings(secure):
 
 def test_the_same_of_aiokafka(secure):
     from filtering.consumers.aiokafka import ReplayFilteredConsumer
-    from partitioner.aiokafka_producer import SourcePartitionProducer
 
     create_topic(secure.bootstrap_servers, "doors-aiokafka", 2)
     settings = {
@@ -184,9 +185,10 @@ def test_the_same_of_aiokafka(secure):
     }
 
     async def story():
-        async with SourcePartitionProducer("doors-aiokafka", **settings) as producer:
+        place = SourcePartitionPartitioner()
+        async with AIOKafkaProducer(partitioner=place, **settings) as producer:
             for offset in range(20):
-                await producer.send(StreamMetadata(7, 0, offset), b"%d" % offset)
+                await producer.send("doors-aiokafka", b"%d" % offset, StreamMetadata(7, 0, offset).pack())
         found = []
         given = settings | {"group_id": "doors-aiokafka", "auto_offset_reset": "earliest"}
         async with asyncio.timeout(WAIT_S), ReplayFilteredConsumer("doors-aiokafka", **given) as consumer:

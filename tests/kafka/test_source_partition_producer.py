@@ -4,14 +4,15 @@ The judge is the replay filter: what a plain consumer reads, filtered, is every 
 """
 
 import asyncio
-import functools
 import itertools
 import time
 
 import pytest
+from aiokafka import AIOKafkaProducer
 
 from filtering import METADATA_HEADER, ReplayFilter, StreamMetadata
 from partitioner import NoSuchTopic, NotDelivered, PartitionStopped, TopicCompacted, TopicShrunk
+from partitioner.aiokafka import SourcePartitionPartitioner
 from tests.kafka.plain_client import add_partitions, alter_topic, consume, create_topic
 
 pytestmark = [pytest.mark.java, pytest.mark.slow]
@@ -32,12 +33,6 @@ def confluent(broker, topic, settings=None, **more):
 
     config = {"bootstrap.servers": broker.bootstrap_servers, "log_level": 0, "linger.ms": 5}
     return SourcePartitionProducer({**config, **(settings or {})}, topic, **more)
-
-
-def aio(broker, topic, **more):
-    from partitioner.aiokafka_producer import SourcePartitionProducer
-
-    return SourcePartitionProducer(topic, bootstrap_servers=broker.bootstrap_servers, **more)
 
 
 def filtered(broker, topic, partition, carrier="key"):
@@ -140,26 +135,6 @@ def test_a_callback_that_raises_loses_no_other_and_comes_out_once_all_were_calle
     assert called == [*range(100), *range(103, 130)]
 
 
-def test_a_delivery_callback_of_asyncio_that_raises_loses_no_other(broker, topic):
-    async def story():
-        failures, called = [], []
-
-        def call(offset, _future):
-            called.append(offset)
-            raise ValueError(offset)
-
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context["exception"]))
-        async with aio(broker, topic) as producer:
-            for offset in range(50):
-                future = await producer.send(StreamMetadata(PID, 0, offset), b"%d" % offset)
-                future.add_done_callback(functools.partial(call, offset))
-            await producer.flush(WAIT_S)
-        await asyncio.sleep(0)
-        assert called == [error.args[0] for error in failures] == list(range(50))
-
-    asyncio.run(story())
-
-
 def test_the_header_carrier_leaves_the_key_to_the_business(broker, topic):
     with confluent(broker, topic, carrier="header") as producer:
         old = [("stream-metadata", b"of the hop before"), ("trace", b"1")]
@@ -233,27 +208,6 @@ def test_a_broker_that_is_killed_loses_nothing(broker, topic):
         assert filtered(broker, topic, partition)[0] == {partition: list(range(800)), partition + 2: list(range(800))}
 
 
-def test_aiokafkas_producer_delivers_every_record_once(broker, topic):
-    async def story():
-        async with aio(broker, topic) as producer:
-            assert producer.partition_count == 2
-            futures = [
-                await producer.send(StreamMetadata(PID, source, offset), b"%d" % offset)
-                for offset in range(500)
-                for source in range(4)
-            ]
-            await producer.flush()
-            assert all(future.done() for future in futures)
-            assert futures[0].result() == 0
-            assert len(producer) == 0
-
-    asyncio.run(story())
-    for partition in (0, 1):
-        kept, raw = filtered(broker, topic, partition)
-        assert kept == {partition: list(range(500)), partition + 2: list(range(500))}
-        assert raw == 1000
-
-
 @pytest.mark.filterwarnings("ignore:.*Use files:DeprecationWarning")  # by the client, at its import
 def test_kafka_pythons_partitioner_places_by_the_source_partition(broker, topic):
     from kafka import KafkaProducer
@@ -270,3 +224,21 @@ def test_kafka_pythons_partitioner_places_by_the_source_partition(broker, topic)
     assert place.partition_counts == {topic: 2}
     for partition in (0, 1):
         assert filtered(broker, topic, partition)[0] == {partition: list(range(20)), partition + 2: list(range(20))}
+
+
+def test_the_plugin_of_aiokafka_goes_on_using_as_many_partitions_as_it_met_first(broker, topic):
+    """Contract, partitioner: "identity when n > s"; "n is pinned at first use, kept with the producer's state"."""
+
+    async def story(place, offsets):
+        settings = {"bootstrap_servers": broker.bootstrap_servers, "enable_idempotence": True, "partitioner": place}
+        async with AIOKafkaProducer(**settings) as producer:
+            for offset in offsets:
+                for source in range(4):
+                    await producer.send_and_wait(topic, b"%d" % offset, StreamMetadata(PID, source, offset).pack())
+
+    asyncio.run(story(first := SourcePartitionPartitioner(), range(10)))
+    add_partitions(broker.bootstrap_servers, topic, 6)
+    asyncio.run(story(SourcePartitionPartitioner(partition_count=first.partition_count), range(10, 20)))
+    for partition in (0, 1):
+        assert filtered(broker, topic, partition)[0] == {partition: list(range(20)), partition + 2: list(range(20))}
+    assert all(consume(broker.bootstrap_servers, topic, partition) == [] for partition in range(2, 6))

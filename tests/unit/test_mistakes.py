@@ -300,7 +300,7 @@ from pushrep.cli.main import run
 import importlib
 assert install_command("aiokafka").startswith("pip install") and "[kafka]" in install_command("aiokafka")
 for module, package in {"filtering.consumers.aiokafka": "aiokafka", "filtering.consumers.confluent": "confluent_kafka",
-        "partitioner.confluent": "confluent_kafka", "partitioner.aiokafka_producer": "aiokafka"}.items():
+        "partitioner.confluent": "confluent_kafka"}.items():
     try:
         importlib.import_module(module)
     except ModuleNotFoundError as error:
