@@ -22,13 +22,14 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socket import AF_INET, AF_INET6, socket
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from filtering.closing import ClosedAtExit
 from pushrep.errors import BadArgument, PushrepError
 from pushrep.problems import AWAY_LIMIT_S, Problem, worst_first
 from pushrep.replicate.certificates import expires_s, mutual_tls
 from pushrep.replicate.sockets import Address
+from pushrep.settings import Within, check
 
 if TYPE_CHECKING:
     from prometheus_client.registry import CollectorRegistry
@@ -57,12 +58,13 @@ class HealthSettings:
     key: str | None = None
     ca: str | None = None
     plain: bool = False
-    kafka_away_limit_s: float = AWAY_LIMIT_S
+    kafka_away_limit_s: Annotated[float, Within(0)] = AWAY_LIMIT_S
 
     def __post_init__(self) -> None:
+        check(self, "health.")
         try:
             address = Address.parse(self.listen)
-        except (BadArgument, AttributeError) as error:
+        except BadArgument as error:
             raise BadArgument("health.listen", f"{self.listen!r} is not host:port") from error
         files = (self.cert, self.key, self.ca)
         if any(files) and not all(files):
@@ -72,9 +74,6 @@ class HealthSettings:
                 "health.listen",
                 f"{address} is reached from other machines: give cert, key and ca, or plain=True if that is meant",
             )
-        limit_s = self.kafka_away_limit_s
-        if isinstance(limit_s, bool) or not isinstance(limit_s, int | float) or limit_s < 0:
-            raise BadArgument("health.kafka_away_limit_s", f"give seconds, not {limit_s!r}")
 
     def expires_s(self) -> int | None:
         """When the certificate of the next connection or its CA expires (Unix time); None: no readable certificate."""

@@ -9,8 +9,6 @@
 
 import ssl
 from collections.abc import Callable
-from dataclasses import fields
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,11 +20,11 @@ from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import BadArgument
 from pushrep.log import LogConfig
 from pushrep.outbox import OutboxIdentity
-from pushrep.records import Codec
 from pushrep.replay.plan import ReplaySettings
 from pushrep.replicate.certificates import mutual_tls
 from pushrep.replicate.election_state import find_election_state
 from pushrep.replicate.node_settings import BATCH_BYTES_MAX as NODE_BATCH_BYTES_MAX
+from pushrep.settings import did_you_mean, settings_of
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _Made = TypeVar("_Made")
@@ -81,33 +79,22 @@ def log_config_of(settings: tuple[str, ...], **defaults: object) -> LogConfig:
     return _settings_of(LogConfig, "--log", "a log's", settings, **defaults)
 
 
-def _settings_of(
-    made: Callable[..., _Made], option: str, whose: str, settings: tuple[str, ...], **defaults: object
-) -> _Made:
-    names = [field.name for field in fields(made)]  # type: ignore[arg-type]  # a dataclass
+def _settings_of(made: type[_Made], option: str, whose: str, settings: tuple[str, ...], **defaults: object) -> _Made:
+    known = settings_of(made)
     given = dict(defaults)
     for setting in settings:
         name, equals, value = setting.partition("=")
-        if not equals or name not in names:
-            near = get_close_matches(name, names, 1)
-            hint = f"did you mean {near[0]}=...?" if near else f"give one of {', '.join(names)}"
-            raise click.BadParameter(f"{setting!r} is not NAME=VALUE of {whose} setting: {hint}", param_hint=option)
-        given[name] = _value(name, value, option)
+        if not equals or name not in known:
+            hint = did_you_mean(name, known) or f"; give one of {', '.join(known)}"
+            raise click.BadParameter(f"{setting!r} is not NAME=VALUE of {whose} setting{hint}", param_hint=option)
+        try:
+            given[name] = known[name].value_of(value)
+        except BadArgument as error:
+            raise click.BadParameter(str(error), param_hint=option) from error
     try:
         return made(**given)
     except BadArgument as error:
         raise click.BadParameter(str(error), param_hint=option) from error
-
-
-def _value(name: str, text: str, option: str) -> object:
-    if name == "codec":
-        return Codec.__members__.get(text.upper(), text)
-    if text.lower() in {"none", "never"}:
-        return None
-    try:
-        return int(text)
-    except ValueError:
-        raise click.BadParameter(f"{name} takes a whole number, not {text!r}", param_hint=option) from None
 
 
 def time_ms_of(option: str, text: str, others: str = "an offset") -> int:

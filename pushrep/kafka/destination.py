@@ -8,16 +8,17 @@ import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pushrep.errors import BadArgument
+from pushrep.settings import OneOf, Within, check, settings_of
 from pushrep.topic_id_partition import topic_fault
 
 _TOKENS = "OAUTHBEARER"
 _MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", _TOKENS)
 _FENCES = ("preferred", "required", "off")
 _PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
-_DURATION_MAX_MS = 1 << 31  # both clients take 32 bits
+_Ms = Annotated[int, Within(1, (1 << 31) - 1)]  # both clients take 32 bits
 
 Token = Callable[[], tuple[str, float]]
 """Returns an OAuth token and when it expires (Unix time, seconds). It is called in other threads."""
@@ -53,8 +54,8 @@ class KafkaDestination:
     bootstrap_servers: str
     topic: str | None = None
     client_id: str = "pushrep"
-    security_protocol: str = "PLAINTEXT"
-    sasl_mechanism: str | None = None
+    security_protocol: Annotated[str, OneOf(_PROTOCOLS)] = "PLAINTEXT"
+    sasl_mechanism: Annotated[str | None, OneOf(_MECHANISMS)] = None
     sasl_username: str | None = None
     sasl_password: str | None = field(default=None, repr=False)
     sasl_oauth_token: Token | None = field(default=None, repr=False)
@@ -63,27 +64,20 @@ class KafkaDestination:
     ssl_keyfile: str | Path | None = None
     ssl_keyfile_password: str | None = field(default=None, repr=False)
     ssl_check_hostname: bool = True
-    request_timeout_ms: int = 30_000
-    retry_backoff_ms: int = 100
-    retry_backoff_max_ms: int = 1000
-    fence: str = "preferred"
+    request_timeout_ms: _Ms = 30_000
+    retry_backoff_ms: _Ms = 100
+    retry_backoff_max_ms: _Ms = 1000
+    fence: Annotated[str, OneOf(_FENCES)] = "preferred"
 
     def __post_init__(self) -> None:
+        check(self)
         servers = self.bootstrap_servers
-        if not isinstance(servers, str) or not servers or not all(_is_address(one) for one in servers.split(",")):
+        if not servers or not all(_is_address(one) for one in servers.split(",")):
             raise BadArgument(
                 "bootstrap_servers", f"give 'host:port', several with commas, ports up to 65535, not {servers!r}"
             )
         if self.topic is not None and (why := topic_fault(self.topic)) is not None:
             raise BadArgument("topic", f"{self.topic[:300]!r}: {why}")
-        for name in ("request_timeout_ms", "retry_backoff_ms", "retry_backoff_max_ms"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < _DURATION_MAX_MS:
-                raise BadArgument(name, f"give milliseconds from 1 on, not {value!r}")
-        if self.security_protocol not in _PROTOCOLS:
-            raise BadArgument("security_protocol", f"{self.security_protocol!r} is none of {', '.join(_PROTOCOLS)}")
-        if self.fence not in _FENCES:
-            raise BadArgument("fence", f"{self.fence!r} is none of {', '.join(_FENCES)}")
         self._check_sasl()
         self._check_tls()
 
@@ -92,8 +86,8 @@ class KafkaDestination:
             for name in ("sasl_mechanism", "sasl_username", "sasl_password", "sasl_oauth_token"):
                 if getattr(self, name) is not None:
                     raise BadArgument(name, f"security_protocol={self.security_protocol} uses no SASL: take SASL_SSL")
-        elif self.sasl_mechanism not in _MECHANISMS:
-            raise BadArgument("sasl_mechanism", f"{self.sasl_mechanism!r} is none of {', '.join(_MECHANISMS)}")
+        elif self.sasl_mechanism is None:
+            raise BadArgument("sasl_mechanism", f"give one of {', '.join(_MECHANISMS)}")
         elif self.sasl_mechanism == _TOKENS:
             if not callable(self.sasl_oauth_token):
                 raise BadArgument("sasl_oauth_token", "give a function that returns a token and when it expires")
@@ -176,7 +170,6 @@ _FIELDS = {
     "retry.backoff.ms": "retry_backoff_ms",
     "retry.backoff.max.ms": "retry_backoff_max_ms",
 }
-_NUMBERS = {"request_timeout_ms", "retry_backoff_ms", "retry_backoff_max_ms"}
 
 
 def destination_of(bootstrap_servers: str, topic: str | None, file: Path | None) -> KafkaDestination:
@@ -203,15 +196,13 @@ def read_properties(file: Path | None) -> dict[str, str]:
 
 def destination_by(settings: Mapping[str, str], topic: str | None) -> KafkaDestination:
     """The destination that settings name, bootstrap.servers among them. Raises BadArgument, which names the setting."""
-    fields: dict[str, str | int] = {}
+    known = settings_of(KafkaDestination)
+    fields: dict[str, object] = {}
     for name, value in settings.items():
         if name == _SERVERS:
             continue
         if name not in _FIELDS:
             raise BadArgument(name, f"there is no such setting: known are {_SERVERS}, {', '.join(_FIELDS)}")
-        field = _FIELDS[name]
-        if field in _NUMBERS and not (value.isascii() and value.isdigit()):
-            raise BadArgument(name, "give a number of milliseconds")
-        fields[field] = int(value) if field in _NUMBERS else value
+        fields[_FIELDS[name]] = known[_FIELDS[name]].value_of(value)
     servers = settings.get(_SERVERS, "")
     return KafkaDestination(bootstrap_servers=servers, topic=topic, **fields)  # type: ignore[arg-type]

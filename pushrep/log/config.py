@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from pushrep.errors import BadArgument
 from pushrep.records import HEADER_BYTES, Codec
+from pushrep.settings import DURATION_MAX_MS, Within, check
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -16,8 +17,11 @@ BATCH_BYTES_LIMIT = 64 * MIB
 """No batch is larger. A length field above this is damage, so a scan never needs more memory."""
 
 _BATCH_BYTES_MIN = HEADER_BYTES + 64
-_DURATION_MAX_MS = 1 << 40
-"""34 years: the operating system's waits fail for a few centuries or more."""
+_Count = Annotated[int, Within(0)]
+_FromOne = Annotated[int, Within(1)]
+_Ms = Annotated[int, Within(1, DURATION_MAX_MS)]
+_Percent = Annotated[int, Within(0, 100)]
+_InSegment = Annotated[int, Within(0, POSITION_MAX)]
 
 
 class Durability(Enum):
@@ -100,56 +104,34 @@ class LogConfig:
         of all directories together take at most half of the process's descriptors (`ulimit -n`).
     """
 
-    segment_bytes: int = GIB
-    segment_ms: int | None = None
-    index_interval_bytes: int = 4096
-    batch_bytes: int = 256 * KIB
-    batch_bytes_max: int = MIB
+    segment_bytes: Annotated[int, Within(_BATCH_BYTES_MIN, POSITION_MAX)] = GIB
+    segment_ms: Annotated[int | None, Within(1)] = None
+    index_interval_bytes: _InSegment = 4096
+    batch_bytes: Annotated[int, Within(1, BATCH_BYTES_LIMIT)] = 256 * KIB
+    batch_bytes_max: Annotated[int, Within(_BATCH_BYTES_MIN, BATCH_BYTES_LIMIT)] = MIB
     codec: Codec = Codec.NONE
-    preallocate_bytes: int = 16 * MIB
-    flush_bytes: int = 64 * MIB
-    flush_ms: int = 1000
-    verify_last_segments: int = 0
-    retention_ms: int | None = None
-    retention_bytes: int | None = None
-    retention_files: int = 4
-    retention_check_ms: int = 300_000
-    lease_max_s: int = 600
-    disk_warn_percent: int = 75
-    disk_pressed_percent: int = 85
-    disk_refuse_percent: int = 90
-    disk_warn_free_bytes: int = 40 * GIB
-    disk_pressed_free_bytes: int = 20 * GIB
-    disk_refuse_free_bytes: int = 10 * GIB
-    scrub_bytes_per_s: int = 4 * MIB
-    scrub_pause_s: int = 3600
-    open_files_max: int = 4096
+    preallocate_bytes: _InSegment = 16 * MIB
+    flush_bytes: _FromOne = 64 * MIB
+    flush_ms: _Ms = 1000
+    verify_last_segments: _Count = 0
+    retention_ms: Annotated[int | None, Within(0)] = None
+    retention_bytes: Annotated[int | None, Within(0)] = None
+    retention_files: _FromOne = 4
+    retention_check_ms: _Ms = 300_000
+    lease_max_s: _FromOne = 600
+    disk_warn_percent: _Percent = 75
+    disk_pressed_percent: _Percent = 85
+    disk_refuse_percent: _Percent = 90
+    disk_warn_free_bytes: _Count = 40 * GIB
+    disk_pressed_free_bytes: _Count = 20 * GIB
+    disk_refuse_free_bytes: _Count = 10 * GIB
+    scrub_bytes_per_s: _Count = 4 * MIB
+    scrub_pause_s: _FromOne = 3600
+    open_files_max: _FromOne = 4096
 
     def __post_init__(self) -> None:
-        _within("segment_bytes", self.segment_bytes, _BATCH_BYTES_MIN, POSITION_MAX)
-        _within("batch_bytes_max", self.batch_bytes_max, _BATCH_BYTES_MIN, BATCH_BYTES_LIMIT)
-        _within("batch_bytes", self.batch_bytes, 1, BATCH_BYTES_LIMIT)
-        _within("index_interval_bytes", self.index_interval_bytes, 0, POSITION_MAX)
-        _within("preallocate_bytes", self.preallocate_bytes, 0, POSITION_MAX)
-        _within("flush_bytes", self.flush_bytes, 1, None)
-        _within("flush_ms", self.flush_ms, 1, _DURATION_MAX_MS)
-        _within("verify_last_segments", self.verify_last_segments, 0, None)
-        _within("retention_files", self.retention_files, 1, None)
-        _within("retention_check_ms", self.retention_check_ms, 1, _DURATION_MAX_MS)
-        _within("lease_max_s", self.lease_max_s, 1, None)
-        _within("scrub_bytes_per_s", self.scrub_bytes_per_s, 0, None)
-        _within("scrub_pause_s", self.scrub_pause_s, 1, None)
-        _within("open_files_max", self.open_files_max, 1, None)
-        for name, low in (("segment_ms", 1), ("retention_ms", 0), ("retention_bytes", 0)):
-            if getattr(self, name) is not None:
-                _within(name, getattr(self, name), low, None)
-        for name in ("disk_warn_percent", "disk_pressed_percent", "disk_refuse_percent"):
-            _within(name, getattr(self, name), 0, 100)
-        for name in ("disk_warn_free_bytes", "disk_pressed_free_bytes", "disk_refuse_free_bytes"):
-            _within(name, getattr(self, name), 0, None)
+        check(self)
         _ = self.disk_limits  # the limits have to rise
-        if not isinstance(self.codec, Codec):
-            raise BadArgument("codec", f"give a pushrep.Codec, not {self.codec!r}")
 
     @property
     def disk_limits(self) -> DiskLimits:
@@ -167,11 +149,3 @@ class LogConfig:
     def batch_limit_bytes(self) -> int:
         """The largest batch that fits: a batch never spans two segments."""
         return min(self.batch_bytes_max, self.segment_bytes)
-
-
-def _within(name: str, value: int, low: int, high: int | None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise BadArgument(name, f"give a whole number, not {value!r}")
-    if value < low or (high is not None and value > high):
-        allowed = f"between {low} and {high}" if high is not None else f"of at least {low}"
-        raise BadArgument(name, f"give a number {allowed}, not {value}")

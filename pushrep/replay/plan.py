@@ -33,12 +33,13 @@ A batch that crosses `end` is sent and cut on delivery. A batch that crosses the
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final, NamedTuple, TypeAlias
+from typing import Annotated, Final, NamedTuple, TypeAlias
 from uuid import UUID
 
 from pushrep.errors import BadArgument
 from pushrep.log.directory_files import shown_name
 from pushrep.replay.errors import ReplayRefused
+from pushrep.settings import Within, check
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.replay_messages import RecordingState
 
@@ -114,20 +115,21 @@ class LogSnapshot:
         return min(self.flushed, self.high_watermark)
 
 
+_FromOne = Annotated[int, Within(1)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaySettings:
     """Limits of sessions. Times in ms. block_bytes: how much a session reads in its turn. Raises BadArgument."""
 
-    max_sessions: int = 20
-    connect_timeout_ms: int = 5_000
-    liveness_timeout_ms: int = 10_000
-    heartbeat_ms: int = 3_000
-    block_bytes: int = 1 << 20
+    max_sessions: _FromOne = 20
+    connect_timeout_ms: _FromOne = 5_000
+    liveness_timeout_ms: _FromOne = 10_000
+    heartbeat_ms: _FromOne = 3_000
+    block_bytes: _FromOne = 1 << 20
 
     def __post_init__(self) -> None:
-        for name in self.__slots__:
-            if getattr(self, name) < 1:
-                raise BadArgument(name, f"{getattr(self, name)} is below 1")
+        check(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 from pushrep.errors import BadArgument
 from pushrep.log import LogConfig
@@ -11,10 +12,12 @@ from pushrep.replay.plan import ReplaySettings
 from pushrep.replicate.access import ANONYMOUS, LOCAL, Policy, read_rules
 from pushrep.replicate.reloading import CertificateFiles
 from pushrep.replicate.sockets import Address
+from pushrep.settings import Within, check
 from pushrep.wire.frames import FrameLimits
 
 BATCH_BYTES_MAX = 64 << 20
 DEFAULT_ADDRESS = Address("127.0.0.1", 7400)
+_Seconds = Annotated[float, Within(0.001)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +55,9 @@ class NodeSettings:
     plain_off_loopback: bool = False
     replay: ReplaySettings = field(default_factory=ReplaySettings)
     replay_counters: Mapping[str, Callable[[], int | None]] = field(default_factory=dict)
-    connections_max: int = 1024
-    handshake_timeout_s: float = 10
-    stop_timeout_s: float = 10
+    connections_max: Annotated[int, Within(1)] = 1024
+    handshake_timeout_s: _Seconds = 10
+    stop_timeout_s: _Seconds = 10
 
     def __post_init__(self) -> None:
         if self.tls is not None and self.certificates is not None:
@@ -65,12 +68,8 @@ class NodeSettings:
                 f"{self.address} is reached from other machines: give a certificate (TLS), or say that plain text is "
                 "meant (plain_off_loopback)",
             )
-        if self.connections_max < 1:
-            raise BadArgument("connections_max", f"{self.connections_max} is below 1")
+        check(self)
         Policy.of(self.rules())
-        for name in ("handshake_timeout_s", "stop_timeout_s"):
-            if getattr(self, name) <= 0:
-                raise BadArgument(name, f"{getattr(self, name)} is not above 0")
 
     @property
     def is_secured(self) -> bool:

@@ -2,10 +2,15 @@
 
 import ssl
 from dataclasses import dataclass
+from typing import Annotated
 
 from pushrep.env import REAL_NETWORK, Network
 from pushrep.errors import BadArgument
 from pushrep.replicate.sockets import Address
+from pushrep.settings import Within, check
+
+_Count = Annotated[int, Within(0)]
+_FromOne = Annotated[int, Within(1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +37,9 @@ class PushSettings:
         take no memory here, and a larger request costs less per byte.
     requests_in_flight_max: per connection; more hides a longer way. One from the file counts as so many times
         request_bytes_max as it has.
-    linger_ms: how long a request waits for more records. watermark_linger_ms: how long a watermark waits for records to
-        ride with; on an idle connection not at all, where the one before waited in vain.
+    linger_ms: how long a request waits for more records.
+    watermark_linger_ms: how long a watermark waits for records that it can be sent with. On an idle connection it is
+        sent at once if no records came while the one before it waited.
     request_timeout_ms: without an answer for so long the connection is given up, and what was in flight sent again.
     connect_timeout_ms: of one attempt, handshakes included. backoff_min_ms, backoff_max_ms: between attempts, random.
     shutdown_timeout_ms: how long `shutdown` waits for its threads.
@@ -43,40 +49,24 @@ class PushSettings:
     network: where connections and the threads that wait for them come from.
     """
 
-    max_workers: int = 4
-    workers_per_replica: int = 1
-    buffer_bytes_max: int = 200 << 20
-    request_bytes_max: int = 1 << 20
-    request_file_bytes_max: int = 4 << 20
-    requests_in_flight_max: int = 12
-    linger_ms: int = 0
-    watermark_linger_ms: int = 2
-    request_timeout_ms: int = 30_000
-    connect_timeout_ms: int = 5_000
-    backoff_min_ms: int = 50
-    backoff_max_ms: int = 2_000
-    shutdown_timeout_ms: int = 3_000
-    repair_interval_ms: int = 30_000
+    max_workers: _FromOne = 4
+    workers_per_replica: _FromOne = 1
+    buffer_bytes_max: _Count = 200 << 20
+    request_bytes_max: _FromOne = 1 << 20
+    request_file_bytes_max: _FromOne = 4 << 20
+    requests_in_flight_max: _FromOne = 12
+    linger_ms: _Count = 0
+    watermark_linger_ms: _Count = 2
+    request_timeout_ms: _FromOne = 30_000
+    connect_timeout_ms: _FromOne = 5_000
+    backoff_min_ms: _FromOne = 50
+    backoff_max_ms: _FromOne = 2_000
+    shutdown_timeout_ms: _FromOne = 3_000
+    repair_interval_ms: _Count = 30_000
     tls: ssl.SSLContext | None = None
     network: Network = REAL_NETWORK
 
     def __post_init__(self) -> None:
-        for name, low in (
-            ("max_workers", 1),
-            ("workers_per_replica", 1),
-            ("buffer_bytes_max", 0),
-            ("request_bytes_max", 1),
-            ("request_file_bytes_max", 1),
-            ("requests_in_flight_max", 1),
-            ("linger_ms", 0),
-            ("watermark_linger_ms", 0),
-            ("request_timeout_ms", 1),
-            ("connect_timeout_ms", 1),
-            ("backoff_min_ms", 1),
-            ("backoff_max_ms", self.backoff_min_ms),
-            ("shutdown_timeout_ms", 1),
-            ("repair_interval_ms", 0),
-        ):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < low:
-                raise BadArgument(name, f"give a whole number of at least {low}, not {value!r}")
+        check(self)
+        if self.backoff_max_ms < self.backoff_min_ms:
+            raise BadArgument("backoff_max_ms", f"give at least backoff_min_ms={self.backoff_min_ms}")
