@@ -224,14 +224,9 @@ class SetAside(NamedTuple):
 
 
 class Append(NamedTuple):
-    """Append these batches unchanged.
-
-    cleaned_offset: if offsets are missing below it, the log's own cleaned offset is raised over the hole first,
-    durably, and the batches after the hole get a segment of their own.
-    """
+    """Append these batches unchanged."""
 
     batches: tuple[Batch, ...]
-    cleaned_offset: int = 0
 
 
 class BeginEpoch(NamedTuple):
@@ -454,7 +449,7 @@ def _accept(
         log = log.cut(found.at)
         flushed = min(flushed, found.at)
     if new := tuple(batch for batch in request.batches if batch.base_offset >= log.log_end_offset):
-        effects.append(Append(new, request.cleaned_offset))
+        effects.append(Append(new))
         epochs = log.leader_epochs
         for batch in new:
             epochs = epochs.assigned(batch.leader_epoch, batch.base_offset)

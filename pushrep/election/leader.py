@@ -19,7 +19,6 @@ last for weeks.
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
 from pushrep.election.epochs import NO_EPOCH, LogEnds
@@ -142,10 +141,6 @@ class PartitionLeader:
         assert log.leader_epochs.latest_epoch == grant.epoch, "the epoch is on disk before it is led"
         self.grant, self.log = grant, log
         self.epoch_start_offset = log.log_end_offset
-        self.empty_from = log.log_end_offset
-        """From here to the epoch's start all records were compacted away: a replica that ends here counts as ending
-        there.
-        """
         self.flushed_offset, self.high_watermark = flushed_offset, high_watermark
         self.in_sync: set[int] = {grant.leader}
         self.stored: set[int] = {grant.leader}
@@ -238,7 +233,7 @@ class PartitionLeader:
             return []
         return [SessionEnded(replica, progress.id, reason), *self._leave(replica, too_slow=False)]
 
-    def request(  # noqa: PLR0913 - what a request says beside what is known here
+    def request(
         self,
         replica: int,
         append_offset: int,
@@ -246,7 +241,6 @@ class PartitionLeader:
         tp: TopicIdPartition,
         *,
         records: Records = (),
-        cleaned_offset: int = 0,
     ) -> tuple[InFlight, AppendRecordsPartition]:
         """The next request to a replica with a live session. records: the batches of [append_offset, end_offset).
 
@@ -266,7 +260,6 @@ class PartitionLeader:
             log_start_offset=self.log.log_start_offset,
             flush_wanted=self._flushed_only,
             restart=sent.restart,
-            cleaned_offset=cleaned_offset,
             generation=self.grant.generation,
             records=records,
         )
@@ -286,7 +279,7 @@ class PartitionLeader:
             return self.resign(result.grant_epoch, result.grant_leader)
         if result.grant_epoch == self.grant.epoch:
             self.stored.add(replica)
-        reaction = progress.on_answer(sequence, self._without_hole(result), self.log)
+        reaction = progress.on_answer(sequence, result, self.log)
         if reaction.step is Step.IGNORE:
             return []
         if reaction.step is Step.ADVANCE:
@@ -374,14 +367,6 @@ class PartitionLeader:
             return self.flushed_offset if self._flushed_only else self.log.log_end_offset
         progress = self._sessions.get(replica)
         return progress.verified(flushed_only=self._flushed_only) if progress and progress.is_live else None
-
-    def _without_hole(self, result: AppendRecordsResult) -> AppendRecordsResult:
-        """A replica's answer, raised over a hole with which this log ended before the epoch."""
-        start, end = self.empty_from, self.epoch_start_offset
-        if result.error_code is not ErrorCode.NONE or not start <= result.log_end_offset < end:
-            return result
-        is_flushed = result.flushed_offset >= start
-        return replace(result, log_end_offset=end, flushed_offset=end if is_flushed else result.flushed_offset)
 
     def _has_caught_up(self, replica: int) -> bool:
         held = self._verified(replica)

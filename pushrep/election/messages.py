@@ -9,7 +9,7 @@ from enum import IntEnum
 from typing import NamedTuple, Self
 
 from pushrep.records import BatchHeader, CorruptRecordBatch, RecordBatch
-from pushrep.records.header import checked_run, length_of_first, misjoined
+from pushrep.records.header import checked_run, length_of_first
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.values import Counter, CountOrNone, Epoch, EpochOrNone, Offset, Records, Struct
 
@@ -75,9 +75,7 @@ class AppendRecordsPartition(Struct):
     previous_epoch: of the batch that ends at `append_offset`, -1 where the leader's log starts.
     epoch_start_offset: where `leader_epoch` starts in the leader's log; what lies below was there when it was granted.
     restart: the leader's log starts above what the replica has; begin anew at `append_offset`.
-    end_session_reason: -1 while the session goes on.
-    cleaned_offset: 0, or offsets are missing between these records, or before them, since Kafka's cleaner took them:
-    below it any may be. generation: of the leader's grant.
+    end_session_reason: -1 while the session goes on. generation: of the leader's grant.
     """
 
     tp: TopicIdPartition
@@ -92,7 +90,6 @@ class AppendRecordsPartition(Struct):
     flush_wanted: bool = False
     restart: bool = False
     end_session_reason: CountOrNone = NOT_ENDED
-    cleaned_offset: Offset = 0
     generation: Counter = 0
     records: Records = ()
     batches: tuple[Batch, ...] = field(init=False, default=(), repr=False, compare=False)
@@ -117,17 +114,13 @@ class AppendRecordsPartition(Struct):
 
     @property
     def joins(self) -> bool:
-        """Whether each batch begins where the one before ends, but for announced holes, and no leader epoch falls."""
-        expected, epoch, is_dense = self.append_offset, self.previous_epoch, True
+        """Whether each batch begins where the one before ends, and no leader epoch falls."""
+        expected, epoch = self.append_offset, self.previous_epoch
         for batch in self.batches:
-            if batch.leader_epoch < epoch:
+            if batch.leader_epoch < epoch or batch.base_offset != expected:
                 return False
-            is_dense = is_dense and batch.base_offset == expected
             expected, epoch = batch.next_offset, batch.leader_epoch
-        if is_dense:
-            return True
-        spans = (batch[:2] for batch in self.batches)
-        return misjoined(spans, self.append_offset, self.cleaned_offset) is None
+        return True
 
     @property
     def end_offset(self) -> int:

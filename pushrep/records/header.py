@@ -23,11 +23,8 @@ It applies the rules of `BatchHeader.parse` and `RecordBatch.check`, but does no
 before the first batch that does not pass, and the caller checks that batch alone. A batch of 4 KiB takes 1.2 µs where
 one by one takes 6 (docs/internals/benchmark-notes.md).
 
-`misjoined` checks that batches follow each other. No CRC covers a base offset, so each is compared with the batch
-before:
-
-expected      | 10-14 | 15-19 |   hole   | 30-33 |       a hole counts only below what the sender says was cleaned
-   10 ────────▶                          ^ 30 <= cleaned_offset, else it is damage
+`misjoined` checks that batches follow each other. No CRC covers a base offset, so each is compared with the end of the
+batch before.
 """
 
 import struct
@@ -351,19 +348,14 @@ def _possible(run: BatchRun, headers: NDArray[Any]) -> NDArray[np.bool_]:
     return possible
 
 
-def misjoined(
-    batches: Iterable[tuple[int, int]], expected: int, cleaned_offset: int, *, may_begin_below: bool = False
-) -> str | None:
+def misjoined(batches: Iterable[tuple[int, int]], expected: int, *, may_begin_below: bool = False) -> str | None:
     """Why batches of offsets [base, next) do not follow each other from `expected` on; None if they do.
 
-    cleaned_offset: offsets below it may be missing, as the sender announced; 0: none. may_begin_below: the first may
-    hold `expected` in its middle.
+    may_begin_below: the first may hold `expected` in its middle.
     """
     for base_offset, next_offset in batches:
-        if base_offset != expected:
-            is_begun = may_begin_below and base_offset < expected < next_offset
-            if not is_begun and not expected < base_offset <= cleaned_offset:
-                what = f"base offset {base_offset} came where {expected} is expected"
-                return what if base_offset < expected else f"{what}, and nobody announced a hole"
+        is_begun = may_begin_below and base_offset < expected < next_offset
+        if base_offset != expected and not is_begun:
+            return f"base offset {base_offset} came where {expected} is expected"
         expected, may_begin_below = next_offset, False
     return None

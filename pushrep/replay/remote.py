@@ -310,16 +310,15 @@ class RemoteSession:
 
     def _why_not_next(self, data: wire.ReplayData, batches: list[RecordBatch], *, is_dense: bool) -> str | None:
         """Why these batches can't follow those received, None if they can: no CRC covers their offsets."""
-        cleaned_offset, expected, last = data.cleaned_offset, self._expected, batches[-1].header
+        expected, last = self._expected, batches[-1].header
         why_not = None
         if not is_dense or batches[0].header.base_offset != expected:
             spans = ((one.header.base_offset, one.header.next_offset) for one in batches)
-            why_not = misjoined(spans, expected, cleaned_offset, may_begin_below=self._is_inside)
-        begins, ends = max(last.base_offset, data.start_offset), max(last.next_offset, cleaned_offset)
-        if why_not is None and not begins < data.end_offset <= ends:
+            why_not = misjoined(spans, expected, may_begin_below=self._is_inside)
+        begins = max(last.base_offset, data.start_offset)
+        if why_not is None and not begins < data.end_offset <= last.next_offset:
             why_not = f"it is said to go to {data.end_offset}, its last batch has [{begins}, {last.next_offset})"
-        is_at = data.start_offset == expected or expected < data.start_offset <= cleaned_offset
-        if why_not is None and not is_at:
+        if why_not is None and data.start_offset != expected:
             why_not = f"it is said to begin at {data.start_offset}"
         return why_not
 
@@ -331,7 +330,7 @@ class RemoteSession:
         is_cut = end.reason is ReplayEndReason.TRUNCATED
         if not is_cut:
             self._begins_at(end.offset)
-        if end.reason is ReplayEndReason.LIMIT_REACHED and end.offset > max(self._expected, end.cleaned_offset):
+        if end.reason is ReplayEndReason.LIMIT_REACHED and end.offset > self._expected:
             why = f"it is said to end at {end.offset}, and nothing came from {self._expected} on"
             self._fail(ErrorCode.CORRUPT_MESSAGE, f"offset {self._received}: {why}")
             return

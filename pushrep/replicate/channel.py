@@ -37,7 +37,7 @@ from pushrep.replicate.connecting import OpenConnection, connect, pause_s, retry
 from pushrep.replicate.pusher import PendingWork, Pusher, Sent
 from pushrep.replicate.settings import PushSettings, Replica
 from pushrep.replicate.sockets import AnySocket, Piece, bytes_in_files, pieces_of, send_some
-from pushrep.wire.calls import HOLES_SINCE, ApiKey
+from pushrep.wire.calls import ApiKey
 from pushrep.wire.client import CallAnswer, ClientConnection
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.errors import ProtocolError
@@ -89,7 +89,6 @@ class FileRequests:
 _LOG = logging.getLogger("pushrep.push")
 BEAT_MS = 1_000
 _GRACE_S = 0.2
-_TOO_OLD = "does not speak of holes and gets none until it is upgraded (UNSUPPORTED_VERSION)"
 _PARTS_MAX = 1024  # partitions in one request: its header stays far below the peers' limit
 _SMALL_SHARE = 4
 """A request of less than this part of `request_bytes_max`, in bytes, and of `_PARTS_MAX` is small. It takes half of the
@@ -460,11 +459,6 @@ class Channel:
                 continue
             if found is not None:
                 part, sent, size = found
-                if part.cleaned_offset and not self._announces_holes():
-                    _LOG.error("%s: a cleaner took offsets of it; %s %s", pusher.tp, self.replica, _TOO_OLD)
-                    pusher.session.trouble = f"a cleaner took offsets of {pusher.tp}; it {_TOO_OLD}"
-                    pusher.end(PushSessionEndReason.NON_RETRIABLE_ERROR)
-                    continue
                 parts.append(part)
                 sents.append(sent)
                 room -= size
@@ -473,12 +467,6 @@ class Channel:
         for pusher in again:
             self.wake(pusher)
         return parts, sents
-
-    def _announces_holes(self) -> bool:
-        """Whether the replica's version knows of holes left by a cleaner; else it gets no batches after one."""
-        assert self._protocol is not None, "there is a socket"
-        versions = self._protocol.versions
-        return versions is not None and versions.version_of(ApiKey.APPEND_RECORDS) >= HOLES_SINCE
 
     def _wait_for_company(self, pusher: Pusher, now_ms: int) -> bool:
         """Let a watermark wait a moment for records to join: else each acknowledgement would cause a request."""

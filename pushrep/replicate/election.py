@@ -266,10 +266,10 @@ class Election:
             raise LogNotFit(fetch.partition, f"it was to be cut at {fetch.cut_at}, inside of a batch")
         if fetch.member != self.index:
             address = self._address(fetch.member)
-            for batches, cleaned_offset in self._clients.fetch(
+            for batches in self._clients.fetch(
                 address, log, grant.epoch, fetch.until.end_offset, generation=grant.generation
             ):
-                log.append_as_is(batches, cleaned_offset=cleaned_offset)
+                log.append_as_is(batches)
                 log.flush()
                 for batch in batches:
                     self._fetched(fetch.partition, batch)

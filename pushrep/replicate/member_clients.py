@@ -135,10 +135,10 @@ class MemberClients:
 
     def fetch(
         self, address: Address, log: SegmentLog, grant_epoch: int, end_offset: int, *, generation: int = 0
-    ) -> Iterator[tuple[list[RecordBatch], int]]:
+    ) -> Iterator[list[RecordBatch]]:
         """The batches from the log's end on, up to `end_offset`; the caller appends each list before the next.
 
-        Each comes with the member's cleaned offset, 0 if no offsets are missing. Raises ReplicaUnreachable.
+        Raises ReplicaUnreachable.
         """
         with ReplicaClient(address, self._settings) as client:
             while (offset := log.log_end_offset) < end_offset:
@@ -155,11 +155,11 @@ class MemberClients:
                     raise ReplicaUnreachable(str(address), f"it gave no records of {log.path.name} at {offset}: {why}")
                 found, is_whole = batches_of(bytes(answer.records[0]))  # type: ignore[arg-type]
                 batches = [RecordBatch(batch.data) for batch in found if batch.next_offset <= end_offset]
-                why_not = misjoined((batch[:2] for batch in found), offset, answer.cleaned_offset)
+                why_not = misjoined((batch[:2] for batch in found), offset)
                 if not is_whole or not batches or why_not is not None:
                     why = f"it sent broken batches of {log.path.name} at {offset}"
                     raise ReplicaUnreachable(str(address), why if why_not is None else f"{why}: {why_not}")
-                yield batches, answer.cleaned_offset
+                yield batches
 
     def _whole(self, index: int, client: ReplicaClient, first: DescribeLogResponse | GrantResponse) -> MemberAnswer:
         descriptions = list(first.logs)

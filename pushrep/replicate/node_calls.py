@@ -247,9 +247,9 @@ class NodeCalls:
             self._access.check(sender, ApiKey.FETCH_RECORDS, kept.outbox_id)
         log = self._described(request.tp, kept, rank).log
         try:
-            data, cleaned_offset = log.read_to_repair(request.offset, min(request.max_bytes, FETCH_BYTES_MAX)), 0
-            if data and whole_batches(data, request.offset, OFFSET_MAX, log.leader_epochs).cleaned_offset:
-                cleaned_offset = log.cleaned_offset
+            data = log.read_to_repair(request.offset, min(request.max_bytes, FETCH_BYTES_MAX))
+            if data:
+                whole_batches(data, request.offset, OFFSET_MAX, log.leader_epochs)
         except OffsetOutOfRange as error:
             raise Refusal(ErrorCode.OFFSET_OUT_OF_RANGE, str(error)) from error
         except (CorruptBatch, CorruptRecordBatch) as error:
@@ -258,7 +258,6 @@ class NodeCalls:
             log_end_offset=log.log_end_offset,
             log_start_offset=log.log_start_offset,
             high_watermark=log.high_watermark,
-            cleaned_offset=cleaned_offset,
             records=(data,) if data else (),
         )
 

@@ -121,13 +121,12 @@ class PendingWork(Enum):
 
 
 class Records(NamedTuple):
-    """Whole batches: the offsets [base_offset, end_offset). cleaned_offset: of the log, if offsets are missing."""
+    """Whole batches: the offsets [base_offset, end_offset)."""
 
     base_offset: int
     end_offset: int
     parts: tuple[Part, ...]
     size_bytes: int
-    cleaned_offset: int = 0
 
 
 class Pusher:
@@ -243,7 +242,6 @@ class Pusher:
                 records.end_offset,
                 self.tp,
                 records=records.parts,
-                cleaned_offset=records.cleaned_offset,
             )
             self._shipped, self.watermark_since_ms = (part.high_watermark, part.log_start_offset), None
         return part, Sent(self, self.session, sent.sequence), records.size_bytes
@@ -354,14 +352,7 @@ class Pusher:
             if found is not None:
                 place = FileSlice(found.file, found.position, found.size_bytes)
                 return Records(found.base_offset, found.end_offset, (place,), found.size_bytes)
-        data = log.read(start, bytes_max)
-        leader = self.session.partition.leader
-        if not data and end <= min(leader.epoch_start_offset, log.cleaned_offset):
-            # The newest records were compacted away: there are none up to the end.
-            leader.empty_from = min(leader.empty_from, start)
-            return Records(start, end, (), 0)
-        read = whole_batches(data, start, end, log.leader_epochs)
-        return read._replace(cleaned_offset=log.cleaned_offset) if read.cleaned_offset else read
+        return whole_batches(log.read(start, bytes_max), start, end, log.leader_epochs)
 
 
 def _in_memory(records: Records) -> Records:
@@ -376,24 +367,20 @@ def _in_memory(records: Records) -> Records:
 def whole_batches(data: bytes, start: int, end: int, epochs: LeaderEpochs) -> Records:
     """The log's batches from `start` on, up to the one that begins at or above `end`.
 
-    The log's reader has checked their places; cleaned_offset: the end of the last hole, 0 without one. Raises
-    CorruptRecordBatch for a leader epoch that differs from the log's list, because a replica would take it for another
-    history.
+    The log's reader has checked their places. Raises CorruptRecordBatch for a leader epoch that differs from the log's
+    list, because a replica would take it for another history.
     """
-    at, expected, behind_hole = 0, start, 0
-    base_offset = start
+    at, base_offset, end_offset = 0, start, start
     while at < len(data):
         header = BatchHeader.parse(data, at)
         if at and header.base_offset >= end:
             break
         if (why := epochs.contradiction(header.base_offset, header.leader_epoch)) is not None:
             raise CorruptRecordBatch(f"the batch at offset {header.base_offset} has {why}")
-        if header.base_offset > expected:
-            behind_hole = header.base_offset
-        elif not at:
-            base_offset = header.base_offset  # of the batch that holds it
-        at, expected = at + header.size_bytes, header.next_offset
+        if not at:
+            base_offset = header.base_offset  # of the batch that holds `start`
+        at, end_offset = at + header.size_bytes, header.next_offset
     if not at:
         raise CorruptRecordBatch(f"the log holds no batch from offset {start} on, and ends at {end}")
     view = data if at == len(data) else memoryview(data)[:at]
-    return Records(base_offset, expected, (view,), at, behind_hole)
+    return Records(base_offset, end_offset, (view,), at)

@@ -20,7 +20,6 @@ from pushrep.replay.source import READ_ERRORS
 from pushrep.replicate.replay_connection import ReplayConnection
 from pushrep.replicate.replay_recordings import NodeSource
 from pushrep.wire import replay_messages as wire
-from pushrep.wire.calls import HOLES_SINCE
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.replay_messages import ReplayEndReason
 from pushrep.wire.server import Call
@@ -79,7 +78,6 @@ class ServedSession:
         self._looks = 0
         self._is_cut = False
         self._marker = source.marker()
-        self._sent_to = session.position  # the end of what was sent; up to the position there are only holes
         self._before: int | None = None
         """Leader epoch of the record before the position."""
         self._facts: LogSnapshot | None = None
@@ -204,12 +202,6 @@ class ServedSession:
 
     def _send_block(self, block: e.SendBlock) -> None:
         going = self._found[: block.spans]
-        is_behind_hole = max(block.start, self._slices.behind_hole) > self._sent_to
-        has_hole = is_behind_hole or block.end > going[-1].span.next_offset
-        cleaned_offset = self._slices.cleaned_offset if has_hole else 0
-        if cleaned_offset and not self._may_have_holes():
-            return
-        self._sent_to = block.end
         self._slices.rewind(self._found, block.spans)
         self._before, self._found = going[-1].leader_epoch, []
         try:
@@ -222,19 +214,9 @@ class ServedSession:
             start_offset=block.start,
             end_offset=block.end,
             tip_offset=max(block.tip, block.end),
-            cleaned_offset=cleaned_offset,
             records=pieces,
         )
         self._send(data, self._sent)
-
-    def _may_have_holes(self) -> bool:
-        """Whether the subscriber's version knows of a cleaner's holes; if not, end the session with an error."""
-        assert self._call is not None, "somebody attached"
-        if self._call.version >= HOLES_SINCE:
-            return True
-        why = "a cleaner took offsets here, and the subscriber is too old to know of that: upgrade it"
-        self.handle(e.ReadFailed(ErrorCode.UNSUPPORTED_VERSION, why))
-        return False
 
     def _sent(self) -> None:
         self._release_files()
@@ -323,8 +305,6 @@ class ServedSession:
         self.source.close()
 
     def _end_to_wire(self, end: e.SendEnd) -> wire.ReplayEnd:
-        is_behind_hole = end.cut_offset is None and end.offset > self._sent_to
-        speaks_of_holes = self._call is not None and self._call.version >= HOLES_SINCE
         return wire.ReplayEnd(
             session_id=self.session.id,
             reason=end.reason,
@@ -333,7 +313,6 @@ class ServedSession:
             error_message=end.why,
             leader_epoch=end.leader_epoch,
             segment=-1 if end.segment is None else end.segment,
-            cleaned_offset=self._slices.cleaned_offset if is_behind_hole and speaks_of_holes else 0,
         )
 
 

@@ -368,7 +368,7 @@ class ReplicaLog:
 
 _DONE_BY: Mapping[type, Callable[[ReplicaLog, Any], None]] = {
     does.Append: lambda self, do: self.log.append_as_is(
-        [RecordBatch(batch.data, batch.header) for batch in do.batches], cleaned_offset=do.cleaned_offset
+        [RecordBatch(batch.data, batch.header) for batch in do.batches]
     ),
     does.BeginEpoch: lambda self, do: self.log.begin_epoch(do.leader_epoch, do.start_offset),
     does.CloseSession: lambda self, _: self._open_session(self._session._replace(is_over=True)),

@@ -140,9 +140,6 @@ assert CALL_OF_EVENT.keys() == {key for key, call in CALLS.items() if FrameKind.
 CALLS_WITH_EVENTS = frozenset(CALL_OF_EVENT.values())
 """Calls whose answer, if it has no error, may be followed by events."""
 
-HOLES_SINCE = 1
-"""From this version of APPEND_RECORDS, FETCH_RECORDS and ATTACH on, holes left by Kafka's cleaner are announced."""
-
 LAST_EVENTS = frozenset({ApiKey.REPLAY_END, ApiKey.DELETE_DONE})
 """After one of these no other event follows."""
 

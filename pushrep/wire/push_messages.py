@@ -259,16 +259,12 @@ class FetchRecordsRequest(Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchRecordsResponse(Response):
-    """The batches up to the log's end, also above the watermark; none at the end.
-
-    `cleaned_offset`: as in AppendRecordsPartition.
-    """
+    """The batches up to the log's end, also above the watermark; none at the end."""
 
     log_end_offset: Offset = 0
     log_start_offset: Offset = 0
     high_watermark: Offset = 0
     grants: tuple[Grant, ...] = ()
-    cleaned_offset: Offset = 0
     generation: Counter = 0
     records: Records = ()
 

@@ -120,25 +120,19 @@ class Credit(Struct):
 class ReplayData(Struct):
     """Whole batches; the reader checks the CRCs, and drops records below `start_offset` and from `end_offset` on.
 
-    `tip_offset`: the end of readable records when this was sent. Without records it is a heartbeat. `cleaned_offset`:
-    0, or Kafka's cleaner has removed offsets since the data before: below it any may be missing.
+    `tip_offset`: the end of readable records when this was sent. Without records it is a heartbeat.
     """
 
     session_id: Long
     start_offset: Offset
     end_offset: Offset
     tip_offset: Offset
-    cleaned_offset: Offset = 0
     records: Records = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayEnd(Struct):
-    """The session ended at `offset`. `segment`: base offset of the segment with the error, -1 without one.
-
-    `cleaned_offset`: 0, or Kafka's cleaner, which compacted up to it, has removed everything between the last data and
-    `offset`.
-    """
+    """The session ended at `offset`. `segment`: base offset of the segment with the error, -1 without one."""
 
     session_id: Long
     reason: ReplayEndReason
@@ -147,7 +141,6 @@ class ReplayEnd(Struct):
     error_message: str = ""
     leader_epoch: EpochOrNone = -1
     segment: OffsetOrNone = -1
-    cleaned_offset: Offset = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

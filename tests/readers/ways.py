@@ -306,8 +306,8 @@ def fetching(log, directory):
                 asking = MemberClients(UUID(log.path.parent.name), 0, [tp_of(own)], PushSettings())
                 try:
                     asking.describe(1, node.address)
-                    for batches, cleaned_offset in asking.fetch(node.address, own, 256, log.end):
-                        own.append_as_is(batches, cleaned_offset=cleaned_offset)
+                    for batches in asking.fetch(node.address, own, 256, log.end):
+                        own.append_as_is(batches)
                 except (PushrepError, OSError) as failure:
                     error = failure
             yield judged_copy(log, path, error)

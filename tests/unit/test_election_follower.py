@@ -147,14 +147,6 @@ def test_never_below_its_own_watermark():
     assert (result(done).error_code, result(done).log_end_offset) == (ErrorCode.LOG_DIVERGED, 5)
 
 
-def test_identity_o3_a_hole_that_is_announced_is_appended_with_the_leaders_word_for_it():
-    batches = (batch(5, 1), batch(6, 1), batch(9, 1))
-    done = effects(THREE, request(3, 1, *batches, cleaned_offset=9))
-    assert done[0] == Append(batches, 9)
-    assert result(done).error_code is ErrorCode.NONE
-    assert result(done).log_end_offset == 10
-
-
 def test_above_the_end_is_answered_with_the_end():
     done = effects(THREE, request(5, 1, batch(5, 1)))
     assert done == (Answer(result(done)),)
@@ -230,16 +222,7 @@ REFUSALS = {
     "offsets that do not rise": ({"batches": (batch(3, 1), batch(3, 1))}, {}, ErrorCode.CORRUPT_MESSAGE),
     "a hole at its place": ({"batches": (batch(4, 1),)}, {}, ErrorCode.CORRUPT_MESSAGE),
     "a hole between batches": ({"batches": (batch(3, 1), batch(5, 1))}, {}, ErrorCode.CORRUPT_MESSAGE),
-    "a hole above what was cleaned": (
-        {"batches": (batch(3, 1), batch(6, 1)), "cleaned_offset": 5},
-        {},
-        ErrorCode.CORRUPT_MESSAGE,
-    ),
-    "what overlaps below what was cleaned": (
-        {"batches": (batch(3, 1, 3), batch(5, 1)), "cleaned_offset": 9},
-        {},
-        ErrorCode.CORRUPT_MESSAGE,
-    ),
+    "an overlap": ({"batches": (batch(3, 1, 3), batch(5, 1))}, {}, ErrorCode.CORRUPT_MESSAGE),
     "epochs that fall": ({"batches": (batch(3, 2), batch(4, 1))}, {}, ErrorCode.CORRUPT_MESSAGE),
     "a restart that shows no epoch": ({"restart": True}, {}, ErrorCode.INVALID_REQUEST),
 }

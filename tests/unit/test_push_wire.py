@@ -36,7 +36,7 @@ TP = TopicIdPartition(UUID(int=1), "orders", 3)
 def test_a_request_survives_the_way_there_and_back():
     batch = encode_batch([b"a", b"b"], timestamps_ms=1)
     batch.stamp(5, 300)
-    sent = appended(batch.data, flush_wanted=True, restart=True, end_session_reason=8, cleaned_offset=4, generation=9)
+    sent = appended(batch.data, flush_wanted=True, restart=True, end_session_reason=8, generation=9)
     (came,) = over_the_wire(wire.AppendRecordsRequest(partitions=(sent,))).partitions
     assert (came, came.split().is_whole) == (sent, True)
     assert [(one.base_offset, one.next_offset, one.leader_epoch) for one in came.batches] == [(5, 7, 300)]
