@@ -133,6 +133,8 @@ class Replication:
             self._grant = None
             taken = "no record is taken" if self.needs_all else "records go under an epoch without a grant"
             _LOG.warning("%s: %s; until they do, %s", self._state_store.directory, error, taken)
+        if self.needs_all and self._identity.min_insync_replicas > len(self._identity.replicas) == 1:
+            _LOG.warning("%s has two members and needs both: if one fails, appends stop", self._state_store.directory)
 
     def start(self, pid_epoch: int) -> None:
         """Lead, if there is a grant, and wait until enough are in sync. Raises as `open`."""

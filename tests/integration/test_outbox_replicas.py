@@ -68,6 +68,23 @@ def test_nodes_make_the_logs_of_a_new_outbox_while_it_makes_its_own(world, monke
         wait_for_all(outbox, world.nodes[1].address)
 
 
+@pytest.mark.parametrize(
+    ("members", "settings", "warns"),
+    [
+        ((1,), {}, True),
+        ((1,), {"acks": Acks.LOCAL}, False),
+        ((1,), {"min_insync_replicas": 1}, False),
+        ((1, 2), {}, False),
+    ],
+)
+def test_an_outbox_whose_only_replica_stops_its_appends_says_so_at_its_opening(world, caplog, members, settings, warns):
+    for member in members:
+        world.node(member)
+    with open_outbox(world, *members, **settings):
+        pass
+    assert ("has two members and needs both: if one fails, appends stop" in caplog.text) == warns
+
+
 def test_nothing_is_asked_of_nodes_any_more_once_the_opening_of_a_new_outbox_failed(world, monkeypatch):
     world.node(1)
     asked, goes_on = threading.Event(), threading.Event()
