@@ -14,8 +14,13 @@ COPY filtering filtering
 COPY partitioner partitioner
 COPY pushrep pushrep
 COPY spark_jobs spark_jobs
-# Editable: only such an install has the demos.
-RUN pip install --no-cache-dir -c constraints.txt -e '.[certs,demo-kafka,kafka,sql]'
+# Dependency groups want a pip of 25.1 or newer.
+RUN pip install --no-cache-dir 'pip>=25.1' \
+    && pip install --no-cache-dir -c constraints.txt -e '.[certs,kafka,spark,sql]' --group demo-kafka
+# The demos are in the repository only.
+COPY examples/demo examples/demo
+COPY tests/support/kafka_node.py tests/support/
+ENV PYTHONPATH=/opt/pushrep
 # Also among Spark's own jars, so that `--source kafka` wants nothing said.
 COPY --from=connector /jars/ /opt/spark-kafka/
 RUN ln -s /opt/spark-kafka/*.jar /usr/local/lib/python3.11/site-packages/pyspark/jars/

@@ -12,8 +12,8 @@ WORKERS ?= 3
 # Containers often ask Python to keep no bytecode. Tests start hundreds of programs: each would compile its modules again.
 unexport PYTHONDONTWRITEBYTECODE
 # pip reads dependency groups since 25.1.
-LIGHT_EXTRAS := kafka,sql,metrics,certs,console,testing
-EXTRAS := $(LIGHT_EXTRAS),spark,demo,demo-kafka
+LIGHT_EXTRAS := kafka,sql,metrics,certs,console
+EXTRAS := $(LIGHT_EXTRAS),spark
 JARS   := .cache/kafka/libs
 CONNECTOR := .cache/spark-kafka/libs
 HAS_MAVEN = command -v mvn >/dev/null || { echo "Maven (mvn) is not installed: it fetches the jars of Kafka and of Spark's connector"; exit 1; }
@@ -30,13 +30,15 @@ $(BIN)/python:
 
 # A stamp per set of extras: the demo needs no test tools, and a machine that runs the tests has everything.
 $(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "installing pushrep[demo] into $(VENV) ..."
-	@$(PIP) install -c constraints.txt -e '.[demo]'
+	@echo "installing pushrep and what the demo needs into $(VENV) ..."
+	@$(PIP) install 'pip>=25.1'
+	@$(PIP) install -c constraints.txt -e '.[spark]' --group demo
 	@touch $@
 
 $(VENV)/.demo-kafka: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "installing pushrep[demo-kafka] into $(VENV) ..."
-	@$(PIP) install -c constraints.txt -e '.[demo-kafka]'
+	@echo "installing pushrep and what the demo through Kafka needs into $(VENV) ..."
+	@$(PIP) install 'pip>=25.1'
+	@$(PIP) install -c constraints.txt -e '.[spark,kafka,sql]' --group demo-kafka
 	@touch $@ $(VENV)/.demo
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
@@ -94,10 +96,10 @@ judge: $(JUDGE)  ## Build the checker of histories of appends and reads (wants G
 jars: $(JARS)/.done $(CONNECTOR)/.done  ## Fetch Kafka's own tools from Maven (the tests' judge)
 
 demo: $(VENV)/.demo  ## Flights of 2013 through a crash and a replay, into demo-out/
-	$(BIN)/pushrep demo
+	$(BIN)/python -m examples.demo
 
 demo-kafka: jars $(VENV)/.demo-kafka  ## The same through Kafka, two Spark jobs and PostgreSQL, into demo-kafka-out/
-	$(BIN)/pushrep demo-kafka
+	$(BIN)/python -m examples.demo.kafka
 
 drill: $(VENV)/.dev jars $(ARCHIVE)/.done  ## Real faults in a real fleet: which alerts fire, what the console says, in drill-out/ (wants prometheus, chromium)
 	$(BIN)/python -m tests.drill drill-out

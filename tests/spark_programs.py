@@ -7,7 +7,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from spark_jobs.demo.processes import processes
+from examples.demo.processes import processes
 from tests.class_archives import KAFKA, use
 
 ROOT = Path(__file__).parents[1]
@@ -23,8 +23,8 @@ _GONE_S = 120
 # Five batches are enough to die in one and go on.
 QUICK_DEMO = f"""\
 import sys
-from pushrep.testing import kafka_node
-from spark_jobs.demo import plan
+from tests.support import kafka_node
+from examples.demo import plan
 plan.BATCHES_MIN = 5
 kafka_node.QUICK_START += {tuple(use(ROOT / ".cache" / "java" / KAFKA))}
 sys.executable = {WORKERS_PYTHON!r}

@@ -65,7 +65,6 @@ log_level_option = click.option(
 
 _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 DURATION = re.compile(r"([0-9]{1,9})([smhd])")
-_OF_THE_REPOSITORY = ("pushrep.demo", "spark_jobs.demo")
 
 
 def parse_duration_s(text: str) -> int:
@@ -88,8 +87,6 @@ def why_missing(what: str, error: ImportError) -> str | None:
     """One line that names the missing package and how to install it; None if no package is missing (a bug of ours)."""
     if isinstance(error, MissingExtra):
         return str(error)
-    if error.name in _OF_THE_REPOSITORY:
-        return f"{what} is not installed: it is in pushrep's repository only. Clone that, then run `make demo` there"
     package = (error.name or "").partition(".")[0]
     if package in PACKAGES:
         return why_hidden(package)

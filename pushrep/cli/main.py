@@ -28,14 +28,12 @@ GROUP = "pushrep.commands"
 PREFIX = "PUSHREP"
 EXIT_FAILED, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 130, 141
 
-# The lines of `pushrep --help` for this distribution's commands: `--help` then imports no command (`demo` imports
+# The lines of `pushrep --help` for this distribution's commands: `--help` then imports no command (`marks` imports
 # Spark).
 _SUMMARIES = {
     "append": "Append lines or CSV from a file or standard input to a log; resume after a crash.",
     "certs": "Make a certificate authority and certificates for a trial of mutual TLS.",
     "console": "Serve web pages that show outboxes, nodes, records, startpoints and problems.",
-    "demo": "Run real records through crashes and replays; the filter lets each through once.",
-    "demo-kafka": "Run the demo through Kafka, two Spark jobs and PostgreSQL, and kill each of them.",
     "log": "Show, check and repair the files of logs.",
     "marks": "Show, export, import or reset the marks of a Spark query's replay filter.",
     "promote": "Make a replica the leader of its outbox when the leader is lost.",

@@ -9,7 +9,7 @@ import pytest
 
 from pushrep.startpoints import Checkpoint, LogFacts, Reader, Startpoint, StartpointFailed, StartpointStore
 from pushrep.startpoints.journal import decode
-from pushrep.testing import SimulatedClock
+from tests.support.simulated_disk import SimulatedClock
 
 GOLDEN = Path(__file__).parent / "golden" / "startpoints"
 DOC = Path(__file__).parents[2] / "docs" / "internals" / "formats" / "startpoints.md"

@@ -9,9 +9,9 @@ import signal
 
 import pytest
 
+from examples.demo.flights import COLUMNS
+from examples.demo.producer import BadPosition, LaggingPosition, load_position, save_position, start_offsets
 from filtering import StreamMetadata
-from pushrep.demo.flights import COLUMNS
-from pushrep.demo.producer import BadPosition, LaggingPosition, load_position, save_position, start_offsets
 from pushrep.log import SegmentLog
 from tests.programs import PythonProgram
 
@@ -32,7 +32,7 @@ def start(tmp_path, rate):
         "schema": tmp_path / "flights.avsc", "rate": rate, "step": 10, "save-every": 300,
     }  # fmt: skip
     arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
-    return PythonProgram("-m", "pushrep.demo.producer", *arguments, has_errors=True)
+    return PythonProgram("-m", "examples.demo.producer", *arguments, has_errors=True)
 
 
 def hear(process, until):

@@ -79,7 +79,7 @@ def test_the_wheel_holds_every_module_and_nothing_else(wheel):
         str(path.relative_to(ROOT))
         for package in PACKAGES
         for path in (ROOT / package).rglob("*")
-        if path.is_file() and not {"__pycache__", "demo"} & set(path.parts)
+        if path.is_file() and "__pycache__" not in path.parts
     }
     shipped = {name for name in names if ".dist-info/" not in name}
     assert shipped == wanted, f"missing {sorted(wanted - shipped)}, not asked for {sorted(shipped - wanted)}"
@@ -93,10 +93,9 @@ from pathlib import Path
 (info,) = Path(sys.path[0]).glob("*.dist-info")
 points = Distribution.at(info).entry_points
 assert ("console_scripts", "pushrep") in {(p.group, p.name) for p in points}, points
-assert {p.name for p in points if p.group == "pushrep.commands"} >= {"append", "read", "demo"}, points
+assert {p.name for p in points if p.group == "pushrep.commands"} >= {"append", "read", "marks"}, points
 for point in points:
-    if not point.name.startswith("demo"):  # these are the repository's
-        assert callable(point.load()), point
+    assert callable(point.load()), point
 """
     done = run(code, installed, installed)
     assert done.returncode == 0, done.stderr
@@ -124,14 +123,6 @@ def test_the_command_helps_without_the_extras(installed, tmp_path):
     done = run(code, installed, tmp_path)
     assert done.returncode == 0, done.stderr
     assert "append" in done.stdout
-
-
-@pytest.mark.parametrize("command", ["demo", "demo-kafka"])
-def test_a_demo_says_that_it_is_in_the_repository(installed, tmp_path, command):
-    done = run(f"from pushrep.cli.main import main\nsys.argv = ['pushrep', {command!r}]\nmain()\n", installed, tmp_path)
-    assert (done.returncode, done.stdout) == (1, ""), done.stderr
-    assert "repository" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_a_missing_extra_is_named(installed, tmp_path):

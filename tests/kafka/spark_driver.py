@@ -11,7 +11,7 @@ from pathlib import Path
 from queue import Empty, Queue
 from typing import Any, Self
 
-from spark_jobs.demo.processes import processes
+from examples.demo.processes import processes
 from tests.kafka.spark_driver_program import ANSWER
 from tests.spark_programs import ROOT, WORKERS_PYTHON, kill_session
 

@@ -22,9 +22,9 @@ pytest.importorskip("pyspark")
 
 from confluent_kafka import KafkaException
 
-from pushrep.demo.topics import Ends, TopicsNotMade, make_topics
-from spark_jobs.demo.kafka.command import require_tools
-from spark_jobs.demo.shell import DemoUnavailable
+from examples.demo.kafka.__main__ import require_tools
+from examples.demo.kafka.topics import Ends, TopicsNotMade, make_topics
+from examples.demo.shell import DemoUnavailable
 from tests.programs import mentioning
 from tests.spark_programs import QUICK_DEMO
 
@@ -47,7 +47,7 @@ plan.KafkaPlan.draw = lambda *given: replace(drawn(*given), apply_kill=plan.Insi
 
 def command(out, *options, kills_apply=True):
     program = f"{QUICK_DEMO}{'' if kills_apply else SPARED}"
-    program += "from spark_jobs.demo.kafka.command import demo_kafka; demo_kafka()"
+    program += "from examples.demo.kafka.__main__ import demo_kafka; demo_kafka()"
     return [sys.executable, "-c", program, "--out", str(out), *SHORT, *JARS, *options]
 
 

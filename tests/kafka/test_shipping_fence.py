@@ -554,7 +554,7 @@ def test_markers_between_records_are_no_records_to_who_reads_or_counts(broker, t
 
 def test_the_judge_of_the_demo_reads_a_topic_whose_end_is_a_marker(broker, tmp_path):
     pytest.importorskip("psycopg")
-    from pushrep.demo.kafka_check import key_rows
+    from examples.demo.kafka.check import key_rows
 
     topic = new_topic(broker)
     for count in (5, 0):

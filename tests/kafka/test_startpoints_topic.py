@@ -23,8 +23,8 @@ from pushrep.startpoints import (
     StoreClosed,
     StoreUnavailable,
 )
-from pushrep.testing import SimulatedClock
 from tests.kafka.plain_client import consume, create_topic, plain_producer, send
+from tests.support.simulated_disk import SimulatedClock
 from tests.unit import test_startpoints_store as directory_store
 
 pytestmark = [pytest.mark.java, pytest.mark.slow]

@@ -12,7 +12,7 @@ from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.log.directory_files import CheckpointFile, write_checkpoint
 from pushrep.log.published import PUBLISHED_NAME
 from pushrep.records import BatchHeader
-from pushrep.testing import SimulatedClock, SimulatedDisk
+from tests.support.simulated_disk import SimulatedClock, SimulatedDisk
 
 PATH = Path("/logs/orders-0")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")

@@ -23,8 +23,8 @@ from pushrep.log.published import PUBLISHED_NAME
 from pushrep.log.repair import Repairer
 from pushrep.log.verify import verify_log
 from pushrep.records import BatchHeader
-from pushrep.testing import SimulatedClock, SimulatedDisk
 from tests.simulation.power_cuts import end_process
+from tests.support.simulated_disk import SimulatedClock, SimulatedDisk
 
 HOME, COPY = Path("/logs/orders-0"), Path("/copy/orders-0")
 CONFIG = LogConfig(segment_bytes=400, index_interval_bytes=100)

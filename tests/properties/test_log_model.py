@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 
 from pushrep.env import read_whole, write_atomic
 from pushrep.log import AppendFailed, Durability, LeaseBroken, LogConfig, LogPoisoned, SegmentLog, StillNeeded
-from pushrep.testing import PowerLost, SimulatedClock, SimulatedDisk
+from tests.support.simulated_disk import PowerLost, SimulatedClock, SimulatedDisk
 
 PATH = Path("/logs/orders-0")
 VALUES = st.lists(st.binary(max_size=120), min_size=1, max_size=12)

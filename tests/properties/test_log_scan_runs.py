@@ -25,7 +25,7 @@ from pushrep.log.walk import (
 from pushrep.records import BatchHeader, BatchRun, Codec, CorruptRecordBatch, RecordBatch, encode_batch
 from pushrep.records.header import CRC_COVERS_FROM, checked_run, crc32c, write_crc
 from pushrep.records.leader_epochs import LeaderEpochs
-from pushrep.testing import SimulatedDisk
+from tests.support.simulated_disk import SimulatedDisk
 
 BASE = 100
 EDGES = (-(1 << 31), -2, -1, 0, 1, 2, 3, 7, 49, 61, (1 << 31) - 1)

@@ -11,7 +11,7 @@ from pushrep.log import CorruptBatch, CorruptLog, Durability, LogConfig, LogDama
 from pushrep.log.directory_files import CLEAN_MARKER_NAME, CheckpointFile, read_checkpoint, write_checkpoint
 from pushrep.log.published import PUBLISHED_NAME
 from pushrep.records import BatchHeader
-from pushrep.testing import SimulatedClock, SimulatedDisk
+from tests.support.simulated_disk import SimulatedClock, SimulatedDisk
 
 NAME = "orders-0"
 FIRST = "00000000000000000000.log"

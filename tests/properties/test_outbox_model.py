@@ -11,7 +11,7 @@ from filtering import StreamMetadata
 from pushrep.log import LogConfig
 from pushrep.outbox import DeliveryFailed, MetadataGap, Outbox
 from pushrep.records import Codec
-from pushrep.testing import SimulatedDisk
+from tests.support.simulated_disk import SimulatedDisk
 
 PARTITIONS = 3
 SIZES = st.sampled_from([0, 1, 30, 200, 900])

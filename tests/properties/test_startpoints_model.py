@@ -22,7 +22,7 @@ from pushrep.startpoints import (
     StartpointFailed,
     StartpointStore,
 )
-from pushrep.testing import SimulatedClock, SimulatedDisk
+from tests.support.simulated_disk import SimulatedClock, SimulatedDisk
 
 READERS = [Reader(consumer, "orders", partition) for consumer in ("a", "b") for partition in (0, 1)]
 END_MAX = 30

@@ -23,7 +23,7 @@ from pathlib import Path
 from pushrep.log import AppendFailed, Durability, LogConfig, LogPoisoned, SegmentLog, StillNeeded
 from pushrep.records import Codec, encode_batch
 from pushrep.records.header import OFFSET_MAX
-from pushrep.testing import PowerLost, SimulatedClock, SimulatedDisk
+from tests.support.simulated_disk import PowerLost, SimulatedClock, SimulatedDisk
 
 HOME = Path("/logs")
 PARTITIONS = 3

@@ -38,9 +38,9 @@ from pushrep.replicate import NodeSettings, ReplicaNode
 from pushrep.replicate.election_state import read_election_state
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address
-from pushrep.testing import PowerLost, SimulatedClock, SimulatedDisk
-from pushrep.testing.simulated_network import SimulatedNetwork
 from tests.simulation.shells_service import SMALL, Service
+from tests.support.simulated_disk import PowerLost, SimulatedClock, SimulatedDisk
+from tests.support.simulated_network import SimulatedNetwork
 
 PORT = 7400
 DATA = Path("/data")

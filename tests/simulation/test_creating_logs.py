@@ -17,7 +17,7 @@ from pushrep.log.directory import LogDirectory, create_logs
 from pushrep.log.directory_files import read_leader_epochs
 from pushrep.log.recovery import Opening
 from pushrep.records import encode_batch
-from pushrep.testing import PowerLost, SimulatedClock, SimulatedDisk
+from tests.support.simulated_disk import PowerLost, SimulatedClock, SimulatedDisk
 from tests.unit.gated_disk import MeetingDisk
 
 HOME = Path("/data")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pushrep.log.directory import LogDirectory
 from pushrep.log.directory_files import CleanLog
 from pushrep.log.errors import LogClosed
-from pushrep.testing import PowerLost, SimulatedDisk
+from tests.support.simulated_disk import PowerLost, SimulatedDisk
 
 HOME = Path("/data")
 NAMES = ("orders-0", "orders-1", "orders-2")

@@ -14,8 +14,8 @@ from pushrep.log.directory_files import CLEAN_MARKER_NAME
 from pushrep.log.disk_space import RESERVE_NAME
 from pushrep.log.repair import Repairer
 from pushrep.log.walk import ScanRange, scan
-from pushrep.testing import PowerLost, SimulatedClock, SimulatedDisk
 from tests.simulation.power_cuts import end_process
+from tests.support.simulated_disk import PowerLost, SimulatedClock, SimulatedDisk
 
 HOME = Path("/logs/orders-0")
 FULL = pytest.mark.parametrize("full_errno", [errno.ENOSPC, errno.EDQUOT], ids=errno.errorcode.get)

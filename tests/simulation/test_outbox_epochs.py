@@ -18,7 +18,7 @@ from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.log.directory_files import CheckpointFile, read_checkpoint
 from pushrep.log.directory_id import CopyVerdict, read_directory_id
 from pushrep.outbox import LogsMissing, Outbox
-from pushrep.testing import SimulatedClock, SimulatedDisk
+from tests.support.simulated_disk import SimulatedClock, SimulatedDisk
 
 HOME = Path("/outbox")
 CONFIG = LogConfig(segment_bytes=900, preallocate_bytes=0, batch_bytes_max=800, flush_ms=3_600_000)

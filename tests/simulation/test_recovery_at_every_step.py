@@ -9,7 +9,7 @@ import pytest
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.log.directory import LogDirectory
 from pushrep.log.directory_files import CheckpointFile
-from pushrep.testing import PowerLost, SimulatedClock, SimulatedDisk
+from tests.support.simulated_disk import PowerLost, SimulatedClock, SimulatedDisk
 
 PATH = Path("/logs/orders-0")
 CONFIG = LogConfig(segment_bytes=900, preallocate_bytes=500, index_interval_bytes=200, flush_ms=3_600_000)

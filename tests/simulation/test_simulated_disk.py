@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pushrep.env import REAL_FILESYSTEM
-from pushrep.testing import PowerLost, RealIntruder, SimulatedDisk, examine_filesystem
+from tests.support.filesystem_examiner import RealIntruder, examine_filesystem
+from tests.support.simulated_disk import PowerLost, SimulatedDisk
 
 HOME = Path("/data")
 

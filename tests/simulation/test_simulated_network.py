@@ -9,10 +9,10 @@ from pushrep.env import REAL_NETWORK
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.records import encode_batch
 from pushrep.replicate import Address, Leading, NodeSettings, PushSettings, Replica, ReplicaNode
-from pushrep.testing import SimulatedClock, SimulatedDisk
-from pushrep.testing.network_examiner import examine_network
-from pushrep.testing.simulated_network import KEEPALIVE_MS, SimulatedNetwork
-from pushrep.testing.simulated_threads import NothingHappens
+from tests.support.network_examiner import examine_network
+from tests.support.simulated_disk import SimulatedClock, SimulatedDisk
+from tests.support.simulated_network import KEEPALIVE_MS, SimulatedNetwork
+from tests.support.simulated_threads import NothingHappens
 
 PORT = 7000
 SMALL = LogConfig(preallocate_bytes=0)

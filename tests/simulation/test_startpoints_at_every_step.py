@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pushrep.startpoints import Applied, Consumed, LogFacts, Origin, Startpoint, StartpointStore, Written
-from pushrep.testing import PowerLost, SimulatedClock, SimulatedDisk
+from tests.support.simulated_disk import PowerLost, SimulatedClock, SimulatedDisk
 
 READ = 3
 

@@ -12,8 +12,8 @@ from pushrep.env import read_whole
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.log.repair import Repairer
 from pushrep.log.verify import verify_log
-from pushrep.testing import PowerLost, SimulatedClock, SimulatedDisk
 from tests.simulation.power_cuts import end_process
+from tests.support.simulated_disk import PowerLost, SimulatedClock, SimulatedDisk
 
 HOME, COPY = Path("/logs/orders-0"), Path("/copy/orders-0")
 CONFIG = LogConfig(segment_bytes=900, preallocate_bytes=500, index_interval_bytes=200, flush_ms=3_600_000)

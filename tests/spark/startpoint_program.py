@@ -14,7 +14,7 @@ import signal
 import sys
 from pathlib import Path
 
-from spark_jobs.demo.processes import processes
+from examples.demo.processes import processes
 
 STEPS = ("pending", "applied", "planned", "handled", "committed", "stored", "consumed")
 PROGRESS_NAME = "progress.json"

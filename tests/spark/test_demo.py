@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from spark_jobs.demo.processes import processes
+from examples.demo.processes import processes
 from tests.programs import mentioning
 from tests.spark_programs import QUICK_DEMO
 
@@ -19,7 +19,7 @@ SHORT = ("--limit", str(FLIGHTS), "--rate", "800", "--seed", "20130101")
 
 
 def command(out, *options):
-    program = f"{QUICK_DEMO}from spark_jobs.demo.command import demo; demo()"
+    program = f"{QUICK_DEMO}from examples.demo.__main__ import demo; demo()"
     return [sys.executable, "-c", program, "--out", str(out), *SHORT, *options]
 
 

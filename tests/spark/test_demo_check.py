@@ -5,8 +5,8 @@ import datetime as dt
 import pytest
 from pyspark.sql.functions import lit
 
-from pushrep.demo.flights import COLUMNS, encode, parse_row, schema_json
-from spark_jobs.demo.check import compare_carriers, compare_rows, count_batches, count_days, event_times, name_views
+from examples.demo.check import compare_carriers, compare_rows, count_batches, count_days, event_times, name_views
+from examples.demo.flights import COLUMNS, encode, parse_row, schema_json
 from spark_jobs.sinks.idempotent_sink import BATCH_COLUMN
 from spark_jobs.values import ValueDecoder
 

@@ -18,11 +18,11 @@ from pushrep.startpoints import (
     State,
     StoreUnavailable,
 )
-from pushrep.testing import SimulatedClock
 from spark_jobs.sources import startpoints
 from spark_jobs.sources.datasource import PushrepDataSource
 from spark_jobs.sources.options import BadOption
 from spark_jobs.sources.planning import StreamOffsetUnusable
+from tests.support.simulated_disk import SimulatedClock
 
 COUNT = 40
 

@@ -16,7 +16,7 @@ from pushrep.errors import ForkedProcess
 from pushrep.log import LogConfig, SegmentLog
 from pushrep.outbox import BufferFull, DeliveryFailed, NoOutbox, OutboxClosed, RecordRefused
 from pushrep.outbox.awaiting import STEP
-from pushrep.testing import SimulatedDisk
+from tests.support.simulated_disk import SimulatedDisk
 from tests.unit.gated_disk import GatedDisk, until
 
 WAIT_S = 60

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 from fastavro import parse_schema, schemaless_reader
 
-from pushrep.demo.flights import COLUMNS, NotFlights, chunks, departure_ms, encode, parse_row, schema_json
+from examples.demo.flights import COLUMNS, NotFlights, chunks, departure_ms, encode, parse_row, schema_json
 
 HEADER = ",".join(COLUMNS)
 EWR = "2013,1,1,517,515,2,830,819,11,UA,1545,N14228,EWR,IAH,227,1400,5,15,2013-01-01T10:00:00Z"

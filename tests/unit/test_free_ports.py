@@ -5,7 +5,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from pushrep.testing.kafka_node import free_ports
+from tests.support.kafka_node import free_ports
 
 
 def test_a_reserved_port_is_its_brokers_and_nobody_elses_until_it_is_given_back():

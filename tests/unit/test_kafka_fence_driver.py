@@ -16,7 +16,7 @@ from pushrep.kafka.fence_driver import AloneLeadership, Fencing, transactional_i
 from pushrep.kafka.fence_rules import Fence, ProducerId
 from pushrep.kafka.requests import InitProducerId
 from pushrep.kafka.topic import TopicFacts
-from pushrep.testing import SimulatedClock
+from tests.support.simulated_disk import SimulatedClock
 
 HOUR_MS = 3_600_000
 DESTINATION = KafkaDestination(bootstrap_servers="127.0.0.1:1")

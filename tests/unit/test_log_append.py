@@ -36,7 +36,7 @@ from pushrep.log.group_commit import GroupCommitLeader
 from pushrep.log.segment import Segment
 from pushrep.log.writer import LogWriter
 from pushrep.records import Codec, CorruptRecordBatch, HeaderColumn, RecordBatch, RecordTooLarge, encode_batch
-from pushrep.testing import SimulatedClock, SimulatedDisk
+from tests.support.simulated_disk import SimulatedClock, SimulatedDisk
 
 BUFFERED = Durability.BUFFERED
 PATH = Path("/logs/orders-0")

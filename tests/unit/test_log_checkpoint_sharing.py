@@ -11,7 +11,7 @@ from pushrep.log import Durability, SegmentLog
 from pushrep.log.directory import LogDirectory
 from pushrep.log.directory_files import read_checkpoints
 from pushrep.records import encode_batch
-from pushrep.testing import SimulatedClock
+from tests.support.simulated_disk import SimulatedClock
 
 
 class SlowDisk(RealFilesystem):

@@ -25,7 +25,7 @@ from pushrep.log.verify import verify_log
 from pushrep.records import BatchHeader, RecordBatch, encode_batch
 from pushrep.records.header import MAGIC_AT
 from pushrep.replay.slices import BatchNotFound, OpenSegments, SliceReader
-from pushrep.testing import SimulatedClock, SimulatedDisk
+from tests.support.simulated_disk import SimulatedClock, SimulatedDisk
 
 NAME = "compact-0"
 # base of the segment -> the first offsets of its batches of three records; 40 was emptied, 60 is where it is written

@@ -11,7 +11,7 @@ from pushrep.env import REAL_FILESYSTEM, read_whole
 from pushrep.log.cut_files import keep_range, move_aside
 from pushrep.log.directory_files import half_made_in
 from pushrep.log.errors import NoRoomToCut
-from pushrep.testing import SimulatedDisk
+from tests.support.simulated_disk import SimulatedDisk
 
 HOME = Path("/logs/orders-0")
 SEGMENT = HOME / f"{0:020d}.log"

@@ -29,7 +29,7 @@ from pushrep.log.directory_files import (
 )
 from pushrep.log.recovery import Opening
 from pushrep.log.segment import OFFSET_ENTRY
-from pushrep.testing import PowerLost, SimulatedDisk
+from tests.support.simulated_disk import PowerLost, SimulatedDisk
 from tests.unit.test_log_keeping import PATH, Machine
 
 RECORDS = 40

@@ -9,7 +9,7 @@ from pushrep.env import DiskUsage
 from pushrep.log import LogConfig
 from pushrep.log.config import DiskLimits
 from pushrep.log.disk_space import LOOK_MS, DiskLevel, DiskWatch, disk_level
-from pushrep.testing import SimulatedClock, SimulatedDisk
+from tests.support.simulated_disk import SimulatedClock, SimulatedDisk
 
 ROOM, TIGHT, PRESSED, FULL = DiskLevel
 LIMITS = DiskLimits(warn_percent=75, pressed_percent=85, refuse_percent=90)

@@ -26,7 +26,7 @@ from pushrep.log.flush_scheduler import Flusher
 from pushrep.log.indexes import IndexFile
 from pushrep.log.retention import Retention
 from pushrep.log.segment import TIME_ENTRY
-from pushrep.testing import PowerLost, SimulatedClock, SimulatedDisk
+from tests.support.simulated_disk import PowerLost, SimulatedClock, SimulatedDisk
 
 PATH = Path("/logs/orders-0")
 DAY_MS = 86_400_000

@@ -8,7 +8,7 @@ import pytest
 from pushrep.errors import ForkedProcess
 from pushrep.log.errors import LeaseBroken
 from pushrep.log.retention import Leases
-from pushrep.testing import SimulatedClock
+from tests.support.simulated_disk import SimulatedClock
 
 
 @pytest.fixture

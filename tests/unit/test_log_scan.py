@@ -6,7 +6,7 @@ import pytest
 
 from pushrep.log.walk import CleanEnd, Damage, ScanRange, TornTail, WholeBatch, scan, scan_vectorised
 from pushrep.records import encode_batch
-from pushrep.testing import SimulatedDisk
+from tests.support.simulated_disk import SimulatedDisk
 
 BASE = 100
 

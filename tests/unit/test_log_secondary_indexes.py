@@ -9,7 +9,7 @@ from pushrep.log.reader import Bounds
 from pushrep.log.secondary_indexes import CutTo, Verdict, judge
 from pushrep.records import encode_batch
 from pushrep.records.leader_epochs import LeaderEpochs
-from pushrep.testing import PowerLost, SimulatedClock, SimulatedDisk
+from tests.support.simulated_disk import PowerLost, SimulatedClock, SimulatedDisk
 
 PATH = Path("/logs/orders-0")
 CONFIG = LogConfig(segment_bytes=1000, preallocate_bytes=0, flush_ms=50)

@@ -320,7 +320,7 @@ else:
     raise SystemExit("opened")
 with Outbox.open("shipped", "t", 1, "p") as outbox:
     outbox.append(0, b"a").result(60)
-for line in ("ship shipped --bootstrap-servers 127.0.0.1:1", "marks show postgresql://h/d --table t", "demo",
+for line in ("ship shipped --bootstrap-servers 127.0.0.1:1", "marks show postgresql://h/d --table t",
         "marks show kafka:t --bootstrap-servers 127.0.0.1:1",
         "startpoint list . --store kafka:t --bootstrap-servers 127.0.0.1:1"):
     print("--", line, file=sys.stderr)

@@ -21,7 +21,7 @@ from pushrep.outbox import (
     ReceiptTimeout,
 )
 from pushrep.outbox.batch import PendingBatch
-from pushrep.testing import SimulatedDisk
+from tests.support.simulated_disk import SimulatedDisk
 from tests.unit.gated_disk import GatedDisk, MeetingDisk, until
 
 SIMULATED = Path("/outbox")

@@ -20,7 +20,7 @@ from pushrep.outbox.positions import (
     decode_positions,
     encode_positions,
 )
-from pushrep.testing import SimulatedClock, SimulatedDisk
+from tests.support.simulated_disk import SimulatedClock, SimulatedDisk
 
 HOME = Path("/outbox")
 FILE = HOME / "orders-0" / POSITIONS_NAME

@@ -8,9 +8,9 @@ import pytest
 
 from pushrep.replay import Catalogue, CorruptCatalogue, FoundLog, UnknownRecording, read_catalogue
 from pushrep.replay.catalogue import CATALOGUE_NAME
-from pushrep.testing.simulated_disk import PowerLost, SimulatedDisk
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.replay_messages import RecordingState
+from tests.support.simulated_disk import PowerLost, SimulatedDisk
 
 
 def tp(number, partition=0):

@@ -28,9 +28,9 @@ from pushrep.replay import (
 )
 from pushrep.replay.local import LocalReplays
 from pushrep.replay.replay import Replay
-from pushrep.testing.simulated_disk import SimulatedClock
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.error_codes import ErrorCode
+from tests.support.simulated_disk import SimulatedClock
 
 SMALL = LogConfig(segment_bytes=4096)
 

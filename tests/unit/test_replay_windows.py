@@ -8,8 +8,8 @@ from pushrep.records import Codec, encode_batch
 from pushrep.replay import TO_END, ReplayClient, ReplayRefused, ReplayRequest, ReplayTruncated, slices, source
 from pushrep.replay.plan import Span
 from pushrep.replay.slices import BUFFER_BYTES, BatchNotFound, BatchWindows, Buffers, OpenSegments, SliceReader
-from pushrep.testing.simulated_disk import SimulatedClock
 from pushrep.wire.values import size_of
+from tests.support.simulated_disk import SimulatedClock
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from pushrep.startpoints import (
     StoreUnavailable,
 )
 from pushrep.startpoints.model import Reader
-from pushrep.testing import SimulatedClock
+from tests.support.simulated_disk import SimulatedClock
 
 RECORDS = 60
 T0 = 1_700_000_000_000

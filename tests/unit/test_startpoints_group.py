@@ -18,7 +18,7 @@ from pushrep.startpoints import (
     StoreUnavailable,
     Written,
 )
-from pushrep.testing import SimulatedClock
+from tests.support.simulated_disk import SimulatedClock
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from pushrep.startpoints import (
     State,
     StoreClosed,
 )
-from pushrep.testing import SimulatedClock, SimulatedDisk
+from tests.support.simulated_disk import SimulatedClock, SimulatedDisk
 
 BILLING = Reader("billing", "orders", 0)
 

@@ -38,7 +38,7 @@ from pushrep.startpoints import (
     StoreClosed,
     StoreUnavailable,
 )
-from pushrep.testing import SimulatedClock, SimulatedDisk
+from tests.support.simulated_disk import SimulatedClock, SimulatedDisk
 
 TIMES = {offset: 1000 + 10 * offset for offset in range(1000)}
 

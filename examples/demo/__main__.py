@@ -1,4 +1,4 @@
-"""`pushrep demo`: options in, an exit code out; supervisor.py makes the run.
+"""`python -m examples.demo`: options in, an exit code out; supervisor.py makes the run.
 
 The exit codes are those of shell.py.
 """
@@ -9,10 +9,10 @@ from typing import Any
 import click
 from rich.console import Console
 
-from spark_jobs.demo.output import Output, data_set
-from spark_jobs.demo.plan import ChaosPlan
-from spark_jobs.demo.programs import DemoSurroundings, Pace, Programs
-from spark_jobs.demo.shell import (
+from examples.demo.output import Output, data_set
+from examples.demo.plan import ChaosPlan
+from examples.demo.programs import DemoSurroundings, Pace, Programs
+from examples.demo.shell import (
     Live,
     SharedOptions,
     begun,
@@ -22,7 +22,7 @@ from spark_jobs.demo.shell import (
     show_run,
     written,
 )
-from spark_jobs.demo.summary import Summary
+from examples.demo.summary import Summary
 from spark_jobs.java import require_java
 
 _EPILOG = """\b
@@ -36,8 +36,8 @@ What it leaves in --out
 
 \b
 Examples
-  pushrep demo --seed 42                    these kills and no others
-  pushrep demo --limit 20000 --rate 1000    a shorter run
+  python -m examples.demo --seed 42                    these kills and no others
+  python -m examples.demo --limit 20000 --rate 1000    a shorter run
 """
 
 
@@ -50,7 +50,7 @@ def demo(**given: Any) -> None:
     position that lags, so thousands of records enter twice. A Spark stream filters the replays out and writes a
     Parquet table; its JVM is killed in the middle of a batch. Then Spark SQL compares the table with the original file.
 
-    Needs Java 17 and the extra demo: pip install -e '.[demo]' in pushrep's repository. No server, no root, about two
+    Needs Java 17, and the packages that `make demo` installs before it runs this. No server, no root, about two
     minutes. The exit code is 1 if a flight is missing or in the table twice.
     """
     options = SharedOptions(**given)
@@ -66,8 +66,8 @@ def demo(**given: Any) -> None:
 
 def run(output: Output, console: Console, options: SharedOptions) -> Summary:
     """Make the run, write summary and report. Raises SparkJobError, PushrepError and OSError."""
-    from spark_jobs.demo.report import render  # noqa: PLC0415 - plotly takes a second, and may be missing
-    from spark_jobs.demo.supervisor import Supervisor  # noqa: PLC0415 - the same
+    from examples.demo.report import render  # noqa: PLC0415 - plotly takes a second, and may be missing
+    from examples.demo.supervisor import Supervisor  # noqa: PLC0415 - the same
 
     flights, seed = begun(output, console, options)
     plan = ChaosPlan.draw(seed, flights)
@@ -78,3 +78,7 @@ def run(output: Output, console: Console, options: SharedOptions) -> Summary:
     summary = Summary.of(plan.seed, supervisor.history, found, supervisor.dropped)
     written(output, summary, render(supervisor.history, found, summary))
     return summary
+
+
+if __name__ == "__main__":
+    demo(prog_name="python -m examples.demo", auto_envvar_prefix="PUSHREP_DEMO")

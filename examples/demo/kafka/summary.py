@@ -6,8 +6,8 @@ from typing import Any, Self
 
 from rich.table import Table
 
-from spark_jobs.demo.history import APPLY, BROKER, RELAY, History
-from spark_jobs.demo.summary import TableSummary, of_table, rate, speed, table_of
+from examples.demo.history import APPLY, BROKER, RELAY, History
+from examples.demo.summary import TableSummary, of_table, rate, speed, table_of
 
 
 @dataclass(frozen=True, slots=True)

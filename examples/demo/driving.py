@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from spark_jobs.demo.history import PRODUCER, STREAM, History, Kill
-from spark_jobs.demo.plan import InsideBatch, ProducerPlan
-from spark_jobs.demo.processes import Child, ProgramFailed
+from examples.demo.history import PRODUCER, STREAM, History, Kill
+from examples.demo.plan import InsideBatch, ProducerPlan
+from examples.demo.processes import Child, ProgramFailed
 
 
 def batches(directory: Path) -> Iterator[int]:

@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 
 from pushrep.env import Listener, Network, Poller, Ready, Socket, Threads
 from pushrep.env.network import READABLE, WRITABLE, HostPort
-from pushrep.testing.simulated_disk import SimulatedClock
-from pushrep.testing.simulated_threads import Scheduler, ThreadGroup
+from tests.support.simulated_disk import SimulatedClock
+from tests.support.simulated_threads import Scheduler, ThreadGroup
 
 KEEPALIVE_MS = 40_000
 _FIRST_PORT = 40_000
@@ -251,7 +251,7 @@ class _End:
         self._deliver(data)
         return len(data)
 
-    def setblocking(self, flag: bool, /) -> None:  # noqa: FBT001 - the standard library's signature
+    def setblocking(self, flag: bool, /) -> None:
         self._is_blocking, self._timeout_s = flag, None
 
     def settimeout(self, value: float | None, /) -> None:

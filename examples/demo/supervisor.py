@@ -12,13 +12,13 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
-from spark_jobs.demo.driving import Appending, AppliedBatch, Applying, count_dropped
-from spark_jobs.demo.history import Findings, History, Sample
-from spark_jobs.demo.plan import ChaosPlan
-from spark_jobs.demo.processes import TICK_S, ChildProcesses, Watchdog
-from spark_jobs.demo.programs import Programs
-from spark_jobs.demo.report import moments
-from spark_jobs.demo.shell import Bar, Live, behind
+from examples.demo.driving import Appending, AppliedBatch, Applying, count_dropped
+from examples.demo.history import Findings, History, Sample
+from examples.demo.plan import ChaosPlan
+from examples.demo.processes import TICK_S, ChildProcesses, Watchdog
+from examples.demo.programs import Programs
+from examples.demo.report import moments
+from examples.demo.shell import Bar, Live, behind
 
 SAMPLE_EVERY_S: Final = 0.25
 

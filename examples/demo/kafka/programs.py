@@ -1,13 +1,13 @@
 """The programs of a run through Kafka: broker and database, our own or the user's, and the jobs between them.
 
     broker     java kafka.Kafka                          ours, unless there are --brokers
-    database   python -m spark_jobs.demo.kafka.database  a PostgreSQL, unless there is --database
-    topics     python -m pushrep.demo.topics make        once
-    watch      python -m pushrep.demo.topics watch       where both topics end
-    producer   python -m pushrep.demo.producer --kafka   appends and ships
+    database   python -m examples.demo.kafka.database  a PostgreSQL, unless there is --database
+    topics     python -m examples.demo.kafka.topics make        once
+    watch      python -m examples.demo.kafka.topics watch       where both topics end
+    producer   python -m examples.demo.producer --kafka   appends and ships
     relay      python -m spark_jobs.jobs.relay           topic ─▶ topic
     apply      python -m spark_jobs.jobs.apply           topic ─▶ PostgreSQL
-    check      python -m pushrep.demo.kafka_check        when all are done
+    check      python -m examples.demo.kafka.check        when all are done
 
 Broker and database are up before the first record and down after the last. The broker is killed on the way; a broker
 that ends by itself ends the demo:
@@ -31,7 +31,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final
 
-from pushrep.testing.kafka_node import (
+from examples.demo.history import APPLY, BROKER, RELAY, History, Kill
+from examples.demo.output import Output
+from examples.demo.plan import records_per_trigger
+from examples.demo.processes import TICK_S, Child, ProgramFailed
+from examples.demo.programs import DemoSurroundings, Pace
+from spark_jobs.errors import SparkJobError
+from tests.support.kafka_node import (
     MEMORY,
     QUICK_START,
     KafkaJars,
@@ -40,12 +46,6 @@ from pushrep.testing.kafka_node import (
     node_settings,
     write_properties,
 )
-from spark_jobs.demo.history import APPLY, BROKER, RELAY, History, Kill
-from spark_jobs.demo.output import Output
-from spark_jobs.demo.plan import records_per_trigger
-from spark_jobs.demo.processes import TICK_S, Child, ProgramFailed
-from spark_jobs.demo.programs import DemoSurroundings, Pace
-from spark_jobs.errors import SparkJobError
 
 
 class KafkaOutput(Output):
@@ -223,7 +223,7 @@ class Servers:
 
     def database(self) -> Child:
         """In the system's own temporary directory: what is below ours is too long for a socket's name."""
-        return self.surroundings.start("database", "spark_jobs.demo.kafka.database", environment=os.environ)
+        return self.surroundings.start("database", "examples.demo.kafka.database", environment=os.environ)
 
     def topics(self, servers: str, *topics: str) -> Child:
         """Make them."""
@@ -235,7 +235,7 @@ class Servers:
 
     def _topics(self, name: str, what: str, servers: str, topics: tuple[str, ...]) -> Child:
         arguments = (what, "--servers", servers, "--partitions", str(PARTITIONS), *topics)
-        return self.surroundings.start(name, "pushrep.demo.topics", *arguments)
+        return self.surroundings.start(name, "examples.demo.kafka.topics", *arguments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +275,7 @@ class KafkaPrograms:
         """Compare the table with the original file."""
         return self.surroundings.start(
             "check",
-            "pushrep.demo.kafka_check",
+            "examples.demo.kafka.check",
             *("--original", str(self.output.original), "--servers", self.route.servers),
             *("--first", self.route.first, "--second", self.route.second),
             *("--database", self.route.database, "--table", self.route.table, "--asked", asked),

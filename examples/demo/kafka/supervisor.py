@@ -12,15 +12,15 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from spark_jobs.demo.driving import Appending, Applying, batches, count_dropped, end_offsets
-from spark_jobs.demo.history import APPLY, RELAY, History
-from spark_jobs.demo.kafka.programs import Brokering, Home, KafkaPrograms, Route, Servers, Watching
-from spark_jobs.demo.kafka.report import KafkaSample, moments
-from spark_jobs.demo.kafka.summary import Counted, KafkaFindings
-from spark_jobs.demo.plan import KafkaPlan
-from spark_jobs.demo.processes import TICK_S, Child, ChildProcesses, Watchdog, reap_orphans
-from spark_jobs.demo.shell import Bar, Live, behind
-from spark_jobs.demo.supervisor import SAMPLE_EVERY_S
+from examples.demo.driving import Appending, Applying, batches, count_dropped, end_offsets
+from examples.demo.history import APPLY, RELAY, History
+from examples.demo.kafka.programs import Brokering, Home, KafkaPrograms, Route, Servers, Watching
+from examples.demo.kafka.report import KafkaSample, moments
+from examples.demo.kafka.summary import Counted, KafkaFindings
+from examples.demo.plan import KafkaPlan
+from examples.demo.processes import TICK_S, Child, ChildProcesses, Watchdog, reap_orphans
+from examples.demo.shell import Bar, Live, behind
+from examples.demo.supervisor import SAMPLE_EVERY_S
 
 LABELS: Final = ("append", "ship", "relay", "apply")
 

@@ -1,19 +1,22 @@
 """The commands of the demo's three programs, and the surroundings that they run in.
 
-producer   python -m pushrep.demo.producer       a process and not a call: spark_jobs never imports an Outbox
+producer   python -m examples.demo.producer       a process and not a call: an ordinary user of Outbox, which is killed
 stream     python -m spark_jobs.jobs.apply       the job that anyone can run; here with the demo's options
-check      python -m spark_jobs.demo.check       a JVM of its own, after both are done
+check      python -m examples.demo.check       a JVM of its own, after both are done
 """
 
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from spark_jobs.demo.output import Output
-from spark_jobs.demo.plan import records_per_trigger, save_every
-from spark_jobs.demo.processes import Child
+from examples.demo.output import Output
+from examples.demo.plan import records_per_trigger, save_every
+from examples.demo.processes import Child
 
+REPOSITORY = str(Path(__file__).parents[2])
+"""Where `examples` is imported from."""
 TOPIC = "flights"
 """The logs are flights-0, flights-1 and flights-2."""
 
@@ -46,7 +49,7 @@ class DemoSurroundings:
         """Append from the saved position on."""
         return self.start(
             "producer",
-            "pushrep.demo.producer",
+            "examples.demo.producer",
             *("--flights", str(self.output.original), "--log", str(self.output.log), "--topic", topic),
             *("--position", str(self.output.position), "--schema", str(self.output.schema)),
             *("--rate", str(pace.rate), "--step", str(max(1, min(300, pace.flights // 100)))),
@@ -58,7 +61,9 @@ class DemoSurroundings:
         """A program of ours; its environment, unless given, is Spark's: without a web page."""
         # -P: the output directory is the working directory, and nothing in it is a module.
         command = [sys.executable, "-P", "-m", module, *arguments]
-        return self.start_command(name, command, self._environment() if environment is None else environment)
+        environment = self._environment() if environment is None else environment
+        paths = os.pathsep.join(filter(None, (REPOSITORY, environment.get("PYTHONPATH"))))
+        return self.start_command(name, command, {**environment, "PYTHONPATH": paths})
 
     def start_command(self, name: str, command: Sequence[str], environment: Mapping[str, str] = os.environ) -> Child:
         """Any program; what it says goes to its file of errors."""
@@ -93,7 +98,7 @@ class DemoSurroundings:
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """The three of `pushrep demo`."""
+    """The three of `make demo`."""
 
     output: Output
     surroundings: DemoSurroundings
@@ -126,7 +131,7 @@ class Programs:
         """Compare the table with the original file."""
         return self.surroundings.start(
             "check",
-            "spark_jobs.demo.check",
+            "examples.demo.check",
             *("--original", str(self.output.original), "--table", str(self.output.table)),
             *("--log", str(self.output.log), "--topic", TOPIC, "--moments", moments),
         )

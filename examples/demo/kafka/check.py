@@ -9,7 +9,7 @@ Nothing that wrote the table helps to judge it: the file is read by PostgreSQL's
 consumer, and what is twice in them is counted by plain SQL over the keys' three numbers, without the replay filter.
 The file may lawfully hold equal rows, so rows are compared as a bag; of equal ones the table's nth is the file's nth.
 
-Run as `python -m pushrep.demo.kafka_check --help`; the answer's fields are those of `spark_jobs.demo.kafka.summary`.
+Run as `python -m examples.demo.kafka.check --help`; the answer's fields are those of `examples.demo.kafka.summary`.
 """
 
 import json
@@ -24,9 +24,9 @@ import click
 import psycopg
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
+from examples.demo.flights import AIRPORTS, COLUMNS
+from examples.demo.kafka.topics import Ends
 from filtering import StreamMetadata
-from pushrep.demo.flights import AIRPORTS, COLUMNS
-from pushrep.demo.topics import Ends
 from pushrep.errors import PushrepError
 
 READ_WITHIN_S: Final = 60.0

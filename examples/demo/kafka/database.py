@@ -1,4 +1,4 @@
-"""A PostgreSQL of the demo's own, for as long as this program runs: `python -m spark_jobs.demo.kafka.database`.
+"""A PostgreSQL of the demo's own, for as long as this program runs: `python -m examples.demo.kafka.database`.
 
     {"event": "ready", "url": "postgresql://..."}     one line, when it can be used
 

@@ -17,7 +17,7 @@ from types import TracebackType
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from pushrep.env import Condition, Event, Thread
-from pushrep.testing.simulated_disk import PowerLost, SimulatedClock
+from tests.support.simulated_disk import PowerLost, SimulatedClock
 
 Ready = Callable[[], object]
 _NEVER_MS = math.inf
@@ -32,7 +32,7 @@ class Scheduler:
     """Whose turn it is. `arrivals()`: when something else happens next, in ms of the clock; infinity for never."""
 
     def __init__(self, seed: int, clock: SimulatedClock) -> None:
-        self.random = random.Random(seed)  # noqa: S311 - turns that replay, not secrets
+        self.random = random.Random(seed)
         self.clock = clock
         self.steps = 0
         self.arrivals: Callable[[], float] = lambda: _NEVER_MS

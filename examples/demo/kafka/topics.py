@@ -1,4 +1,4 @@
-"""The topics of `pushrep demo-kafka`, made and watched by a plain client: `python -m pushrep.demo.topics make | watch`.
+"""The topics of the demo through Kafka, made and watched by a plain client: `python -m examples.demo.kafka.topics`.
 
 make     two topics that keep records of 2013 (retention.ms=-1); returns when every broker knows them
 watch    where they end, one JSON object a line, for as long as it runs:

@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol, Self
 from rich import box
 from rich.table import Table
 
-from spark_jobs.demo.history import PRODUCER, STREAM, Findings, History
+from examples.demo.history import PRODUCER, STREAM, Findings, History
 
 ZERO_IF_RIGHT: Final = frozenset({"missing", "twice", "not in the file", "out of order"})
 

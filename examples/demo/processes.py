@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final, Self
 
-from spark_jobs.demo import parent_death
+from examples.demo import parent_death
 from spark_jobs.errors import SparkJobError
 
 _PR_SET_CHILD_SUBREAPER = 36  # include/uapi/linux/prctl.h

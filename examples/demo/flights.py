@@ -61,7 +61,7 @@ COLUMNS: Final = tuple(_TYPES)
 SCHEMA: Final[dict[str, Any]] = {
     "type": "record",
     "name": "Flight",
-    "namespace": "pushrep.demo",
+    "namespace": "examples.demo",
     "doc": "One flight that left New York in 2013; times of day are local, time_hour is UTC.",
     "fields": [
         {"name": name, "type": ["null", kind], "default": None} if name in _NULLABLE else {"name": name, "type": kind}

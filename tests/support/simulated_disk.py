@@ -186,7 +186,7 @@ class SimulatedDisk:
         self.has_witnesses = True
         self.syncs_whole = False
         self.steps = 0
-        self._random = random.Random(seed)  # noqa: S311 - faults that replay, not secrets
+        self._random = random.Random(seed)
         self._directories: dict[str, DirectoryEntries] = {"/": DirectoryEntries()}  # by text: a Path takes long to hash
         self.power_at: int | None = None
         """The step at which the power goes; None: it stays. See `power_after`."""
@@ -366,7 +366,7 @@ class SimulatedDisk:
             self._refuse_read_only(directory)
         names.keep(len(names.unsynced))
 
-    def whole_sync(self, directory: Path) -> "_SimulatedWholeSync | None":  # noqa: ARG002 - there is one file system
+    def whole_sync(self, directory: Path) -> "_SimulatedWholeSync | None":
         self._step()
         return _SimulatedWholeSync(self) if self.syncs_whole else None
 
@@ -535,38 +535,38 @@ class _SimulatedFile:
 
     def __init__(self, disk: SimulatedDisk, inode: Inode, path: Path, *, writable: bool) -> None:
         self._disk, self.inode, self.path, self._writable = disk, inode, path, writable
-        self._boot, self._closed = disk._boot, False  # noqa: SLF001 - one room, two classes
+        self._boot, self._closed = disk._boot, False
 
     def _alive(self, *, writing: bool = False) -> Self:
-        if self._closed or self._boot != self._disk._boot or (writing and not self._writable):  # noqa: SLF001
+        if self._closed or self._boot != self._disk._boot or (writing and not self._writable):
             raise OSError(errno.EBADF, os.strerror(errno.EBADF), str(self.path))
         return self
 
     def read_at(self, size: int, position: int) -> bytes:
-        self._alive()._disk._step()  # noqa: SLF001
+        self._alive()._disk._step()
         if position < 0:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         return bytes(self.inode.cache[position : position + size])
 
     def write_at(self, data: Buffer, position: int) -> None:
-        self._alive(writing=True)._disk._writing(self.inode, Write(position, bytes(data)))  # noqa: SLF001
+        self._alive(writing=True)._disk._writing(self.inode, Write(position, bytes(data)))
 
     def size(self) -> int:
-        self._alive()._disk._step()  # noqa: SLF001
+        self._alive()._disk._step()
         return len(self.inode.cache)
 
     def truncate(self, size: int) -> None:
-        self._alive(writing=True)._disk._writing(self.inode, Write(0, b"", size), hole=size > len(self.inode.cache))  # noqa: SLF001
+        self._alive(writing=True)._disk._writing(self.inode, Write(0, b"", size), hole=size > len(self.inode.cache))
 
     def allocate(self, size: int) -> None:
         if size > len(self._alive(writing=True).inode.cache):
-            self._disk._writing(self.inode, Write(0, b"", size))  # noqa: SLF001
+            self._disk._writing(self.inode, Write(0, b"", size))
 
     def sync(self) -> None:
-        self._alive()._disk._syncing(self.inode)  # noqa: SLF001
+        self._alive()._disk._syncing(self.inode)
 
     def drop_cache(self) -> None:
-        self._alive()._disk._step()  # noqa: SLF001
+        self._alive()._disk._step()
         if not self.inode.unsynced:  # dirty pages stay, as with posix_fadvise
             self.inode.cache = bytearray(self.inode.disk)
 

@@ -8,7 +8,7 @@ No code that wrote the table is used to check it: the file is read by Spark's ow
 over the key's three numbers, without the replay filter. The file may lawfully hold equal rows, so rows are compared as
 a bag: per distinct row, how often the file has it and how often the table.
 
-Run as `python -m spark_jobs.demo.check --original CSV --table DIR --log DIR --topic NAME --moments FILE`.
+Run as `python -m examples.demo.check --original CSV --table DIR --log DIR --topic NAME --moments FILE`.
 """
 
 import json
@@ -23,8 +23,8 @@ import click
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's own habit
 
+from examples.demo.history import Findings
 from spark_jobs.columns import stream_metadata_columns
-from spark_jobs.demo.history import Findings
 from spark_jobs.sinks.idempotent_sink import BATCH_COLUMN
 from spark_jobs.sources import register_sources
 

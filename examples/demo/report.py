@@ -15,8 +15,8 @@ from typing import Any, Final, NamedTuple
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from spark_jobs.demo.history import PRODUCER, STREAM, Findings, History, Kill
-from spark_jobs.demo.summary import Summary
+from examples.demo.history import PRODUCER, STREAM, Findings, History, Kill
+from examples.demo.summary import Summary
 
 INK, KEPT, REPLAYED, KILL, STREAM_KILL = "#1f2d3d", "#2a9d8f", "#f4a261", "#c1121f", "#6a4c93"
 BROKER_KILL, RELAYED = "#b5651d", "#457b9d"

