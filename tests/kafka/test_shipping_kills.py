@@ -8,7 +8,6 @@
 Below: a partition of one copy whose broker is dead.
 """
 
-import asyncio
 import contextlib
 import signal
 import subprocess
@@ -19,17 +18,15 @@ from contextlib import ExitStack
 
 import pyarrow.dataset
 import pytest
-from aiokafka.errors import KafkaError
 
-from filtering import StreamMetadata
-from partitioner import NoSuchTopic, NotDelivered
+from partitioner import NotDelivered
 from pushrep.kafka import KafkaDestination
 from pushrep.log import Durability, LogConfig
 from pushrep.outbox import Outbox
 from tests.integration.outboxes import wait_until
 from tests.kafka.plain_client import create_topic
 from tests.kafka.spark_process import SparkJob, connector
-from tests.kafka.test_source_partition_producer import PID, aio, confluent, filtered, produce
+from tests.kafka.test_source_partition_producer import confluent, filtered, produce
 from tests.kafka.topic_reader import read_filtered, same
 
 pytestmark = [pytest.mark.java, pytest.mark.spark, pytest.mark.slow]
@@ -226,14 +223,11 @@ def shipped(directory, cluster, topic):
         return [list(opened.log(n).records(0)) for n in range(PARTITIONS)], opened.pid
 
 
-@pytest.mark.parametrize("which", ["confluent", "aiokafka"])
-def test_with_the_leader_unknown_past_every_timeout_there_is_no_hole(three_brokers, which):
-    """A topic with one replica whose broker is dead: aiokafka drops such a batch, and would continue with the next."""
-    name = f"leaderless-{which}"
-    create_topic(three_brokers.bootstrap_servers, name, copies=1)
-    leader = leader_of(three_brokers, name)
-    (asyncio.run(aio_story(three_brokers, name, leader)) if which == "aiokafka" else story(three_brokers, name, leader))
-    assert filtered(three_brokers, name, 0)[0] == {0: list(range(150))}
+def test_with_the_leader_unknown_past_every_timeout_there_is_no_hole(three_brokers):
+    """A topic with one replica whose broker is dead."""
+    create_topic(three_brokers.bootstrap_servers, "leaderless", copies=1)
+    story(three_brokers, "leaderless", leader_of(three_brokers, "leaderless"))
+    assert filtered(three_brokers, "leaderless", 0)[0] == {0: list(range(150))}
 
 
 def leader_of(cluster, topic):
@@ -262,40 +256,3 @@ def story(cluster, topic, leader):
         cluster.start(leader)
         cluster.wait_ready()
         producer.flush(WAIT_S)
-
-
-async def started(make):
-    """A producer whose patience may be shorter than what a machine stalls for, started."""
-    deadline_s = time.monotonic() + WAIT_S
-    while True:
-        producer = make()
-        try:
-            await producer.start()
-        except (KafkaError, NoSuchTopic):
-            assert time.monotonic() < deadline_s
-        else:
-            return producer
-
-
-async def aio_story(cluster, topic, leader):
-    hasty = {"request_timeout_ms": 1000, "metadata_max_age_ms": 500, "retry_backoff_ms": 50}
-    async with contextlib.AsyncExitStack() as closing:
-        producer = await started(lambda: aio(cluster, topic, **hasty))
-        closing.push_async_exit(producer)
-
-        async def send(offsets):
-            for offset in offsets:
-                await producer.send(StreamMetadata(PID, 0, offset), b"%d" % offset)
-
-        await send(range(50))
-        await producer.flush()
-        cluster.kill(leader)
-        await send(range(50, 100))
-        async with asyncio.timeout(WAIT_S):
-            while not producer.failures:  # until the client has given a batch up
-                with pytest.raises(NotDelivered):
-                    await producer.flush(timeout_s=0.2)
-        await send(range(100, 150))
-        cluster.start(leader)
-        await asyncio.to_thread(cluster.wait_ready)
-        await producer.flush(WAIT_S)
