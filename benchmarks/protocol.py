@@ -14,8 +14,8 @@ from fastavro import parse_schema, schemaless_reader, schemaless_writer
 
 from benchmarks.harness import compare, random_values
 from pushrep.topic_id_partition import TopicIdPartition
-from pushrep.wire.calls import VOCABULARY
-from pushrep.wire.codec import read_schemas, released_schemas
+from pushrep.wire.calls import encode, open_frame
+from pushrep.wire.codec import read_schemas, schema_folder
 from pushrep.wire.frames import PREFIX_BYTES, FrameLimits, FrameReader
 from pushrep.wire.push_messages import (
     AppendRecordsPartition,
@@ -59,22 +59,22 @@ TP = [TopicIdPartition(UUID(int=1 << 64), "orders", number) for number in range(
 
 
 def wire(message: Struct) -> bytes:
-    return b"".join(VOCABULARY.encode(message, 0, 1))
+    return b"".join(encode(message, 1))
 
 
 def header_of(message: Struct) -> bytes:
-    head = bytes(VOCABULARY.encode(message, 0, 1)[0])
+    head = bytes(encode(message, 1)[0])
     return head[PREFIX_BYTES:]
 
 
 def steps(partitions: int) -> dict[str, Any]:
     """The four steps of a request, each with the making or the reading of its message."""
-    reader = FrameReader(VOCABULARY.open, FrameLimits(frame_bytes_max=1 << 30))
+    reader = FrameReader(open_frame, FrameLimits(frame_bytes_max=1 << 30))
     asked, answered = wire(request(partitions)), wire(response(partitions))
     return {
-        "encode request": lambda: VOCABULARY.encode(request(partitions), 0, 1),
+        "encode request": lambda: encode(request(partitions), 1),
         "decode request": lambda: reader.feed(asked),
-        "encode answer": lambda: VOCABULARY.encode(response(partitions), 0, 1),
+        "encode answer": lambda: encode(response(partitions), 1),
         "decode answer": lambda: reader.feed(answered),
     }
 
@@ -92,10 +92,10 @@ def ours(partitions: int) -> Any:
 
 
 def fastavro_alone(partitions: int) -> Any:
-    schemas = read_schemas(released_schemas())
+    schemas = read_schemas(schema_folder())
     work = []
     for message in (request(partitions), response(partitions)):
-        schema = parse_schema(schemas[type(message).__name__][0])
+        schema = parse_schema(schemas[type(message).__name__])
         header = header_of(message)
         work.append((schema, header, schemaless_reader(BytesIO(header), schema, None)))
 

@@ -51,7 +51,6 @@ from pushrep.replicate.replica_client import ReplicaClient
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address
 from pushrep.wire import push_messages as wire
-from pushrep.wire.calls import ApiKey
 from pushrep.wire.error_codes import ErrorCode
 
 VERSION = 1
@@ -219,12 +218,10 @@ def _node_at(place: str, tls: SSLContext | None) -> dict[str, Any]:
 
 
 def _described_by(client: ReplicaClient) -> dict[str, Any] | None:
-    """The node's own status; None if the node is too old for this call, or this identity may not see all of it.
+    """The node's own status; None if this identity may not see all of it.
 
     Raises ReplicaUnreachable.
     """
-    if not client.speaks(ApiKey.DESCRIBE_NODE):
-        return None
     answer = client.ask(wire.DescribeNodeRequest(), wire.DescribeNodeResponse)
     if answer.error_code is not ErrorCode.NONE:
         return None

@@ -120,22 +120,20 @@ class MemberLog:
 class MemberAnswer:
     """A member's answer to a look, or after it stored a grant. highest_epoch: that it has seen.
 
-    is_unfilled: it stored its first grant without an earlier one, and has not been given everything since; None from an
-    older node. directory_id: None from an older node. identity: in its node's certificate, empty without TLS.
-    generation: of its newest grant. contact_age_ms: since the last contact with the leader by its newest grant, by its
-    own clock; None without such a leader, and from an older node. carries_holds: its node stores the hold of a grant;
-    an older one drops it.
+    is_unfilled: it stored its first grant without an earlier one, and has not been given everything since.
+    directory_id: None without a directory. identity: in its node's certificate, empty without TLS. generation: of its
+    newest grant. contact_age_ms: since the last contact with the leader by its newest grant, by its own clock; None
+    without such a leader.
     """
 
     index: int
     grant: Grant | None
     highest_epoch: int
     logs: Mapping[int, MemberLog] = field(default_factory=dict)
-    is_unfilled: bool | None = None
+    is_unfilled: bool = False
     directory_id: UUID | None = None
     generation: int = 0
     contact_age_ms: int | None = None
-    carries_holds: bool = True
     identity: str = ""
 
     @property
@@ -228,7 +226,6 @@ class Candidate:
         self._answers: dict[int, MemberAnswer] = {index: own}
         self._to_fetch: set[int] = set()
         self._was_led_by_another = False
-        self._kept_a_grant: frozenset[int] = frozenset({index})
         self.is_first = False
         """By the answers to the look, nothing was ever acknowledged."""
 
@@ -352,7 +349,7 @@ class Candidate:
             for index, answer in self._answers.items()
             if answer.grant == self.grant
             and self.grant.is_member(index, answer.directory_id)
-            and (self.is_first or (answer.counts and (answer.is_unfilled is not None or index in self._kept_a_grant)))
+            and (self.is_first or answer.counts)
         )
 
     def _is_first_grant(self) -> bool:
@@ -434,7 +431,6 @@ class Candidate:
         if (is_held := self._why_held()) is not None:
             return self._refuse(is_held)
         self.is_first = self._nothing_was_acknowledged()
-        self._kept_a_grant |= {index for index, answer in self._answers.items() if answer.grant is not None}
         epoch = next_ballot(self.index, max(answer.highest_epoch for answer in self._answers.values()))
         if is_first_grant:
             grant = self._named(replace(self.base, epoch=epoch, members_epoch=epoch, leader=self.index), epoch)
@@ -451,8 +447,7 @@ class Candidate:
         )
         self._become(CandidateState.GRANTING)
         self.grant = grant
-        stored = replace(self._own, grant=grant, highest_epoch=grant.epoch, is_unfilled=self._own.is_unfilled or None)
-        self._answers = {self.index: stored}
+        self._answers = {self.index: replace(self._own, grant=grant, highest_epoch=grant.epoch)}
         return [StoreEpoch(grant.epoch), StoreGrant(grant), SendGrant(self._others(), grant), *self._on_stored()]
 
     def _why_held(self) -> TakeoverHeld | None:

@@ -120,7 +120,7 @@ def _created(directory: Path, first: Grant, push: PushSettings, timeout_s: float
             names = ", ".join(f"{one.index} ({one.address})" for one in first.members if one.index in silent)
             raise CantCreate(directory.parent, f"every member has to answer at first, and {names} did not")
         if nameless := sorted(index for index, one in shown.items() if one.directory_id is None):
-            raise CantCreate(directory.parent, f"members {nameless} show no directory: upgrade their nodes")
+            raise CantCreate(directory.parent, f"members {nameless} show no directory")
         granted = election.run(Purpose.OPEN, timeout_s, first=first)
         election.begin(granted)
         election.offer(granted, timeout_s)  # also to members whose answer the election did not wait for
@@ -148,11 +148,10 @@ def _check_address(directory: Path, first: Grant, own_id: UUID | None, push: Pus
         with ReplicaClient(address, push) as client:
             request = DescribeLogRequest(outbox_id=first.outbox_id, member=0, partitions=())
             answer = client.ask(request, DescribeLogResponse)
-            shown = client.directory_in(answer)
     except PushrepError as error:
         raise CantCreate(directory.parent, f"its own node does not answer at {address}: {error}") from error
     if answer.error_code is ErrorCode.UNAUTHORISED:
         why = f"{answer.error_message or answer.error_code.meaning}: start every node with --allow for its creator"
         raise CantCreate(directory.parent, f"its own node refuses it at {address}: {why}")
-    if shown != own_id:
+    if answer.directory_id != own_id:
         raise CantCreate(directory.parent, f"at {address} is another node: name this one's address first")

@@ -306,9 +306,8 @@ class Replication:
         with self._changing:
             grant = self._state_store.kept.grant or self._first()
             found = self._election.describe_members(grant, self._settings.open_timeout_s)
-        older = sorted(index for index, one in found.items() if not one.carries_holds)
-        can = {index for index, one in found.items() if one.grant is not None} - {*older}
-        self._check_holding(grant, can, f"upgrade the nodes of members {older} first" if older else "try again")
+        can = {index for index, one in found.items() if one.grant is not None}
+        self._check_holding(grant, can, "try again")
         now_ms = self._clock.wall_ms()
         granted = self.change_members(
             lambda newest, epoch: newest.held(epoch, since_ms=now_ms, until_ms=now_ms + length_ms, reason=reason)

@@ -17,10 +17,9 @@ from pushrep.importing import installed_version
 from pushrep.replay.errors import NodeUnreachable, ReplayRefused
 from pushrep.replay.plan import FOLLOW, RATE_MAX, AtTime, ReplayRequest
 from pushrep.replay.slices import KeptBuffers
-from pushrep.wire.calls import ApiKey
 from pushrep.wire.client import CallAnswer, ClientConnection, PeerEvent, first_request
 from pushrep.wire.error_codes import ErrorCode
-from pushrep.wire.errors import NoCommonVersion, ProtocolError
+from pushrep.wire.errors import ProtocolError
 from pushrep.wire.frames import SPARE_BYTES
 from pushrep.wire.replay_messages import LengthKind, PositionKind, StartReplayRequest, StartReplayResponse
 from pushrep.wire.values import Part, Struct
@@ -88,15 +87,13 @@ class NodeConnection:
             if settings.tls is not None:
                 self.socket = settings.tls.wrap_socket(self.socket, server_hostname=address[0])
             self._exchange(first_request("pushrep", installed_version()))
-            assert self.protocol.versions is not None, "they were just agreed on"
-            self.protocol.versions.version_of(ApiKey.START_REPLAY)
             self.socket.settimeout(settings.request_timeout_ms / 1000)
         except ssl.SSLCertVerificationError as error:
             self.close()
             raise NodeUnreachable(
                 address_text(address), f"its certificate is refused: {error.verify_message}"
             ) from error
-        except (OSError, ProtocolError, NoCommonVersion) as error:
+        except (OSError, ProtocolError) as error:
             self.close()
             raise NodeUnreachable(address_text(address), str(error) or type(error).__name__) from error
         except BaseException:

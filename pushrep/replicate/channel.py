@@ -37,7 +37,6 @@ from pushrep.replicate.connecting import OpenConnection, connect, pause_s, retry
 from pushrep.replicate.pusher import PendingWork, Pusher, Sent
 from pushrep.replicate.settings import PushSettings, Replica
 from pushrep.replicate.sockets import AnySocket, Piece, bytes_in_files, pieces_of, send_some
-from pushrep.wire.calls import ApiKey
 from pushrep.wire.client import CallAnswer, ClientConnection
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.errors import ProtocolError
@@ -341,8 +340,7 @@ class Channel:
             opened.sock.setblocking(False)
             self.away = None
             self._sock, self._protocol = opened
-            speaks = opened.protocol.versions is not None and opened.protocol.versions.speaks(ApiKey.BEAT)
-            self._beat_ms = now_ms if speaks and self._beats is not None else None
+            self._beat_ms = now_ms if self._beats is not None else None
             self._events = READABLE
             self._worker.poller.register(self._sock, self._events, self)
             _LOG.info("%s is connected", self.replica)

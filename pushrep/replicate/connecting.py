@@ -12,11 +12,9 @@ from pushrep.importing import installed_version
 from pushrep.replicate.errors import ReplicaUnreachable
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address, AnySocket, send_all, tune
-from pushrep.wire.calls import ApiKey
 from pushrep.wire.client import CallAnswer, ClientConnection, first_request
-from pushrep.wire.errors import NoCommonVersion, ProtocolError
+from pushrep.wire.errors import ProtocolError
 from pushrep.wire.frames import FrameLimits
-from pushrep.wire.push_messages import ApiVersionsResponse
 from pushrep.wire.values import Struct
 
 T = TypeVar("T")
@@ -46,14 +44,11 @@ def connect(address: Address, settings: PushSettings) -> OpenConnection:
         in_flight_max = settings.requests_in_flight_max + BEATS_IN_FLIGHT_MAX
         protocol = ClientConnection(in_flight_max=in_flight_max, limits=_LIMITS)
         opened = OpenConnection(sock, protocol)
-        answer = call(opened, first_request(_NAME, installed_version()))
-        assert isinstance(answer, ApiVersionsResponse), "the protocol takes no other answer"
-        assert opened.protocol.versions is not None, "they were just agreed on"
-        opened.protocol.versions.version_of(ApiKey.APPEND_RECORDS)
+        call(opened, first_request(_NAME, installed_version()))
     except ssl.SSLCertVerificationError as error:
         _close(sock)
         raise ReplicaUnreachable(str(address), f"its certificate is refused: {error.verify_message}") from error
-    except (OSError, ProtocolError, NoCommonVersion, UnicodeError) as error:  # UnicodeError: no valid host name
+    except (OSError, ProtocolError, UnicodeError) as error:  # UnicodeError: no valid host name
         _close(sock)
         raise ReplicaUnreachable(str(address), _why(error, sock, settings)) from error
     except BaseException:

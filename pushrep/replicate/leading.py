@@ -447,8 +447,7 @@ class _Driver:
             _LOG.warning("%s refuses our grant: %s", self.replica, why)
             return
         self._leading.notify_kept(self.replica.index)
-        directory_id = client.directory_in(answer)
-        self._leading.notify_directory(self.replica.index, directory_id, is_unfilled=answer.unfilled == 1)
+        self._leading.notify_directory(self.replica.index, answer.directory_id, is_unfilled=answer.is_unfilled)
 
     def _refused(self, answer: wire.GrantResponse | DescribeLogResponse) -> ReplicaUnreachable:
         """The name and the text of the refusal."""

@@ -31,7 +31,6 @@ from pushrep.replicate.sockets import Address
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.push_messages import (
-    NOT_SAID,
     DescribeLogRequest,
     DescribeLogResponse,
     FetchRecordsRequest,
@@ -165,11 +164,8 @@ class MemberClients:
         descriptions = list(first.logs)
         while len(descriptions) < len(self._tps):  # an answer has as many logs as fit into a frame
             descriptions += self._describe(client, len(descriptions)).logs
-        directory_id = client.directory_in(first)
         is_another = first.member not in {-1, index}
-        if is_another and directory_id is None:
-            raise ReplicaUnreachable(str(client.address), f"it is member {first.member}, not {index}")
-        age_ms = first.contact_age_ms if isinstance(first, DescribeLogResponse) else NOT_SAID
+        age_ms = first.contact_age_ms if isinstance(first, DescribeLogResponse) else -1
         try:
             # The answer of another member: only its directory counts, so that the rules see if one node has two
             # addresses.
@@ -181,11 +177,10 @@ class MemberClients:
             grant=grant,
             highest_epoch=first.highest_epoch,
             logs=dict(_partition_logs(descriptions)),
-            is_unfilled=None if first.unfilled == NOT_SAID else bool(first.unfilled),
-            directory_id=directory_id,
+            is_unfilled=first.is_unfilled,
+            directory_id=first.directory_id,
             generation=first.generation,
-            contact_age_ms=None if age_ms == NOT_SAID else age_ms,
-            carries_holds=client.carries_holds,
+            contact_age_ms=None if age_ms < 0 else age_ms,
             identity=_identity_of(client),
         )
 

@@ -20,7 +20,6 @@ from pushrep.log import CorruptBatch, OffsetOutOfRange
 from pushrep.log.errors import RepairRefused
 from pushrep.records import CorruptRecordBatch
 from pushrep.replicate.access import Access, Unauthorised, audit
-from pushrep.replicate.election_state import NO_MEMBER
 from pushrep.replicate.node_store import KeptOutbox, NodeStore, Refusal
 from pushrep.replicate.pusher import whole_batches
 from pushrep.replicate.replica import ReplicaLog, begin_epochs
@@ -134,15 +133,14 @@ class NodeCalls:
             return wire.DescribeLogResponse(
                 error_message=kept.refused(request.partitions),
                 replica_epoch=self._store.replica_epoch,
-                member=self._index_in(kept),
+                member=kept.election_state.member,
                 highest_epoch=_highest_epoch(kept),
                 grants=_grants(kept),
                 logs=logs,
-                last_contact_ms=kept.last_contact_ms,
                 directory_id=kept.directory_id,
-                unfilled=int(kept.is_unfilled),
+                is_unfilled=kept.is_unfilled,
                 generation=kept.election_state.generation,
-                contact_age_ms=wire.NOT_SAID if (age_ms := kept.contact_age_ms) is None else age_ms,
+                contact_age_ms=-1 if (age_ms := kept.contact_age_ms) is None else age_ms,
             )
 
     def _beat(self, request: wire.BeatRequest, sender: str) -> Struct:
@@ -172,19 +170,17 @@ class NodeCalls:
         audit(sender, request, ApiKey.GRANT)
         kept = self._store.outbox(offered.outbox_id)
         with kept.at_home():
-            outcome = kept.offer_grant(
-                offered, request.sender, self._address, request.member, is_first=request.is_first
-            )
+            outcome = kept.offer_grant(offered, request.sender, request.member, is_first=request.is_first)
             self._access.forget(offered.outbox_id)  # the grant may name other identities
             return wire.GrantResponse(
                 error_code=outcome,
                 error_message=_why_refused(outcome, offered.generation, kept.election_state.generation),
-                member=self._index_in(kept),
+                member=kept.election_state.member,
                 highest_epoch=_highest_epoch(kept),
                 grants=_grants(kept),
                 logs=self._descriptions(kept, request.partitions, create=False),
                 directory_id=kept.directory_id,
-                unfilled=int(kept.is_unfilled),
+                is_unfilled=kept.is_unfilled,
                 generation=kept.election_state.generation,
             )
 
@@ -207,13 +203,6 @@ class NodeCalls:
                 break
             described.append(one)
         return tuple(described)
-
-    def _index_in(self, kept: KeptOutbox) -> int:
-        """Which member this node is, by its election state or by its address; -1 if no grant names that."""
-        state = kept.election_state
-        if state.member != NO_MEMBER or state.grant is None:
-            return state.member
-        return state.grant.index_at(self._address)
 
     def _may_lead(self, sender: str, call: ApiKey, kept: KeptOutbox | None) -> bool:
         """Whether the sender may make this call about a partition; True for one that was not described, whose outbox is

@@ -23,7 +23,7 @@ from pushrep.replicate.replay_server import REPLAY_CALLS
 from pushrep.replicate.sockets import AnySocket, send_all, tune
 from pushrep.wire.calls import ApiKey
 from pushrep.wire.error_codes import ErrorCode
-from pushrep.wire.errors import NotInVersion, ProtocolError
+from pushrep.wire.errors import ProtocolError
 from pushrep.wire.frames import SpareBuffers
 from pushrep.wire.server import Call, ServerConnection
 from pushrep.wire.values import Struct
@@ -182,11 +182,7 @@ class Connections:
         elif self._stopping.is_set():
             parts = connection.refuse(call, ErrorCode.NODE_STOPPING)
         else:
-            try:
-                parts = connection.answer(call, self._answer(call.request, sender))
-            except NotInVersion as error:  # for example a hole, which an older version would take for damage
-                _LOG.warning("%s is too old: %s", peer.name, error)
-                parts = connection.refuse(call, ErrorCode.UNSUPPORTED_VERSION)
+            parts = connection.answer(call, self._answer(call.request, sender))
         send_all(peer.socket, parts)
 
     def _forget(self, peer: Peer) -> None:

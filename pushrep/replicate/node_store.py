@@ -31,7 +31,6 @@ from pushrep.log.directory_id import DirectoryId, new_directory_id, read_directo
 from pushrep.log.disk_threads import disk_threads, release_disk_threads
 from pushrep.log.errors import LogLocked
 from pushrep.replicate.election_state import (
-    NO_MEMBER,
     ElectionState,
     ElectionStateStore,
     raise_replica_epoch,
@@ -282,15 +281,13 @@ class KeptOutbox:
             if leader_epoch > self.election_state.leader_epoch:
                 self._state_store.keep(replace(self.election_state, leader_epoch=leader_epoch))
 
-    def offer_grant(
-        self, offered: Grant, sender: int, address: str, addressed_as: int = NO_MEMBER, *, is_first: bool = False
-    ) -> ErrorCode:
+    def offer_grant(self, offered: Grant, sender: int, addressed_as: int, *, is_first: bool = False) -> ErrorCode:
         """Store the grant if the rules accept it, on disk when this returns; else returns why not. Raises OSError,
         Refusal.
 
-        addressed_as: the member that the sender takes this node for, which it is from its first grant on, and another
-        one once that was removed. NO_MEMBER: an older sender, so it is the member that the grant knows at `address`,
-        where this node listens. is_first: nothing was ever acknowledged, so a member without a grant has lost nothing.
+        addressed_as: the member that the sender takes this node for. The node is that member from its first grant on,
+        and another one once that was removed. is_first: nothing was ever acknowledged, so a member without a grant has
+        lost nothing.
         """
         if self.election_state.grant is None:
             self.settle_directory(create=True)  # the grant may name it, so it needs its id before the grant is stored
@@ -298,7 +295,7 @@ class KeptOutbox:
             self._check_not_handed_over()  # whoever has the directory writes its election state
             kept = self.election_state
             is_live = kept.member in offered.indexes and not self._was_replaced(offered)
-            if addressed_as not in {NO_MEMBER, kept.member} and is_live:
+            if addressed_as != kept.member and is_live:
                 raise Refusal(
                     ErrorCode.MEMBER_TWICE,
                     f"this node is member {kept.member} of outbox {self.outbox_id}, and it is addressed as member "
@@ -308,18 +305,14 @@ class KeptOutbox:
             if are_rivals(offered.generation, kept.generation) and offered != kept.rival:
                 self._state_store.keep(replace(kept, rival=offered))
                 _LOG.error("%s: %s was forced beside %s", self.directory, offered, kept.grant)
-            is_renamed = addressed_as not in {NO_MEMBER, kept.member}  # another live member was refused above
             is_news = offered != kept.grant or offered.carrying([kept.grant]).carried != kept.carried
-            if outcome is ErrorCode.NONE and (is_news or is_renamed):
-                found = offered.index_at(address) if addressed_as == NO_MEMBER else addressed_as
-                member = kept.member if is_live else found
-                member = kept.member if member == NO_MEMBER else member
+            if outcome is ErrorCode.NONE and (is_news or addressed_as != kept.member):
                 is_named = self.directory_id in {one.directory_id for one in offered.members} - {None}
                 # With its epoch, as the leader stores it: else its first request would write this file again.
                 state = kept.with_grant(offered)
                 is_unfilled = state.is_unfilled or (kept.grant is None and not is_first and not is_named)
-                self._state_store.keep(replace(state, member=member, is_unfilled=is_unfilled))
-                if is_named and member not in offered.entering:
+                self._state_store.keep(replace(state, member=addressed_as, is_unfilled=is_unfilled))
+                if is_named and addressed_as not in offered.entering:
                     self._forget_original()
         self._finish_setting_aside()
         return outcome

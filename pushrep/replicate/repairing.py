@@ -24,7 +24,6 @@ from pushrep.replicate.pusher import whole_batches
 from pushrep.replicate.replica_client import ReplicaClient
 from pushrep.replicate.settings import Replica
 from pushrep.topic_id_partition import TopicIdPartition
-from pushrep.wire.calls import ApiKey
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.push_messages import (
     DamagedSegment,
@@ -61,9 +60,7 @@ class Repairs:
 
         Raises ReplicaUnreachable.
         """
-        trouble = None
-        if client.speaks(ApiKey.REPAIR_RECORDS):
-            trouble = self._theirs(replica, client, gave_up)
+        trouble = self._theirs(replica, client, gave_up)
         found = [(tp, log) for tp, log in self._logs.items() if log.scrub.status.findings]
         damaged = [(tp, one) for tp, log in found for one in log.damaged_segments]
         if damaged and self._own_turn.acquire(blocking=False):

@@ -1,27 +1,25 @@
-"""The calls, and every message in every version: to the parts of a frame and back.
+"""The calls and their messages: to the parts of a frame and back.
 
-    CALLS                                                                    key: its request and response, or its event
-    encode(message, version, correlation_id) -> [head, *record batches]      for sendmsg; FileSlices for sendfile
-    open(prefix, header) -> OpenedFrame(body_bytes, finish)                  what FrameReader asks for
-    versions_answer, AgreedVersions                                          which version of each call both sides speak
+    CALLS                                                       key: its request and response, or its event
+    VERSIONS                                                    key: its version
+    encode(message, correlation_id) -> [head, *record batches]  for sendmsg; FileSlices for sendfile
+    open_frame(prefix, header) -> OpenedFrame(body_bytes, finish)    what FrameReader asks for
 
 A key is never given a second meaning. Credit, ReplayData, ReplayEnd and DeleteDone are events, with keys of their own.
 
-A message is written by the schema of the version that is sent. When one is read, fastavro resolves an older version
-into the newest schema, so that callers have one class per message. Record batches are passed through.
-
-The client sends ApiVersions in its newest version. A server that does not know that version answers in version 0 with
-UNSUPPORTED_VERSION and its own versions; the client asks again in a common one (Kafka's KIP-511).
+Each call is spoken in one version, which stands in every frame. The client sends ApiVersions first and compares
+the answer with its own table (`refuse_other_versions`). A server that gets an unknown version of ApiVersions answers
+in version 0 with UNSUPPORTED_VERSION and its table (Kafka's KIP-511); an unknown version of any other call closes the
+connection. Whoever changes the fields of a message raises the version of its call.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 from io import BytesIO
 from types import MappingProxyType
 from typing import Any, NamedTuple
-from uuid import UUID
 
 from fastavro import parse_schema, schemaless_reader
 
@@ -32,18 +30,16 @@ from pushrep.wire.codec import (
     BodyCursor,
     HeaderReader,
     Schema,
-    Versions,
     Writer,
-    check_schemas,
-    missing_fields,
+    check_schema,
     parts_of,
     read_schemas,
     reader_of,
-    released_schemas,
+    schema_folder,
     writer_of,
 )
 from pushrep.wire.error_codes import ErrorCode
-from pushrep.wire.errors import MalformedMessage, NoCommonVersion, NotInVersion, SchemaMismatch, UnknownCall
+from pushrep.wire.errors import MalformedMessage, SchemaMismatch, UnknownCall, UnsupportedVersion
 from pushrep.wire.frames import FrameKind, OpenedFrame, Prefix, frame_head
 from pushrep.wire.push_messages import ApiVersion, ApiVersionsResponse
 from pushrep.wire.values import Part, Response, Struct, size_of
@@ -75,6 +71,10 @@ class ApiKey(IntEnum):
     PURGE = 29
     DELETE = 30
     DELETE_DONE = 31
+
+
+VERSIONS: Mapping[ApiKey, int] = MappingProxyType(dict.fromkeys(ApiKey, 0))
+"""The version of each call. An event has the version of its call."""
 
 
 def _call(request: type[Struct], response: type[Struct]) -> Mapping[FrameKind, type[Struct]]:
@@ -132,7 +132,7 @@ CALL_OF_EVENT: Mapping[ApiKey, ApiKey] = MappingProxyType(
         ApiKey.DELETE_DONE: ApiKey.DELETE,
     }
 )
-"""The call that an event belongs to: it follows its answer, under its correlation id and in its version."""
+"""The call that an event belongs to: it follows its answer, under its correlation id."""
 assert CALL_OF_EVENT.keys() == {key for key, call in CALLS.items() if FrameKind.EVENT in call}, (
     "every event has its call"
 )
@@ -155,42 +155,25 @@ PLACE_OF: Mapping[type[Struct], tuple[ApiKey, FrameKind]] = MappingProxyType(
 _BODY_BYTES_MAX = 1 << 30  # with the largest header the frame's size still fits
 
 
-class VersionRange(NamedTuple):
-    """Both ends are in."""
-
-    oldest: int
-    newest: int
-
-
 class Frame(NamedTuple):
     """A decoded frame: the call that it belongs to, and its message."""
 
     api_key: ApiKey
-    version: int
     kind: FrameKind
     correlation_id: int
     message: Struct
 
 
-class LostField(NamedTuple):
-    """A field that an older version lacks, and its default, which may be left out."""
-
-    path: tuple[str, ...]
-    default: Any
-
-
 @dataclass(frozen=True, kw_only=True)
-class Spoken:
-    """One message in one version. newest: the schema to read into, None if it is the version's own. Writers and readers
-    are made at their first use, because most programs never send most messages.
+class MessageCodec:
+    """How one message is written and read. Both are made at their first use, because most programs never send most
+    messages.
     """
 
     api_key: ApiKey
     kind: FrameKind
     struct: Any
     schema: Schema
-    newest: Schema | None
-    lost_fields: tuple[LostField, ...]
 
     @cached_property
     def write(self) -> Writer:
@@ -208,165 +191,86 @@ class Spoken:
         return reader_of(self.struct)
 
 
-class Vocabulary:
-    """All messages in all versions of `schemas`, by class name. Raises SchemaMismatch if classes and files disagree."""
-
-    def __init__(self, schemas: Mapping[str, Versions]) -> None:
-        self._spoken: dict[tuple[int, int, int], Spoken] = {}
-        self.versions: Mapping[ApiKey, VersionRange] = {key: self._learn(key, schemas) for key in ApiKey}
-        if unknown := schemas.keys() - {struct.__name__ for struct in PLACE_OF}:
-            raise SchemaMismatch(f"schemas of no message: {sorted(unknown)}")
-        for event, call in CALL_OF_EVENT.items():
-            if self.versions[event] != self.versions[call]:
-                raise SchemaMismatch(f"{event.name} has other versions than {call.name}, whose events it is one of")
-
-    def _learn(self, key: ApiKey, schemas: Mapping[str, Versions]) -> VersionRange:
-        ranges = set()
-        for kind, struct in CALLS[key].items():
-            versions = schemas.get(struct.__name__)
-            if not versions:
-                raise SchemaMismatch(f"no schema of {struct.__name__}")
-            check_schemas(struct, versions)
-            newest = max(versions)
-            newest_schema = parse_schema(versions[newest])
-            for version, schema in versions.items():
-                self._spoken[key, kind, version] = Spoken(
-                    api_key=key,
-                    kind=kind,
-                    struct=struct,
-                    schema=newest_schema if version == newest else parse_schema(schema),
-                    newest=None if version == newest else newest_schema,
-                    lost_fields=tuple(_lost_fields(versions[newest], schema)),
-                )
-            ranges.add(VersionRange(min(versions), newest))
-        if len(ranges) != 1:
-            raise SchemaMismatch(
-                f"{key.name}: request and response have other versions than each other: {sorted(ranges)}"
-            )
-        return ranges.pop()
-
-    def encode(self, message: Struct, version: int, correlation_id: int) -> list[Part]:
-        """A frame in parts, with the batches unchanged. Raises NotInVersion; BadArgument for a message that can't be
-        sent.
-        """
-        place = PLACE_OF[type(message)]
-        spoken = self._spoken.get((*place, version))
-        if spoken is None:
-            raise BadArgument("version", f"{version} of {place[0].name} is not spoken here")
-        if spoken.lost_fields:
-            _refuse_lost_fields(spoken, version, message)
-        try:
-            header = spoken.write(message)
-        except (TypeError, ValueError, AttributeError, IndexError) as error:
-            raise BadArgument(type(message).__name__, f"a value does not fit its schema: {error}") from error
-        parts = spoken.parts(message) if spoken.parts is not None else ()
-        body_bytes = size_of(parts)
-        if body_bytes >= _BODY_BYTES_MAX:
-            raise BadArgument(type(message).__name__, f"{body_bytes} bytes of records exceed a frame")
-        return [frame_head(place, version, correlation_id, header, body_bytes), *parts]
-
-    def open(self, prefix: Prefix, header: bytes) -> OpenedFrame[Frame]:
-        """Decode a header; its batches may follow later. Raises UnknownCall, MalformedMessage."""
-        spoken = self._spoken.get((prefix.api_key, prefix.kind, prefix.version))
-        if spoken is None:
-            raise self._unknown(prefix)
-        source = BytesIO(header)
-        try:
-            datum: Any = schemaless_reader(source, spoken.schema, spoken.newest)
-            body_bytes = spoken.reader.body_bytes(datum) if spoken.reader.body_bytes is not None else 0
-        except Exception as error:  # another library's decoder on hostile bytes may raise anything
-            raise MalformedMessage(spoken.struct.__name__, f"{type(error).__name__}: {str(error)[:200]}") from error
-        if source.tell() != len(header):
-            raise MalformedMessage(spoken.struct.__name__, f"{len(header) - source.tell()} bytes follow its last field")
-        if body_bytes != prefix.body_bytes:
-            why = f"it speaks of {body_bytes} bytes of records, the frame has {prefix.body_bytes}"
-            raise MalformedMessage(spoken.struct.__name__, why)
-        return OpenedFrame(body_bytes, _finisher(prefix, spoken, datum))
-
-    def _unknown(self, prefix: Prefix) -> UnknownCall:
-        key, version, kind = prefix.api_key, prefix.version, prefix.kind
-        if key not in ApiKey._value2member_map_:
-            return UnknownCall(key, version, kind, "no such call")
-        spoken = self.versions[ApiKey(key)]
-        if (key, kind, spoken.newest) not in self._spoken:
-            return UnknownCall(key, version, kind, f"{ApiKey(key).name} has no frames of that kind")
-        return UnknownCall(key, version, kind, f"versions {spoken.oldest} to {spoken.newest} are spoken")
+def codecs_of(schemas: Mapping[str, Schema]) -> dict[tuple[int, int], MessageCodec]:
+    """The codec of each api key and kind of frame. Raises SchemaMismatch if classes and schemas disagree."""
+    if unknown := schemas.keys() ^ {struct.__name__ for struct in PLACE_OF}:
+        raise SchemaMismatch(f"schemas and messages differ in {sorted(unknown)}")
+    found: dict[tuple[int, int], MessageCodec] = {}
+    for struct, (key, kind) in PLACE_OF.items():
+        schema = schemas[struct.__name__]
+        check_schema(struct, schema)
+        found[key, kind] = MessageCodec(api_key=key, kind=kind, struct=struct, schema=parse_schema(schema))
+    return found
 
 
-def _finisher(prefix: Prefix, spoken: Spoken, datum: Any) -> Callable[[memoryview], Frame]:
+_CODECS = codecs_of(read_schemas(schema_folder()))
+
+
+def encode(message: Struct, correlation_id: int) -> list[Part]:
+    """A frame in parts, with the batches unchanged. Raises BadArgument for a message that can't be sent."""
+    place = PLACE_OF[type(message)]
+    codec = _CODECS[place]
+    try:
+        header = codec.write(message)
+    except (TypeError, ValueError, AttributeError, IndexError) as error:
+        raise BadArgument(type(message).__name__, f"a value does not fit its schema: {error}") from error
+    parts = codec.parts(message) if codec.parts is not None else ()
+    body_bytes = size_of(parts)
+    if body_bytes >= _BODY_BYTES_MAX:
+        raise BadArgument(type(message).__name__, f"{body_bytes} bytes of records exceed a frame")
+    return [frame_head(place, VERSIONS[place[0]], correlation_id, header, body_bytes), *parts]
+
+
+def open_frame(prefix: Prefix, header: bytes) -> OpenedFrame[Frame]:
+    """Decode a header; its batches may follow later. Raises UnknownCall, MalformedMessage."""
+    codec = _CODECS.get((prefix.api_key, prefix.kind))
+    if codec is None or prefix.version != VERSIONS[codec.api_key]:
+        raise _unknown(prefix)
+    source = BytesIO(header)
+    try:
+        datum: Any = schemaless_reader(source, codec.schema, None)
+        body_bytes = codec.reader.body_bytes(datum) if codec.reader.body_bytes is not None else 0
+    except Exception as error:  # another library's decoder on hostile bytes may raise anything
+        raise MalformedMessage(codec.struct.__name__, f"{type(error).__name__}: {str(error)[:200]}") from error
+    if source.tell() != len(header):
+        raise MalformedMessage(codec.struct.__name__, f"{len(header) - source.tell()} bytes follow its last field")
+    if body_bytes != prefix.body_bytes:
+        why = f"it speaks of {body_bytes} bytes of records, the frame has {prefix.body_bytes}"
+        raise MalformedMessage(codec.struct.__name__, why)
+    return OpenedFrame(body_bytes, _finisher(prefix.correlation_id, codec, datum))
+
+
+def _unknown(prefix: Prefix) -> UnknownCall:
+    key, version, kind = prefix.api_key, prefix.version, prefix.kind
+    if key not in ApiKey._value2member_map_:
+        return UnknownCall(key, version, kind, "no such call")
+    name = ApiKey(key).name
+    if (key, kind) not in _CODECS:
+        return UnknownCall(key, version, kind, f"{name} has no frames of that kind")
+    return UnknownCall(key, version, kind, f"{name} is spoken in version {VERSIONS[ApiKey(key)]}")
+
+
+def _finisher(correlation_id: int, codec: MessageCodec, datum: Any) -> Callable[[memoryview], Frame]:
     def finish(body: memoryview) -> Frame:
         try:
-            message = spoken.reader.message(datum, BodyCursor(body))
+            message = codec.reader.message(datum, BodyCursor(body))
         except ValueError as error:  # BadArgument, or no member of an enum
-            raise MalformedMessage(spoken.struct.__name__, str(error)) from error
-        return Frame(spoken.api_key, prefix.version, spoken.kind, prefix.correlation_id, message)
+            raise MalformedMessage(codec.struct.__name__, str(error)) from error
+        return Frame(codec.api_key, codec.kind, correlation_id, message)
 
     return finish
 
 
-def _lost_fields(newest: Schema, schema: Schema) -> Iterator[LostField]:
-    for path, field in missing_fields(newest, schema):
-        if not field.get("ignorable", False):
-            yield LostField(path, _value_of_default(field["type"], field["default"]))
-
-
-def _value_of_default(schema: Schema, default: Any) -> Any:
-    """A schema's default as a message has it: JSON has no bytes."""
-    if isinstance(default, str) and schema != "string":
-        return UUID(bytes=default.encode("latin-1"))
-    return default
-
-
-def _refuse_lost_fields(spoken: Spoken, version: int, message: Struct) -> None:
-    for path, default in spoken.lost_fields:
-        if any(value not in {default, None} for value in _at(message, path)):
-            raise NotInVersion(spoken.struct.__name__, version, ".".join(path))
-
-
-def _at(value: Any, path: tuple[str, ...]) -> Iterator[Any]:
-    """Every value at a path, through arrays."""
-    if isinstance(value, tuple) and path:
-        for item in value:
-            yield from _at(item, path)
-    elif path:
-        yield from _at(getattr(value, path[0]), path[1:])
-    else:
-        yield value
-
-
-def versions_answer(vocabulary: Vocabulary, error_code: ErrorCode = ErrorCode.NONE) -> ApiVersionsResponse:
+def versions_answer(error_code: ErrorCode = ErrorCode.NONE) -> ApiVersionsResponse:
     """A server's answer to ApiVersions."""
-    spoken = (
-        ApiVersion(api_key=key, min_version=versions.oldest, max_version=versions.newest)
-        for key, versions in vocabulary.versions.items()
-    )
+    spoken = (ApiVersion(api_key=key, min_version=version, max_version=version) for key, version in VERSIONS.items())
     return ApiVersionsResponse(error_code=error_code, api_versions=tuple(spoken))
 
 
-class AgreedVersions:
-    """The newest common version of each call."""
-
-    def __init__(self, ours: Mapping[ApiKey, VersionRange], theirs: ApiVersionsResponse) -> None:
-        self._ours = ours
-        self._theirs = {
-            entry.api_key: VersionRange(entry.min_version, entry.max_version) for entry in theirs.api_versions
-        }
-
-    def version_of(self, key: ApiKey) -> int:
-        """Raises NoCommonVersion if there is none: the peer is too old, too new, or does not know the call."""
-        ours, theirs = self._ours[key], self._theirs.get(key)
-        if theirs is None or max(ours.oldest, theirs.oldest) > min(ours.newest, theirs.newest):
-            raise NoCommonVersion(key.name, ours, theirs)
-        return min(ours.newest, theirs.newest)
-
-    def speaks(self, key: ApiKey) -> bool:
-        """Whether there is one."""
-        try:
-            self.version_of(key)
-        except NoCommonVersion:
-            return False
-        return True
-
-
-VOCABULARY = Vocabulary(read_schemas(released_schemas()))
-"""What this version of pushrep speaks: checked when this module is loaded."""
+def refuse_other_versions(theirs: ApiVersionsResponse) -> None:
+    """Raises UnsupportedVersion, by name, for a call that the server does not speak in our version."""
+    ranges = {one.api_key: (one.min_version, one.max_version) for one in theirs.api_versions}
+    for key, version in VERSIONS.items():
+        oldest, newest = ranges.get(key, (0, -1))
+        if not oldest <= version <= newest:
+            raise UnsupportedVersion(key.name, version, ranges.get(key))

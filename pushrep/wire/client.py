@@ -16,11 +16,11 @@ from pushrep.wire.calls import (
     EVENTS_OF_CLIENTS,
     LAST_EVENTS,
     PLACE_OF,
-    VOCABULARY,
-    AgreedVersions,
     ApiKey,
     Frame,
-    Vocabulary,
+    encode,
+    open_frame,
+    refuse_other_versions,
 )
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.errors import ProtocolError, TooManyInFlight, UnexpectedAnswer
@@ -37,7 +37,6 @@ class PendingRequest(NamedTuple):
     correlation_id: int
     request: Struct
     api_key: ApiKey
-    version: int
 
 
 class CallAnswer(NamedTuple):
@@ -67,20 +66,19 @@ class ClientConnection:
     def __init__(
         self,
         *,
-        vocabulary: Vocabulary = VOCABULARY,
         limits: FrameLimits | None = None,
         in_flight_max: int = 1024,
         memory: Memory | None = None,
     ) -> None:
         if in_flight_max < 1:
             raise BadArgument("in_flight_max", f"{in_flight_max} is below 1")
-        self._vocabulary, self._in_flight_max = vocabulary, in_flight_max
+        self._in_flight_max = in_flight_max
         self._reader: FrameReader[CallAnswer | PeerEvent] = FrameReader(self._open, limits or FrameLimits(), memory)
         self._pending: dict[int, PendingRequest] = {}
         self._open_calls: dict[int, PendingRequest] = {}
         self._next_id = 0
-        self.versions: AgreedVersions | None = None
-        """The agreed versions; None before the answer to ApiVersions."""
+        self.is_ready = False
+        """Whether ApiVersions was answered, with our versions of all calls."""
 
     @property
     def in_flight(self) -> tuple[PendingRequest, ...]:
@@ -95,18 +93,19 @@ class ClientConnection:
     def ask(self, request: Struct) -> tuple[int, Parts]:
         """The request's parts to send, and its correlation id.
 
-        Raises TooManyInFlight, NoCommonVersion, NotInVersion; BadArgument for an event, or before ApiVersions was
-        answered. If it raises, nothing is in flight.
+        Raises TooManyInFlight; BadArgument for an event, or before ApiVersions was answered. If it raises, nothing is
+        in flight.
         """
         key, kind = PLACE_OF[type(request)]
         if kind is not FrameKind.REQUEST:
             raise BadArgument("request", f"{type(request).__name__} is no request")
         if len(self._pending) >= self._in_flight_max:
             raise TooManyInFlight(self._in_flight_max)
-        version = self._version_of(key)
+        if not self.is_ready and key is not ApiKey.API_VERSIONS:
+            raise BadArgument("request", "ApiVersions is asked first, and nothing else before its answer")
         correlation_id = self._free_id()
-        parts = self._vocabulary.encode(request, version, correlation_id)
-        self._pending[correlation_id] = PendingRequest(correlation_id, request, key, version)
+        parts = encode(request, correlation_id)
+        self._pending[correlation_id] = PendingRequest(correlation_id, request, key)
         return correlation_id, parts
 
     def event_parts(self, correlation_id: int, event: Struct) -> Parts:
@@ -117,7 +116,7 @@ class ClientConnection:
         call = self._open_calls.get(correlation_id)
         if call is None or CALL_OF_EVENT[key] is not call.api_key:
             raise BadArgument("correlation_id", f"no call {correlation_id} is open")
-        return self._vocabulary.encode(event, call.version, correlation_id)
+        return encode(event, correlation_id)
 
     def feed(self, data: bytes) -> list[CallAnswer | PeerEvent]:
         """What `data` completes; see FrameReader.feed. Raises ProtocolError."""
@@ -130,13 +129,6 @@ class ClientConnection:
     def buffer_updated(self, count: int) -> list[CallAnswer | PeerEvent]:
         """What the `count` bytes written there complete. Raises ProtocolError."""
         return self._reader.buffer_updated(count)
-
-    def _version_of(self, key: ApiKey) -> int:
-        if self.versions is not None:
-            return self.versions.version_of(key)
-        if key is not ApiKey.API_VERSIONS:
-            raise BadArgument("request", "ApiVersions is asked first, and nothing else before its answer")
-        return self._vocabulary.versions[key].newest
 
     def _free_id(self) -> int:
         correlation_id = self._next_id
@@ -153,18 +145,15 @@ class ClientConnection:
         if prefix.kind == FrameKind.EVENT:
             call = self._open_calls.get(correlation_id)
             known = call is not None and CALL_OF_EVENT.get(prefix.api_key) is call.api_key  # type: ignore[call-overload]
-            if call is None or not known or prefix.version != call.version:
-                why = f"no call waits for events of api key {prefix.api_key} version {prefix.version}"
-                raise UnexpectedAnswer(correlation_id, why)
+            if call is None or not known:
+                raise UnexpectedAnswer(correlation_id, f"no call waits for events of api key {prefix.api_key}")
         else:
             asked = self._pending.get(correlation_id)
             if asked is None:
                 raise UnexpectedAnswer(correlation_id, "nothing was asked under that number, or it was answered before")
-            older_versions_answer = asked.api_key is ApiKey.API_VERSIONS and prefix.version == 0
-            if prefix.api_key != asked.api_key or (prefix.version != asked.version and not older_versions_answer):
-                why = f"api key {prefix.api_key} version {prefix.version}, asked was {asked.api_key} {asked.version}"
-                raise UnexpectedAnswer(correlation_id, why)
-        body_bytes, finish = self._vocabulary.open(prefix, header)
+            if prefix.api_key != asked.api_key:
+                raise UnexpectedAnswer(correlation_id, f"api key {prefix.api_key}, asked was {asked.api_key}")
+        body_bytes, finish = open_frame(prefix, header)
         return OpenedFrame(body_bytes, lambda body: self._on_frame(finish(body)))
 
     def _on_frame(self, frame: Frame) -> CallAnswer | PeerEvent:
@@ -177,7 +166,8 @@ class ClientConnection:
         if asked.api_key in CALLS_WITH_EVENTS and getattr(message, "error_code", ErrorCode.NONE) is ErrorCode.NONE:
             self._open_calls[correlation_id] = asked
         if isinstance(message, ApiVersionsResponse):
-            self.versions = AgreedVersions(self._vocabulary.versions, message)
+            refuse_other_versions(message)
+            self.is_ready = True
         return CallAnswer(correlation_id, asked.request, message)
 
 

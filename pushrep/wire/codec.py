@@ -1,34 +1,28 @@
 """A message's header in Avro, derived from its class and schema: fields are listed nowhere else.
 
-    writer_of(schema, struct)(message) -> bytes    in the schema's version; a field that the class lacks has its default
+    writer_of(schema, struct)(message) -> bytes
     parts_of(struct)(message) -> [Part, ...]       the record batches, in the schema's order, which is the wire's
-    reader_of(struct).message(datum, body)         datum: what fastavro read by the newest schema; it is used up
+    reader_of(struct).message(datum, body)         datum: what fastavro read; it is used up
 
 Avro writes a record as its fields one after another, a number as a zigzag varint (as Kafka does), a string as its
 length and its bytes, an array as a count, the items and a zero, a fixed as its bytes. fastavro would take twice as long
-to write, because it needs a dictionary of each message (docs/internals/benchmark-notes.md); tests compare our bytes
-with its. fastavro reads, and resolves messages of older versions.
+to write, because it needs a dictionary of each message (docs/internals/benchmark-notes.md); tests compare our bytes with its.
+fastavro reads.
 
-The schemas are files, `schemas/<class>.<version>.avsc`, versions without gaps; a released file is never changed. The
-newest describes the class exactly. A field that an older version lacks has a default in the newest, one that the newest
-lacks has a default in the older; `"ignorable": true` on a field says that an older peer may lose its value. All of it
-is checked when the files are read (`check_schemas`), before anything is sent.
+The schemas are files, `schemas/<class>.avsc`, one for each message. Each describes its class exactly, which is checked
+when the files are read (`check_schema`), before anything is sent.
 """
 
 import json
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from functools import cache, lru_cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
-from io import BytesIO
 from operator import attrgetter
 from types import SimpleNamespace
 from typing import Annotated, Any, NamedTuple, TypeAlias, get_args, get_origin
 from uuid import UUID
-
-from fastavro import schemaless_writer
 
 from pushrep.records.varint import VARINTS
 from pushrep.topic_id_partition import TopicIdPartition
@@ -36,49 +30,35 @@ from pushrep.wire.errors import SchemaMismatch
 from pushrep.wire.values import INT_MAX, Column, Part, Records, Struct, Within, columns_of, notes, optional_of, size_of
 
 Schema: TypeAlias = Any  # Avro's JSON: a name, or an object
-Versions: TypeAlias = Mapping[int, Schema]
 
 RECORDS_FIELD = "records"
 RECORDS_SIZE_FIELD = "records_bytes"
 """The field of the header in place of the class's records: their size."""
 
-_FILE = re.compile(r"([A-Za-z]+)\.(0|[1-9][0-9]{0,3})\.avsc")
 _UUID: Schema = {"type": "fixed", "name": "Uuid", "size": 16}
 
 
-def released_schemas() -> Traversable:
-    """Where the schemas of this version of pushrep are."""
+def schema_folder() -> Traversable:
+    """Where the schemas are."""
     return files("pushrep.wire") / "schemas"
 
 
-def read_schemas(folder: Traversable) -> dict[str, dict[int, Schema]]:
-    """{class name: {version: schema}} of every file. Raises SchemaMismatch."""
-    found: dict[str, dict[int, Schema]] = {}
+def read_schemas(folder: Traversable) -> dict[str, Schema]:
+    """{class name: schema} of every file. Raises SchemaMismatch."""
+    found: dict[str, Schema] = {}
     for file in folder.iterdir():
-        match = _FILE.fullmatch(file.name)
-        if match is None:
-            raise SchemaMismatch(f"schemas/{file.name}: the name is not <class>.<version>.avsc")
-        found.setdefault(match[1], {})[int(match[2])] = json.loads(file.read_text(encoding="utf-8"))
-    for name, versions in found.items():
-        if sorted(versions) != list(range(min(versions), max(versions) + 1)):
-            raise SchemaMismatch(f"schemas of {name}: versions {sorted(versions)} have a gap")
+        name, dot, suffix = file.name.partition(".")
+        if dot + suffix != ".avsc":
+            raise SchemaMismatch(f"schemas/{file.name}: the name is not <class>.avsc")
+        found[name] = json.loads(file.read_text(encoding="utf-8"))
     return found
 
 
-def check_schemas(struct: type[Struct], versions: Versions) -> None:
-    """Raises SchemaMismatch unless the newest schema is the class, and the others can be read and written as it."""
-    newest = max(versions)
-    wanted, got = expected_schema(struct), stripped(versions[newest])
-    if wanted != got:
-        raise SchemaMismatch(f"{struct.__name__}.{newest}.avsc is not its class:\nfile  {got}\nclass {wanted}")
-    for version in versions:
-        at = f"{struct.__name__}.{version}.avsc"
-        for path, field in missing_fields(versions[newest], versions[version]):
-            if "default" not in field:
-                raise SchemaMismatch(f"{at} lacks {'.'.join(path)}, which has no default in version {newest}")
-        for path, field in missing_fields(versions[version], versions[newest]):
-            if "default" not in field:
-                raise SchemaMismatch(f"{at} has {'.'.join(path)}, which version {newest} lacks, and no default for it")
+def check_schema(struct: type[Struct], schema: Schema) -> None:
+    """Raises SchemaMismatch unless the schema is the class."""
+    wanted = expected_schema(struct)
+    if wanted != schema:
+        raise SchemaMismatch(f"{struct.__name__}.avsc is not its class:\nfile  {schema}\nclass {wanted}")
 
 
 def expected_schema(struct: type[Any], seen: set[str] | None = None) -> Schema:
@@ -114,55 +94,6 @@ def _expected_type(hint: Any, seen: set[str]) -> Schema:
     return "int" if issubclass(hint, IntEnum) else simple[hint]
 
 
-def stripped(schema: Schema) -> Schema:
-    """The schema without docs, defaults, aliases and our own marks, which reading does not need."""
-    if isinstance(schema, dict):
-        kept = {key: schema[key] for key in ("type", "name", "size", "items", "fields") if key in schema}
-        return {key: value if key == "name" else stripped(value) for key, value in kept.items()}
-    return [stripped(item) for item in schema] if isinstance(schema, list) else schema
-
-
-def missing_fields(here: Schema, there: Schema) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
-    """(path, field) of every field of `here` that `there` lacks; a path goes through arrays."""
-    yield from _missing(here, there, dict(_named_types(here)), dict(_named_types(there)), ())
-
-
-def _missing(
-    here: Schema,
-    there: Schema,
-    names_here: Mapping[str, Schema],
-    names_there: Mapping[str, Schema],
-    path: tuple[str, ...],
-) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
-    here, there = _record(here, names_here), _record(there, names_there)
-    if here is None or there is None:
-        return
-    others = {field["name"]: field for field in there["fields"]}
-    for field in here["fields"]:
-        at = (*path, field["name"])
-        if field["name"] in others:
-            yield from _missing(field["type"], others[field["name"]]["type"], names_here, names_there, at)
-        else:
-            yield at, field
-
-
-def _record(schema: Schema, names: Mapping[str, Schema]) -> dict[str, Any] | None:
-    """The record that a type is, or is an array of; None if it is something else."""
-    while isinstance(schema, dict) and schema.get("type") == "array":
-        schema = schema["items"]
-    schema = names.get(schema, schema) if isinstance(schema, str) else schema
-    return schema if isinstance(schema, dict) and schema.get("type") == "record" else None
-
-
-def _named_types(schema: Schema) -> Iterator[tuple[str, Schema]]:
-    if isinstance(schema, dict):
-        if "name" in schema and schema.get("type") in {"record", "fixed"}:
-            yield schema["name"], schema
-        yield from _named_types(schema.get("items"))
-        for field in schema.get("fields", ()):
-            yield from _named_types(field["type"])
-
-
 Writer: TypeAlias = Callable[[Any], bytes]
 Datum: TypeAlias = dict[str, Any]
 
@@ -187,13 +118,11 @@ def _compiled(schema: Schema, hint: Any, named: dict[str, Schema]) -> Writer:
     known = columns_of(hint)
     columns = []
     for field in schema["fields"]:
-        name = field["name"]
-        if name == RECORDS_SIZE_FIELD:
+        if field["name"] == RECORDS_SIZE_FIELD:
             columns.append(f"records_size(value.{RECORDS_FIELD})")
-        elif (column := known.get(name)) is not None:
-            columns.append(_expression(field["type"], _value_of(column, scope), column.hint, scope, named))
         else:
-            columns.append(repr(_written(named.get(field["type"], field["type"]), field["default"])))
+            column = known[field["name"]]
+            columns.append(_expression(field["type"], _value_of(column, scope), column.hint, scope, named))
     write: Writer = eval(f"lambda value: join(({''.join(f'{one}, ' for one in columns)}))", scope)  # noqa: S307 - names of our own fields
     # A partition stands in every request.
     return lru_cache(_PARTITIONS_REMEMBERED)(write) if hint is TopicIdPartition else write
@@ -230,12 +159,6 @@ def _expression(schema: Schema, value: str, hint: Any, scope: dict[str, Any], na
 
 def _named(schema: Schema, named: Mapping[str, Schema]) -> Schema:
     return named[schema] if isinstance(schema, str) else schema
-
-
-def _written(schema: Schema, value: Any) -> bytes:
-    target = BytesIO()
-    schemaless_writer(target, schema, value)
-    return target.getvalue()
 
 
 def _string_bytes(text: str) -> bytes:
@@ -362,8 +285,7 @@ def _partition_of(topic_id: bytes, topic: str, partition: int) -> TopicIdPartiti
 
 
 def _uuid_of(datum: Any, _body: BodyCursor) -> UUID:
-    # A schema's default of a fixed field is text, a code point a byte, and fastavro hands it on as it stands there.
-    return UUID(bytes=datum.encode("latin-1") if isinstance(datum, str) else datum)
+    return UUID(bytes=datum)
 
 
 def _records_bytes(datum: Datum) -> int:

@@ -1,12 +1,12 @@
-"""A peer's protocol errors, which close the connection, and messages that a peer's version can't carry.
+"""A peer's protocol errors, which close the connection.
 
 ProtocolError          the peer's bytes: log `reason`, close the connection
   FrameTooLarge          a size above the limit; nothing of it was buffered
   MalformedFrame         the 20 bytes before the header, or the header's CRC
   MalformedMessage       the Avro header: not this schema, or a value out of its range
-  UnknownCall            an api key, version or kind that was never agreed on
+  UnknownCall            an api key, version or kind that is not spoken here
+  UnsupportedVersion     the server does not speak a call in our version
   UnexpectedAnswer       an answer that no request waits for
-NotInVersion           ours: the peer's version can't carry this field
 """
 
 from pushrep.errors import PushrepError
@@ -56,22 +56,14 @@ class UnexpectedAnswer(ProtocolError):
         self.correlation_id = correlation_id
 
 
-class NotInVersion(PushrepError):
-    """`message` in `version` has no place for `field`, and what it says would be lost: upgrade the peer."""
+class UnsupportedVersion(ProtocolError):
+    """The server does not speak `call` in `ours`, our version of it. theirs: its (oldest, newest); None for no such
+    call.
+    """
 
-    def __init__(self, message: str, version: int, field: str) -> None:
-        super().__init__(
-            f"{message} version {version} has no field {field}, and it is not at its default: upgrade the peer"
-        )
-        self.message, self.version, self.field = message, version, field
-
-
-class NoCommonVersion(PushrepError):
-    """The peer does not speak `call` in any version that we do: `ours` and `theirs` are (oldest, newest), or None."""
-
-    def __init__(self, call: str, ours: tuple[int, int], theirs: tuple[int, int] | None) -> None:
-        spoken = f"{theirs[0]} to {theirs[1]}" if theirs is not None else "none"
-        super().__init__(f"{call}: we speak versions {ours[0]} to {ours[1]}, the peer {spoken}: upgrade the older side")
+    def __init__(self, call: str, ours: int, theirs: tuple[int, int] | None) -> None:
+        spoken = f"versions {theirs[0]} to {theirs[1]}" if theirs is not None else "no version"
+        super().__init__(f"{call}: we speak version {ours}, the peer {spoken}: install the same pushrep on both sides")
         self.call, self.ours, self.theirs = call, ours, theirs
 
 

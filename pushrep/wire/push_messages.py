@@ -1,4 +1,4 @@
-"""The calls between a leader and its replicas, newest version of each. Bytes: schemas/ and docs/internals/formats/.
+"""The calls between a leader and its replicas; bytes: schemas/ and docs/internals/formats/.
 
     ApiVersions        what do you speak?
     DescribeLog        where do your logs end, and who leads? may create them
@@ -30,7 +30,6 @@ from pushrep.wire.values import (
     Count,
     Counter,
     CounterOrNone,
-    CountOrNone,
     Epoch,
     EpochOrNone,
     MemberIndex,
@@ -40,11 +39,9 @@ from pushrep.wire.values import (
     Records,
     Response,
     Struct,
-    TimeMs,
 )
 
 NO_OUTBOX = UUID(int=0)
-NOT_SAID = -1
 Tps: TypeAlias = tuple[TopicIdPartition, ...]
 
 
@@ -85,7 +82,7 @@ class EpochStart(Struct):
 class DescribeLogRequest(Struct):
     """`partitions` empty: all of the outbox. `member`: the sender's index, -1 for one that only looks. The answer has
     as many of the first ones, in this order, as fit into a frame: ask again for the rest.
-    `generation` (version 2, as in the other calls): the newest that the sender knows.
+    `generation`, here and in the other calls: the newest that the sender knows.
     """
 
     outbox_id: UUID
@@ -126,11 +123,10 @@ class DescribeLogResponse(Response):
     """What a member says of itself: its index (-1 without a grant), the newest grant, the highest epoch it has seen.
 
     `error_message` without an error: why the disk took nothing of one of these logs the last time.
-    `replica_epoch` goes into every AppendRecords to it, until it restarts. `last_contact_ms`: with the grant's leader.
-    From version 1 on: `directory_id` of what it keeps, if it has one; `unfilled` 1 for a member that had no grant
-    when it stored its first, and has not been given everything since, 0 for another; -1 from an older node.
-    From version 2 on: `contact_age_ms`, how long ago the leader by that grant was in contact, by the node's monotonic
-    clock, no longer than the node runs; -1: it said that it leads no more, it is this very member, or an older node.
+    `replica_epoch` goes into every AppendRecords to it, until it restarts. `directory_id`: of what it keeps, if it has
+    one. `is_unfilled`: it had no grant when it stored its first, and has not been given everything since.
+    `contact_age_ms`: how long ago the leader by that grant was in contact, by the node's monotonic clock, no longer
+    than the node runs; -1 if that leader said that it leads no more, or is this very member.
     """
 
     replica_epoch: Counter = 0
@@ -138,11 +134,10 @@ class DescribeLogResponse(Response):
     highest_epoch: EpochOrNone = -1
     grants: tuple[Grant, ...] = ()
     logs: tuple[LogDescription, ...] = ()
-    last_contact_ms: TimeMs = -1
     directory_id: UUID | None = None
-    unfilled: CountOrNone = NOT_SAID
+    is_unfilled: bool = False
     generation: Counter = 0
-    contact_age_ms: CounterOrNone = NOT_SAID
+    contact_age_ms: CounterOrNone = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,15 +216,15 @@ class EndOffsetForEpochResponse(Struct):
 class GrantRequest(Struct):
     """Store this grant, on disk before you answer, and describe `partitions`. `sender`: the index of the one that asks.
 
-    An outbox of many partitions asks for the rest by DescribeLog: a header has its limit. `member` (version 1): the
-    index that the node is addressed as; one that is another live member already answers MEMBER_TWICE. `is_first`:
+    An outbox of many partitions asks for the rest by DescribeLog: a header has its limit. `member`: the index that the
+    node is addressed as; one that is another live member already answers MEMBER_TWICE. `is_first`:
     nothing was ever acknowledged by its members, so one without a grant has lost nothing.
     """
 
     grant: Grant
     sender: MemberIndex
+    member: MemberIndex
     partitions: Tps = ()
-    member: MemberIndexOrNone = -1
     is_first: bool = False
 
 
@@ -242,7 +237,7 @@ class GrantResponse(Response):
     grants: tuple[Grant, ...] = ()
     logs: tuple[LogDescription, ...] = ()
     directory_id: UUID | None = None
-    unfilled: CountOrNone = NOT_SAID
+    is_unfilled: bool = False
     generation: Counter = 0
 
 

@@ -1,4 +1,4 @@
-"""The server's side of a connection: takes requests; each is answered once, with its correlation id, in its version.
+"""The server's side of a connection: takes requests; each is answered once, with its correlation id.
 
     feed(data)             -> [Call | ClientEvent, ...]      requests, and a subscriber's events
     answer(call, response) -> parts                          in any order
@@ -18,10 +18,11 @@ from pushrep.wire.calls import (
     EVENTS_OF_CLIENTS,
     LAST_EVENTS,
     PLACE_OF,
-    VOCABULARY,
+    VERSIONS,
     ApiKey,
     Frame,
-    Vocabulary,
+    encode,
+    open_frame,
     versions_answer,
 )
 from pushrep.wire.error_codes import ErrorCode
@@ -36,7 +37,6 @@ class Call(NamedTuple):
 
     correlation_id: int
     api_key: ApiKey
-    version: int
     request: Struct
     is_version_known: bool = True
 
@@ -57,14 +57,13 @@ class ServerConnection:
     def __init__(
         self,
         *,
-        vocabulary: Vocabulary = VOCABULARY,
         limits: FrameLimits | None = None,
         calls_max: int = 4096,
         spares: SpareBuffers | None = None,
     ) -> None:
         if calls_max < 1:
             raise BadArgument("calls_max", f"{calls_max} is below 1")
-        self._vocabulary, self._calls_max = vocabulary, calls_max
+        self._calls_max = calls_max
         self._reader: FrameReader[Call | ClientEvent] = FrameReader(self._open, limits or FrameLimits(), spares)
         self._unanswered: set[int] = set()
         self._streams: set[int] = set()
@@ -96,21 +95,21 @@ class ServerConnection:
         self._reader.done()
 
     def answer(self, call: Call, response: Struct) -> Parts:
-        """The parts of the answer. Raises BadArgument for another call's response or a second one, and NotInVersion."""
+        """The parts of the answer. Raises BadArgument for another call's response or a second one."""
         if PLACE_OF[type(response)] != (call.api_key, FrameKind.RESPONSE):
             raise BadArgument("response", f"{type(response).__name__} does not answer {call.api_key.name}")
         if call.correlation_id not in self._unanswered:
             raise BadArgument("call", f"{call.correlation_id} was answered already")
-        parts = self._vocabulary.encode(response, call.version, call.correlation_id)
+        parts = encode(response, call.correlation_id)
         self._unanswered.discard(call.correlation_id)
         if call.api_key in CALLS_WITH_EVENTS and getattr(response, "error_code", ErrorCode.NONE) is ErrorCode.NONE:
             self._streams.add(call.correlation_id)
         return parts
 
     def answer_versions(self, call: Call) -> Parts:
-        """The answer to ApiVersions, in its version or, if that is unknown, in version 0."""
+        """The answer to ApiVersions."""
         code = ErrorCode.NONE if call.is_version_known else ErrorCode.UNSUPPORTED_VERSION
-        return self.answer(call, versions_answer(self._vocabulary, code))
+        return self.answer(call, versions_answer(code))
 
     def event(self, call: Call, event: Struct) -> Parts:
         """The parts of an event of an answered call. Raises BadArgument before the answer and after the end."""
@@ -119,7 +118,7 @@ class ServerConnection:
             raise BadArgument("event", f"{type(event).__name__} does not belong to {call.api_key.name}")
         if call.correlation_id not in self._streams:
             raise BadArgument("call", f"{call.correlation_id} is not answered yet, or over")
-        parts = self._vocabulary.encode(event, call.version, call.correlation_id)
+        parts = encode(event, call.correlation_id)
         if key in LAST_EVENTS:
             self._streams.discard(call.correlation_id)
         return parts
@@ -139,19 +138,19 @@ class ServerConnection:
             raise MalformedFrame(f"correlation id {prefix.correlation_id} is in use")
         elif len(self._unanswered) >= self._calls_max:
             raise MalformedFrame(f"{self._calls_max} requests are unanswered (calls_max), and more come")
-        versions = self._vocabulary.versions[ApiKey.API_VERSIONS]
-        if prefix.api_key == ApiKey.API_VERSIONS and prefix.version > versions.newest and prefix.body_bytes == 0:
+        is_future = prefix.version > VERSIONS[ApiKey.API_VERSIONS]
+        if prefix.api_key == ApiKey.API_VERSIONS and is_future and prefix.body_bytes == 0:
             return OpenedFrame(0, lambda _body: self._take_future_versions(prefix.correlation_id))
-        body_bytes, finish = self._vocabulary.open(prefix, header)
+        body_bytes, finish = open_frame(prefix, header)
         return OpenedFrame(body_bytes, lambda body: self._on_frame(finish(body)))
 
     def _on_frame(self, frame: Frame) -> Call | ClientEvent:
         if frame.kind is FrameKind.EVENT:
             return ClientEvent(frame.correlation_id, frame.message)
         self._unanswered.add(frame.correlation_id)
-        return Call(frame.correlation_id, frame.api_key, frame.version, frame.message)
+        return Call(frame.correlation_id, frame.api_key, frame.message)
 
     def _take_future_versions(self, correlation_id: int) -> Call:
         # Its fields are unknown here, and not needed for the answer (KIP-511).
         self._unanswered.add(correlation_id)
-        return Call(correlation_id, ApiKey.API_VERSIONS, 0, ApiVersionsRequest(), is_version_known=False)
+        return Call(correlation_id, ApiKey.API_VERSIONS, ApiVersionsRequest(), is_version_known=False)

@@ -19,8 +19,6 @@ from pushrep.replicate.node_connections import Connections
 from pushrep.replicate.settings import PushSettings, Replica
 from pushrep.replicate.sockets import Address
 from pushrep.wire import push_messages as wire
-from pushrep.wire.calls import versions_answer
-from pushrep.wire.error_codes import ErrorCode
 from tests.ports import reserve
 
 WAIT_S = 60
@@ -162,16 +160,6 @@ class World:
             node.stop()
         for held in self._ports.values():
             held.close()
-
-
-def without(*keys):
-    """`versions_answer` of a node from before these calls."""
-
-    def answer(vocabulary, code=ErrorCode.NONE):
-        known = tuple(one for one in versions_answer(vocabulary, code).api_versions if one.api_key not in keys)
-        return wire.ApiVersionsResponse(error_code=code, api_versions=known)
-
-    return answer
 
 
 def record_bytes(directory):

@@ -15,10 +15,7 @@ from pushrep.kafka.progress import PartitionProgress, ShippingProgress, write_pr
 from pushrep.outbox.directory_handover import HandoverSocket
 from pushrep.replay import FOLLOW
 from pushrep.replicate import replica_node
-from pushrep.wire import server
-from pushrep.wire.calls import ApiKey
 from pushrep.wire.replay_messages import ReplayEndReason
-from tests.integration.conftest import without
 from tests.integration.outboxes import WAIT_S, open_outbox, wait_for_all, wait_until
 from tests.programs import PythonProgram
 
@@ -133,18 +130,6 @@ def test_an_outbox_and_the_nodes_of_its_copies_in_one_look(world, look, capfd, s
         assert "3 in-sync members are needed, 2 are there" in problem["why"]
         world.node(2)
         receipt.result(WAIT_S)
-
-
-def test_a_node_from_before_tells_its_logs_at_its_address(world, look, monkeypatch):
-    world.node(1)
-    with open_outbox(world, 1) as outbox:
-        outbox.append(0, b"a").result(WAIT_S)
-        wait_for_all(outbox)
-        monkeypatch.setattr(server, "versions_answer", without(ApiKey.DESCRIBE_NODE))
-        code, (node,) = look(world.nodes[1].address)
-    assert (code, node["state"], node["problems"]) == (0, "running", [])
-    assert [log["log_end_offset"] for log in node["logs"]] == [1]
-    assert "replays" not in node
 
 
 def test_a_node_at_its_address_tells_as_much_of_long_lists_as_fits_into_a_frame(world, look, standbys_stay):

@@ -760,7 +760,7 @@ def test_what_a_member_shows_after_a_grant_has_every_append_that_was_judged_befo
     kept = members.world.kept(2)
     replica = members.world.replica(2)
     grant = kept.election_state.grant.renewed(next_ballot(1, kept.election_state.grant.epoch), leader=1)
-    request = GrantRequest(grant=grant, sender=1, partitions=(replica.tp,))
+    request = GrantRequest(grant=grant, sender=1, member=2, partitions=(replica.tp,))
     shown = []
 
     def offer():

@@ -14,7 +14,7 @@ from pushrep.cli.main import run
 from pushrep.election.errors import NotAhead, NotLeader, OlderGeneration, RivalGenerations
 from pushrep.election.grants import are_rivals
 from pushrep.env import REAL_FILESYSTEM
-from pushrep.outbox import DeliveryFailed, NotEnoughReplicas
+from pushrep.outbox import DeliveryFailed
 from pushrep.outbox.directory_handover import adopt
 from pushrep.outbox.errors import CantPromote
 from pushrep.outbox.promotion import promote
@@ -22,9 +22,6 @@ from pushrep.replicate.election import Election
 from pushrep.replicate.election_state import find_election_state
 from pushrep.replicate.errors import ReplicaUnreachable
 from pushrep.replicate.member_clients import MemberClients
-from pushrep.wire.client import ClientConnection
-from pushrep.wire.server import ServerConnection
-from tests.integration.older_peers import of_version
 from tests.integration.outboxes import QUICK, WAIT_S, open_outbox, wait_for_all, wait_until
 
 KEPT, LOST, NEW = [b"first"], [b"lost %d" % n for n in range(20)], [b"new %d" % n for n in range(30)]
@@ -288,34 +285,6 @@ def test_members_are_not_given_up_by_a_leader_that_another_replaced(world, monke
         with pytest.raises(NotLeader) as refused:
             replication.replace_lost(frozenset({2}), [str(world.nodes[3].address)])
         assert (refused.value.leader, refused.value.epoch) == (1, done.grant.epoch)
-
-
-def test_a_member_that_does_not_speak_of_generations_is_refused_until_it_is_upgraded(lost):
-    with lost.patch.context() as older:
-        older.setitem(ServerConnection.__init__.__kwdefaults__, "vocabulary", of_version(1))
-        lost.world.node(2)
-        done = promote(lost.directory(1), accept_loss=True, lost=[0], depose=True, push=QUICK, timeout_s=WAIT_S)
-        assert done.unreached == (2,)
-        with lost.lead(1, 2, open_timeout_s=1) as outbox:
-            wait_until(lambda: "upgrade the peer" in (outbox.status().members[-1].trouble or ""), "it is named")
-    lost.world.nodes[2].stop()
-    lost.world.node(2)
-    with lost.lead(1, 2) as outbox:
-        outbox.append(0, b"on").result(WAIT_S)
-    lost.check([*KEPT, b"on"], 1, 2)
-
-
-def test_a_leader_that_does_not_speak_of_generations_is_refused_by_those_that_do(lost):
-    lost.force()
-    lost.world.node(2)
-    with lost.lead(1, 2) as outbox:
-        outbox.append(0, b"on").result(WAIT_S)
-        with lost.patch.context() as older:
-            older.setitem(ClientConnection.__init__.__kwdefaults__, "vocabulary", of_version(1))
-            with pytest.raises((NotLeader, NotEnoughReplicas)), lost.lead(open_timeout_s=1) as old:
-                old.append(0, b"nowhere").result(WAIT_S)
-        outbox.append(0, b"and on").result(WAIT_S)
-    lost.check([*KEPT, b"on", b"and on"], 1, 2)
 
 
 def test_the_command_says_who_is_not_fenced(lost, capfd):

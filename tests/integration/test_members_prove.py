@@ -33,9 +33,6 @@ from pushrep.outbox.replication import Replication
 from pushrep.replicate import NodeSettings
 from pushrep.replicate.election_state import ElectionStateStore, find_election_state
 from pushrep.replicate.sockets import Address
-from pushrep.wire.client import ClientConnection
-from pushrep.wire.server import ServerConnection
-from tests.integration.older_peers import of_version, without_beats
 from tests.integration.outboxes import QUICK, SMALL, WAIT_S, open_outbox, wait_for_all, wait_until
 
 
@@ -420,18 +417,6 @@ def test_a_node_under_two_names_is_one_member(world):
         outbox.append(0, b"a").result(WAIT_S)
 
 
-def test_an_old_node_that_says_which_member_it_is_is_not_added_as_another(world, pushrep, monkeypatch):
-    """The node accepts the grant for a second index; the refusal comes at once, not after the time for catching up."""
-    monkeypatch.setitem(ServerConnection.__init__.__kwdefaults__, "vocabulary", of_version(0))
-    port = world.node(1).address.port
-    with open_listed(world, partitions=1, replicas=[f"127.0.0.1:{port}"]) as outbox:
-        outbox.append(0, b"a").result(WAIT_S)
-        code, _, errors = pushrep("replica", "add", outbox.directory, f"localhost:{port}", "--timeout", 10)
-        assert code == 1
-        assert "MEMBER_TWICE: it is member 1, not 2" in errors
-        assert [one.index for one in outbox.status().members] == [0, 1]
-
-
 def test_a_second_address_of_a_member_is_not_added(world, pushrep):
     world.node(1)
     port = everywhere(world, 1)
@@ -560,40 +545,6 @@ def test_a_replace_that_was_interrupted_goes_on_while_it_settles(world):
 def settled_again(outbox, where):
     add_member(outbox.facts, where)
     return outbox.status().is_changing
-
-
-@pytest.mark.parametrize("older", [ServerConnection, ClientConnection], ids=["old node", "old leader"])
-def test_old_and_new_speak_with_each_other(world, older, monkeypatch):
-    monkeypatch.setitem(older.__init__.__kwdefaults__, "vocabulary", of_version(0))
-    for index in (1, 2):
-        world.node(index)
-    with open_outbox(world, 1, 2) as outbox:
-        outbox_id = outbox.facts.replication.grant.outbox_id
-        outbox.append(0, b"a").result(WAIT_S)
-        wait_for_all(outbox)
-    with open_outbox(world, 1, 2) as outbox:
-        outbox.append(0, b"b").result(WAIT_S)
-        wait_for_all(outbox)
-    assert [world.kept(index).election_state.member for index in (1, 2)] == [1, 2]
-    with world.nodes[1].hand_over(outbox_id):
-        done = promote(world.root / "node-1" / str(outbox_id), push=QUICK, timeout_s=WAIT_S)
-    assert done.partitions[0].log_end_offset == 2
-
-
-def test_members_that_have_no_name_in_the_grant_get_one_once_all_of_them_can_say_it(world, monkeypatch, caplog):
-    monkeypatch.setitem(ServerConnection.__init__.__kwdefaults__, "vocabulary", of_version(1))
-    world.node(1)
-    with open_outbox(world, 1) as outbox:
-        outbox.append(0, b"a").result(WAIT_S)
-        assert outbox.facts.replication.grant.nameless == {0, 1}
-    assert "members [0, 1] count by their index alone" in caplog.text
-    monkeypatch.undo()
-    world.nodes[1].stop()
-    world.node(1)
-    with open_outbox(world, 1) as outbox:
-        wait_until(lambda: outbox.status().members_epoch and not nameless(outbox), "all are named")
-        assert outbox.facts.replication.kept_grant.directory_of(1) == world.kept(1).directory_id
-        assert outbox.append(0, b"b").result(WAIT_S) == 1
 
 
 def nameless(outbox):
@@ -1048,16 +999,3 @@ def test_an_idle_leader_is_heard_once_a_second_and_says_when_it_ends(three):
     with three.world.nodes[1].hand_over(three.outbox_id) as last_contact:
         done = promote(three.directory(1), push=QUICK, timeout_s=WAIT_S, last_contact=last_contact)
     assert done.grant.leader == 1
-
-
-def test_a_node_that_does_not_know_beats_is_heard_by_what_is_pushed(three, monkeypatch):
-    """The node gets no call that it does not support. A leader of an older version counts as alive by its pushes."""
-    monkeypatch.setitem(ServerConnection.__init__.__kwdefaults__, "vocabulary", without_beats())
-    three.start()
-    with three.lead() as outbox:
-        wait_for_all(outbox)
-        outbox.append(0, b"pushed").result(WAIT_S)
-        assert three.world.kept(1).contact_age_ms < 3_000
-        wait_until(lambda: three.world.kept(1).contact_age_ms > 1_200, "no beat follows")
-        assert outbox.append(0, b"on the same connection").result(WAIT_S)
-    assert three.world.kept(1).contact_age_ms is not None, "nothing says that it ended"

@@ -43,7 +43,7 @@ from pushrep.replicate.sockets import Address, send_all
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire import push_messages as push
 from pushrep.wire import replay_messages as replay
-from pushrep.wire.calls import CALLS, PLACE_OF, VOCABULARY, ApiKey
+from pushrep.wire.calls import CALLS, PLACE_OF, ApiKey, encode
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.frames import FrameKind
 from tests.integration.conftest import WAIT_S
@@ -119,7 +119,7 @@ def requests(grant, outbox_id, recording_id, tp):
         push.DescribeLogRequest(outbox_id=outbox_id, member=0, create=True, partitions=(tp,)),
         push.AppendRecordsRequest(partitions=(part,)),
         push.EndOffsetForEpochRequest(partitions=(question,)),
-        push.GrantRequest(grant=grant, sender=grant.leader, partitions=(tp,)),
+        push.GrantRequest(grant=grant, sender=grant.leader, member=1, partitions=(tp,)),
         push.FetchRecordsRequest(tp=tp, grant_epoch=1 << 20, offset=0, max_bytes=1 << 20),
         push.ListLogsRequest(outbox_id=outbox_id),
         push.BeatRequest(outbox_id=outbox_id, leader=grant.leader, leader_epoch=grant.epoch),
@@ -244,7 +244,7 @@ def test_a3_who_may_not_changes_no_byte_and_learns_nothing(world, tls, led):
 
 
 REQUESTS = st.one_of([messages_of(kinds[FrameKind.REQUEST]) for kinds in CALLS.values() if FrameKind.REQUEST in kinds])
-CREDITS, CREDIT_VERSION = messages_of(replay.Credit), VOCABULARY.versions[ApiKey.CREDIT].newest
+CREDITS = messages_of(replay.Credit)
 
 
 def about(value, known, chosen):
@@ -283,7 +283,7 @@ class Caller:
     def credit(self, event):
         """Send credit for another caller's session, which our client never does."""
         with suppress(OSError):
-            send_all(self.client(event)._opened.sock, VOCABULARY.encode(event, CREDIT_VERSION, 1))
+            send_all(self.client(event)._opened.sock, encode(event, 1))
 
     def close(self):
         for client in self.clients.values():
@@ -354,7 +354,7 @@ def test_a2_what_one_name_created_another_one_does_not_depose(world, tls, led):
     member, service = led
     forged = replace(service.grant, epoch=512 + 1, leader=1)
     for name in ("other", "stranger"):
-        answer = ask(member.address, shown(tls, name), push.GrantRequest(grant=forged, sender=1))
+        answer = ask(member.address, shown(tls, name), push.GrantRequest(grant=forged, sender=1, member=1))
         assert answer.error_code is ErrorCode.UNAUTHORISED
         assert "GRANT" in answer.error_message
     described = ask(member.address, shown(tls, "owner"), requests(service.grant, world.outbox_id, 1, tp_in(world))[0])

@@ -12,13 +12,12 @@ from uuid import UUID, uuid4
 import pytest
 
 from pushrep import Acks, Outbox
-from pushrep.election.errors import MemberTwice, TooFewMembers
+from pushrep.election.errors import MemberTwice
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import ForkedProcess
 from pushrep.log import Durability, SegmentLog
 from pushrep.outbox.member_changes import add_member, remove_member
 from pushrep.outbox.metrics import OutboxCollector
-from pushrep.outbox.promotion import promote
 from pushrep.records import encode_batch
 from pushrep.replicate import node_calls
 from pushrep.replicate.election_state import ElectionStateStore, find_election_state
@@ -30,7 +29,6 @@ from pushrep.replicate.replica_client import ReplicaClient
 from pushrep.replicate.settings import Replica
 from pushrep.replicate.sockets import Address
 from pushrep.topic_id_partition import TopicIdPartition
-from pushrep.wire.client import ClientConnection
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.push_messages import (
     DescribeLogRequest,
@@ -40,7 +38,6 @@ from pushrep.wire.push_messages import (
     ListLogsResponse,
 )
 from tests.integration.conftest import SMALL, Service
-from tests.integration.older_peers import of_version
 from tests.integration.outboxes import QUICK, WAIT_S, open_outbox, wait_for_all, wait_until
 from tests.integration.test_outbox_members import finish
 
@@ -109,27 +106,6 @@ def test_a_node_that_was_removed_and_added_again_counts_for_leading_under_its_ne
     assert kept.member == 3
 
 
-def test_a_wrong_index_that_led_to_nothing_can_be_said_right(world, monkeypatch):
-    """`pushrep promote --member`, for a node that listens on another address than leaders use, with a leader of a
-    version that does not send the member's index.
-    """
-    monkeypatch.setitem(ClientConnection.__init__.__kwdefaults__, "vocabulary", of_version(0))
-    for index in (1, 2):
-        world.node(index)
-    replicas = [f"localhost:{world.nodes[index].address.port}" for index in (1, 2)]
-    with Outbox.open(
-        world.root / "outbox", "orders", 1, "billing", replicas=replicas, push=QUICK, log_config=SMALL,
-        open_timeout_s=WAIT_S,
-    ) as outbox:  # fmt: skip
-        fill(outbox, 1)
-        outbox_id = UUID(outbox.identity.outbox_id)
-    with world.nodes[1].hand_over(outbox_id):
-        directory = world.root / "node-1" / str(outbox_id)
-        with pytest.raises(TooFewMembers):
-            promote(directory, member=2, push=QUICK, timeout_s=WAIT_S)
-        assert promote(directory, member=1, catch_up=True, push=QUICK, timeout_s=WAIT_S).grant.leader == 1
-
-
 def test_two_addresses_of_one_node_are_not_two_members(world):
     """The guarantee: records that m members hold are on m disks."""
     world.node(1)
@@ -170,7 +146,7 @@ def test_a_grant_that_was_let_in_before_a_promotion_does_not_overwrite_what_that
         promoted = grant.renewed(grant.epoch + 513, 1)
         promoting.keep(replace(promoting.kept, grant=promoted))
         with pytest.raises(Refusal, match="handed over"):
-            kept.offer_grant(grant.renewed(grant.epoch + 256, 0), 0, str(node.address))
+            kept.offer_grant(grant.renewed(grant.epoch + 256, 0), 0, 1)
         assert find_election_state(kept.directory, REAL_FILESYSTEM)[1].grant == promoted
     assert kept.election_state.grant == promoted
 

@@ -19,11 +19,9 @@ from pushrep.log.errors import RepairRefused
 from pushrep.records.header import HEADER_BYTES
 from pushrep.replicate.replica_client import ReplicaClient
 from pushrep.replicate.settings import PushSettings
-from pushrep.wire import server
-from pushrep.wire.calls import ApiKey
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.push_messages import RepairRecordsRequest, RepairRecordsResponse
-from tests.integration.conftest import WAIT_S, without
+from tests.integration.conftest import WAIT_S
 from tests.integration.outboxes import open_outbox, wait_for_all, wait_until
 from tests.programs import PythonProgram
 
@@ -325,24 +323,6 @@ def test_o8_a_replica_that_waits_for_an_operator_or_is_closed_takes_no_repair(wo
     monkeypatch.setattr(replica.log, "close", ask_while_it_closes)
     replica.close()
     assert not list(replica.log.path.glob("*.repair"))
-
-
-@pytest.fixture
-def node_from_before(monkeypatch):
-    """A node of an older version, which has neither of the two calls for repair."""
-    monkeypatch.setattr(server, "versions_answer", without(ApiKey.DESCRIBE_DAMAGE, ApiKey.REPAIR_RECORDS))
-
-
-def test_o8_a_node_from_before_is_not_asked_and_gives_what_the_leader_lacks(world, node_from_before):
-    service = led(world, 1)
-    ours, log = service.logs[0], replica_of(world, 1).log
-    flip(log, sealed(log)[2])
-    flip(ours, sealed(ours)[0])
-    log.scrub.run_pass()
-    ours.scrub.run_pass()
-    wait_until(lambda: not ours.damaged_segments, "the leader is repaired")
-    assert len(log.damaged_segments) == 1
-    assert service.leading.troubles() == {}
 
 
 KILLED = """

@@ -35,9 +35,6 @@ from pushrep.replicate.member_clients import MemberAnswers, MemberClients
 from pushrep.replicate.node_metrics import NodeCollector
 from pushrep.replicate.node_settings import NodeSettings
 from pushrep.replicate.sockets import Address
-from pushrep.wire.client import ClientConnection
-from pushrep.wire.server import ServerConnection
-from tests.integration.older_peers import of_version
 from tests.integration.outboxes import wait_until
 from tests.ports import reserve
 from tests.programs import PUSHREP
@@ -520,48 +517,6 @@ def test_a_hold_keeps_every_standby_away_promote_works_and_the_next_leader_carri
         assert instances[-1].outbox.append(0, b"second").result(WAIT_S) == 1
         assert instances[-1].outbox.status().hold is None
         assert held_until(OutboxCollector(instances[-1].outbox), granted) == 0
-    finally:
-        for one in instances:
-            one.end()
-
-
-def test_a_hold_is_refused_where_too_few_keep_it_and_older_nodes_are_named(members, capfd, monkeypatch):
-    create_outbox(members.data[0], members.addresses, "orders")
-    instance = Instance(members.data[0])
-    try:
-        instance.wait_until_it_leads()
-        with monkeypatch.context() as older:
-            older.setitem(ServerConnection.__init__.__kwdefaults__, "vocabulary", of_version(2))
-            code, why = call(capfd, members.data[0], "--for", "1h", "--reason", "work")
-        assert code == 1
-        assert "1 of 2 needed members keep the hold, and [1, 2] do not: upgrade the nodes of members [1, 2]" in why
-        assert call(capfd, members.data[1], "--show") == (0, None), "nothing was changed"
-    finally:
-        instance.end()
-
-
-@pytest.mark.parametrize("older", [ServerConnection, ClientConnection], ids=["old nodes", "old leader"])
-def test_old_and_new_take_over_from_each_other_and_a_hold_outlives_the_old_ones(members, capfd, monkeypatch, older):
-    """A grant in the older wire version has no hold: a member that has stored a hold keeps it."""
-    granted = create_outbox(members.data[0], members.addresses, "orders")
-    instances = [Instance(members.data[0])]
-    try:
-        instances[0].wait_until_it_leads()
-        code, held = call(capfd, members.data[0], "--for", "1h", "--reason", "work")
-        assert code == 0
-        with monkeypatch.context() as patch:
-            patch.setitem(older.__init__.__kwdefaults__, "vocabulary", of_version(2))
-            instances[0].end()
-            promote(members.data[1] / str(granted.outbox_id))
-            instances.append(Instance(members.data[1]))
-            instances[1].wait_until_it_leads()
-            assert instances[1].outbox.append(0, b"first").result(WAIT_S) == 0
-            instances[1].end()
-        instances.append(Instance(members.data[1]))
-        instances[2].wait_until_it_leads()
-        for data in members.data:
-            assert call(capfd, data, "--show") == (0, held)
-        assert instances[2].outbox.append(0, b"second").result(WAIT_S) == 1
     finally:
         for one in instances:
             one.end()

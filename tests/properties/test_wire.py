@@ -11,17 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pushrep.topic_id_partition import TopicIdPartition
-from pushrep.wire.calls import PLACE_OF, VOCABULARY
-from pushrep.wire.codec import read_schemas, released_schemas
+from pushrep.wire.calls import PLACE_OF, encode, open_frame
+from pushrep.wire.codec import read_schemas, schema_folder
 from pushrep.wire.frames import PREFIX_BYTES, FrameLimits, FrameReader
 from pushrep.wire.values import Records, Within
 
 LIMITS = FrameLimits()
-SCHEMAS = {
-    (name, version): parse_schema(schema)
-    for name, versions in read_schemas(released_schemas()).items()
-    for version, schema in versions.items()
-}
+SCHEMAS = {name: parse_schema(schema) for name, schema in read_schemas(schema_folder()).items()}
 STRUCTS = sorted(PLACE_OF, key=lambda struct: struct.__name__)
 UUIDS = st.uuids(allow_nil=False)
 PARTITIONS = st.builds(
@@ -72,16 +68,12 @@ def joined(value):
     return getattr(value, "of_wire", type(value))(**parts)
 
 
-def newest(message):
-    return VOCABULARY.versions[PLACE_OF[type(message)][0]].newest
-
-
 def wire(message, correlation_id=7):
-    return b"".join(bytes(part) for part in VOCABULARY.encode(message, newest(message), correlation_id))
+    return b"".join(bytes(part) for part in encode(message, correlation_id))
 
 
 def reader():
-    return FrameReader(VOCABULARY.open, LIMITS)
+    return FrameReader(open_frame, LIMITS)
 
 
 def pieces(data, cuts):
@@ -93,7 +85,7 @@ def pieces(data, cuts):
 def test_a_message_survives_the_wire(message, correlation_id):
     (frame,) = reader().feed(wire(message, correlation_id))
     assert frame.message == joined(message)
-    assert (frame.correlation_id, frame.version) == (correlation_id, newest(message))
+    assert frame.correlation_id == correlation_id
     assert (frame.api_key, frame.kind) == PLACE_OF[type(message)]
 
 
@@ -123,8 +115,8 @@ def test_the_network_may_write_into_the_frame_itself(messages, data):
 
 @given(message=MESSAGES)
 def test_a_header_is_the_one_that_fastavro_writes(message):
-    schema = SCHEMAS[type(message).__name__, newest(message)]
-    header = bytes(VOCABULARY.encode(message, newest(message), 7)[0])[PREFIX_BYTES:]
+    schema = SCHEMAS[type(message).__name__]
+    header = bytes(encode(message, 7)[0])[PREFIX_BYTES:]
     target = BytesIO()
     schemaless_writer(target, schema, schemaless_reader(BytesIO(header), schema, None))
     assert header == target.getvalue()

@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pushrep.topic_id_partition import TopicIdPartition
-from pushrep.wire.calls import CALLS, PLACE_OF, VOCABULARY
+from pushrep.wire.calls import CALLS, PLACE_OF, VERSIONS, encode, open_frame
 from pushrep.wire.client import ClientConnection, first_request
 from pushrep.wire.errors import FrameTooLarge, MalformedFrame, MalformedMessage, ProtocolError, UnknownCall
 from pushrep.wire.frames import PREFIX_BYTES, FrameKind, FrameLimits, FrameReader, frame_head
 from pushrep.wire.push_messages import AppendRecordsPartition, AppendRecordsRequest, ListLogsRequest
 from pushrep.wire.server import ServerConnection
-from pushrep.wire.values import FileSlice
+from pushrep.wire.values import FileSlice, columns_of
 
 LIMITS = FrameLimits(frame_bytes_max=1 << 17, header_bytes_max=1 << 16)
 APPEND = PLACE_OF[AppendRecordsRequest]
@@ -27,7 +27,7 @@ PLACES = sorted(PLACE_OF.values())
 
 
 def reader():
-    return FrameReader(VOCABULARY.open, LIMITS)
+    return FrameReader(open_frame, LIMITS)
 
 
 def samples():
@@ -39,11 +39,9 @@ def samples():
 
 
 FRAMES = list(samples())
-HEADERS, VERSIONS = {}, {}
-"""Of the newest version of each message."""
+HEADERS = {}
 for _frame in FRAMES:
     _place = (int.from_bytes(_frame[4:6]), _frame[12])
-    VERSIONS[_place] = int.from_bytes(_frame[6:8])
     HEADERS[_place] = _frame[PREFIX_BYTES : PREFIX_BYTES + int.from_bytes(_frame[13:16])]
 assert HEADERS.keys() == {(int(key), int(kind)) for key, kind in PLACES}
 
@@ -96,12 +94,12 @@ def test_damaged_headers_whose_crc_fits(data):
     place = data.draw(st.sampled_from(PLACES))
     header = damaged(data.draw, HEADERS[place])
     body = data.draw(st.integers(0, 100))
-    survives(reader(), frame_head(place, VERSIONS[place], 1, header, body) + bytes(body))
+    survives(reader(), frame_head(place, VERSIONS[place[0]], 1, header, body) + bytes(body))
 
 
 @given(place=st.sampled_from(PLACES), header=st.binary(max_size=200), body=st.binary(max_size=50))
 def test_random_headers_whose_crc_fits(place, header, body):
-    survives(reader(), frame_head(place, VERSIONS[place], 1, header, len(body)) + body)
+    survives(reader(), frame_head(place, VERSIONS[place[0]], 1, header, len(body)) + body)
 
 
 @given(
@@ -137,7 +135,7 @@ def test_every_flipped_bit_before_the_records_is_found(data):
 
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: f"{place[0].name}-{place[1].name}")
 def test_every_version_of_the_future_is_refused(place):
-    newest = VOCABULARY.versions[place[0]].newest
+    newest = VERSIONS[place[0]]
     with pytest.raises(UnknownCall):
         reader().feed(frame_head(place, newest + 1, 1, b"", 0))
 
@@ -155,11 +153,11 @@ def test_a_size_above_the_limit_is_refused_with_its_fourth_byte(size):
 def test_the_largest_frame_is_taken_and_one_byte_more_is_not():
     header = HEADERS[APPEND[0], APPEND[1]]
     room = LIMITS.frame_bytes_max - PREFIX_BYTES - len(header)
-    frame = frame_head(APPEND, VERSIONS[APPEND], 1, header, room)
+    frame = frame_head(APPEND, VERSIONS[APPEND[0]], 1, header, room)
     with pytest.raises(MalformedMessage, match="the frame has"):
         reader().feed(frame)
     with pytest.raises(FrameTooLarge):
-        reader().feed(frame_head(APPEND, VERSIONS[APPEND], 1, header, room + 1))
+        reader().feed(frame_head(APPEND, VERSIONS[APPEND[0]], 1, header, room + 1))
 
 
 def test_a_header_above_its_limit_is_refused():
@@ -206,12 +204,12 @@ def append_frame_head(records_bytes):
         log_start_offset=0,
         records=(FileSlice(None, 0, records_bytes),),
     )
-    return VOCABULARY.encode(AppendRecordsRequest(partitions=(partition,)), 0, 1)[0]
+    return encode(AppendRecordsRequest(partitions=(partition,)), 1)[0]
 
 
 def test_a_claim_costs_no_memory():
     """A valid header announces 64 MiB: memory grows with the received bytes, not with the announced ones."""
-    decoder = FrameReader(VOCABULARY.open, FrameLimits())
+    decoder = FrameReader(open_frame, FrameLimits())
     tracemalloc.start()
     try:
         decoder.feed(append_frame_head(60 << 20))
@@ -233,7 +231,7 @@ def test_counts_that_no_header_could_hold_end_quickly(place):
     for at in range(len(header)):
         survives(
             reader(),
-            frame_head(place, VERSIONS[place], 1, header[:at] + b"\xfe" + b"\xff" * 8 + b"\x01" + header[at:], 0),
+            frame_head(place, VERSIONS[place[0]], 1, header[:at] + b"\xfe" + b"\xff" * 8 + b"\x01" + header[at:], 0),
         )
     assert time.process_time() - began_s < 20, "decoding must end with the bytes, whatever they count"
 
@@ -241,7 +239,8 @@ def test_counts_that_no_header_could_hold_end_quickly(place):
 def test_the_fullest_header_is_decoded_in_bounded_memory():
     """As many of the smallest entries as a header of the largest allowed size can hold."""
     limits = FrameLimits()
-    entry = bytes(16 - 1) + b"\1" + b"\2a" + bytes(13)  # a partition: its id, the topic "a", small numbers
+    numbers = bytes(len(columns_of(AppendRecordsPartition)))  # the partition's, and one of each other field
+    entry = bytes(16 - 1) + b"\1" + b"\2a" + numbers  # its id, the topic "a"
     count = (limits.header_bytes_max - 20) // len(entry)
     zigzag, counted = count << 1, bytearray()
     while zigzag >= 0x80:
@@ -250,7 +249,7 @@ def test_the_fullest_header_is_decoded_in_bounded_memory():
     header = bytes(counted) + bytes([zigzag]) + entry * count + b"\0"
     tracemalloc.start()
     try:
-        (frame,) = FrameReader(VOCABULARY.open, limits).feed(frame_head(APPEND, 0, 1, header, 0))
+        (frame,) = FrameReader(open_frame, limits).feed(frame_head(APPEND, 0, 1, header, 0))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

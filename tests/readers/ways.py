@@ -43,7 +43,7 @@ from pushrep.replicate.pusher import MemoryTracker, Pusher
 from pushrep.replicate.settings import PushSettings, Replica
 from pushrep.replicate.sockets import Address
 from pushrep.topic_id_partition import TopicIdPartition
-from pushrep.wire.calls import VOCABULARY
+from pushrep.wire.calls import encode, open_frame
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.frames import FrameLimits, FrameReader
 from pushrep.wire.push_messages import AppendRecordsRequest, DescribeLogRequest
@@ -387,11 +387,11 @@ def pushed(log, opened, store, answers, outbox_id):
 
 def over_the_wire(message):
     """As the other end gets it: files read, bytes decoded."""
-    parts = VOCABULARY.encode(message, VOCABULARY.versions[2].newest, 1)
+    parts = encode(message, 1)
     whole = [
         part.file.read_at(part.size_bytes, part.position) if isinstance(part, FileSlice) else part for part in parts
     ]
-    (frame,) = FrameReader(VOCABULARY.open, FrameLimits()).feed(b"".join(map(bytes, whole)))
+    (frame,) = FrameReader(open_frame, FrameLimits()).feed(b"".join(map(bytes, whole)))
     return frame.message
 
 

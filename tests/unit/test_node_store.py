@@ -56,11 +56,11 @@ def store(tmp_path):
 def test_no_grant_is_judged_by_what_was_promised_before_a_promotion(store):
     """A leader of old offers its grant at every step of the thread that takes the directory back."""
     kept, offers = KeptOutbox(OUTBOX, store), []
-    assert kept.offer_grant(grant(256), 0, ADDRESSES[1]) is ErrorCode.NONE
+    assert kept.offer_grant(grant(256), 0, 1) is ErrorCode.NONE
 
     def offer():
         with suppress(Refusal):
-            kept.offer_grant(grant(512), 0, ADDRESSES[1])
+            kept.offer_grant(grant(512), 0, 1)
 
     def at_each_line(frame, event, _arg):
         if frame.f_code is not inspect.unwrap(KeptOutbox.hand_over).__code__:
@@ -82,7 +82,7 @@ def test_no_grant_is_judged_by_what_was_promised_before_a_promotion(store):
     for other in offers:
         other.join()
     assert len(offers) > 2
-    assert kept.offer_grant(grant(512), 0, ADDRESSES[1]) is not ErrorCode.NONE
+    assert kept.offer_grant(grant(512), 0, 1) is not ErrorCode.NONE
     assert ElectionStateStore(directory, OUTBOX, REAL_FILESYSTEM).kept.grant == grant(1025)
 
 
@@ -108,14 +108,14 @@ def test_promises_keep_whose_directory_a_member_is_and_the_generation(tmp_path):
 def test_a_leader_that_said_goodbye_is_heard_no_more_until_another_leads(store):
     """The leader has resigned, and its later requests do not show that it leads."""
     kept = store.outbox(OUTBOX)
-    assert kept.offer_grant(grant(256), 0, ADDRESSES[1]) is ErrorCode.NONE
+    assert kept.offer_grant(grant(256), 0, 1) is ErrorCode.NONE
     kept.note_contact(256)
     assert kept.contact_age_ms is not None
     kept.note_contact(256, is_last=True)
     assert kept.contact_age_ms is None
     kept.note_contact(256)
     assert kept.contact_age_ms is None
-    assert kept.offer_grant(grant(514), 2, ADDRESSES[1]) is ErrorCode.NONE
+    assert kept.offer_grant(grant(514), 2, 1) is ErrorCode.NONE
     kept.note_contact(514)
     assert kept.contact_age_ms is not None
 
@@ -137,10 +137,10 @@ def test_promises_keep_the_hold_and_the_last_takeover_beside_the_grant_where_an_
 def test_a_grant_without_them_takes_no_hold_away_and_the_same_grant_with_them_brings_them(store, tmp_path):
     """One came by an older peer; the other is offered again once this node was upgraded."""
     kept = store.outbox(OUTBOX)
-    assert kept.offer_grant(grant(256), 0, ADDRESSES[1]) is ErrorCode.NONE
-    assert kept.offer_grant(replace(grant(256), hold=HOLD), 0, ADDRESSES[1]) is ErrorCode.NONE
-    assert kept.offer_grant(replace(grant(512), takeover=TAKEOVER), 0, ADDRESSES[1]) is ErrorCode.NONE
-    assert kept.offer_grant(grant(768), 0, ADDRESSES[1]) is ErrorCode.NONE
+    assert kept.offer_grant(grant(256), 0, 1) is ErrorCode.NONE
+    assert kept.offer_grant(replace(grant(256), hold=HOLD), 0, 1) is ErrorCode.NONE
+    assert kept.offer_grant(replace(grant(512), takeover=TAKEOVER), 0, 1) is ErrorCode.NONE
+    assert kept.offer_grant(grant(768), 0, 1) is ErrorCode.NONE
     _, found = find_election_state(tmp_path / str(OUTBOX), REAL_FILESYSTEM)
     assert (found.grant.epoch, found.carried) == (768, (HOLD, TAKEOVER))
 
@@ -172,7 +172,7 @@ class Stopping(RealFilesystem):
 def filled(store):
     """Two logs with a record each, pushed by the leader of epoch 512."""
     kept = store.outbox(OUTBOX)
-    assert kept.offer_grant(grant(512, 2), 0, ADDRESSES[2], 2) is ErrorCode.NONE
+    assert kept.offer_grant(grant(512, 2), 0, 2) is ErrorCode.NONE
     for tp in TPS:
         log = store.describe(kept, tp, create=True).log
         log.append_as_is([encode_batch([b"old"], timestamps_ms=1, leader_epoch=512)])
@@ -212,7 +212,7 @@ def test_what_held_for_logs_of_an_older_generation_ends_with_it():
 def test_a_wiped_disk_counts_for_nothing_before_every_partition_is_filled(store):
     """The mark is on its disk with its first grant, before anything is pushed."""
     kept = KeptOutbox(OUTBOX, store)
-    assert kept.offer_grant(grant(256, 2), 0, ADDRESSES[1]) is ErrorCode.NONE
+    assert kept.offer_grant(grant(256, 2), 0, 1) is ErrorCode.NONE
     for _ in range(2):
         assert find_election_state(kept.directory, REAL_FILESYSTEM)[1].is_unfilled, "one of two is not enough"
         kept.note_filled(TPS[0])
@@ -224,7 +224,7 @@ def test_a_generation_is_filled_and_led_by_nothing_of_the_one_before(store):
     kept = filled(store)
     kept.note_contact(512, is_last=True)
     assert kept.contact_age_ms is None
-    assert kept.offer_grant(forced(), 1, ADDRESSES[2], 2) is ErrorCode.NONE
+    assert kept.offer_grant(forced(), 1, 2) is ErrorCode.NONE
     assert kept.contact_age_ms is not None, "who said goodbye led another generation"
     kept.note_filled(TPS[1])
     assert kept.is_unfilled, "the first partition was filled before, and set aside"
@@ -240,15 +240,15 @@ def write_checkpoints(kept):
 def test_a_grant_of_a_higher_generation_sets_the_logs_aside_whole(store):
     kept = filled(store)
     old, replica = kept.election_state, kept.open_replica(TPS[0])
-    assert kept.offer_grant(forced(), 1, ADDRESSES[2], 2) is ErrorCode.NONE
+    assert kept.offer_grant(forced(), 1, 2) is ErrorCode.NONE
     check_set_aside(kept, old)
     assert replica.failure is not None
     assert [one.open_replica(TPS[0]) for one in store.owners_of(TPS[0])] == [None], "its leader begins a session anew"
     log = store.describe(kept, TPS[0], create=True).log
     assert (log.log_end_offset, log.high_watermark) == (0, 0)
     assert kept.election_state.unfilled == {}, "it lost nothing of this generation"
-    assert kept.offer_grant(grant(1024, 2), 0, ADDRESSES[2], 2) is ErrorCode.FENCED_LEADER_EPOCH
-    assert kept.offer_grant(forced(tag=6), 1, ADDRESSES[2], 2) is ErrorCode.INCONSISTENT_OUTBOX
+    assert kept.offer_grant(grant(1024, 2), 0, 2) is ErrorCode.FENCED_LEADER_EPOCH
+    assert kept.offer_grant(forced(tag=6), 1, 2) is ErrorCode.INCONSISTENT_OUTBOX
 
 
 def test_what_was_removed_before_a_generation_is_no_loss_of_it(store):
@@ -259,7 +259,7 @@ def test_what_was_removed_before_a_generation_is_no_loss_of_it(store):
     with pytest.raises(Refusal, match="held records up to offset 1") as refused:
         store.describe(kept, TPS[0], create=False)
     assert refused.value.code is ErrorCode.KAFKA_STORAGE_ERROR, "so that it does not count"
-    assert kept.offer_grant(forced(), 1, ADDRESSES[2], 2) is ErrorCode.NONE
+    assert kept.offer_grant(forced(), 1, 2) is ErrorCode.NONE
     for tp in TPS:
         assert store.describe(kept, tp, create=True).log.log_end_offset == 0
     assert kept.election_state.unfilled == {}
@@ -289,7 +289,7 @@ def test_setting_aside_is_finished_at_the_next_opening(tmp_path, renames):
     write_checkpoints(kept)
     old, disk.left = kept.election_state, renames
     with pytest.raises(OSError, match="the power went"):
-        kept.offer_grant(forced(), 1, ADDRESSES[2], 2)
+        kept.offer_grant(forced(), 1, 2)
     if renames > 1:
         with pytest.raises(Refusal, match="not set aside"):
             kept.replica(TPS[0], create=True)
@@ -306,7 +306,7 @@ def test_setting_aside_is_finished_at_the_next_opening(tmp_path, renames):
                 pass
         else:
             assert kept.election_state == old
-            kept.offer_grant(forced(), 1, ADDRESSES[2], 2)
+            kept.offer_grant(forced(), 1, 2)
         check_set_aside(kept, old)
     finally:
         again.close()
@@ -318,15 +318,15 @@ OTHER = UUID(int=9)
 def test_a_rival_is_not_forgotten_by_a_restart_until_another_generation_is_granted(tmp_path, store):
     """The rival is stored, so that each later beat can report it to the leader of the stored grant."""
     kept = store.outbox(OUTBOX)
-    assert kept.offer_grant(forced(), 1, ADDRESSES[2], 2) is ErrorCode.NONE
-    assert kept.offer_grant(forced(tag=6), 1, ADDRESSES[2], 2) is ErrorCode.INCONSISTENT_OUTBOX
+    assert kept.offer_grant(forced(), 1, 2) is ErrorCode.NONE
+    assert kept.offer_grant(forced(tag=6), 1, 2) is ErrorCode.INCONSISTENT_OUTBOX
     store.close()
     again = NodeStore(tmp_path, NodeSettings(address=Address("127.0.0.1", 1)), REAL_FILESYSTEM, SYSTEM_CLOCK)
     try:
         kept = again.outbox(OUTBOX)
         assert (kept.election_state.grant, kept.election_state.rival) == (forced(), forced(tag=6))
         decided = replace(forced(513), generation=next_generation(forced().generation, 7))
-        assert kept.offer_grant(decided, 1, ADDRESSES[2], 2) is ErrorCode.NONE
+        assert kept.offer_grant(decided, 1, 2) is ErrorCode.NONE
         assert (kept.election_state.grant, kept.election_state.rival) == (decided, None)
     finally:
         again.close()
@@ -342,17 +342,17 @@ def test_m4_a_node_becomes_another_member_where_it_was_replaced_as_the_one_that_
 ):
     """Also under the grant that it stores: it is asked again when its leader begins another session."""
     kept = store.outbox(OUTBOX)
-    assert kept.offer_grant(grant(512), 0, ADDRESSES[2], 2) is ErrorCode.NONE
+    assert kept.offer_grant(grant(512), 0, 2) is ErrorCode.NONE
     members = (*(one for one in grant(512).members if one.index != 2), Member(2, address, directory))
     offered = replace(grant(768), members=members)
-    assert kept.offer_grant(offered, 0, ADDRESSES[2], 2) is ErrorCode.NONE
+    assert kept.offer_grant(offered, 0, 2) is ErrorCode.NONE
     if outcome == 3:
-        assert kept.offer_grant(offered, 0, ADDRESSES[2], 3) is ErrorCode.NONE
+        assert kept.offer_grant(offered, 0, 3) is ErrorCode.NONE
         assert kept.election_state.member == 3
-        assert kept.offer_grant(offered, 0, ADDRESSES[2], 3) is ErrorCode.NONE
+        assert kept.offer_grant(offered, 0, 3) is ErrorCode.NONE
     else:
         with pytest.raises(Refusal) as refused:
-            kept.offer_grant(offered, 0, ADDRESSES[2], 3)
+            kept.offer_grant(offered, 0, 3)
         assert refused.value.code is outcome
         assert kept.election_state.member == 2
 

@@ -6,17 +6,16 @@ import pytest
 
 from pushrep.errors import BadArgument
 from pushrep.topic_id_partition import TopicIdPartition
-from pushrep.wire.calls import VOCABULARY, AgreedVersions, ApiKey, VersionRange, Vocabulary, versions_answer
+from pushrep.wire.calls import VERSIONS, ApiKey, encode, open_frame, versions_answer
 from pushrep.wire.client import CORRELATION_IDS, CallAnswer, ClientConnection, PeerEvent, first_request
-from pushrep.wire.codec import read_schemas, released_schemas
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.errors import (
     MalformedFrame,
-    NoCommonVersion,
     ProtocolError,
     TooManyInFlight,
     UnexpectedAnswer,
     UnknownCall,
+    UnsupportedVersion,
 )
 from pushrep.wire.frames import FrameKind, FrameLimits, FrameReader, frame_head
 from pushrep.wire.push_messages import (
@@ -27,7 +26,6 @@ from pushrep.wire.push_messages import (
     AppendRecordsRequest,
     AppendRecordsResponse,
     AppendRecordsResult,
-    FetchRecordsRequest,
     ListLogsRequest,
     ListLogsResponse,
 )
@@ -140,7 +138,7 @@ def test_an_answer_of_another_call_is_refused(pair):
     with pytest.raises(BadArgument, match="does not answer"):
         server.answer(call, AttachResponse())
     with pytest.raises(UnexpectedAnswer, match="asked was"):
-        client.feed(joined(VOCABULARY.encode(AttachResponse(), call.version, call.correlation_id)))
+        client.feed(joined(encode(AttachResponse(), call.correlation_id)))
 
 
 def test_nothing_is_asked_before_the_versions():
@@ -158,14 +156,14 @@ def test_in_flight_is_bounded(pair):
 
 def test_a_server_refuses_who_asks_on_regardless():
     server = ServerConnection(calls_max=2)
-    stream = b"".join(joined(VOCABULARY.encode(ListLogsRequest(), 0, number)) for number in range(3))
+    stream = b"".join(joined(encode(ListLogsRequest(), number)) for number in range(3))
     assert len(server.feed(stream)) == 2
     assert isinstance(server.failure, MalformedFrame)
 
 
 def test_a_number_in_use_is_refused():
     server = ServerConnection()
-    stream = joined(VOCABULARY.encode(ListLogsRequest(), 0, 5))
+    stream = joined(encode(ListLogsRequest(), 5))
     server.feed(stream)
     with pytest.raises(MalformedFrame, match="in use"):
         server.feed(stream)
@@ -187,7 +185,7 @@ def test_a_replay_streams_under_its_attach(pair):
     with pytest.raises(BadArgument, match="over"):
         server.event(call, data)
     with pytest.raises(UnexpectedAnswer):
-        client.feed(joined(VOCABULARY.encode(data, call.version, call.correlation_id)))
+        client.feed(joined(encode(data, call.correlation_id)))
 
 
 def test_an_answer_and_its_first_event_may_come_together(pair):
@@ -242,102 +240,62 @@ def test_after_a_refused_attach_no_event_follows(pair):
 )
 def test_a_client_neither_answers_nor_streams(message, error):
     with pytest.raises(error):
-        ServerConnection().feed(joined(VOCABULARY.encode(message, 0, 1)))
+        ServerConnection().feed(joined(encode(message, 1)))
 
 
 def test_a_server_does_not_ask(pair):
     client, _ = pair
     with pytest.raises(UnexpectedAnswer, match="does not ask"):
-        client.feed(joined(VOCABULARY.encode(StopReplayRequest(), 0, 1)))
+        client.feed(joined(encode(StopReplayRequest(), 1)))
 
 
 def test_a_future_client_learns_what_is_spoken():
     """KIP-511: the request can't be read, and is answered in version 0 all the same."""
     server = ServerConnection()
     (call,) = server.feed(frame_head((ApiKey.API_VERSIONS, FrameKind.REQUEST), 9, 3, b"fields of the future", 0))
-    assert call == Call(3, ApiKey.API_VERSIONS, 0, ApiVersionsRequest(), is_version_known=False)
+    assert call == Call(3, ApiKey.API_VERSIONS, ApiVersionsRequest(), is_version_known=False)
     client = ClientConnection()
     correlation_id, _ = client.ask(first_request("test", "1"))
-    parts = VOCABULARY.encode(versions_answer(VOCABULARY, ErrorCode.UNSUPPORTED_VERSION), 0, correlation_id)
-    (answer,) = client.feed(joined(parts))
+    (answer,) = client.feed(joined(encode(versions_answer(ErrorCode.UNSUPPORTED_VERSION), correlation_id)))
     assert answer.message.error_code is ErrorCode.UNSUPPORTED_VERSION
-    assert client.versions.version_of(ApiKey.LIST_LOGS) == 0
     told = joined(server.answer_versions(call))
     assert told[6:8] == bytes(2), "version 0"
-    (frame,) = FrameReader(VOCABULARY.open, FrameLimits()).feed(told)
-    assert frame.message == versions_answer(VOCABULARY, ErrorCode.UNSUPPORTED_VERSION)
-
-
-def two_versions_of(*structs):
-    """A vocabulary of a release in which these messages have a version 1, the same as 0."""
-    schemas = read_schemas(released_schemas())
-    for struct in structs:
-        schemas[struct.__name__][1] = schemas[struct.__name__][0]
-    return Vocabulary(schemas)
-
-
-def test_a_newer_client_comes_back_in_a_version_that_the_server_knows():
-    client = ClientConnection(vocabulary=two_versions_of(ApiVersionsRequest, ApiVersionsResponse))
-    server = ServerConnection()
-    _, parts = client.ask(first_request("newer", "2"))
-    (call,) = server.feed(joined(parts))
-    assert not call.is_version_known
-    (answer,) = client.feed(joined(server.answer_versions(call)))
-    assert answer.message.error_code is ErrorCode.UNSUPPORTED_VERSION
-    call = asked(client, server, first_request("newer", "2"))
-    assert (call.version, call.is_version_known) == (0, True)
-    (answer,) = client.feed(joined(server.answer_versions(call)))
-    assert answer.message.error_code is ErrorCode.NONE
-
-
-def test_an_event_is_in_the_version_of_its_call():
-    vocabulary = VOCABULARY
-    assert vocabulary.versions[ApiKey.ATTACH] == (0, 1)
-    client, server = ClientConnection(vocabulary=vocabulary), ServerConnection(vocabulary=vocabulary)
-    _, parts = client.ask(first_request("test", "1"))
-    (call,) = server.feed(joined(parts))
-    client.feed(joined(server.answer_versions(call)))
-    client, server, call = replaying((client, server))
-    beat = ReplayData(session_id=77, start_offset=0, end_offset=0, tip_offset=0)
-    assert call.version == 1
-    assert joined(server.event(call, beat))[6:8] == b"\0\1"
-    assert joined(client.event_parts(call.correlation_id, Credit(session_id=77, bytes=1)))[6:8] == b"\0\1"
-    with pytest.raises(UnexpectedAnswer, match="version 0"):
-        client.feed(joined(vocabulary.encode(beat, 0, call.correlation_id)))
+    (frame,) = FrameReader(open_frame, FrameLimits()).feed(told)
+    assert frame.message == versions_answer(ErrorCode.UNSUPPORTED_VERSION)
 
 
 def test_a_future_version_of_anything_else_is_refused():
-    with pytest.raises(UnknownCall, match="versions 0 to 0 are spoken"):
+    with pytest.raises(UnknownCall, match="LIST_LOGS is spoken in version 0"):
         ServerConnection().feed(frame_head((ApiKey.LIST_LOGS, FrameKind.REQUEST), 9, 3, b"", 0))
 
 
+def of_grant(*versions):
+    """ApiVersions' answer of a server with this range of versions of GRANT; without one, that knows no such call."""
+    others = tuple(one for one in versions_answer().api_versions if one.api_key != ApiKey.GRANT)
+    of_the_future = ApiVersion(api_key=999, min_version=0, max_version=1)
+    spoken = [ApiVersion(api_key=ApiKey.GRANT, min_version=low, max_version=high) for low, high in versions]
+    return ApiVersionsResponse(api_versions=(*others, of_the_future, *spoken))
+
+
 @pytest.mark.parametrize(
-    ("ours", "theirs", "agreed"),
-    [((0, 0), (0, 0), 0), ((0, 3), (1, 2), 2), ((2, 5), (0, 2), 2), ((1, 1), (0, 9), 1), ((2, 3), (0, 1), None)],
+    ("theirs", "named"),
+    [([(0, 0)], None), ([(0, 3)], None), ([(1, 2)], "versions 1 to 2"), ([], "no version")],
+    ids=["the same", "newer ones, too", "newer ones only", "none"],
 )
-def test_the_newest_common_version(ours, theirs, agreed):
-    key = ApiKey.GRANT
-    answer = ApiVersionsResponse(
-        api_versions=(
-            ApiVersion(api_key=key, min_version=theirs[0], max_version=theirs[1]),
-            ApiVersion(api_key=999, min_version=0, max_version=1),  # a call of the future is nothing to us
-        )
-    )
-    versions = AgreedVersions({key: VersionRange(*ours)}, answer)
-    assert versions.speaks(key) == (agreed is not None)
-    if agreed is not None:
-        assert versions.version_of(key) == agreed
-    else:
-        with pytest.raises(NoCommonVersion):
-            versions.version_of(key)
-
-
-def test_a_call_that_the_peer_does_not_know_is_not_asked(pair):
-    client, _ = pair
-    client.versions = AgreedVersions(VOCABULARY.versions, ApiVersionsResponse())
-    with pytest.raises(NoCommonVersion, match="the peer none"):
-        client.ask(FetchRecordsRequest(tp=TP, grant_epoch=1, offset=0, max_bytes=1))
-    assert client.in_flight == ()
+def test_a_server_that_does_not_speak_our_version_of_a_call_is_refused_by_name(theirs, named):
+    assert VERSIONS[ApiKey.GRANT] == 0
+    client = ClientConnection()
+    correlation_id, _ = client.ask(first_request("test", "1"))
+    answer = joined(encode(of_grant(*theirs), correlation_id))
+    if named is None:
+        client.feed(answer)
+        assert client.is_ready
+        return
+    with pytest.raises(UnsupportedVersion, match=f"GRANT: we speak version 0, the peer {named}"):
+        client.feed(answer)
+    assert not client.is_ready
+    with pytest.raises(BadArgument, match="asked first"):
+        client.ask(ListLogsRequest())
 
 
 def test_numbers_go_round_without_meeting_one_in_flight(pair, monkeypatch):
@@ -352,5 +310,5 @@ def test_numbers_go_round_without_meeting_one_in_flight(pair, monkeypatch):
 
 
 def test_every_error_of_a_peer_is_one_kind():
-    for error in (MalformedFrame, UnexpectedAnswer, UnknownCall):
+    for error in (MalformedFrame, UnexpectedAnswer, UnknownCall, UnsupportedVersion):
         assert issubclass(error, ProtocolError)

@@ -22,15 +22,13 @@ def names(struct):
     ("rules", "wire", "otherwise"),
     [
         (RulesEpochEnd, WireEpochEnd, {}),
-        # Which version it speaks is agreed on before; whose it is stands in its certificate, not in what it says.
+        # Whose it is stands in its certificate, not in what it says.
         (
             MemberAnswer,
             DescribeLogResponse,
             {
                 "index": "member",
                 "grant": "grants",
-                "is_unfilled": "unfilled",
-                "carries_holds": "grants",
                 "identity": "member",
             },
         ),
@@ -41,9 +39,7 @@ def names(struct):
             {
                 "index": "member",
                 "grant": "grants",
-                "is_unfilled": "unfilled",
                 "contact_age_ms": "member",
-                "carries_holds": "grants",
                 "identity": "member",
             },
         ),

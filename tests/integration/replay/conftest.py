@@ -156,7 +156,7 @@ class Leader:
             members_epoch=self.epoch, pid_epoch=0, topic_id=self.tp.topic_id, topic="orders", partitions=1,
             carrier="key",
         )  # fmt: skip
-        asked = GrantRequest(grant=grant, sender=grant.leader, partitions=(self.tp,))
+        asked = GrantRequest(grant=grant, sender=grant.leader, member=1, partitions=(self.tp,))
         assert self.client.ask(asked, GrantResponse).error_code is ErrorCode.NONE
 
 
