@@ -6,8 +6,8 @@
 
 Avro writes a record as its fields one after another, a number as a zigzag varint (as Kafka does), a string as its
 length and its bytes, an array as a count, the items and a zero, a fixed as its bytes. fastavro would take twice as long
-to write, because it needs a dictionary of each message (docs/internals/benchmark-notes.md); tests compare our bytes with its.
-fastavro reads.
+to write, because it needs a dictionary of each message (docs/internals/benchmark-notes.md); tests compare our bytes
+with its. fastavro reads.
 
 The schemas are files, `schemas/<class>.avsc`, one for each message. Each describes its class exactly, which is checked
 when the files are read (`check_schema`), before anything is sent.

@@ -112,7 +112,7 @@ def grant_of(epoch, leader=None, **more):
 
 def offer(client, grant, sender=None):
     sender = grant.leader if sender is None else sender
-    return client.ask(GrantRequest(grant=grant, sender=sender, member=1, partitions=(TP,)), GrantResponse)
+    return client.ask(GrantRequest(grant=grant, sender=sender, member=2, partitions=(TP,)), GrantResponse)
 
 
 def test_m6_a_beat_fences_an_older_generation_and_shows_a_rival_that_was_offered(start):

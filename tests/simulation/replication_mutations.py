@@ -272,7 +272,7 @@ LIVING = Rules(leader_alive_steps=100)
 LIVING_FIVE = Rules(members=5, min_insync=3, machines=5, leader_alive_steps=150)
 CHANGING = Rules(machines=5, changes_members=True)
 # Without directories' names: the grants that bring them in are stored by more, and hide what a change of members lacks.
-EVEN = Rules(members=4, min_insync=3, machines=5, changes_members=True, names_directories=False)
+EVEN = Rules(members=4, min_insync=3, machines=5, changes_members=True)
 MUTATIONS = (
     Mutation("a request of an older leader is refused", skip_the_epoch_check, first_seed=116),
     Mutation("an older grant is refused", skip_the_grant_check, first_seed=2000),

@@ -82,7 +82,7 @@ class Disk:
     runs: int = 0
     directory_id: UUID | None = None
     generation: int = 0  # of the log; below the grant's while it is to be set aside
-    is_unfilled: bool | None = None
+    is_unfilled: bool = False
 
     @property
     def end(self):
@@ -240,7 +240,6 @@ class Rules:
     forces: bool = False
     leader_alive_steps: int = 0
     wipes: float = 0  # how many of all troubles
-    names_directories: bool = True
     fsyncs_epochs: bool = True
     answers_last: bool = True
 
@@ -326,10 +325,7 @@ class World:
 
     def new_directory(self, machine):
         self.directories += 1
-        if self.rules.names_directories:
-            machine.disk.directory_id = UUID(int=self.directories)
-        if self.rules.forces:
-            machine.disk.is_unfilled = False
+        machine.disk.directory_id = UUID(int=self.directories)
 
     @property
     def committed_end(self):
@@ -970,7 +966,7 @@ class World:
             raise Violation(f"{machine.index} goes from generation {older} to {newer}")
         self.power(machine)
         if grant.generation == disk.generation:
-            is_first = self.rules.forces and disk.grant is None
+            is_first = disk.grant is None
             self.durable(machine, grant=grant)
             if is_first and disk.directory_id not in {one.directory_id for one in grant.members}:
                 self.durable(machine, is_unfilled=True)
