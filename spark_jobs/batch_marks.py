@@ -21,11 +21,7 @@ from filtering.marks import HighwaterMarks
 from filtering.stream_metadata import OFFSET_MAX
 from spark_jobs.errors import SparkJobError
 
-VERSIONS = (1, 2, 3, 4)
-"""The lowest that holds a batch is written: 2 for ranges in a startpoint epoch, 3 for `sent_back`, 4 for an entry of it
-with `replace_until`."""
-ADOPTED = -1
-"""The batch number of the marks that a query adopted from another before its batch 0."""
+VERSION = 5
 
 _MAGIC = b"PBMK"
 _HEADER = struct.Struct(">4sII")
@@ -42,14 +38,14 @@ class CorruptBatchMarks(SparkJobError):
 
 
 class BatchMarksVersionUnsupported(SparkJobError):
-    """Another release wrote these marks: run the job with that release, or a newer one."""
+    """Another release wrote these marks: run the job with that release."""
 
-    def __init__(self, version: int, supported: int) -> None:
+    def __init__(self, version: int) -> None:
         super().__init__(
-            f"marks of a batch have format version {version}, this release reads up to version {supported}: run the "
-            "job with the release that wrote them"
+            f"marks of a batch have format version {version}, this release reads version {VERSION}: run the job with "
+            "the release that wrote them"
         )
-        self.version, self.supported = version, supported
+        self.version = version
 
 
 class MarksKey(NamedTuple):
@@ -89,6 +85,8 @@ class SentBack(NamedTuple):
 class BatchMarks:
     """The marks after one batch of one query, and the log ranges which that batch held; ranges ascend.
 
+    first: the number of the query's own first batch. It is above 0 for a query that adopted the marks of another one
+    and continues its numbers; the adopted marks are batch first - 1. Batch -1 has nothing: it is before the first.
     `replaced`: the ranges in which its rows replaced those of other batches in the table. `sent_back` is carried from
     batch to batch, ascending.
     """
@@ -99,29 +97,37 @@ class BatchMarks:
     marks: Mapping[MarksKey, HighwaterMarks] = field(default_factory=dict)
     replaced: tuple[LogRange, ...] = ()
     sent_back: tuple[SentBack, ...] = ()
+    first: int = 0
 
     def __post_init__(self) -> None:
-        if not self.query_id or self.batch_id < ADOPTED:
-            raise ValueError(f"not a batch of a query: {self.query_id!r}, {self.batch_id}")
+        if not self.query_id or not -1 <= self.first - 1 <= self.batch_id:
+            raise ValueError(f"not a batch of a query: {self.query_id!r}, {self.batch_id}, from {self.first} on")
+
+    @property
+    def is_adopted(self) -> bool:
+        """Whether these are the marks that the query began with: another query computed them."""
+        return self.batch_id < self.first
+
+    def drops(self, query_id: str, batch_id: int, keep: int) -> bool:
+        """Whether a store that has just written this batch, and keeps `keep` of a query, forgets that other one."""
+        if query_id != self.query_id:
+            return self.batch_id - self.first >= keep
+        return batch_id <= self.batch_id - keep
 
     def to_bytes(self) -> bytes:
         """Versioned, checksummed bytes; equal values give equal bytes."""
         blobs = [(key, self.marks[key].to_bytes()) for key in sorted(self.marks)]
-        version = 3 if self.sent_back else 2 if any(r.startpoint_epoch for r in self.ranges) else 1
-        if any(one.replace_until < OFFSET_MAX for one in self.sent_back):
-            version = 4
         head = {
             "query": self.query_id,
             "batch": self.batch_id,
-            "ranges": [list(r if version > 1 else r[:4]) for r in self.ranges],
+            "first": self.first,
+            "ranges": [list(one) for one in self.ranges],
+            "replaced": [list(one) for one in self.replaced],
+            "sent_back": [list(one) for one in self.sent_back],
             "marks": [[key.topic, key.startpoint_epoch, len(blob)] for key, blob in blobs],
         }
-        if self.replaced:  # older releases ignore it
-            head["replaced"] = [list(r) for r in self.replaced]
-        if self.sent_back:  # older releases would drop what is read again
-            head["sent_back"] = [list(one if version > 3 else one[:5]) for one in self.sent_back]
         text = json.dumps(head, separators=(",", ":")).encode()
-        body = b"".join([_HEADER.pack(_MAGIC, version, len(text)), text, *(blob for _, blob in blobs)])
+        body = b"".join([_HEADER.pack(_MAGIC, VERSION, len(text)), text, *(blob for _, blob in blobs)])
         return body + _CHECKSUM.pack(zlib.crc32(body))
 
     @classmethod
@@ -135,10 +141,11 @@ class BatchMarks:
                 position += size
             ranges, replaced = (
                 tuple(LogRange(str(t), *map(int, numbers)) for t, *numbers in listed)
-                for listed in (head["ranges"], head.get("replaced", []))
+                for listed in (head["ranges"], head["replaced"])
             )
-            sent_back = tuple(SentBack(str(topic), *map(int, numbers)) for topic, *numbers in head.get("sent_back", []))
-            return cls(str(head["query"]), int(head["batch"]), ranges, marks, replaced, sent_back)
+            sent_back = tuple(SentBack(str(topic), *map(int, numbers)) for topic, *numbers in head["sent_back"])
+            first = int(head["first"])
+            return cls(str(head["query"]), int(head["batch"]), ranges, marks, replaced, sent_back, first)
         except FilteringError as error:
             raise CorruptBatchMarks(str(error)) from error
         except (KeyError, TypeError, ValueError) as error:
@@ -156,8 +163,8 @@ def _head(data: bytes) -> tuple[dict[str, Any], int]:
     computed = zlib.crc32(memoryview(data)[: -_CHECKSUM.size])
     if stored != computed:
         raise CorruptBatchMarks(f"the bytes give checksum {computed:#010x}, the stored one is {stored:#010x}")
-    if version not in VERSIONS:
-        raise BatchMarksVersionUnsupported(version, VERSIONS[-1])
+    if version != VERSION:
+        raise BatchMarksVersionUnsupported(version)
     try:
         head = json.loads(data[_HEADER.size : _HEADER.size + head_bytes])
     except ValueError as error:

@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 from pyspark.sql import SparkSession
 
-from spark_jobs.batch_marks import ADOPTED, BatchMarks
+from spark_jobs.batch_marks import BatchMarks
 from spark_jobs.marks import MarksFenced, MarksStoreDamaged, parsed_marks
 from spark_jobs.sinks.hadoop import HadoopDirectory
 
-_NAME = re.compile(r"([0-9]{20})-(-1|[0-9]{1,19})-([A-Za-z0-9_-]+)\.marks")
+_NAME = re.compile(r"([0-9]{20})-([0-9]{1,19})-([A-Za-z0-9_-]+)\.marks")
 
 
 class _File(NamedTuple):
@@ -30,7 +30,7 @@ class _File(NamedTuple):
         return f"{self.sequence:020d}-{self.batch_id}-{self.query_id}.marks"
 
 
-_NOTHING = _File(-1, ADOPTED, "")
+_NOTHING = _File(-1, -1, "")
 
 
 class FileMarks:
@@ -75,7 +75,7 @@ class FileMarks:
             raise MarksFenced(self.location, marks.query_id, marks.batch_id)
         self._last = new
         for file in files:
-            if self._is_old(file, new, keep):
+            if file[1:] == new[1:] or marks.drops(file.query_id, file.batch_id, keep):
                 self._opened().remove(file.name)
 
     def drop_from(self, query_id: str, batch_id: int) -> None:
@@ -88,12 +88,6 @@ class FileMarks:
 
     def close(self) -> None:
         """Nothing stays open between calls."""
-
-    @staticmethod
-    def _is_old(file: _File, new: _File, keep: int) -> bool:
-        if file.query_id != new.query_id:
-            return new.batch_id >= keep
-        return file.batch_id == new.batch_id or ADOPTED < file.batch_id <= new.batch_id - keep
 
     def _files(self) -> list[_File]:
         """In the order in which they were written."""

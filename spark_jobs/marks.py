@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from filtering.closing import ClosedAtExit
 from pushrep.errors import PushrepError
 from pushrep.log import Durability, LogConfig, LogReader, SegmentLog, list_logs
-from spark_jobs.batch_marks import ADOPTED, BatchMarks, BatchMarksVersionUnsupported, CorruptBatchMarks
+from spark_jobs.batch_marks import BatchMarks, BatchMarksVersionUnsupported, CorruptBatchMarks
 from spark_jobs.errors import SparkJobError, StoreUnfit
 
 PART_BYTES = 8 << 20
@@ -52,7 +52,7 @@ class MarksStore(Protocol):
         ...
 
     def batches(self, query_id: str) -> list[int]:
-        """The batches kept of this query, ascending; -1 stands for what it adopted before batch 0."""
+        """The batches kept of this query, ascending, with the one that it adopted."""
         ...
 
     def read(self, query_id: str, batch_id: int) -> BatchMarks | None:
@@ -61,7 +61,7 @@ class MarksStore(Protocol):
 
     def write(self, marks: BatchMarks, *, keep: int) -> None:
         """Store durably before returning; of this query the newest `keep` batches stay, and no other query's do
-        once this one has written `keep`.
+        once this one has written `keep` (BatchMarks.drops).
         """
         ...
 
@@ -142,7 +142,9 @@ class LocalMarks(ClosedAtExit):
         log = self._opened()
         self._remember(marks.query_id, marks.batch_id, _append(log, marks.to_bytes()))
         self._latest = marks
-        self._forget_old(marks.query_id, marks.batch_id, keep)
+        # Only in memory: a store that is opened again still finds old batches in the log, until that is rewritten.
+        for query_id, batch_id in [known for known in self._places if marks.drops(*known, keep)]:
+            del self._places[query_id, batch_id]
         live = sum(place.size for place in self._places.values())
         if self._log_bytes > max(REWRITE_AT_LEAST_BYTES, 4 * live):
             self._rewrite(log)
@@ -241,16 +243,6 @@ class LocalMarks(ClosedAtExit):
         latest = self._latest
         if latest is not None and latest.query_id == query_id and latest.batch_id >= batch_id:
             self._latest = None
-
-    def _forget_old(self, query_id: str, batch_id: int, keep: int) -> None:
-        """Only in memory: a store that is opened again still finds old batches in the log, until that is rewritten."""
-        own = self.batches(query_id)
-        for batch in own:
-            if ADOPTED < batch <= batch_id - keep:
-                del self._places[query_id, batch]
-        if batch_id >= keep:
-            for key in [key for key in self._places if key[0] != query_id]:
-                del self._places[key]
 
     def _rewrite(self, log: SegmentLog) -> None:
         """Copy what is wanted into a new generation; the old log stays locked until the new one is complete."""

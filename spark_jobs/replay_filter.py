@@ -22,7 +22,7 @@ from filtering.marks import HighwaterMarks
 from filtering.replay_filter import check_ttl
 from pushrep.env import SYSTEM_CLOCK, Clock
 from spark_jobs.batch_decision import BatchPlan, PartitionRows, ranges_of
-from spark_jobs.batch_marks import ADOPTED, BatchMarks, LogRange, MarksKey, SentBack
+from spark_jobs.batch_marks import BatchMarks, LogRange, MarksKey, SentBack
 from spark_jobs.columns import SourcePosition
 from spark_jobs.errors import (
     CheckpointWentBack,
@@ -81,7 +81,8 @@ class ReplayFilteredBatches:
     `marks` keeps the marks between batches (spark_jobs.marks). `handler` must replace, when called again with a
     batch, what its first call left; its method `drop_from(batch_id)`, if it has one, is called when the checkpoint
     was rolled back, and `expect(batch_id, ranges)` before a batch, with the log ranges of all its rows.
-    `adopt=(query id, batch)` starts a fresh checkpoint from another query's marks as of that batch.
+    `adopt=(query id, batch)` starts a fresh checkpoint from another query's marks as of that batch. The numbers of
+    batches continue there: handler, marks and counts see batch + 1 where Spark's own count begins again at 0.
     `on_dropped(rows, batch_id)` gets the dropped rows after the handler returned, at least once. `on_counts(counts)`
     gets each batch's counts, which `.last_counts` keeps. The rows of a batch may lie in any order: the log's counts.
     `replacing` (replacing.py): after a startpoint that resets marks, rows that are read again replace those in the
@@ -126,6 +127,7 @@ class ReplayFilteredBatches:
         if query_id is None:
             raise NotInForeachBatch
         stored = self._batch_before(query_id, batch_id)
+        batch_id = stored.batch_id + 1  # Spark's own, unless the query continues another one's
         before, sent_back = stored.marks, stored.sent_back
         pruned = column_pruned(df)
         keyed = keyed_frame(pruned, self._rule)
@@ -165,7 +167,7 @@ class ReplayFilteredBatches:
                 filtered.check_unchanged()  # marks N are of all rows, so all of them must still be there
         if self._on_dropped is not None:
             self._on_dropped(filtered.dropped, batch_id)
-        after = BatchMarks(query_id, batch_id, filtered.ranges, filtered.marks, replaced, sent_back)
+        after = BatchMarks(query_id, batch_id, filtered.ranges, filtered.marks, replaced, sent_back, stored.first)
         self._store.write(after, keep=keep)
         self._report(filtered.counts(batch_id))
 
@@ -207,28 +209,34 @@ class ReplayFilteredBatches:
         )
 
     def _batch_before(self, query_id: str, batch_id: int) -> BatchMarks:
-        """What is kept of the batch before this one."""
+        """What is kept of the batch before the one that Spark gives this number. Its own number tells the next."""
         store = self._store
         owner = store.owner()
         if owner is not None and owner != query_id:
-            self._take_over(owner, query_id, batch_id)
-        stored = store.read(query_id, batch_id - 1)
-        if stored is not None:
-            return stored
-        if batch_id > 0:
-            raise MarksMissing(store.location, query_id, batch_id - 1, store.batches(query_id))
-        if owner is None and self._adopt is not None:
-            raise MarksMissing(store.location, *self._adopt, store.batches(self._adopt[0]))
-        return BatchMarks(query_id, batch_id - 1)
+            return self._taken_over(owner, query_id, batch_id)
+        kept = store.batches(query_id)
+        newest = store.read(query_id, kept[-1]) if kept else None
+        before = batch_id - 1 + (0 if newest is None else newest.first)
+        if before < 0:
+            if owner is None and self._adopt is not None:
+                raise MarksMissing(store.location, *self._adopt, store.batches(self._adopt[0]))
+            return BatchMarks(query_id, before)
+        stored = newest if newest is not None and newest.batch_id == before else store.read(query_id, before)
+        if stored is None:
+            raise MarksMissing(store.location, query_id, before, kept)
+        return stored
 
-    def _take_over(self, owner: str, query_id: str, batch_id: int) -> None:
+    def _taken_over(self, owner: str, query_id: str, batch_id: int) -> BatchMarks:
+        """The marks that the query begins with, stored as the batch before its first one."""
         store = self._store
         if self._adopt is None or batch_id != 0:
             raise MarksOfAnotherQuery(store.location, owner, store.batches(owner)[-1], query_id)
         adopted = store.read(*self._adopt)
         if adopted is None:
             raise MarksMissing(store.location, *self._adopt, store.batches(self._adopt[0]))
-        store.write(BatchMarks(query_id, ADOPTED, adopted.ranges, adopted.marks), keep=1)
+        begins = BatchMarks(query_id, adopted.batch_id, adopted.ranges, adopted.marks, first=adopted.batch_id + 1)
+        store.write(begins, keep=1)
+        return begins
 
     def _is_stored(self, query_id: str, batch_id: int, ranges: tuple[LogRange, ...]) -> bool:
         """Whether this batch is stored with these ranges. Stored with others, it and all later ones are dropped."""

@@ -18,7 +18,7 @@ from filtering.closing import ClosedAtExit
 from pushrep.kafka import KafkaDestination
 from pushrep.kafka.errors import DestinationRefused, TopicMissing
 from pushrep.kafka.store_topic import ChangedByOther, KeyedTopic, RecordsOfOthers
-from spark_jobs.batch_marks import ADOPTED, BatchMarks
+from spark_jobs.batch_marks import BatchMarks
 from spark_jobs.errors import SparkJobError
 from spark_jobs.marks import MarksFenced, MarksStoreDamaged, parsed_marks
 
@@ -26,7 +26,7 @@ FORMAT, VERSION = "pushrep.marks", 1
 PART_BYTES_MAX = 900_000
 """A topic that takes more gets parts of this size all the same: readers of its records need no larger buffers."""
 
-_KEY = re.compile(r"(?P<query>[^/]+)/(?P<batch>-1|[0-9]+)(/(?P<part>[0-9]+))?")
+_KEY = re.compile(r"(?P<query>[^/]+)/(?P<batch>[0-9]+)(/(?P<part>[0-9]+))?")
 
 
 class MarksTopicUnfit(SparkJobError):
@@ -95,7 +95,7 @@ class TopicMarks(ClosedAtExit):
         parts = {f"{key}/{n}": data[at : at + size] for n, at in enumerate(range(0, len(data), size))}
         seal = {"parts": len(parts), "size_bytes": len(data), "crc32": zlib.crc32(data)}
         known = self._seen()
-        gone = [old for old in known if _is_old(old, marks, keep)]
+        gone = [old for old in known if marks.drops(*old, keep)]
         before = known.get((marks.query_id, marks.batch_id), _Batch(-1, ()))
         unused = [part for part in before.parts if part not in parts]
         records = [*parts.items(), *((part, None) for part in unused), *self._tombstones(gone)]
@@ -175,10 +175,3 @@ class TopicMarks(ClosedAtExit):
 
 def _key(query_id: str, batch_id: int) -> str:
     return f"{query_id}/{batch_id}"
-
-
-def _is_old(batch: tuple[str, int], new: BatchMarks, keep: int) -> bool:
-    query_id, batch_id = batch
-    if query_id != new.query_id:
-        return new.batch_id >= keep
-    return ADOPTED < batch_id <= new.batch_id - keep

@@ -42,6 +42,7 @@ from spark_jobs.sinks.idempotent_sink import (
     held_until_in,
     offsets_by_partition,
     query_of,
+    refuse_earlier,
     settle,
     with_batch_id,
 )
@@ -116,7 +117,7 @@ def _type(kind: DataType) -> str:
 class CatalogTable(BatchTable):
     """The sink for a table's name; see `idempotent_table`."""
 
-    _place: tuple[str, int] | None = None
+    _place: tuple[str, Owners] | None = None
     _expected: tuple[int, tuple[LogRange, ...]] | None = None
     _last: BatchRecord | None = None
 
@@ -140,7 +141,8 @@ class CatalogTable(BatchTable):
 
     def drop_from(self, batch_id: int) -> None:
         session = self._active_session()
-        self._drop_after(session, self._opened(session, None) + batch_id)
+        self._open(session, None, batch_id)
+        self._drop_after(session, batch_id)
 
     def check(self, session: SparkSession, columns: StructType, query_id: str | None) -> None:
         self.check_columns(columns)
@@ -181,11 +183,11 @@ class CatalogTable(BatchTable):
 
     def _write(self, rows: DataFrame, batch_id: int, replaced: Sequence[LogRange]) -> None:
         session = rows.sparkSession
-        number = self._opened(session, rows) + batch_id
-        numbered, numbers, committing = with_batch_id(rows, number), [number], self._committing()
+        self._open(session, rows, batch_id)
+        numbered, numbers, committing = with_batch_id(rows, batch_id), [batch_id], self._committing()
         if self._is_files():
             # The partition goes first, since an overwrite with no rows would leave it as it is.
-            self._drop(session, [number])
+            self._drop(session, [batch_id])
             # insertInto goes by position, and partition columns stand last in a table of files.
             columns = session.table(self._name).columns
             # A setting of the session: insertInto ignores it as a writer's option, and would empty the whole table.
@@ -203,7 +205,7 @@ class CatalogTable(BatchTable):
             gone = within_any(replaced)
             others = self._others(session, batch_id).where(gone).select(BATCH_COLUMN).distinct().collect()
             numbers += sorted(row[0] for row in others)
-            _LOG.info("batch %d replaces rows of %d others in %s", number, len(others), self._name)
+            _LOG.info("batch %d replaces rows of %d others in %s", batch_id, len(others), self._name)
             if others:
                 kept = session.table(self._name).where(F.col(BATCH_COLUMN).isin(numbers[1:]) & ~gone)
                 numbered = numbered.unionByName(kept)
@@ -229,7 +231,7 @@ class CatalogTable(BatchTable):
             if one.replaced:
                 raise RolledBackOverReplaced(batch_id, one.batch, one.replaced)
         if later:
-            self._drop_after(session, self._opened(session, None) + batch_id)
+            self._drop_after(session, batch_id)
         elif last is not None:
             run = last.run
         return BatchRecord(query_id, run, batch_id, ranges, tuple(replaced))
@@ -300,7 +302,8 @@ class CatalogTable(BatchTable):
         """The rows of other batches."""
         if not self._exists(session):
             return session.createDataFrame([], PLACE)
-        return session.table(self._name).where(F.col(BATCH_COLUMN) != self._opened(session, None) + batch_id)
+        self._open(session, None, batch_id)
+        return session.table(self._name).where(F.col(BATCH_COLUMN) != batch_id)
 
     def _is_files(self) -> bool:
         return self._format.lower() in FILE_FORMATS
@@ -315,10 +318,14 @@ class CatalogTable(BatchTable):
             return "_delta_log" in HadoopDirectory(session, path).names()
         return session.catalog.tableExists(self._name)
 
-    def _opened(self, session: SparkSession, rows: DataFrame | None) -> int:
+    def _open(self, session: SparkSession, rows: DataFrame | None, batch_id: int) -> None:
+        """Make the query the writer of the table, which is made for these rows. Raises BadSink, TableOfAnotherQuery."""
         query_id = query_of(session)
-        if self._place is not None and self._place[0] == query_id:
-            return self._place[1]
+        if self._place is None or self._place[0] != query_id:
+            self._place = query_id, self._settled(session, rows, query_id)
+        refuse_earlier(self._place[1], batch_id, self._name)
+
+    def _settled(self, session: SparkSession, rows: DataFrame | None, query_id: str) -> Owners:
         self._last = None
         if not self._exists(session):
             if rows is None:
@@ -329,10 +336,9 @@ class CatalogTable(BatchTable):
         owners = self._owners(session)
         settled = settle(owners, query_id, self._adopt, self._name)
         if settled is not owners:
-            self._drop_after(session, settled.first_batch_id(query_id))
+            self._drop_after(session, settled.first)
             session.sql(f"ALTER TABLE {self._name} SET TBLPROPERTIES ({_text(_PROPERTY)} = {_text(settled.to_text())})")
-        self._place = query_id, settled.first_batch_id(query_id)
-        return self._place[1]
+        return settled
 
     def _create(self, rows: DataFrame, query_id: str) -> None:
         empty = with_batch_id(rows.sparkSession.createDataFrame([], rows.schema), 0)

@@ -22,7 +22,6 @@ For these, and for table formats with transactions of their own, name a catalog 
 import logging
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import cast
 from urllib.parse import urlsplit
 from uuid import uuid4
 
@@ -46,6 +45,7 @@ from spark_jobs.sinks.idempotent_sink import (
     held_until_in,
     offsets_by_partition,
     query_of,
+    refuse_earlier,
     refuse_without_place,
     settle,
 )
@@ -67,19 +67,19 @@ _TWO_DRIVERS = "another driver began to write there meanwhile: end one of the tw
 class DirectoryTable(BatchTable):
     """The sink for a path; see `idempotent_table`."""
 
-    _place: tuple[str, HadoopDirectory, int] | None = None
+    _place: tuple[str, HadoopDirectory, Owners] | None = None
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
-        directory, first = self._opened(rows.sparkSession)
+        directory = self._opened(rows.sparkSession, batch_id)
         aside = self._begin(directory)
-        self._write_aside(directory, aside, first + batch_id, rows)
+        self._write_aside(directory, aside, batch_id, rows)
         self._refuse_if_not_last(directory, aside)
-        self._into_place(directory, aside, f"{BATCH_COLUMN}={first + batch_id}")
+        self._into_place(directory, aside, f"{BATCH_COLUMN}={batch_id}")
 
     def replace(self, rows: DataFrame, batch_id: int, ranges: Sequence[LogRange]) -> None:
         """As the call, and rows that other batches have in these log ranges go. Raises CantReplace."""
         session = rows.sparkSession
-        directory, first = self._opened(session)
+        directory = self._opened(session, batch_id)
         aside = self._begin(directory)
         gone = within_any(ranges)
         others = self._others(session, batch_id).where(gone).select(BATCH_COLUMN).distinct().collect()
@@ -89,30 +89,30 @@ class DirectoryTable(BatchTable):
                 path = directory.path_of(f"{BATCH_COLUMN}={number}")
                 kept = session.read.format(self._format).options(**self._options).load(path).where(~gone)
                 self._write_aside(directory, aside, number, kept)
-        self._write_aside(directory, aside, first + batch_id, rows)
+        self._write_aside(directory, aside, batch_id, rows)
         self._refuse_if_not_last(directory, aside)
         self._place = None  # if this is interrupted, the next call completes it
         if not directory.rename(aside, _REPLACING):
             raise BadSink("target", self._name, f"the file system refused to rename {aside} to {_REPLACING}")
         self._finish_replacing(directory)
-        _LOG.info("batch %d replaces rows of %d others in %s", first + batch_id, len(others), self._name)
+        _LOG.info("batch %d replaces rows of %d others in %s", batch_id, len(others), self._name)
 
     def held_until(self, session: SparkSession, where: LogRange, batch_id: int) -> int:
         """The log offset behind a partition's last row of other batches; 0 without any. Raises CantReplace."""
         if self._format.lower() not in _REPLACING_FORMATS:
             why = f"{self._format} doesn't give rows back as they were written; {' and '.join(_REPLACING_FORMATS)} do"
             raise CantReplace(*where[:3], why)
-        if not self._opened(session)[0].renames_directories:
+        if not self._opened(session, batch_id).renames_directories:
             raise CantReplace(*where[:3], "it lies in an object store, where batches don't change together")
         return held_until_in(self._others(session, batch_id), where)
 
     def _others(self, session: SparkSession, batch_id: int) -> DataFrame:
         """Topic, partition and offset of the rows of other batches."""
-        directory, first = self._opened(session)
+        directory = self._opened(session, batch_id)
         if not any(name.startswith(f"{BATCH_COLUMN}=") for name in directory.names()):
             return session.createDataFrame([], PLACE)
         rows = session.read.format(self._format).schema(PLACE).load(directory.path_of(""))
-        return rows.where(F.col(BATCH_COLUMN) != first + batch_id)
+        return rows.where(F.col(BATCH_COLUMN) != batch_id)
 
     def _begin(self, directory: HadoopDirectory) -> str:
         """The directory of a new attempt, and what other attempts left is removed; these are refused from here on."""
@@ -150,10 +150,8 @@ class DirectoryTable(BatchTable):
         directory.remove(_REPLACING)
 
     def drop_from(self, batch_id: int) -> None:
-        if self._place is None:
-            self._opened(self._active_session())
-        _, directory, first = cast("tuple[str, HadoopDirectory, int]", self._place)
-        self._drop(directory, first + batch_id)
+        directory = self._opened(self._active_session(), batch_id) if self._place is None else self._place[1]
+        self._drop(directory, batch_id)
 
     def check(self, session: SparkSession, columns: StructType, query_id: str | None) -> None:
         self.check_columns(columns)
@@ -167,7 +165,7 @@ class DirectoryTable(BatchTable):
         self._refuse_partitions(directory)
         settle(self._owners(directory), query_id or FRESH_QUERY, self._adopt, self._name)
 
-    def _opened(self, session: SparkSession) -> tuple[HadoopDirectory, int]:
+    def _opened(self, session: SparkSession, batch_id: int) -> HadoopDirectory:
         query_id = query_of(session)
         if self._place is None or self._place[0] != query_id:
             directory = HadoopDirectory(session, self._name)
@@ -176,15 +174,15 @@ class DirectoryTable(BatchTable):
             owners = self._owners(directory)
             settled = settle(owners, query_id, self._adopt, self._name)
             if settled is not owners:
-                first = settled.first_batch_id(query_id)
                 # What the adopted query wrote after the adopted batch is removed: before the new owner is named,
                 # so that a kill in between leaves the old one and this runs again.
-                self._drop(directory, first)
+                self._drop(directory, settled.first)
                 directory.check_new_objects(_OWN, once=False)
                 if not directory.create(f"{_OWNERS}{len(settled.queries)}.json", settled.to_text()):
                     raise BadSink("target", self._name, f"the file system refused to make a file in {_OWN}")
-            self._place = query_id, directory, settled.first_batch_id(query_id)
-        return self._place[1], self._place[2]
+            self._place = query_id, directory, settled
+        refuse_earlier(self._place[2], batch_id, self._name)
+        return self._place[1]
 
     def _refuse_partitions(self, directory: HadoopDirectory) -> None:
         if self._partition_by and not directory.renames_directories:

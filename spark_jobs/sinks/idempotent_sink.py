@@ -1,11 +1,10 @@
 """What the sinks of the apply job share: the Protocol, which query wrote which batches, and the columns of a table.
 
-Batch numbers begin at 0 with every checkpoint, so a table's own `batch_id` is the query's number plus where the query
-began. `Owners` (pure) keeps that, so that one query never overwrites another's batches: a directory in a file
+`Owners` (pure) keeps which query writes, so that one never overwrites another's batches: a directory keeps it in a file
 (directory_table.py), a catalog's table in its properties (catalog_table.py).
 
-    query A: batches 0 ..          table's batch_id   0 .. 17
-    query B, which adopted (A, 17)                   18 ..          first_batch_id of B is 18
+    query A                            batches  0 .. 17
+    query B, which adopted (A, 17)             18 ..          as the filter numbers them (replay_filter.py)
 """
 
 import json
@@ -88,7 +87,7 @@ class TableNotOurs(SparkJobError):
 
 @dataclass(frozen=True, slots=True)
 class Owners:
-    """The queries that wrote a table, oldest first, each with the table's batch_id of its batch 0."""
+    """The queries that wrote a table, oldest first, each with the number of its first batch."""
 
     queries: tuple[tuple[str, int], ...] = ()
 
@@ -97,18 +96,18 @@ class Owners:
         """The query that writes now."""
         return self.queries[-1][0] if self.queries else None
 
-    def first_batch_id(self, query_id: str) -> int:
-        """The table's batch_id of this query's batch 0."""
-        return dict(self.queries)[query_id]
+    @property
+    def first(self) -> int:
+        """The number of its first batch; 0 while there is none."""
+        return self.queries[-1][1] if self.queries else 0
 
     def with_first(self, query_id: str) -> Self:
         """The first query of an empty table."""
         return type(self)(((query_id, 0),))
 
-    def with_successor(self, query_id: str, adopt: tuple[str, int]) -> Self:
-        """The query that continues after batch `adopt[1]` of the owner `adopt[0]`."""
-        first = self.first_batch_id(adopt[0]) + adopt[1] + 1
-        return type(self)((*self.queries, (query_id, first)))
+    def with_successor(self, query_id: str, adopted: int) -> Self:
+        """The query that continues after batch `adopted` of the owner."""
+        return type(self)((*self.queries, (query_id, adopted + 1)))
 
     def to_text(self) -> str:
         """One line of JSON."""
@@ -213,7 +212,14 @@ def settle(owners: Owners, query_id: str, adopt: tuple[str, int] | None, table: 
         return owners.with_first(query_id)
     if adopt is None or adopt[0] != owners.owner:
         raise TableOfAnotherQuery(table, owners.owner, query_id)
-    return owners.with_successor(query_id, adopt)
+    return owners.with_successor(query_id, adopt[1])
+
+
+def refuse_earlier(owners: Owners, batch_id: int, table: str) -> None:
+    """Raise BadSink for a batch before the owner's first one: Spark's own number, which belongs to a batch before."""
+    if batch_id < owners.first:
+        why = f"the query continues after batch {owners.first - 1}, and Spark counts its batches from 0 again"
+        raise BadSink("batch_id", batch_id, f"{why}: write {table} by ReplayFilteredBatches with the same adopt=")
 
 
 def query_of(session: SparkSession) -> str:
@@ -222,5 +228,5 @@ def query_of(session: SparkSession) -> str:
 
 
 def with_batch_id(rows: DataFrame, batch_id: int) -> DataFrame:
-    """The rows with the table's batch_id as their last column."""
+    """The rows with the batch's number as their last column."""
     return rows.withColumn(BATCH_COLUMN, F.lit(batch_id).cast("bigint"))

@@ -25,7 +25,7 @@ from pyspark.sql.types import StructType
 from filtering.errors import shown_partition
 from filtering.retry import Backoff, RetryPolicy
 from filtering.stream_metadata import OFFSET_MAX
-from spark_jobs.batch_marks import ADOPTED, BatchMarks, LogRange
+from spark_jobs.batch_marks import BatchMarks, LogRange
 from spark_jobs.marks import parsed_marks
 from spark_jobs.sinks.idempotent_sink import query_of
 from spark_jobs.sql.dialects import BadSqlTable, BatchNotStaged, Dialect, MarksTaken, column_type, dialect_of, quoted
@@ -162,7 +162,7 @@ class SqlTable:
     def write(self, marks: BatchMarks, *, keep: int) -> None:
         """Commit the marks and the rows that were staged for them. Raises MarksTaken, BatchNotStaged."""
         staged = self._staged
-        if marks.batch_id != ADOPTED and (
+        if not marks.is_adopted and (
             staged is None or (staged.query_id, staged.batch_id) != (marks.query_id, marks.batch_id)
         ):
             raise BatchNotStaged(self.location, marks.query_id, marks.batch_id)
@@ -207,14 +207,14 @@ class SqlTable:
             if bytes(known) != data:
                 raise MarksTaken(self.location, query_id, batch_id)
             return  # the commit before this one had succeeded, and its answer was lost
-        if batch_id == ADOPTED and self._adopt is not None:
-            self._drop_rows(connection, self._adopt[0], self._adopt[1] + 1)
-        if staged is not None and batch_id != ADOPTED:
+        if marks.is_adopted and self._adopt is not None:
+            self._drop_rows(connection, self._adopt[0], marks.first)
+        if staged is not None and not marks.is_adopted:
             for one in staged.replaced:
                 rows = self._execute(connection, f"DELETE FROM {self._table} WHERE {_WITHIN}", *one[:4])
                 log = f"{one.topic}-{shown_partition(one.partition)}"
                 _LOG.info("batch %d replaces %d rows of %s [%d, %d)", batch_id, rows, log, one.start, one.end)
-        if staged is not None and staged.columns and batch_id != ADOPTED:
+        if staged is not None and staged.columns and not marks.is_adopted:
             names = ", ".join(map(quoted, (*staged.columns, _QUERY, _BATCH)))
             self._execute(
                 connection,
@@ -225,10 +225,9 @@ class SqlTable:
             self._execute(
                 connection, f"DELETE FROM {self._staging} WHERE {_QUERY} = ? AND {_BATCH} <= ?", query_id, batch_id
             )
-        old = f"DELETE FROM {self._marks} WHERE query_id = ? AND batch_id <= ? AND batch_id <> ?"
-        self._execute(connection, old, query_id, batch_id - keep, ADOPTED)
-        if batch_id >= keep:
-            self._execute(connection, f"DELETE FROM {self._marks} WHERE query_id <> ?", query_id)
+        for known in self._execute_all(connection, f"SELECT query_id, batch_id FROM {self._marks}"):
+            if marks.drops(*known, keep):
+                self._execute(connection, f"DELETE FROM {self._marks} {where}", *known)
 
     def _drop_rows(self, connection: Any, query_id: str, batch_id: int) -> None:
         if self._exists(connection, self._table):

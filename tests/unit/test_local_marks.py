@@ -13,7 +13,7 @@ import pytest
 from filtering import HighwaterMarks
 from pushrep.log import LogLocked, SegmentLog
 from spark_jobs import marks as marks_module
-from spark_jobs.batch_marks import ADOPTED, VERSIONS, BatchMarks, LogRange, MarksKey
+from spark_jobs.batch_marks import VERSION, BatchMarks, LogRange, MarksKey
 from spark_jobs.errors import StoreUnfit
 from spark_jobs.marks import LocalMarks, MarksStoreDamaged
 
@@ -63,17 +63,6 @@ def test_dropped_batches_stay_dropped(path):
         store.write(batch(2, pairs=5), keep=9)
     with LocalMarks(path) as store:
         assert store.read("q", 2) == batch(2, pairs=5)
-
-
-def test_keep_counts_versions_and_what_was_adopted_stays(path):
-    with LocalMarks(path) as store:
-        store.write(batch(0, "old"), keep=9)
-        store.write(batch(ADOPTED), keep=2)
-        assert store.batches("old") == [0], "not gone before the successor has marks of its own"
-        for n in range(5):
-            store.write(batch(n), keep=2)
-        assert store.batches("q") == [ADOPTED, 3, 4]
-        assert store.batches("old") == []
 
 
 def test_large_marks_travel_in_parts(path, monkeypatch):
@@ -161,11 +150,11 @@ def test_marks_of_another_version_are_refused_by_name(path):
     with LocalMarks(path) as store:
         store.write(batch(0), keep=9)
     body = bytearray(batch(1).to_bytes()[:-4])
-    body[7] = VERSIONS[-1] + 1
+    body[7] = VERSION + 1
     append_part(path, bytes(body) + struct.pack(">I", zlib.crc32(body)), 0, 1)
     with (
         LocalMarks(path) as store,
-        pytest.raises(MarksStoreDamaged, match="version 5, this release reads up to version 4"),
+        pytest.raises(MarksStoreDamaged, match="version 6, this release reads version 5"),
     ):
         store.owner()
 

@@ -184,11 +184,37 @@ def test_a_store_of_another_query_is_refused_or_adopted(frames, logs, store, tab
         adopting(frames.split(third, 1), 0)
     successor.fail = False
     adopting(frames.split(third, 1), 0)
+    adopting = ReplayFilteredBatches(successor, store)  # started again: the store knows where the numbers began
     adopting(frames.split(first, 1), 1)
-    assert successor.batches == {0: sorted(kept[2]), 1: sorted(r.id for r in first if r.metadata is None)}
+    adopting(frames.split(first, 1), 1)
+    assert (adopting.last_counts.batch_id, adopting.last_counts.skipped) == (3, True)
+    assert successor.batches == {2: sorted(kept[2]), 3: sorted(r.id for r in first if r.metadata is None)}
+    assert store.batches("new") == [1, 2, 3], "the first is the adopted one"
+    adopting(frames.split(second[:9], 1), 0)
+    assert (sorted(successor.batches), store.batches("new")) == ([2], [1, 2]), "rolled back to its own first batch"
     inside_query("old")
     with pytest.raises(MarksOfAnotherQuery, match="belong to query new"):
         ReplayFilteredBatches(table, store)(frames.split(third, 1), 2)
+
+
+def test_with_adopted_marks_a_sink_that_replaces_a_batch_by_its_number_keeps_what_was_there(
+    spark, frames, logs, store, inside_query, tmp_path
+):
+    """A fresh checkpoint counts from 0 again, and README's sink overwrites `batch_id=0`."""
+
+    def write(rows, batch_id):
+        rows.write.mode("overwrite").parquet(f"{tmp_path}/orders/batch_id={batch_id}")
+
+    rows = logs.random_topic(8)
+    inside_query("old")
+    for n, part in enumerate((rows[:30], rows[30:60])):
+        ReplayFilteredBatches(write, store)(frames.split(part, 1), n)
+    inside_query("new")
+    for n, part in enumerate((rows[60:70], rows[70:])):
+        ReplayFilteredBatches(write, store, adopt=("old", 1))(frames.split(part, 1), n)
+    table = spark.read.parquet(f"{tmp_path}/orders")
+    assert sorted(row[0] for row in table.select("value").collect()) == sorted(logs.Model().kept(rows))
+    assert {row[0] for row in table.select("batch_id").distinct().collect()} == {0, 1, 2, 3}
 
 
 def test_adopting_from_an_empty_store_is_an_error(frames, logs, store, table, inside_query):

@@ -85,10 +85,12 @@ def test_a_table_belongs_to_one_query_until_another_adopts_it(spark, table, insi
     with pytest.raises(TableOfAnotherQuery):
         make(adopt=("stranger", 1))(spark.range(5), 0)
     assert read() == {0: [0], 1: [1], 2: [2], 3: [3]}, "a refusal changes nothing"
-    make(adopt=("old", 1))(spark.range(7, 8), 0)
-    assert read() == {0: [0], 1: [1], 2: [7]}, "what came after the adopted batch went, the new batch 0 follows"
-    make(adopt=("old", 1))(spark.range(8, 9), 1)
-    make(adopt=("old", 1)).drop_from(1)
+    make(adopt=("old", 1))(spark.range(7, 8), 2)
+    assert read() == {0: [0], 1: [1], 2: [7]}, "what came after the adopted batch went, the new one follows"
+    with pytest.raises(BadSink, match=r"batch_id=0: the query continues after batch 1.*adopt="):
+        make(adopt=("old", 1))(spark.range(9, 10), 0)
+    make(adopt=("old", 1))(spark.range(8, 9), 3)
+    make(adopt=("old", 1)).drop_from(3)
     assert read() == {0: [0], 1: [1], 2: [7]}
     inside_query("old")
     with pytest.raises(TableOfAnotherQuery, match="by query new"):
@@ -289,8 +291,8 @@ def test_data_of_others_is_left_alone(spark, tmp_path, inside_query):
 
 
 def test_the_record_of_queries_is_checked():
-    owners = Owners().with_first("a").with_successor("b", ("a", 17)).with_successor("c", ("b", 1))
-    assert [owners.first_batch_id(query) for query in "abc"] == [0, 18, 20]
+    owners = Owners().with_first("a").with_successor("b", 17).with_successor("c", 19)
+    assert (owners.queries, owners.first) == ((("a", 0), ("b", 18), ("c", 20)), 20)
     assert Owners.from_text(owners.to_text(), "t") == owners
     for bad in ("", "[]", "{}", json.dumps({"version": 2, "queries": []}), '{"version": 1, "queries": [1]}'):
         with pytest.raises(TableNotOurs, match="table t"):
