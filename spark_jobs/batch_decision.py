@@ -34,7 +34,7 @@ import numpy as np
 import numpy.typing as npt
 
 from filtering.marks import UNKNOWN, HighwaterMarks
-from spark_jobs.batch_marks import LogRange, MarksKey, SentBack
+from spark_jobs.batch_marks import LogRange, MarksKey
 from spark_jobs.errors import FrameChanged
 from spark_jobs.filter_settings import FilterRule, looks_unlikely
 from spark_jobs.mark_epochs import Epoch, EpochsMixed, by_epoch, carried
@@ -372,22 +372,6 @@ def _unchanged(seen: HighwaterMarks, old: HighwaterMarks, new: HighwaterMarks) -
         same &= (before.bitmaps[rows_old[known]] == after.bitmaps[rows_new[known]]).all(axis=1)
     for row in known[same]:
         yield int(columns.pids[row]), int(columns.partitions[row])
-
-
-def epoch_in(sent_back: Mapping[tuple[str, int], int], topic: str, partition: int, epoch: Epoch) -> Epoch:
-    """The epoch of a partition: that of its rows, or the number in `sent_back` if apply-checkpoint moved it back.
-
-    Raises EpochsMixed.
-    """
-    number = sent_back.get((topic, partition), 0)
-    if 0 < epoch.startpoint <= number:
-        raise EpochsMixed(topic, partition, (epoch.startpoint, number))
-    return Epoch(number, number) if number and not epoch.startpoint else epoch
-
-
-def numbers_of(sent_back: Iterable[SentBack]) -> dict[tuple[str, int], int]:
-    """(topic, partition) → the number under which apply-checkpoint moved it back."""
-    return {(one.topic, one.partition): one.number for one in sent_back}
 
 
 def epochs_of(own: Iterable[PartitionRows]) -> dict[int, Epoch]:

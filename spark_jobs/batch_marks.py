@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 from filtering.errors import FilteringError
 from filtering.marks import HighwaterMarks
-from filtering.stream_metadata import OFFSET_MAX
 from spark_jobs.errors import SparkJobError
 
 VERSION = 5
@@ -65,30 +64,13 @@ class LogRange(NamedTuple):
     startpoint_epoch: int = 0
 
 
-class SentBack(NamedTuple):
-    """A partition that apply-checkpoint sent back from position `stood_at`, with a reset of its marks.
-
-    The rows themselves do not show this, so `number` is taken as their startpoint epoch. Rows of the table below
-    `replace_from` stay: after a later move without a reset the filter drops what is read again below it. Rows from
-    `replace_until` on stay, too.
-    """
-
-    topic: str
-    partition: int
-    number: int
-    stood_at: int
-    replace_from: int = 0
-    replace_until: int = OFFSET_MAX
-
-
 @dataclass(frozen=True, slots=True)
 class BatchMarks:
     """The marks after one batch of one query, and the log ranges which that batch held; ranges ascend.
 
     first: the number of the query's own first batch. It is above 0 for a query that adopted the marks of another one
     and continues its numbers; the adopted marks are batch first - 1. Batch -1 has nothing: it is before the first.
-    `replaced`: the ranges in which its rows replaced those of other batches in the table. `sent_back` is carried from
-    batch to batch, ascending.
+    replaced: the ranges in which its rows replaced those of other batches in the table.
     """
 
     query_id: str
@@ -96,7 +78,6 @@ class BatchMarks:
     ranges: tuple[LogRange, ...] = ()
     marks: Mapping[MarksKey, HighwaterMarks] = field(default_factory=dict)
     replaced: tuple[LogRange, ...] = ()
-    sent_back: tuple[SentBack, ...] = ()
     first: int = 0
 
     def __post_init__(self) -> None:
@@ -123,7 +104,6 @@ class BatchMarks:
             "first": self.first,
             "ranges": [list(one) for one in self.ranges],
             "replaced": [list(one) for one in self.replaced],
-            "sent_back": [list(one) for one in self.sent_back],
             "marks": [[key.topic, key.startpoint_epoch, len(blob)] for key, blob in blobs],
         }
         text = json.dumps(head, separators=(",", ":")).encode()
@@ -143,9 +123,7 @@ class BatchMarks:
                 tuple(LogRange(str(t), *map(int, numbers)) for t, *numbers in listed)
                 for listed in (head["ranges"], head["replaced"])
             )
-            sent_back = tuple(SentBack(str(topic), *map(int, numbers)) for topic, *numbers in head["sent_back"])
-            first = int(head["first"])
-            return cls(str(head["query"]), int(head["batch"]), ranges, marks, replaced, sent_back, first)
+            return cls(str(head["query"]), int(head["batch"]), ranges, marks, replaced, int(head["first"]))
         except FilteringError as error:
             raise CorruptBatchMarks(str(error)) from error
         except (KeyError, TypeError, ValueError) as error:

@@ -94,14 +94,6 @@ class CantReplace(SparkJobError):
         self.topic, self.partition, self.offset, self.why = topic, partition, offset, why
 
 
-class CantUndo(SparkJobError):
-    """The rows of before a repair can't be put back, and why; the message says what to do. Nothing was written."""
-
-    def __init__(self, where: str, why: str) -> None:
-        super().__init__(f"{where}: {why}. Nothing was written")
-        self.where, self.why = where, why
-
-
 class LogRowTwice(SparkJobError):
     """One record of the log stands twice in the frame, which then is not the log: nobody can say which row is meant.
 

@@ -40,11 +40,9 @@ from spark_jobs.batch_decision import (
     PartitionRows,
     Runs,
     check_unchanged,
-    epoch_in,
-    numbers_of,
     plan_batch,
 )
-from spark_jobs.batch_marks import LogRange, MarksKey, SentBack
+from spark_jobs.batch_marks import LogRange, MarksKey
 from spark_jobs.columns import WHOLE, SourcePosition, key_numbers, made_once, same_each_batch
 from spark_jobs.errors import SparkJobError
 from spark_jobs.filter_settings import BatchCounts, FilterRule, warn_of_chance_keys
@@ -144,19 +142,18 @@ def filter_frame(  # noqa: PLR0913 - the rule's settings, by name
     return filtered_by(df, plan, unchanged_check(keyed, found, rule))
 
 
-def plan_frame(  # noqa: PLR0913 - a frame, what is known of it, and the rule
+def plan_frame(
     keyed: DataFrame,
     found: Iterable[PartitionRows],
     before: Mapping[MarksKey, HighwaterMarks],
     *,
     rule: FilterRule,
     now_ms: int,
-    sent_back: Iterable[SentBack] = (),
 ) -> BatchPlan:
     """The plan of a frame. found: the result of its first pass. If the runs do not decide, its rows are read."""
     plan = plan_batch(found, before, rule=rule, now_ms=now_ms)
     if plan is None:
-        plan = plan_batch(by_rows(keyed, before, rule, sent_back), before, rule=rule, now_ms=now_ms)
+        plan = plan_batch(by_rows(keyed, before, rule), before, rule=rule, now_ms=now_ms)
     assert plan is not None, "rows always decide"
     return plan
 
@@ -253,7 +250,7 @@ def keyed_frame(df: DataFrame, rule: FilterRule) -> DataFrame:
     return df.withColumn(KEY, rule.key(df))
 
 
-def by_runs(keyed: DataFrame, rule: FilterRule, sent_back: Iterable[SentBack] = ()) -> list[PartitionRows] | None:
+def by_runs(keyed: DataFrame, rule: FilterRule) -> list[PartitionRows] | None:
     """The content of a keyed frame by log partition, with its runs; None if there are too many runs, or with a window.
 
     Raises FrameUnusable for null topics, partitions or offsets, EpochsMixed.
@@ -265,22 +262,19 @@ def by_runs(keyed: DataFrame, rule: FilterRule, sent_back: Iterable[SentBack] = 
         return None
     _refuse_nulls(found)
     in_order = [(name, "ascending") for name in ("topic", "partition", *EPOCH_COLUMNS) if name in found.column_names]
-    return list(_partitions_of(found.sort_by(in_order), numbers_of(sent_back)))
+    return list(_partitions_of(found.sort_by(in_order)))
 
 
-def by_rows(
-    keyed: DataFrame, before: Mapping[MarksKey, HighwaterMarks], rule: FilterRule, sent_back: Iterable[SentBack] = ()
-) -> list[PartitionRows]:
+def by_rows(keyed: DataFrame, before: Mapping[MarksKey, HighwaterMarks], rule: FilterRule) -> list[PartitionRows]:
     """The content of a keyed frame by log partition, and which rows drop. before: the marks before the frame.
 
     Raises as `by_runs`, and LogRowTwice. An error in a worker is text in Spark's exception. Each log partition is one
     task, so few of them use few cores.
     """
     marks = {key: own.with_window(rule.window) for key, own in before.items()}
-    numbers = numbers_of(sent_back)
 
     def decide(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return decide_rows(batches, marks, numbers, rule)
+        return decide_rows(batches, marks, rule)
 
     columns = keyed.selectExpr(f"{_WHOLE_KEY} as {KEY}", *_QUOTED, *_epochs(keyed).values())
     with _few_shuffle_partitions(keyed):  # `repartition` without a number uses this setting
@@ -343,7 +337,7 @@ def _few_shuffle_partitions(keyed: DataFrame) -> AbstractContextManager[None]:
     return setting(spark, _SHUFFLE, min(cores, int(spark.conf.get(_SHUFFLE) or 200)))
 
 
-def _partitions_of(found: Any, sent_back: Mapping[tuple[str, int], int]) -> Iterator[PartitionRows]:
+def _partitions_of(found: Any) -> Iterator[PartitionRows]:
     """Sorted groups (topic, partition[, epochs], pair, run, place) → one PartitionRows for each log partition and
     epoch.
     """
@@ -360,7 +354,7 @@ def _partitions_of(found: Any, sent_back: Mapping[tuple[str, int], int]) -> Iter
         differs |= pc.not_equal(column[1:], column[:-1]).to_numpy()
     for low, high in pairwise([0, *(np.flatnonzero(differs) + 1).tolist(), found.num_rows]):
         topic, partition, *epochs_here = (column[low].as_py() for column in owners)
-        epoch = epoch_in(sent_back, topic, partition, Epoch(*epochs_here or (0, 0)))
+        epoch = Epoch(*epochs_here or (0, 0))
         runs = all_runs.some(np.arange(low, high))
         keyed = runs.some(np.flatnonzero(is_keyed[low:high]))
         yield PartitionRows(

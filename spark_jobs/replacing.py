@@ -20,7 +20,7 @@ startpoint without a reset goes back from 140 to 130, the marks drop what is rea
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 from operator import or_
@@ -34,7 +34,7 @@ from filtering.errors import shown_partition
 from filtering.marks import HighwaterMarks
 from filtering.stream_metadata import OFFSET_MAX
 from spark_jobs.batch_decision import PartitionRows, epochs_of, merged_marks, ranges_of
-from spark_jobs.batch_marks import LogRange, MarksKey, SentBack
+from spark_jobs.batch_marks import LogRange, MarksKey
 from spark_jobs.columns import stream_metadata_columns
 from spark_jobs.errors import CantReplace
 from spark_jobs.filter_settings import FilterRule
@@ -117,25 +117,16 @@ class Replacing:
         self._known: dict[tuple[str, int, int], _StoredRows] = {}
 
     def of_batch(
-        self,
-        session: SparkSession,
-        found: list[PartitionRows],
-        rule: FilterRule,
-        batch_id: int,
-        sent_back: Iterable[SentBack] = (),
+        self, session: SparkSession, found: list[PartitionRows], rule: FilterRule, batch_id: int
     ) -> "RereadBatch":
         """What is read again in the batch that holds this, and which rows it replaces. Raises CantReplace."""
-        in_checkpoint = {
-            (*one[:2], one.number): RowsWanted(one.replace_from, one.replace_until, one.stood_at) for one in sent_back
-        }
         resets = {(one.topic, one.partition): one.marks_epoch for one in found if one.marks_epoch}
         ranges = {one: resets[one[:2]] for one in ranges_of(one for one in found if one.marks_epoch)}
         # Asked once for each startpoint, and kept for all its batches: rows that these write themselves are new.
         new = {one: reset for one, reset in ranges.items() if (*one[:2], one.startpoint_epoch) not in self._known}
-        asked = {one: reset for one, reset in new.items() if (*one[:2], reset) not in in_checkpoint}
-        wanted = self._wanted(asked) if asked and self._wanted is not None else {}
-        for one, reset in new.items():
-            rows = in_checkpoint.get((*one[:2], reset)) or wanted.get(one, RowsWanted())
+        wanted = self._wanted(new) if new and self._wanted is not None else {}
+        for one in new:
+            rows = wanted.get(one, RowsWanted())
             until = 0
             if not rows.append_only:
                 if not hasattr(self._table, "held_until"):

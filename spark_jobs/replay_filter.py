@@ -22,7 +22,7 @@ from filtering.marks import HighwaterMarks
 from filtering.replay_filter import check_ttl
 from pushrep.env import SYSTEM_CLOCK, Clock
 from spark_jobs.batch_decision import BatchPlan, PartitionRows, ranges_of
-from spark_jobs.batch_marks import BatchMarks, LogRange, MarksKey, SentBack
+from spark_jobs.batch_marks import BatchMarks, LogRange, MarksKey
 from spark_jobs.columns import SourcePosition
 from spark_jobs.errors import (
     CheckpointWentBack,
@@ -128,7 +128,7 @@ class ReplayFilteredBatches:
             raise NotInForeachBatch
         stored = self._batch_before(query_id, batch_id)
         batch_id = stored.batch_id + 1  # Spark's own, unless the query continues another one's
-        before, sent_back = stored.marks, stored.sent_back
+        before = stored.marks
         pruned = column_pruned(df)
         keyed = keyed_frame(pruned, self._rule)
         found = self._first_pass(keyed, stored)
@@ -144,15 +144,15 @@ class ReplayFilteredBatches:
         if (expect := getattr(handler, "expect", None)) is not None:
             expect(batch_id, ranges)
         if self._replacing is not None and any(one.marks_epoch for one in found):
-            reread = self._replacing.of_batch(df.sparkSession, found, self._rule, batch_id, sent_back)
+            reread = self._replacing.of_batch(df.sparkSession, found, self._rule, batch_id)
             marks = reread.marks_before(before)
             if marks is not before and not reread.table.commits_marks:
                 self._store.write(replace(stored, marks=marks), keep=keep)
             if marks is not before and any(one.verdict is not None for one in found):
-                found = by_rows(keyed, marks, self._rule, sent_back)  # these rows were judged by the other marks
+                found = by_rows(keyed, marks, self._rule)  # these rows were judged by the other marks
             before = marks
             replaced, handler = reread.ranges(), reread.handler(cast("ReplacingHandler", handler))
-        plan = self._planned(keyed, found, before, sent_back)
+        plan = self._planned(keyed, found, before)
         warn_of_chance_keys(_LOG, f"batch {batch_id}", plan.pairs, plan.unlikely_pairs)
         count_input = None if pruned is df else input_counter(df, pruned)
         filtered = filtered_by(df if count_input is None else pruned, plan, unchanged_check(keyed, found, self._rule))
@@ -167,7 +167,7 @@ class ReplayFilteredBatches:
                 filtered.check_unchanged()  # marks N are of all rows, so all of them must still be there
         if self._on_dropped is not None:
             self._on_dropped(filtered.dropped, batch_id)
-        after = BatchMarks(query_id, batch_id, filtered.ranges, filtered.marks, replaced, sent_back, stored.first)
+        after = BatchMarks(query_id, batch_id, filtered.ranges, filtered.marks, replaced, stored.first)
         self._store.write(after, keep=keep)
         self._report(filtered.counts(batch_id))
 
@@ -177,19 +177,15 @@ class ReplayFilteredBatches:
         if self._without_runs:
             self._without_runs -= 1
         else:
-            found = by_runs(keyed, self._rule, stored.sent_back)
+            found = by_runs(keyed, self._rule)
             longer = _WITHOUT_RUNS if found is None else min(2 * self._pause or 1, _WITHOUT_RUNS)
             self._without_runs = self._pause = longer  # set to 0 by `_planned` if the runs decide
-        return by_rows(keyed, stored.marks, self._rule, stored.sent_back) if found is None else found
+        return by_rows(keyed, stored.marks, self._rule) if found is None else found
 
     def _planned(
-        self,
-        keyed: DataFrame,
-        found: list[PartitionRows],
-        before: Mapping[MarksKey, HighwaterMarks],
-        sent_back: tuple[SentBack, ...],
+        self, keyed: DataFrame, found: list[PartitionRows], before: Mapping[MarksKey, HighwaterMarks]
     ) -> BatchPlan:
-        plan = plan_frame(keyed, found, before, rule=self._rule, now_ms=self._clock.wall_ms(), sent_back=sent_back)
+        plan = plan_frame(keyed, found, before, rule=self._rule, now_ms=self._clock.wall_ms())
         if plan.by_runs:
             self._without_runs = self._pause = 0
         return plan

@@ -28,7 +28,6 @@ from spark_jobs.batch_decision import (
     PartitionRows,
     RowsVerdict,
     Stretches,
-    epoch_in,
     marks_of_pairs,
     starting_marks,
 )
@@ -71,13 +70,11 @@ class _PartitionState:
 def decide_rows(
     batches: Iterable[pa.RecordBatch],
     before: Mapping[MarksKey, HighwaterMarks],
-    sent_back: Mapping[tuple[str, int], int],
     rule: FilterRule,
 ) -> Iterator[pa.RecordBatch]:
     """Rows (key, topic, partition, offset[, epochs]), log partitions whole and in log order → DECIDED.
 
-    `before` are the marks before the batch, `sent_back` numbers as of batch_decision.numbers_of.
-    Raises LogRowTwice, EpochsMixed, SparkJobError for a row without a place.
+    `before` are the marks before the batch. Raises LogRowTwice, EpochsMixed, SparkJobError for a row without a place.
     """
     quiet_filter()
     states: dict[_Where, _PartitionState] = {}
@@ -88,7 +85,7 @@ def decide_rows(
         for where, rows in log_partitions(topic, np.asarray(partition).astype(np.int64)):
             name, number = str(where[0]), where[1]
             own = offsets if rows is None else offsets[rows]
-            epoch = epoch_in(sent_back, name, number, only_epoch(where, epoch_columns, rows))
+            epoch = only_epoch(where, epoch_columns, rows)
             if (state := states.get(where)) is None:
                 filter_ = rule.new_filter(starting_marks(before, name, number, epoch))
                 state = states[where] = _PartitionState(epoch, filter_, int(own[0]), -1)

@@ -4,8 +4,6 @@ set, cancel             write, with a reason that is stored; `set` prints a prev
 list, show, history     show; `list` also stores which startpoints have expired
 repair                  sets startpoints that also replace rows of the consumer's table: startpoint_repair.py
 export                  prints startpoints as Spark's startingOffsets: startpoint_export.py
-apply-checkpoint        writes startpoints into the checkpoint of a stopped query: startpoint_apply.py
-undo-repair             restores the replaced rows in a table that keeps its versions: startpoint_undo.py
 """
 
 from collections.abc import Sequence
@@ -16,7 +14,6 @@ import click
 
 from filtering.errors import shown_partition
 from pushrep.cli.common import count, show_json, show_table, time_text
-from pushrep.cli.startpoint_apply import apply_checkpoint
 from pushrep.cli.startpoint_export import export
 from pushrep.cli.startpoint_options import (
     Row,
@@ -32,7 +29,6 @@ from pushrep.cli.startpoint_options import (
     written_store_of,
 )
 from pushrep.cli.startpoint_repair import repair
-from pushrep.cli.startpoint_undo import undo_repair
 from pushrep.env import SYSTEM_CLOCK
 from pushrep.errors import PushrepError
 from pushrep.log.directory_files import shown_name
@@ -394,11 +390,11 @@ def startpoint() -> None:
       pushrep startpoint cancel out 3 --reason "wrong day"
       pushrep startpoint history out         who set what, and what consumers did with it
 
-    To move a stopped Spark query that does not follow startpoints: pushrep startpoint apply-checkpoint --help
+    A Spark query that does not follow startpoints begins a fresh checkpoint: pushrep startpoint export --help
 
     DIRECTORY is the directory of the logs; startpoints are in DIRECTORY/startpoints, or in --store.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
 
 
-for command in (set_, repair, list_, show, cancel, history, export, apply_checkpoint, undo_repair):
+for command in (set_, repair, list_, show, cancel, history, export):
     startpoint.add_command(command)

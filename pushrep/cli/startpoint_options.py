@@ -159,7 +159,7 @@ def place_text(startpoint: Startpoint) -> str:
             return str(startpoint.kind).lower()
 
 
-GROUP = "pushrep.checkpoints"
+SINKS = "pushrep.sinks"
 BOOTSTRAP_SERVERS, KAFKA_CONFIG = "--bootstrap-servers", "--kafka-config"
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -171,26 +171,17 @@ def with_store(command: _Command) -> _Command:
     return argument(with_place("DIRECTORY/startpoints")(command))
 
 
-def with_checkpoint(command: _Command) -> _Command:
-    """Add the argument CHECKPOINT. Other directories are named after its last part, so `.` and `..` are resolved."""
-
-    def ending_in_name(_context: click.Context, _parameter: click.Parameter, path: Path) -> Path:
-        return path.resolve() if path.name in {"", ".."} else path
-
-    return click.argument("checkpoint", type=click.Path(path_type=Path), callback=ending_in_name)(command)
-
-
 def with_place(default: str) -> Callable[[_Command], _Command]:
     """Add --store, with the options for its brokers. default: the text for the help."""
     words = f"Where the startpoints are stored: a directory, or kafka:TOPIC.  [default: {default}]"
     option = click.option("--store", metavar="PLACE", help=words)
-    return lambda command: option(with_brokers("--store")(command))
-
-
-def with_brokers(of: str) -> Callable[[_Command], _Command]:
-    """Add --bootstrap-servers and --kafka-config, for a topic that the option `of` names."""
-    words = f"The Kafka brokers for {of} kafka:TOPIC."
-    servers = click.option(BOOTSTRAP_SERVERS, metavar="HOST:PORT,...", expose_value=False, callback=_noted, help=words)
+    servers = click.option(
+        BOOTSTRAP_SERVERS,
+        metavar="HOST:PORT,...",
+        expose_value=False,
+        callback=_noted,
+        help="The Kafka brokers for --store kafka:TOPIC.",
+    )
     config = click.option(
         KAFKA_CONFIG,
         type=click.Path(path_type=Path, dir_okay=False, exists=True),
@@ -198,7 +189,7 @@ def with_brokers(of: str) -> Callable[[_Command], _Command]:
         callback=_noted,
         help="A file of Kafka client properties for them, NAME=VALUE a line, with librdkafka's names.",
     )
-    return lambda command: servers(config(command))
+    return lambda command: option(servers(config(command)))
 
 
 def with_json(command: _Command) -> _Command:
@@ -215,11 +206,21 @@ def with_conf(command: _Command) -> _Command:
     return click.option("--conf", "conf", multiple=True, metavar="NAME=VALUE", help=words)(command)
 
 
-def sink_of(tool: Any, sink: str, table: str | None, sink_format: str, conf: Sequence[str]) -> Any:
-    """The apply job's sink. It is closed when the command ends. Raises UsageError."""
+def sink_of(sink: str, table: str | None, sink_format: str, conf: Sequence[str]) -> Any:
+    """The apply job's sink, of spark_jobs, which this package may not import. It is closed when the command ends.
+
+    Raises UsageError, ClickException.
+    """
     if bad := next((one for one in conf if "=" not in one), None):
         raise click.UsageError(f"--conf {bad}: give NAME=VALUE")
-    made = tool.Sink(sink, table, sink_format, dict(one.split("=", 1) for one in conf))
+    entries = list(entry_points(group=SINKS))
+    if not entries:
+        raise click.ClickException("a look at --sink needs spark_jobs, which is not in this installation of pushrep")
+    try:
+        kind = entries[0].load()
+    except ModuleNotFoundError as error:
+        raise click.ClickException(why_missing("--sink", error) or str(error)) from error
+    made = kind(sink, table, sink_format, dict(one.split("=", 1) for one in conf))
     click.get_current_context().call_on_close(made.close)
     return made
 
@@ -262,13 +263,14 @@ def written_store_of(directory: Path, store: str | None) -> StartpointStore:
     return store_of(directory, store)
 
 
-def store_or(store: str | None, default: Path, *others: str | None) -> StartpointStore:
-    """As `store_of`, with another default. others: further places of the command that may need --bootstrap-servers."""
-    servers, config = brokers()
+def store_or(store: str | None, default: Path) -> StartpointStore:
+    """As `store_of`, with another default."""
+    meta = click.get_current_context().meta
+    servers, config = meta.get(BOOTSTRAP_SERVERS), meta.get(KAFKA_CONFIG)
     place = store if store is not None else default
-    if all(kind_of(one or "") != KAFKA for one in (place, *others)) and (servers is not None or config is not None):
-        raise click.UsageError(f"{BOOTSTRAP_SERVERS} and {KAFKA_CONFIG} are for --store kafka:TOPIC")
     if kind_of(place) != KAFKA:
+        if servers is not None or config is not None:
+            raise click.UsageError(f"{BOOTSTRAP_SERVERS} and {KAFKA_CONFIG} are for --store kafka:TOPIC")
         opened = store_at(place)
     elif servers is None:
         raise click.UsageError(f"--store {place}: give the brokers, {BOOTSTRAP_SERVERS} HOST:PORT")
@@ -276,22 +278,6 @@ def store_or(store: str | None, default: Path, *others: str | None) -> Startpoin
         opened = store_at(place, read_properties(config) | {CLIENT_SERVERS: servers})
     click.get_current_context().call_on_close(opened.close)
     return opened
-
-
-def brokers() -> tuple[str | None, Path | None]:
-    """The values of --bootstrap-servers and --kafka-config."""
-    context = click.get_current_context()
-    return context.meta.get(BOOTSTRAP_SERVERS), context.meta.get(KAFKA_CONFIG)
-
-
-def checkpoint_tool(what: str) -> Any:
-    """The module of spark_jobs that does `what`, found by its entry point: this package may not import it."""
-    for entry in entry_points(group=GROUP):
-        try:
-            return entry.load()()
-        except ModuleNotFoundError as error:
-            raise click.ClickException(why_missing(what, error) or str(error)) from error
-    raise click.ClickException(f"{what} needs the package spark_jobs, which is not in this installation of pushrep")
 
 
 def _noted(context: click.Context, parameter: click.Parameter, value: Any) -> None:

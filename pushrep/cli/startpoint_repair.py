@@ -19,7 +19,6 @@ from filtering.errors import shown_partition
 from pushrep.cli.common import count, show_json, show_table
 from pushrep.cli.record_rows import carrier_of, metadata_of
 from pushrep.cli.startpoint_options import (
-    checkpoint_tool,
     parse_option,
     parse_ttl_s,
     partitions_of,
@@ -173,9 +172,7 @@ def repair(  # noqa: PLR0913, PLR0917 - one parameter an option
     start, end, ttl_s = _place("--from", from_), None if to is None else _place("--to", to), parse_ttl_s(ttl)
     opened = store_of(directory, store)
     name, only = topic_and_partition(directory, topic)
-    looked = None
-    if sink is not None:
-        looked = sink_of(checkpoint_tool("startpoint repair"), sink, table, sink_format, conf)
+    looked = None if sink is None else sink_of(sink, table, sink_format, conf)
     look = _Look(
         directory,
         opened,

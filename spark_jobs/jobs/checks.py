@@ -18,7 +18,6 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from pushrep.errors import PushrepError
-from spark_jobs.checkpoint_files import LoggedOffsets
 from spark_jobs.errors import MarksMissing, MarksOfAnotherQuery, SparkJobError
 from spark_jobs.java import require_java
 from spark_jobs.jobs.options import ApplyOptions, BadJobOption, JobOptions, local_path, named_by_option, topic_marks_of
@@ -96,12 +95,24 @@ def progress_with_spark(spark: SparkSession, options: JobOptions, marks: MarksSt
 
 def _check_topics(options: JobOptions, checkpoint: HadoopDirectory, name: str) -> None:
     """Raise BadJobOption here: Spark would log a batch of the new topics, and then fail without the old ones."""
-    logged = LoggedOffsets.parse(checkpoint.path_of(name), checkpoint.read(name))
-    offsets = [json.loads(offset) for _, offset in logged.sources if offset is not None]
+    offsets = [json.loads(text) for text in _logged_offsets(checkpoint.path_of(name), checkpoint.read(name))]
     read = {topic for offset in offsets if isinstance(offset, dict) for topic in offset}
     if gone := sorted(read - set(options.topics())):
         why = f"the checkpoint's query has read {', '.join(gone)}: name that, too, or begin with a fresh checkpoint"
         raise BadJobOption("--topic", options.topic, why)
+
+
+def _logged_offsets(path: str, text: str) -> list[str]:
+    """The offset of each source that has one, from a file `offsets/N` of Spark's. Raises BadJobOption.
+
+    v1 | {"batchWatermarkMs": ...} | one line a source: its offset, or -
+    v2 | the same                  | <source>:<offset>                      Spark 4.1 and newer can write it
+    """
+    version, _, *lines = text.split("\n")
+    if version not in {"v1", "v2"}:
+        raise BadJobOption("--checkpoint", path, "it holds no offsets of version v1 or v2; this release reads no other")
+    texts = [line.partition(":")[2] if version == "v2" else line for line in lines if line]
+    return [offset for offset in texts if offset != "-"]
 
 
 def _check_places(options: JobOptions) -> None:

@@ -135,8 +135,8 @@ class JobOptions:
             raise BadJobOption("--path", self.path, f"belongs to source pushrep; use --source-option for {self.source}")
         if self.source != "pushrep" and self.consumer is not None:
             why = (
-                f"only source pushrep follows startpoints while it runs; for {self.source} see pushrep startpoint "
-                "export and apply-checkpoint"
+                f"only source pushrep follows startpoints while it runs; for {self.source} begin a fresh checkpoint: "
+                "pushrep startpoint export, and --adopt"
             )
             raise BadJobOption("--consumer", self.consumer, why)
         self._check_store()

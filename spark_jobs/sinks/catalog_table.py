@@ -52,9 +52,6 @@ from spark_jobs.sinks.table_commits import (
     RECORD,
     WITH_VERSIONS,
     BatchRecord,
-    Commit,
-    Repair,
-    repair_in,
 )
 from spark_jobs.spark_internals import setting, to_arrow
 
@@ -238,29 +235,25 @@ class CatalogTable(BatchTable):
 
     def _records(self, session: SparkSession, committing: str) -> Iterator[BatchRecord]:
         """The records of the newest commits that the table consists of, the newest first."""
-        found = (
-            BatchRecord.parse(commit.text) for commit in self._commits(session, committing, f"LIMIT {_RECORDS_READ}")
-        )
-        return (record for record in found if record is not None)
+        return filter(None, map(BatchRecord.parse, self._commit_texts(session, committing)))
 
-    def _commits(self, session: SparkSession, committing: str, limit: str = "") -> Iterator[Commit]:
-        """The commits that the table consists of, the newest first."""
+    def _commit_texts(self, session: SparkSession, committing: str) -> Iterator[str | None]:
         if committing == ICEBERG:
             name = self._name
             if "." not in name:
                 name = f"{session.catalog.currentCatalog()}.{session.catalog.currentDatabase()}.{name}"
             snapshots = session.sql(
-                f"SELECT s.snapshot_id, s.operation, s.summary['{RECORD}'] "  # noqa: S608 - a name
+                f"SELECT s.summary['{RECORD}'] "  # noqa: S608 - a name
                 f"FROM {name}.history h JOIN {name}.snapshots s ON h.snapshot_id = s.snapshot_id "
-                f"WHERE h.is_current_ancestor ORDER BY h.made_current_at DESC {limit}"
+                f"WHERE h.is_current_ancestor ORDER BY h.made_current_at DESC LIMIT {_RECORDS_READ}"
             ).collect()
-            yield from (Commit(*one) for one in snapshots)
+            yield from (text for (text,) in snapshots)
             return
         restored_to: int | None = None
-        for commit in session.sql(f"DESCRIBE HISTORY {self._name} {limit}").collect():
+        for commit in session.sql(f"DESCRIBE HISTORY {self._name} LIMIT {_RECORDS_READ}").collect():
             if restored_to is not None and commit["version"] > restored_to:
                 continue  # a RESTORE took it back
-            yield Commit(commit["version"], commit["operation"], commit["userMetadata"])
+            yield commit["userMetadata"]
             if commit["operation"] == "RESTORE":
                 to = (commit["operationParameters"] or {}).get("version")
                 if to is None or not str(to).isdigit():
@@ -274,29 +267,6 @@ class CatalogTable(BatchTable):
         held_until_in(rows, LogRange(topic, *min(starts.items()), OFFSET_MAX))  # refuses what can't be replaced
         here = (F.col("topic") == topic) & F.col("partition").isin(*starts) & (F.col("offset") >= min(starts.values()))
         return offsets_by_partition(to_arrow(rows.where(here).select("partition", "offset")), starts)
-
-    def repair_of(self, session: SparkSession, query_id: str, number: int) -> Repair | None:
-        """What a query's batches of this startpoint epoch replaced; None: nothing. Raises BadSink, CantUndo."""
-        self._check_there(session)
-        committing = self._committing()
-        assert committing is not None, "only Delta and Iceberg keep versions"
-        return repair_in(self._commits(session, committing), self._name, query_id, number)
-
-    def exchanged(self, session: SparkSession, repair: Repair) -> tuple[DataFrame, DataFrame]:
-        """The rows that go when it is undone, and those of before that come back."""
-        old = session.sql(f"SELECT * FROM {self._name} VERSION AS OF {repair.before}")  # noqa: S608 - a number
-        there = within_any(repair.ranges)
-        return session.table(self._name).where(there), old.where(there)
-
-    def undo(self, session: SparkSession, repair: Repair, said: Mapping[str, str]) -> None:
-        """Put the rows of before back, in one commit that says of which repair, and what is `said` of it."""
-        gone, back = self.exchanged(session, repair)
-        batches = gone.select(BATCH_COLUMN).union(back.select(BATCH_COLUMN)).distinct().collect()
-        touched = F.col(BATCH_COLUMN).isin([row[0] for row in batches])
-        kept = session.table(self._name).where(touched & ~within_any(repair.ranges))
-        options = repair.undo_options(self._format.lower(), said)
-        with setting(session, "spark.sql.files.ignoreMissingFiles", "false"):  # VACUUM may have removed rows of before
-            kept.unionByName(back).writeTo(self._name).options(**options).overwrite(touched)
 
     def _others(self, session: SparkSession, batch_id: int) -> DataFrame:
         """The rows of other batches."""

@@ -137,10 +137,6 @@ class SqlTable:
         self.check_columns(columns)
         self.owner()
 
-    def stage_nothing(self, query_id: str, batch_id: int) -> None:
-        """Say that a batch has no rows, where no query runs: `write` of its marks commits them alone."""
-        self._staged = _Staged(query_id, batch_id, "", ())
-
     # -- the marks store ---------------------------------------------------------------------------------------------
 
     def owner(self) -> str | None:
@@ -225,9 +221,9 @@ class SqlTable:
             self._execute(
                 connection, f"DELETE FROM {self._staging} WHERE {_QUERY} = ? AND {_BATCH} <= ?", query_id, batch_id
             )
-        for known in self._execute_all(connection, f"SELECT query_id, batch_id FROM {self._marks}"):
-            if marks.drops(*known, keep):
-                self._execute(connection, f"DELETE FROM {self._marks} {where}", *known)
+        for query, batch in self._execute_all(connection, f"SELECT query_id, batch_id FROM {self._marks}"):
+            if marks.drops(query, batch, keep):
+                self._execute(connection, f"DELETE FROM {self._marks} {where}", query, batch)
 
     def _drop_rows(self, connection: Any, query_id: str, batch_id: int) -> None:
         if self._exists(connection, self._table):

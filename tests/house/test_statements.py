@@ -19,7 +19,7 @@ REFUSALS = BEFORE_THE_TABLE | {ErrorCode.UNKNOWN_TOPIC_ID.name, ErrorCode.KAFKA_
 STARTPOINTS = {str(rule) for rule in range(1, 10)}
 PROMISES = {
     "kinds", "bootstrap", "newest", "readers", "states", "record", "topic", "crash", "processes", "groups", "plain",
-    "source", "export", "apply-checkpoint", "command", "away", "repair", "replaced", "kept", "undone",
+    "source", "export", "command", "away", "repair", "replaced", "kept",
 }  # fmt: skip
 
 FILTERING = {

@@ -172,12 +172,6 @@ class Driver:
         kept = filter_replays(frame, **rule) if form == "operator" else filter_frame(frame, **rule).rows
         kept.select("topic", "partition", "offset").write.parquet(f"{place}/table/batch_id=0")
 
-    def sent_back(self, place, servers, topic):
-        """A query of Spark's own and an apply job, sent back between their runs: what they read, and the table."""
-        from tests.kafka.sent_back import runs_of
-
-        return runs_of(self.spark, Path(place), servers, topic)
-
     def job(self, name, arguments):
         """Run a job's command in this session: (exit code, all of its output)."""
         from importlib import import_module

@@ -1,7 +1,6 @@
-"""A store in a topic wherever one in a directory will do: the source, apply-checkpoint, a plain consumer."""
+"""A store in a topic wherever one in a directory will do: the source, a plain consumer."""
 
 import itertools
-import json
 import os
 import signal
 import time
@@ -23,7 +22,6 @@ from tests.integration.replay.conftest import World
 from tests.integration.replay.test_network_leases import Kept, abandoned
 from tests.kafka.plain_client import create_topic
 from tests.spark.test_source_startpoints import COUNT, Engine
-from tests.unit.test_checkpoint_apply import KAFKA, carried_and_reset, make, offsets, run
 
 pytestmark = [pytest.mark.java, pytest.mark.slow]
 
@@ -169,28 +167,6 @@ def test_a_consumer_by_a_store_in_a_topic_is_told_by_a_node_when_its_lease_is_br
         kept = Kept(world)
         with kept.client.subscribe("orders", consumer="audit", startpoints=store) as consumer:
             abandoned(kept, store, consumer)
-
-
-def test_apply_checkpoint_takes_startpoints_from_a_topic(tmp_path, place, store):
-    cp = make(tmp_path / "cp", KAFKA)
-    store.write("billing", "orders", 1, Startpoint.specific(5), "wrong rates")
-    named = ["--consumer", "billing", "--store", f"kafka:{place.name}"]
-    assert "--bootstrap-servers" in run(cp, *named).output
-    assert run(cp, *named, "--bootstrap-servers", place.settings["bootstrap.servers"]).exit_code == 0
-    assert json.loads(offsets(cp, 3)) == {"orders": {"0": 180, "1": 5}}
-    assert [type(fact).__name__ for fact in store.history()] == ["Written", "Applied", "Consumed"]
-    assert not (tmp_path / "cp-startpoints").exists()
-
-
-def test_rule_9_apply_checkpoint_moves_marks_in_a_topic(tmp_path, broker):
-    from pushrep.kafka import KafkaDestination
-    from spark_jobs.topic_marks import TopicMarks
-
-    create_topic(broker.bootstrap_servers, name := next(_names), cleanup_policy="compact")
-    destination = KafkaDestination(bootstrap_servers=broker.bootstrap_servers, topic=name)
-    with TopicMarks(destination) as marks:
-        named = ["--marks", f"kafka:{name}", "--bootstrap-servers", broker.bootstrap_servers]
-        carried_and_reset(tmp_path / "cp", marks, *named)
 
 
 def test_a_topic_that_is_not_there_is_told_by_its_place(broker):

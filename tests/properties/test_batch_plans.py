@@ -82,7 +82,7 @@ def found_by_rows(rows, before, rule, arrow_rows=7):
         pa.RecordBatch.from_arrays(list(columns_of(in_order[first : first + arrow_rows])), names=names)
         for first in range(0, len(in_order), arrow_rows)
     ]
-    return decided(pa.Table.from_batches(list(decide_rows(batches, before, {}, rule))))
+    return decided(pa.Table.from_batches(list(decide_rows(batches, before, rule))))
 
 
 def found_by_runs(tasks):

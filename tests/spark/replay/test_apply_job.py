@@ -331,13 +331,6 @@ class Table:
         command = ["startpoint", "repair", self.place / "outbox", topic, "--consumer", "billing", "--reason", "rates"]
         assert cli_main.run([*map(str, command), *map(str, (*words, *sink))]) == 0
 
-    def move(self, *words, reset=("--reset-marks",)):
-        """Send the job back in its checkpoint."""
-        marks = [self.options["sink"], "--table", "orders"] if self.kind == "database" else [self.place / "marks"]
-        command = ["startpoint", "apply-checkpoint", self.place / "checkpoint-a", "--logs", self.place / "outbox"]
-        command += [*reset, "--stopped", "--watch-s", 0, "--reason", "rates", "--marks", *marks]
-        assert cli_main.run([*map(str, command), *words]) == 0
-
     def answer(self):
         """The expected rows, by SQL over the log: each record where it is first. (partition, offset) -> value."""
         with closing(sqlite3.connect(":memory:")) as judge:
@@ -458,32 +451,6 @@ def ends_here():
     raise RuntimeError("it ends here")
 
 
-@pytest.mark.parametrize("table", ["database", pytest.param("path", marks=pytest.mark.long)], indirect=True)
-def test_a_job_that_is_moved_in_its_checkpoint_replaces_rows_too(run, outbox, table, tmp_path):
-    """The job follows no startpoints, like one with the source kafka: `apply-checkpoint --reset-marks`, twice, once
-    with an end.
-    """
-    options = {name: value for name, value in table.options.items() if name != "consumer"}
-    append_with_replays(outbox)
-    run(**options)
-    first = table.rows()
-    table.move("--to", "70", "--partition", "1", "--replace-until", "90")
-    run(**options)
-    second = table.rows()
-    assert values(second) == table.answer()
-    changed = {place for place in first if second[place] != first[place]}
-    assert changed == {(1, n) for partition, n in first if partition == 1 and 70 <= n < 90}
-    table.move("--to", "25")
-    outbox([b"%d" % n for n in range(45, 60)], 45)
-    run(**options | {"max_records_per_trigger": 86})
-    third = table.rows()
-    assert values(third) == table.answer()
-    assert {place for place in first if third[place] != second[place]} == {place for place in first if place[1] >= 25}
-    table.move("--to", "10", reset=())
-    run(**options)
-    assert table.rows() == third, "what comes again is dropped, so what stands there stays"
-
-
 def test_a_startpoint_says_itself_that_old_rows_stay(spark, run, outbox, tmp_path, monkeypatch):
     """A job without --append-only that takes it up, and is started again on the way, appends."""
     table = Table(spark, tmp_path, "database")
@@ -509,17 +476,6 @@ def test_a_startpoint_says_itself_that_old_rows_stay(spark, run, outbox, tmp_pat
     assert len(calls) > 2
     found = Counter((partition, int(value)) for partition, _, value, _ in table.found())
     assert found == Counter({(p, n): 2 if p == 0 and n >= 20 else 1 for p in range(2) for n in range(30)})
-
-
-def test_one_that_replaces_nothing_begins_without_marks(spark, run, outbox, tmp_path):
-    table = Table(spark, tmp_path, "database")
-    options = {name: value for name, value in table.options.items() if name != "consumer"}
-    outbox([b"%d" % n for n in range(30)])
-    run(**options)
-    table.move("--to", "20")
-    run(**options | {"append_only": True})
-    with closing(sqlite3.connect(tmp_path / "orders.db")) as database:
-        assert database.execute("SELECT count(*), count(DISTINCT value) FROM orders").fetchone() == (80, 30)
 
 
 def test_a_startpoint_without_a_reset_behind_one_with_takes_no_row_away(run, outbox, tmp_path):

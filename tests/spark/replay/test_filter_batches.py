@@ -121,7 +121,7 @@ def test_a_rollback_needs_a_handler_that_can_take_back(frames, logs, store, insi
 
 
 def test_what_never_held_a_row_needs_nothing_taken_back(frames, logs, store, inside_query):
-    """The case: apply-checkpoint was killed after its marks, and the query was started instead of the same call."""
+    """An empty batch is planned again, with rows."""
     inside_query("q")
     rows, handed = logs.random_topic(6), {}
     once = ReplayFilteredBatches(lambda batch, n: handed.update({n: logs.ids(batch)}), store)

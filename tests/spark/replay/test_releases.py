@@ -16,8 +16,6 @@ import pytest
 from filtering.stream_metadata import StreamMetadata
 from spark_jobs import filter_frame, spark_internals
 from spark_jobs.spark_internals import SparkTooOld, a_task_a_number
-from tests.kafka.cluster import KafkaCluster
-from tests.kafka.plain_client import create_topic
 from tests.spark_programs import PYTHONS
 
 pytestmark = pytest.mark.spark
@@ -68,23 +66,6 @@ def test_a_table_with_transactions_is_right_after_a_startpoint_killed_around_its
         ran = run(python, "tables_program.py", tmp_path, jars, form, die_at)
         assert ran.returncode == (0 if die_at == "-" else -signal.SIGKILL), (die_at, ran.stderr[-4000:])
     assert ran.stdout.splitlines()[-1] == "ran"
-
-
-@pytest.mark.java
-@pytest.mark.skipif(not PYTHONS, reason="make spark-releases names Pythons with other releases of pyspark")
-@pytest.mark.parametrize("python", PYTHONS)
-@pytest.mark.parametrize("form", ["delta", "iceberg"])
-def test_a_repair_of_a_table_with_versions_is_undone_killed_around_its_commit(python, form, tmp_path):
-    """By the commands: a preview of rows, a repair with an end, its undo, another repair, and refusals, also once the
-    table has forgotten its old versions.
-    """
-    jars = tables_of(python)
-    with KafkaCluster(tmp_path / "broker") as broker:
-        create_topic(broker.bootstrap_servers, "orders")
-        ends = {"killed before": -signal.SIGKILL, "killed behind": -signal.SIGKILL, "again": 0, "forgotten": 0}
-        for step, code in ends.items():
-            ran = run(python, "undo_program.py", tmp_path, jars, form, broker.bootstrap_servers, "orders", step)
-            assert ran.returncode == code, (step, ran.stdout[-2000:], ran.stderr[-4000:])
 
 
 def test_without_to_arrow_and_inner_names_rows_are_judged_the_same(frames, logs, monkeypatch):
