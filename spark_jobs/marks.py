@@ -33,7 +33,7 @@ TOPIC = "marks"
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 _ELSEWHERE = (
     "it is a URL, and LocalMarks is a segment log on this machine's disk. FileMarks keeps marks on Spark's file "
-    "systems and in object stores, TopicMarks in a topic, SqlTable beside the rows"
+    "systems and in object stores, SqlTable beside the rows"
 )
 _PART = struct.Struct(">II")
 COMPLETE = json.dumps({"complete": True}).encode()

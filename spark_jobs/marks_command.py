@@ -3,7 +3,6 @@
     a directory                 LocalMarks   (holds marks-<generation>)
     another, or a URL of one    FileMarks    (holds *.marks; starts Spark for its file systems)
     postgresql://..., sqlite:   SqlTable     with --table
-    kafka:TOPIC                 TopicMarks   with --bootstrap-servers
 
 A store is its query's own: stop the query first. An export is one batch's bytes:
 docs/internals/formats/batch-marks.md.
@@ -26,31 +25,9 @@ from pushrep.errors import PushrepError
 from spark_jobs.batch_marks import BatchMarks, MarksKey
 from spark_jobs.errors import SparkJobError
 from spark_jobs.marks import KEEP_ALL, LocalMarks, MarksStore
-from spark_jobs.marks_stores import KAFKA, Brokers, NoSuchMarks, is_database, opened, topic_marks
+from spark_jobs.marks_stores import NoSuchMarks, is_database, opened
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
-_SERVERS, _CONFIG = "--bootstrap-servers", "--kafka-config"
-
-
-def _noted(context: click.Context, parameter: click.Parameter, value: Any) -> None:
-    context.meta[parameter.opts[0]] = value
-
-
-def _with_store(command: _Command) -> _Command:
-    """The argument STORE, and what one in a topic needs to be reached."""
-    servers = click.option(
-        _SERVERS, metavar="HOST:PORT,...", expose_value=False, callback=_noted, help="Brokers of kafka:TOPIC."
-    )
-    config = click.option(
-        _CONFIG,
-        type=click.Path(path_type=Path, dir_okay=False, exists=True),
-        expose_value=False,
-        callback=_noted,
-        help="Properties of its client, as librdkafka spells them.",
-    )
-    return click.argument("store")(servers(config(command)))
-
-
 _TABLE = click.option("--table", help="The table of the rows, for a database's URL.")
 _JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 
@@ -91,14 +68,13 @@ def _pair(*, required: bool) -> Callable[[_Command], _Command]:
 def marks() -> None:
     """Marks of a Spark query: show, export, import, set one, reset all.
 
-    STORE is the directory of the marks (a job's --marks), kafka:TOPIC with --bootstrap-servers, or
-    postgresql://HOST/DATABASE, sqlite:PATH with --table.
+    STORE is the directory of the marks (a job's --marks), or postgresql://HOST/DATABASE, sqlite:PATH with --table.
     Stop the query before: the marks are its own while it runs.
     """
 
 
 @marks.command()
-@_with_store
+@click.argument("store")
 @_TABLE
 @_pair(required=False)
 @_JSON
@@ -108,7 +84,6 @@ def show(store: str, table: str | None, pair: "PairKey | None", as_json: bool) -
     \b
     pushrep marks show orders-checkpoint-marks
     pushrep marks show postgresql://db/shop --table orders --json
-    pushrep marks show kafka:orders-marks --bootstrap-servers broker:9092
     pushrep marks show orders-checkpoint-marks --pid 4711 --partition 0
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     with _store(store, table) as found:
@@ -131,7 +106,7 @@ def show(store: str, table: str | None, pair: "PairKey | None", as_json: bool) -
 
 
 @marks.command()
-@_with_store
+@click.argument("store")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @_TABLE
 @click.option("--batch", type=int, help="Which batch.  [default: the last]")
@@ -152,18 +127,18 @@ def export(store: str, file: Path, table: str | None, batch: int | None, as_json
 
 
 @marks.command("import")
-@_with_store
+@click.argument("store")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @_JSON
 def import_(store: str, file: Path, as_json: bool) -> None:  # noqa: FBT001
-    """Put an export into an empty STORE, a directory or topic: a fresh checkpoint takes it over by --adopt.
+    """Put an export into an empty STORE, a directory: a fresh checkpoint takes it over by --adopt.
 
     \b
     pushrep marks import new-checkpoint-marks orders.marks
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     with _errors():
         imported = BatchMarks.from_bytes(file.read_bytes())
-    with _errors(), topic_marks(store, _brokers()) if store.startswith(KAFKA) else LocalMarks(_local(store)) as found:
+    with _errors(), LocalMarks(_local(store)) as found:
         if (owner := found.owner()) is not None:
             raise click.ClickException(f"{store} has marks of query {owner}: name an empty place, or reset it")
         found.write(imported, keep=KEEP_ALL)
@@ -173,7 +148,7 @@ def import_(store: str, file: Path, as_json: bool) -> None:  # noqa: FBT001
 
 
 @marks.command("set")
-@_with_store
+@click.argument("store")
 @_pair(required=True)
 @click.option("--offset", type=click.IntRange(-1, 2**63 - 1), required=True,
               help="The new mark: what is above it passes. -1 forgets the pair.")  # fmt: skip
@@ -181,7 +156,7 @@ def import_(store: str, file: Path, as_json: bool) -> None:  # noqa: FBT001
               help="A new file for the last batch's marks, written before one changes.")  # fmt: skip
 @_JSON
 def set_(store: str, pair: "PairKey", offset: int, export_to: Path, as_json: bool) -> None:  # noqa: FBT001
-    """Set the mark of one pair, or forget it, in the last batch of a directory or topic; the others stay.
+    """Set the mark of one pair, or forget it, in the last batch of a directory; the others stay.
 
     The pair may then come in any partition of the topic. So a pair that has moved for good (PairSplit) keeps its mark
     if it is set to that same mark.
@@ -220,7 +195,7 @@ def set_(store: str, pair: "PairKey", offset: int, export_to: Path, as_json: boo
 
 
 @marks.command()
-@_with_store
+@click.argument("store")
 @_TABLE
 @click.option("--export", "export_to", required=True, type=click.Path(dir_okay=False, path_type=Path),
               help="A new file for the last batch's marks, written before they go.")  # fmt: skip
@@ -265,13 +240,8 @@ def _errors() -> Iterator[None]:
 
 @contextmanager
 def _store(store: str, table: str | None) -> Iterator[MarksStore]:
-    with _errors(), opened(store, table, _brokers()) as found:
+    with _errors(), opened(store, table) as found:
         yield found
-
-
-def _brokers() -> Brokers:
-    meta = click.get_current_context().meta
-    return Brokers(meta.get(_SERVERS), meta.get(_CONFIG), _SERVERS, _CONFIG)
 
 
 def _owner(store: MarksStore) -> str:
@@ -335,7 +305,7 @@ def _write_new(file: Path, marks_: BatchMarks) -> None:
 
 def _local(store: str) -> Path:
     if ":" in store.partition("/")[0]:
-        raise click.ClickException(f"{store}: marks are imported into a directory of this machine, or kafka:TOPIC")
+        raise click.ClickException(f"{store}: marks are imported into a directory of this machine")
     return Path(store)
 
 

@@ -1,19 +1,13 @@
-"""A marks store by name: a directory, a URL of one, a database's URL with a table, or kafka:TOPIC."""
+"""A marks store by name: a directory, a URL of one, or a database's URL with a table."""
 
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
 
-from filtering.extras import MissingExtra, needed_by
 from spark_jobs.errors import SparkJobError
 from spark_jobs.marks import LocalMarks, MarksStore
 
-if TYPE_CHECKING:
-    from spark_jobs.topic_marks import TopicMarks
-
-KAFKA = "kafka:"
 _FILE_URL = re.compile(r"^file:/+")
 _DATABASES = ("postgresql://", "postgres://", "sqlite:")
 
@@ -31,27 +25,9 @@ class NoSuchMarks(SparkJobError):
         self.location, self.why = location, why
 
 
-class Brokers(NamedTuple):
-    """How kafka:TOPIC is reached: servers, and a file of the client's properties; set by options of these names."""
-
-    servers: str | None = None
-    config: Path | None = None
-    servers_option: str = "--bootstrap-servers"
-    config_option: str = "--kafka-config"
-
-
 @contextmanager
-def opened(place: str, table: str | None = None, brokers: Brokers | None = None) -> Iterator[MarksStore]:
+def opened(place: str, table: str | None = None) -> Iterator[MarksStore]:
     """The store there, closed at the end; none is made. Raises NoSuchMarks, and what the store itself raises."""
-    brokers = brokers or Brokers()
-    if place.startswith(KAFKA):
-        if table is not None:
-            raise NoSuchMarks(place, "--table belongs to a database; a topic has none")
-        with topic_marks(place, brokers) as store:
-            yield store
-        return
-    if brokers.servers is not None or brokers.config is not None:
-        raise NoSuchMarks(place, f"{brokers.servers_option} and {brokers.config_option} are for kafka:TOPIC")
     if is_database(place):
         if table is None:
             raise NoSuchMarks(place.partition(":")[0], "a database needs --table, the table of the rows")
@@ -73,20 +49,6 @@ def opened(place: str, table: str | None = None, brokers: Brokers | None = None)
             raise NoSuchMarks(place, "there are none; name the directory that the job has as --marks")
         with LocalMarks(local) as store:
             yield store
-
-
-def topic_marks(place: str, brokers: Brokers) -> "TopicMarks":
-    """The store of kafka:TOPIC; nothing is asked of the brokers yet. Raises NoSuchMarks, BadArgument, OSError."""
-    if brokers.servers is None:
-        raise NoSuchMarks(place, f"say where the brokers are: {brokers.servers_option} HOST:PORT")
-    try:
-        with needed_by("it"):
-            from spark_jobs.topic_marks import TopicMarks  # noqa: PLC0415 - needs a Kafka client, which is an extra
-    except MissingExtra as error:
-        raise NoSuchMarks(place, str(error)) from error
-    from pushrep.kafka.destination import destination_of  # noqa: PLC0415
-
-    return TopicMarks(destination_of(brokers.servers, place.removeprefix(KAFKA), brokers.config))
 
 
 @contextmanager

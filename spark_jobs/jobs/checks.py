@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 from pushrep.errors import PushrepError
 from spark_jobs.errors import MarksMissing, MarksOfAnotherQuery, SparkJobError
 from spark_jobs.java import require_java
-from spark_jobs.jobs.options import ApplyOptions, BadJobOption, JobOptions, local_path, named_by_option, topic_marks_of
+from spark_jobs.jobs.options import ApplyOptions, BadJobOption, JobOptions, local_path, named_by_option
 from spark_jobs.jobs.reporting import one_line
 from spark_jobs.marks import LocalMarks, MarksStore
 from spark_jobs.sinks.hadoop import HadoopDirectory
@@ -140,10 +140,6 @@ def _check_places(options: JobOptions) -> None:
 
 def _check_marks(options: JobOptions) -> None:
     """Open the store if there is one: it may be damaged, or another process may have it."""
-    if options.marks_in_topic():
-        with named("--marks", options.marks), topic_marks_of(options) as topic:
-            topic.owner()
-        return
     kept = options.marks_path()
     path = None if kept is None else _real(kept)
     if path is None:  # only Spark reaches them, or they lie with the rows

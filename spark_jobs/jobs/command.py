@@ -79,15 +79,7 @@ _SOURCE = (
 )
 _RUN = (
     click.option("--checkpoint", required=True, help="Spark's checkpoint directory; one for each table."),
-    click.option(
-        "--marks", help="Of the marks: a directory, or kafka:TOPIC.  [default: the checkpoint's path + -marks]"
-    ),
-    click.option("--marks-servers", help="Brokers of kafka:TOPIC.  [default: the source's, the relay's destination's]"),
-    click.option(
-        "--marks-config",
-        type=click.Path(exists=True, dir_okay=False, path_type=Path),
-        help="Properties of its client, as librdkafka spells them.",
-    ),
+    click.option("--marks", help="The directory of the marks.  [default: the checkpoint's path + -marks]"),
     click.option("--adopt", type=Adopt(), help="QUERY:BATCH, a fresh checkpoint goes on after that query's batch."),
     click.option(
         "--trigger", default="available-now", help="available-now: what is there, then stop; or 10s, 1m, 500ms."

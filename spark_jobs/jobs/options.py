@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyspark.sql import SparkSession
 
@@ -25,14 +25,11 @@ from pushrep.startpoints.store import KAFKA as KAFKA_KIND
 from spark_jobs.errors import SparkJobError
 from spark_jobs.file_marks import FileMarks
 from spark_jobs.marks import LocalMarks
-from spark_jobs.marks_stores import KAFKA, Brokers, is_database, topic_marks
+from spark_jobs.marks_stores import is_database
 from spark_jobs.sinks.catalog_table import idempotent_table
 from spark_jobs.sinks.idempotent_sink import BadSink, IdempotentSink
 from spark_jobs.sql import BadSqlTable, SqlTable
 from spark_jobs.values import BadValueFormat, ValueDecoder
-
-if TYPE_CHECKING:
-    from spark_jobs.topic_marks import TopicMarks
 
 AVAILABLE_NOW = "available-now"
 
@@ -102,8 +99,6 @@ class JobOptions:
     topic: str
     checkpoint: str
     marks: str
-    marks_servers: str | None = None
-    marks_config: Path | None = None
     source: str = "pushrep"
     path: str | None = None
     source_options: dict[str, str] = field(default_factory=dict)
@@ -145,9 +140,6 @@ class JobOptions:
         except TtlTooShort as error:
             why = "marks must outlive the records: give --retention-ms, the topic's retention.ms, and no shorter ttl"
             raise BadJobOption("--ttl-s", self.ttl_s, why) from error
-        for option, given in (("--marks-servers", self.marks_servers), ("--marks-config", self.marks_config)):
-            if given is not None and not self.marks_in_topic():
-                raise BadJobOption(option, str(given), "belongs to marks in a topic: --marks kafka:TOPIC")
         self._check_source_options()
         made = outbox_carrier(self.path, self.topic) if self.source == "pushrep" and self.path is not None else None
         if made not in {None, self.carrier}:
@@ -164,16 +156,8 @@ class JobOptions:
         return tuple(name.strip() for name in self.topic.split(",")) if self.source == "kafka" else (self.topic,)
 
     def marks_path(self) -> str | None:
-        """The directory of the marks; None where they lie with the rows, or in a topic."""
-        return None if self.marks_in_topic() else self.marks
-
-    def marks_in_topic(self) -> bool:
-        """Whether --marks is kafka:TOPIC."""
-        return self.marks.startswith(KAFKA)
-
-    def marks_brokers(self) -> str | None:
-        """The brokers of --marks kafka:TOPIC: the source's, unless others are named."""
-        return self.marks_servers or self.source_servers()
+        """The directory of the marks; None where they lie with the rows."""
+        return self.marks
 
     def source_servers(self) -> str | None:
         """The brokers of source kafka."""
@@ -349,19 +333,11 @@ def outbox_carrier(directory: str, topic: str) -> str | None:
         return None
 
 
-def marks_of(options: JobOptions, spark: SparkSession) -> "LocalMarks | FileMarks | TopicMarks":
-    """The marks store that the options name, opened at its first use. Raises what `topic_marks_of` raises.
+def marks_of(options: JobOptions, spark: SparkSession) -> LocalMarks | FileMarks:
+    """The marks store that the options name, opened at its first use.
 
-    A directory of this machine or file:... is LocalMarks, kafka:TOPIC is TopicMarks; hdfs://... and any other scheme is
-    FileMarks, on Spark's own file system.
+    A directory of this machine or file:... is LocalMarks; hdfs://... and any other scheme is FileMarks, on Spark's own
+    file system.
     """
-    if options.marks_in_topic():
-        return topic_marks_of(options)
     place = local_path(options.marks)
     return FileMarks(options.marks, spark) if place is None else LocalMarks(place)
-
-
-def topic_marks_of(options: JobOptions) -> "TopicMarks":
-    """The store of kafka:TOPIC. Raises NoSuchMarks, BadArgument, OSError for settings that reach no broker."""
-    brokers = Brokers(options.marks_brokers(), options.marks_config, "--marks-servers", "--marks-config")
-    return topic_marks(options.marks, brokers)

@@ -213,10 +213,6 @@ class RelayOptions(JobOptions):
         """As every job's; the headers travel on."""
         return {"includeHeaders": "true"} | super().reader_options()
 
-    def marks_brokers(self) -> str | None:
-        """As every job's; of a source without brokers those of the destination."""
-        return super().marks_brokers() or self.to_servers
-
     def _is_one_cluster(self) -> bool:
         return self.to_servers in {None, self.source_servers()}
 

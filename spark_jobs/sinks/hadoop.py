@@ -29,17 +29,17 @@ _IF_NONE_MATCH: Final = "fs.option.create.conditional.overwrite"
 _TWO_WRITERS: Final = (
     "of two drivers that make one new file there the second overwrites the first, so two drivers at once would not be "
     "noticed. S3 needs Hadoop 3.4.2 or newer (Spark 4.1) and a server that obeys If-None-Match; otherwise keep marks "
-    "in a topic (kafka:TOPIC) or with the rows in a database"
+    "with the rows in a database"
 )
 _REFUSES_CONDITION: Final = (
-    "its server refuses a file that is to be made only if none has its name (If-None-Match). Keep marks in a topic "
-    "(kafka:TOPIC) or with the rows in a database; for a table alone set fs.s3a.create.conditional.enabled=false"
+    "its server refuses a file that is to be made only if none has its name (If-None-Match). Keep marks with the "
+    "rows in a database; for a table alone set fs.s3a.create.conditional.enabled=false"
 )
 _UNSUPPORTED: Final = "AWSUnsupportedFeatureException"
 """S3A's word for answer 501."""
 _HALF_WRITTEN: Final = (
     "a file is seen there while it is being written, so a kill would leave a part of it under the name of the whole. "
-    "Keep marks in a topic (kafka:TOPIC), and rows in Delta, in Iceberg, or with the marks in a database"
+    "Keep rows in Delta or in Iceberg and marks on a file system, or both in a database"
 )
 
 
@@ -47,7 +47,7 @@ class HadoopDirectory:
     """One directory; names are relative to it. It need not exist."""
 
     def __init__(self, session: SparkSession, path: str) -> None:
-        instead = "name a catalog table or a database, and keep marks on the server's disk, in a topic or there"
+        instead = "name a catalog table or a database, and keep marks on the server's disk or there"
         self._jvm, configuration = hadoop_of(session, f"files at {path}", instead)
         given = self._jvm.org.apache.hadoop.fs.Path(path)
         self._fs = given.getFileSystem(configuration)

@@ -13,8 +13,7 @@ from tests.kafka.spark_driver import SparkDriver, missing_jars
 @pytest.fixture
 def producers(monkeypatch):
     """Stores that are opened from here on have producers whose answers may get lost."""
-    for module in ("store_topic", "startpoints"):
-        monkeypatch.setattr(f"pushrep.kafka.{module}.Producer", LosesAnswers)
+    monkeypatch.setattr("pushrep.kafka.startpoints.Producer", LosesAnswers)
     yield LosesAnswers
     LosesAnswers.lost = LosesAnswers.away = None
 

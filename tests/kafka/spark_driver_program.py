@@ -128,7 +128,7 @@ class Driver:
         adopt = None if adopt is None else tuple(adopt)
         frame = self.spark.readStream.format(source).options(**options).load()
         handler = Handler(table or place / "table", adopt if form == "batches" else None, gate)
-        store = topic_marks(*marks) if isinstance(marks, list) else LocalMarks(marks or place / "marks")
+        store = LocalMarks(marks or place / "marks")
         if form == "operator":
             inherited = None if adopt is None else store.read(*adopt).marks
             frame = filter_replays(frame, marks=inherited, **(rule or {}))
@@ -180,14 +180,6 @@ class Driver:
 
         done = CliRunner().invoke(import_module(f"spark_jobs.jobs.{name}").main, arguments)
         return [done.exit_code, done.output]
-
-
-def topic_marks(servers, topic):
-    """A marks store in a topic."""
-    from pushrep.kafka import KafkaDestination
-    from spark_jobs.topic_marks import TopicMarks
-
-    return TopicMarks(KafkaDestination(bootstrap_servers=servers, topic=topic))
 
 
 def tell(answer):

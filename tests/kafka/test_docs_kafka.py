@@ -14,7 +14,6 @@ pytestmark = [pytest.mark.java, pytest.mark.slow]
 DOCS = Path(__file__).parents[2] / "docs"
 TOPICS = {
     "kafka.md": {"orders": {"partitions": 4, "retention_ms": -1}},
-    "spark.md": {"orders-marks": {"cleanup_policy": "compact"}},
     "clients.md": {"payments": {"partitions": 4}, "startpoints": {"cleanup_policy": "compact"}},
 }
 """What the examples of a page expect to be there."""

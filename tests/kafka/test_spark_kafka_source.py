@@ -14,7 +14,6 @@ from spark_jobs import LocalMarks
 from tests.kafka.mixed_topics import SQE_PID, MixedTopic, brute_force
 from tests.kafka.plain_client import add_partitions, create_topic
 from tests.kafka.spark_driver import OrderFailed, by_batch, table
-from tests.kafka.spark_driver_program import topic_marks
 
 pytestmark = [pytest.mark.java, pytest.mark.spark, pytest.mark.slow]
 
@@ -222,14 +221,13 @@ def test_a_fresh_checkpoint_adopts_the_marks_of_another(driver, one_topic, tmp_p
     assert table(old) == one_topic.expected()
 
 
-def test_killed_between_rows_and_marks_with_marks_in_a_topic(driver, servers, one_topic, tmp_path, torture):
-    """Contract "Where marks live", a Kafka topic: the batch runs again; N > 0 without N-1 is an error.
+def test_killed_between_rows_and_marks(driver, one_topic, tmp_path, torture):
+    """Contract "Where marks live": the batch runs again; N > 0 without N-1 is an error.
 
     The whole driver is killed in the long form; the query alone ends in the short one.
     Contract "Spark": rolled back by some batches, marks and rows from there on are dropped, and Spark plans anew.
     """
-    create_topic(servers, marks := f"marks-{uuid.uuid4().hex[:8]}", cleanup_policy="compact")
-    query = {"place": tmp_path, "marks": [servers, marks]}
+    query = {"place": tmp_path}
     small, large = (one_topic.options | one_topic.limit(offsets) for offsets in (100, 140))
     with pytest.raises(OrderFailed, match="the driver has ended" if torture.is_long else "it ends here"):
         driver.run(**query, options=small, die_at=1, killed=torture.is_long)
@@ -237,7 +235,7 @@ def test_killed_between_rows_and_marks_with_marks_in_a_topic(driver, servers, on
     assert sorted(rows) == [0, 1], "the rows were there"
     if torture.is_long:
         driver.restart()
-    with topic_marks(servers, marks) as store:
+    with LocalMarks(tmp_path / "marks") as store:
         query_id = store.owner()
         assert store.batches(query_id) == [0], "their marks were not"
     driver.run(**query, options=small)
@@ -251,7 +249,7 @@ def test_killed_between_rows_and_marks_with_marks_in_a_topic(driver, servers, on
     assert by_batch(tmp_path)[0] == before[0]
     assert by_batch(tmp_path)[1] != before[1], "planned anew, in other batches"
 
-    with topic_marks(servers, marks) as store:
+    with LocalMarks(tmp_path / "marks") as store:
         store.drop_from(query_id, 0)
     roll_back(tmp_path, to=0)
     with pytest.raises(OrderFailed, match=f"lack batch 0 of query {query_id}"):

@@ -99,12 +99,6 @@ WRONG = {
     "a table format for a path": ([*GIVEN, "--format", "hudi"], 1, "--format='hudi': a path takes one of parquet"),
     "marks in the checkpoint's place": ([*GIVEN, "--marks", "{tmp}/c"], 1, "it is the checkpoint itself"),
     "marks among the logs": ([*GIVEN, "--marks", "{logs}"], 1, "--marks='{logs}': it is the directory of the logs"),
-    "marks in a topic of no brokers": ([*GIVEN, "--marks", "kafka:m"], 1, "marks at kafka:m: say where the brokers"),
-    "brokers of no topic": ([*GIVEN, "--marks-servers", "h:1"], 1, "--marks-servers='h:1': belongs to marks in"),
-    "no address of a broker": (
-        [*GIVEN, "--marks", "kafka:m", "--marks-servers", "h"], 1, "--marks='kafka:m': bootstrap_servers: give",
-    ),
-    "a checkpoint in the table": ([*GIVEN, "--checkpoint", "{tmp}/s/c"], 1, "it lies in the table of --sink"),
     "marks in the table": ([*GIVEN, "--marks", "{tmp}/s"], 1, "--marks='{tmp}/s': it lies in the table of --sink"),
     "marks that are damaged": ([*GIVEN, "--marks", "{tmp}/damaged"], 1, "marks at {tmp}/damaged: "),
     "a topic that is not there": ([*GIVEN, "--topic", "T"], 1, "'T' in {logs}: there is no log of it; it holds t"),

@@ -185,7 +185,6 @@ COMMANDS = {
     "no log to verify": ("log verify nowhere", 1, "nowhere"),
     "a replay from nowhere": ("replay nowhere t-0 --from soon", 1, "no directory of logs, and no address"),
     "no marks": ("marks show nowhere", 1, "there are none"),
-    "marks in a topic without brokers": ("marks show kafka:t", 1, "--bootstrap-servers HOST:PORT"),
     "a status of nothing": ("replica status nowhere", 1, "nowhere"),
     "a node's address": ("replica serve d --listen nowhere", 2, "nowhere"),
     "a node in an outbox": ("replica serve made --listen 127.0.0.1:0", 1, "the directory of an outbox"),

@@ -1,7 +1,5 @@
 """The relay job's words: what is refused before anything starts, by the option's name."""
 
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("pyspark")
@@ -41,8 +39,6 @@ def options(**given):
         ({"to_options": {"message.timeout.ms": "5"}}, "--to-option message.timeout.ms"),
         ({"to_options": {"bootstrap.servers": "b:1"}}, "--to-servers"),
         ({"trigger": "realtime"}, "Real-Time Mode"),
-        ({"marks_servers": "a:1"}, "--marks-servers.*kafka:TOPIC"),
-        ({"marks_config": Path("c")}, "--marks-config.*kafka:TOPIC"),
     ],
 )
 def test_refused_by_name(given, names):
@@ -71,15 +67,6 @@ def test_clients_of_one_cluster_and_of_two():
     assert two.source_client() == {"bootstrap.servers": "a:1"}
     assert two.client() == {"bootstrap.servers": "b:1", "security.protocol": "ssl"}
     assert (one.carrier_out(), options(carrier="header").carrier_out()) == ("key", "header")
-
-
-def test_where_marks_in_a_topic_are_unless_it_is_said():
-    """Contract "Where marks live": a Kafka topic, by default at the brokers of the job."""
-    marks = {"marks": "kafka:m"}
-    assert options(**marks).marks_brokers() == "a:1"
-    assert options(**marks, marks_servers="m:1").marks_brokers() == "m:1"
-    log = options(**marks, source="pushrep", path="p", source_options={}, to_servers="b:1")
-    assert (log.marks_brokers(), log.marks_path()) == ("b:1", None)
 
 
 def test_the_command_says_it_in_one_line():

@@ -1,6 +1,5 @@
-"""A topic that serves as a map, read while others write: nothing that comes in meanwhile is passed over."""
+"""A topic that serves as a store, read while others write: nothing that comes in meanwhile is passed over."""
 
-import json
 from concurrent.futures import Future
 from types import SimpleNamespace
 from uuid import UUID
@@ -8,10 +7,8 @@ from uuid import UUID
 from confluent_kafka import KafkaError, TopicPartition, Uuid
 
 from pushrep.kafka import KafkaDestination, store_topic
-from pushrep.kafka.store_topic import CHANGE, FORMAT, CommittedRecords, KeyedReading
+from pushrep.kafka.store_topic import CommittedRecords
 from pushrep.kafka.topic import TopicFacts
-
-_FORMAT = {"format": "test", "version": 1}
 
 
 class _Record:
@@ -26,9 +23,6 @@ class _Record:
 
     def value(self):
         return self._value
-
-    def headers(self):
-        return [(CHANGE, b"c")]
 
     def error(self):
         return None
@@ -83,15 +77,12 @@ def test_a_record_that_comes_in_while_the_end_is_read_is_read_the_next_time(monk
     facts = TopicFacts("marks", UUID(int=7), 1, "compact", 1 << 20, -1, False, 86_400_000)
     destination = KafkaDestination(bootstrap_servers="127.0.0.1:1", topic="marks")
     records = CommittedRecords(destination, facts, lambda: 10.0)
-    reading = KeyedReading(records, facts, _FORMAT)
-    log.append(FORMAT, json.dumps(_FORMAT).encode(), is_last=False)
+    log.append("format", b"{}", is_last=False)
     log.append("a", b"1")
 
     asked = log.get_watermark_offsets
     answers = [asked(None, 0)]
     log.append("b", b"2")  # by another writer, between the question for the end and the reading up to it
     log.get_watermark_offsets = lambda *_: answers.pop() if answers else asked(None, 0)
-    reading.to_the_end()
-    assert (reading.offsets, reading.last_offset) == ({"a": 1}, 1)
-    reading.to_the_end()
-    assert (reading.offsets, reading.last_offset) == ({"a": 1, "b": 3}, 3)
+    assert [message.offset() for message in records.new()] == [0, 1]
+    assert [message.offset() for message in records.new()] == [3]
