@@ -4,8 +4,9 @@
     ```console      each line that begins with `$ ` is run by bash, with this interpreter's programs first in PATH
 
 A comment on the line before the fence has more: `<!-- spark -->` (needs a Spark session), `<!-- kafka -->` (needs a
-broker: `localhost:9092` is replaced by the broker's real address), `<!-- no-test: reason -->`. Any other fence is not
-run. A traceback has the Markdown file and its line.
+broker: `localhost:9092` is replaced by the broker's real address), `<!-- file: NAME -->` (any fence: it is written to
+that file, not run), `<!-- no-test: reason -->`. Any other fence is not run. A traceback has the Markdown file and its
+line. A page that says `kill -9` gets a process for each `pushrep`, to be killed; elsewhere they are forked of one.
 
 With several files, each begins with an empty directory, without variables and without a Spark session. They share this
 process and its JVM, because a JVM takes longer to start than a page to run. So `$ python -m spark_jobs.jobs....` runs
@@ -27,6 +28,7 @@ _FENCE = re.compile(r"^(?P<indent>\s*)(?P<ticks>`{3,}|~{3,})\s*(?P<language>[\w+
 _NO_TEST = re.compile(r"<!--\s*no-test:\s*(?P<reason>.*?)\s*-->")
 _SPARK = re.compile(r"<!--\s*spark\s*-->")
 _KAFKA = re.compile(r"<!--\s*kafka\s*-->")
+_FILE = re.compile(r"<!--\s*file:\s*(?P<name>\S+)\s*-->")
 _JOB = re.compile(r"python -m (?P<module>spark_jobs\.jobs\.\w+) (?P<arguments>[^|<>&;$]*)")
 _ADDRESS = "localhost:9092"
 _PYTHON = sys.executable
@@ -45,10 +47,11 @@ class Block:
     needs_spark: bool
     needs_kafka: bool
     skip_reason: str | None
+    file: str | None = None
 
 
 def blocks_of(path):
-    """Every python and console block of the file. Raises ValueError for a fence that is never closed."""
+    """Every python, console and file block of the page. Raises ValueError for a fence that is never closed."""
     lines = path.read_text(encoding="utf-8").splitlines()
     found, at = [], 0
     while at < len(lines):
@@ -62,12 +65,13 @@ def blocks_of(path):
         if at == len(lines):
             raise ValueError(f"{path.name}:{start}: a block is opened and never closed")
         before = lines[start - 2] if start >= 2 else ""
-        if fence["language"] in {"python", "console"}:
+        file = _FILE.search(before)
+        if file or fence["language"] in {"python", "console"}:
             skip = _NO_TEST.search(before)
             code = dedent("\n".join(lines[start:at]))
             reason = skip["reason"] if skip else None
             needs = bool(_SPARK.search(before)), bool(_KAFKA.search(before))
-            found.append(Block(path, start + 1, fence["language"], code, *needs, reason))
+            found.append(Block(path, start + 1, fence["language"], code, *needs, reason, file and file["name"]))
         at += 1
     return found
 
@@ -90,9 +94,14 @@ def run_blocks(blocks):
     """Run them in the current directory; the first failure raises."""
     namespace = {"__name__": "__main__"}
     # Commands run as in an activated environment. Python blocks don't: Spark's workers are to find the driver's Python.
-    activated = os.environ | {"PATH": os.pathsep.join([str(COMMANDS), str(Path(_PYTHON).parent), os.environ["PATH"]])}
+    kills = any("kill -9" in block.code for block in blocks)
+    places = [*([] if kills else [str(COMMANDS)]), str(Path(_PYTHON).parent), os.environ["PATH"]]
+    activated = os.environ | {"PATH": os.pathsep.join(places)}
     activated = {"PUSHREP_TESTS_COMMANDS_OF": str(os.getpid()), "PUSHREP_TESTS_PYTHON": _PYTHON} | activated
     for block in blocks:
+        if block.file:
+            Path(block.file).write_text(f"{block.code}\n", encoding="utf-8")
+            continue
         if block.language == "python":
             # The empty lines put the code where it stands in the file, so that tracebacks point there.
             exec(compile("\n" * (block.line - 1) + block.code, str(block.path), "exec"), namespace)
@@ -139,9 +148,11 @@ if __name__ == "__main__":
             is_last = path == pages[-1]
             clear(os.environ.get("PUSHREP_TESTS_LAST_PAGE_WITHOUT", "").split() if is_last else ())
         run_blocks(
-            replace(block, code=block.code.replace(_ADDRESS, address or _ADDRESS))
-            for block in blocks_of(path)
-            if block.skip_reason is None
-            and (with_spark or not block.needs_spark)
-            and (address is not None or not block.needs_kafka)
+            [
+                replace(block, code=block.code.replace(_ADDRESS, address or _ADDRESS))
+                for block in blocks_of(path)
+                if block.skip_reason is None
+                and (with_spark or not block.needs_spark)
+                and (address is not None or not block.needs_kafka)
+            ]
         )

@@ -6,8 +6,11 @@ Each file runs in a separate process, except those with Spark, whose start takes
 import importlib.util
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -50,14 +53,15 @@ def run(paths, directory, *flags):
     # Spark's workers are forked: a busy machine has no time to start each.
     own = {"PUSHREP_DRIVER_PYTHON": WORKERS_PYTHON, "PYSPARK_SUBMIT_ARGS": SMALL}
     own["PUSHREP_TESTS_LAST_PAGE_WITHOUT"] = OF_A_READER
-    return subprocess.run(
-        [sys.executable, *warnings, str(RUNNER), *map(str, paths), *flags],
-        cwd=directory,
-        env=os.environ | own,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
+    command = [sys.executable, *warnings, str(RUNNER), *map(str, paths), *flags]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=directory, env=os.environ | own, start_new_session=True, **pipes) as running:
+        try:
+            printed = running.communicate(timeout=TIMEOUT_S)
+        finally:  # what a page leaves in the background, or left when it failed
+            with suppress(ProcessLookupError):
+                os.killpg(running.pid, signal.SIGKILL)
+    return subprocess.CompletedProcess(command, running.returncode, *printed)
 
 
 def report(done):
@@ -132,6 +136,13 @@ raise SystemExit("must not run")
 ```python
 Path("spark-ran").touch()
 ```
+<!-- file: written.sh -->
+```sh
+touch by-a-file
+```
+```console
+$ sh written.sh
+```
 """
 
 
@@ -145,12 +156,32 @@ def test_the_runner_runs_what_it_should(tmp_path):
         ("python", 16, False, None),
         ("python", 22, False, "needs a broker"),
         ("python", 26, True, None),
+        ("sh", 30, False, None),
+        ("console", 33, False, None),
     ]
     done = run([path], tmp_path)
     assert done.returncode == 0, report(done)
     assert not (tmp_path / "spark-ran").exists()
+    assert (tmp_path / "by-a-file").exists()
     assert run([path], tmp_path, "--with-spark").returncode == 0
     assert (tmp_path / "spark-ran").exists()
+
+
+def test_what_a_page_started_ends_with_it_and_a_kill_reaches_the_command_itself(tmp_path):
+    path = tmp_path / "sample.md"
+    path.write_text(
+        "```console\n$ sleep 600 > left.txt 2>&1 & echo $! > left.pid\n"
+        "$ pushrep replica serve copies --listen 127.0.0.1:0 > node.txt 2>&1 & echo $! > node.pid\n"
+        "$ until grep -q listening node.txt; do sleep 0.1; done; kill -9 $(cat node.pid)\n```\n"
+    )
+    done = run([path], tmp_path)
+    assert done.returncode == 0, report(done)
+    for name in ("left", "node"):
+        process = Path(f"/proc/{(tmp_path / f'{name}.pid').read_text().strip()}/cmdline")
+        until = time.monotonic() + 30
+        while process.exists() and process.read_bytes():  # empty: it is dead, and nobody has asked for its end yet
+            assert time.monotonic() < until, f"{name} runs on"
+            time.sleep(0.05)
 
 
 @pytest.mark.parametrize(
