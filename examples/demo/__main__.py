@@ -27,7 +27,7 @@ from spark_jobs.java import require_java
 
 _EPILOG = """\b
 What it leaves in --out
-  report.html   a picture of the run, complete in one file
+  report.html   a picture of the run, complete in one file; picture.svg the picture alone
   summary.json  its numbers, as --json prints them
   table/        the Parquet table
   log/          the log, in Kafka's own file format
@@ -66,7 +66,7 @@ def demo(**given: Any) -> None:
 
 def run(output: Output, console: Console, options: SharedOptions) -> Summary:
     """Make the run, write summary and report. Raises SparkJobError, PushrepError and OSError."""
-    from examples.demo.report import render  # noqa: PLC0415 - plotly takes a second, and may be missing
+    from examples.demo.report import render  # noqa: PLC0415 - Spark may be missing
     from examples.demo.supervisor import Supervisor  # noqa: PLC0415 - the same
 
     flights, seed = begun(output, console, options)

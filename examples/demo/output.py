@@ -9,7 +9,7 @@ demo-out/
   checkpoint/ marks/    the stream's, and its replay filter's
   table/                the Parquet table
   producer.err stream.err check.err      what the programs said
-  summary.json report.html
+  summary.json report.html picture.svg
   scratch/              temporary files of Spark; gone at the end
 """
 
@@ -52,6 +52,7 @@ class Output:
         "check.err",
         "summary.json",
         "report.html",
+        "picture.svg",
         "scratch",
     )
 
@@ -65,7 +66,7 @@ class Output:
         self.marks = root / "marks"
         self.table = root / "table"
         self.summary = root / "summary.json"
-        self.report = root / "report.html"
+        self.report, self.picture = root / "report.html", root / "picture.svg"
         self.scratch = root / "scratch"
 
     def errors(self, program: str) -> Path:

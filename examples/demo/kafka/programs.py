@@ -54,7 +54,7 @@ class KafkaOutput(Output):
     OURS: ClassVar[tuple[str, ...]] = (
         *("original", "log", "flights.avsc", "position.json", "relay", "relay-marks", "relay-relay", "apply", "broker"),
         *("broker.err", "database.err", "topics.err", "watch.err", "producer.err", "relay.err", "apply.err"),
-        *("check.err", "summary.json", "report.html", "scratch"),
+        *("check.err", "summary.json", "report.html", "picture.svg", "scratch"),
     )
 
     def __init__(self, root: Path) -> None:

@@ -4,29 +4,15 @@ from typing import Any, Final, NamedTuple
 
 from examples.demo.history import APPLY, BROKER, PRODUCER, RELAY, History, Kill
 from examples.demo.kafka.summary import KafkaFindings, KafkaSummary
-from examples.demo.report import (
-    BROKER_KILL,
-    FOOTER,
-    INK,
-    KEPT,
-    KILL,
-    RELAYED,
-    REPLAYED,
-    STREAM_KILL,
-    Mark,
-    Page,
-    PictureLine,
-    draw,
-    kill_row,
-    render_page,
-)
+from examples.demo.picture import Day, Line, Mark, Run
+from examples.demo.report import FOOTER, Page, Report, kill_row, render_report
 from examples.demo.report import outcome as outcome_of_program
 
 _LOOKS: Final = {
-    PRODUCER: ("producer", KILL, False),
-    BROKER: ("broker", BROKER_KILL, True),
-    RELAY: ("relay JVM", STREAM_KILL, True),
-    APPLY: ("apply JVM", STREAM_KILL, True),
+    PRODUCER: ("producer", "kill"),
+    BROKER: ("broker", "broker"),
+    RELAY: ("relay's JVM", "jvm"),
+    APPLY: ("apply's JVM", "jvm"),
 }
 # What the positions of a kill count; a broker's has none.
 _COUNTED_IN: Final = {PRODUCER: "source", RELAY: "first", APPLY: "second", BROKER: None}
@@ -56,37 +42,38 @@ def outcome(kill: Kill) -> str:
     return outcome_of_program(kill)
 
 
-def render_run(history: History, samples: list[KafkaSample], found: KafkaFindings, summary: KafkaSummary) -> str:
-    """The page as HTML."""
+def render_run(history: History, samples: list[KafkaSample], found: KafkaFindings, summary: KafkaSummary) -> Report:
+    """The page and its picture."""
     columns: dict[str, Any] = {name: [getattr(s, name) for s in samples] for name in KafkaSample._fields}
     lines = [
-        PictureLine("in the log", columns["logged"], INK),
-        PictureLine("in the first topic", columns["first"], REPLAYED),
-        PictureLine("read by the relay", columns["relayed"], RELAYED, stepped=True),
-        PictureLine("in the second topic", columns["second"], RELAYED, "dot"),
-        PictureLine("read by the apply job", columns["applied"], KEPT, stepped=True),
+        Line("in the log", columns["logged"], "ink"),
+        Line("in the first topic", columns["first"], "again"),
+        Line("read by the relay", columns["relayed"], "relay", stepped=True),
+        Line("in the second topic", columns["second"], "relay", dashed=True),
+        Line("read by the apply job", columns["applied"], "kept", stepped=True),
     ]
-    marks = []
-    for number, (kill, moment) in enumerate(zip(history.kills, found.moments_ms, strict=True), 1):
-        label, color, lifted = _LOOKS[kill.program]
-        marks.append(Mark(f"{number} {label}", color, kill.at_s, moment, lifted))
+    marks = [
+        Mark(*_LOOKS[kill.program], kill.at_s, moment)
+        for kill, moment in zip(history.kills, found.moments_ms, strict=True)
+    ]
     page = Page(
         title="Flights of 2013, through Kafka, Spark and PostgreSQL, and through crashes of each",
         verdict=summary.verdict(),
         right=summary.right,
         cards=(
-            ("flights", summary.flights, INK),
-            ("copies in the first topic", summary.first_copies, REPLAYED),
-            ("copies in the second topic", summary.second_copies, REPLAYED),
-            ("dropped", summary.relay_dropped + summary.apply_dropped, REPLAYED),
-            ("kept", summary.kept, KEPT),
-            ("missing", summary.missing, KILL if summary.missing else KEPT),
-            ("twice", summary.twice, KILL if summary.twice else KEPT),
-            ("out of order", summary.misplaced, KILL if summary.misplaced else KEPT),
+            ("flights", summary.flights, "ink"),
+            ("copies in the first topic", summary.first_copies, "again"),
+            ("copies in the second topic", summary.second_copies, "again"),
+            ("dropped", summary.relay_dropped + summary.apply_dropped, "again"),
+            ("kept", summary.kept, "kept"),
+            ("missing", summary.missing, "kill" if summary.missing else "kept"),
+            ("twice", summary.twice, "kill" if summary.twice else "kept"),
+            ("out of order", summary.misplaced, "kill" if summary.misplaced else "kept"),
         ),
-        kills=[kill_row(kill, outcome(kill)) for kill in history.kills],
+        kills=[kill_row(kill, outcome(kill)) for kill in sorted(history.kills, key=lambda kill: kill.at_s)],
         rows=summary.rows(),
         footer=FOOTER,
         seed=summary.seed,
     )
-    return render_page(page, draw(found.days, columns["at_s"], lines, marks))
+    days = [Day(*day) for day in found.days]
+    return render_report(page, Run(days, columns["at_s"], lines, sorted(marks, key=lambda mark: mark.at_s)))
