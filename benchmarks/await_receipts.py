@@ -23,6 +23,7 @@ import uvloop
 from benchmarks.harness import compare, random_values, scratch
 from pushrep import AsyncOutbox, Outbox
 from pushrep.env import File, RealFilesystem
+from tests.support.outbox_arguments import outbox_arguments
 
 WINDOW, WINDOWS = 10_000, 10
 CALLERS = 256
@@ -71,7 +72,7 @@ def run(rounds: int) -> dict[str, Any]:
 
 
 def _open(path: Path, **settings: Any) -> Outbox:
-    return Outbox.open(path, topic="outbox", partitions=1, producer="benchmark", **settings)
+    return Outbox.open(path, **outbox_arguments(topic="outbox", partitions=1, producer="benchmark", **settings))
 
 
 def _in_loop(

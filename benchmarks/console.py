@@ -15,7 +15,7 @@ from pushrep.cli.status import look_at
 from pushrep.console import watch
 from pushrep.console.web import ConsoleServer
 from pushrep.log import LogConfig
-from pushrep.outbox import Outbox
+from pushrep.outbox import Outbox, OutboxConfig
 from pushrep.outbox.directory_handover import HandoverSocket
 from pushrep.replicate import NodeSettings, ReplicaNode
 from pushrep.replicate.sockets import Address
@@ -40,7 +40,9 @@ def run(rounds: int) -> dict[str, Any]:
         settings = NodeSettings(address=Address("127.0.0.1", 0), allow=frozenset({"any"}), log_config=SMALL)
         with ReplicaNode(root / "node", settings) as node, HandoverSocket(node):
             status = look_at(str(root / "node"))[0]
-        with Outbox.open(root / "outbox", "orders", PARTITIONS, "billing", log_config=SMALL) as outbox:
+        with Outbox.open(
+            root / "outbox", "orders", PARTITIONS, "billing", config=OutboxConfig(log_config=SMALL)
+        ) as outbox:
             for partition in range(PARTITIONS):
                 outbox.append_many(partition, [b"x" * 100] * 20)
             outbox.flush()

@@ -15,8 +15,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 from uuid import UUID, uuid4
 
+from pushrep import outbox as outbox_room
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.log.verify import verify_log
 from pushrep.outbox import Outbox
@@ -51,6 +53,12 @@ def _timed(work: Callable[[], object]) -> float:
 def _values(count: int, size_bytes: int) -> list[bytes]:
     source = random.Random(1)
     return [source.randbytes(size_bytes) for _ in range(count)]
+
+
+def _outbox_settings(**given: Any) -> dict[str, Any]:
+    """Settings of Outbox.open: a tree from before OutboxConfig takes them one by one."""
+    made = getattr(outbox_room, "OutboxConfig", None)
+    return given if made is None else {"config": made(**given)}
 
 
 @contextmanager
@@ -183,7 +191,12 @@ def _replay_node(root: Path, batch_bytes: int, times: int) -> Iterator[Turn]:
         config = LogConfig(segment_bytes=16 << 20)
         outbox = stack.enter_context(
             Outbox.open(
-                root / "out", topic="orders", partitions=1, producer="bench", replicas=[where], log_config=config
+                root / "out",
+                topic="orders",
+                partitions=1,
+                producer="bench",
+                replicas=[where],
+                **_outbox_settings(log_config=config),
             )
         )
         values = _values(batch_bytes // 1000, 1000)

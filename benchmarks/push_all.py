@@ -26,7 +26,7 @@ from confluent_kafka import Producer
 from benchmarks.harness import AtMost, compare, random_values, scratch, spread
 from benchmarks.push_sides import Node, Usage, brokers, nodes, produce, producer, topic
 from pushrep.log import Durability
-from pushrep.outbox import Acks, Outbox
+from pushrep.outbox import Acks, Outbox, OutboxConfig
 from tests.kafka.cluster import KafkaCluster, missing
 
 ROUND_BYTES = {1024: 64_000_000, 100: 40_000_000}
@@ -94,9 +94,8 @@ def peers(
         name,
         replicas=[str(node.address) for node in replicas],
         acks=Acks.ALL,
-        min_insync_replicas=2,
         durability=durability,
-        linger_ms=linger_ms,
+        config=OutboxConfig(min_insync_replicas=2, linger_ms=linger_ms),
     ) as outbox:
         made = topic(cluster, name, partitions, config)
         yield Peers(outbox, producer(cluster, acks="all", linger_ms=linger_ms), made, partitions)

@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.harness import AtMost, compare, random_values, scratch, spread
 from benchmarks.push_sides import Node, nodes, processor_s, resident_bytes
 from pushrep.log import Durability
-from pushrep.outbox import Acks, Outbox
+from pushrep.outbox import Acks, Outbox, OutboxConfig
 
 IDLE, IDLE_LONG = 1_000, 10_000
 KILOBYTES_MAX = 20
@@ -102,8 +102,7 @@ def _serve(pipe: Connection, place: Path, address: str, partitions: int) -> None
         replicas=[address],
         acks=Acks.ALL,
         durability=Durability.BUFFERED,
-        open_timeout_s=WAIT_S,
-        close_timeout_s=WAIT_S,
+        config=OutboxConfig(open_timeout_s=WAIT_S, close_timeout_s=WAIT_S),
     ) as outbox:
         if any(lag.in_sync < partitions for lag in outbox.lag().values()):
             raise TimeoutError(f"not in sync after {WAIT_S:.0f} s: {outbox.lag()}")

@@ -30,6 +30,7 @@ from pushrep.log import Durability
 from pushrep.outbox import Acks, Outbox
 from pushrep.replay import TO_END, ReplayClient, ReplayRequest
 from tests.kafka.cluster import KafkaCluster, missing
+from tests.support.outbox_arguments import outbox_arguments
 
 LOG_BYTES = 128 << 20
 AT_ONCE = 20_000
@@ -65,7 +66,9 @@ def run(rounds: int) -> dict[str, Any]:
 @contextmanager
 def opened(directory: Path, name: str, replica: str, **more: Any) -> Iterator[Outbox]:
     """An outbox of one partition, pushed to the node."""
-    with Outbox.open(directory, topic=name, partitions=1, producer="bench", replicas=[replica], **more) as outbox:
+    with Outbox.open(
+        directory, **outbox_arguments(topic=name, partitions=1, producer="bench", replicas=[replica], **more)
+    ) as outbox:
         yield outbox
 
 

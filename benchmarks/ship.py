@@ -29,7 +29,7 @@ from pushrep.kafka.resume import RecordOrigin
 from pushrep.kafka.sink import KafkaSink, SinkConfig
 from pushrep.kafka.source import ShippedLog
 from pushrep.log import SegmentLog
-from pushrep.outbox import Outbox
+from pushrep.outbox import Outbox, OutboxConfig
 from pushrep.records import RecordBatch
 from tests.kafka.cluster import KafkaCluster, missing
 
@@ -75,7 +75,9 @@ def run(rounds: int) -> dict[str, Any]:
 @contextmanager
 def sealed(directory: Path, values: list[bytes]) -> Iterator[Outbox]:
     """An outbox whose log holds them."""
-    with Outbox.open(directory, "orders", 1, "bench", batch_bytes=BATCH_BYTES, buffer_bytes=1 << 29) as outbox:
+    with Outbox.open(
+        directory, "orders", 1, "bench", config=OutboxConfig(batch_bytes=BATCH_BYTES, buffer_bytes=1 << 29)
+    ) as outbox:
         for at in range(0, len(values), 100_000):
             outbox.append_many(0, values[at : at + 100_000])
         outbox.flush()

@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.harness import AtMost, Timed, compare, random_values, scratch, spread
 from benchmarks.push_sides import nodes
 from pushrep.env import REAL_FILESYSTEM, File, Filesystem, RealFilesystem
-from pushrep.outbox import Acks, Outbox
+from pushrep.outbox import Acks, Outbox, OutboxConfig
 from pushrep.replicate import NodeSettings, ReplicaNode
 from pushrep.replicate.sockets import Address
 
@@ -70,9 +70,8 @@ def _opened(
         place.name,
         replicas=[str(address)],
         acks=Acks.ALL,
-        open_timeout_s=WAIT_S,
-        close_timeout_s=WAIT_S,
         filesystem=filesystem,
+        config=OutboxConfig(open_timeout_s=WAIT_S, close_timeout_s=WAIT_S),
     ) as outbox:
         if any(lag.in_sync < partitions for lag in outbox.lag().values()):
             raise TimeoutError(f"not in sync after {WAIT_S:.0f} s: {outbox.lag()}")

@@ -23,7 +23,7 @@ from typing import Annotated, Any
 import uvicorn
 from fastapi import Body, FastAPI, Request, Response
 
-from pushrep import AsyncOutbox, PushrepError
+from pushrep import AsyncOutbox, OutboxConfig, PushrepError
 from pushrep.outbox import DeliveryFailed, RecordRefused
 
 TOPIC, PARTITIONS, PRODUCER = "orders", 3, "web-shop"
@@ -32,7 +32,9 @@ TOPIC, PARTITIONS, PRODUCER = "orders", 3, "web-shop"
 def make_app(directory: Path) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with AsyncOutbox.open(directory, TOPIC, PARTITIONS, PRODUCER, block_ms=5000) as outbox:
+        async with AsyncOutbox.open(
+            directory, TOPIC, PARTITIONS, PRODUCER, config=OutboxConfig(block_ms=5000)
+        ) as outbox:
             app.state.outbox = outbox
             yield
 

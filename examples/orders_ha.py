@@ -34,12 +34,13 @@ from rich.live import Live
 from rich.table import Table
 
 from filtering import ReplayFilter, StreamMetadata, producer_id
-from pushrep import KafkaDestination, Outbox, PushrepError, SegmentLog
+from pushrep import KafkaDestination, Outbox, OutboxConfig, PushrepError, SegmentLog
 from pushrep.outbox import RecordRefused, StandbyState
 
 TOPIC, MEMBERS = "orders", 3
 CLIENT = producer_id(application="shop", stream=TOPIC, source="client-1", destination="orders")
 TAKEOVER_AFTER_MS = 3_000
+CONFIG = OutboxConfig(linger_ms=0, takeover_after_ms=TAKEOVER_AFTER_MS, takeover_pause_ms=0)
 ANSWER_S = 5.0
 
 
@@ -50,17 +51,17 @@ class Service:
     """Stands by, answers orders while it leads, and says 503 while it does not."""
 
     def __init__(self, data: Path, kafka: str | None) -> None:
-        self._data, self._kafka, self._outbox, self.state = data, kafka, None, "waiting"
+        self._data, self._outbox, self.state = data, None, "waiting"
+        self._destination = None if kafka is None else KafkaDestination(bootstrap_servers=kafka)
         self._one_order = threading.Lock()  # orders of one client come one after the other
         self._changed = threading.Condition()
 
     def run(self) -> None:
         """For ever."""
         while True:
-            settings: dict[str, Any] = {"takeover_after_ms": TAKEOVER_AFTER_MS, "takeover_pause_ms": 0, "linger_ms": 0}
-            if self._kafka is not None:
-                settings["kafka"] = KafkaDestination(bootstrap_servers=self._kafka)
-            with Outbox.stand_by(self._data, TOPIC, 1, "orders", on_state=self.on_state, **settings) as outbox:
+            with Outbox.stand_by(
+                self._data, TOPIC, 1, "orders", kafka=self._destination, on_state=self.on_state, config=CONFIG
+            ) as outbox:
                 self._outbox = outbox
                 with self._changed:
                     self._changed.wait_for(lambda: self.state == StandbyState.DEPOSED.value)

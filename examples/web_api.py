@@ -25,7 +25,7 @@ from flask.typing import ResponseReturnValue
 from prometheus_client import CollectorRegistry, generate_latest
 from waitress.server import create_server
 
-from pushrep import Acks, Outbox, PushrepError
+from pushrep import Acks, Outbox, OutboxConfig, PushrepError
 from pushrep.outbox import DeliveryFailed, NotEnoughReplicas
 from pushrep.outbox.metrics import OutboxCollector
 
@@ -91,8 +91,7 @@ def main() -> None:
         PRODUCER,
         replicas=options.replica,
         acks=Acks.ALL,
-        linger_ms=1,
-        replica_lag_max_ms=options.replica_lag_max_ms,
+        config=OutboxConfig(linger_ms=1, replica_lag_max_ms=options.replica_lag_max_ms),
     ) as outbox:
         app = make_app(outbox, options.timeout_s)
         server = create_server(app, host="127.0.0.1", port=options.port, threads=options.threads)

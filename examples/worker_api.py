@@ -14,7 +14,7 @@ from functools import lru_cache
 from flask import Flask
 from flask.typing import ResponseReturnValue
 
-from pushrep import Outbox, PushrepError
+from pushrep import Outbox, OutboxConfig, PushrepError
 
 app = Flask(__name__)
 _opening = threading.Lock()
@@ -29,7 +29,7 @@ def outbox() -> Outbox:
 @lru_cache
 def _opened(_pid: int) -> Outbox:
     # More slots than workers: while one ends the next one has begun.
-    return Outbox.open_slot(os.environ["OUTBOX"], "orders", 1, "web-shop", slots=16, linger_ms=1)
+    return Outbox.open_slot(os.environ["OUTBOX"], "orders", 1, "web-shop", slots=16, config=OutboxConfig(linger_ms=1))
 
 
 @app.post("/orders/<int:number>")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pushrep.errors import ForkedProcess, PushrepError
     from pushrep.kafka import KafkaDestination
     from pushrep.log import AppendResult, Durability, LogConfig, SegmentLog
-    from pushrep.outbox import Acks, OnDiverged, Outbox, Receipt
+    from pushrep.outbox import Acks, OnDiverged, Outbox, OutboxConfig, Receipt
     from pushrep.outbox.async_outbox import AsyncOutbox
     from pushrep.records import Codec, Record
     from pushrep.replay import ReplayClient, ReplayRequest
@@ -34,6 +34,7 @@ _HOME = {
     "LogConfig": "pushrep.log",
     "OnDiverged": "pushrep.outbox",
     "Outbox": "pushrep.outbox",
+    "OutboxConfig": "pushrep.outbox",
     "PushManager": "pushrep.replicate",
     "PushSession": "pushrep.replicate",
     "PushSessionEndReason": "pushrep.election.messages",
@@ -60,6 +61,7 @@ __all__ = [
     "LogConfig",
     "OnDiverged",
     "Outbox",
+    "OutboxConfig",
     "PushManager",
     "PushSession",
     "PushSessionEndReason",

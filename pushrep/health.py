@@ -29,7 +29,7 @@ from pushrep.errors import BadArgument, PushrepError
 from pushrep.problems import AWAY_LIMIT_S, Problem, worst_first
 from pushrep.replicate.certificates import expires_s, mutual_tls
 from pushrep.replicate.sockets import Address
-from pushrep.settings import Within, check
+from pushrep.settings import Between, check
 
 if TYPE_CHECKING:
     from prometheus_client.registry import CollectorRegistry
@@ -58,7 +58,7 @@ class HealthSettings:
     key: str | None = None
     ca: str | None = None
     plain: bool = False
-    kafka_away_limit_s: Annotated[float, Within(0)] = AWAY_LIMIT_S
+    kafka_away_limit_s: Annotated[float, Between(0)] = AWAY_LIMIT_S
 
     def __post_init__(self) -> None:
         check(self, "health.")

@@ -1,6 +1,6 @@
 """Settings, each described once: by the annotation of a field of a frozen dataclass, and an entry of its docstring.
 
-    flush_ms: Annotated[int, Within(1, DURATION_MAX_MS)] = 1000     type, range and default
+    flush_ms: Annotated[int, Between(1, DURATION_MAX_MS)] = 1000     type, range and default
     codec: Codec = Codec.NONE                                       a word in a file: codec = "zstd"
     '''flush_ms: a flush begins this time after ...'''              its text in docs/settings.md
 
@@ -10,8 +10,8 @@ environment, or NAME=VALUE of an option.
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from enum import Enum
 from types import NoneType, UnionType
@@ -25,10 +25,10 @@ DURATION_MAX_S = DURATION_MAX_MS // 1000
 
 _ENTRY = re.compile(r"^([a-z_]+(?:, [a-z_]+)*): (.*)$")
 _NOTHING = {"none", "never"}
-_KNOWN: "dict[type, Mapping[str, Setting]]" = {}
+_KNOWN: "dict[object, Mapping[str, Setting]]" = {}
 
 
-class Within(NamedTuple):
+class Between(NamedTuple):
     """The range of a number, both ends in. most None: no upper limit."""
 
     least: float
@@ -50,7 +50,7 @@ class Setting:
     name: str
     kinds: tuple[Any, ...]
     default: object
-    within: Within | None
+    within: Between | None
     words: Sequence[str]
     text: str
     is_secret: bool
@@ -80,14 +80,14 @@ class Setting:
         enum = next((kind for kind in self.kinds if _is_enum(kind)), None)
         if not isinstance(given, str) or (self.is_text and enum is None):
             if enum is not None and not isinstance(given, enum):
-                raise self._refused(given)
+                raise self._refused(given, is_spelled=True)
             return given
         text = given.lower()
         if NoneType in self.kinds and text in _NOTHING:
             return None
         if enum is not None:
             if given.upper() not in enum.__members__:
-                raise self._refused(given)
+                raise self._refused(given, is_spelled=True)
             return enum.__members__[given.upper()]
         if any(_is_list(kind) for kind in self.kinds):
             return [one.strip() for one in given.split(",") if one.strip()]
@@ -100,9 +100,10 @@ class Setting:
         except ValueError:
             raise self._refused(given) from None
 
-    def _refused(self, value: object, prefix: str = "") -> BadArgument:
-        shown = type(value).__name__ if self.is_secret else repr(value)
-        return BadArgument(prefix + self.name, f"give {self._wanted()}, not {shown}")
+    def _refused(self, value: object, prefix: str = "", *, is_spelled: bool = False) -> BadArgument:
+        """is_spelled: the value comes from a file, a variable or an option."""
+        shown = repr(value) if self.is_plain and not self.is_secret else type(value).__name__
+        return BadArgument(prefix + self.name, f"give {self._wanted(is_spelled=is_spelled)}, not {shown}")
 
     def _takes(self, value: object) -> bool:
         if not any(_is_kind(value, kind) for kind in self.kinds):
@@ -111,10 +112,10 @@ class Setting:
             return self.within.least <= value and (self.within.most is None or value <= self.within.most)
         return not self.words or value is None or value in self.words
 
-    def _wanted(self) -> str:
-        return ", or ".join(dict.fromkeys(self._named(kind) for kind in self.kinds))
+    def _wanted(self, *, is_spelled: bool) -> str:
+        return " or ".join(self._named(kind, is_spelled=is_spelled) for kind in self.kinds)
 
-    def _named(self, kind: Any) -> str:
+    def _named(self, kind: Any, *, is_spelled: bool) -> str:
         if kind in {int, float}:
             number = "a whole number" if kind is int else "a number"
             if self.within is None:
@@ -123,27 +124,27 @@ class Setting:
             return f"{number} of at least {least}" if most is None else f"{number} between {least} and {most}"
         if kind is str:
             return f"one of {', '.join(self.words)}" if self.words else "a text"
-        if _is_enum(kind):
+        if _is_enum(kind) and is_spelled:
             return f"one of {', '.join(kind.__members__).lower()}"
+        if _is_enum(kind):
+            return " or ".join(f"{kind.__name__}.{name}" for name in kind.__members__)
         names = {bool: "True or False", NoneType: "None"}
         return names.get(kind) or ("a list of texts" if _is_list(kind) else f"a {getattr(kind, '__name__', kind)}")
 
 
-def settings_of(made: type) -> Mapping[str, Setting]:
-    """The settings of a dataclass by their names, in the order of the code."""
+def settings_of(made: Callable[..., object]) -> Mapping[str, Setting]:
+    """The settings of a dataclass, or the arguments of a function, by their names, in the order of the code."""
     if (known := _KNOWN.get(made)) is not None:
         return known
-    hints, texts = get_type_hints(made, include_extras=True), _texts_of(made)
+    texts = _texts_of(made)
     found: dict[str, Setting] = {}
-    for field in fields(made):
-        hint, *extras = get_args(given) if get_origin(given := hints[field.name]) is Annotated else (given,)
-        kinds = get_args(hint) if get_origin(hint) in {Union, UnionType} else (hint,)
+    for name, hint, default, is_secret in _fields_of(made) if is_dataclass(made) else _parameters_of(made):
+        bare, *extras = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+        kinds = get_args(bare) if get_origin(bare) in {Union, UnionType} else (bare,)
         words = next((extra.words for extra in extras if isinstance(extra, OneOf)), ())
-        within = next((extra for extra in extras if isinstance(extra, Within)), None)
-        default = field.default if field.default_factory is MISSING else field.default_factory()
-        found[field.name] = Setting(
-            field.name, kinds, default, within, words, texts.get(field.name, ""), not field.repr
-        )
+        within = next((extra for extra in extras if isinstance(extra, Between)), None)
+        found[name] = Setting(name, kinds, default, within, words, texts.get(name, ""), is_secret)
+    _KNOWN[made] = found
     return found
 
 
@@ -157,6 +158,18 @@ def did_you_mean(name: str, names: Iterable[str], cutoff: float = 0.6) -> str:
     """A question that ends a message and names the nearest of the names, or nothing."""
     near = get_close_matches(name, list(names), 1, cutoff)
     return f"; did you mean {near[0]}?" if near else ""
+
+
+def _fields_of(made: Any) -> Iterator[tuple[str, Any, object, bool]]:
+    hints = get_type_hints(made, include_extras=True)
+    for field in fields(made):
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        yield field.name, hints[field.name], default, not field.repr
+
+
+def _parameters_of(function: Callable[..., object]) -> Iterator[tuple[str, Any, object, bool]]:
+    for name, parameter in inspect.signature(function).parameters.items():
+        yield name, parameter.annotation, MISSING if parameter.default is parameter.empty else parameter.default, False
 
 
 def _is_enum(kind: Any) -> bool:
@@ -179,7 +192,7 @@ def _is_kind(value: object, kind: Any) -> bool:
     return isinstance(value, (int, float) if kind is float else get_origin(kind) or kind)
 
 
-def _texts_of(made: type) -> dict[str, str]:
+def _texts_of(made: object) -> dict[str, str]:
     """{name: its text in the docstring}. An entry for several names is given to each."""
     found: dict[str, str] = {}
     names: tuple[str, ...] = ()

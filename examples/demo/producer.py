@@ -33,7 +33,7 @@ from pushrep.env import REAL_FILESYSTEM, read_whole, write_atomic
 from pushrep.errors import PushrepError
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.log import Durability, LogConfig
-from pushrep.outbox import Outbox
+from pushrep.outbox import Outbox, OutboxConfig
 
 TELL_EVERY_S: Final = 0.2
 """A supervisor's bar moves smoothly, and a kill between two lines is still at an unforeseeable record."""
@@ -223,7 +223,7 @@ def run(options: Options) -> None:
         partitions=len(AIRPORTS),
         producer="pushrep-demo",
         durability=Durability.BUFFERED,
-        log_config=LogConfig(segment_bytes=SEGMENT_BYTES),
+        config=OutboxConfig(log_config=LogConfig(segment_bytes=SEGMENT_BYTES)),
         kafka=None if options.kafka is None else KafkaDestination(bootstrap_servers=options.kafka),
     ) as outbox:
         pid = producer_id(

@@ -26,7 +26,7 @@ from pushrep.cli.options import addresses_of, client_tls, copy_check_option, log
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import PushrepError
 from pushrep.log import Durability, LogConfig
-from pushrep.outbox import Acks, Outbox, RecordRefused, read_identity
+from pushrep.outbox import Acks, Outbox, OutboxConfig, RecordRefused, read_identity
 from pushrep.outbox.errors import MetadataGap
 from pushrep.records import HEADER_BYTES
 from pushrep.replicate.settings import PushSettings
@@ -273,10 +273,12 @@ def append(  # noqa: PLR0913, PLR0917 - one parameter an option
         outbox = resources.enter_context(Outbox.open(
             directory, topic, count, producer or (stored.producer if stored else _DEFAULT_PRODUCER),
             carrier=carrier or (stored.carrier if stored else "key"),
-            durability=Durability[durability.upper()], accept_loss=accept_loss, copy_check=copy_check,
-            log_config=log_config,
+            durability=Durability[durability.upper()],
             replicas=replicas or addresses_of(directory, stored), acks=None if acks is None else Acks[acks.upper()],
-            push=PushSettings(tls=client_tls(cert, key, ca)),
+            config=OutboxConfig(
+                accept_loss=accept_loss, copy_check=copy_check, log_config=log_config,
+                push=PushSettings(tls=client_tls(cert, key, ca)),
+            ),
         ))  # fmt: skip
         appender = Appender(outbox, rules, name, choices.placement)
         with _progress(stream) as advance:

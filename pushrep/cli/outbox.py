@@ -34,7 +34,15 @@ from pushrep.errors import PushrepError
 from pushrep.health import HealthSettings
 from pushrep.kafka.destination import destination_of as destination_by_options
 from pushrep.log import LogConfig
-from pushrep.outbox import DeliveryFailed, NotEnoughReplicas, Outbox, Receipt, StandbyCancelled, StandbyState
+from pushrep.outbox import (
+    DeliveryFailed,
+    NotEnoughReplicas,
+    Outbox,
+    OutboxConfig,
+    Receipt,
+    StandbyCancelled,
+    StandbyState,
+)
 from pushrep.outbox.control import NobodyAnswers, ask
 from pushrep.outbox.destinations import drop_destination, repartition, skip_record
 from pushrep.outbox.errors import CantHold
@@ -118,6 +126,10 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter an option
     kafka = None if bootstrap_servers is None else destination_by_options(bootstrap_servers, None, config)
     files = [None if path is None else str(path) for path in (cert, key, ca)]
     probed = None if health is None else HealthSettings(listen=health, cert=files[0], key=files[1], ca=files[2])
+    settings = OutboxConfig(
+        takeover_after_ms=takeover_after_ms, takeover_pause_ms=takeover_pause_ms, log_config=log_config,
+        push=PushSettings(tls=client_tls(cert, key, ca)),
+    )  # fmt: skip
     log_at_least(logging.INFO)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -133,9 +145,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter an option
             lost.clear()
             outbox = Outbox.stand_by(
                 directory, topic, partitions, producer,
-                takeover_after_ms=takeover_after_ms, takeover_pause_ms=takeover_pause_ms,
-                on_state=on_state, cancel=stop, kafka=kafka, health=probed,
-                push=PushSettings(tls=client_tls(cert, key, ca)), log_config=log_config,
+                on_state=on_state, cancel=stop, kafka=kafka, health=probed, config=settings,
             )  # fmt: skip
             with outbox:
                 code = _Running(outbox, command, log_config.batch_limit_bytes - HEADER_BYTES).until(stop, lost)

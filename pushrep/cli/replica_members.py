@@ -16,7 +16,7 @@ from pushrep.cli.common import count, show_json
 from pushrep.cli.options import F, addresses_of, client_tls, tls_options
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import BadArgument
-from pushrep.outbox import Acks, Outbox
+from pushrep.outbox import Acks, Outbox, OutboxConfig
 from pushrep.outbox.control import NobodyAnswers, ask
 from pushrep.outbox.directory_handover import adopt, moved
 from pushrep.outbox.identity import identity_in
@@ -235,9 +235,8 @@ def _opened(directory: Path, timeout_s: float, push: PushSettings) -> Outbox:
         carrier=identity.carrier,
         replicas=addresses,
         acks=Acks.ALL if addresses else None,
-        open_timeout_s=timeout_s,  # wait for slow members: only a leader can change the list
-        push=push,
-        create=False,
+        # It waits for slow members: only a leader can change the list.
+        config=OutboxConfig(open_timeout_s=timeout_s, push=push, create=False),
     )
 
 

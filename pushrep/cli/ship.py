@@ -19,7 +19,7 @@ from pushrep.kafka.progress import ShippingProgress, read_progress
 from pushrep.kafka.sink_state import DestinationLag
 from pushrep.log import LogLocked
 from pushrep.log.directory_files import outboxes_at
-from pushrep.outbox import Acks, Outbox
+from pushrep.outbox import Acks, Outbox, OutboxConfig
 from pushrep.outbox.destinations import ship_again
 from pushrep.outbox.identity import identity_in
 
@@ -96,9 +96,12 @@ def _ship_one(  # noqa: PLR0913 - the options
     wait_s = destination.request_timeout_ms / 1000
     with Outbox.open(
         directory, identity.topic, identity.partitions, identity.producer,
-        carrier=identity.carrier, create=False, kafka=destination, batch_bytes=1,
+        carrier=identity.carrier, kafka=destination,
         replicas=[address for _, address in identity.replicas], acks=Acks.LOCAL if identity.replicas else None,
-        open_timeout_s=wait_s if timeout_s is None else min(wait_s, timeout_s), copy_check=copy_check,
+        config=OutboxConfig(
+            create=False, batch_bytes=1, copy_check=copy_check,
+            open_timeout_s=wait_s if timeout_s is None else min(wait_s, timeout_s),
+        ),
     ) as outbox:  # fmt: skip
         name = next(name for name in outbox.lag() if name.startswith("kafka:"))
         logs = [outbox.log(n) for n in range(identity.partitions)]

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pushrep.errors import BadArgument
-from pushrep.settings import OneOf, Within, check, settings_of
+from pushrep.settings import Between, OneOf, check, settings_of
 from pushrep.topic_id_partition import topic_fault
 
 _TOKENS = "OAUTHBEARER"
 _MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", _TOKENS)
 _FENCES = ("preferred", "required", "off")
 _PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
-_Ms = Annotated[int, Within(1, (1 << 31) - 1)]  # both clients take 32 bits
+_Ms = Annotated[int, Between(1, (1 << 31) - 1)]  # both clients take 32 bits
 
 Token = Callable[[], tuple[str, float]]
 """Returns an OAuth token and when it expires (Unix time, seconds). It is called in other threads."""

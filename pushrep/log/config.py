@@ -6,7 +6,7 @@ from typing import Annotated, NamedTuple
 
 from pushrep.errors import BadArgument
 from pushrep.records import HEADER_BYTES, Codec
-from pushrep.settings import DURATION_MAX_MS, Within, check
+from pushrep.settings import DURATION_MAX_MS, Between, check
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -17,11 +17,12 @@ BATCH_BYTES_LIMIT = 64 * MIB
 """No batch is larger. A length field above this is damage, so a scan never needs more memory."""
 
 _BATCH_BYTES_MIN = HEADER_BYTES + 64
-_Count = Annotated[int, Within(0)]
-_FromOne = Annotated[int, Within(1)]
-_Ms = Annotated[int, Within(1, DURATION_MAX_MS)]
-_Percent = Annotated[int, Within(0, 100)]
-_InSegment = Annotated[int, Within(0, POSITION_MAX)]
+_NEVER = -1
+_Count = Annotated[int, Between(0)]
+_FromOne = Annotated[int, Between(1)]
+_Ms = Annotated[int, Between(1, DURATION_MAX_MS)]
+_Percent = Annotated[int, Between(0, 100)]
+_InSegment = Annotated[int, Between(0, POSITION_MAX)]
 
 
 class Durability(Enum):
@@ -83,9 +84,11 @@ class LogConfig:
     flush_bytes: a flush begins once so many appended bytes are not on disk; at twice as many, appends wait for it.
     flush_ms: a flush begins this time after the first appended byte that is not on disk, at the latest.
     verify_last_segments: how many of the newest segments are scanned at opening even after a clean stop. 0: none.
-    retention_ms: a segment is removed once its newest record is older than this; None: never by time.
-    retention_bytes: the oldest segment is removed, too, while the log is at least this large without it; None: never by
-        size.
+    retention_ms: a segment is removed once its newest record is older than this; -1: never. None, and no
+        retention_bytes: 7 days in an outbox with a Kafka destination, else never. A record that a destination, a
+        replica or a replay needs is not removed.
+    retention_bytes: the oldest segment is removed, too, while the log is at least this large without it; None or -1:
+        never.
     retention_files: the most segments that one pass of retention removes; if more are due, the next pass follows at
         once.
     retention_check_ms: the time between two checks for segments to remove and leases to break.
@@ -104,18 +107,18 @@ class LogConfig:
         of all directories together take at most half of the process's descriptors (`ulimit -n`).
     """
 
-    segment_bytes: Annotated[int, Within(_BATCH_BYTES_MIN, POSITION_MAX)] = GIB
-    segment_ms: Annotated[int | None, Within(1)] = None
+    segment_bytes: Annotated[int, Between(_BATCH_BYTES_MIN, POSITION_MAX)] = GIB
+    segment_ms: Annotated[int | None, Between(1)] = None
     index_interval_bytes: _InSegment = 4096
-    batch_bytes: Annotated[int, Within(1, BATCH_BYTES_LIMIT)] = 256 * KIB
-    batch_bytes_max: Annotated[int, Within(_BATCH_BYTES_MIN, BATCH_BYTES_LIMIT)] = MIB
+    batch_bytes: Annotated[int, Between(1, BATCH_BYTES_LIMIT)] = 256 * KIB
+    batch_bytes_max: Annotated[int, Between(_BATCH_BYTES_MIN, BATCH_BYTES_LIMIT)] = MIB
     codec: Codec = Codec.NONE
     preallocate_bytes: _InSegment = 16 * MIB
     flush_bytes: _FromOne = 64 * MIB
     flush_ms: _Ms = 1000
     verify_last_segments: _Count = 0
-    retention_ms: Annotated[int | None, Within(0)] = None
-    retention_bytes: Annotated[int | None, Within(0)] = None
+    retention_ms: Annotated[int | None, Between(-1)] = None
+    retention_bytes: Annotated[int | None, Between(-1)] = None
     retention_files: _FromOne = 4
     retention_check_ms: _Ms = 300_000
     lease_max_s: _FromOne = 600
@@ -132,6 +135,12 @@ class LogConfig:
     def __post_init__(self) -> None:
         check(self)
         _ = self.disk_limits  # the limits have to rise
+
+    @property
+    def retention(self) -> tuple[int | None, int | None]:
+        """retention_ms and retention_bytes; None for no limit."""
+        by_time, by_size = self.retention_ms, self.retention_bytes
+        return None if by_time == _NEVER else by_time, None if by_size == _NEVER else by_size
 
     @property
     def disk_limits(self) -> DiskLimits:

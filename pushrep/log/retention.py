@@ -317,8 +317,7 @@ class Retention:
     @property
     def has_work(self) -> bool:
         """Whether passes have to run: there is a rule, or a lease that may expire."""
-        config = self._config
-        return config.retention_ms is not None or config.retention_bytes is not None or len(self._leases) > 0
+        return self._config.retention != (None, None) or len(self._leases) > 0
 
     @property
     def leases(self) -> tuple[Lease, ...]:
@@ -452,7 +451,7 @@ class Retention:
         return [SealedSegment(base, next_base, self._size(base)) for base, next_base in pairs]
 
     def _facts(self, sealed: Sequence[SealedSegment]) -> RetentionFacts:
-        config = self._config
+        retention_ms, retention_bytes = self._config.retention
         active = self._log.bases(fresh=True)[-1]
         self._sizes.pop(active, None)  # it grows
         self._bring_derived_up()
@@ -461,8 +460,8 @@ class Retention:
             floor=self._floor()[0],
             log_bytes=sum(segment.size_bytes for segment in sealed) + self._size(active),
             now_ms=self._clock.wall_ms(),
-            retention_ms=config.retention_ms,
-            retention_bytes=config.retention_bytes,
+            retention_ms=retention_ms,
+            retention_bytes=retention_bytes,
         )
         self._sizes.pop(active, None)
         return facts

@@ -28,12 +28,11 @@ from pushrep.outbox.errors import (
     OutboxDiffers,
     ReceiptTimeout,
     RecordRefused,
-    SettingRefused,
     StandbyCancelled,
 )
 from pushrep.outbox.identity import OutboxIdentity, read_identity
 from pushrep.outbox.outbox import Outbox
-from pushrep.outbox.settings import Acks, OnDiverged
+from pushrep.outbox.settings import Acks, OnDiverged, OutboxConfig
 
 __all__ = [
     "Acks",
@@ -55,12 +54,12 @@ __all__ = [
     "OnDiverged",
     "Outbox",
     "OutboxClosed",
+    "OutboxConfig",
     "OutboxDiffers",
     "OutboxIdentity",
     "Receipt",
     "ReceiptTimeout",
     "RecordRefused",
-    "SettingRefused",
     "StandbyCancelled",
     "StandbyState",
     "begin_pid_epoch",

@@ -11,9 +11,10 @@ import asyncio
 import threading
 from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import partial, wraps
+from inspect import signature
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, Self, TypeVar, cast
 
 from filtering import StreamMetadata
 from pushrep.errors import BadArgument
@@ -87,17 +88,18 @@ def _close_unwanted(opening: "asyncio.Future[Outbox]") -> None:
 
 
 def _opened_in_thread(open_outbox: Callable[_Args, Outbox]) -> Callable[_Args, OpeningOutbox]:
+    """The same call, whose answer is awaited. Cancelling the task that awaits `stand_by` sets its `cancel`, too."""
+    takes_cancel = "cancel" in signature(open_outbox).parameters
+
     @wraps(open_outbox)
     def open_(*args: _Args.args, **settings: _Args.kwargs) -> OpeningOutbox:
-        return OpeningOutbox(partial(open_outbox, *args, **settings))
+        if takes_cancel and settings.get("cancel") is None:
+            settings["cancel"] = threading.Event()
+        return OpeningOutbox(
+            partial(open_outbox, *args, **settings), cast("threading.Event | None", settings.get("cancel"))
+        )
 
     return open_
-
-
-def _stand_by(directory: Path | str, topic: str, partitions: int, producer: str, **settings: Any) -> OpeningOutbox:
-    """As `Outbox.stand_by`; cancelling the task that waits ends it. `on_state` is called in another thread."""
-    cancel = settings["cancel"] = settings.get("cancel") or threading.Event()
-    return OpeningOutbox(partial(Outbox.stand_by, directory, topic, partitions, producer, **settings), cancel)
 
 
 class AsyncOutbox:
@@ -111,7 +113,7 @@ class AsyncOutbox:
             raise BadArgument("outbox", "give an open Outbox, or write `await AsyncOutbox.open(directory, ...)`")
         self.outbox = outbox
         """The same outbox, for threads."""
-        self._block_ms = outbox.facts.settings.block_ms
+        self._block_ms = outbox.facts.settings.config.block_ms
         self._room = asyncio.Lock()  # held by the first task that waits for memory; the others queue for the lock
         self._waiting = 0
         # Appends left before other tasks get a turn. 0 while a task waits for memory, so that no append overtakes it.
@@ -278,7 +280,7 @@ class AsyncOutbox:
 
     open = staticmethod(_opened_in_thread(Outbox.open))
     open_slot = staticmethod(_opened_in_thread(Outbox.open_slot))
-    stand_by = staticmethod(_stand_by)
+    stand_by = staticmethod(_opened_in_thread(Outbox.stand_by))
 
 
 def _resolve(future: "asyncio.Future[None]") -> None:

@@ -54,7 +54,7 @@ def create_outbox(  # noqa: PLR0913 - what is fixed
 
     data: the directory of the first member's running node. min_insync_replicas: None for more than half. another: make
     it although there is an outbox of this topic; then every instance has to name its directory.
-    Raises CantCreate, CantStandBy, SettingRefused, and what leading raises. Nothing is left here then, except where the
+    Raises CantCreate, CantStandBy, BadArgument, and what leading raises. Nothing is left here then, except where the
     first grant was offered to others already: the message says so.
     """
     data = Path(data)

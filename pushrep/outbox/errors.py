@@ -1,6 +1,6 @@
 """What an outbox refuses or fails at, named for what the caller does next.
 
-SettingRefused, OutboxDiffers   fix the argument of `open`     RecordRefused and below   fix the record
+OutboxDiffers                   fix the argument of `open`     RecordRefused and below   fix the record
 CorruptOutboxFile, LogsMissing  restore what is missing        BufferFull                append again, later
 NoFreeSlot                      give more slots                OriginalStands            remove the original first
 NoOutbox                        check the path OutboxInUse               stop the service first
@@ -12,18 +12,10 @@ NotEnoughReplicas               append again, when replicas are back          Ca
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pushrep.errors import PushrepError
+from pushrep.errors import BadArgument, PushrepError
 
 
-class SettingRefused(PushrepError, ValueError):
-    """An argument of `Outbox.open` can't be used; `setting` names it."""
-
-    def __init__(self, setting: str, why: str) -> None:
-        super().__init__(f"{setting}: {why}")
-        self.setting, self.why = setting, why
-
-
-class OutboxDiffers(SettingRefused):
+class OutboxDiffers(BadArgument):
     """The outbox was made with another value. The stored one stays, because keys and readers depend on it."""
 
     def __init__(self, path: Path, setting: str, *, stored: object, got: object) -> None:

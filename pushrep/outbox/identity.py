@@ -28,9 +28,10 @@ from filtering import producer_id
 from pushrep.election.grants import Grant, default_min_insync
 from pushrep.env import Filesystem, read_whole, write_atomic
 from pushrep.env.checked_json import BadJsonFile, OtherVersion, crc_of_fields, parse_checked_json
+from pushrep.errors import BadArgument
 from pushrep.log.directory_files import OUTBOX_FILE_NAME, is_topic, slot_directories
 from pushrep.log.inspection import is_log
-from pushrep.outbox.errors import CorruptOutboxFile, NoOutbox, OutboxDiffers, SettingRefused
+from pushrep.outbox.errors import CorruptOutboxFile, NoOutbox, OutboxDiffers
 
 _LOG = logging.getLogger("pushrep.outbox")
 
@@ -46,7 +47,7 @@ _FILE_BYTES_MAX = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxIdentity:
-    """The outbox's identity. Raises `SettingRefused` for an invalid topic or producer."""
+    """The outbox's identity. Raises `BadArgument` for an invalid topic or producer."""
 
     outbox_id: str
     producer: str
@@ -61,17 +62,17 @@ class OutboxIdentity:
 
     def __post_init__(self) -> None:
         if not isinstance(self.producer, str) or not self.producer:
-            raise SettingRefused("producer", "give the application's name, the same at every start")
+            raise BadArgument("producer", "give the application's name, the same at every start")
         if not _is_utf8(self.producer):
-            raise SettingRefused("producer", f"{self.producer!r} is no text that UTF-8 can carry")
+            raise BadArgument("producer", f"{self.producer!r} is no text that UTF-8 can carry")
         if not isinstance(self.topic, str) or not is_topic(self.topic):
-            raise SettingRefused("topic", f"{self.topic!r} is no topic name: 1 to 249 of a-z A-Z 0-9 . _ -")
+            raise BadArgument("topic", f"{self.topic!r} is no topic name: 1 to 249 of a-z A-Z 0-9 . _ -")
         if isinstance(self.partitions, bool) or not isinstance(self.partitions, int):
-            raise SettingRefused("partitions", f"give a number, got {self.partitions!r}")
+            raise BadArgument("partitions", f"give a number, got {self.partitions!r}")
         if not 1 <= self.partitions <= PARTITIONS_MAX:
-            raise SettingRefused("partitions", f"give 1 to {PARTITIONS_MAX}, got {self.partitions}")
+            raise BadArgument("partitions", f"give 1 to {PARTITIONS_MAX}, got {self.partitions}")
         if self.carrier not in CARRIERS:
-            raise SettingRefused("carrier", f"{self.carrier!r} is neither 'key' nor 'header'")
+            raise BadArgument("carrier", f"{self.carrier!r} is neither 'key' nor 'header'")
 
     @property
     def pid(self) -> int:

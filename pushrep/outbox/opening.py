@@ -8,33 +8,24 @@ Everything that was opened is in `resources`, which closes it in reverse: replic
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
 from pushrep.election.errors import NotLeader
 from pushrep.env import Clock, Filesystem
-from pushrep.errors import BadArgument, checked_path
+from pushrep.errors import BadArgument
 from pushrep.kafka.progress import read_progress
 from pushrep.log import LogConfig, SegmentLog, list_logs
 from pushrep.log.directory import LogDirectory, create_logs
 from pushrep.log.directory_files import log_name
 from pushrep.outbox.epoch import missing_logs, settle_epoch, was_cut
-from pushrep.outbox.identity import KeptGrant, OutboxIdentity, new_identity, settle_identity
+from pushrep.outbox.identity import KeptGrant, OutboxIdentity, settle_identity
 from pushrep.outbox.partition_replicas import PartitionReplicas
 from pushrep.outbox.positions import POSITIONS_NAME, PositionsStore
-from pushrep.outbox.settings import (
-    BATCH_BYTES,
-    RETENTION,
-    Acks,
-    OutboxSettings,
-    ReplicaSettings,
-    check_flags,
-    checked_config,
-)
+from pushrep.outbox.settings import OutboxSettings
 from pushrep.outbox.shipping import Shipping, ShippingSource, start_shipping
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address
@@ -46,8 +37,6 @@ if TYPE_CHECKING:
 
 
 _LOG = logging.getLogger("pushrep.outbox")
-NEVER = -1
-"""No limit, written as Kafka does; None is "not given"."""
 OPENING = "the opening of the outbox"
 CREATE_AT_REPLICAS_MIN = 64
 """With at least so many partitions, replicas make a new outbox's logs while this member makes its own, over an extra
@@ -71,62 +60,6 @@ class Opened:
         return None if self.replication is None else self.replication.appenders.get(log.partition)
 
 
-def checked_opening(  # noqa: PLR0913 - the arguments of `Outbox.open` that are not passed on as they are
-    *,
-    directory: Path | str,
-    topic: str,
-    partitions: int,
-    producer: str,
-    carrier: str,
-    replicas: Sequence[str],
-    acks: Acks | None,
-    min_insync_replicas: int | None,
-    delivery_timeout_ms: int,
-    replica_lag_max_ms: int,
-    open_timeout_s: float,
-    push: PushSettings | None,
-    create: bool,
-    batch_bytes: int | None,
-    log_config: LogConfig | None,
-    **others: Any,
-) -> tuple[Path, OutboxIdentity, OutboxSettings]:
-    """The directory, the wanted identity, the checked settings. Reads and writes nothing. Raises `SettingRefused`."""
-    config = checked_config(log_config)
-    settings = OutboxSettings(
-        replicas=ReplicaSettings(
-            replicas=replicas,
-            acks=acks,
-            min_insync_replicas=min_insync_replicas,
-            delivery_timeout_ms=delivery_timeout_ms,
-            replica_lag_max_ms=replica_lag_max_ms,
-            open_timeout_s=open_timeout_s,
-            push=push,
-        ),
-        batch_bytes=min(BATCH_BYTES, config.batch_limit_bytes) if batch_bytes is None else batch_bytes,
-        log_config=config,
-        **others,
-    )
-    wanted = new_identity(
-        producer=producer,
-        topic=topic,
-        partitions=partitions,
-        carrier=carrier,
-        replicas=replicas,
-        min_insync_replicas=min_insync_replicas,
-    )
-    check_flags(create=create)
-    return checked_path("directory", directory), wanted, settings
-
-
-def check_opening(open_outbox: Callable[..., object], *arguments: object, **settings: object) -> None:
-    """Raise the TypeError or SettingRefused that `open_outbox` would raise before it reads the directory."""
-    given = signature(open_outbox).bind(*arguments, **settings)
-    given.apply_defaults()
-    for name in ("filesystem", "clock"):
-        del given.arguments[name]
-    checked_opening(**given.arguments)
-
-
 def open_all(  # noqa: PLR0913 - what is opened, and by what
     resources: ExitStack,
     directory: Path,
@@ -137,7 +70,7 @@ def open_all(  # noqa: PLR0913 - what is opened, and by what
     clock: Clock,
 ) -> Opened:
     """Raises as `Outbox.open` does."""
-    held = LogDirectory.acquire(directory, filesystem, clock, copy_check=settings.copy_check)
+    held = LogDirectory.acquire(directory, filesystem, clock, copy_check=settings.config.copy_check)
     resources.callback(held.release)
     lead = _lead_of(held)
     if wanted.replicas or lead is not None:
@@ -147,15 +80,15 @@ def open_all(  # noqa: PLR0913 - what is opened, and by what
         held.path,
         wanted,
         logs_exist=any(name == wanted.topic for name, _ in list_logs(held.path, filesystem)),
-        min_insync_replicas=settings.replicas.min_insync_replicas,
+        min_insync_replicas=settings.config.min_insync_replicas,
         lead=lead,
     )
-    config = _with_retention(held, settings, identity)
-    made_anew = [] if is_new else missing_logs(held, identity, accept_loss=settings.accept_loss)
+    config = settings.log_config(ships=settings.kafka is not None or bool(read_progress(held.filesystem, held.path)))
+    made_anew = [] if is_new else missing_logs(held, identity, accept_loss=settings.config.accept_loss)
     topic_id = lead.grant.topic_id if lead is not None else None
     if is_new:
         topic_id = topic_id or uuid4()
-        _make_logs(resources, held, identity, topic_id, settings.replicas.push or PushSettings())
+        _make_logs(resources, held, identity, topic_id, settings.config.push)
     state_store = _state_store(held, identity) if identity.replicas else None
     logs: list[tuple[SegmentLog, PositionsStore]] = []
     for n in range(identity.partitions):  # all of one topic, which has one id
@@ -170,7 +103,7 @@ def open_all(  # noqa: PLR0913 - what is opened, and by what
         # Imports half of `wire`, which an outbox without replicas does not need.
         from pushrep.outbox.replication import Replication  # noqa: PLC0415
 
-        replication = Replication(identity, logs, state_store, settings.replicas, settings.durability, clock)
+        replication = Replication(identity, logs, state_store, settings, clock)
         resources.callback(replication.close)
         replication.open()  # before the PID epoch: records that are fetched were not lost
         identity = settle_epoch(held, identity, logs, made_anew)
@@ -212,8 +145,8 @@ def _make_at_replicas(resources: ExitStack, identity: OutboxIdentity, topic_id: 
 
 def _certificates_of(settings: OutboxSettings) -> Callable[[], dict[str, int | None]]:
     loaded: dict[str, int | None] = {}
-    push, kafka, health = settings.replicas.push, settings.kafka, settings.health
-    if push is not None and push.tls is not None:
+    push, kafka, health = settings.config.push, settings.kafka, settings.health
+    if push.tls is not None:
         loaded["replicas"] = getattr(push.tls, "expires_s", None)  # set by `mutual_tls`
     if kafka is not None and (kafka.ssl_certfile is not None or kafka.ssl_cafile is not None):
         from pushrep.replicate.certificates import expires_s  # noqa: PLC0415 - as above
@@ -227,25 +160,6 @@ def _certificates_of(settings: OutboxSettings) -> Callable[[], dict[str, int | N
         return loaded if health is None or health.cert is None else {**loaded, "health": health.expires_s()}
 
     return certificates
-
-
-def _with_retention(held: LogDirectory, settings: OutboxSettings, identity: OutboxIdentity) -> LogConfig:
-    """The config with the retention: from the arguments, else from `log_config`, else, with a destination, the outbox's
-    default.
-    """
-    given = {name: getattr(settings, name) for name in RETENTION}
-    wanted = {name: None if at == NEVER else at for name, at in given.items() if at is not None}
-    config = replace(settings.log_config, **wanted)  # type: ignore[arg-type]  # two numbers, by name
-    is_set = wanted or any(getattr(config, name) is not None for name in RETENTION)
-    if is_set or (settings.kafka is None and not read_progress(held.filesystem, held.path)):
-        return config
-    if identity.retention_default_ms is None:
-        _LOG.info(
-            "%s: this outbox was made before 0.2.0, so nothing is removed that the topic has: give retention_ms, or "
-            "retention_ms=-1 to keep it so",
-            held.path,
-        )
-    return replace(config, retention_ms=identity.retention_default_ms)
 
 
 def _start_shipping(  # noqa: PLR0913, PLR0917 - what is opened, and for whom
@@ -263,16 +177,15 @@ def _start_shipping(  # noqa: PLR0913, PLR0917 - what is opened, and for whom
         directory=held.path,
         identity=identity,
         logs=[log for log, _ in logs],
-        batch_bytes=settings.batch_bytes,
+        batch_bytes=settings.config.seal_bytes,
         filesystem=held.filesystem,
         clock=held.clock,
         replication=replication,
         is_new=is_new,
         copy_id=known.directory_id.hex if known is not None and known.is_copy else None,
     )
-    shipping = start_shipping(
-        resources, to_ship, settings.kafka, settings.replicas.open_timeout_s, settings.on_diverged
-    )
+    config = settings.config
+    shipping = start_shipping(resources, to_ship, settings.kafka, config.open_timeout_s, config.on_diverged)
     for log, _ in logs:
         log.drop_holder(OPENING)
     return shipping

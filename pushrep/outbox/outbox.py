@@ -20,14 +20,13 @@ from functools import partial
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
+from typing import TYPE_CHECKING, NoReturn, Self, cast
 
 from filtering import StreamMetadata
-from pushrep.election.standby import TAKEOVER_AFTER_MS, TAKEOVER_PAUSE_MS, StandbyState
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, Filesystem, refuse_in_forks
 from pushrep.errors import BadArgument, ForkedProcess, PushrepError, checked_path, checked_timeout
 from pushrep.kafka.destination import KafkaDestination
-from pushrep.log import Durability, LogClosed, LogConfig, SegmentLog
+from pushrep.log import Durability, LogClosed, SegmentLog
 from pushrep.outbox.batch import Budget, Receipt
 from pushrep.outbox.columns import RecordRules
 from pushrep.outbox.control_calls import collector_of, serve_control, serve_health
@@ -39,8 +38,8 @@ from pushrep.outbox.errors import (
     OutboxClosed,
     RecordRefused,
 )
-from pushrep.outbox.identity import OutboxIdentity, read_identity
-from pushrep.outbox.opening import Opened, check_opening, checked_opening, open_all
+from pushrep.outbox.identity import OutboxIdentity, new_identity, read_identity
+from pushrep.outbox.opening import Opened, open_all
 from pushrep.outbox.partition_appender import (
     PartitionAppender,
     Refusing,
@@ -52,24 +51,17 @@ from pushrep.outbox.partition_appender import (
     raise_unseen_failure,
 )
 from pushrep.outbox.partition_replicas import ReplicaLag
-from pushrep.outbox.settings import (
-    BUFFER_BYTES,
-    Acks,
-    OnDiverged,
-    OutboxSettings,
-    checked_times,
-)
+from pushrep.outbox.settings import DEFAULT_CONFIG, Acks, OnDiverged, OutboxConfig, OutboxSettings
 from pushrep.outbox.slots import open_free_slot, refuse_other_kinds
 from pushrep.outbox.status import Facts, OutboxStatus, status_of
 from pushrep.outbox.threads import LingerTimer, WriterThreads, linger_timer_for, release_linger_timer
 from pushrep.outbox.unclosed import close_if_forgotten, collected
-from pushrep.records import Codec
-from pushrep.replicate.settings import PushSettings
 
 if TYPE_CHECKING:
     from pushrep.election.grants import Grant
     from pushrep.health import HealthSettings
     from pushrep.kafka.sink_state import DestinationLag
+    from pushrep.outbox.standby import OnState
 
 _LOG = logging.getLogger("pushrep.outbox")
 
@@ -100,12 +92,12 @@ class Outbox:
         self.pid = identity.pid
         """The PID of records appended without metadata."""
         self._settings, self._clock, self._resources = settings, clock, ExitStack()
-        self._budget = Budget(settings.buffer_bytes, clock)
+        self._budget = Budget(settings.config.buffer_bytes, clock)
         self._writers = WriterThreads(filesystem, directory, settings.durability)
         shared = Shared(identity, self.pid, settings, self._budget, clock, self._writers.ready, linger_timer.opened)
         self._all_appenders = [PartitionAppender(log, shared, store, opened.replicas_of(log)) for log, store in logs]
         self._appenders: Mapping[int, PartitionAppender] = {one.partition: one for one in self._all_appenders}
-        self._rules = RecordRules(identity.carrier, min(settings.record_bytes_max, settings.buffer_bytes))
+        self._rules = RecordRules(identity.carrier, min(settings.config.record_bytes_max, settings.config.buffer_bytes))
         self._overhead = self._rules.overhead_bytes
         self.owner_pid = os.getpid()
         logs_at = {log.partition: log for log, _ in logs}
@@ -134,28 +126,11 @@ class Outbox:
         *,
         replicas: Sequence[str] = (),
         kafka: KafkaDestination | None = None,
-        on_diverged: OnDiverged = OnDiverged.REFUSE,
         acks: Acks | None = None,
-        min_insync_replicas: int | None = None,
         durability: Durability = Durability.FLUSHED,
         carrier: str = "key",
-        codec: Codec = Codec.NONE,
-        linger_ms: int = 5,
-        batch_bytes: int | None = None,
-        buffer_bytes: int = BUFFER_BYTES,
-        block_ms: int = 60_000,
-        close_timeout_s: float = 30.0,
-        delivery_timeout_ms: int = 120_000,
-        replica_lag_max_ms: int = 30_000,
-        open_timeout_s: float = 5.0,
-        push: PushSettings | None = None,
-        create: bool = True,
-        accept_loss: bool = False,
-        copy_check: bool = True,
-        retention_ms: int | None = None,
-        retention_bytes: int | None = None,
-        log_config: LogConfig | None = None,
         health: "HealthSettings | None" = None,
+        config: OutboxConfig = DEFAULT_CONFIG,
         filesystem: Filesystem = REAL_FILESYSTEM,
         clock: Clock = SYSTEM_CLOCK,
     ) -> "Outbox":
@@ -165,90 +140,38 @@ class Outbox:
         topic: the name of the logs, and of the Kafka topic unless `kafka` names another. Fixed when the outbox is made.
         partitions: the number of logs; records are in order within each. Fixed when the outbox is made.
         producer: the application's name, a part of the PID. Fixed when the outbox is made.
+        replicas: "host:port" of each node (`pushrep replica serve`) that holds a copy. Fixed when they are first given;
+            `pushrep replica add | remove | replace` changes them.
+        kafka: the Kafka topic that all records are shipped to. If no broker answers within `open_timeout_s`, the outbox
+            opens, and ships later.
+        acks: which members must have a record before its receipt is done. ALL (the default with replicas): every
+            in-sync member, and at least `min_insync_replicas` members, this one counted. LOCAL: this one alone.
         durability: where a record is once its receipt is done. FLUSHED: on disk; one fdatasync serves all waiting
             records. BUFFERED: in the page cache, which survives the end of this process, but no power cut.
         carrier: where the 20 bytes of metadata are stored: "key", or "header" (`stream-metadata`), which leaves the key
             to the application. Fixed when the outbox is made.
-        codec: the compression of the batches: `Codec.NONE`, GZIP, SNAPPY, LZ4 or ZSTD.
-        linger_ms: how long a batch waits for more records. 0: it does not wait. Asking a receipt for its result writes
-            its batch at once.
-        batch_bytes: a batch is sealed before it would exceed this size; a larger record gets a batch of its own. None:
-            256 KiB, or the largest batch that the log takes if that is less.
-        buffer_bytes: the memory for records that are not acknowledged yet. If it is used up, `append` waits.
-        block_ms: how long `append` waits for memory before it raises `BufferFull`.
-        close_timeout_s: how long `close` waits for records that are not acknowledged yet: for the disk, with ALL for
-            replicas, too.
-        create: whether to make an outbox if the directory has none. False: raise `NoOutbox`, so that a mistyped path
-            makes no new one.
-        accept_loss: whether to open an outbox with a partition whose directory held records and is missing, with a PID
-            of the next epoch. With replicas its records are fetched; if no replica that answers has all of them,
-            `LogNotFit` is raised.
-        copy_check: whether to detect a directory that is a copy of another one (a restored backup, a clone). A copy
-            gets a PID with its own epoch; with replicas `DirectoryIsCopy` is raised.
-        retention_ms: a segment is removed once its newest record is older than this; -1: never. None: the value of
-            `log_config`. If no retention is set there either, it is 7 days in an outbox with a Kafka destination,
-            unless the outbox was made before 0.2.0. A record that a destination, a replica or a replay needs is not
-            removed.
-        retention_bytes: the oldest segment is removed, too, while the log is at least this large without it; -1: never.
-            None: the value of `log_config`.
-        log_config: all other settings of the files and the disk, such as the limits at which appends are refused.
         health: the address of /livez, /readyz and /metrics, served while the outbox is open (docs/operating.md).
-        replicas: "host:port" of each node (`pushrep replica serve`) that holds a copy. Fixed when they are first given;
-            `pushrep replica add | remove | replace` changes them.
-        acks: which members must have a record before its receipt is done. ALL (the default with replicas): every
-            in-sync member, and at least `min_insync_replicas` members, this one counted. LOCAL: this one alone.
-        min_insync_replicas: see `acks`. None: more than half of the members. Fixed together with the replicas.
-        delivery_timeout_ms: with ALL, a record that too few members have after this time fails as "may be delivered".
-        replica_lag_max_ms: a replica that lacks a record for longer than this is no longer in sync.
-        open_timeout_s: how long `open` waits for answers of the replicas, and with ALL for `min_insync_replicas`
-            in-sync members. Afterwards the outbox opens without them, and goes on connecting.
-        push: TLS, limits and timeouts of the connections to replicas.
-        kafka: the Kafka topic that all records are shipped to. If no broker answers within `open_timeout_s`, the outbox
-            opens, and ships later.
-        on_diverged: what `open` and `append` do if the topic holds other records than this log, which stops shipping.
-            REFUSE: they raise `OutboxDiverged`. GO_ON: they go on, and `lag()` shows the trouble.
+        config: limits, times and sizes.
 
         The data of `last_metadata` is stored beside the logs; only records after its last write are read again. Raises
-        `SettingRefused` (which names the argument), `OutboxDiffers`, `CorruptOutboxFile`, `NoOutbox`, `LogsMissing`,
+        `BadArgument` (which names the argument), `OutboxDiffers`, `CorruptOutboxFile`, `NoOutbox`, `LogsMissing`,
         `LogLocked`, `NotALogDirectory`, and the errors of opening a log. With replicas also `DirectoryIsCopy`,
         `NotLeader`, `LogNotFit`, `ReplicaUnreachable` (a replica that is ahead of this log stopped answering while its
         records were fetched).
         """
-        directory, wanted, settings = checked_opening(
-            directory=directory,
-            topic=topic,
-            partitions=partitions,
-            producer=producer,
-            replicas=replicas,
-            kafka=kafka,
-            on_diverged=on_diverged,
-            acks=acks,
-            min_insync_replicas=min_insync_replicas,
-            durability=durability,
-            carrier=carrier,
-            codec=codec,
-            linger_ms=linger_ms,
-            batch_bytes=batch_bytes,
-            buffer_bytes=buffer_bytes,
-            block_ms=block_ms,
-            close_timeout_s=close_timeout_s,
-            delivery_timeout_ms=delivery_timeout_ms,
-            replica_lag_max_ms=replica_lag_max_ms,
-            open_timeout_s=open_timeout_s,
-            push=push,
-            create=create,
-            accept_loss=accept_loss,
-            copy_check=copy_check,
-            retention_ms=retention_ms,
-            retention_bytes=retention_bytes,
-            log_config=log_config,
-            health=health,
+        settings = OutboxSettings(
+            replicas=replicas, kafka=kafka, acks=acks, durability=durability, health=health, config=config
         )
+        directory = checked_path("directory", directory)
+        wanted = new_identity(
+            producer=producer, topic=topic, partitions=partitions, carrier=carrier, replicas=replicas,
+            min_insync_replicas=config.min_insync_replicas,
+        )  # fmt: skip
         refuse_other_kinds(directory)
-        if not create and read_identity(filesystem, directory) is None:
+        if not config.create and read_identity(filesystem, directory) is None:
             raise NoOutbox(directory, "look at the path, or open it with create=True")
         with ExitStack() as resources:
-            linger_timer = linger_timer_for(settings.linger_ms, clock)
+            linger_timer = linger_timer_for(config.linger_ms, clock)
             resources.callback(release_linger_timer, linger_timer)
             opened = open_all(resources, directory, wanted, settings, filesystem=filesystem, clock=clock)
             outbox = cls(directory, opened, settings, linger_timer, filesystem=filesystem, clock=clock)
@@ -271,18 +194,27 @@ class Outbox:
         shipping.when_head_was_cut(partial(_begin_pid_epoch, itself, self._all_appenders, filesystem))
         if replication is not None:
             replication.on_identity = partial(_show_identity, itself)
-        if self._settings.on_diverged is OnDiverged.REFUSE:
+        if self._settings.config.on_diverged is OnDiverged.REFUSE:
             shipping.when_diverged(partial(_refuse_appends, self._all_appenders))
 
     @classmethod
-    def open_slot(
+    def open_slot(  # noqa: PLR0913 - as `open`
         cls,
         directory: Path | str,
         topic: str,
         partitions: int,
         producer: str,
         slots: int = 8,
-        **settings: Any,
+        *,
+        replicas: Sequence[str] = (),
+        kafka: KafkaDestination | None = None,
+        acks: Acks | None = None,
+        durability: Durability = Durability.FLUSHED,
+        carrier: str = "key",
+        health: "HealthSettings | None" = None,
+        config: OutboxConfig = DEFAULT_CONFIG,
+        filesystem: Filesystem = REAL_FILESYSTEM,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> "Outbox":
         """Open the first free one of `slots` outboxes below `directory`: for a program with many worker processes.
 
@@ -291,21 +223,32 @@ class Outbox:
         `slots`: more than there are workers at once; it may differ from start to start. The other arguments are those
         of `open`. Raises `NoFreeSlot`, and what `open` raises.
         """
-        return open_free_slot(directory, slots, lambda slot: cls.open(slot, topic, partitions, producer, **settings))
+        return open_free_slot(
+            directory,
+            slots,
+            lambda slot: cls.open(
+                slot, topic, partitions, producer, replicas=replicas, kafka=kafka, acks=acks, durability=durability,
+                carrier=carrier, health=health, config=config, filesystem=filesystem, clock=clock,
+            ),
+        )  # fmt: skip
 
     @classmethod
-    def stand_by(  # noqa: PLR0913 - what is fixed, and how it waits
+    def stand_by(  # noqa: PLR0913 - as `open`, and how it waits
         cls,
         directory: Path | str,
         topic: str,
         partitions: int | None,
         producer: str,
         *,
-        takeover_after_ms: int = TAKEOVER_AFTER_MS,
-        takeover_pause_ms: int = TAKEOVER_PAUSE_MS,
-        on_state: Callable[[StandbyState, str], object] | None = None,
+        kafka: KafkaDestination | None = None,
+        durability: Durability = Durability.FLUSHED,
+        carrier: str | None = None,
+        health: "HealthSettings | None" = None,
+        on_state: "OnState | None" = None,
         cancel: threading.Event | None = None,
-        **settings: Any,
+        config: OutboxConfig = DEFAULT_CONFIG,
+        filesystem: Filesystem = REAL_FILESYSTEM,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> "Outbox":
         """Wait until this instance of the service may lead the outbox, and return it open and leading.
 
@@ -316,46 +259,36 @@ class Outbox:
         directory: of this machine's node (`pushrep replica serve`), or `<data>/<outbox id>` in it. `pushrep outbox
             create` makes the outbox; until then every instance waits.
         partitions: the number that `pushrep outbox create` was given; None: whatever that was.
-        takeover_after_ms: so long without contact to the leader before a standby looks; so long one that reaches no
-            majority, or can't append, leads on; 2,000 at least. The same on every member.
-        takeover_pause_ms: between two takeovers lies at least so much; the first one does not wait.
+        carrier: that of `pushrep outbox create`; None: whatever that was.
+        health: served while it waits, too: not ready.
         on_state: called with a `StandbyState` and why it is no better one, from any thread; it must not wait.
         cancel: once it is set, it waits no longer and raises `StandbyCancelled`.
-        settings: those of `open`, but replicas and min_insync_replicas, which the grant names, and acks, which is ALL.
-            With `kafka`, retention_ms is 7 days if neither retention is given. `carrier` is the grant's if it is left
-            out; `health` is served while it waits, too: not ready. The same on every member.
+        config: as in `open`, and the times of standing by. The grant names the members and `min_insync_replicas`.
+        The other arguments are those of `open`, the same on every member. The replicas are the grant's, acks is ALL.
 
-        Raises before it waits `SettingRefused` and TypeError for what `open` does not take; before it takes the lead
-        `CantStandBy` for fewer than three members, a min_insync_replicas that is no majority, or worker slots
-        (`open_slot`), and `OutboxDiffers`; and what `open` raises that waiting does not change.
+        Raises before it waits `BadArgument`; before it takes the lead `CantStandBy` for fewer than three members, a
+        min_insync_replicas that is no majority, or worker slots (`open_slot`), and `OutboxDiffers`; and what `open`
+        raises that waiting does not change.
         """
-        # The wire's half:
-        from pushrep.outbox.standby import StandbyRequest, WaitingMember, refuse_standby, with_retention  # noqa: PLC0415
+        from pushrep.outbox.standby import StandbyRequest, WaitingMember, refuse_standby  # noqa: PLC0415 - the wire
 
         home = checked_path("directory", directory)
-        refuse_standby(home, settings)
+        refuse_standby(home, config)
+        settings = OutboxSettings(kafka=kafka, durability=durability, health=health, config=config)
+        count, word = partitions if partitions is not None else 1, carrier if carrier is not None else "key"
+        new_identity(producer=producer, topic=topic, partitions=count, carrier=word)  # refuses nonsense before it waits
         asked = StandbyRequest(
-            directory=home,
-            topic=topic,
-            partitions=partitions,
-            carrier=settings.get("carrier"),
-            health=settings.get("health"),
-            times=checked_times(takeover_after_ms, takeover_pause_ms),
-            push=settings.get("push") or PushSettings(),
-            open_timeout_s=settings.get("open_timeout_s", 5.0),
-            log_config=settings.get("log_config"),
-            filesystem=settings.get("filesystem", REAL_FILESYSTEM),
-            clock=settings.get("clock", SYSTEM_CLOCK),
-            cancel=cancel or threading.Event(),
+            directory=home, topic=topic, partitions=partitions, carrier=carrier, settings=settings,
+            filesystem=filesystem, clock=clock, cancel=cancel or threading.Event(),
             on_state=on_state or (lambda _state, _why: None),
-        )
+        )  # fmt: skip
 
         def open_outbox(path: Path, others: Sequence[str], granted: "Grant") -> Outbox:
-            given = {**with_retention(settings), "carrier": granted.carrier}
-            return cls.open(path, topic, granted.partitions, producer, replicas=others, **given)
+            return cls.open(
+                path, topic, granted.partitions, producer, replicas=others, kafka=kafka, durability=durability,
+                carrier=granted.carrier, health=health, config=config, filesystem=filesystem, clock=clock,
+            )  # fmt: skip
 
-        given = {name: value for name, value in with_retention(settings).items() if name != "acks"}  # which is ALL
-        check_opening(cls.open, home, topic, 1 if partitions is None else partitions, producer, **given)
         return WaitingMember(asked, open_outbox).run()
 
     def append(  # noqa: PLR0913, PLR0917 - a record's columns
@@ -517,7 +450,7 @@ class Outbox:
         self._appenders = RefusingAppenders(lambda: OutboxClosed(self.directory))
         for appender in self._all_appenders:
             appender.refuse(lambda: OutboxClosed(self.directory))
-        deadline = monotonic() + self._settings.close_timeout_s
+        deadline = monotonic() + self._settings.config.close_timeout_s
         late = not decided_by(deadline, pending_in(self._all_appenders))
         for appender in self._all_appenders:
             appender.give_up(closed)
@@ -525,7 +458,7 @@ class Outbox:
             # A writer hangs in the disk, so closing its log would hang, too. The process keeps the directory's lock.
             if self.facts.replication is not None:
                 self.facts.replication.close()
-            raise CloseTimedOut(self.directory, self._settings.close_timeout_s)
+            raise CloseTimedOut(self.directory, self._settings.config.close_timeout_s)
         try:
             self._resources.close()
         finally:
@@ -542,7 +475,7 @@ class Outbox:
 
     def __del__(self) -> None:
         if not getattr(self, "_closed", True) and os.getpid() == self.owner_pid:
-            collected(self, self.facts.settings.close_timeout_s)
+            collected(self, self.facts.settings.config.close_timeout_s)
 
     def disown(self) -> None:
         """In a fork of the owner: from now on every use raises `ForkedProcess`."""
@@ -566,7 +499,7 @@ class Outbox:
 
     def _wait_for_free_bytes(self, size: int, deadline_ms: int | None, *, block: bool) -> int:
         """Back-pressure: wait until `size` bytes were free, and return the deadline; raise `BufferFull` after it."""
-        block_ms = self._settings.block_ms if block else 0
+        block_ms = self._settings.config.block_ms if block else 0
         if deadline_ms is None:
             deadline_ms = self._clock.monotonic_ms() + block_ms
         for appender in self._all_appenders:

@@ -86,6 +86,7 @@ class PartitionAppender:
         # offset.
         self._next_offset = log.log_end_offset
         self._shared, self._settings, self._pid = shared, shared.settings, shared.pid
+        self._batch_bytes = shared.settings.config.seal_bytes
         self._order = SourceOrder(own_pid=shared.pid, partition=log.partition, partitions=shared.identity.partitions)
         self._full: deque[PendingBatch] = deque()
         self._writing: list[PendingBatch] = []
@@ -161,7 +162,7 @@ class PartitionAppender:
         ends, count, start = columns.ends, len(columns.values), 0
         while start < count:
             used = 0 if self.open is None else self.open.reserved_bytes - self.free_bytes
-            end = bisect_right(ends, ends[start] + self._settings.batch_bytes - used, lo=start + 1) - 1
+            end = bisect_right(ends, ends[start] + self._batch_bytes - used, lo=start + 1) - 1
             if end == start and used:
                 self._close_open()
                 continue
@@ -173,7 +174,7 @@ class PartitionAppender:
 
     def _batch_with_free_bytes(self, size: int) -> PendingBatch | None:
         """The open batch with `size` free bytes, or a new one if it is full; None if the budget is spent."""
-        batch_bytes = self._settings.batch_bytes
+        batch_bytes = self._batch_bytes
         if self.open is not None and self.open.reserved_bytes - self.free_bytes + size > batch_bytes:
             self._close_open()
             if self._full:
@@ -200,7 +201,7 @@ class PartitionAppender:
 
     def _linger(self, batch: PendingBatch | None) -> None:
         """Let a new batch wait for more records for `linger_ms`."""
-        if batch is not None and self._settings.linger_ms == 0:
+        if batch is not None and self._settings.config.linger_ms == 0:
             self._request_flush(batch)
         elif batch is not None:
             self._shared.opened(batch)
@@ -370,7 +371,7 @@ class PartitionAppender:
         """Returns the batches that were appended, how many may be in the log, and the error; `bases` gets their
         offsets.
         """
-        codec, carrier, counts = self._settings.codec, self._shared.identity.carrier, self.counts
+        codec, carrier, counts = self._settings.config.codec, self._shared.identity.carrier, self.counts
         done: list[RecordBatch] = []
         base = 0
         try:

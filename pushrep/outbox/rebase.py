@@ -43,7 +43,7 @@ from pushrep.outbox.destinations import locked_outbox, opened_log
 from pushrep.outbox.epoch import begin_pid_epoch
 from pushrep.outbox.identity import OutboxIdentity
 from pushrep.outbox.outbox import Outbox
-from pushrep.outbox.settings import Acks
+from pushrep.outbox.settings import Acks, OutboxConfig
 from pushrep.outbox.shipping import origin_of
 from pushrep.records import Record
 
@@ -164,7 +164,7 @@ def _records(log: ShippedLog, ranges: Sequence[tuple[int, int]]) -> Iterator[Rec
 def _append_again(directory: Path, identity: OutboxIdentity, progress: ShippingProgress) -> None:
     with Outbox.open(
         directory, identity.topic, identity.partitions, identity.producer,
-        carrier=identity.carrier, create=False, durability=Durability.FLUSHED,
+        carrier=identity.carrier, durability=Durability.FLUSHED, config=OutboxConfig(create=False),
         replicas=[address for _, address in identity.replicas], acks=Acks.LOCAL if identity.replicas else None,
     ) as outbox:  # fmt: skip
         for partition, plan in progress.rebase.items():

@@ -26,7 +26,7 @@ from pushrep.election.leader import PartitionLeader
 from pushrep.election.standby import LeaderHealth, TakeoverTimes
 from pushrep.env import Clock
 from pushrep.errors import PushrepError
-from pushrep.log import Durability, LogClosed, SegmentLog
+from pushrep.log import LogClosed, SegmentLog
 from pushrep.log.flush_scheduler import Tick
 from pushrep.outbox.directory_handover import NEVER
 from pushrep.outbox.errors import (
@@ -42,7 +42,7 @@ from pushrep.outbox.partition_appender import PartitionAppender
 from pushrep.outbox.partition_replicas import PartitionReplicas, ReplicaLag, holding_back, lag_of, writes_paused
 from pushrep.outbox.positions import PositionsStore
 from pushrep.outbox.promotion import Granted, Heard, ListChange, list_change, with_loss
-from pushrep.outbox.settings import ReplicaSettings
+from pushrep.outbox.settings import OutboxSettings
 from pushrep.records import RecordBatch
 from pushrep.replicate.election import Change, Election, too_few
 from pushrep.replicate.election_state import NO_MEMBER, ElectionStateStore
@@ -50,7 +50,7 @@ from pushrep.replicate.errors import MayStillBeDelivered, ReplicaUnreachable
 from pushrep.replicate.leading import Leading
 from pushrep.replicate.manager import PushManager
 from pushrep.replicate.member_clients import tp_of
-from pushrep.replicate.settings import PushSettings, Replica
+from pushrep.replicate.settings import Replica
 from pushrep.replicate.sockets import Address
 
 _LOG = logging.getLogger("pushrep.outbox")
@@ -67,19 +67,18 @@ _LEAD_LOOK_S = 0.25
 class Replication:
     """The replicas of an open outbox. `open`, `start`, `watch` in this order, `close` at the end."""
 
-    def __init__(  # noqa: PLR0913, PLR0917 - what is led, and how
+    def __init__(
         self,
         identity: OutboxIdentity,
         logs: Sequence[tuple[SegmentLog, PositionsStore]],
         state_store: ElectionStateStore,
-        settings: ReplicaSettings,
-        durability: Durability,
+        settings: OutboxSettings,
         clock: Clock,
     ) -> None:
-        self._identity, self._settings, self._durability, self._clock = identity, settings, durability, clock
+        self._identity, self._settings, self._config, self._clock = identity, settings, settings.config, clock
         self._stores = {log.partition: store for log, store in logs}
         self._logs = {log.partition: log for log, _ in logs}
-        self._push = settings.push or PushSettings()
+        self._push = settings.config.push
         self._state_store = state_store
         if self._state_store.kept.member == NO_MEMBER:
             self._state_store.keep(replace(self._state_store.kept, member=identity.member))
@@ -147,7 +146,7 @@ class Replication:
                 self._election.begin_unfenced()
             return
         self._lead(self._grant)
-        self._wait_for_members(started, self._settings.open_timeout_s)
+        self._wait_for_members(started, self._config.open_timeout_s)
 
     def watch(self, appenders: Sequence[PartitionAppender]) -> None:
         """From now on fail batches that wait for longer than `delivery_timeout_ms`; go on trying to lead, if it could
@@ -155,7 +154,7 @@ class Replication:
         """
         self.own_appenders = appenders
         if self.needs_all:
-            every_s = min(_TICK_MAX_S, self._settings.delivery_timeout_ms / 1000 / _TICKS_PER_TIMEOUT)
+            every_s = min(_TICK_MAX_S, self._config.delivery_timeout_ms / 1000 / _TICKS_PER_TIMEOUT)
             self._tick = Tick(max(1, int(every_s * 1000)), self._expire_late)
         if self._grant is None:
             self._thread("pushrep-look", self._look_on)
@@ -286,7 +285,7 @@ class Replication:
         """
         with self._changing:
             grant = self._state_store.kept.grant or self._first()
-            looked = self._election.describe_members(grant, self._settings.open_timeout_s)
+            looked = self._election.describe_members(grant, self._config.open_timeout_s)
             found = {index: answer for index, answer in looked.items() if answer.grant is not None}
             refusal = too_few(grant, self._identity.member, found) or self.why_not_leading()
             if refusal is not None:
@@ -294,7 +293,7 @@ class Replication:
             with writes_paused(self.appenders.values()), holding_back(self.appenders.values()):
                 granted, started = self._hand_over(partial(self._run, change)), monotonic()
                 if granted.may_acknowledge(granted.indexes - granted.entering):  # else not before the change is settled
-                    self._wait_for_members(started, self._settings.open_timeout_s if wait_s is None else wait_s)
+                    self._wait_for_members(started, self._config.open_timeout_s if wait_s is None else wait_s)
                 return granted
 
     def hold_takeovers(self, length_ms: int, reason: str) -> Grant:
@@ -305,7 +304,7 @@ class Replication:
         """
         with self._changing:
             grant = self._state_store.kept.grant or self._first()
-            found = self._election.describe_members(grant, self._settings.open_timeout_s)
+            found = self._election.describe_members(grant, self._config.open_timeout_s)
         can = {index for index, one in found.items() if one.grant is not None}
         self._check_holding(grant, can, "try again")
         now_ms = self._clock.wall_ms()
@@ -313,7 +312,7 @@ class Replication:
             lambda newest, epoch: newest.held(epoch, since_ms=now_ms, until_ms=now_ms + length_ms, reason=reason)
         )
         with self._changing:
-            answers = self._election.offer(granted, self._settings.open_timeout_s)
+            answers = self._election.offer(granted, self._config.open_timeout_s)
         stored = {index for index, one in answers.items() if one.grant is not None and one.grant.hold == granted.hold}
         self._check_holding(granted, stored, "it is stored there, and has to be said again")
         how_long = f"for {length_ms / 1000:.0f} s: {reason}" if length_ms else "no more"
@@ -332,7 +331,7 @@ class Replication:
         """Ask the members, and raise TooFewMembers if too few to lead answer."""
         with self._changing:
             grant = self._state_store.kept.grant or self._first()
-            found = self._election.describe_members(grant, min(_ASK_S, self._settings.open_timeout_s))
+            found = self._election.describe_members(grant, min(_ASK_S, self._config.open_timeout_s))
         if (refusal := too_few(grant, self._identity.member, found)) is not None:
             raise refusal
 
@@ -350,7 +349,7 @@ class Replication:
             if (refusal := self.why_not_leading()) is not None and not isinstance(refusal, NotEnoughReplicas):
                 raise refusal
             change = list_change(self._election, lost, new)
-            found = self._election.describe_members(grant, self._settings.open_timeout_s)
+            found = self._election.describe_members(grant, self._config.open_timeout_s)
             shown = newest_of([grant, *(one.grant for one in found.values())]) or grant
             if shown.rank > grant.rank:
                 raise NotLeader(shown.leader, shown.epoch)
@@ -393,7 +392,7 @@ class Replication:
                 self._election,
                 self._clock.wall_ms(),  # last contact with a leader: this member led until now
                 catch_up=False,
-                timeout_s=self._settings.open_timeout_s,
+                timeout_s=self._config.open_timeout_s,
                 repaired=lambda _grant: ((), True),
                 change=change,
                 heard=heard,
@@ -426,7 +425,7 @@ class Replication:
             grant = self.grant
             if grant is None or self.why_not_leading() is not None:
                 return False
-            found = self._election.describe_members(grant, min(_ASK_S, self._settings.open_timeout_s))
+            found = self._election.describe_members(grant, min(_ASK_S, self._config.open_timeout_s))
         shown = {index: one.grant for index, one in found.items() if one.grant is not None}
         if any(one.rank > grant.rank or are_rivals(one.generation, grant.generation) for one in shown.values()):
             return False
@@ -509,7 +508,7 @@ class Replication:
 
     def _run(self, change: Change, *, may_cut: bool = True) -> Grant:
         first = self._first() if self._state_store.kept.grant is None else None
-        timeout_s = self._settings.open_timeout_s
+        timeout_s = self._config.open_timeout_s
         return self._election.run(Purpose.OPEN, timeout_s, first=first, change=change, may_cut=may_cut)
 
     def _first(self) -> Grant:
@@ -544,9 +543,9 @@ class Replication:
             grant,
             self._logs,
             self._replicas(),
-            durability=self._durability,
+            durability=self._settings.durability,
             settings=self._push,
-            replica_lag_max_ms=self._settings.replica_lag_max_ms,
+            replica_lag_max_ms=self._config.replica_lag_max_ms,
             clock=self._clock,
         )
         self._leading = leading
@@ -664,7 +663,7 @@ class Replication:
         if self._leading is not None:  # a forced grant came first
             return True
         grant = self._state_store.kept.grant or self._first()
-        found = self._election.describe_members(grant, self._settings.open_timeout_s)
+        found = self._election.describe_members(grant, self._config.open_timeout_s)
         is_led_by_another = any(
             one.grant is not None and one.grant.rank > grant.rank and one.grant.leader != grant.leader
             for one in found.values()
@@ -711,7 +710,7 @@ class Replication:
         return True
 
     def _expire_late(self) -> None:
-        timeout_ms = self._settings.delivery_timeout_ms
+        timeout_ms = self._config.delivery_timeout_ms
         since_ms = self._clock.monotonic_ms() - timeout_ms
         for appender in self.own_appenders:
             appender.expire(since_ms, NotReplicatedInTime(timeout_ms))

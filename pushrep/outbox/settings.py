@@ -1,30 +1,29 @@
 """The settings of an outbox that may change at each opening. Each class checks its values when it is made."""
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
-from typing import TYPE_CHECKING, cast
+from typing import Annotated, Any
 
-from pushrep.election.standby import TakeoverTimes
+from pushrep.election.standby import TAKEOVER_AFTER_MS, TAKEOVER_PAUSE_MS, TakeoverTimes
 from pushrep.errors import BadArgument
 from pushrep.kafka.destination import KafkaDestination
 from pushrep.log import Durability, LogConfig
-from pushrep.outbox.errors import SettingRefused
 from pushrep.records import Codec
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address
-
-if TYPE_CHECKING:
-    from pushrep.health import HealthSettings
+from pushrep.settings import DURATION_MAX_MS, DURATION_MAX_S, Between, check
 
 BATCH_BYTES = 256 << 10
 """Small enough that a batch stays in the processor's cache while it is encoded and its CRC is computed."""
-BUFFER_BYTES = 64 << 20
+RETENTION_DEFAULT_MS = 7 * 86_400_000
+"""How long an outbox with a destination keeps what the topic has, if nothing else is said: as Kafka's own topics."""
 _MEMBERS_MAX = 256  # an index has 8 bits
 _TAKEOVER_AFTER_MIN_MS = 2_000  # a leader sends a heartbeat once a second
-_DURATION_MAX_MS = 1 << 40
-"""34 years. The operating system's waits fail for a few centuries or more."""
+
+_Ms = Annotated[int, Between(0, DURATION_MAX_MS)]
+_MsFromOne = Annotated[int, Between(1, DURATION_MAX_MS)]
+_Seconds = Annotated[float, Between(0, DURATION_MAX_S)]
 
 
 class Acks(Enum):
@@ -47,109 +46,70 @@ class OnDiverged(Enum):
     """They go on. Nothing is shipped until `pushrep outbox rebase`."""
 
 
-_WORDS = (
-    ("on_diverged", OnDiverged, "OnDiverged.REFUSE or GO_ON"),
-    ("durability", Durability, "Durability.FLUSHED or BUFFERED"),
-    ("codec", Codec, "a pushrep.Codec"),
-)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaSettings:
-    """The settings of replication; see `Outbox.open`. acks None: ALL with replicas, else LOCAL.
+class OutboxConfig:
+    """Limits, times and sizes of an outbox: `Outbox.open(..., config=OutboxConfig(linger_ms=20))`. Any of them may be
+    another at the next opening. Raises BadArgument, which names the setting.
 
-    Raises SettingRefused.
+    linger_ms: how long a batch waits for more records. 0: it does not wait. Asking a receipt for its result writes its
+        batch at once.
+    batch_bytes: a batch is sealed before it would exceed this size; a larger record gets a batch of its own. None: 256
+        KiB, or the largest batch that the log takes if that is less.
+    buffer_bytes: the memory for records that are not acknowledged yet. If it is used up, `append` waits.
+    block_ms: how long `append` waits for memory before it raises `BufferFull`.
+    codec: the compression of the batches: none, gzip, snappy, lz4 or zstd.
+    close_timeout_s: how long `close` waits for records that are not acknowledged yet: for the disk, with ALL for
+        replicas, too.
+    open_timeout_s: how long `open` waits for answers of the replicas, with ALL for `min_insync_replicas` in-sync
+        members, and for Kafka's brokers. Afterwards the outbox opens without them, and goes on connecting.
+    min_insync_replicas: with ALL, how many members must hold a record before it is acknowledged, this one counted.
+        None: more than half of the members. Fixed together with the replicas.
+    delivery_timeout_ms: with ALL, a record that too few members have after this time fails as "may be delivered".
+    replica_lag_max_ms: a replica that lacks a record for longer than this is no longer in sync.
+    takeover_after_ms: a standby looks for a takeover once the leader was silent for so long, and a leader gives the
+        lead up once it reached no majority, or could not append, for so long. The same on every member.
+    takeover_pause_ms: the shortest time between two takeovers; the first one does not wait. The same on every member.
+    on_diverged: what `open` and `append` do if the topic holds other records than this log, which stops shipping.
+        refuse: they raise `OutboxDiverged`. go_on: they go on, and `lag()` shows the trouble.
+    create: whether to make an outbox if the directory has none. False: raise `NoOutbox`, so that a mistyped path makes
+        no new one.
+    accept_loss: whether to open an outbox with a partition whose directory held records and is missing, with a PID of
+        the next epoch. With replicas its records are fetched; if no replica that answers has all of them, `LogNotFit`
+        is raised.
+    copy_check: whether to detect a directory that is a copy of another one (a restored backup, a clone). A copy gets a
+        PID with its own epoch; with replicas `DirectoryIsCopy` is raised.
+    log_config: the files and the disk: sizes, retention, the limits at which appends are refused.
+    push: TLS, limits and timeouts of the connections to replicas.
     """
 
-    replicas: Sequence[str] = ()
-    acks: Acks | None = None
-    min_insync_replicas: int | None = None
-    delivery_timeout_ms: int = 120_000
-    replica_lag_max_ms: int = 30_000
-    open_timeout_s: float = 5.0
-    push: PushSettings | None = None
+    linger_ms: _Ms = 5
+    batch_bytes: Annotated[int | None, Between(1)] = None
+    buffer_bytes: Annotated[int, Between(1)] = 64 << 20
+    block_ms: _Ms = 60_000
+    codec: Codec = Codec.NONE
+    close_timeout_s: _Seconds = 30.0
+    open_timeout_s: _Seconds = 5.0
+    min_insync_replicas: Annotated[int | None, Between(1, _MEMBERS_MAX)] = None
+    delivery_timeout_ms: _MsFromOne = 120_000
+    replica_lag_max_ms: _MsFromOne = 30_000
+    takeover_after_ms: Annotated[int, Between(_TAKEOVER_AFTER_MIN_MS, DURATION_MAX_MS)] = TAKEOVER_AFTER_MS
+    takeover_pause_ms: _Ms = TAKEOVER_PAUSE_MS
+    on_diverged: OnDiverged = OnDiverged.REFUSE
+    create: bool = True
+    accept_loss: bool = False
+    copy_check: bool = True
+    log_config: LogConfig = field(default_factory=LogConfig)
+    push: PushSettings = field(default_factory=PushSettings)
 
     def __post_init__(self) -> None:
-        if isinstance(self.replicas, str) or not all(isinstance(one, str) for one in self.replicas):
-            raise SettingRefused("replicas", f"give a list of 'host:port', not {self.replicas!r}")
-        try:
-            addresses = {Address.parse(text) for text in self.replicas}
-        except BadArgument as error:
-            raise SettingRefused("replicas", error.why) from error
-        if not len(addresses) == len(self.replicas) < _MEMBERS_MAX:
-            raise SettingRefused("replicas", f"give each address once, {_MEMBERS_MAX - 1} at most: {self.replicas}")
-        if not isinstance(self.acks, Acks | None):
-            raise SettingRefused("acks", f"give Acks.LOCAL or Acks.ALL, not {self.acks!r}")
-        if self.acks is Acks.ALL and not self.replicas:
-            raise SettingRefused(
-                "acks",
-                "ALL needs replicas=[...], or --replica of a command: without them a record is in this log alone",
+        check(self)
+        if self.seal_bytes > self.record_bytes_max:
+            raise BadArgument(
+                "batch_bytes", f"{self.batch_bytes} exceeds the largest batch of the log, {self.record_bytes_max}"
             )
-        if self.min_insync_replicas is not None:
-            if not self.replicas:
-                raise SettingRefused("min_insync_replicas", "there are no replicas: leave it out")
-            _check_number("min_insync_replicas", self.min_insync_replicas, 1, int, len(self.replicas) + 1)
-        for setting in ("delivery_timeout_ms", "replica_lag_max_ms"):
-            _check_number(setting, getattr(self, setting), 1, int, _DURATION_MAX_MS)
-        _check_number("open_timeout_s", self.open_timeout_s, 0, int | float, _DURATION_MAX_MS // 1000)
-        if not isinstance(self.push, PushSettings | None):
-            raise SettingRefused("push", f"give a PushSettings, not {type(self.push).__name__}")
-
-    @property
-    def needs_all(self) -> bool:
-        """Whether receipts wait for replicas."""
-        return bool(self.replicas) and self.acks is not Acks.LOCAL
-
-
-RETENTION = ("retention_ms", "retention_bytes")
-"""Settings of an outbox, and of its `LogConfig` if the outbox's are None."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutboxSettings:
-    """All settings of an outbox; see `Outbox.open`. Raises SettingRefused, which names the argument."""
-
-    replicas: ReplicaSettings
-    kafka: KafkaDestination | None
-    on_diverged: OnDiverged
-    durability: Durability
-    codec: Codec
-    linger_ms: int
-    batch_bytes: int
-    buffer_bytes: int
-    block_ms: int
-    close_timeout_s: float
-    accept_loss: bool
-    copy_check: bool
-    retention_ms: int | None
-    retention_bytes: int | None
-    log_config: LogConfig
-    health: "HealthSettings | None"
-
-    def __post_init__(self) -> None:
-        if self.kafka is not None and not isinstance(self.kafka, KafkaDestination):
-            raise SettingRefused("kafka", f"give a KafkaDestination, not {type(self.kafka).__name__}")
-        check_flags(accept_loss=self.accept_loss, copy_check=self.copy_check)
-        _check_health(self.health)
-        for setting, kind, known in _WORDS:
-            if not isinstance(value := getattr(self, setting), kind):
-                raise SettingRefused(setting, f"give {known}, not {value!r}")
-        for setting in ("linger_ms", "block_ms"):
-            _check_number(setting, getattr(self, setting), 0, int, _DURATION_MAX_MS)
-        for setting in ("batch_bytes", "buffer_bytes"):
-            _check_number(setting, getattr(self, setting), 1, int)
-        _check_number("close_timeout_s", self.close_timeout_s, 0, int | float, _DURATION_MAX_MS // 1000)
-        for setting in RETENTION:
-            if (value := getattr(self, setting)) is not None:
-                _check_number(setting, value, -1, int)
-        if self.batch_bytes > self.record_bytes_max:
-            raise SettingRefused(
-                "batch_bytes",
-                f"{self.batch_bytes} exceeds the largest batch of the log, {self.record_bytes_max}",
-            )
-        if self.buffer_bytes < self.batch_bytes:
-            raise SettingRefused(
-                "buffer_bytes", f"{self.buffer_bytes} is less than one batch of batch_bytes={self.batch_bytes}"
+        if self.buffer_bytes < self.seal_bytes:
+            raise BadArgument(
+                "buffer_bytes", f"{self.buffer_bytes} is less than one batch of batch_bytes={self.seal_bytes}"
             )
 
     @property
@@ -157,41 +117,69 @@ class OutboxSettings:
         """The largest batch, and so the largest record, that the log takes."""
         return self.log_config.batch_limit_bytes
 
+    @property
+    def seal_bytes(self) -> int:
+        """`batch_bytes`, or its default."""
+        return min(BATCH_BYTES, self.record_bytes_max) if self.batch_bytes is None else self.batch_bytes
 
-def checked_times(takeover_after_ms: object, takeover_pause_ms: object) -> TakeoverTimes:
-    """The times of `Outbox.stand_by`, checked. Raises SettingRefused."""
-    _check_number("takeover_after_ms", takeover_after_ms, _TAKEOVER_AFTER_MIN_MS, int, _DURATION_MAX_MS)
-    _check_number("takeover_pause_ms", takeover_pause_ms, 0, int, _DURATION_MAX_MS)
-    return TakeoverTimes(
-        takeover_after_ms=cast("int", takeover_after_ms), takeover_pause_ms=cast("int", takeover_pause_ms)
-    )
-
-
-def checked_config(value: LogConfig | None) -> LogConfig:
-    """The argument `log_config`; for None its default. Raises SettingRefused."""
-    config = value if value is not None else LogConfig()
-    if not isinstance(config, LogConfig):
-        raise SettingRefused("log_config", f"give a LogConfig, not {type(config).__name__}")
-    return config
+    @property
+    def takeover_times(self) -> TakeoverTimes:
+        """The times of standing by."""
+        return TakeoverTimes(takeover_after_ms=self.takeover_after_ms, takeover_pause_ms=self.takeover_pause_ms)
 
 
-def _check_health(value: object) -> None:
-    if value is None:
-        return
-    from pushrep.health import HealthSettings  # noqa: PLC0415 - brings an HTTP server
-
-    if not isinstance(value, HealthSettings):
-        raise SettingRefused("health", f"give a HealthSettings, not {type(value).__name__}")
+DEFAULT_CONFIG = OutboxConfig()
 
 
-def check_flags(**flags: object) -> None:
-    """Raise SettingRefused for a flag that is neither True nor False: the text "no" is true in Python."""
-    for setting, value in flags.items():
-        if not isinstance(value, bool):
-            raise SettingRefused(setting, f"give True or False, not {value!r}")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxSettings:
+    """What one opening is given beside its directory and its fixed settings; see `Outbox.open`. acks None: ALL with
+    replicas, else LOCAL. Raises BadArgument.
+    """
 
+    replicas: Sequence[str] = ()
+    kafka: KafkaDestination | None = None
+    acks: Acks | None = None
+    durability: Durability = Durability.FLUSHED
+    health: Any = None  # a HealthSettings, which is checked below: its module brings an HTTP server
+    config: OutboxConfig = DEFAULT_CONFIG
 
-def _check_number(setting: str, value: object, least: int, kind: object, most: float = math.inf) -> None:
-    if isinstance(value, bool) or not isinstance(value, kind) or not least <= value <= most:  # type: ignore[arg-type, operator]
-        allowed = f"of at least {least}" if most == math.inf else f"between {least} and {most}"
-        raise SettingRefused(setting, f"give a number {allowed}, got {value!r}")
+    def __post_init__(self) -> None:
+        check(self)
+        if self.health is not None:
+            from pushrep.health import HealthSettings  # noqa: PLC0415 - see above
+
+            if not isinstance(self.health, HealthSettings):
+                raise BadArgument("health", f"give a HealthSettings, not {type(self.health).__name__}")
+        try:
+            addresses = {Address.parse(text) for text in self.replicas}
+        except BadArgument as error:
+            raise BadArgument("replicas", error.why) from error
+        if not len(addresses) == len(self.replicas) < _MEMBERS_MAX:
+            raise BadArgument("replicas", f"give each address once, {_MEMBERS_MAX - 1} at most: {self.replicas}")
+        if self.acks is Acks.ALL and not self.replicas:
+            raise BadArgument(
+                "acks",
+                "ALL needs replicas=[...], or --replica of a command: without them a record is in this log alone",
+            )
+        if (least := self.config.min_insync_replicas) is not None:
+            if not self.replicas:
+                raise BadArgument("min_insync_replicas", "there are no replicas: leave it out")
+            if least > len(self.replicas) + 1:
+                raise BadArgument(
+                    "min_insync_replicas", f"give a number between 1 and {len(self.replicas) + 1}, not {least}"
+                )
+
+    @property
+    def needs_all(self) -> bool:
+        """Whether receipts wait for replicas."""
+        return bool(self.replicas) and self.acks is not Acks.LOCAL
+
+    def log_config(self, *, ships: bool) -> LogConfig:
+        """The config of the logs. ships: whether the outbox has a destination: then the default of retention_ms is 7
+        days.
+        """
+        config = self.config.log_config
+        if not ships or config.retention_ms is not None or config.retention_bytes is not None:
+            return config
+        return replace(config, retention_ms=RETENTION_DEFAULT_MS)

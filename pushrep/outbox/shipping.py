@@ -28,7 +28,7 @@ from pushrep.kafka.progress import ShippingProgress, Skip, read_progress, write_
 from pushrep.log import SegmentLog
 from pushrep.outbox.destinations import checked_skip, destination_of
 from pushrep.outbox.epoch import LATER_EPOCHS
-from pushrep.outbox.errors import OutboxInUse, SettingRefused
+from pushrep.outbox.errors import OutboxInUse
 from pushrep.outbox.identity import OutboxIdentity
 from pushrep.outbox.settings import OnDiverged
 
@@ -121,15 +121,15 @@ class Shipping:
     def wait(self, flush: Callable[[float | None], None], timeout: float | None) -> None:
         """Flush, then return when the topic holds everything. Raises as `Outbox.wait_shipped`."""
         if self.sink is None:
-            raise SettingRefused("kafka", "the outbox was opened without a destination: Outbox.open(..., kafka=...)")
+            raise BadArgument("kafka", "the outbox was opened without a destination: Outbox.open(..., kafka=...)")
         deadline_s = None if timeout is None else monotonic() + timeout
         flush(timeout)
         self.sink.wait({log.partition: log.log_end_offset for log in self._logs}, timeout, deadline_s)
 
     def skip(self, partition: object, offset: object, reason: object, topic: object = None) -> None:
-        """As `pushrep outbox skip`, asked of the open outbox. Raises SettingRefused, BadArgument, OSError."""
+        """As `pushrep outbox skip`, asked of the open outbox. Raises BadArgument, BadArgument, OSError."""
         if self.sink is None:
-            raise SettingRefused("kafka", "the outbox was opened without a destination: there is nothing to skip for")
+            raise BadArgument("kafka", "the outbox was opened without a destination: there is nothing to skip for")
         if topic not in {None, self.sink.topic}:
             raise BadArgument("topic", f"the service that has the outbox open ships to {self.sink.topic}")
         if not isinstance(partition, int) or not isinstance(offset, int) or not isinstance(reason, str):

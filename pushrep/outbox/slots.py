@@ -14,23 +14,23 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from pushrep.errors import checked_path
+from pushrep.errors import BadArgument, checked_path
 from pushrep.log.directory_files import SLOTS_MAX, slot_directories, slot_path
 from pushrep.log.errors import LogLocked
 from pushrep.log.inspection import is_log
-from pushrep.outbox.errors import NoFreeSlot, SettingRefused
+from pushrep.outbox.errors import NoFreeSlot
 from pushrep.outbox.identity import FILE_NAME
 
 _Outbox = TypeVar("_Outbox")
 
 
 def open_free_slot(directory: Path | str, slots: int, open_outbox: Callable[[Path], _Outbox]) -> _Outbox:
-    """Open the first slot that no process holds. Raises NoFreeSlot, SettingRefused, what opening raises."""
+    """Open the first slot that no process holds. Raises NoFreeSlot, BadArgument, what opening raises."""
     parent = checked_path("directory", directory)
     if isinstance(slots, bool) or not isinstance(slots, int) or not 1 <= slots <= SLOTS_MAX:
-        raise SettingRefused("slots", f"give 1 to {SLOTS_MAX}, got {slots!r}")
+        raise BadArgument("slots", f"give 1 to {SLOTS_MAX}, got {slots!r}")
     if (parent / FILE_NAME).exists():
-        raise SettingRefused(
+        raise BadArgument(
             "directory", f"{parent} is an outbox itself: name the directory above its slots, or use Outbox.open"
         )
     holders: list[int | None] = []
@@ -43,15 +43,15 @@ def open_free_slot(directory: Path | str, slots: int, open_outbox: Callable[[Pat
 
 
 def refuse_other_kinds(directory: Path) -> None:
-    """Raise SettingRefused where an outbox would be made among the files of one log, or beside slots: no worker could
+    """Raise BadArgument where an outbox would be made among the files of one log, or beside slots: no worker could
     open its slot any more.
     """
     if (directory / FILE_NAME).exists():
         return
     if is_log(directory):
-        raise SettingRefused("directory", f"{directory} is a single log: name the directory above it, or a new one")
+        raise BadArgument("directory", f"{directory} is a single log: name the directory above it, or a new one")
     if slots := slot_directories(directory):
-        raise SettingRefused(
+        raise BadArgument(
             "directory",
             f"{directory} holds the outboxes of worker slots ({slots[0].name} ...): use Outbox.open_slot, or name one "
             "of the slots",

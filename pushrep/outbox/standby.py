@@ -14,31 +14,29 @@ import logging
 import random
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
 from pushrep.election.candidate import LEADER_ALIVE_MS, Purpose, StandbyElection
 from pushrep.election.errors import CantStandBy, NotLeader, ReplicationError
 from pushrep.election.grants import Grant
-from pushrep.election.standby import Seen, Standby, StandbyState, TakeoverTimes
+from pushrep.election.standby import Seen, Standby, StandbyState
 from pushrep.env import REAL_FILESYSTEM, Clock, Filesystem
 from pushrep.errors import BadArgument
-from pushrep.log import LogConfig
 from pushrep.log.directory_files import log_name, slot_directories
 from pushrep.log.disk_space import DiskLevel, disk_level
 from pushrep.log.errors import DirectoryIsCopy, LogLocked, LogPoisoned
 from pushrep.outbox.control import BadControlMessage, CallRefused, NobodyAnswers, ask
 from pushrep.outbox.control_calls import serve_health
 from pushrep.outbox.directory_handover import NOT_MADE, handed_over
-from pushrep.outbox.errors import CantPromote, OutboxDiffers, SettingRefused, StandbyCancelled
-from pushrep.outbox.identity import RETENTION_DEFAULT_MS
+from pushrep.outbox.errors import CantPromote, OutboxDiffers, StandbyCancelled
 from pushrep.outbox.positions import PositionsFollower
 from pushrep.outbox.promotion import election_in
-from pushrep.outbox.settings import RETENTION, Acks
+from pushrep.outbox.settings import OutboxConfig, OutboxSettings
 from pushrep.outbox.status import Facts, LeadingState, leading_state
 from pushrep.problems import Problem
 from pushrep.replicate.election_state import (
@@ -49,10 +47,8 @@ from pushrep.replicate.election_state import (
     find_election_state,
 )
 from pushrep.replicate.errors import ReplicaUnreachable
-from pushrep.replicate.settings import PushSettings
 
 if TYPE_CHECKING:
-    from pushrep.health import HealthSettings
     from pushrep.metrics import ProcessCollector
 
 _LOG = logging.getLogger("pushrep.outbox")
@@ -88,49 +84,28 @@ class StandbyRequest:
     """The arguments of `Outbox.stand_by`.
 
     partitions, carrier: None for the grant's. cancel: when it is set, it waits no longer.
-    health: where probes are answered while it waits.
     """
 
     directory: Path
     topic: str
     partitions: int | None
     carrier: str | None
-    health: "HealthSettings | None"
-    times: TakeoverTimes
-    push: PushSettings
-    open_timeout_s: float
-    log_config: LogConfig | None
+    settings: OutboxSettings
     filesystem: Filesystem
     clock: Clock
     cancel: threading.Event
     on_state: OnState
 
 
-def refuse_standby(directory: Path, settings: Mapping[str, Any]) -> None:
-    """Refuse worker slots, and settings of `Outbox.open` that a standby does not take. Raises SettingRefused,
-    CantStandBy.
-    """
-    if "slots" in settings or slot_directories(directory) or directory in slot_directories(directory.parent):
+def refuse_standby(directory: Path, config: OutboxConfig) -> None:
+    """Refuse worker slots, and a number of members that the grant has. Raises BadArgument, CantStandBy."""
+    if slot_directories(directory) or directory in slot_directories(directory.parent):
         raise CantStandBy(
             "a worker slot is an outbox of this machine alone, which no other machine could lead. Let one process of "
             "each machine stand by, or make an outbox for each worker (pushrep outbox create), and let that stand by"
         )
-    for name in ("replicas", "min_insync_replicas"):
-        if name in settings:
-            raise SettingRefused(name, "the newest grant says who the members are: leave it out")
-    if settings.get("acks") not in {None, Acks.ALL}:
-        raise CantStandBy("acks=LOCAL acknowledges what no other member holds; ALL is needed")
-
-
-def with_retention(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings, with a new outbox's default retention if there is a Kafka destination and they set none. The
-    default does not depend on the version that made the outbox: several members may have led it.
-    """
-    config = settings.get("log_config") or LogConfig()
-    given = (*(settings.get(name) for name in RETENTION), *(getattr(config, name) for name in RETENTION))
-    if settings.get("kafka") is None or any(one is not None for one in given):
-        return settings
-    return {**settings, "retention_ms": RETENTION_DEFAULT_MS}
+    if config.min_insync_replicas is not None:
+        raise BadArgument("min_insync_replicas", "the newest grant says how many members: leave it out")
 
 
 class GrantedMember(NamedTuple):
@@ -158,7 +133,7 @@ class WaitingMember(Generic[_Outbox]):
 
     def __init__(self, asked: StandbyRequest, open_outbox: Callable[[Path, Sequence[str], Grant], _Outbox]) -> None:
         self._asked, self._open_outbox = asked, open_outbox
-        self._rules = Standby(asked.times, random.randrange)
+        self._rules = Standby(asked.settings.config.takeover_times, random.randrange)
         self._heard_ms = asked.clock.monotonic_ms()
         """When the node last had contact with the leader, by its last answer; before any answer: now."""
         self._shown = self._why = ""
@@ -272,13 +247,14 @@ class WaitingMember(Generic[_Outbox]):
     def _why_unfit(self, found: GrantedMember) -> str:
         if found.kept.member == NO_MEMBER:
             return "its node listens at none of the members' addresses: pushrep replica add, or replace"
-        limits = (self._asked.log_config or LogConfig()).disk_limits
+        limits = self._asked.settings.config.log_config.disk_limits
         usage = self._asked.filesystem.usage(found.directory)
         is_full = disk_level(DiskLevel.ROOM, usage, limits) is DiskLevel.FULL
         return f"its own disk is too full: {usage.used_percent:.1f} % are used" if is_full else ""
 
     def _take_over(self, found: GrantedMember) -> _Outbox:
         asked, grant = self._asked, found.kept.grant
+        config = asked.settings.config
         assert grant is not None, "it was looked at before"
         self._stop_following()
         with handed_over(found.directory, found.outbox_id) as contact:
@@ -286,9 +262,9 @@ class WaitingMember(Generic[_Outbox]):
                 found.directory,
                 found.outbox_id,
                 contact_age_ms=contact.age_ms,
-                leader_alive_ms=min(LEADER_ALIVE_MS, asked.times.takeover_after_ms),
-                push=asked.push,
-                log_config=asked.log_config,
+                leader_alive_ms=min(LEADER_ALIVE_MS, config.takeover_after_ms),
+                push=config.push,
+                log_config=config.log_config,
                 filesystem=asked.filesystem,
                 clock=asked.clock,
             ) as election:
@@ -299,7 +275,7 @@ class WaitingMember(Generic[_Outbox]):
                 # follows.
                 purpose = Purpose.OPEN if grant.leader == election.index else Purpose.PROMOTE_AND_CATCH_UP
                 standby = StandbyElection(self._why_not_take_over, asked.clock.wall_ms())
-                patience_s = min(round_s(grant, election.index), asked.open_timeout_s)
+                patience_s = min(round_s(grant, election.index), config.open_timeout_s)
                 granted = election.run(purpose, patience_s, standby=standby)
                 self._become(StandbyState.TAKING_OVER)
                 election.begin(granted)
@@ -327,12 +303,12 @@ class WaitingMember(Generic[_Outbox]):
             self._become(StandbyState.DEPOSED, str(why))
             shipping.stop()
 
-        replication.resign_in_time(self._asked.times, lost)
+        replication.resign_in_time(self._asked.settings.config.takeover_times, lost)
         return outbox
 
     def _leads_soon(self, facts: Facts) -> bool:
         """Wait up to open_timeout_s: a member is asked again, as another standby may have its directory."""
-        until_ms = self._asked.clock.monotonic_ms() + 1000 * self._asked.open_timeout_s
+        until_ms = self._asked.clock.monotonic_ms() + 1000 * self._asked.settings.config.open_timeout_s
         while leading_state(facts)[0] is LeadingState.LOOKING and self._asked.clock.monotonic_ms() < until_ms:
             if self._asked.cancel.wait(_POLL_S):
                 break
@@ -340,7 +316,7 @@ class WaitingMember(Generic[_Outbox]):
 
     def _serve_health(self) -> None:
         """Answer probes while it stands by: alive, and not ready."""
-        settings = self._asked.health
+        settings = self._asked.settings.health
 
         def problems() -> list[Problem]:
             state = self._rules.state.value

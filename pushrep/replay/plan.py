@@ -39,7 +39,7 @@ from uuid import UUID
 from pushrep.errors import BadArgument
 from pushrep.log.directory_files import shown_name
 from pushrep.replay.errors import ReplayRefused
-from pushrep.settings import Within, check
+from pushrep.settings import Between, check
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.replay_messages import RecordingState
 
@@ -115,7 +115,7 @@ class LogSnapshot:
         return min(self.flushed, self.high_watermark)
 
 
-_FromOne = Annotated[int, Within(1)]
+_FromOne = Annotated[int, Between(1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,12 +12,12 @@ from pushrep.replay.plan import ReplaySettings
 from pushrep.replicate.access import ANONYMOUS, LOCAL, Policy, read_rules
 from pushrep.replicate.reloading import CertificateFiles
 from pushrep.replicate.sockets import Address
-from pushrep.settings import Within, check
+from pushrep.settings import Between, check
 from pushrep.wire.frames import FrameLimits
 
 BATCH_BYTES_MAX = 64 << 20
 DEFAULT_ADDRESS = Address("127.0.0.1", 7400)
-_Seconds = Annotated[float, Within(0.001)]
+_Seconds = Annotated[float, Between(0.001)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class NodeSettings:
     plain_off_loopback: bool = False
     replay: ReplaySettings = field(default_factory=ReplaySettings)
     replay_counters: Mapping[str, Callable[[], int | None]] = field(default_factory=dict)
-    connections_max: Annotated[int, Within(1)] = 1024
+    connections_max: Annotated[int, Between(1)] = 1024
     handshake_timeout_s: _Seconds = 10
     stop_timeout_s: _Seconds = 10
 

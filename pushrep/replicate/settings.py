@@ -7,10 +7,10 @@ from typing import Annotated
 from pushrep.env import REAL_NETWORK, Network
 from pushrep.errors import BadArgument
 from pushrep.replicate.sockets import Address
-from pushrep.settings import Within, check
+from pushrep.settings import Between, check
 
-_Count = Annotated[int, Within(0)]
-_FromOne = Annotated[int, Within(1)]
+_Count = Annotated[int, Between(0)]
+_FromOne = Annotated[int, Between(1)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from pathlib import Path
 from select import select
 from typing import NamedTuple
 
-from pushrep import Acks, Durability, LogConfig, Outbox, PushrepError
+from pushrep import Acks, Durability, LogConfig, Outbox, OutboxConfig, PushrepError
 from pushrep.env import RealFilesystem
 from pushrep.env.threads import SystemClock
 from pushrep.log import SegmentLog
@@ -238,10 +238,22 @@ def lead(line, root, replicas, told, kill, tls=None):
     shown = _shown(tls)
     try:
         outbox = Outbox.open(
-            root / "outbox", "orders", 1, "billing", replicas=replicas, acks=Acks.ALL, durability=Durability.BUFFERED,
-            linger_ms=0, delivery_timeout_ms=100, open_timeout_s=WAIT_S, log_config=_SMALL, filesystem=filesystem,
-            push=PushSettings(backoff_min_ms=1, backoff_max_ms=50, watermark_linger_ms=1, tls=shown),
-        )  # fmt: skip
+            root / "outbox",
+            "orders",
+            1,
+            "billing",
+            replicas=replicas,
+            acks=Acks.ALL,
+            durability=Durability.BUFFERED,
+            filesystem=filesystem,
+            config=OutboxConfig(
+                linger_ms=0,
+                delivery_timeout_ms=100,
+                open_timeout_s=WAIT_S,
+                log_config=_SMALL,
+                push=PushSettings(backoff_min_ms=1, backoff_max_ms=50, watermark_linger_ms=1, tls=shown),
+            ),
+        )
     except OutboxDiffers as error:
         _say(line, "differs", error.stored)
         return

@@ -28,7 +28,7 @@ WAIT_S = 120
 PRODUCER = """
 import sys, threading
 from collections import deque
-from pushrep import Acks, LogConfig, Outbox, PushrepError
+from pushrep import Acks, LogConfig, Outbox, OutboxConfig, PushrepError
 from pushrep.outbox import DeliveryFailed, NotEnoughReplicas
 from pushrep.replicate.settings import PushSettings
 
@@ -50,9 +50,12 @@ def settle():
 pending, number = deque(), int(first)
 try:
     outbox = Outbox.open(
-        directory, "orders", 1, "billing", replicas=replicas, acks=Acks.ALL, linger_ms=1, replica_lag_max_ms=300,
-        delivery_timeout_ms=2000, open_timeout_s=60, log_config=LogConfig(preallocate_bytes=0),
-        push=PushSettings(backoff_min_ms=5, backoff_max_ms=100, request_timeout_ms=10_000),
+        directory, "orders", 1, "billing", replicas=replicas, acks=Acks.ALL,
+        config=OutboxConfig(
+            linger_ms=1, replica_lag_max_ms=300, delivery_timeout_ms=2000, open_timeout_s=60,
+            log_config=LogConfig(preallocate_bytes=0), push=PushSettings(backoff_min_ms=5, backoff_max_ms=100,
+            request_timeout_ms=10_000),
+        ),
     )
 except (OSError, PushrepError) as error:
     say("refused", type(error).__name__, error)

@@ -9,10 +9,10 @@ import warnings
 import pytest
 
 from pushrep.log import LogLocked, SegmentLog
-from pushrep.outbox import Outbox
+from pushrep.outbox import Outbox, OutboxConfig
 from tests.unit.gated_disk import until
 
-OPEN = """from pushrep import Outbox
+OPEN = """from pushrep import Outbox, OutboxConfig
 outbox = Outbox.open({path!r}, topic='orders', partitions=2, producer='p', {more})
 """
 
@@ -27,9 +27,10 @@ def held(path, partition=0):
 
 
 def open_outbox(path):
-    return Outbox.open(path, topic="orders", partitions=2, producer="p", linger_ms=3_600_000)
+    return Outbox.open(path, topic="orders", partitions=2, producer="p", config=OutboxConfig(linger_ms=3_600_000))
 
 
+LINGERING = "config=OutboxConfig(linger_ms=3_600_000)"
 ENDINGS = {
     "the script ends": "",
     "sys.exit": "import sys; sys.exit(3)",
@@ -42,7 +43,7 @@ ENDINGS = {
 def test_what_was_appended_is_there_when_the_program_has_ended(tmp_path, ending):
     path = tmp_path / "outbox"
     append = "for n in range(1000): outbox.append(0, b'%d' % n)\n"
-    done = run(OPEN.format(path=str(path), more="linger_ms=3_600_000") + append + ENDINGS[ending], tmp_path)
+    done = run(OPEN.format(path=str(path), more=LINGERING) + append + ENDINGS[ending], tmp_path)
     assert done.returncode == {"sys.exit": 3, "an error": 1}.get(ending, 0)
     assert f"the outbox in {path} was still open when the program ended" in done.stderr
     assert "1000 records" in done.stderr
@@ -56,11 +57,12 @@ def test_a_child_of_multiprocessing_closes_what_it_forgot(tmp_path, kept):
     """The child ends by os._exit, which does not run atexit functions."""
     code = f"""
 import multiprocessing
-from pushrep import Outbox
+from pushrep import Outbox, OutboxConfig
 
 def work():
     {"global outbox" if kept == "in the module" else "pass"}
-    outbox = Outbox.open_slot({str(tmp_path / "o")!r}, "orders", 1, "p", slots=2, linger_ms=3_600_000)
+    config = OutboxConfig(linger_ms=3_600_000)
+    outbox = Outbox.open_slot({str(tmp_path / "o")!r}, "orders", 1, "p", slots=2, config=config)
     for n in range(1000):
         outbox.append(0, b"%d" % n)
 
@@ -92,7 +94,7 @@ class File:
     def __getattr__(self, name): return getattr(self.file, name)
     def sync(self): threading.Event().wait()
 """
-    more = "close_timeout_s=0.2, filesystem=Stuck()"
+    more = "config=OutboxConfig(close_timeout_s=0.2), filesystem=Stuck()"
     code = stuck + OPEN.format(path=str(tmp_path / "a"), more=more) + "outbox.append(0, b'1')"
     done = run(code, tmp_path)
     assert done.returncode == 0
@@ -102,7 +104,7 @@ class File:
 
 def test_a_fork_that_ends_closes_nothing_of_its_parents(tmp_path):
     path = tmp_path / "outbox"
-    code = OPEN.format(path=str(path), more="linger_ms=3_600_000") + (
+    code = OPEN.format(path=str(path), more=LINGERING) + (
         "import os\noutbox.append(0, b'a')\npid = os.fork()\n"
         "if pid: assert os.waitpid(pid, 0)[1] == 0; outbox.append(0, b'b'); outbox.close()"
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pushrep.log import AppendFailed, LogConfig, SegmentLog
-from pushrep.outbox import DeliveryFailed, Outbox
+from pushrep.outbox import DeliveryFailed, Outbox, OutboxConfig
 from tests.house.doc_blocks import blocks_of, commands_of
 from tests.programs import PUSHREP
 
@@ -80,7 +80,9 @@ def test_the_page_ends_with_an_outbox_that_takes_records(small_disk):
 @pytest.mark.slow
 def test_a_running_service_goes_on_after_a_purge_beside_it(small_disk):
     config = LogConfig(segment_bytes=1 << 20, flush_ms=20)
-    with Outbox.open(small_disk / "o", topic="orders", partitions=1, producer="p", log_config=config) as outbox:
+    with Outbox.open(
+        small_disk / "o", topic="orders", partitions=1, producer="p", config=OutboxConfig(log_config=config)
+    ) as outbox:
         values = [bytes(10_000) for _ in range(20)]
 
         def fill():

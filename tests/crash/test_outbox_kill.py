@@ -15,13 +15,15 @@ import sys
 from collections import deque
 from filtering import StreamMetadata
 from pushrep.log import Durability, LogConfig
-from pushrep.outbox import Outbox
+from pushrep.outbox import Outbox, OutboxConfig
 
 directory, carrier, durability, upstream = sys.argv[1:]
 pending = deque()
 with Outbox.open(
-    directory, "orders", 2, "billing", carrier=carrier, durability=Durability[durability], batch_bytes=4096,
-    linger_ms=1, log_config=LogConfig(segment_bytes=200_000, flush_ms=50),
+    directory, "orders", 2, "billing", carrier=carrier, durability=Durability[durability],
+    config=OutboxConfig(
+        batch_bytes=4096, linger_ms=1, log_config=LogConfig(segment_bytes=200_000, flush_ms=50),
+    ),
 ) as outbox:
     if upstream == "yes":
         last = [outbox.last_metadata(4711, partition) for partition in range(2)]

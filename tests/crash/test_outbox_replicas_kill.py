@@ -17,7 +17,7 @@ WAIT_S = 120
 PRODUCER = """
 import sys, threading
 from collections import deque
-from pushrep import Acks, Durability, LogConfig, Outbox, PushrepError
+from pushrep import Acks, Durability, LogConfig, Outbox, OutboxConfig, PushrepError
 from pushrep.outbox import DeliveryFailed, NotEnoughReplicas
 from pushrep.replicate.settings import PushSettings
 
@@ -38,9 +38,12 @@ def settle():
 
 pending, refused = deque(), False
 with Outbox.open(
-    directory, "orders", 1, "billing", replicas=replicas, acks=Acks.ALL, min_insync_replicas=int(least),
-    durability=Durability.BUFFERED, linger_ms=1, replica_lag_max_ms=300, delivery_timeout_ms=800, open_timeout_s=30,
-    log_config=LogConfig(preallocate_bytes=0), push=PushSettings(backoff_min_ms=5, backoff_max_ms=100),
+    directory, "orders", 1, "billing", replicas=replicas, acks=Acks.ALL, durability=Durability.BUFFERED,
+    config=OutboxConfig(
+        min_insync_replicas=int(least), linger_ms=1, replica_lag_max_ms=300, delivery_timeout_ms=800,
+        open_timeout_s=30, log_config=LogConfig(preallocate_bytes=0), push=PushSettings(backoff_min_ms=5,
+        backoff_max_ms=100),
+    ),
 ) as outbox:
     say("open", outbox.log(0).log_end_offset)
     number = outbox.log(0).log_end_offset

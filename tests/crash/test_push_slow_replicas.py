@@ -13,7 +13,7 @@ from tests.crash.test_outbox_replicas_kill import Process, Three, record_bytes
 MB = 1_000_000
 PRODUCER = """
 import sys, threading
-from pushrep import Acks, Durability, LogConfig, Outbox
+from pushrep import Acks, Durability, LogConfig, Outbox, OutboxConfig
 from pushrep.replicate.settings import PushSettings
 
 directory, *replicas = sys.argv[1:]
@@ -27,9 +27,12 @@ def say(*words):
     print(*words, flush=True)
 
 with Outbox.open(
-    directory, "orders", 1, "billing", replicas=replicas, acks=Acks.LOCAL, min_insync_replicas=2, open_timeout_s=30,
-    durability=Durability.BUFFERED, replica_lag_max_ms=300, log_config=LogConfig(preallocate_bytes=0),
-    push=PushSettings(backoff_min_ms=5, backoff_max_ms=100, buffer_bytes_max=8 << 20, request_bytes_max=256 << 10),
+    directory, "orders", 1, "billing", replicas=replicas, acks=Acks.LOCAL, durability=Durability.BUFFERED,
+    config=OutboxConfig(
+        min_insync_replicas=2, open_timeout_s=30, replica_lag_max_ms=300, log_config=LogConfig(preallocate_bytes=0),
+        push=PushSettings(backoff_min_ms=5, backoff_max_ms=100, buffer_bytes_max=8 << 20, request_bytes_max=256 <<
+        10),
+    ),
 ) as outbox:
     say("open")
     for line in sys.stdin:

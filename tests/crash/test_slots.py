@@ -20,12 +20,13 @@ from prometheus_client import CollectorRegistry
 
 from filtering import StreamMetadata
 from pushrep.env import REAL_FILESYSTEM
-from pushrep.errors import ForkedProcess
+from pushrep.errors import BadArgument, ForkedProcess
 from pushrep.kafka.progress import PartitionProgress, ShippingProgress, write_progress
 from pushrep.log import SegmentLog
-from pushrep.outbox import NoFreeSlot, Outbox, SettingRefused, slot_directories
+from pushrep.outbox import NoFreeSlot, Outbox, slot_directories
 from pushrep.outbox.metrics import SlotsCollector
 from tests.programs import PUSHREP
+from tests.support.outbox_arguments import outbox_arguments
 from tests.unit.gated_disk import until
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +35,7 @@ KILLS = 2
 
 
 def open_slot(path, **more):
-    return Outbox.open_slot(path, "orders", 1, "p", **more)
+    return Outbox.open_slot(path, "orders", 1, "p", **outbox_arguments(**more))
 
 
 def held_in(directory):
@@ -69,9 +70,9 @@ def test_each_worker_gets_a_slot_and_a_freed_one_is_taken_again(tmp_path):
         assert (again.directory.name, again.pid) == ("slot-0", pid)
         assert again.append(0, b"b").result(60) == 1
     second.close()
-    with pytest.raises(SettingRefused, match="directory above its slots"):
+    with pytest.raises(BadArgument, match="directory above its slots"):
         open_slot(tmp_path / "slot-0")
-    with pytest.raises(SettingRefused, match="slots: give 1 to"):
+    with pytest.raises(BadArgument, match="slots: give 1 to"):
         open_slot(tmp_path, slots=0)
 
 
@@ -236,6 +237,6 @@ def test_celery_workers_that_are_killed_lose_nothing_that_was_acknowledged(tmp_p
 def test_no_outbox_is_made_beside_slots(tmp_path):
     """Such an outbox would lock out every worker at its next start: a directory of slots can't be an outbox, too."""
     open_slot(tmp_path / "workers").close()
-    with pytest.raises(SettingRefused, match=r"Outbox\.open_slot"):
+    with pytest.raises(BadArgument, match=r"Outbox\.open_slot"):
         Outbox.open(tmp_path / "workers", "orders", 1, "p")
     open_slot(tmp_path / "workers").close()

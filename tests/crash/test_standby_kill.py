@@ -35,7 +35,7 @@ FAULTS = ("service", "machine", "node", "close", "pause", "to", "from", "cut", "
 SERVICE = """
 import functools, socket, sys, threading, time
 from filtering import StreamMetadata
-from pushrep import LogConfig, Outbox, PushrepError
+from pushrep import LogConfig, Outbox, OutboxConfig, PushrepError
 from pushrep.outbox import DeliveryFailed, NotEnoughReplicas
 from pushrep.replicate.settings import PushSettings
 from pushrep.election.errors import NotLeader
@@ -86,10 +86,12 @@ if ships_to:
 while not stop.is_set():
     try:
         outbox = Outbox.stand_by(
-            data, "orders", 1, "billing", takeover_after_ms=int(takeover_ms), takeover_pause_ms=0, cancel=stop,
-            on_state=lambda state, why: say(state.value, why), linger_ms=0, replica_lag_max_ms=500,
-            log_config=LogConfig(preallocate_bytes=0),
-            push=PushSettings(backoff_min_ms=5, backoff_max_ms=100), **settings,
+            data, "orders", 1, "billing", cancel=stop, on_state=lambda state, why: say(state.value, why),
+            config=OutboxConfig(
+                takeover_after_ms=int(takeover_ms), takeover_pause_ms=0, linger_ms=0, replica_lag_max_ms=500,
+                log_config=LogConfig(preallocate_bytes=0), push=PushSettings(backoff_min_ms=5, backoff_max_ms=100),
+            ),
+            **settings,
         )
         with outbox:
             lead(outbox)

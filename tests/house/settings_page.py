@@ -1,27 +1,15 @@
 """docs/settings.md, made from the code: python -m tests.house.settings_page > docs/settings.md"""
 
-import inspect
-import re
 import sys
-import tomllib
 from enum import Enum
-from importlib.metadata import EntryPoint
-from pathlib import Path
 
-import click
-
-from pushrep.cli.main import GROUP, PREFIX, cli, give_variables
-from pushrep.health import HealthSettings
-from pushrep.kafka.destination import KafkaDestination
-from pushrep.log import LogConfig
-from pushrep.outbox import Outbox
 from pushrep.outbox.configured import all_settings
+from pushrep.settings import DURATION_MAX_S
 
-_ENTRY = re.compile(r"^([a-z_]+(?:, [a-z_]+)*): (.*)$")
 HEAD = """\
 # Settings
 
-Made from the code by `python -m tests.house.settings_page`; a test holds it true. Change the docstrings, not this page.
+Made from the code by `python -m tests.house.settings_page`; a test holds it true. Change the code, not this page.
 
 A service gives its settings as arguments, or keeps them in a TOML file and in variables of the environment, which win
 over the file:
@@ -51,79 +39,49 @@ A misspelt name in the file is refused with the nearest one, and so is a variabl
 
 `pushrep --config FILE COMMAND` takes a command's options from the table of its name (`[append]`, `[replica.serve]`),
 and each option has a variable. Both are named as the option is written: of `pushrep read --from`, `from` and
-`PUSHREP_READ_FROM`. `pushrep --log-format json --log-level info COMMAND` logs one JSON object a line.
+`PUSHREP_READ_FROM`; `pushrep COMMAND --help` lists them. `pushrep --log-format json --log-level info COMMAND` logs one
+JSON object a line.
 """
 TITLES = {
-    "outbox": ("Outbox.open", "[outbox]", Outbox.open),
-    "log": ("LogConfig: files and disk", "[log]", LogConfig),
-    "kafka": ("KafkaDestination", "[kafka]", KafkaDestination),
-    "health": ("HealthSettings", "[health]", HealthSettings),
+    "outbox": "`[outbox]`: arguments of `Outbox.open`, then fields of `OutboxConfig`",
+    "log": "`[log]`: `LogConfig`, files and disk",
+    "kafka": "`[kafka]`: `KafkaDestination`",
+    "health": "`[health]`: `HealthSettings`",
 }
 
 
 def page():
     """The whole page."""
     parts = [HEAD]
-    settings = all_settings()
-    for section, (title, table, documented) in TITLES.items():
-        texts = texts_of(documented)
-        parts += [f"\n## {title}, `{table}`\n", "| setting | variable | default | |", "|---|---|---|---|"]
-        parts += [
-            f"| `{one.name}` | `{one.variable}` | {default_of(one.default)} | {texts.get(one.name, '')} |"
-            for one in settings
-            if one.section == section
-        ]
-    parts += ["\n## Options of the commands\n", "| option | variable | |", "|---|---|---|"]
-    parts += options_of(cli, ())
-    for name, place in sorted(commands().items()):
-        command = EntryPoint(name, place, GROUP).load()
-        give_variables(command, f"{PREFIX}_{name}")
-        parts += options_of(command, (name,))
+    settings = all_settings().values()
+    for section, title in TITLES.items():
+        mine = [one for one in settings if one.section == section]
+        parts += [f"\n## {title}\n", "| setting | variable | default | range | |", "|---|---|---|---|---|"]
+        for one in mine:
+            text = one.setting.text.replace("|", "\\|")
+            cells = f"`{one.setting.name}`", f"`{one.variable}`", default_of(one.setting), range_of(one.setting), text
+            parts.append(f"| {' | '.join(cells)} |")
     return "\n".join(parts) + "\n"
 
 
-def commands():
-    """{name: where it is} by the project's own file: an editable installation may be older."""
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    return project["entry-points"][GROUP]
-
-
-def texts_of(documented):
-    """{name: its description in the docstring}. An entry for several names is given to each."""
-    found, names = {}, ()
-    for line in inspect.getdoc(documented).splitlines():
-        if (entry := _ENTRY.match(line)) is not None:
-            names = tuple(entry[1].split(", "))
-            found |= dict.fromkeys(names, entry[2])
-        elif line.startswith("    ") and names:
-            found |= {name: f"{found[name]} {line.strip()}" for name in names}
-        else:
-            names = ()
-    return {name: text.replace("|", "\\|") for name, text in found.items()}
-
-
-def default_of(default):
+def default_of(setting):
     """The default as a user writes it."""
-    if default is inspect.Parameter.empty:
+    default = setting.default
+    if setting.is_needed:
         return "has to be given"
     if isinstance(default, Enum):
         return f"`{default.name.lower()}`"
     return "" if default in (None, ()) else f"`{str(default).lower() if isinstance(default, bool) else default}`"
 
 
-def options_of(command, path):
-    """A row for each option of the command and those below it."""
-    rows = []
-    for parameter in command.params:
-        if isinstance(parameter, click.Option) and parameter.name not in {"help", "version"}:
-            variable = parameter.envvar or "_".join(("PUSHREP", *path, parameter.name)).upper().replace("-", "_")
-            names = " ".join(("pushrep", *path, max(parameter.opts, key=len)))
-            text = " ".join((parameter.help or "").split()).replace("|", "\\|")
-            rows.append(f"| `{names}` | `{variable}` | {text} |")
-    if path and isinstance(command, click.Group):
-        for name in sorted(command.commands):
-            rows += options_of(command.commands[name], (*path, name))
-    return rows
+def range_of(setting):
+    """The range of a number, or the words, as a user writes them."""
+    if setting.within is not None:
+        least, most = setting.within
+        is_limited = most is not None and most < DURATION_MAX_S
+        return f"{least} to {most}" if is_limited else f"from {least}"
+    words = next((list(kind.__members__) for kind in setting.kinds if hasattr(kind, "__members__")), None)
+    return ", ".join(setting.words or [word.lower() for word in words or ()])
 
 
 if __name__ == "__main__":

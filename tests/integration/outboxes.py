@@ -7,6 +7,7 @@ import pytest
 from pushrep import Outbox
 from pushrep.log import LogConfig
 from pushrep.replicate.settings import PushSettings
+from tests.support.outbox_arguments import outbox_arguments
 
 WAIT_S = 60
 QUICK = PushSettings(backoff_min_ms=1, backoff_max_ms=50, watermark_linger_ms=1)
@@ -19,7 +20,7 @@ def open_outbox(world, *indexes, **settings):
     given = {"partitions": 1, "log_config": SMALL, "push": QUICK, "replica_lag_max_ms": 300, "open_timeout_s": WAIT_S}
     given |= settings
     given = {"directory": world.root / "outbox", "topic": "orders", "producer": "billing", **given}
-    return Outbox.open(replicas=addresses, **given)
+    return Outbox.open(**outbox_arguments(replicas=addresses, **given))
 
 
 def wait_until(what, why, every_s=0.005):

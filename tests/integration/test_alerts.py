@@ -13,7 +13,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import HistogramMetricFamily
 
-from pushrep import Acks, KafkaDestination, Outbox, ReplayClient, ReplayRequest
+from pushrep import Acks, KafkaDestination, Outbox, OutboxConfig, ReplayClient, ReplayRequest
 from pushrep.cli.status import look_at
 from pushrep.health import HealthSettings
 from pushrep.log.directory_files import segment_path
@@ -205,7 +205,9 @@ def test_nothing_fires_while_nothing_is_wrong_and_a_killed_replica_is_away(world
 def test_a_kafka_that_is_away_fires_its_alert(tmp_path, assert_fires):
     with reserve() as held:
         kafka = KafkaDestination(bootstrap_servers=f"127.0.0.1:{held.getsockname()[1]}")
-        with Outbox.open(tmp_path / "o", "orders", 1, "billing", kafka=kafka, open_timeout_s=0.1) as outbox:
+        with Outbox.open(
+            tmp_path / "o", "orders", 1, "billing", kafka=kafka, config=OutboxConfig(open_timeout_s=0.1)
+        ) as outbox:
             outbox.append(0, b"later").result(WAIT_S)
             wait_until(lambda: outbox.status().problems(0.1), "it is away for longer than the limit")
             assert_fires({"PushrepKafkaAway"}, service=OutboxCollector(outbox, kafka_away_limit_s=0.1))
@@ -218,7 +220,9 @@ def test_a_filled_disk_fires_its_alert(tmp_path, assert_fires):
     with ExitStack() as stack:
         if (why := small_disk(stack, place, "16m")) is not None:
             pytest.skip(why)
-        outbox = stack.enter_context(Outbox.open(place / "outbox", "orders", 1, "billing", log_config=SMALL))
+        outbox = stack.enter_context(
+            Outbox.open(place / "outbox", "orders", 1, "billing", config=OutboxConfig(log_config=SMALL))
+        )
         outbox.append(0, b"before").result(WAIT_S)
         collector = OutboxCollector(outbox)
         assert_fires(set(), service=collector)
@@ -230,7 +234,9 @@ def test_a_filled_disk_fires_its_alert(tmp_path, assert_fires):
 
 @needs_promtool
 def test_a_damaged_segment_fires_its_alert(tmp_path, assert_fires):
-    with Outbox.open(tmp_path / "outbox", "orders", 1, "billing", log_config=SMALL_SEGMENTS) as outbox:
+    with Outbox.open(
+        tmp_path / "outbox", "orders", 1, "billing", config=OutboxConfig(log_config=SMALL_SEGMENTS)
+    ) as outbox:
         append_segments(outbox)
         rot(outbox.log(0))
         assert_fires({"PushrepSegmentDamaged"}, service=OutboxCollector(outbox))

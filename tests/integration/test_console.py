@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from filtering import HighwaterMarks, StreamMetadata
-from pushrep import Acks, Outbox, ReplayClient, ReplayRequest, SegmentLog
+from pushrep import Acks, Outbox, OutboxConfig, ReplayClient, ReplayRequest, SegmentLog
 from pushrep.cli.common import size
 from pushrep.cli.main import run
 from pushrep.errors import BadArgument
@@ -270,7 +270,7 @@ SHOWN = {"text": "grüße <b>", "json": '{ "order": 7 }', "avro": "7", "hex": "f
 
 @pytest.fixture
 def outbox_of_values(tmp_path):
-    with Outbox.open(tmp_path / "outbox", "orders", 2, "billing", log_config=SMALL) as outbox:
+    with Outbox.open(tmp_path / "outbox", "orders", 2, "billing", config=OutboxConfig(log_config=SMALL)) as outbox:
         for value in VALUES.values():
             outbox.append(1, value, timestamp_ms=1_372_946_400_000).result(WAIT_S)
     return outbox
@@ -313,7 +313,7 @@ def test_a_value_that_is_not_what_was_asked_for_and_a_start_that_is_none_say_so(
 def test_names_and_values_that_are_meant_to_break_a_page_do_not(tmp_path):
     """A directory's name, headers without end, values that are deep or huge, offsets that are none."""
     directory = tmp_path / "o?p=1#%2e<i>"
-    with Outbox.open(directory, "orders", 1, "shop", log_config=SMALL) as outbox:
+    with Outbox.open(directory, "orders", 1, "shop", config=OutboxConfig(log_config=SMALL)) as outbox:
         headers = [(f"<b>{n}", b"<script>") for n in range(500)]
         for value in (b"[" * 200_000, b'"' + b"x" * 300_000 + b'"'):
             outbox.append(0, value, headers=headers).result(WAIT_S)
@@ -368,7 +368,7 @@ class Browser:
 @pytest.fixture
 def consumed(tmp_path):
     """An outbox with 40 records, of which the consumer `billing` has committed 30."""
-    with Outbox.open(tmp_path / "outbox", "orders", 1, "shop", log_config=SMALL) as outbox:
+    with Outbox.open(tmp_path / "outbox", "orders", 1, "shop", config=OutboxConfig(log_config=SMALL)) as outbox:
         outbox.append_many(0, [b"x"] * 40).result(WAIT_S)
     with StartpointStore.open(outbox.directory / STORE_NAME) as store:
         store.commit(store.claim("billing", "orders", 0), 30)

@@ -15,7 +15,7 @@ from uuid import UUID
 
 import pytest
 
-from pushrep import Acks, Durability, Outbox
+from pushrep import Acks, Durability, Outbox, OutboxConfig
 from pushrep.election.errors import LeaderMayBeAlive, LogNotFit, NotAhead, NotLeader, TooFewMembers
 from pushrep.election.grants import next_ballot, owner_of
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK
@@ -30,6 +30,7 @@ from pushrep.replicate.replica_client import ReplicaClient
 from pushrep.replicate.settings import PushSettings
 from pushrep.wire.push_messages import GrantRequest, GrantResponse
 from tests.readers.batch_bytes import HEADER_BYTES, parse_batches
+from tests.support.outbox_arguments import outbox_arguments
 
 WAIT_S = 60
 QUICK = PushSettings(backoff_min_ms=1, backoff_max_ms=50, watermark_linger_ms=1)
@@ -39,7 +40,9 @@ SMALL = LogConfig(preallocate_bytes=0)
 def open_outbox(directory, replicas, **settings):
     given = {"partitions": 1, "log_config": SMALL, "push": QUICK, "replica_lag_max_ms": 300, "open_timeout_s": WAIT_S}
     given |= settings
-    return Outbox.open(directory, "orders", producer="billing", replicas=[str(one) for one in replicas], **given)
+    return Outbox.open(
+        directory, "orders", **outbox_arguments(producer="billing", replicas=[str(one) for one in replicas], **given)
+    )
 
 
 def wait_until(what, why):
@@ -363,7 +366,7 @@ def test_what_cant_be_promoted_or_adopted_says_what_to_do(members, tmp_path):
         promote(tmp_path)
     with pytest.raises(CantAdopt, match="no outbox"):
         adopt(tmp_path / "data", tmp_path)
-    with Outbox.open(tmp_path / "alone", "orders", 1, "billing", log_config=SMALL):
+    with Outbox.open(tmp_path / "alone", "orders", 1, "billing", config=OutboxConfig(log_config=SMALL)):
         pass
     with pytest.raises(CantAdopt, match="never had replicas"):
         adopt(tmp_path / "data", tmp_path / "alone")
@@ -480,7 +483,7 @@ def test_o8_a_leaders_damage_below_its_log_start_costs_no_record(members):
 
 KILLED_WHEN_SET_ASIDE = """
 import os, signal, sys
-from pushrep import Outbox
+from pushrep import Outbox, OutboxConfig
 from pushrep.log import LogConfig, SegmentLog
 from pushrep.replicate.settings import PushSettings
 
@@ -492,7 +495,12 @@ def killed(log):
 
 SegmentLog.quarantine = killed
 config = LogConfig(preallocate_bytes=0, verify_last_segments=3)
-Outbox.open(sys.argv[1], "orders", partitions=1, producer="billing", replicas=sys.argv[2:], log_config=config)
+Outbox.open(
+    sys.argv[1], "orders", partitions=1, producer="billing", replicas=sys.argv[2:],
+    config=OutboxConfig(
+        log_config=config,
+    ),
+)
 """
 
 

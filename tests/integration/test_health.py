@@ -20,6 +20,7 @@ from tests.integration.certificates import make_certificates
 from tests.integration.outboxes import WAIT_S, open_outbox, wait_until
 from tests.ports import reserve
 from tests.programs import PythonProgram
+from tests.support.outbox_arguments import outbox_arguments
 
 PORT_0 = HealthSettings(listen="127.0.0.1:0")
 
@@ -131,7 +132,7 @@ def test_a_kafka_away_for_longer_than_the_limit_is_not_ready(tmp_path, free_port
             "open_timeout_s = 0.1\n[health]\nkafka_away_limit_s = 0.2\n"
         )
         settings = outbox_settings(file, {"PUSHREP_HEALTH_LISTEN": f"127.0.0.1:{free_port}"}, kafka=kafka)
-        with Outbox.open(**settings) as outbox:
+        with Outbox.open(**outbox_arguments(**settings)) as outbox:
             outbox.append(0, b"later").result(WAIT_S)
             wait_until(lambda: ready(f"http://127.0.0.1:{free_port}")[0] == 503, "the limit is over")
             _, words, answer = ready(f"http://127.0.0.1:{free_port}")

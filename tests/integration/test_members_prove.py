@@ -14,7 +14,7 @@ import pytest
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from filtering import StreamMetadata
-from pushrep import Acks, Durability, Outbox, ReplicaNode, SegmentLog
+from pushrep import Acks, Durability, Outbox, OutboxConfig, ReplicaNode, SegmentLog
 from pushrep.cli.main import run
 from pushrep.election.errors import LeaderMayBeAlive, MemberTwice, NotAhead, NotLeader, TooFewMembers
 from pushrep.election.grants import EPOCH_LEAP, Member
@@ -34,6 +34,7 @@ from pushrep.replicate import NodeSettings
 from pushrep.replicate.election_state import ElectionStateStore, find_election_state
 from pushrep.replicate.sockets import Address
 from tests.integration.outboxes import QUICK, SMALL, WAIT_S, open_outbox, wait_for_all, wait_until
+from tests.support.outbox_arguments import outbox_arguments
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def open_listed(world, *, replicas, **settings):
     """Open the outbox with these addresses, in place of those of the world's nodes."""
     given = {"log_config": SMALL, "push": QUICK, "replica_lag_max_ms": 300, "open_timeout_s": 5, **settings}
     directory = given.pop("directory", world.root / "outbox")
-    return Outbox.open(directory, "orders", producer="billing", replicas=replicas, **given)
+    return Outbox.open(directory, "orders", **outbox_arguments(producer="billing", replicas=replicas, **given))
 
 
 def everywhere(world, index):
@@ -176,7 +177,7 @@ def test_a_new_member_of_an_empty_outbox_is_filled_at_once(world):
 
 def test_replicas_that_are_first_given_to_an_outbox_with_records_count_from_its_first_grant_on(world):
     """The service ends before they are filled: nothing was acknowledged with them, and it leads again."""
-    with Outbox.open(world.root / "outbox", "orders", 1, "billing", log_config=SMALL) as alone:
+    with Outbox.open(world.root / "outbox", "orders", 1, "billing", config=OutboxConfig(log_config=SMALL)) as alone:
         alone.append_many(0, [b"x" * 100] * 50).result(WAIT_S)
     for index in (1, 2):
         world.node(index)

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.parser import text_string_to_metric_families
 
-from pushrep import Acks, Durability, LogConfig, Outbox, ReplayClient, ReplayRequest
+from pushrep import Acks, Durability, LogConfig, Outbox, OutboxConfig, ReplayClient, ReplayRequest
 from pushrep.cli.main import run
 from pushrep.outbox import RecordRefused
 from pushrep.outbox.metrics import OutboxCollector
@@ -137,7 +137,7 @@ def test_a_closed_outbox_tells_nothing_and_another_can_be_added(tmp_path):
 def test_an_outbox_counts_what_it_took_refused_and_failed_and_how_long_that_took(tmp_path):
     directory = tmp_path / "outbox"
     with (
-        Outbox.open(directory, "orders", 2, "billing", log_config=WHOLE) as outbox,
+        Outbox.open(directory, "orders", 2, "billing", config=OutboxConfig(log_config=WHOLE)) as outbox,
         served(OutboxCollector(outbox)) as url,
     ):
         for number in range(6):
@@ -165,14 +165,17 @@ def test_an_outbox_counts_what_it_took_refused_and_failed_and_how_long_that_took
 
 def test_disk_is_shown_once_for_its_mount_and_recoveries_and_cuts_are_counted(tmp_path):
     collector = OutboxCollector()
-    with served(collector) as url, Outbox.open(tmp_path / "a", "orders", 1, "billing", log_config=WHOLE) as first:
+    with (
+        served(collector) as url,
+        Outbox.open(tmp_path / "a", "orders", 1, "billing", config=OutboxConfig(log_config=WHOLE)) as first,
+    ):
         first.append_many(0, [b"a"] * 10).result(WAIT_S)
         first.append_many(0, [b"b"] * 10).result(WAIT_S)
         shutil.copytree(tmp_path / "a", tmp_path / "b", ignore=shutil.ignore_patterns("*.lock", "*.sock", ".lock"))
         torn = next((tmp_path / "b").glob("orders-0/*.log"))
         with torn.open("ab") as file:
             file.write(b"a batch that was not written whole")
-        with Outbox.open(tmp_path / "b", "orders", 1, "billing", copy_check=False) as second:
+        with Outbox.open(tmp_path / "b", "orders", 1, "billing", config=OutboxConfig(copy_check=False)) as second:
             collector.add(first)
             collector.add(second)
             scrape = Scrape(url)

@@ -50,6 +50,7 @@ from tests.integration.conftest import WAIT_S
 from tests.integration.outboxes import wait_until
 from tests.programs import PythonProgram
 from tests.properties.test_wire import messages_of
+from tests.support.outbox_arguments import outbox_arguments
 
 NAMES = ("owner", "second", "reader", "keeper", "lister", "other", "stranger")
 ALLOW = frozenset(
@@ -386,14 +387,16 @@ def test_a2_a_log_of_the_same_id_in_an_outbox_of_another_name_takes_no_call_from
 def test_a2_a_copy_of_outbox_json_appends_nothing_to_the_replica_of_another_name(world, tls, tmp_path):
     member = world.node(1, certificates=server_files(tls), allow=frozenset({"owner", "other"}))
     given = {"replicas": [str(member.address)]}
-    with Outbox.open(tmp_path / "own", "orders", 1, "billing", push=shown(tls, "owner"), **given) as outbox:
+    with Outbox.open(
+        tmp_path / "own", "orders", 1, "billing", **outbox_arguments(push=shown(tls, "owner"), **given)
+    ) as outbox:
         assert outbox.append(0, b"record").result(WAIT_S) == 0
         home = world.nodes[1].directory / outbox.identity.outbox_id
     (tmp_path / "stolen").mkdir()
     shutil.copy(tmp_path / "own" / "outbox.json", tmp_path / "stolen")
     before = tree(home)
     settings = {"push": shown(tls, "other"), "open_timeout_s": 0.5, **given}
-    with Outbox.open(tmp_path / "stolen", "orders", 1, "billing", **settings) as stolen:
+    with Outbox.open(tmp_path / "stolen", "orders", 1, "billing", **outbox_arguments(**settings)) as stolen:
         with pytest.raises(NotEnoughReplicas):
             stolen.append(0, b"forged").result(WAIT_S)
         assert tree(home) == before
@@ -420,7 +423,9 @@ def test_a2_identities_that_the_grant_names_lead_the_outbox(world, tmp_path):
         nodes.append(world.node(index, certificates=files, allow=frozenset({"owner"})))
     replicas = [str(node.address) for node in nodes]
     settings = {"push": shown(tmp_path, "owner"), "open_timeout_s": WAIT_S}
-    with Outbox.open(tmp_path / "outbox", "orders", 1, "billing", replicas=replicas, **settings) as outbox:
+    with Outbox.open(
+        tmp_path / "outbox", "orders", 1, "billing", **outbox_arguments(replicas=replicas, **settings)
+    ) as outbox:
         outbox.append(0, b"record").result(WAIT_S)
         outbox_id = UUID(outbox.identity.outbox_id)
     own = world.nodes[1].directory / str(outbox_id)
@@ -430,7 +435,9 @@ def test_a2_identities_that_the_grant_names_lead_the_outbox(world, tmp_path):
         push_by = shown(tmp_path, "node-1")
         done = promote(own, push=push_by, last_contact=contact, catch_up=True, depose=True, timeout_s=WAIT_S)
     assert done.grant.leader == 1
-    with Outbox.open(own, "orders", 1, "billing", replicas=replicas[1:], **settings | {"push": push_by}) as outbox:
+    with Outbox.open(
+        own, "orders", 1, "billing", **outbox_arguments(replicas=replicas[1:], **settings | {"push": push_by})
+    ) as outbox:
         assert outbox.append(0, b"another").result(WAIT_S) == 1
         look = push.ListLogsRequest(outbox_id=outbox_id)
         assert ask(nodes[1].address, push_by, look).error_code is ErrorCode.NONE

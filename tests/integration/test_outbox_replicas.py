@@ -14,6 +14,7 @@ from pushrep import Acks, Durability, KafkaDestination
 from pushrep.election.errors import NotLeader
 from pushrep.election.grants import owner_of
 from pushrep.env import REAL_FILESYSTEM
+from pushrep.errors import BadArgument
 from pushrep.log import SegmentLog
 from pushrep.log.directory import create_logs
 from pushrep.log.directory_id import read_directory_id
@@ -24,7 +25,6 @@ from pushrep.outbox import (
     NotReplicatedInTime,
     OutboxDiffers,
     ReceiptTimeout,
-    SettingRefused,
     read_identity,
 )
 from pushrep.outbox.opening import CREATE_AT_REPLICAS_MIN
@@ -318,23 +318,23 @@ def test_members_are_kept_in_outbox_json_and_others_are_refused_by_name(world):
         assert outbox.identity.min_insync_replicas == 2
     assert read_identity(REAL_FILESYSTEM, world.root / "outbox") == outbox.identity
     for indexes, settings, name in (
-        ((), {"push": None}, "replicas"),
+        ((), {}, "replicas"),
         ((1,), {}, "replicas"),
         ((1, 3), {}, "replicas"),
         ((1, 2), {"min_insync_replicas": 3}, "min_insync_replicas"),
     ):
         with pytest.raises(OutboxDiffers, match=f"^{name}: ") as refused:
             open_outbox(world, *indexes, **settings)
-        assert refused.value.setting == name
+        assert refused.value.argument == name
     with open_outbox(world, 2, 1) as outbox:
         assert outbox.identity.replicas == ((1, addresses[0]), (2, addresses[1])), "an index stays with its member"
-    with pytest.raises(SettingRefused, match=r"^kafka: "):
+    with pytest.raises(BadArgument, match=r"^kafka: "):
         open_outbox(world, 1, 2, kafka=object())
 
 
 def test_an_outbox_without_replicas_gets_them_at_a_later_open(world):
     world.node(1)
-    with open_outbox(world, push=None) as outbox:
+    with open_outbox(world) as outbox:
         outbox.append(0, b"alone").result(WAIT_S)
         assert outbox.lag() == {}
     with open_outbox(world, 1) as outbox:

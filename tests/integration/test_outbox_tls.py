@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from pushrep import Acks, Outbox
+from pushrep import Acks, Outbox, OutboxConfig
 from pushrep.cli.main import run
 from pushrep.errors import BadArgument
 from pushrep.outbox import NotEnoughReplicas
@@ -132,9 +132,13 @@ def test_the_commands_speak_tls_by_path(world, certificates, tmp_path, capfd):
             assert [one["problem"] for one in told["problems"]] == ["certificate_expires"]
             addresses = [str(world.nodes[1].address), address]
             with Outbox.open(
-                outbox.directory, "orders", 1, "billing", replicas=addresses, push=shown(certificates, "billing"),
-                log_config=SMALL, open_timeout_s=WAIT_S,
-            ) as again:  # fmt: skip
+                outbox.directory,
+                "orders",
+                1,
+                "billing",
+                replicas=addresses,
+                config=OutboxConfig(push=shown(certificates, "billing"), log_config=SMALL, open_timeout_s=WAIT_S),
+            ) as again:
                 assert again.append(0, b"b").result(WAIT_S) == 1
                 wait_for_all(again)
         finally:

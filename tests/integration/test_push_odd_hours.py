@@ -40,6 +40,7 @@ from pushrep.wire.push_messages import (
 from tests.integration.conftest import SMALL, Service
 from tests.integration.outboxes import QUICK, WAIT_S, open_outbox, wait_for_all, wait_until
 from tests.integration.test_outbox_members import finish
+from tests.support.outbox_arguments import outbox_arguments
 
 
 def address(world, index):
@@ -113,7 +114,7 @@ def test_two_addresses_of_one_node_are_not_two_members(world):
     replicas = [f"127.0.0.1:{port}", f"localhost:{port}"]
     given = {"acks": Acks.LOCAL, "min_insync_replicas": 3, "push": QUICK, "log_config": SMALL}
     with pytest.raises(MemberTwice, match="members 1 and 2 lead to one directory"):
-        Outbox.open(world.root / "outbox", "orders", 1, "billing", replicas=replicas, **given)
+        Outbox.open(world.root / "outbox", "orders", 1, "billing", **outbox_arguments(replicas=replicas, **given))
 
 
 def test_where_one_member_is_enough_the_watermark_rises_before_anything_is_appended(world):

@@ -38,6 +38,7 @@ from pushrep.replicate.sockets import Address
 from tests.integration.outboxes import wait_until
 from tests.ports import reserve
 from tests.programs import PUSHREP
+from tests.support.outbox_arguments import outbox_arguments
 
 WAIT_S = 60
 TAKEOVER_MS = 2_000
@@ -69,7 +70,7 @@ class Instance:
         settings = {"takeover_after_ms": TAKEOVER_MS, "log_config": LogConfig(preallocate_bytes=0), **settings}
         with suppress(StandbyCancelled):
             self.outbox = Outbox.stand_by(
-                data, "orders", 1, "billing", on_state=self.tell, cancel=self.cancel, **settings
+                data, "orders", 1, "billing", **outbox_arguments(on_state=self.tell, cancel=self.cancel, **settings)
             )
             self.leads.set()
 
@@ -242,7 +243,7 @@ def test_with_a_topic_old_records_go_after_a_week_without_a_setting(members):
     instance = Instance(members.data[0], kafka=kafka, open_timeout_s=1)
     try:
         instance.wait_until_it_leads()
-        assert instance.outbox.facts.settings.retention_ms == 7 * 86_400_000
+        assert instance.outbox.log(0).config.retention == (7 * 86_400_000, None)
     finally:
         instance.end()
 
@@ -436,7 +437,7 @@ def test_a_command_gets_an_answer_for_a_line_that_the_outbox_holds_already(membe
     """After a takeover that lost line 2 of partition 0 and kept line 3 of partition 1."""
     create_outbox(members.data[0], members.addresses, "orders", 2)
     pause = {"takeover_after_ms": TAKEOVER_MS, "takeover_pause_ms": 0}
-    with Outbox.stand_by(members.data[0], "orders", 2, "pushrep-run", **pause) as outbox:
+    with Outbox.stand_by(members.data[0], "orders", 2, "pushrep-run", **outbox_arguments(**pause)) as outbox:
         pid = producer_id(
             application="pushrep-run", stream="orders", source="lines", destination=outbox.identity.outbox_id
         )

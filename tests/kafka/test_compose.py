@@ -21,7 +21,7 @@ from confluent_kafka.admin import AdminClient
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from pushrep import KafkaDestination
-from pushrep.outbox import Acks, Outbox
+from pushrep.outbox import Acks, Outbox, OutboxConfig
 from pushrep.replicate.certificates import mutual_tls
 from pushrep.replicate.settings import PushSettings
 from tests.kafka.cluster import missing
@@ -154,10 +154,20 @@ def assert_outbox_ships_and_replicates(machine, tmp_path):
     replicas = [f"{at[f'replica-{n}']}:7400" for n in (1, 2)]
     destination = KafkaDestination(bootstrap_servers=servers)
     with Outbox.open(
-        tmp_path / "outbox", "orders", 3, "billing", kafka=destination, replicas=replicas, acks=Acks.ALL,
-        min_insync_replicas=3, open_timeout_s=60, delivery_timeout_ms=60_000,
-        push=PushSettings(tls=mutual_tls(cert=tls / "billing.pem", key=tls / "billing.key", ca=tls / "ca.pem")),
-    ) as outbox:  # fmt: skip
+        tmp_path / "outbox",
+        "orders",
+        3,
+        "billing",
+        kafka=destination,
+        replicas=replicas,
+        acks=Acks.ALL,
+        config=OutboxConfig(
+            min_insync_replicas=3,
+            open_timeout_s=60,
+            delivery_timeout_ms=60_000,
+            push=PushSettings(tls=mutual_tls(cert=tls / "billing.pem", key=tls / "billing.key", ca=tls / "ca.pem")),
+        ),
+    ) as outbox:
         for partition in range(3):
             outbox.append(partition, b"an order").result(60)
         outbox.wait_shipped(60)

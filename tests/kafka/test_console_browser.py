@@ -19,7 +19,7 @@ from uuid import UUID
 
 import pytest
 
-from pushrep import Outbox, ReplayClient, ReplayRequest
+from pushrep import Outbox, OutboxConfig, ReplayClient, ReplayRequest
 from pushrep.cli.common import size
 from pushrep.cli.main import run
 from pushrep.outbox.promotion import promote
@@ -366,7 +366,9 @@ def a_failover_is_seen_while_the_page_is_open(fleet, tab):
         with fleet.world.nodes[1].hand_over(UUID(orders.identity.outbox_id)) as last_contact:
             promote(copy, push=QUICK, last_contact=last_contact, timeout_s=WAIT_S)
         replicas = [str(fleet.world.nodes[2].address)]
-        with Outbox.open(copy, "orders", 2, "billing", replicas=replicas, push=QUICK, log_config=SMALL):
+        with Outbox.open(
+            copy, "orders", 2, "billing", replicas=replicas, config=OutboxConfig(push=QUICK, log_config=SMALL)
+        ):
             promoted = page.locator("#outbox-table tr", has_text=copy.name)
             sync_api.expect(promoted).to_contain_text("leading")
             assert page.evaluate("window.isThisPage"), "it was never loaded anew"
@@ -378,7 +380,7 @@ def a_failover_is_seen_while_the_page_is_open(fleet, tab):
 @pytest.fixture
 def orders(tmp_path):
     """A closed outbox; the consumer `billing` has committed 30 of its 40 records."""
-    with Outbox.open(tmp_path / "outbox", "orders", 1, "shop", log_config=SMALL) as outbox:
+    with Outbox.open(tmp_path / "outbox", "orders", 1, "shop", config=OutboxConfig(log_config=SMALL)) as outbox:
         outbox.append_many(0, [b"x"] * 40).result(WAIT_S)
     with StartpointStore.open(outbox.directory / STORE_NAME) as store:
         store.commit(store.claim("billing", "orders", 0), 30)

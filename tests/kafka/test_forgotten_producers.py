@@ -12,7 +12,7 @@ import pytest
 from filtering import StreamMetadata
 from pushrep.kafka import KafkaDestination
 from pushrep.log import Durability
-from pushrep.outbox import Outbox
+from pushrep.outbox import Outbox, OutboxConfig
 from tests.integration.outboxes import wait_until
 from tests.kafka.cluster import KafkaCluster, missing
 from tests.kafka.plain_client import create_topic
@@ -134,7 +134,13 @@ def test_an_outbox_ships_gapless_to_a_broker_that_forgot_it(forgetful, proxy, to
         assert proxy.spoiled == before + 1
 
     with Outbox.open(
-        tmp_path, topic, 1, "test", kafka=destination, durability=Durability.BUFFERED, open_timeout_s=WAIT_S
+        tmp_path,
+        topic,
+        1,
+        "test",
+        kafka=destination,
+        durability=Durability.BUFFERED,
+        config=OutboxConfig(open_timeout_s=WAIT_S),
     ) as outbox:
         for _ in range(2):
             append(outbox, 20)

@@ -11,7 +11,7 @@ import pytest
 
 from pushrep import KafkaDestination
 from pushrep.log import LogConfig
-from pushrep.outbox import Outbox
+from pushrep.outbox import Outbox, OutboxConfig
 from pushrep.records import Codec
 from tests.kafka.cluster import QUICK_START, java
 from tests.kafka.plain_client import create_topic
@@ -33,9 +33,14 @@ def shipped(request, broker, tmp_path_factory):
     destination = KafkaDestination(bootstrap_servers=broker.bootstrap_servers, retry_backoff_ms=20)
     for codec in Codec:
         with Outbox.open(
-            directory, topic, 1, "test", kafka=destination, codec=codec, carrier=request.param,
-            open_timeout_s=WAIT_S, log_config=LogConfig(flush_ms=10),
-        ) as outbox:  # fmt: skip
+            directory,
+            topic,
+            1,
+            "test",
+            kafka=destination,
+            carrier=request.param,
+            config=OutboxConfig(codec=codec, open_timeout_s=WAIT_S, log_config=LogConfig(flush_ms=10)),
+        ) as outbox:
             for first in range(0, OPENING_RECORDS, 8):
                 append_batch(outbox, codec, first)
             outbox.wait_shipped(WAIT_S)

@@ -3,7 +3,7 @@
 import pytest
 
 from pushrep.kafka import DestinationRefused, KafkaDestination, fence_driver
-from pushrep.outbox import Outbox
+from pushrep.outbox import Outbox, OutboxConfig
 from tests.kafka.cluster import KafkaCluster, missing
 from tests.kafka.plain_client import create_topic
 from tests.kafka.topic_reader import read_filtered
@@ -24,7 +24,9 @@ def test_where_brokers_can_not_make_the_topic_of_transactions_it_ships_unfenced(
     def opened(fence):
         servers = cluster.bootstrap_servers
         destination = KafkaDestination(bootstrap_servers=servers, fence=fence, retry_backoff_max_ms=500)
-        return Outbox.open(tmp_path / "outbox", "orders", 2, "test", kafka=destination, open_timeout_s=WAIT_S)
+        return Outbox.open(
+            tmp_path / "outbox", "orders", 2, "test", kafka=destination, config=OutboxConfig(open_timeout_s=WAIT_S)
+        )
 
     with KafkaCluster(tmp_path / "broker", settings=DEFAULTS) as cluster:
         create_topic(cluster.bootstrap_servers, "orders", 2)

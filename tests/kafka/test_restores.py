@@ -24,11 +24,12 @@ from pushrep.kafka import (
     ShippingTimeout,
 )
 from pushrep.log import Durability, LogConfig
-from pushrep.outbox import OnDiverged, Outbox, begin_pid_epoch
+from pushrep.outbox import OnDiverged, Outbox, OutboxConfig, begin_pid_epoch
 from pushrep.outbox.rebase import rebase as rebase_outbox
 from tests.kafka.cluster import free_ports
 from tests.kafka.plain_client import add_partitions, consume, create_topic, plain_producer, send
 from tests.kafka.topic_reader import read_filtered, same
+from tests.support.outbox_arguments import outbox_arguments
 
 pytestmark = [pytest.mark.java, pytest.mark.slow]
 WAIT_S = 120
@@ -50,7 +51,9 @@ def opened(broker, topic, tmp_path):
         defaults = {"open_timeout_s": 0.0 if away else WAIT_S, "durability": Durability.BUFFERED}
         defaults |= {"log_config": LogConfig(flush_ms=10), "copy_check": False}
         path = directory or tmp_path / "outbox"
-        return Outbox.open(path, topic, partitions, "test", kafka=destination, **defaults | settings)
+        return Outbox.open(
+            path, topic, partitions, "test", **outbox_arguments(kafka=destination, **defaults | settings)
+        )
 
     return open_outbox
 
@@ -309,7 +312,9 @@ def test_rebase_frees_an_outbox_that_has_diverged(broker, topic, opened, tmp_pat
     ]  # fmt: skip
     assert [one.value for one in found.of(first, 0)] == values("before", 1000) + values("after the copy", 1000)
     assert found.copies == 0
-    with Outbox.open(tmp_path / "outbox", topic, 1, "test", carrier=carrier, copy_check=False) as outbox:
+    with Outbox.open(
+        tmp_path / "outbox", topic, 1, "test", carrier=carrier, config=OutboxConfig(copy_check=False)
+    ) as outbox:
         assert sum(1 for _ in outbox.log(0).records(0)) == 1000 + 2 * count + 20
 
 
@@ -338,7 +343,7 @@ def test_a_rebase_that_is_killed_is_finished_by_the_next_one(broker, topic, open
             rebase_in_process(reverted, broker)
     with pytest.raises(RebaseUnfinished):
         opened()
-    with Outbox.open(reverted, topic, 1, "test", copy_check=False) as outbox:
+    with Outbox.open(reverted, topic, 1, "test", config=OutboxConfig(copy_check=False)) as outbox:
         assert outbox.log(0).log_end_offset == 1000 + 2 * 1200
         outbox.append_many(0, values("in between", 5))
     assert rebase(reverted, broker) == 0

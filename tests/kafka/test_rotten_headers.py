@@ -14,10 +14,11 @@ import pytest
 from filtering import StreamMetadata
 from pushrep.kafka import KafkaDestination, ShippingStopped, recovery, sink_session
 from pushrep.log import LogConfig
-from pushrep.outbox import Outbox
+from pushrep.outbox import Outbox, OutboxConfig
 from tests.integration.outboxes import wait_until
 from tests.kafka.plain_client import consume, consume_all, create_topic
 from tests.readers.small_logs import CONFIG, DENSE, SPARSE, TOPIC, record_at, write_logs
+from tests.support.outbox_arguments import outbox_arguments
 
 pytestmark = [pytest.mark.java, pytest.mark.slow]
 WAIT_S = 120
@@ -46,15 +47,17 @@ def test_one_rotten_bit_of_a_header_sends_no_wrong_record(broker, tmp_path, tort
 def faults_of(broker, topic, directory, flips):
     """A log for each flip is shipped; what is wrong with what comes out."""
     given = {"partitions": len(flips), "producer": "test", "log_config": CONFIG, "copy_check": False}
-    with Outbox.open(directory / "first", TOPIC, **given) as outbox:
+    with Outbox.open(directory / "first", TOPIC, **outbox_arguments(**given)) as outbox:
         record, topic_id = record_of(outbox.pid), outbox.log(0).log_id
     logs = write_logs(directory / "outbox", [layout for layout, _ in flips], topic_id, record)
     (directory / "first" / "outbox.json").rename(directory / "outbox" / "outbox.json")
-    with Outbox.open(directory / "outbox", TOPIC, **given):
+    with Outbox.open(directory / "outbox", TOPIC, **outbox_arguments(**given)):
         pass  # makes indexes and seals
     kafka = KafkaDestination(bootstrap_servers=broker.bootstrap_servers, topic=topic, retry_backoff_ms=20)
     with (
-        Outbox.open(directory / "outbox", TOPIC, **given, kafka=kafka, open_timeout_s=0.0) as outbox,
+        Outbox.open(
+            directory / "outbox", TOPIC, **outbox_arguments(**given, kafka=kafka, open_timeout_s=0.0)
+        ) as outbox,
         ExitStack() as rotten,
     ):
         for log, (_, flip) in zip(logs, flips, strict=True):
@@ -98,7 +101,9 @@ def test_a_batch_that_rotted_once_it_was_shipped_stops_its_own_partition_until_i
     large = b"not shipped yet" * 200
     kafka = KafkaDestination(bootstrap_servers=broker.bootstrap_servers, retry_backoff_ms=20)
     config = LogConfig(preallocate_bytes=0, segment_bytes=4096)
-    opened = partial(Outbox.open, tmp_path, topic, 2, "test", log_config=config, open_timeout_s=WAIT_S)
+    opened = partial(
+        Outbox.open, tmp_path, topic, 2, "test", config=OutboxConfig(log_config=config, open_timeout_s=WAIT_S)
+    )
     with opened(kafka=kafka) as outbox:
         append(outbox, b"shipped")
         outbox.wait_shipped(WAIT_S)

@@ -34,7 +34,7 @@ from pushrep.kafka.requests import ProduceBatches, answers_of
 from pushrep.kafka.resume import whole_batches
 from pushrep.kafka.topic import look_at_topic
 from pushrep.log import Durability, LogConfig, SegmentLog, StillNeeded
-from pushrep.outbox import Outbox, begin_pid_epoch, slot_directories
+from pushrep.outbox import Outbox, OutboxConfig, begin_pid_epoch, slot_directories
 from pushrep.outbox.metrics import OutboxCollector
 from pushrep.records import Codec, encode_batch
 from tests.integration.outboxes import wait_until
@@ -43,6 +43,7 @@ from tests.kafka.coordinator_client import with_cluster
 from tests.kafka.dump_tool import dump_segments
 from tests.kafka.plain_client import add_partitions, alter_topic, consume, create_topic
 from tests.kafka.topic_reader import read_filtered, same
+from tests.support.outbox_arguments import outbox_arguments
 
 pytestmark = [pytest.mark.java, pytest.mark.slow]
 WAIT_S = 120
@@ -62,7 +63,9 @@ def opened(broker, topic, tmp_path):
         if destination is None:
             destination = KafkaDestination(bootstrap_servers=broker.bootstrap_servers, retry_backoff_ms=20)
         defaults = {"open_timeout_s": WAIT_S, "durability": Durability.BUFFERED, "log_config": LogConfig(flush_ms=10)}
-        return Outbox.open(tmp_path / "outbox", topic, partitions, "test", kafka=destination, **defaults | settings)
+        return Outbox.open(
+            tmp_path / "outbox", topic, partitions, "test", **outbox_arguments(kafka=destination, **defaults | settings)
+        )
 
     return open_outbox
 
@@ -181,12 +184,16 @@ def test_records_of_upstream_sources_are_known_by_their_own_metadata(broker, top
 
 SERVICE = """
 import sys
-from pushrep import Durability, LogConfig, Outbox
+from pushrep import Durability, LogConfig, Outbox, OutboxConfig
 from pushrep.kafka import KafkaDestination
 directory, topic, servers = sys.argv[1:]
 destination = KafkaDestination(bootstrap_servers=servers)
-with Outbox.open(directory, topic, 3, "test", kafka=destination, batch_bytes=2000, linger_ms=1, open_timeout_s=60,
-                 durability=Durability.BUFFERED, log_config=LogConfig(flush_ms=10)) as outbox:
+with Outbox.open(
+    directory, topic, 3, "test", kafka=destination, durability=Durability.BUFFERED,
+    config=OutboxConfig(
+        batch_bytes=2000, linger_ms=1, open_timeout_s=60, log_config=LogConfig(flush_ms=10),
+    ),
+) as outbox:
     print("open", flush=True)
     while True:
         for partition in range(3):
@@ -223,7 +230,9 @@ def test_a_broker_that_is_killed_and_comes_back(broker, topic, opened, tmp_path,
     destination = KafkaDestination(bootstrap_servers=broker.bootstrap_servers)
     with opened(3, batch_bytes=2000) as outbox:
         for kill in [broker.kill, *[broker.shut_down, broker.kill] * torture.count(0, 5)]:
-            other = Outbox.open(tmp_path / "other", topic, 1, "other", kafka=destination, open_timeout_s=WAIT_S)
+            other = Outbox.open(
+                tmp_path / "other", topic, 1, "other", kafka=destination, config=OutboxConfig(open_timeout_s=WAIT_S)
+            )
             for n in range(30):
                 for partition in range(3):
                     outbox.append_many(partition, [b"%d" % n] * 50)
@@ -445,7 +454,9 @@ def test_retention_keeps_what_the_topic_has_not_acknowledged(broker, topic, open
         outbox.append_many(0, [bytes(400)] * 20)
         outbox.wait_shipped(WAIT_S)
         assert outbox.log(0).purge(20) > 0
-    with Outbox.open(tmp_path / "outbox", topic, 1, "test", log_config=small, batch_bytes=1_000) as outbox:
+    with Outbox.open(
+        tmp_path / "outbox", topic, 1, "test", config=OutboxConfig(log_config=small, batch_bytes=1_000)
+    ) as outbox:
         outbox.append_many(0, [bytes(400)] * 20)
         outbox.flush()
         with pytest.raises(StillNeeded, match=f"kafka:{topic}"):
@@ -474,10 +485,10 @@ def test_ship_delivers_what_a_dead_service_left(broker, topic, opened, tmp_path,
 
 WORKER = """
 import os, signal, sys
-from pushrep import KafkaDestination, Outbox
+from pushrep import KafkaDestination, Outbox, OutboxConfig
 directory, topic, servers, number = sys.argv[1:]
 kafka = KafkaDestination(bootstrap_servers=servers)
-outbox = Outbox.open_slot(directory, topic, 2, "shop", kafka=kafka, open_timeout_s=120)
+outbox = Outbox.open_slot(directory, topic, 2, "shop", kafka=kafka, config=OutboxConfig(open_timeout_s=120))
 outbox.append_many(0, [b"%s, shipped" % number.encode()] * 20)
 outbox.wait_shipped(120)
 print(outbox.directory.name, flush=True)
@@ -551,7 +562,9 @@ def test_seven_days_of_what_the_topic_has_are_kept_and_nothing_goes_that_it_has_
         assert 0 < passes(outbox.log(0)) <= 20, "of what the topic has, whole segments; nothing else"
         (lag,) = outbox.lag().values()
         assert lag.records == 20
-    with Outbox.open(tmp_path / "outbox", topic, 1, "test", log_config=small, batch_bytes=1_000) as outbox:
+    with Outbox.open(
+        tmp_path / "outbox", topic, 1, "test", config=OutboxConfig(log_config=small, batch_bytes=1_000)
+    ) as outbox:
         assert passes(outbox.log(0)) <= 20, "nor where the destination is not named"
         pid, left = outbox.pid, list(outbox.log(0).records(20))
     with opened(1, log_config=small, batch_bytes=1_000) as outbox:
@@ -624,7 +637,9 @@ def test_a_dropped_destination_keeps_nothing(broker, topic, opened, tmp_path):
         assert run(["outbox", "drop-destination", str(outbox.directory), topic]) == 1, "a service has it open"
     assert run(["outbox", "drop-destination", str(tmp_path / "outbox"), "another"]) == 1
     assert run(["outbox", "drop-destination", str(tmp_path / "outbox"), topic]) == 0
-    with Outbox.open(tmp_path / "outbox", topic, 1, "test", log_config=small, batch_bytes=1_000) as outbox:
+    with Outbox.open(
+        tmp_path / "outbox", topic, 1, "test", config=OutboxConfig(log_config=small, batch_bytes=1_000)
+    ) as outbox:
         outbox.append_many(0, [bytes(400)] * 20)
         outbox.flush()
         assert outbox.log(0).purge(40) > 20

@@ -45,6 +45,7 @@ from tests.kafka.cluster import QUICK_START, KafkaCluster, free_ports, missing
 from tests.kafka.coordinator_client import is_forgotten, send_under, with_cluster
 from tests.kafka.plain_client import create_topic
 from tests.kafka.topic_reader import read_filtered, same
+from tests.support.outbox_arguments import outbox_arguments
 
 pytestmark = [pytest.mark.java, pytest.mark.slow]
 WAIT_S = 120
@@ -66,7 +67,7 @@ def open_outbox(directory, cluster, topic, **settings):
         bootstrap_servers=cluster.bootstrap_servers, retry_backoff_ms=20
     )
     given = {"open_timeout_s": WAIT_S, "durability": Durability.BUFFERED, "log_config": LogConfig(flush_ms=10)}
-    return Outbox.open(directory, topic, 2, "test", kafka=destination, **given | settings)
+    return Outbox.open(directory, topic, 2, "test", **outbox_arguments(kafka=destination, **given | settings))
 
 
 def fence_of(outbox):
@@ -160,14 +161,19 @@ def test_a_copy_stops_nobody_until_it_is_said_that_the_original_is_gone(broker, 
 
 LEADER = """
 import sys
-from pushrep import Acks, LogConfig, Outbox
+from pushrep import Acks, LogConfig, Outbox, OutboxConfig
 from pushrep.kafka import KafkaDestination, sink_session
 from pushrep.replicate.settings import PushSettings
 
 directory, topic, servers, *replicas = sys.argv[1:]
-with Outbox.open(directory, topic, 2, "test", replicas=replicas, acks=Acks.ALL, open_timeout_s=60,
-                 push=PushSettings(backoff_min_ms=5, backoff_max_ms=50), log_config=LogConfig(preallocate_bytes=0),
-                 kafka=KafkaDestination(bootstrap_servers=servers, retry_backoff_ms=20), batch_bytes=2000) as outbox:
+with Outbox.open(
+    directory, topic, 2, "test", replicas=replicas, acks=Acks.ALL, kafka=KafkaDestination(bootstrap_servers=servers,
+    retry_backoff_ms=20),
+    config=OutboxConfig(
+        open_timeout_s=60, push=PushSettings(backoff_min_ms=5, backoff_max_ms=50),
+        log_config=LogConfig(preallocate_bytes=0), batch_bytes=2000,
+    ),
+) as outbox:
     def append():
         receipts = [outbox.append(n % 2, b"%d" % n * 20) for n in range(200)]
         for receipt in receipts:

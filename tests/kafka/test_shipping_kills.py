@@ -28,18 +28,23 @@ from tests.kafka.plain_client import create_topic
 from tests.kafka.spark_process import SparkJob, connector
 from tests.kafka.test_source_partition_producer import confluent, filtered, produce
 from tests.kafka.topic_reader import read_filtered, same
+from tests.support.outbox_arguments import outbox_arguments
 
 pytestmark = [pytest.mark.java, pytest.mark.spark, pytest.mark.slow]
 PARTITIONS, WAIT_S, JOB_S = 5, 180, 300
 
 SERVICE = """
 import sys
-from pushrep import Durability, LogConfig, Outbox
+from pushrep import Durability, LogConfig, Outbox, OutboxConfig
 from pushrep.kafka import KafkaDestination
 directory, topic, servers = sys.argv[1:]
 destination = KafkaDestination(bootstrap_servers=servers, request_timeout_ms=5000)
-with Outbox.open(directory, topic, 5, "test", kafka=destination, batch_bytes=4000, linger_ms=1, open_timeout_s=0.1,
-                 durability=Durability.BUFFERED, log_config=LogConfig(flush_ms=10)) as outbox:
+with Outbox.open(
+    directory, topic, 5, "test", kafka=destination, durability=Durability.BUFFERED,
+    config=OutboxConfig(
+        batch_bytes=4000, linger_ms=1, open_timeout_s=0.1, log_config=LogConfig(flush_ms=10),
+    ),
+) as outbox:
     numbers = [outbox.log(partition).log_end_offset for partition in range(5)]
     while True:
         for partition in range(5):
@@ -218,7 +223,7 @@ def shipped(directory, cluster, topic):
     """Everything that the logs hold, once the topic has it; and their PID."""
     destination = KafkaDestination(bootstrap_servers=cluster.bootstrap_servers)
     settings = {"durability": Durability.BUFFERED, "log_config": LogConfig(flush_ms=10)}
-    with Outbox.open(directory, topic, PARTITIONS, "test", kafka=destination, **settings) as opened:
+    with Outbox.open(directory, topic, PARTITIONS, "test", **outbox_arguments(kafka=destination, **settings)) as opened:
         opened.wait_shipped(WAIT_S)
         return [list(opened.log(n).records(0)) for n in range(PARTITIONS)], opened.pid
 

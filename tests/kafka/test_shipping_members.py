@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, TopicPartition
 from pushrep.election.grants import Destination
 from pushrep.kafka import DestinationRefused, KafkaDestination
 from pushrep.log import LogConfig
-from pushrep.outbox import Acks, Outbox
+from pushrep.outbox import Acks, Outbox, OutboxConfig
 from pushrep.outbox.destinations import repartition
 from pushrep.outbox.promotion import promote
 from pushrep.replicate import NodeSettings, ReplicaNode
@@ -21,6 +21,7 @@ from pushrep.replicate.sockets import Address
 from tests.integration.outboxes import wait_until
 from tests.kafka.plain_client import add_partitions, consume, create_topic
 from tests.kafka.topic_reader import read_filtered, same
+from tests.support.outbox_arguments import outbox_arguments
 
 pytestmark = [pytest.mark.java, pytest.mark.slow]
 WAIT_S = 120
@@ -45,7 +46,7 @@ def opened(broker, node, tmp_path, request):
             "log_config": LogConfig(preallocate_bytes=0),
             "kafka": KafkaDestination(bootstrap_servers=broker.bootstrap_servers, retry_backoff_ms=20),
         }  # fmt: skip
-        return Outbox.open(tmp_path / "outbox", topic, 4, "test", **given | more)
+        return Outbox.open(tmp_path / "outbox", topic, 4, "test", **outbox_arguments(**given | more))
 
     create_topic(broker.bootstrap_servers, topic, 2)
     open_outbox.topic = topic
@@ -119,9 +120,15 @@ def test_a_clean_failover_ships_nothing_twice(broker, node, opened, tmp_path):
             done = promote(directory, push=QUICK, last_contact=last_contact, timeout_s=WAIT_S)
         kafka = KafkaDestination(bootstrap_servers=broker.bootstrap_servers, retry_backoff_ms=20)
         with Outbox.open(
-            directory, opened.topic, 4, "test", replicas=list(done.replicas), acks=Acks.ALL, push=QUICK,
-            open_timeout_s=WAIT_S, log_config=LogConfig(preallocate_bytes=0), kafka=kafka,
-        ) as promoted:  # fmt: skip
+            directory,
+            opened.topic,
+            4,
+            "test",
+            replicas=list(done.replicas),
+            acks=Acks.ALL,
+            kafka=kafka,
+            config=OutboxConfig(push=QUICK, open_timeout_s=WAIT_S, log_config=LogConfig(preallocate_bytes=0)),
+        ) as promoted:
             promoted.append_many(2, [b"two"] * 20)
             promoted.wait_shipped(WAIT_S)
             logs, pid = {n: list(promoted.log(n).records(0)) for n in range(4)}, promoted.pid

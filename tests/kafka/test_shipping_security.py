@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechani
 from filtering import StreamMetadata
 from partitioner import SourcePartitionPartitioner
 from pushrep.kafka import KafkaDestination, ShippingTimeout
-from pushrep.outbox import Outbox
+from pushrep.outbox import Outbox, OutboxConfig
 from tests.kafka.cluster import KafkaCluster, free_ports, missing
 from tests.kafka.plain_client import create_topic
 from tests.kafka.topic_reader import read_filtered, same
@@ -103,7 +103,9 @@ def settings_of(cluster, name, mechanism=None, certificate="client"):
 
 def open_outbox(tmp_path, topic, settings, open_timeout_s):
     kafka = KafkaDestination(**settings)
-    return Outbox.open(tmp_path / "outbox", topic, 1, "test", kafka=kafka, open_timeout_s=open_timeout_s)
+    return Outbox.open(
+        tmp_path / "outbox", topic, 1, "test", kafka=kafka, config=OutboxConfig(open_timeout_s=open_timeout_s)
+    )
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,11 @@ from pushrep.kafka import DestinationRefused, KafkaDestination, TopicLostRecords
 from pushrep.kafka.progress import read_progress
 from pushrep.kafka.topic import look_at_topic
 from pushrep.log import Durability, LogConfig
-from pushrep.outbox import Outbox
+from pushrep.outbox import Outbox, OutboxConfig
 from pushrep.records import BatchHeader
 from tests.integration.outboxes import wait_until
 from tests.kafka.plain_client import alter_topic, consume, create_topic, wait_known
+from tests.support.outbox_arguments import outbox_arguments
 
 pytestmark = [pytest.mark.java, pytest.mark.slow]
 WAIT_S = 120
@@ -44,7 +45,9 @@ def opened(broker, topic, tmp_path):
     def open_outbox(partitions=1, **settings):
         destination = KafkaDestination(bootstrap_servers=broker.bootstrap_servers, retry_backoff_ms=20)
         defaults = {"open_timeout_s": WAIT_S, "durability": Durability.BUFFERED, "log_config": LogConfig(flush_ms=10)}
-        return Outbox.open(tmp_path / "outbox", topic, partitions, "test", kafka=destination, **defaults | settings)
+        return Outbox.open(
+            tmp_path / "outbox", topic, partitions, "test", **outbox_arguments(kafka=destination, **defaults | settings)
+        )
 
     return open_outbox
 
@@ -126,7 +129,9 @@ def test_an_unclean_election_is_said_by_a_running_service(request, tmp_path, tor
     admin.create_topics([wanted])[topic].result(WAIT_S)
     wait_known(servers, topic, 1)
     destination = KafkaDestination(bootstrap_servers=servers, retry_backoff_ms=20)
-    with Outbox.open(tmp_path / "outbox", topic, 1, "test", kafka=destination, open_timeout_s=WAIT_S) as outbox:
+    with Outbox.open(
+        tmp_path / "outbox", topic, 1, "test", kafka=destination, config=OutboxConfig(open_timeout_s=WAIT_S)
+    ) as outbox:
         append(outbox, "both", 100)
         outbox.wait_shipped(WAIT_S)
         cluster.kill(second)

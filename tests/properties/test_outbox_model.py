@@ -11,6 +11,7 @@ from filtering import StreamMetadata
 from pushrep.log import LogConfig
 from pushrep.outbox import DeliveryFailed, MetadataGap, Outbox
 from pushrep.records import Codec
+from tests.support.outbox_arguments import outbox_arguments
 from tests.support.simulated_disk import SimulatedDisk
 
 PARTITIONS = 3
@@ -39,7 +40,11 @@ class OutboxModel(RuleBasedStateMachine):
     def open(self):
         config = LogConfig(segment_bytes=120_000, preallocate_bytes=0)
         self.outbox = Outbox.open(
-            Path("/outbox"), "orders", PARTITIONS, "billing", filesystem=self.disk, log_config=config, **self.options
+            Path("/outbox"),
+            "orders",
+            PARTITIONS,
+            "billing",
+            **outbox_arguments(filesystem=self.disk, log_config=config, **self.options),
         )
         self.taken = {}  # since this open: pair -> highest source offset
 

@@ -18,6 +18,7 @@ from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.log.directory_files import CheckpointFile, read_checkpoint
 from pushrep.log.directory_id import CopyVerdict, read_directory_id
 from pushrep.outbox import LogsMissing, Outbox
+from tests.support.outbox_arguments import outbox_arguments
 from tests.support.simulated_disk import SimulatedClock, SimulatedDisk
 
 HOME = Path("/outbox")
@@ -49,9 +50,12 @@ class Machine:
 
     def open(self, **how):
         self.outbox = Outbox.open(
-            HOME, "orders", self.partitions, "billing",
-            linger_ms=0, log_config=CONFIG, filesystem=self.disk, clock=self.clock, **how,
-        )  # fmt: skip
+            HOME,
+            "orders",
+            self.partitions,
+            "billing",
+            **outbox_arguments(linger_ms=0, log_config=CONFIG, filesystem=self.disk, clock=self.clock, **how),
+        )
         return self.outbox
 
     def log(self, partition):

@@ -16,6 +16,7 @@ from pushrep.errors import ForkedProcess
 from pushrep.log import LogConfig, SegmentLog
 from pushrep.outbox import BufferFull, DeliveryFailed, NoOutbox, OutboxClosed, RecordRefused
 from pushrep.outbox.awaiting import STEP
+from tests.support.outbox_arguments import outbox_arguments
 from tests.support.simulated_disk import SimulatedDisk
 from tests.unit.gated_disk import GatedDisk, until
 
@@ -36,12 +37,12 @@ def settings(**other):
 def held_disk(path, **other):
     """An outbox whose disk syncs only while its gate is open."""
     disk = GatedDisk()
-    return disk, Outbox.open(path, filesystem=disk, **settings(**other))
+    return disk, Outbox.open(path, **outbox_arguments(filesystem=disk, **settings(**other)))
 
 
 def test_receipts_are_awaited_any_number_of_times(tmp_path, run):
     async def main():
-        async with AsyncOutbox.open(tmp_path, **settings()) as outbox:
+        async with AsyncOutbox.open(tmp_path, **outbox_arguments(**settings())) as outbox:
             first = await outbox.append(1, b"a")
             assert not first.done()
             assert [await first, await first, first.result(0)] == [0, 0, 0]
@@ -59,7 +60,7 @@ def test_receipts_are_awaited_any_number_of_times(tmp_path, run):
 
 def test_a_receipt_of_a_plain_outbox_can_be_awaited(tmp_path, run):
     async def main():
-        with Outbox.open(tmp_path, linger_ms=3_600_000, **settings()) as outbox:
+        with Outbox.open(tmp_path, **outbox_arguments(linger_ms=3_600_000, **settings())) as outbox:
             receipts = [outbox.append(0, b"%d" % n) for n in range(5)]
             assert await asyncio.gather(*receipts) == [0, 1, 2, 3, 4], "awaiting seals, as result() does"
             assert len(list(outbox.log(0).batches(0))) == 1, "once for all that wait in one iteration of the loop"
@@ -70,13 +71,13 @@ def test_a_receipt_of_a_plain_outbox_can_be_awaited(tmp_path, run):
 def test_errors_of_an_outbox_come_through(tmp_path, run):
     async def main():
         with pytest.raises(NoOutbox):
-            await AsyncOutbox.open(tmp_path / "none", create=False, **settings())
-        async with AsyncOutbox.open(tmp_path, **settings()) as outbox:
+            await AsyncOutbox.open(tmp_path / "none", **outbox_arguments(create=False, **settings()))
+        async with AsyncOutbox.open(tmp_path, **outbox_arguments(**settings())) as outbox:
             with pytest.raises(RecordRefused):
                 await outbox.append(7, b"")
         disk = SimulatedDisk()
         config = LogConfig(preallocate_bytes=0)
-        with Outbox.open("/full", filesystem=disk, log_config=config, **settings()) as outbox:
+        with Outbox.open("/full", **outbox_arguments(filesystem=disk, log_config=config, **settings())) as outbox:
             disk.capacity_bytes = disk.used_bytes()
             with pytest.raises(DeliveryFailed, match="not in the log"):
                 await outbox.append(0, b"a")
@@ -334,7 +335,7 @@ def test_an_open_that_is_cancelled_frees_the_directory(tmp_path, run):
 
     async def main():
         async def open_outbox():
-            return await AsyncOutbox.open(tmp_path / "outbox", filesystem=disk, **settings())
+            return await AsyncOutbox.open(tmp_path / "outbox", **outbox_arguments(filesystem=disk, **settings()))
 
         opening = asyncio.create_task(open_outbox())
         await asyncio.to_thread(begun.wait, WAIT_S)
@@ -353,7 +354,7 @@ def test_an_open_that_is_cancelled_frees_the_directory(tmp_path, run):
 
 
 def test_a_fork_is_refused(tmp_path):
-    with Outbox.open(tmp_path, linger_ms=3_600_000, **settings()) as outbox:
+    with Outbox.open(tmp_path, **outbox_arguments(linger_ms=3_600_000, **settings())) as outbox:
         receipt = outbox.append(0, b"a")
 
         async def child():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pushrep import Acks, LogConfig, Outbox
+from pushrep import Acks, LogConfig, Outbox, OutboxConfig
 from pushrep.cli.main import run
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.outbox.directory_handover import HandoverSocket
@@ -27,8 +27,7 @@ def pair(tmp_path):
             "billing",
             replicas=[str(node.address)],
             acks=Acks.ALL,
-            open_timeout_s=WAIT_S,
-            log_config=HERE.log_config,
+            config=OutboxConfig(open_timeout_s=WAIT_S, log_config=HERE.log_config),
         ) as outbox:
             for number in range(3):
                 assert outbox.append(0, b"%d" % number).result(WAIT_S) == number
@@ -53,8 +52,7 @@ def test_a_promotion_prints_where_to_go_on_and_the_running_node_lets_go(pair, ca
             1,
             "billing",
             replicas=[str(old.address)],
-            open_timeout_s=WAIT_S,
-            log_config=HERE.log_config,
+            config=OutboxConfig(open_timeout_s=WAIT_S, log_config=HERE.log_config),
         ) as outbox,
     ):
         assert outbox.append(0, b"3").result(WAIT_S) == 3

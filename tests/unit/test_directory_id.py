@@ -30,6 +30,7 @@ from pushrep.outbox import Outbox
 from pushrep.outbox.directory_handover import moved
 from pushrep.outbox.errors import NotACopy, OriginalStands
 from pushrep.records.leader_epochs import LeaderEpochs
+from tests.support.outbox_arguments import outbox_arguments
 
 CONFIG = LogConfig(preallocate_bytes=0, segment_bytes=2000)
 FILE = FileWitness(inode=7, generation=3, birth_ns=9)
@@ -41,7 +42,7 @@ def home(tmp_path):
 
 
 def opened(home, **settings):
-    return Outbox.open(home, "orders", 1, "billing", **{"log_config": CONFIG, **settings})
+    return Outbox.open(home, "orders", 1, "billing", **outbox_arguments(**{"log_config": CONFIG, **settings}))
 
 
 def append(home, *values, **settings):

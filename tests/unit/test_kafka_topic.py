@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Uuid
 from confluent_kafka.admin import ResourceType
 
-from pushrep import KafkaDestination, Outbox
+from pushrep import KafkaDestination, Outbox, OutboxConfig
 from pushrep.kafka.errors import KafkaUnreachable, ShippingTimeout
 from pushrep.kafka.topic import look_at_topic
 from tests.integration.outboxes import WAIT_S, wait_until
@@ -103,7 +103,9 @@ def test_certificates_that_can_not_be_read_now_are_read_again_and_end_no_shippin
     looks = []
     monkeypatch.setattr("pushrep.kafka.sink.look_at_topic", lambda *of: looks.append(of) or look_at_topic(*of))
     destination = replace(missing, retry_backoff_ms=1, retry_backoff_max_ms=1)
-    with Outbox.open(tmp_path / "outbox", "orders", 1, "test", kafka=destination, open_timeout_s=0.0) as outbox:
+    with Outbox.open(
+        tmp_path / "outbox", "orders", 1, "test", kafka=destination, config=OutboxConfig(open_timeout_s=0.0)
+    ) as outbox:
         outbox.append(0, b"waits").result(WAIT_S)
         wait_until(lambda: len(looks) > 2, "it is tried again")
         assert "ssl.ca.location" in outbox.lag()["kafka:orders"].trouble

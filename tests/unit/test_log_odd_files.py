@@ -19,7 +19,7 @@ from pushrep.env import REAL_FILESYSTEM
 from pushrep.env.filesystem import IS_DIRECTORY, IS_NO_FILE
 from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.log.verify import verify_log
-from pushrep.outbox import Outbox
+from pushrep.outbox import Outbox, OutboxConfig
 from pushrep.replay import TO_END, ReplayClient, ReplayRequest
 from pushrep.replicate import NodeSettings, ReplicaNode
 from pushrep.replicate.replica_client import ReplicaClient
@@ -277,7 +277,7 @@ def made_outbox(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def open_outbox(path: Path) -> None:
-    with Outbox.open(path, "orders", partitions=1, producer="billing", copy_check=False) as outbox:
+    with Outbox.open(path, "orders", partitions=1, producer="billing", config=OutboxConfig(copy_check=False)) as outbox:
         outbox.append(0, b"value").result(WAIT_S)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from filtering import ReplayFilter, StreamMetadata
 from filtering.errors import shown_partition
-from pushrep import LogConfig, Outbox, ReplayClient, ReplayRequest, SegmentLog
+from pushrep import LogConfig, Outbox, OutboxConfig, ReplayClient, ReplayRequest, SegmentLog
 from pushrep.cli import main as cli_main
 from pushrep.log.directory_files import (
     in_its_slot,
@@ -34,7 +34,11 @@ def workers(tmp_path):
     for name, values in VALUES.items():
         slot, _, log = name.partition("/")
         with Outbox.open(
-            tmp_path / slot, "orders", 2, "web-shop", log_config=LogConfig(segment_bytes=200), retention_ms=-1
+            tmp_path / slot,
+            "orders",
+            2,
+            "web-shop",
+            config=OutboxConfig(log_config=LogConfig(segment_bytes=200, retention_ms=-1)),
         ) as outbox:
             for i, value in enumerate(values):
                 outbox.append(int(log[-1]), value, timestamp_ms=1000 + i).result(WAIT_S)

@@ -22,6 +22,7 @@ from pushrep import (
 )
 from pushrep.outbox.configured import outbox_settings
 from tests.house.test_install import BLOCK_EXTRAS
+from tests.support.outbox_arguments import outbox_arguments
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,7 +36,7 @@ def outbox(tmp_path_factory):
 
 def opening(**settings):
     given = {"directory": "unused", "topic": "t", "partitions": 1, "producer": "p"} | settings
-    return lambda _: Outbox.open(**given)
+    return lambda _: Outbox.open(**outbox_arguments(**given))
 
 
 def mistyped_table():
@@ -57,20 +58,20 @@ API = {
     "no partitions": (opening(partitions=0), "partitions: give 1 to"),
     "partitions as text": (opening(partitions="4"), "partitions: give a number"),
     "no producer": (opening(producer=""), "producer: give the application's name"),
-    "durability as text": (opening(durability="flushed"), "durability: give Durability.FLUSHED"),
-    "durability as a boolean": (opening(durability=True), "durability: give Durability.FLUSHED"),
-    "codec as text": (opening(codec="zstd"), "codec: give a pushrep.Codec"),
+    "durability as text": (opening(durability="flushed"), "durability: give Durability.BUFFERED or Durability.FLUSHED"),
+    "durability as a boolean": (opening(durability=True), "durability: give Durability.BUFFERED or Durability.FLUSHED"),
+    "codec as text": (opening(codec="zstd"), "codec: give Codec.NONE or"),
     "acks without replicas": (opening(acks=pushrep.Acks.ALL), "acks: ALL needs replicas"),
     "acks as text": (opening(acks="all"), "acks: give Acks.LOCAL or Acks.ALL"),
-    "replicas as text": (opening(replicas="host:7400"), "replicas: give a list of 'host:port'"),
+    "replicas as text": (opening(replicas="host:7400"), "replicas: give a list of texts"),
     "a replica without a port": (opening(replicas=["host"]), "replicas: "),
     "the same replica twice": (opening(replicas=["h:1", "h:1"]), "replicas: give each address once"),
     "kafka as text": (opening(kafka="broker:9092"), "kafka: give a KafkaDestination"),
     "another carrier": (opening(carrier="value"), "carrier: 'value' is neither 'key' nor 'header'"),
-    "a negative linger": (opening(linger_ms=-1), "linger_ms: give a number between 0"),
-    "seconds for milliseconds": (opening(block_ms=0.5), "block_ms: give a number between 0"),
+    "a negative linger": (opening(linger_ms=-1), "linger_ms: give a whole number between 0"),
+    "seconds for milliseconds": (opening(block_ms=0.5), "block_ms: give a whole number between 0"),
     "a small buffer": (opening(buffer_bytes=10), "buffer_bytes: 10 is less than one batch"),
-    "a negative retention": (opening(retention_ms=-5), "retention_ms: give a number of at least -1"),
+    "a negative retention": (lambda _: LogConfig(retention_ms=-5), "retention_ms: give a whole number of at least -1"),
     "log_config as dict": (opening(log_config={"segment_bytes": 5}), "log_config: give a LogConfig, not dict"),
     "a disk limit above 100": (
         lambda _: LogConfig(disk_refuse_percent=101),

@@ -12,7 +12,7 @@ import pytest
 from filtering import METADATA_HEADER, StreamMetadata
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.env.checked_json import checked_json
-from pushrep.errors import ForkedProcess
+from pushrep.errors import BadArgument, ForkedProcess
 from pushrep.log import CorruptBatch, Durability, LogConfig, LogLocked, NotALogDirectory, SegmentLog
 from pushrep.outbox import (
     Acks,
@@ -23,15 +23,15 @@ from pushrep.outbox import (
     OutboxClosed,
     OutboxDiffers,
     RecordRefused,
-    SettingRefused,
     read_identity,
 )
 from pushrep.records import Codec
+from tests.support.outbox_arguments import outbox_arguments
 
 
 def open_outbox(path, **settings):
     wanted = {"topic": "orders", "partitions": 2, "producer": "billing", **settings}
-    return Outbox.open(path, **wanted)
+    return Outbox.open(path, **outbox_arguments(**wanted))
 
 
 def of_version(data, version):
@@ -320,9 +320,9 @@ def test_refused_lists_are_named_and_leave_nothing(tmp_path, values, columns, wh
     ],
 )
 def test_a_refused_setting_is_named_and_makes_nothing(tmp_path, settings, setting):
-    with pytest.raises(SettingRefused, match=f"^{setting}: ") as refused:
+    with pytest.raises(BadArgument, match=f"^{setting}: ") as refused:
         open_outbox(tmp_path / "outbox", **settings)
-    assert refused.value.setting == setting
+    assert refused.value.argument == setting
     assert not (tmp_path / "outbox").exists()
 
 
@@ -334,7 +334,7 @@ def test_what_was_fixed_at_creation_is_refused_by_name(tmp_path, setting, value)
         stored = getattr(outbox.identity, setting)
     with pytest.raises(OutboxDiffers) as refused:
         open_outbox(tmp_path, **{setting: value})
-    assert (refused.value.setting, refused.value.stored, refused.value.got) == (setting, stored, value)
+    assert (refused.value.argument, refused.value.stored, refused.value.got) == (setting, stored, value)
     with open_outbox(tmp_path):
         pass  # and the lock is free again
 

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from pushrep import KafkaDestination, LogConfig, Outbox
+from pushrep import KafkaDestination, LogConfig, Outbox, OutboxConfig
 from pushrep.cli.main import run
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.kafka.progress import EpochPartitions, PartitionProgress, ShippingProgress, read_progress, write_progress
@@ -16,6 +16,7 @@ from pushrep.log import StillNeeded
 from pushrep.outbox.destinations import repartition
 from pushrep.outbox.identity import read_identity
 from tests.kafka.cluster import free_ports
+from tests.support.outbox_arguments import outbox_arguments
 
 SMALL = LogConfig(segment_bytes=2_000, batch_bytes_max=2_000, flush_ms=10)
 BEFORE = ShippingProgress(
@@ -26,7 +27,9 @@ BEFORE = ShippingProgress(
 @pytest.fixture
 def directory(tmp_path):
     """An outbox of 40 records, of which a topic that was shipped to once has five."""
-    with Outbox.open(tmp_path / "outbox", "orders", 1, "test", log_config=SMALL, batch_bytes=1_000) as outbox:
+    with Outbox.open(
+        tmp_path / "outbox", "orders", 1, "test", config=OutboxConfig(log_config=SMALL, batch_bytes=1_000)
+    ) as outbox:
         outbox.append_many(0, [bytes(400)] * 40)
     write_progress(REAL_FILESYSTEM, tmp_path / "outbox", {"old": BEFORE, "older": replace(BEFORE, partitions={})})
     return tmp_path / "outbox"
@@ -41,7 +44,7 @@ def kafka(request):
 
 def opened(directory, kafka):
     settings = {"log_config": SMALL, "batch_bytes": 1_000, "open_timeout_s": 0.0}
-    return Outbox.open(directory, "orders", 1, "test", kafka=kafka, **settings)
+    return Outbox.open(directory, "orders", 1, "test", **outbox_arguments(kafka=kafka, **settings))
 
 
 def test_a_destination_is_dropped_while_the_outbox_is_open(directory, kafka):

@@ -25,6 +25,7 @@ from pushrep.outbox import (
     begin_pid_epoch,
     read_identity,
 )
+from tests.support.outbox_arguments import outbox_arguments
 
 CONFIG = LogConfig(preallocate_bytes=0, segment_bytes=2000)
 
@@ -54,7 +55,7 @@ def downstream(home):
 
 
 def opened(home, **settings):
-    return Outbox.open(home, "orders", 2, "billing", **{"log_config": CONFIG, **settings})
+    return Outbox.open(home, "orders", 2, "billing", **outbox_arguments(**{"log_config": CONFIG, **settings}))
 
 
 def append(home, word, count, **settings):

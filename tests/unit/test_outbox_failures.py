@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from filtering import StreamMetadata
+from pushrep import OutboxConfig
 from pushrep.env import RealFilesystem
 from pushrep.log import Durability, LogConfig
 from pushrep.outbox import (
@@ -21,6 +22,7 @@ from pushrep.outbox import (
     ReceiptTimeout,
 )
 from pushrep.outbox.batch import PendingBatch
+from tests.support.outbox_arguments import outbox_arguments
 from tests.support.simulated_disk import SimulatedDisk
 from tests.unit.gated_disk import GatedDisk, MeetingDisk, until
 
@@ -30,7 +32,7 @@ SIMULATED = Path("/outbox")
 def open_outbox(path, filesystem, **settings):
     wanted = {"topic": "orders", "partitions": 1, "producer": "billing", "filesystem": filesystem, **settings}
     wanted["log_config"] = LogConfig(preallocate_bytes=0)  # so that a full disk is full at once
-    return Outbox.open(path, **wanted)
+    return Outbox.open(path, **outbox_arguments(**wanted))
 
 
 def values_and_keys(outbox, partition=0):
@@ -340,7 +342,7 @@ def test_an_interrupted_append_leaves_neither_half_a_record_nor_a_hole(tmp_path,
             raise KeyboardInterrupt
         return interrupt
 
-    with Outbox.open(tmp_path, "orders", 1, "billing", linger_ms=60_000) as outbox:
+    with Outbox.open(tmp_path, "orders", 1, "billing", config=OutboxConfig(linger_ms=60_000)) as outbox:
         outbox.append(0, b"before", metadata=StreamMetadata(7, 0, 0))
         first = StreamMetadata(7, 0, 1)
         appends = {

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from filtering import StreamMetadata
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK
 from pushrep.log import Durability, LogConfig, SegmentLog
-from pushrep.outbox import Outbox
+from pushrep.outbox import Outbox, OutboxConfig
 from pushrep.outbox import positions as module
 from pushrep.outbox.positions import (
     POSITIONS_NAME,
@@ -20,6 +20,7 @@ from pushrep.outbox.positions import (
     decode_positions,
     encode_positions,
 )
+from tests.support.outbox_arguments import outbox_arguments
 from tests.support.simulated_disk import SimulatedClock, SimulatedDisk
 
 HOME = Path("/outbox")
@@ -72,7 +73,9 @@ class Machine:
     def open(self, **options):
         config = LogConfig(segment_bytes=20_000, preallocate_bytes=0, flush_ms=50)
         options = {"linger_ms": 0, "log_config": config} | options
-        return Outbox.open(HOME, "orders", 1, "billing", filesystem=self.disk, clock=self.clock, **options)
+        return Outbox.open(
+            HOME, "orders", 1, "billing", **outbox_arguments(filesystem=self.disk, clock=self.clock, **options)
+        )
 
     def end_process(self):
         self.disk.crash()
@@ -223,7 +226,7 @@ def test_who_follows_a_log_keeps_its_positions_as_it_grows_and_throws_away_those
     """Beside who has it open, whose epoch at the file's end is 0."""
     monkeypatch.setattr(module, "_FOLLOW_S", 0.01)
     path = tmp_path / "orders-0" / POSITIONS_NAME
-    with Outbox.open(tmp_path, "orders", 1, "billing", linger_ms=0) as outbox:
+    with Outbox.open(tmp_path, "orders", 1, "billing", config=OutboxConfig(linger_ms=0)) as outbox:
         outbox.append_many(0, [b"x"] * 10, metadata=StreamMetadata(7, 0, 0)).result(60)
         path.write_bytes(encode_positions(Positions(5, 9, {(7, 0): 999}), "key"))
         follower = PositionsFollower([path.parent, tmp_path / "orders-1"], "key", REAL_FILESYSTEM, SYSTEM_CLOCK)

@@ -10,12 +10,13 @@ from click.testing import CliRunner
 
 from pushrep.cli.main import cli
 from pushrep.env import REAL_FILESYSTEM
+from pushrep.errors import BadArgument
 from pushrep.kafka.progress import PartitionProgress, ShippingProgress, write_progress
 from pushrep.log import LogConfig, SegmentLog
 from pushrep.log.retention import purgeable
 from pushrep.log.segment import SealedSegment
-from pushrep.outbox import Outbox, SettingRefused
-from pushrep.outbox.identity import read_identity, write_identity
+from pushrep.outbox import Outbox
+from tests.support.outbox_arguments import outbox_arguments
 
 SMALL = LogConfig(segment_bytes=1000, preallocate_bytes=0)
 SEALED = [SealedSegment(base, base + 10, 100) for base in (0, 10, 20, 30)]
@@ -40,7 +41,9 @@ def test_what_may_go(wanted, floor, gone):
 
 
 def open_outbox(path, **more):
-    return Outbox.open(path, topic="orders", partitions=2, producer="p", **{"log_config": SMALL, **more})
+    return Outbox.open(
+        path, **outbox_arguments(topic="orders", partitions=2, producer="p", **{"log_config": SMALL, **more})
+    )
 
 
 def fill(outbox, partition=0, day=1):
@@ -95,40 +98,28 @@ def test_a_destination_keeps_what_it_lacks_until_it_is_dropped(tmp_path):
             outbox.close()
 
 
-def test_the_retention_by_default_rests_on_the_version_that_made_the_outbox(tmp_path, caplog):
-    caplog.set_level("INFO")
+def test_an_outbox_that_ships_keeps_a_week_unless_a_retention_is_set(tmp_path):
     with open_outbox(tmp_path / "plain") as outbox:
         assert kept(outbox) == (None, None), "without a destination nothing goes"
-    for made_before in (False, True):
-        path = tmp_path / f"shipped {made_before}"
-        with open_outbox(path) as outbox:
-            fill(outbox)
-            identity = outbox.identity
-        assert identity.retention_default_ms == 7 * 86_400_000
-        if made_before:
-            old = read_identity(REAL_FILESYSTEM, path)
-            object.__setattr__(old, "retention_default_ms", None)
-            write_identity(REAL_FILESYSTEM, path, old)
-        write_progress(REAL_FILESYSTEM, path, {"t": ShippingProgress(topic_id=UUID(int=1))})
-        caplog.clear()
-        with open_outbox(path) as outbox:
-            assert kept(outbox) == (None if made_before else 7 * 86_400_000, None)
-        assert ("made before 0.2.0" in caplog.text) is made_before
-        caplog.clear()
-        with open_outbox(path, retention_ms=-1) as outbox:
-            assert kept(outbox) == (None, None)
-        with open_outbox(path, retention_bytes=5000) as outbox:
-            assert kept(outbox) == (None, 5000)
-        with open_outbox(path, log_config=LogConfig(retention_ms=5)) as outbox:
-            assert kept(outbox) == (5, None)
-        assert "made before" not in caplog.text
-    with pytest.raises(SettingRefused, match="retention_ms"):
-        open_outbox(tmp_path / "new", retention_ms=-2)
+    path = tmp_path / "shipped"
+    with open_outbox(path) as outbox:
+        fill(outbox)
+    write_progress(REAL_FILESYSTEM, path, {"t": ShippingProgress(topic_id=UUID(int=1))})
+    for config, wanted in (
+        (SMALL, (7 * 86_400_000, None)),
+        (LogConfig(retention_ms=-1), (None, None)),
+        (LogConfig(retention_bytes=5000), (None, 5000)),
+        (LogConfig(retention_bytes=-1), (None, None)),
+        (LogConfig(retention_ms=5), (5, None)),
+    ):
+        with open_outbox(path, log_config=config) as outbox:
+            assert kept(outbox) == wanted
+    with pytest.raises(BadArgument, match="retention_ms"):
+        LogConfig(retention_ms=-2)
 
 
 def kept(outbox):
-    config = outbox.log(0).config
-    return config.retention_ms, config.retention_bytes
+    return outbox.log(0).config.retention
 
 
 def test_usage_is_refused_by_name(tmp_path):

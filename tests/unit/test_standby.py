@@ -11,23 +11,25 @@ from uuid import UUID
 import pytest
 from prometheus_client import CollectorRegistry
 
-from pushrep import Acks, AsyncOutbox, KafkaDestination, LogConfig, Outbox, ReplicaNode
+from pushrep import Acks, AsyncOutbox, Outbox, ReplicaNode
 from pushrep.cli.main import run
 from pushrep.election.candidate import MemberAnswer
 from pushrep.election.errors import CantStandBy
 from pushrep.election.grants import Grant, Member
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK
+from pushrep.errors import BadArgument
 from pushrep.health import HealthSettings
-from pushrep.outbox import OutboxDiffers, SettingRefused, StandbyCancelled, StandbyState
+from pushrep.outbox import OutboxDiffers, StandbyCancelled, StandbyState
 from pushrep.outbox.control import ask
 from pushrep.outbox.directory_handover import HandoverSocket
-from pushrep.outbox.standby import round_s, with_retention
+from pushrep.outbox.standby import round_s
 from pushrep.replicate.election_state import ElectionState, write_election_state
 from pushrep.replicate.errors import ReplicaUnreachable
 from pushrep.replicate.member_clients import MemberAnswers
 from pushrep.replicate.node_metrics import NodeCollector
 from pushrep.replicate.settings import PushSettings
 from tests.ports import reserve
+from tests.support.outbox_arguments import outbox_arguments
 
 WAIT_S = 20
 CANCELLED = threading.Event()
@@ -60,7 +62,7 @@ class Waiting:
 
     def run(self, *arguments, **settings):
         try:
-            Outbox.stand_by(*arguments, cancel=self.cancel, on_state=self.tell, **settings)
+            Outbox.stand_by(*arguments, **outbox_arguments(cancel=self.cancel, on_state=self.tell, **settings))
         except StandbyCancelled as error:
             self.error = error
 
@@ -187,21 +189,22 @@ def test_two_outboxes_of_a_topic_have_to_be_named(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "error"),
     [
-        ({"replicas": ["a:1"]}, SettingRefused),
-        ({"min_insync_replicas": 2}, SettingRefused),
-        ({"takeover_after_ms": 1_999}, SettingRefused),
-        ({"takeover_pause_ms": -1}, SettingRefused),
-        ({"acks": Acks.LOCAL}, CantStandBy),
-        ({"linger_ms": -1}, SettingRefused),
-        ({"carrier": "headers"}, SettingRefused),
-        ({"health": "127.0.0.1:0"}, SettingRefused),
+        ({"replicas": ["a:1"]}, TypeError),
+        ({"min_insync_replicas": 2}, BadArgument),
+        ({"takeover_after_ms": 1_999}, BadArgument),
+        ({"takeover_pause_ms": -1}, BadArgument),
+        ({"acks": Acks.LOCAL}, TypeError),
+        ({"linger_ms": -1}, BadArgument),
+        ({"carrier": "headers"}, BadArgument),
+        ({"health": "127.0.0.1:0"}, BadArgument),
         ({"linger": 5}, TypeError),
+        ({"slots": 4}, TypeError),
     ],
 )
 def test_what_open_would_not_take_is_refused_before_it_waits(tmp_path, settings, error):
     """Otherwise the lead would be taken first, and lost with the process."""
     with pytest.raises(error):
-        Outbox.stand_by(tmp_path, "orders", 1, "billing", cancel=CANCELLED, **settings)
+        Outbox.stand_by(tmp_path, "orders", 1, "billing", **outbox_arguments(cancel=CANCELLED, **settings))
 
 
 @pytest.mark.parametrize(
@@ -217,7 +220,7 @@ def test_an_outbox_that_was_made_otherwise_is_refused_before_its_lead_is_taken(t
     keep(tmp_path, grant(), member=0)  # its own lead: it would look at once
     topic, partitions, settings = asked
     with pytest.raises(OutboxDiffers, match=f"{setting}: this outbox was made with"):
-        Outbox.stand_by(tmp_path / place, topic, partitions, "billing", **settings)
+        Outbox.stand_by(tmp_path / place, topic, partitions, "billing", **outbox_arguments(**settings))
 
 
 def test_a_process_that_stands_by_answers_probes_and_is_not_ready(tmp_path):
@@ -250,26 +253,6 @@ def get(listen, path):
         return answer.status, answer.read()
 
 
-WEEK_MS = 7 * 86_400_000
-KAFKA = KafkaDestination(bootstrap_servers="localhost:1")
-
-
-@pytest.mark.parametrize(
-    ("settings", "kept"),
-    [
-        ({"kafka": KAFKA}, {"retention_ms": WEEK_MS}),
-        ({"kafka": KAFKA, "log_config": LogConfig(segment_bytes=1 << 20)}, {"retention_ms": WEEK_MS}),
-        ({"kafka": KAFKA, "retention_ms": -1}, {"retention_ms": -1}),
-        ({"kafka": KAFKA, "retention_bytes": 5_000}, {"retention_bytes": 5_000}),
-        ({"kafka": KAFKA, "log_config": LogConfig(retention_ms=5)}, {}),
-        ({}, {}),
-    ],
-)
-def test_what_kafka_has_is_kept_for_a_week_unless_the_service_says_otherwise(settings, kept):
-    found = with_retention(settings)
-    assert {name: found[name] for name in ("retention_ms", "retention_bytes") if name in found} == kept
-
-
 def test_a_runner_ships_and_answers_probes_where_it_is_told_to(tmp_path, monkeypatch, capfd):
     given = []
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process keeps its handlers
@@ -290,19 +273,19 @@ def stopped(given, settings):
     raise StandbyCancelled("data")
 
 
-@pytest.mark.parametrize(("place", "settings"), [("", {}), ("slot-0", {}), ("other", {"slots": 4})])
-def test_worker_slots_are_refused_instead_of_waiting_for_ever(tmp_path, place, settings):
+@pytest.mark.parametrize("place", ["", "slot-0"])
+def test_worker_slots_are_refused_instead_of_waiting_for_ever(tmp_path, place):
     """A slot has no members: no grant would ever come."""
     with Outbox.open_slot(tmp_path, "orders", 1, "billing"):
         pass
     with pytest.raises(CantStandBy, match="a worker slot is an outbox of this machine alone"):
-        Outbox.stand_by(tmp_path / place, "orders", 1, "billing", cancel=CANCELLED, **settings)
+        Outbox.stand_by(tmp_path / place, "orders", 1, "billing", cancel=CANCELLED)
 
 
 @pytest.mark.parametrize("settings", [{}, {"cancel": None}])
 def test_a_task_that_is_cancelled_waits_no_more(tmp_path, settings):
     async def main():
-        opening = AsyncOutbox.stand_by(tmp_path, "orders", 1, "billing", on_state=told, **settings)
+        opening = AsyncOutbox.stand_by(tmp_path, "orders", 1, "billing", **outbox_arguments(on_state=told, **settings))
         task = asyncio.ensure_future(_opened(opening))
         await asyncio.to_thread(waits.wait, WAIT_S)
         task.cancel()
