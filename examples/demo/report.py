@@ -97,10 +97,10 @@ footer { background: var(--ground); color: var(--muted); border-radius: 8px; pad
 <div class="panel">$figure</div>
 <h2>Kills, by <code>kill -9</code></h2>
 <div class="scroll" tabindex="0" role="region" aria-label="Kills"><table>
-<tr><th></th><th>at</th><th>program</th><th>processes</th><th>what came of it</th></tr>$kills</table></div>
+<tr><th>no.</th><th>at</th><th>program</th><th>processes</th><th>what came of it</th></tr>$kills</table></div>
 <h2>Numbers</h2>
 <div class="scroll" tabindex="0" role="region" aria-label="Numbers"><table class="numbers">
-<tr><th><span hidden>what</span></th><th>records</th><th>seconds</th><th>records/s</th></tr>$rows</table></div>
+<tr><th>what</th><th>records</th><th>seconds</th><th>records/s</th></tr>$rows</table></div>
 <footer>$footer
 The file has the months in the order 1, 10, 11, 12, 2 to 9, and so has the log. Days in UTC. Seed $seed. Made $made.
 </footer>

@@ -18,6 +18,7 @@ from urllib.parse import urlencode
 from uuid import UUID
 
 import pytest
+from axe_playwright_python.base import AXE_SCRIPT
 
 from pushrep import Outbox, OutboxConfig, ReplayClient, ReplayRequest
 from pushrep.cli.common import size
@@ -36,7 +37,6 @@ from tests.integration.test_console import FORM, PAGE, serve
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser; it is not installed")
 
 CHROMIUM = shutil.which("chromium")
-AXE = Path(__file__).parents[1] / "vendor" / "axe-4.14.1.min.js"
 LOOKS = 50
 LOOKED_AT_EVERY_S = 0.5  # each time every page that is open asks for all of itself again
 MOVING = {"age_ms", "idle_ms", "silent_ms", "last_contact_ms", "disk"}
@@ -271,7 +271,6 @@ def filter_page(page, looks):
 
 def everybody_can_use_it(server, tab):
     """axe finds nothing, and no page is wider than the window."""
-    axe = AXE.read_text(encoding="utf-8")
     for scheme, width, rules in (("light", 1200, None), ("dark", 390, ["color-contrast"])):
         page = tab(server.url, color_scheme=scheme, viewport={"width": width, "height": 760})
         for name, path in PATHS.items():
@@ -281,7 +280,7 @@ def everybody_can_use_it(server, tab):
                 keep_pictures(page, f"{name}-{scheme}", width)
             if rules and name not in {"fleet", "startpoints"}:
                 continue
-            page.evaluate(axe)
+            page.evaluate(AXE_SCRIPT)
             found = page.evaluate(
                 "rules => axe.run({resultTypes: ['violations'], ...rules && {runOnly: rules}})", rules
             )
