@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 GITHUB = ROOT / ".github"
 ADDRESS = "github.com/OWNER/pushrep"
 """The one placeholder for the repository's address. Who publishes replaces it everywhere, here too."""
+PAGES = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
 SCHEMAS = {
     "vendor.github-workflows": [*GITHUB.glob("workflows/*.yml")],
     "vendor.dependabot": [GITHUB / "dependabot.yml"],
@@ -39,7 +40,7 @@ def test_the_workflow_runs_what_ci_runs_on_pythons_that_are_named():
 
 def test_the_repository_has_one_address():
     """A place that was forgotten when the placeholder was replaced leads nowhere."""
-    pages = [ROOT / "README.md", ROOT / "pyproject.toml", *(path for path in GITHUB.rglob("*") if path.is_file())]
+    pages = [*PAGES, ROOT / "pyproject.toml", *(path for path in GITHUB.rglob("*") if path.is_file())]
     found = {
         (path.name, address)
         for path in pages
@@ -47,3 +48,10 @@ def test_the_repository_has_one_address():
     }
     assert {address for _, address in found} == {ADDRESS}, found
     assert {"README.md", "pyproject.toml", "config.yml"} <= {name for name, _ in found}
+
+
+def test_no_page_installs_from_an_index_that_has_no_pushrep():
+    from_an_index = re.compile(r"pip install [^\n`]*(?<![/\w])pushrep(\[[\w,-]+\])?(?! @ )['\"]?(\s|`|$)", re.MULTILINE)
+    assert from_an_index.search("`pip install 'pushrep[console]'`")
+    found = [(path.name, hit[0]) for path in PAGES if (hit := from_an_index.search(path.read_text(encoding="utf-8")))]
+    assert not found
