@@ -37,14 +37,6 @@ class MetadataOutOfRange(FilteringError, ValueError):
         self.field, self.value, self.allowed = field, value, allowed
 
 
-class PositionOutOfRange(FilteringError, ValueError):
-    """A part of a position does not fit its bits: give it more, or begin a new producer whose numbers begin anew."""
-
-    def __init__(self, value: int, bits: int) -> None:
-        super().__init__(f"{value} as a part of a position is not in [0, 2^{bits})")
-        self.value, self.bits = value, bits
-
-
 class UnsupportedKeys(FilteringError, TypeError):
     """A column of keys came in a form that holds no bytes: cast it, or pass another column."""
 
@@ -54,14 +46,6 @@ class UnsupportedKeys(FilteringError, TypeError):
             "large_binary or fixed_size_binary array, or a sequence of bytes and None"
         )
         self.what = what
-
-
-class BadProducerName(FilteringError, ValueError):
-    """A part of a producer's name cannot be hashed: correct that setting."""
-
-    def __init__(self, field: str, value: object, allowed: str) -> None:
-        super().__init__(f"{field}={value!r} cannot name a producer: {field} is {allowed}")
-        self.field, self.value, self.allowed = field, value, allowed
 
 
 class AmbiguousProducerId(FilteringError):
@@ -112,7 +96,7 @@ class MissingRight(FilteringError):
 
 
 class BadFilterSetting(FilteringError, ValueError):
-    """A setting or argument of the filter or of marks is outside its range."""
+    """A setting or argument is outside its range: correct it."""
 
     def __init__(self, setting: str, value: object, allowed: str) -> None:
         super().__init__(f"{setting}={value!r}: {setting} is {allowed}")
@@ -133,19 +117,8 @@ class TtlTooShort(FilteringError, ValueError):
 
 
 class CorruptMarks(FilteringError):
-    """The bytes of marks are damaged. Take the marks of an older batch; never go on with empty ones."""
+    """The bytes of marks are damaged, or of another version. Take an older batch's; never go on with empty ones."""
 
     def __init__(self, what: str, why: str) -> None:
-        super().__init__(f"marks are corrupt, {what}: {why}; restore an older copy, do not start from empty marks")
+        super().__init__(f"marks can't be read, {what}: {why}; restore an older copy, do not start from empty marks")
         self.what, self.why = what, why
-
-
-class MarksVersionUnsupported(FilteringError):
-    """The marks were written by another version of this format: read them with the release that wrote them."""
-
-    def __init__(self, version: int, supported: int) -> None:
-        super().__init__(
-            f"marks have format version {version}, this release reads version {supported}: use the release that wrote "
-            "them"
-        )
-        self.version, self.supported = version, supported

@@ -40,7 +40,7 @@ import numpy as np
 import numpy.typing as npt
 
 from filtering import window_bits
-from filtering.errors import BadFilterSetting, CorruptMarks, MarksVersionUnsupported, PairSplit
+from filtering.errors import BadFilterSetting, CorruptMarks, PairSplit
 
 Numbers = npt.NDArray[np.int64]
 
@@ -218,7 +218,7 @@ def encode(columns: MarkColumns) -> bytes:
 
 
 def decode(data: bytes | bytearray | memoryview) -> MarkColumns:
-    """Bytes → canonical columns. Raises CorruptMarks naming what is wrong, MarksVersionUnsupported."""
+    """Bytes → canonical columns. Raises CorruptMarks naming what is wrong."""
     view = memoryview(data).cast("B")
     if len(view) < _HEADER.size + _CHECKSUM.size:
         raise CorruptMarks("length", f"{len(view)} bytes, the shortest marks have {_HEADER.size + _CHECKSUM.size}")
@@ -230,7 +230,7 @@ def decode(data: bytes | bytearray | memoryview) -> MarkColumns:
     if stored != computed:
         raise CorruptMarks("checksum", f"the bytes give {computed:#010x}, the stored one is {stored:#010x}")
     if version != VERSION:
-        raise MarksVersionUnsupported(version, VERSION)
+        raise CorruptMarks("version", f"format version {version}, this release reads version {VERSION}")
     if window > WINDOW_MAX or (count == 0 and window):
         raise CorruptMarks("window", f"{window} for {count} pairs, at most {WINDOW_MAX}, and 0 without pairs")
     body_bytes = len(view) - _HEADER.size - _CHECKSUM.size
@@ -321,7 +321,7 @@ class HighwaterMarks:
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> "HighwaterMarks":
-        """Read what `to_bytes` wrote. Raises CorruptMarks naming what is wrong, MarksVersionUnsupported."""
+        """Read what `to_bytes` wrote. Raises CorruptMarks naming what is wrong."""
         return cls._of(decode(data))
 
     def to_bytes(self) -> bytes:

@@ -11,7 +11,7 @@ Each part gets its bits once and for all: other widths would give other offsets,
 import operator
 from typing import Final
 
-from filtering.errors import BadFilterSetting, PositionOutOfRange
+from filtering.errors import BadFilterSetting
 
 POSITION_BITS: Final = 63
 """Of a source offset: a signed 64-bit number that is never negative."""
@@ -31,14 +31,14 @@ class PositionBits:
         self.bits = bits
 
     def pack(self, *parts: int) -> int:
-        """The source offset of a position. Raises PositionOutOfRange for a part that is no number of its bits."""
+        """The source offset of a position. Raises BadFilterSetting for a part that is no number of its bits."""
         if len(parts) != len(self.bits):
             raise BadFilterSetting("parts", parts, f"{len(self.bits)} numbers")
         offset = 0
         for part, size in zip(parts, self.bits, strict=True):
             number = operator.index(part)
             if not 0 <= number < 1 << size:
-                raise PositionOutOfRange(number, size)
+                raise BadFilterSetting("part", number, f"in [0, 2^{size})")
             offset = offset << size | number
         return offset
 

@@ -11,7 +11,7 @@ filter would take the records of one for replays of the other.
 import struct
 from typing import Final
 
-from filtering.errors import AmbiguousProducerId, BadProducerName
+from filtering.errors import AmbiguousProducerId, BadFilterSetting
 
 SQE_SEED: Final = 0xE17A1465
 
@@ -61,11 +61,11 @@ def producer_id(  # noqa: PLR0913 - the six parts of the name, by keyword only
     `source` and `destination` are incarnations: cluster id + topic id for Kafka, the log's own id for a segment log,
     so that a topic made anew under its old name is another producer. `epoch` (>= 0) rises before the next append
     whenever an offset could name a second record; `fanout` (>= 1) is how many outputs each source record has.
-    Raises BadProducerName, and AmbiguousProducerId when another name in this process has this PID.
+    Raises BadFilterSetting, and AmbiguousProducerId when another name in this process has this PID.
     """
     for field, number, least in (("epoch", epoch, 0), ("fanout", fanout, 1)):
         if not isinstance(number, int) or number < least:
-            raise BadProducerName(field, number, f"a whole number from {least} on")
+            raise BadFilterSetting(field, number, f"a whole number from {least} on")
     texts = {"application": application, "stream": stream, "source": source, "destination": destination}
     parts = (*(_utf8(field, text) for field, text in texts.items()), b"%d" % epoch, b"%d" % fanout)
     pid = murmur_hash2_64a(b"".join(len(part).to_bytes(4, "big") + part for part in parts))
@@ -75,7 +75,7 @@ def producer_id(  # noqa: PLR0913 - the six parts of the name, by keyword only
 def sqe_producer_id(topology: str, stream: str, secondary_id: str = "") -> int:
     """The PID that SQE gives the same stream; for its Kafka streams `secondary_id` is broker ZooKeeper hosts + path.
 
-    The parts are joined without a mark between them, as SQE does it. Raises BadProducerName, and
+    The parts are joined without a mark between them, as SQE does it. Raises BadFilterSetting, and
     AmbiguousProducerId when another name in this process has this PID.
     """
     texts = {"topology": topology, "stream": stream, "secondary_id": secondary_id}
@@ -85,8 +85,8 @@ def sqe_producer_id(topology: str, stream: str, secondary_id: str = "") -> int:
 
 def _utf8(field: str, text: object) -> bytes:
     if not isinstance(text, str):
-        raise BadProducerName(field, text, "a text")
+        raise BadFilterSetting(field, text, "a text")
     try:
         return text.encode()
     except UnicodeEncodeError:
-        raise BadProducerName(field, text, "text that UTF-8 can carry (no lone surrogates)") from None
+        raise BadFilterSetting(field, text, "text that UTF-8 can carry (no lone surrogates)") from None

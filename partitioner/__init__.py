@@ -14,13 +14,12 @@ from partitioner.errors import (  # noqa: E402 - as above
     BadPartitionerSetting,
     BreaksPrefixCondition,
     KeyNotStreamMetadata,
-    NoSuchTopic,
     NotDelivered,
     OffsetNotAbove,
     PartitionerError,
     PartitionStopped,
-    TopicCompacted,
     TopicShrunk,
+    TopicUnfit,
 )
 from partitioner.source_partition import partition_for  # noqa: E402 - as above
 
@@ -28,13 +27,12 @@ __all__ = [
     "BadPartitionerSetting",
     "BreaksPrefixCondition",
     "KeyNotStreamMetadata",
-    "NoSuchTopic",
     "NotDelivered",
     "OffsetNotAbove",
     "PartitionStopped",
     "PartitionerError",
     "SourcePartitionPartitioner",
-    "TopicCompacted",
     "TopicShrunk",
+    "TopicUnfit",
     "partition_for",
 ]

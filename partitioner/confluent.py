@@ -42,12 +42,12 @@ from filtering.consumers.confluent_client import (
 )
 from filtering.retry import Backoff
 from partitioner.errors import (
+    NOT_THERE,
     BadPartitionerSetting,
     BreaksPrefixCondition,
-    NoSuchTopic,
     NotDelivered,
-    TopicCompacted,
     TopicShrunk,
+    TopicUnfit,
 )
 from partitioner.in_flight_queue import InFlightQueue
 from partitioner.source_partition import check_partition_count, partition_for
@@ -152,7 +152,7 @@ class SourcePartitionProducer:
     new PID epoch). carrier: where the 20 bytes travel, "key" or "header" (`stream-metadata`); with
     "header" a record may have a key of its own. Thread-safe; threads that must keep an order call one after another.
 
-    Raises BreaksPrefixCondition, BadPartitionerSetting, NoSuchTopic, TopicShrunk, TopicCompacted, KafkaException.
+    Raises BreaksPrefixCondition, BadPartitionerSetting, TopicUnfit, TopicShrunk, KafkaException.
     """
 
     def __init__(
@@ -413,7 +413,7 @@ class SourcePartitionProducer:
         return found if wanted is None else wanted
 
     def _partitions(self) -> int:
-        """How many the topic has. Raises NoSuchTopic, KafkaException."""
+        """How many the topic has. Raises TopicUnfit, KafkaException."""
 
         def question(left_s: float) -> int:
             found = self._client.list_topics(self.topic, timeout=left_s).topics[self.topic]
@@ -426,7 +426,7 @@ class SourcePartitionProducer:
                 return ask_brokers(question)
         except KafkaException as error:
             if error.args[0].code() in _NOT_THERE:
-                raise NoSuchTopic(self.topic) from None
+                raise TopicUnfit(self.topic, NOT_THERE) from None
             raise
 
 
@@ -448,12 +448,16 @@ def _serve(client: Producer, timeout_s: float) -> None:
 
 
 def refuse_compaction(config: Mapping[str, Any], topic: str) -> None:
-    """Ask the broker for the topic's cleanup.policy. Raises TopicCompacted, MissingRight, KafkaException."""
+    """Ask the broker for the topic's cleanup.policy. Raises TopicUnfit, MissingRight, KafkaException."""
     policy = topic_settings({name: value for name, value in config.items() if name not in REQUIRED}, topic)[
         "cleanup.policy"
     ]
     if "compact" in policy:
-        raise TopicCompacted(topic, policy)
+        raise TopicUnfit(
+            topic,
+            f"has cleanup.policy={policy}: compaction keeps a replayed record and deletes its first copy, which "
+            "readers then miss; set cleanup.policy=delete",
+        )
 
 
 _MASK = 2**64 - 1
@@ -468,7 +472,7 @@ class DestinationTopic(NamedTuple):
 
 
 def topic_facts(config: Mapping[str, Any], topic: str) -> DestinationTopic:
-    """Ask the brokers; config: librdkafka's settings for servers and security. Raises NoSuchTopic, KafkaException."""
+    """Ask the brokers; config: librdkafka's settings for servers and security. Raises TopicUnfit, KafkaException."""
     admin = AdminClient(dict(config))  # held until it has answered
     resource = ConfigResource(ResourceType.TOPIC, topic)
 
@@ -482,7 +486,7 @@ def topic_facts(config: Mapping[str, Any], topic: str) -> DestinationTopic:
         cluster, found, settings = ask_brokers(question)
     except KafkaException as error:
         if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-            raise NoSuchTopic(topic) from error
+            raise TopicUnfit(topic, NOT_THERE) from error
         raise
     high, low = found.topic_id.get_most_significant_bits(), found.topic_id.get_least_significant_bits()
     topic_id = UUID(int=(high & _MASK) << 64 | (low & _MASK))

@@ -75,20 +75,12 @@ class NotDelivered(PartitionerError):
         self.records, self.timeout_s = records, timeout_s
 
 
-class TopicCompacted(PartitionerError):
-    """Compaction deletes a record's first copy and keeps its replay: set the topic's cleanup.policy to delete."""
-
-    def __init__(self, topic: str, policy: str) -> None:
-        super().__init__(
-            f"topic {topic!r} has cleanup.policy={policy}: compaction keeps a replayed record and deletes its first "
-            "copy, which readers then miss; set cleanup.policy=delete"
-        )
-        self.topic, self.policy = topic, policy
+NOT_THERE = "does not exist: create it first, its partitions are counted at first use"
 
 
-class NoSuchTopic(PartitionerError):
-    """The destination topic is not there: create it, with as many partitions as are to be used."""
+class TopicUnfit(PartitionerError):
+    """The destination topic is not there, or is compacted: the message says what to do."""
 
-    def __init__(self, topic: str) -> None:
-        super().__init__(f"topic {topic!r} does not exist: create it first, its partitions are counted at first use")
-        self.topic = topic
+    def __init__(self, topic: str, why: str) -> None:
+        super().__init__(f"topic {topic!r} {why}")
+        self.topic, self.why = topic, why

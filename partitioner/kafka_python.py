@@ -11,7 +11,7 @@ from typing import Any, Literal
 from kafka.partitioner import DefaultPartitioner
 
 from partitioner.aiokafka import SourcePartitionPartitioner as _Place
-from partitioner.errors import NoSuchTopic
+from partitioner.errors import NOT_THERE, TopicUnfit
 
 
 class SourcePartitionPartitioner(DefaultPartitioner):  # type: ignore[misc]  # kafka-python has no types
@@ -19,7 +19,7 @@ class SourcePartitionPartitioner(DefaultPartitioner):  # type: ignore[misc]  # k
 
     `partition_counts`: how many partitions are used, by topic; of one that is not named the number at its first record,
     so keep `.partition_counts` with the producer's state and pass it after a restart. `fallback`: as for aiokafka's.
-    Raises NoSuchTopic, and as aiokafka's does.
+    Raises TopicUnfit, and as aiokafka's does.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class SourcePartitionPartitioner(DefaultPartitioner):  # type: ignore[misc]  # k
         del key, value, serialized_value
         partitions = cluster.partitions_for_topic(topic)
         if not partitions:
-            raise NoSuchTopic(topic)
+            raise TopicUnfit(topic, NOT_THERE)
         available: Sequence[int] = list(cluster.available_partitions_for_topic(topic) or ())
         place = self._places.setdefault(topic, _Place(self._fallback))
         return place(serialized_key, list(partitions), available)

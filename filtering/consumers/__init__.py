@@ -7,18 +7,14 @@ from filtering.consumers.errors import (
     CommitFailed,
     ConsumerError,
     CorruptPosition,
-    MarksLost,
     MarksTooLarge,
     PositionUnknown,
-    SettingOverwritesMarks,
 )
 
 __all__ = [
     "CommitFailed",
     "ConsumerError",
     "CorruptPosition",
-    "MarksLost",
     "MarksTooLarge",
     "PositionUnknown",
-    "SettingOverwritesMarks",
 ]

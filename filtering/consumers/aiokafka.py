@@ -29,7 +29,7 @@ from aiokafka.structs import ConsumerRecord
 from filtering.consumers.aiokafka_client import AiokafkaMember, failure_of, naming_rights
 from filtering.consumers.assignment import FilterSettings
 from filtering.consumers.commits import END, METADATA_CHARACTERS_MAX, ReadMarks, WriteMarks
-from filtering.consumers.errors import CommitFailed, MarksTooLarge, SettingOverwritesMarks
+from filtering.consumers.errors import NO_AUTO_COMMIT, CommitFailed, MarksTooLarge
 from filtering.consumers.group_member import (
     AskCommitted,
     AskRetention,
@@ -66,7 +66,7 @@ class ReplayFilteredConsumer:
     which an operator moves this group's partitions; it is asked in a thread, when partitions are assigned and while
     they are read. on_assign, on_revoke: called with this consumer and partitions; in `on_revoke` a commit still counts.
     settings: AIOKafkaConsumer's; auto-commit is refused by name.
-    Raises SettingOverwritesMarks, BadFilterSetting, TtlTooShort; entering it raises the client's KafkaError.
+    Raises BadFilterSetting, TtlTooShort; entering it raises the client's KafkaError.
     """
 
     def __init__(  # noqa: PLR0913 - what is read, and how
@@ -86,7 +86,7 @@ class ReplayFilteredConsumer:
         if not callable(carrier) and carrier not in {"key", "header"}:
             raise BadFilterSetting("carrier", carrier, '"key", "header" or a function')
         if settings.pop("enable_auto_commit", False):
-            raise SettingOverwritesMarks("enable_auto_commit", value=True)
+            raise BadFilterSetting("enable_auto_commit", True, NO_AUTO_COMMIT)
         if not group_id:
             raise BadFilterSetting("group_id", group_id, "needed: positions and marks are kept under it")
         self._topics, self._group, self._settings = topics, group_id, settings

@@ -45,7 +45,7 @@ from filtering.consumers.confluent_client import (
     missing_right,
     naming_rights,
 )
-from filtering.consumers.errors import CommitFailed, MarksTooLarge, SettingOverwritesMarks
+from filtering.consumers.errors import NO_AUTO_COMMIT, CommitFailed, MarksTooLarge
 from filtering.consumers.group_member import (
     AskCommitted,
     AskRetention,
@@ -89,7 +89,7 @@ class ReplayFilteredConsumer(ClosedAtExit):
     topic's own is asked for, and the read of a topic that keeps records longer raises TtlTooShort. marks_topic: a
     compacted topic for marks that do not fit beside the offset (about 100 pairs of a partition do). startpoints: their
     store, by which an operator moves this group's partitions, when they are assigned and while they are read.
-    Raises SettingOverwritesMarks, BadFilterSetting, TtlTooShort, KafkaException.
+    Raises BadFilterSetting, TtlTooShort, KafkaException.
     """
 
     def __init__(  # noqa: PLR0913 - what is read, and how
@@ -502,7 +502,7 @@ def _offsets(positions: Iterable[CommitPosition]) -> list[TopicPartition]:
 def _group_of(config: Mapping[str, Any]) -> str:
     for name in ("enable.auto.commit", "auto.commit.enable"):
         if config.get(name, False) not in {False, "false", "False"}:
-            raise SettingOverwritesMarks(name, config[name])
+            raise BadFilterSetting(name, config[name], NO_AUTO_COMMIT)
     group = config.get("group.id")
     if not group:
         raise BadFilterSetting("group.id", group, "needed: positions and marks are kept under it")

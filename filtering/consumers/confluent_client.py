@@ -21,7 +21,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
 
 from filtering.consumers.commits import Stored, pack_marks, unpack_marks
-from filtering.consumers.errors import MarksLost
+from filtering.consumers.errors import CorruptPosition
 from filtering.consumers.group_member import CommittedOffset, kept_ms
 from filtering.consumers.startpoints import ASK_WITHIN_S, Held, OwnershipCheck, PartitionFacts
 from filtering.errors import BadFilterSetting, MissingRight
@@ -230,14 +230,18 @@ class ConfluentMarksTopic:
         return Stored(int(message.partition() or 0), int(message.offset() or 0), version)
 
     def read(self, partition: tuple[str, int], stored: Stored) -> HighwaterMarks:
-        """The marks of a version. Raises MarksLost, CorruptPosition."""
+        """The marks of a version. Raises CorruptPosition."""
         self._reader.assign([TopicPartition(self._topic, stored.partition, stored.offset)])
         try:
             message = self._first()
         finally:
             self._reader.unassign()
         if message is None or message.key() != stored.version.encode() or not message.value():
-            raise MarksLost(*partition, self._topic, stored.version)
+            topic, number = partition
+            raise CorruptPosition(
+                f"{topic}-{number} names marks {stored.version!r} in topic {self._topic!r}, and they are not there: "
+                "restore that topic; or seek to a position, which begins with empty marks"
+            )
         return unpack_marks(bytes(message.value() or b""))
 
     def _first(self) -> Message | None:

@@ -2,20 +2,14 @@
 
 from filtering.errors import FilteringError
 
+NO_AUTO_COMMIT = (
+    "not for a filtering consumer: the client would commit positions by itself, without the marks that belong to them; "
+    "leave it out and call commit()"
+)
+
 
 class ConsumerError(FilteringError):
     """The root of what consumers refuse."""
-
-
-class SettingOverwritesMarks(ConsumerError, ValueError):
-    """A setting of the client would commit positions without their marks: leave it out."""
-
-    def __init__(self, setting: str, value: object) -> None:
-        super().__init__(
-            f"{setting}={value!r}: the client would commit positions by itself, without the marks that belong to them; "
-            "leave it out and call commit()"
-        )
-        self.setting, self.value = setting, value
 
 
 class CommitFailed(ConsumerError):
@@ -42,22 +36,14 @@ class MarksTooLarge(ConsumerError):
         self.topic, self.partition, self.size, self.allowed, self.pairs = topic, partition, size, allowed, pairs
 
 
-class MarksLost(ConsumerError):
-    """The marks topic does not hold what a commit names: bring that topic back, or seek to where to begin anew."""
-
-    def __init__(self, topic: str, partition: int, marks_topic: str, version: str) -> None:
-        super().__init__(
-            f"the committed position of {topic}-{partition} names marks {version!r} in topic {marks_topic!r}, and they "
-            "are not there: restore that topic; or seek to a position, which begins with empty marks"
-        )
-        self.topic, self.partition, self.marks_topic, self.version = topic, partition, marks_topic, version
-
-
 class CorruptPosition(ConsumerError):
-    """A commit's metadata is ours and damaged, or of a later version: commit an older position again, do not go on."""
+    """A commit's metadata is ours and damaged, of another version, or names marks that are not there.
+
+    Commit an older position again, restore the marks topic, or seek to where to begin anew; do not go on.
+    """
 
     def __init__(self, why: str) -> None:
-        super().__init__(f"the metadata of a committed position can't be read: {why}; going on would let replays pass")
+        super().__init__(f"the marks of a committed position can't be read: {why}; going on would let replays pass")
         self.why = why
 
 

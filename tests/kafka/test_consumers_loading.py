@@ -155,7 +155,7 @@ def test_a_ttl_shorter_than_the_topic_keeps_records_is_refused_by_each_read(brok
 
 
 def test_a_position_that_can_t_be_read_is_left_by_a_seek(broker, topic, caplog):
-    """As MarksLost says: "seek to a position, which begins with empty marks"."""
+    """As CorruptPosition says: "seek to a position, which begins with empty marks"."""
     from confluent_kafka import Consumer, TopicPartition
 
     fill(broker, topic, 0, range(10))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from filtering import AmbiguousProducerId, BadProducerName, producer_id, sqe_producer_id
+from filtering import AmbiguousProducerId, BadFilterSetting, producer_id, sqe_producer_id
 from filtering.producer_id import ProducerNames, murmur_hash2_64a
 
 NAME = {"application": "billing", "stream": "orders", "source": "src", "destination": "dst"}
@@ -66,7 +66,7 @@ def test_a_registry_of_its_own_knows_only_its_own_names():
     ],
 )
 def test_a_part_that_cannot_be_hashed_is_named(part, field):
-    with pytest.raises(BadProducerName) as refusal:
+    with pytest.raises(BadFilterSetting) as refusal:
         producer_id(**{**NAME, **part})
-    assert refusal.value.field == field
+    assert refusal.value.setting == field
     assert f"{field}=" in str(refusal.value)
