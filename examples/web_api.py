@@ -27,7 +27,7 @@ from waitress.server import create_server
 
 from pushrep import Acks, Outbox, OutboxConfig, PushrepError
 from pushrep.outbox import DeliveryFailed, NotEnoughReplicas
-from pushrep.outbox.metrics import OutboxCollector
+from pushrep.status.metrics import StatusCollector
 
 TOPIC, PARTITIONS, PRODUCER = "orders", 3, "web-shop"
 
@@ -35,7 +35,7 @@ TOPIC, PARTITIONS, PRODUCER = "orders", 3, "web-shop"
 def make_app(outbox: Outbox, timeout_s: float) -> Flask:
     app = Flask(__name__)
     registry = CollectorRegistry()
-    registry.register(OutboxCollector(outbox))
+    registry.register(StatusCollector(outbox.status))
 
     @app.post("/orders/<customer>")
     def order(customer: str) -> ResponseReturnValue:

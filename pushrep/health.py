@@ -1,35 +1,36 @@
 """Health and metrics over HTTP: a server for services, nodes and jobs.
 
     GET /livez      200 while the process answers
-    GET /readyz     200 or 503, {"ready": bool, "problems": [Problem.as_dict(), ...]}, worst first
+    GET /readyz     200, or 503 while a problem blocks appends; {"ready": bool, "problems": [Problem.as_dict(), ...]}
     GET /metrics    for Prometheus; 404 without a registry (the extra `metrics`)
     HEAD            as GET, without the body
     another path    404
 
 With certificates the server uses TLS. A client without a certificate may read /livez and /readyz, but gets problems
-without `why`, which names topics and members; /metrics answers it with 403. A certificate that `ca` did not sign fails
-the handshake. Changed certificate files are used from the next connection on.
+without `subject`, `why` and `command`, which name topics and members; /metrics answers it with 403. A certificate that
+`ca` did not sign fails the handshake. Changed certificate files are used from the next connection on.
 """
 
+import importlib.util
 import json
 import logging
 import ssl
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socket import AF_INET, AF_INET6, socket
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from filtering.closing import ClosedAtExit
 from pushrep.errors import BadArgument, PushrepError
-from pushrep.problems import AWAY_LIMIT_S, Problem, worst_first
 from pushrep.replicate.certificates import expires_s, mutual_tls
 from pushrep.replicate.sockets import Address
-from pushrep.settings import Between, check
+from pushrep.settings import check
+from pushrep.status import PlaceStatus, Problem, Status
 
 if TYPE_CHECKING:
     from prometheus_client.registry import CollectorRegistry
@@ -49,8 +50,6 @@ class HealthSettings:
     key: the server's private key (PEM).
     ca: the CA that signs the certificates of clients that may read /metrics (PEM).
     plain: whether to listen off loopback without TLS: anybody who can connect may read all answers.
-    kafka_away_limit_s: if nothing could be shipped to Kafka for so long, `kafka_away` is a problem, and /readyz answers
-        503.
     """
 
     listen: str
@@ -58,7 +57,6 @@ class HealthSettings:
     key: str | None = None
     ca: str | None = None
     plain: bool = False
-    kafka_away_limit_s: Annotated[float, Between(0)] = AWAY_LIMIT_S
 
     def __post_init__(self) -> None:
         check(self, "health.")
@@ -85,19 +83,26 @@ class HealthSettings:
 class HealthServer(ClosedAtExit):
     """The HTTP server, in threads of its own until `close`; see the module's docstring.
 
-    problems: returns the present problems; called for each /readyz, in any thread. registry: the metrics of /metrics.
-    Raises BadArgument if the address or a certificate file can't be used.
+    status: called for each /readyz and /metrics, in any thread. registry: the metrics of /metrics, if not those of the
+    status. Raises BadArgument if the address or a certificate file can't be used.
     """
 
     def __init__(
         self,
         settings: HealthSettings,
-        problems: Callable[[], Iterable[Problem]],
+        status: Callable[[], Status],
         registry: "CollectorRegistry | None" = None,
     ) -> None:
         listen = Address.parse(settings.listen)
+        if registry is None and importlib.util.find_spec("prometheus_client") is not None:
+            from prometheus_client import CollectorRegistry  # noqa: PLC0415 - an extra
+
+            from pushrep.status.metrics import StatusCollector  # noqa: PLC0415
+
+            registry = CollectorRegistry()
+            registry.register(StatusCollector(status))
         try:
-            self._server = _Server(listen, settings, problems, registry)
+            self._server = _Server(listen, settings, status, registry)
         except OSError as error:
             raise BadArgument("health.listen", f"can't listen on {listen}: {error.strerror or error}") from error
         self.address = Address(listen.host, self._server.server_address[1])
@@ -122,11 +127,11 @@ class _Server(ThreadingHTTPServer):
         self,
         listen: Address,
         settings: HealthSettings,
-        problems: Callable[[], Iterable[Problem]],
+        status: Callable[[], Status],
         registry: "CollectorRegistry | None",
     ) -> None:
         self.address_family = AF_INET6 if ":" in listen.host else AF_INET
-        self.problems, self.registry = problems, registry
+        self.status, self.registry = status, registry
         self._certificates = _Certificates(settings) if settings.cert else None
         super().__init__((listen.host, listen.port), _Handler)
 
@@ -209,14 +214,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _ready(self) -> None:
         try:
-            problems = worst_first(self.server.problems())
+            status = self.server.status()
         except (PushrepError, OSError) as error:  # the outbox or node is being closed
-            problems = [Problem("not_answering", str(error))]
-        ready = not any(one.blocks for one in problems)
-        shown = [one.as_dict() for one in problems]
+            status = PlaceStatus(found=(Problem("not_answering", "process", str(error)),))
+        ready, shown = status.is_ready, status.as_dict()["problems"]
         if not self._is_known():
-            for one in shown:
-                del one["why"]
+            shown = [{name: one[name] for name in ("problem", "since_ms", "blocks")} for one in shown]
         body = json.dumps({"ready": ready, "problems": shown}).encode() + b"\n"
         self._answer(HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE, _JSON, body)
 

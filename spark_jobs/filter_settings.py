@@ -97,7 +97,7 @@ class BatchCounts:
     unlikely_pairs: int = 0
 
     def added_to(self, before: FilterCounts | None) -> FilterCounts:
-        """The sums of the batches before, with this one: what `pushrep.metrics.FilterCollector` shows."""
+        """The sums of the batches before, with this one: what `pushrep.status.JobStatus` shows."""
         if self.skipped and before is not None:
             return before
         return FilterCounts(

@@ -157,7 +157,7 @@ class CountsListener(StreamingQueryListener):
 
     @property
     def counts(self) -> Mapping[str, FilterCounts]:
-        """By query name (id, if it has none) since this listens: `pushrep.metrics.FilterCollector` shows them."""
+        """By query name (id, if it has none) since this listens: `pushrep.status.JobStatus` shows them."""
         return self._counts
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name

@@ -30,8 +30,8 @@ from pushrep.health import HealthSettings
 from pushrep.replay import NodeAccess
 from pushrep.replicate import node_status
 from pushrep.replicate.certificates import mutual_tls
-from pushrep.replicate.node_metrics import NodeCollector
 from pushrep.replicate.reloading import CertificateFiles
+from pushrep.status.metrics import StatusCollector
 from tests import conftest  # noqa: F401 - what every JVM is started with
 from tests.fleet import Fleet
 from tests.integration.certificates import make_certificates, sign
@@ -85,7 +85,7 @@ class Drill:
         self.fleet.append(20)
 
     def _health(self, number):
-        return HealthSettings(listen=self.targets[number], kafka_away_limit_s=KAFKA_AWAY_S)
+        return HealthSettings(listen=self.targets[number])
 
     @property
     def targets(self):
@@ -96,7 +96,7 @@ class Drill:
         return {"certificates": files}
 
     def _watch_node(self, index):
-        collector = NodeCollector(self.world.nodes[index])
+        collector = StatusCollector(self.world.nodes[index].status)
         self._of_node[index] = served(self._stack, collector, listen=self.targets[index - 1])
 
     # ---- faults

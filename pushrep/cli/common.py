@@ -14,11 +14,10 @@ from types import FrameType
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from filtering.extras import EXTRA_OF, MissingExtra, install_command
 from pushrep.importing import PACKAGES, why_hidden
+from pushrep.status.table import table, width
 
 TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -75,14 +74,6 @@ def parse_duration_s(text: str) -> int:
     return int(match[1]) * _UNIT_S[match[2]]
 
 
-def time_text(ms: int) -> str:
-    """UTC to the second; "@" and the number for a time beyond Python's calendar."""
-    try:
-        return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-    except (OverflowError, ValueError, OSError):
-        return f"@{ms}"
-
-
 def why_missing(what: str, error: ImportError) -> str | None:
     """One line that names the missing package and how to install it; None if no package is missing (a bug of ours)."""
     if isinstance(error, MissingExtra):
@@ -114,34 +105,14 @@ def whole_step() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-_PIPE_COLUMNS = 200  # rich would cut a table for a pipe to 80 columns
-
-
 def show_table(title: str | None, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table: the first column is aligned left, the others right."""
-    table = Table(title=title, title_justify="left")
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number == 0 else "right")
-    for row in rows:
-        table.add_row(*row)
-    width = None if Console().is_terminal else _PIPE_COLUMNS
-    Console(width=width, markup=False, highlight=False, emoji=False).print(table)
+    """Print a table; see pushrep/status/table.py."""
+    if title is not None:
+        click.echo(title)
+    for line in table(columns, rows, width()):
+        click.echo(line)
 
 
 def show_json(value: Any) -> None:
     """One JSON value on one line."""
     click.echo(json.dumps(value, default=str))
-
-
-def count(number: int | None) -> str:
-    """A number with commas between thousands; a question mark for None."""
-    return "?" if number is None else f"{number:,}"
-
-
-def size(size_bytes: int) -> str:
-    """Bytes in the largest unit in which the number is at least 1. It may be negative: a replay's credit can be."""
-    value, units = float(size_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while abs(value) >= 1024 and len(units) > 1:
-        value /= 1024
-        units.pop(0)
-    return f"{value:.0f} {units[0]}" if units[0] == "B" else f"{value:.1f} {units[0]}"

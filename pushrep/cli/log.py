@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from pushrep.cli.common import count, show_json, show_table, size
+from pushrep.cli.common import show_json, show_table
 from pushrep.cli.log_dump import dump
 from pushrep.cli.log_verify import print_findings, verify
 from pushrep.cli.options import time_ms_of
@@ -45,6 +45,7 @@ from pushrep.outbox.control import NobodyAnswers, ask
 from pushrep.outbox.destinations import not_known_to_be_shipped
 from pushrep.outbox.positions import POSITIONS_NAME
 from pushrep.outbox.purging import purge_closed
+from pushrep.status.table import count, size
 
 _COLUMNS = ("log", "start", "end", "flushed", "HWM", "epoch", "segments", "size", "writer", "closed clean", "known by")
 

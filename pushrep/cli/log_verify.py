@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from pushrep.cli.common import show_json, size
+from pushrep.cli.common import show_json
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import BadArgument
 from pushrep.log.directory_files import list_segments, read_partition_metadata, shown_below, slot_directories
@@ -18,6 +18,7 @@ from pushrep.log.verify import BATCH_KINDS, Finding, FindingKind, VerifyReport, 
 from pushrep.replay import ReplayClient
 from pushrep.replay.client import compare_copies, why_not_held
 from pushrep.replicate.election_state import find_election_state
+from pushrep.status.table import size
 
 
 def verify_against(log: Path, where: str) -> bool:

@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, cast
 import click
 
 from filtering import StreamMetadata, producer_id
-from pushrep.cli.common import log_at_least, parse_duration_s, show_json, time_text
+from pushrep.cli.common import log_at_least, parse_duration_s, show_json
 from pushrep.cli.input_lines import BadLine, numbered_lines
 from pushrep.cli.options import client_properties_option, client_tls, log_options, tls_options
 from pushrep.election.errors import NotLeader
@@ -49,6 +49,7 @@ from pushrep.outbox.errors import CantHold
 from pushrep.outbox.standby import GrantedMember, members_at
 from pushrep.records import HEADER_BYTES
 from pushrep.replicate.settings import PushSettings
+from pushrep.status.table import time_text
 
 _END_S = 10.0
 _AGAIN_S = 0.05

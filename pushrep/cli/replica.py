@@ -12,13 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import click
-from rich.console import Console
 
-from pushrep.cli.common import log_at_least, show_json
+from pushrep.cli.common import log_at_least
 from pushrep.cli.options import copy_check_option, node_log_options, replay_options
 from pushrep.cli.replica_members import add, adopt_command, moved_command, remove
 from pushrep.cli.replica_members import replace as replace_command
-from pushrep.cli.replica_status import sessions_table, status
 from pushrep.errors import BadArgument
 from pushrep.health import HealthServer, HealthSettings
 from pushrep.log import LogConfig
@@ -37,21 +35,10 @@ def health_of(node: ReplicaNode, address: Address | None, files: CertificateFile
     if address is None:
         yield ""
         return
-    try:
-        from prometheus_client import CollectorRegistry  # noqa: PLC0415 - an extra
-
-        from pushrep.replicate.node_metrics import NodeCollector  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise click.ClickException(
-            f"--metrics needs the Python package {error.name!r}, which is not installed: install pushrep with the "
-            "extra metrics"
-        ) from error
-    registry = CollectorRegistry()
-    registry.register(NodeCollector(node))
     cert, key, ca = (None, None, None) if files is None else map(str, files)
     # plain=True: `serve` has checked already whether this address may be off loopback without TLS.
     settings = HealthSettings(listen=str(address), cert=cert, key=key, ca=ca, plain=True)
-    with HealthServer(settings, lambda: node.status().problems(), registry) as server:
+    with HealthServer(settings, node.status) as server:
         yield f", metrics at {server.url}/metrics"
 
 
@@ -195,27 +182,11 @@ def serve(  # noqa: PLR0913, PLR0917 - the options
 _DATA = click.argument("directory", type=click.Path(path_type=Path, file_okay=False, exists=True))
 
 
-@click.command()
-@_DATA
-@click.option("--json", "as_json", is_flag=True, help="A JSON list.")
-def sessions(directory: Path, *, as_json: bool) -> None:
-    """Show the replay sessions of the running node in DIRECTORY: recording, state, position, lag, credit, idle time.
-
-    \b
-      pushrep replica sessions copies
-    """  # noqa: D301 - as above
-    found = ask(directory, "status")["replays"]["sessions"]
-    if as_json:
-        show_json(found)
-    else:
-        Console(markup=False, highlight=False, emoji=False).print(sessions_table(found))
-
-
 @click.command("stop-session")
 @_DATA
 @click.argument("session", metavar="SESSION")
 def stop_session(directory: Path, session: str) -> None:
-    """End a replay SESSION of the node in DIRECTORY, by the number that `sessions` shows.
+    """End a replay SESSION of the node in DIRECTORY, by the number that `pushrep status DIRECTORY` shows.
 
     \b
       pushrep replica stop-session copies 0000000151a2b3c4
@@ -226,7 +197,7 @@ def stop_session(directory: Path, session: str) -> None:
         number = int(session, 16)
     except ValueError as error:
         raise click.BadParameter(
-            f"{session!r} is not a session's number: give 16 digits, 0 to f, as `pushrep replica sessions` shows them",
+            f"{session!r} is not a session's number: give 16 digits, 0 to f, as `pushrep status` shows them",
             param_hint="SESSION",
         ) from error
     is_stopped = ask(directory, "stop-replay", {"session_id": number})["stopped"]
@@ -261,6 +232,4 @@ replica.add_command(moved_command)
 replica.add_command(remove)
 replica.add_command(replace_command)
 replica.add_command(serve)
-replica.add_command(sessions)
 replica.add_command(stop_session)
-replica.add_command(status)

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import click
 
-from pushrep.cli.common import count, show_json
+from pushrep.cli.common import show_json
 from pushrep.cli.options import F, addresses_of, client_tls, tls_options
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import BadArgument
@@ -22,6 +22,7 @@ from pushrep.outbox.directory_handover import adopt, moved
 from pushrep.outbox.identity import identity_in
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address
+from pushrep.status.table import count
 
 _PAUSE_S = 0.2
 _LOST_WAIT_S = 5.0

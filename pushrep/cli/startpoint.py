@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from filtering.errors import shown_partition
-from pushrep.cli.common import count, show_json, show_table, time_text
+from pushrep.cli.common import show_json, show_table
 from pushrep.cli.startpoint_export import export
 from pushrep.cli.startpoint_options import (
     Row,
@@ -34,6 +34,7 @@ from pushrep.errors import PushrepError
 from pushrep.log.directory_files import shown_name
 from pushrep.startpoints import EventLog, NoSuchStartpoint, ReaderState, Startpoint, State, Target, Written
 from pushrep.startpoints.model import OVER, Applied, Cancelled, Expired, Fact, Failed, to_json
+from pushrep.status.table import count, time_text
 
 
 @click.command("list")

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import click
 
-from pushrep.cli.common import DURATION, parse_duration_s, time_text, why_missing
+from pushrep.cli.common import DURATION, parse_duration_s, why_missing
 from pushrep.cli.input_lines import parse_time_ms
 from pushrep.kafka.destination import read_properties
 from pushrep.log import NotALogDirectory, SegmentLog
@@ -37,6 +37,7 @@ from pushrep.startpoints import (
 )
 from pushrep.startpoints.store import BOOTSTRAP_SERVERS as CLIENT_SERVERS
 from pushrep.startpoints.store import KAFKA, kind_of
+from pushrep.status.table import time_text
 
 
 class Row(NamedTuple):

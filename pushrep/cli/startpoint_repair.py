@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import click
 
 from filtering.errors import shown_partition
-from pushrep.cli.common import count, show_json, show_table
+from pushrep.cli.common import show_json, show_table
 from pushrep.cli.record_rows import carrier_of, metadata_of
 from pushrep.cli.startpoint_options import (
     parse_option,
@@ -46,6 +46,7 @@ from pushrep.startpoints import (
     facts_of,
     resolve,
 )
+from pushrep.status.table import count
 
 _PAIRS_SHOWN = 10
 _FORWARD = {Kind.LATEST, Kind.BOOTSTRAP}

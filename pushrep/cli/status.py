@@ -1,4 +1,4 @@
-"""`pushrep status`: shows outboxes, nodes and logs, in directories or at addresses, as tables or as one JSON object.
+"""`pushrep status`: shows outboxes, nodes and logs, in directories or at addresses, as text or as one JSON object.
 
     {"version": 1, "at_ms": wall clock of the reading, "places": [PLACE, ...]}    in the order of the arguments
 
@@ -7,25 +7,25 @@ PLACE always has
     kind        "outbox" | "node" | "logs" | "unknown"
     state       a text. Outbox: that of `LeadingState`, "closed" or "held by a process that does not answer"; node:
                 "running", "closed" or "held by a process that does not answer"; logs: "at rest"; unknown: "unknown"
-    problems    [{"problem": a word of pushrep.problems.BLOCKS, "why": text, "blocks": bool}, ...], worst first
+    problems    [{"problem": a name of PROBLEMS, "subject", "why", "since_ms": or null, "blocks": "appends",
+                "acknowledgements", "shipping", "replication" or "nothing", "advice", "command"}, ...], worst first
 and by its kind
-    outbox      the fields of OutboxStatus; a closed outbox lacks those that only its process has (acks, disk, scrub,
-                in_sync_min, session_ends ...). With --partitions "parts": [PartitionStatus, ...]
+    outbox      the fields of OutboxStatus; of a closed outbox those of ClosedOutbox. With --partitions "parts":
+                [PartitionStatus, ...]
     node        the fields of NodeStatus; a closed node has `logs`, and `address` if a grant names it. At an address the
-                same, if the caller may list every outbox there; otherwise, and from an older node, only `address`,
-                `certificate_expires_s` and `logs`. At an address `logs` has outbox_id, topic, partition, offsets
-                without the flushed one, and leader_epoch
+                same, if the caller may list every outbox there; otherwise only `address`, `certificates` and `logs`,
+                and it is not known what is wrong. At an address `logs` lacks the flushed offset
     logs        "logs": [{"topic", "partition", "log_start_offset", ...}, ...]
     unknown     "why"
 New versions add fields and rename none. A field without a value is missing or null. Ranges of offsets are half-open.
 """
 
 import json
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from ssl import SSLContext
@@ -33,42 +33,44 @@ from typing import Any
 from uuid import UUID
 
 import click
-from rich.console import Console, Group, RenderableType
-from rich.text import Text
 
-from pushrep.cli.common import count, show_json, size, time_text, whole_step
+from pushrep.cli.common import show_json, whole_step
 from pushrep.cli.options import client_tls, tls_options
-from pushrep.cli.replica_status import draw, drawn, look, sessions_table, table
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import BadArgument, PushrepError
 from pushrep.log.directory_files import OUTBOX_FILE_NAME, outboxes_at, parse_log_name
 from pushrep.log.inspection import lock_holder, logs_at, summarize
-from pushrep.outbox.control import BadControlMessage, NobodyAnswers, ask
-from pushrep.problems import Problem, certificate_problems
+from pushrep.outbox.control import NobodyAnswers, ask
+from pushrep.outbox.status import closed_status
 from pushrep.replicate.election_state import REPLICA_EPOCH_NAME, find_election_state
 from pushrep.replicate.errors import ReplicaUnreachable
+from pushrep.replicate.node_status import NodeLog, log_problems
 from pushrep.replicate.replica_client import ReplicaClient
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address
+from pushrep.status import PlaceStatus, Problem
+from pushrep.status.table import width
+from pushrep.status.text import status_lines
 from pushrep.wire import push_messages as wire
 from pushrep.wire.error_codes import ErrorCode
 
 VERSION = 1
+EXIT_PROBLEM, EXIT_UNKNOWN = 1, 3
 _REACH_MS = 5_000
-_LOGS = ("outbox", "log", "start", "end", "HWM", "epoch", "what is wrong")
+_PARTITIONS_AT_ONCE = 1000
+_HELD = "held by a process that does not answer"
+_PARTLY = "this identity may not list every outbox there, so its problems are not known"
+_CLEAR = "\x1b[2J\x1b[H"
 
 
-@click.command()
+@click.command(short_help="Show how far everything is, and what is wrong.")
 @click.argument("places", nargs=-1, metavar="[DIRECTORY|HOST:PORT]...")
 @click.option("--partitions", "with_partitions", is_flag=True, help="Show each partition of an outbox, too.")
-@click.option("--watch", is_flag=True, help="Show it again and again, until Ctrl-C.")
-@click.option(
-    "--every", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Seconds between updates of --watch."
-)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object; with --watch one for each update.")
+@click.option("--watch", is_flag=True, help="Show it again each second, until Ctrl-C.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object; with --watch one each second.")
 @tls_options
 def status(  # noqa: PLR0913 - the options
-    places: tuple[str, ...], every: float, cert: Path | None, key: Path | None, ca: Path | None,
+    places: tuple[str, ...], cert: Path | None, key: Path | None, ca: Path | None,
     *, with_partitions: bool, watch: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Show outboxes, nodes and logs: offsets, how far replicas and Kafka topics are behind, and problems ("!").
@@ -78,34 +80,34 @@ def status(  # noqa: PLR0913 - the options
       pushrep status outbox copies 10.0.0.7:7400 --watch
       pushrep status workers --json --partitions
 
-    Without an argument it shows the working directory. Exit code 1 if one of the places can't be read or reached.
+    Without an argument it shows the working directory. Exit code 0: no problem; 1: a problem; 3: a place can't be read
+    or reached, or it does not tell this identity all.
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
     tls = client_tls(cert, key, ca)
-    console = Console(markup=False, highlight=False, emoji=False)
-    last: list[dict[str, Any]] = []
-
-    def looks() -> Iterator[list[dict[str, Any]]]:
-        while True:
-            last[:] = [
-                one for place in places or (".",) for one in look_at(place, tls, with_partitions=with_partitions)
-            ]
-            yield list(last)
-            if not watch:
-                return
-            time.sleep(every)
-
+    found: list[dict[str, Any]] = []
     try:
-        if as_json:
-            for found in looks():
-                with whole_step():
-                    show_json({"version": VERSION, "at_ms": time.time_ns() // 1_000_000, "places": found})
-        else:
-            draw(looks(), _drawn, console, watch=watch)
+        while True:
+            found = [one for place in places or (".",) for one in look_at(place, tls, with_partitions=with_partitions)]
+            with whole_step():
+                _show(found, as_json=as_json, clear=watch and sys.stdout.isatty())
+            if not watch:
+                break
+            time.sleep(1)
     except KeyboardInterrupt:
         if not watch:
             raise
-    if any(one["kind"] == "unknown" for one in last):
-        click.get_current_context().exit(1)
+    if any(one["kind"] == "unknown" or one.get("why") == _PARTLY for one in found):
+        click.get_current_context().exit(EXIT_UNKNOWN)
+    if any(one["problems"] for one in found):
+        click.get_current_context().exit(EXIT_PROBLEM)
+
+
+def _show(found: list[dict[str, Any]], *, as_json: bool, clear: bool) -> None:
+    if as_json:
+        show_json({"version": VERSION, "at_ms": time.time_ns() // 1_000_000, "places": found})
+    else:
+        texts = ["\n".join(status_lines(one, width())) for one in found]
+        click.echo((_CLEAR if clear else "") + "\n\n".join(texts))
 
 
 def look_at(place: str, tls: SSLContext | None = None, *, with_partitions: bool = False) -> list[dict[str, Any]]:
@@ -123,32 +125,44 @@ def _looked(place: str, look_there: Callable[[], dict[str, Any]]) -> dict[str, A
     try:
         found = look_there()
     except (PushrepError, OSError) as error:
-        problem = Problem("not_answering", str(error)).as_dict()
-        found = {"kind": "unknown", "state": "unknown", "why": str(error), "problems": [problem]}
-    return {"place": place, **found}
+        problem = Problem("not_answering", "place", str(error))
+        found = PlaceStatus(directory=place, why=str(error), found=(problem,)).as_dict()
+    return {**found, "place": place}
 
 
 def _directory(path: Path, *, with_partitions: bool) -> dict[str, Any]:
     if (path / OUTBOX_FILE_NAME).exists():
-        return {"kind": "outbox", **look(path, with_partitions=with_partitions)}
+        return _outbox(path, with_partitions=with_partitions)
     if not (path / REPLICA_EPOCH_NAME).exists():
-        return {"kind": "logs", "state": "at rest", "logs": _logs(path), "problems": []}
+        return PlaceStatus(kind="logs", state="at rest", directory=str(path.resolve()), logs=_logs(path)).as_dict()
     try:
-        return {"kind": "node", **ask(path, "status")}
-    except (NobodyAnswers, BadControlMessage) as error:  # BadControlMessage: an older node without this request
+        node: dict[str, Any] = ask(path, "status")
+    except NobodyAnswers as error:
         writer = lock_holder(path)
-        problems = [] if writer is None else [Problem("not_answering", f"process {writer} runs it: {error}").as_dict()]
         copies = [one for one in sorted(path.iterdir()) if _is_id(one.name)]
-        named = next(filter(None, map(_named_address, copies)), None)
-        return {
-            "kind": "node",
-            "state": "closed" if writer is None else "held by a process that does not answer",
-            **({} if named is None else {"address": named}),
-            "pid": writer,
-            "directory": str(path.resolve()),
-            "logs": [{"outbox_id": one.name, **log} for one in copies for log in _logs(one)],
-            "problems": problems,
-        }
+        held = Problem("not_answering", "node", f"process {writer} runs it: {error}")
+        return PlaceStatus(
+            kind="node",
+            state="closed" if writer is None else _HELD,
+            address=next(filter(None, map(_named_address, copies)), ""),
+            pid=writer,
+            directory=str(path.resolve()),
+            logs=[{"outbox_id": one.name, **log} for one in copies for log in _logs(one)],
+            found=() if writer is None else (held,),
+        ).as_dict()
+    return node
+
+
+def _outbox(path: Path, *, with_partitions: bool) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = ask(path, "status")
+        for first in range(0, found["partitions"] if with_partitions else 0, _PARTITIONS_AT_ONCE):
+            found["parts"] += ask(path, "status", {"first": first, "count": _PARTITIONS_AT_ONCE})["parts"]
+    except NobodyAnswers as error:
+        found = closed_status(path, error.why).as_dict()
+        if not with_partitions:
+            found["parts"] = []
+    return found
 
 
 def _named_address(copy: Path) -> str | None:
@@ -191,37 +205,34 @@ def _node_at(place: str, tls: SSLContext | None) -> dict[str, Any]:
     if answer.error_code is not ErrorCode.NONE:
         raise ReplicaUnreachable(place, f"it refuses to list its logs: {answer.error_code.name}")
     logs = [
-        {
-            "outbox_id": str(one.outbox_id), "topic": one.tp.topic, "partition": one.tp.partition,
-            "log_start_offset": one.log_start_offset, "log_end_offset": one.log_end_offset,
-            "high_watermark": one.high_watermark, "leader_epoch": one.leader_epoch, "size_bytes": one.size_bytes,
-            "failure": None if one.error_code is ErrorCode.NONE else one.error_code.name,
-        }
+        NodeLog(
+            outbox_id=str(one.outbox_id),
+            topic=one.tp.topic,
+            partition=one.tp.partition,
+            log_start_offset=one.log_start_offset,
+            log_end_offset=one.log_end_offset,
+            flushed_offset=None,
+            high_watermark=one.high_watermark,
+            leader_epoch=one.leader_epoch,
+            failure=None if one.error_code is ErrorCode.NONE else one.error_code.name,
+        )
         for one in answer.logs
-    ]  # fmt: skip
-    if own_status is not None:
-        return {**own_status, "kind": "node", "place": place, "address": place, "logs": logs}
-    offline = [log for log in logs if log["failure"] is not None]
-    problems = [
-        Problem("log_offline", f"{log['outbox_id']}/{log['topic']}-{log['partition']}: {log['failure']}").as_dict()
-        for log in offline
     ]
-    problems += [one.as_dict() for one in certificate_problems({"node": expires_s}, time.time())]
-    return {
-        "kind": "node",
-        "state": "running",
-        "address": place,
-        "certificate_expires_s": expires_s,
-        "logs": logs,
-        "problems": problems,
-    }
+    if own_status is not None:
+        return {**own_status, "address": place, "logs": [one._asdict() for one in logs]}
+    return PlaceStatus(
+        kind="node",
+        state="running",
+        why=_PARTLY,
+        address=place,
+        certificates={} if expires_s is None else {"node": expires_s},
+        logs=[one._asdict() for one in logs],
+        found=tuple(log_problems(logs)),
+    ).as_dict()
 
 
 def _described_by(client: ReplicaClient) -> dict[str, Any] | None:
-    """The node's own status; None if this identity may not see all of it.
-
-    Raises ReplicaUnreachable.
-    """
+    """The node's own status; None if this identity may not see all of it. Raises ReplicaUnreachable."""
     answer = client.ask(wire.DescribeNodeRequest(), wire.DescribeNodeResponse)
     if answer.error_code is not ErrorCode.NONE:
         return None
@@ -232,72 +243,3 @@ def _described_by(client: ReplicaClient) -> dict[str, Any] | None:
     if not isinstance(status, dict):
         raise ReplicaUnreachable(str(client.address), "its status is not a JSON object")
     return status
-
-
-# ---- for people
-
-
-def _drawn(found: dict[str, Any]) -> RenderableType:
-    lines = [f"! {one['problem']}: {one['why']}" for one in found["problems"]]
-    if found["kind"] == "outbox":
-        lines = [*_machine(found), *lines]
-        return Group(drawn(found), *([Text("\n".join(lines))] if lines else []))
-    parts: list[RenderableType] = [Text("\n".join([*_lines(found), *lines]))]
-    if logs := found.get("logs", ()):
-        parts.append(table(_LOGS, [_log(one) for one in logs]))
-    if sessions := found.get("replays", {}).get("sessions"):
-        parts.append(sessions_table(sessions))
-    return Group(*parts)
-
-
-def _lines(found: dict[str, Any]) -> Iterator[str]:
-    where = f", {found['address']}" if "address" in found and found["address"] != found["place"] else ""
-    pid = f", pid {found['pid']}" if found.get("pid") is not None else ""
-    yield f"{found['place']}: {found['kind']}{where}{pid}, {found['state']}"
-    yield from _machine(found)
-    for one in found.get("leaders", ()):
-        yield f"outbox {one['outbox_id']} ({one['topic']}): {_leader(one)}"
-    for one in found.get("standbys", ()):
-        of = f" of {one['outbox_id']}" if one["outbox_id"] else ""  # "": its outbox is not made yet
-        yield f"standby{of}: {one['state']}{': ' + one['why'] if one['why'] else ''}"
-    for one in found.get("holds", ()):
-        yield f"takeovers of {one['outbox_id']} are held until {time_text(one['until_ms'])}: {one['reason']}"
-    if (replays := found.get("replays")) is not None:
-        ended = ", ".join(f"{reason.lower()} {n}" for reason, n in replays["ended"].items()) or "none"
-        yield f"replays: {len(replays['sessions'])} of at most {replays['sessions_max']} run; ended: {ended}"
-
-
-def _leader(one: dict[str, Any]) -> str:
-    if one["is_here"]:
-        return "this member leads; for its service see `pushrep status` of the outbox's own directory"
-    where = f" ({one['address']})" if one["address"] else ""
-    contact = "and has resigned" if one["silent_ms"] is None else f"last contact {one['silent_ms'] / 1000:.1f} s ago"
-    return f"member {one['leader']}{where} leads under epoch {one['epoch']}, {contact}"
-
-
-def _machine(found: dict[str, Any]) -> Iterator[str]:
-    """Lines about disk, scrub and certificates of an open outbox or a running node."""
-    if (disk := found.get("disk")) is not None:
-        yield f"disk {disk['mount']}: {size(disk['used_bytes'])} of {size(disk['size_bytes'])} used, {disk['level']}"
-    scrubs = [found["scrub"]] if "scrub" in found else list(found.get("scrubs", {}).values())
-    if scrubs:
-        passes, damaged, repaired = (sum(one[name] for one in scrubs) for name in ("passes", "damaged", "repaired"))
-        left = sum(len(one["findings"]) for one in scrubs)
-        yield f"scrub: passes {passes}, segments found damaged {damaged}, repaired {repaired}, damaged now {left}"
-    for use, expires_s in certificates_in(found).items():
-        until = "its expiry can't be read"
-        if expires_s is not None:
-            until = f"until {datetime.fromtimestamp(expires_s, UTC):%Y-%m-%d %H:%M} UTC"
-        yield f"certificate for {use}: {until}"
-
-
-def certificates_in(found: dict[str, Any]) -> dict[str, int | None]:
-    """The certificates of a place that `look_at` returned: {use: Unix time of expiry; None: it can't be read}."""
-    of_node = {"node": found["certificate_expires_s"]} if found.get("certificate_expires_s") is not None else {}
-    return {**found.get("certificates", {}), **of_node}
-
-
-def _log(one: dict[str, Any]) -> tuple[str, ...]:
-    numbers = (count(one[name]) for name in ("log_start_offset", "log_end_offset", "high_watermark"))
-    wrong = one.get("failure") or one.get("finding") or one.get("refused") or ""
-    return (one.get("outbox_id", ""), f"{one['topic']}-{one['partition']}", *numbers, str(one["leader_epoch"]), wrong)

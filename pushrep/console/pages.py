@@ -8,12 +8,10 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from itertools import pairwise
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from pushrep.cli.common import size
 from pushrep.console.watch import STEP_S, Point, Reading
-from pushrep.problems import BLOCKS
+from pushrep.status.table import size
 
 PARTITIONS_A_PAGE = 200
 _DAY_S = 86_400
@@ -21,40 +19,7 @@ _RATE_S = 10.0  # the least time over which a rate is taken
 _SPARK_POINTS = 30
 _FILLING_S = 600.0  # the least time over which the growth of a disk's used bytes is measured
 _DAYS_SHOWN = 3650
-
-ADVICE: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {
-        "not_answering": (
-            "Check whether its process hangs, and whether the place is an outbox, a node or logs.",
-            "pushrep status {at}",
-        ),
-        "not_leading": ("Start the nodes that are down, or open the outbox again.", "pushrep status {at} --partitions"),
-        "under_min_insync": (
-            "Start a missing member, or replace a lost one.",
-            "pushrep replica status {at} --partitions",
-        ),
-        "disk_full": ("Free space on the disk: appends then continue by themselves.", "pushrep log ls {at}"),
-        "damaged": ("Find out what is damaged before you change anything.", "pushrep log verify {at}"),
-        "log_offline": ("Check the node's log lines and its disk; then restart the node.", "pushrep log verify {at}"),
-        "kafka_away": ("Check whether the brokers answer; records wait in the outbox.", "pushrep status {at} --watch"),
-        "shipping_stopped": ("Let the topic accept the record, or skip it.", "pushrep outbox skip --help"),
-        "log_waits": ("The node's log lines have the reason.", "pushrep log verify {at}"),
-        "segment_damaged": (
-            "A member that answers repairs it. Without one, list the damaged offsets.",
-            "pushrep log verify {at}",
-        ),
-        "replica_away": ("Check the node's log lines, and whether its address answers.", "pushrep status {at} --watch"),
-        "replay_stalled": (
-            "Restart its consumer, or end the session: pushrep replica stop-session.",
-            "pushrep status {at}",
-        ),
-        "disk_filling": ("Free space on the disk, or shorten retention.", "pushrep log ls {at}"),
-        "certificate_expires": ("Replace the certificate; a service reads it when it starts.", "pushrep certs --help"),
-    }
-)
-"""Advice for each problem, and a shell command to copy."""
-assert ADVICE.keys() == BLOCKS.keys(), "each problem has its advice"
-_OF_A_NEWER_VERSION = ("This place runs a newer pushrep: use its command line.", "pushrep status {at}")
+_BROKEN = {"appends", "acknowledgements", "shipping"}  # what a problem blocks that is more than a warning
 
 
 class Severity(IntEnum):
@@ -177,14 +142,12 @@ def fleet(readings: Iterable[Reading]) -> Fleet:
 def row_of(reading: Reading) -> PlaceRow:
     """The row of one place."""
     found, past = reading.found, reading.past
-    at = shlex.quote(found["place"])
     findings = tuple(
         Trouble(
-            Severity.BROKEN if one["blocks"] else Severity.WARN, one["problem"], one["why"], advice,
-            command.format(at=at),
+            Severity.BROKEN if one["blocks"] in _BROKEN else Severity.WARN, one["problem"],
+            f"{one['subject']}: {one['why']}", one["advice"], one["command"],
         )
         for one in found["problems"]
-        for advice, command in [ADVICE.get(one["problem"], _OF_A_NEWER_VERSION)]
     )  # fmt: skip
     is_idle = found["state"] in {"closed", "at rest"}
     of_all = [*(one.severity for one in findings), *map(severity_of, found.get("members", ()))]

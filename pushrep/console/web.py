@@ -31,7 +31,6 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from pushrep.cli.common import count, size
 from pushrep.cli.record_rows import time_text
 from pushrep.console import drawing, pages
 from pushrep.console.access import ConsoleAccess
@@ -43,6 +42,7 @@ from pushrep.env import SYSTEM_CLOCK
 from pushrep.errors import BadArgument, PushrepError
 from pushrep.replicate.sockets import Address
 from pushrep.startpoints import STORE_NAME, StartpointStore
+from pushrep.status.table import count, size
 
 _HERE = Path(__file__).parent
 _HEADERS = {

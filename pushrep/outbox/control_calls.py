@@ -1,7 +1,6 @@
-"""The calls that an open outbox answers on its control socket, and its health server.
+"""The calls that an open outbox answers on its control socket.
 
-    status       {}                                  OutboxStatus.as_dict()
-    partitions   {"first": 0, "count": 1000}         PartitionStatus.as_dict() of each, 1,000 at a time
+    status       {"first": 0, "count": 1000}         OutboxStatus.as_dict() with these partitions, at most 1,000
     add-member, remove-member                        one step of the change, member_changes.py
     skip         {"partition", "offset", "reason"}   true: the record is not shipped to Kafka
     drop-destination  {"topic"}                      true: nothing is kept for it any more; refused for the topic that
@@ -14,11 +13,10 @@ An outbox on a file system without sockets (a network share, say, or a simulated
 its records matter more.
 """
 
-import importlib.util
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pushrep.env import Filesystem, RealFilesystem
 from pushrep.errors import BadArgument
@@ -26,13 +24,7 @@ from pushrep.outbox.control import Calls, ControlServer
 from pushrep.outbox.errors import CantHold
 from pushrep.outbox.member_changes import change_calls
 from pushrep.outbox.purging import purge_open
-from pushrep.outbox.status import Facts, partitions_of, status_of
-from pushrep.problems import Problem
-
-if TYPE_CHECKING:
-    from prometheus_client.registry import Collector
-
-    from pushrep.health import HealthSettings
+from pushrep.outbox.status import Facts, status_of
 
 _LOG = logging.getLogger("pushrep.outbox")
 PARTITIONS_AT_ONCE = 1000
@@ -53,42 +45,10 @@ def serve_control(resources: ExitStack, facts: Facts, filesystem: Filesystem) ->
     resources.callback(server.close)
 
 
-def serve_health(
-    resources: ExitStack,
-    settings: "HealthSettings | None",
-    problems: Callable[[], Iterable[Problem]],
-    collector: "Callable[[], Collector]",
-) -> None:
-    """Answer /livez, /readyz and /metrics from now on. `resources` ends this before anything that was opened earlier.
-    Raises BadArgument.
-
-    collector: makes what /metrics shows, where prometheus-client is installed.
-    """
-    if settings is None:
-        return
-    from pushrep.health import HealthServer  # noqa: PLC0415 - brings an HTTP server
-
-    registry = None
-    if importlib.util.find_spec("prometheus_client") is not None:
-        from prometheus_client import CollectorRegistry  # noqa: PLC0415 - an extra
-
-        registry = CollectorRegistry()
-        registry.register(collector())
-    resources.callback(HealthServer(settings, problems, registry).close)
-
-
-def collector_of(facts: Facts) -> "Collector":
-    """The collector of an open outbox's metrics."""
-    from pushrep.outbox.metrics import OutboxCollector, OutboxView  # noqa: PLC0415 - an extra
-
-    return OutboxCollector(OutboxView(facts))
-
-
 def calls_of(facts: Facts) -> Calls:
     """The calls, by name."""
     return {
-        "status": lambda _: status_of(facts).as_dict(),
-        "partitions": lambda arguments: _partitions(facts, arguments),
+        "status": lambda arguments: _status(facts, arguments),
         **change_calls(facts),
         "hold": lambda arguments: _hold(facts, arguments),
         "skip": lambda arguments: _skip(facts, arguments),
@@ -119,9 +79,9 @@ def _drop(facts: Facts, arguments: Mapping[str, Any]) -> bool:
     return True
 
 
-def _partitions(facts: Facts, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
-    first, count = _number(arguments, "first", 0), _number(arguments, "count", PARTITIONS_AT_ONCE)
-    return [one.as_dict() for one in partitions_of(facts, range(first, first + min(count, PARTITIONS_AT_ONCE)))]
+def _status(facts: Facts, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    first, count = _number(arguments, "first", 0), _number(arguments, "count", 0)
+    return status_of(facts, range(first, first + min(count, PARTITIONS_AT_ONCE))).as_dict()
 
 
 def _number(arguments: Mapping[str, Any], name: str, default: int) -> int:

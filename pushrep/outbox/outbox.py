@@ -29,7 +29,7 @@ from pushrep.kafka.destination import KafkaDestination
 from pushrep.log import Durability, LogClosed, SegmentLog
 from pushrep.outbox.batch import Budget, Receipt
 from pushrep.outbox.columns import RecordRules
-from pushrep.outbox.control_calls import collector_of, serve_control, serve_health
+from pushrep.outbox.control_calls import serve_control
 from pushrep.outbox.epoch import leap_epoch
 from pushrep.outbox.errors import (
     BufferFull,
@@ -180,9 +180,10 @@ class Outbox:
             serve_control(outbox._resources, outbox.facts, filesystem)
             try:
                 facts = outbox.facts  # not the outbox: the servers must not keep it from being collected
-                serve_health(
-                    outbox._resources, health, lambda: status_of(facts).problems(), lambda: collector_of(facts)
-                )
+                if health is not None:
+                    from pushrep.health import HealthServer  # noqa: PLC0415 - brings an HTTP server
+
+                    outbox._resources.callback(HealthServer(health, lambda: status_of(facts)).close)
             except BaseException:
                 outbox.close()
                 raise
@@ -418,7 +419,7 @@ class Outbox:
         self.facts.shipping.wait(self.flush, timeout)
 
     def status(self) -> OutboxStatus:
-        """Members, in-sync set, epochs, watermarks, over all partitions: as `pushrep replica status` shows them."""
+        """What is wrong and how far everything is, as `pushrep status` shows it; its partitions one by one, too."""
         return status_of(self.facts)
 
     def flush(self, timeout: float | None = None) -> None:

@@ -14,11 +14,11 @@ import logging
 import random
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
 from pushrep.election.candidate import LEADER_ALIVE_MS, Purpose, StandbyElection
@@ -31,14 +31,12 @@ from pushrep.log.directory_files import log_name, slot_directories
 from pushrep.log.disk_space import DiskLevel, disk_level
 from pushrep.log.errors import DirectoryIsCopy, LogLocked, LogPoisoned
 from pushrep.outbox.control import BadControlMessage, CallRefused, NobodyAnswers, ask
-from pushrep.outbox.control_calls import serve_health
 from pushrep.outbox.directory_handover import NOT_MADE, handed_over
 from pushrep.outbox.errors import CantPromote, OutboxDiffers, StandbyCancelled
 from pushrep.outbox.positions import PositionsFollower
 from pushrep.outbox.promotion import election_in
 from pushrep.outbox.settings import OutboxConfig, OutboxSettings
 from pushrep.outbox.status import Facts, LeadingState, leading_state
-from pushrep.problems import Problem
 from pushrep.replicate.election_state import (
     NO_MEMBER,
     PROMISES_NAME,
@@ -47,9 +45,7 @@ from pushrep.replicate.election_state import (
     find_election_state,
 )
 from pushrep.replicate.errors import ReplicaUnreachable
-
-if TYPE_CHECKING:
-    from pushrep.metrics import ProcessCollector
+from pushrep.status import Problem, Status
 
 _LOG = logging.getLogger("pushrep.outbox")
 _DIGITS = re.compile(r"[0-9.]+")
@@ -64,6 +60,23 @@ _PASSES = (
     ReplicationError, ReplicaUnreachable, CantPromote, DirectoryIsCopy, LogLocked, LogPoisoned, OSError,
 )  # fmt: skip
 """Errors that may pass: members that are away, an election that another won, a directory that is still in use."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingStatus(Status):
+    """A service that stands by. It is not ready, which no alert is for: metrics show no problem."""
+
+    kind: str = "standby"
+    state: str = "standing by"
+    why: str
+
+    def find_problems(self) -> Iterator[Problem]:
+        yield Problem("not_leading", "service", self.why)
+
+    @property
+    def problem_flags(self) -> Mapping[str, bool]:
+        """See `Status`."""
+        return {}
 
 
 class LeadingOutbox(Protocol):
@@ -316,19 +329,20 @@ class WaitingMember(Generic[_Outbox]):
 
     def _serve_health(self) -> None:
         """Answer probes while it stands by: alive, and not ready."""
-        settings = self._asked.settings.health
+        if (settings := self._asked.settings.health) is None:
+            return
+        from pushrep.health import HealthServer  # noqa: PLC0415 - brings an HTTP server
 
-        def problems() -> list[Problem]:
+        def status() -> WaitingStatus:
             state = self._rules.state.value
-            return [Problem("not_leading", f"{state}: {self._why}" if self._why else state)]
+            certificates = {} if settings.cert is None else {"health": settings.expires_s()}
+            return WaitingStatus(
+                directory=str(self._asked.directory),
+                certificates=certificates,
+                why=f"{state}: {self._why}" if self._why else state,
+            )
 
-        def collector() -> "ProcessCollector":  # standing by is no problem to page anybody for
-            from pushrep.metrics import ProcessCollector  # noqa: PLC0415 - an extra
-
-            shown = settings if settings is not None and settings.cert is not None else None
-            return ProcessCollector(list, lambda: {} if shown is None else {"health": shown.expires_s()})
-
-        serve_health(self._health, settings, problems, collector)
+        self._health.callback(HealthServer(settings, status).close)
         self._serves_health = True
 
     def _serve_health_again(self) -> None:

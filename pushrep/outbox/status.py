@@ -1,41 +1,45 @@
-"""What an open outbox says of itself: members, sessions, watermarks; the same for its caller, the CLI and metrics.
+"""What an outbox says of itself: members, sessions, watermarks, destinations; open by its parts, closed by its files.
 
-status_of(facts) ─▶ OutboxStatus          of all partitions together: a few lines however many there are
-partitions_of(facts, numbers) ─▶ PartitionStatus ...     one by one, where somebody asks for them
+status_of(facts) ─▶ OutboxStatus          an open outbox, with its partitions one by one
+closed_status(directory) ─▶ ClosedOutbox  its files, while no process that answers has it open
 """
 
 import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pushrep.election.errors import LeadGivenUp
 from pushrep.election.grants import Hold, Takeover, hold_of
+from pushrep.env import REAL_FILESYSTEM
+from pushrep.kafka.progress import read_progress
 from pushrep.log import SegmentLog
+from pushrep.log.directory_files import parse_log_name
 from pushrep.log.disk_space import DiskStatus
+from pushrep.log.inspection import lock_holder, logs_at, summarize
 from pushrep.log.scrub import ScrubStatus
+from pushrep.log.status import LogsStatus, RecoveryStatus, logs_problems, logs_status
 from pushrep.outbox.batch import Budget
-from pushrep.outbox.identity import OutboxIdentity
+from pushrep.outbox.identity import OutboxIdentity, identity_in
 from pushrep.outbox.partition_replicas import ReplicaLag
 from pushrep.outbox.settings import OutboxSettings
 from pushrep.outbox.shipping import Shipping, holder_name
-from pushrep.problems import (
-    AWAY_LIMIT_S,
-    Problem,
-    certificate_problems,
-    disk_problems,
-    scrub_problems,
-    worst_first,
-)
+from pushrep.replicate.election_state import find_election_state
+from pushrep.status import Histogram, Problem, Status
 
 if TYPE_CHECKING:
+    from pushrep.kafka.sink_state import ShippingCounts
     from pushrep.outbox.partition_appender import AppendCounts
     from pushrep.outbox.replication import Replication
     from pushrep.replicate.led_partition import LedPartition
+    from pushrep.replicate.manager import PushManager
+
+KAFKA_AWAY_MS = 5_000
+"""Nothing shipped for less than this is no problem yet: a broker may restart."""
 
 
 class LeadingState(Enum):
@@ -80,11 +84,21 @@ class MemberStatus:
     index: int
     address: str
     is_leader: bool
-    is_joining: bool
-    sessions: int
-    last_end_reason: str | None
-    trouble: str | None
-    lag: ReplicaLag | None
+    is_joining: bool = False
+    sessions: int = 0
+    last_end_reason: str | None = None
+    trouble: str | None = None
+    lag: ReplicaLag | None = None
+
+    @property
+    def replica(self) -> int:
+        """`index`, as metrics call it."""
+        return self.index
+
+    @property
+    def pushed_to(self) -> int | None:
+        """`sessions`; None for the leader itself."""
+        return None if self.lag is None else self.sessions
 
 
 class StoppedPartition(NamedTuple):
@@ -101,7 +115,8 @@ class DestinationStatus:
 
     records, size_bytes, age_ms, trouble: as `DestinationLag`; bytes and age are None while nobody has the outbox open.
     trouble_ms: for how long that has been so. is_fenced: whether brokers refuse other instances of the outbox; None
-    where none are to be shut out, or nobody knows yet.
+    where none are to be shut out, or nobody knows yet. earlier_unfenced: whether brokers may take batches of earlier
+    ones. counts: since the outbox was opened.
     """
 
     name: str
@@ -113,75 +128,165 @@ class DestinationStatus:
     trouble: str | None = None
     trouble_ms: int | None = None
     is_fenced: bool | None = None
+    earlier_unfenced: bool | None = None
+    counts: "ShippingCounts | None" = None
+
+    @property
+    def in_trouble(self) -> bool:
+        """Whether nothing can be shipped."""
+        return self.trouble is not None
+
+    @property
+    def away_ms(self) -> int:
+        """For how long; 0: it is not."""
+        return self.trouble_ms or 0
+
+    @property
+    def lag_ms(self) -> int:
+        """`age_ms`, or 0."""
+        return self.age_ms or 0
+
+
+class AppendStatus(NamedTuple):
+    """Appends since the outbox was opened. refused: calls that took nothing, failed: records, both by the error's name.
+
+    buffer_bytes: of records that are neither acknowledged nor failed yet. appended, acknowledged: from a batch's first
+    record to the log, and to its receipts.
+    """
+
+    records: int
+    size_bytes: int
+    batches: int
+    refused: Mapping[str, int]
+    failed: Mapping[str, int]
+    buffer_bytes: int
+    buffer_limit_bytes: int
+    appended: Histogram | None
+    acknowledged: Histogram | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaRefusals:
+    """How often a replica answered with an error."""
+
+    replica: int
+    code: str
+    count: int
+
+
+class PushStatus(NamedTuple):
+    """Pushing to replicas since the outbox was opened; connections_lost, not_caught_up: by member."""
+
+    buffer_bytes: int
+    buffer_limit_bytes: int
+    evicted_bytes: int
+    session_ends: Mapping[str, int]
+    connections_lost: Mapping[int, int]
+    not_caught_up: Mapping[int, int]
+    refusals: tuple[ReplicaRefusals, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OutboxStatus:
-    """An open outbox, all partitions together.
+class ClosedOutbox(Status):
+    """An outbox that no process has open, or one that does not answer (then with its pid, and `why`).
 
-    epoch, members_epoch: of the grant that it leads by, -1 without one. is_changing: a change of members is not settled
-    yet, both lists have their say. hold: while no standby may take over. takeover: the last one by a standby.
-    in_sync_min: members in the smallest in-sync
-    set, the leader counted. ends, high_watermarks, flushed: summed over the partitions. damaged: partitions whose log
-    lost records that were on disk. scrub: what the reading of sealed segments in the background has found.
-    certificates: by what they are for ("replicas", "kafka", "health"), when the one in use or its CA's expires, Unix
-    time; None: that can't be read. kafka_away_limit_s: of its `health`; a Kafka that nothing reaches for less is no
-    problem.
+    ends, high_watermarks, flushed: summed over the partitions.
     """
 
-    directory: str
-    pid: int
+    kind: str = "outbox"
+    pid: int | None
     outbox_id: str
     producer: str
     topic: str
     partitions: int
-    durability: str
-    acks: str
-    state: LeadingState
+    state: "LeadingState | str"
     why: str | None
     member: int
-    leader: int
     epoch: int
+    min_insync_replicas: int
+    log_end_offsets: int
+    flushed_offsets: int
+    high_watermarks: int
+    members: tuple["MemberStatus", ...]
+    destinations: tuple[DestinationStatus, ...]
+    parts: tuple["PartitionStatus", ...] = ()
+
+    def find_problems(self) -> Iterator[Problem]:
+        if self.pid is not None:
+            yield Problem("not_answering", "outbox", f"process {self.pid} has it open: {self.why}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxStatus(ClosedOutbox):
+    """An open outbox, all partitions together.
+
+    epoch, members_epoch: of the grant that it leads by, -1 without one. is_changing: a change of members is not settled
+    yet, both lists have their say. hold: while no standby may take over. takeover: the last one by a standby.
+    in_sync_min: members in the smallest in-sync set, the leader counted. damaged: partitions whose log lost records
+    that were on disk. scrub: what the reading of sealed segments in the background has found. certificates: by what
+    they are for ("replicas", "kafka", "health").
+    """
+
+    state: LeadingState
+    durability: str
+    acks: str
+    leader: int
     members_epoch: int
     is_changing: bool
     hold: Hold | None
     takeover: Takeover | None
-    min_insync_replicas: int
     in_sync_min: int
     under_min_insync: int
-    log_end_offsets: int
-    flushed_offsets: int
-    high_watermarks: int
-    buffer_bytes: int
-    session_ends: Mapping[str, int]
-    members: tuple[MemberStatus, ...]
-    destinations: tuple[DestinationStatus, ...]
     damaged: tuple[int, ...]
     disk: DiskStatus
     scrub: ScrubStatus
-    certificates: Mapping[str, int | None]
-    kafka_away_limit_s: float = AWAY_LIMIT_S
+    recovery: RecoveryStatus
+    syncs: Histogram | None
+    appends: AppendStatus
+    push: PushStatus | None
 
-    def problems(self, kafka_away_limit_s: float | None = None) -> list[Problem]:
-        """What is wrong, worst first. kafka_away_limit_s: another limit than its own."""
-        limit_s = self.kafka_away_limit_s if kafka_away_limit_s is None else kafka_away_limit_s
-        return worst_first(_problems(self, limit_s))
+    @property
+    def held_until_ms(self) -> int:
+        """Until when takeovers are held; 0: they are not."""
+        return 0 if self.hold is None else self.hold.until_ms
 
-    def as_dict(self) -> dict[str, Any]:
-        """As values of JSON."""
-        return {
-            **asdict(self),
-            "state": self.state.value,
-            "takeover": self.takeover and {"epoch": self.takeover.epoch, "at_ms": self.takeover.ms},
-            "session_ends": dict(self.session_ends),
-            "certificates": dict(self.certificates),
-            "members": [{**asdict(one), "lag": one.lag and one.lag._asdict()} for one in self.members],
-            "destinations": [
-                {**asdict(one), "stopped": [stopped._asdict() for stopped in one.stopped]} for one in self.destinations
-            ],
-            "disk": {**self.disk._asdict(), "level": self.disk.level.name.lower()},
-            "problems": [one.as_dict() for one in self.problems()],
-        }
+    @property
+    def grants(self) -> "tuple[OutboxStatus]":
+        """What has `held_until_ms`."""
+        return (self,)
+
+    @property
+    def state_flags(self) -> Mapping[str, bool]:
+        """For each state, whether it is the present one."""
+        return {one.name.lower(): one is self.state for one in LeadingState}
+
+    @property
+    def outboxes(self) -> tuple[LogsStatus]:
+        """Its logs, together."""
+        return (LogsStatus(self.outbox_id, self.topic, self.disk, self.scrub, self.recovery, self.syncs),)
+
+    def find_problems(self) -> Iterator[Problem]:
+        refuses = self.state in {LeadingState.RESIGNED, LeadingState.FAILED}
+        if refuses or (self.state is LeadingState.LOOKING and self.acks == "ALL"):
+            why = f"{self.state.value}{f': {self.why}' if self.why else ''}"
+            yield Problem("not_leading", f"outbox {self.topic}", why)
+        elif self.under_min_insync and self.acks == "ALL":
+            needed = f"{self.min_insync_replicas} in-sync members are needed, {self.in_sync_min} are there"
+            yield Problem("under_min_insync", f"{self.under_min_insync} of {self.partitions} partitions", needed)
+        for partition in self.damaged:
+            yield Problem("damaged", f"partition {partition}", "its log lost records that were on disk")
+        for one in self.destinations:
+            if one.in_trouble and one.away_ms >= KAFKA_AWAY_MS:
+                since_ms = time.time_ns() // 1_000_000 - one.away_ms
+                why = f"{one.records} records are not shipped: {one.trouble}"
+                yield Problem("kafka_away", f"topic {one.topic}", why, since_ms)
+            for stopped in one.stopped:
+                subject = f"partition {stopped.partition} to topic {one.topic}"
+                yield Problem("shipping_stopped", subject, f"stopped at offset {stopped.offset}: {stopped.why}")
+        for member in self.members:
+            if member.trouble is not None:
+                yield Problem("replica_away", f"member {member.index} at {member.address}", member.trouble)
+        yield from logs_problems(self.outboxes)
 
 
 class SessionStatus(NamedTuple):
@@ -211,25 +316,25 @@ class PartitionStatus:
     flushed_offset: int
     high_watermark: int
     leader_epoch: int
-    in_sync: tuple[int, ...]
-    sessions: tuple[SessionStatus, ...]
-    shipped: Mapping[str, int]
-
-    def as_dict(self) -> dict[str, Any]:
-        """As values of JSON."""
-        return {**asdict(self), "sessions": [session._asdict() for session in self.sessions]}
+    in_sync: tuple[int, ...] = ()
+    sessions: tuple[SessionStatus, ...] = ()
+    shipped: Mapping[str, int] = field(default_factory=dict)
 
 
-def status_of(facts: Facts) -> OutboxStatus:
-    """All partitions together. Raises LogClosed once the outbox is closed."""
-    identity, settings, logs = facts.identity, facts.settings, facts.logs.values()
+def status_of(facts: Facts, partitions: Iterable[int] | None = None) -> OutboxStatus:
+    """The status of an open outbox. partitions: these one by one, too; None: all. Raises LogClosed once the outbox is
+    closed, ForkedProcess in a forked child.
+    """
+    identity, settings, logs = facts.identity, facts.settings, list(facts.logs.values())
     state, why = leading_state(facts)
     led = led_of(facts)
     grant = facts.replication.grant if facts.replication is not None else None
     in_sync = [len(one.leader.in_sync) for one in led.values()]
     manager = facts.replication.manager if facts.replication is not None else None
+    shared = logs_status(identity.outbox_id, logs)
     return OutboxStatus(
         directory=str(facts.directory),
+        certificates=facts.certificates(),
         pid=os.getpid(),
         outbox_id=identity.outbox_id,
         producer=identity.producer,
@@ -252,22 +357,79 @@ def status_of(facts: Facts) -> OutboxStatus:
         log_end_offsets=sum(log.log_end_offset for log in logs),
         flushed_offsets=sum(log.flushed_offset for log in logs),
         high_watermarks=sum(log.high_watermark for log in logs),
-        buffer_bytes=0 if manager is None else manager.memory.used_bytes,
-        session_ends={} if manager is None else {reason.name: count for reason, count in manager.session_ends.items()},
         members=_members(facts, led),
         destinations=tuple(_destinations(facts.shipping)),
         damaged=tuple(log.partition for log in logs if log.damaged_from is not None),
-        disk=next(iter(logs)).disk.status(),
-        scrub=next(iter(logs)).scrub.status,
-        certificates=facts.certificates(),
-        kafka_away_limit_s=AWAY_LIMIT_S if settings.health is None else settings.health.kafka_away_limit_s,
+        disk=shared.disk,
+        scrub=shared.scrub,
+        recovery=shared.recovery,
+        syncs=shared.syncs,
+        appends=_appends(facts),
+        push=None if manager is None else _push(manager),
+        parts=tuple(
+            _partition(facts.logs[n], led.get(n), facts.shipping)
+            for n in (facts.logs if partitions is None else partitions)
+            if n in facts.logs
+        ),
     )
 
 
-def partitions_of(facts: Facts, numbers: Iterable[int]) -> list[PartitionStatus]:
-    """These partitions, one by one; those that do not exist are left out."""
-    led = led_of(facts)
-    return [_partition(facts.logs[n], led.get(n), facts.shipping) for n in numbers if n in facts.logs]
+def closed_status(directory: Path, why: str) -> ClosedOutbox:
+    """The status by the files. why: nobody answers. Raises NoOutbox, CorruptOutboxFile, CorruptDestinationsFile."""
+    identity = identity_in(REAL_FILESYSTEM, directory)
+    kept = find_election_state(directory, REAL_FILESYSTEM)
+    grant = None if kept is None else kept[1].grant
+    leader = identity.member if grant is None else grant.leader
+    parts = []
+    for log in logs_at(directory):
+        topic, number = parse_log_name(log.name)
+        if topic == identity.topic:
+            one = summarize(log)
+            parts.append(
+                PartitionStatus(
+                    partition=number,
+                    log_start_offset=one.log_start_offset,
+                    log_end_offset=one.log_end_offset or 0,
+                    flushed_offset=one.flushed_offset or 0,
+                    high_watermark=one.high_watermark or 0,
+                    leader_epoch=one.leader_epoch,
+                )
+            )
+    writer = lock_holder(directory)
+    return ClosedOutbox(
+        directory=str(directory.resolve()),
+        pid=writer,
+        outbox_id=identity.outbox_id,
+        producer=identity.producer,
+        topic=identity.topic,
+        partitions=identity.partitions,
+        state="closed" if writer is None else "held by a process that does not answer",
+        why=why,
+        member=identity.member,
+        epoch=max((one.leader_epoch for one in parts), default=-1),
+        min_insync_replicas=identity.min_insync_replicas,
+        log_end_offsets=sum(one.log_end_offset for one in parts),
+        flushed_offsets=sum(one.flushed_offset for one in parts),
+        high_watermarks=sum(one.high_watermark for one in parts),
+        members=tuple(
+            MemberStatus(index=index, address=address, is_leader=index == leader)
+            for index, address in sorted([(identity.member, ""), *identity.replicas])
+        ),
+        destinations=tuple(
+            DestinationStatus(
+                name=holder_name(topic),
+                topic=topic,
+                records=sum(
+                    max(0, one.log_end_offset - (known[one.partition].acknowledged if one.partition in known else 0))
+                    for one in parts
+                ),
+            )
+            for topic, known in (
+                (topic, progress.partitions) for topic, progress in read_progress(REAL_FILESYSTEM, directory).items()
+            )
+        ),
+        parts=tuple(parts),
+    )
 
 
 def led_of(facts: Facts) -> "dict[int, LedPartition]":
@@ -313,7 +475,7 @@ def _members(facts: Facts, led: "Mapping[int, LedPartition]") -> tuple[MemberSta
             is_joining=index not in listed,
             sessions=live[index],
             last_end_reason=ended.get(index),
-            trouble=troubles.get(index),
+            trouble=None if index not in troubles else troubles[index].removeprefix(f"{address}: "),
             lag=lags.get(index),
         )
         for index, address in sorted({**facts.replication.learners, **listed}.items())
@@ -334,30 +496,40 @@ def _destinations(shipping: Shipping) -> Iterator[DestinationStatus]:
         trouble=lag.trouble,
         trouble_ms=sink.trouble_ms(),
         is_fenced=None if fence is None else fence.is_standing,
+        earlier_unfenced=None if fence is None else fence.earlier_unfenced,
+        counts=sink.counts,
     )
 
 
-def _problems(status: OutboxStatus, away_limit_s: float) -> Iterator[Problem]:
-    refuses = status.state in {LeadingState.RESIGNED, LeadingState.FAILED}
-    if refuses or (status.state is LeadingState.LOOKING and status.acks == "ALL"):
-        yield Problem("not_leading", f"{status.state.value}{f': {status.why}' if status.why else ''}")
-    elif status.under_min_insync and status.acks == "ALL":
-        needed = f"{status.min_insync_replicas} in-sync members are needed, {status.in_sync_min} are there"
-        yield Problem("under_min_insync", f"{status.under_min_insync} of {status.partitions} partitions: {needed}")
-    if status.damaged:
-        yield Problem("damaged", f"partitions {', '.join(map(str, status.damaged))}: see `pushrep log verify`")
-    for one in status.destinations:
-        if one.trouble is not None and (one.trouble_ms or 0) >= away_limit_s * 1000:
-            yield Problem("kafka_away", f"{one.topic}, {one.records} records behind: {one.trouble}")
-        for stopped in one.stopped:
-            where = f"{one.topic}, partition {stopped.partition} at offset {stopped.offset}"
-            yield Problem("shipping_stopped", f"{where}: {stopped.why}")
-    for member in status.members:
-        if member.trouble is not None:
-            yield Problem("replica_away", f"member {member.index} at {member.address}: {member.trouble}")
-    yield from disk_problems(status.disk)
-    yield from scrub_problems(status.scrub)
-    yield from certificate_problems(status.certificates, time.time())
+def _appends(facts: Facts) -> AppendStatus:
+    failed = Counter[str]()
+    for one in facts.appends:
+        failed.update(one.failed)
+    return AppendStatus(
+        records=sum(one.records for one in facts.appends),
+        size_bytes=sum(one.size_bytes for one in facts.appends),
+        batches=sum(one.batches for one in facts.appends),
+        refused=facts.refused,
+        failed=failed,
+        buffer_bytes=facts.budget.taken,
+        buffer_limit_bytes=facts.budget.limit,
+        appended=Histogram.of(one.appended for one in facts.appends),
+        acknowledged=Histogram.of(one.acknowledged for one in facts.appends),
+    )
+
+
+def _push(manager: "PushManager") -> PushStatus:
+    return PushStatus(
+        buffer_bytes=manager.memory.used_bytes,
+        buffer_limit_bytes=manager.memory.limit_bytes,
+        evicted_bytes=manager.memory.evicted_bytes,
+        session_ends={reason.name: count for reason, count in list(manager.session_ends.items())},
+        connections_lost=dict(manager.connections_lost),
+        not_caught_up=dict(manager.not_caught_up),
+        refusals=tuple(
+            ReplicaRefusals(replica, code.name, count) for (replica, code), count in list(manager.refusals.items())
+        ),
+    )
 
 
 def _partition(log: SegmentLog, led: "LedPartition | None", shipping: Shipping) -> PartitionStatus:

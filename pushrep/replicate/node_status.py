@@ -1,12 +1,12 @@
-"""The status of a running node: its logs and replays, its refusals; the same for `pushrep status` and /readyz.
+"""The status of a running node: its logs and replays, its refusals.
 
 ReplicaNode.status() ─▶ NodeStatus ─ as_dict() ─▶ JSON of control.sock ─ without logs, bounded ─▶ DescribeNode
 """
 
 import json
-import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -14,18 +14,15 @@ from uuid import UUID
 from pushrep.election.grants import Hold
 from pushrep.errors import PushrepError
 from pushrep.log.disk_space import DiskStatus
-from pushrep.log.scrub import ScrubStatus
-from pushrep.problems import (
-    STALLED_LIMIT_S,
-    Problem,
-    certificate_problems,
-    disk_problems,
-    scrub_problems,
-    worst_first,
-)
+from pushrep.log.status import LogsStatus, logs_problems, logs_status
+from pushrep.replay.events import ReplayState
 from pushrep.replay.session import ReplayCounters
 from pushrep.replicate.replica import ReplicaLog
+from pushrep.status import Blocks, Problem, Status
+from pushrep.status.value import plain
 
+STALLED_MS = 60_000
+"""A replay that is behind and receives nothing for less than this is no problem yet: its consumer may be busy."""
 _ANSWER_BYTES_MAX = 900_000
 """Of an answer's header, which has room for 1 MiB."""
 _ANSWER_ITEMS = (1000, 100, 20)
@@ -36,7 +33,8 @@ class NodeLog(NamedTuple):
 
     last_contact_ms: wall clock of its leader's last request, -1 for none since the node started. failure: why its disk
     failed; finding: why it waits for an operator; refused: why its disk refused the last write; each None without a
-    reason. damaged_from: the first offset that was on disk and can't be read.
+    reason. damaged_from: the first offset that was on disk and can't be read. At an address the answer of ListLogs has
+    fewer of them.
     """
 
     outbox_id: str
@@ -44,20 +42,36 @@ class NodeLog(NamedTuple):
     partition: int
     log_start_offset: int
     log_end_offset: int
-    flushed_offset: int
+    flushed_offset: int | None
     high_watermark: int
     leader_epoch: int
-    last_contact_ms: int
-    failure: str | None
-    finding: str | None
-    refused: str | None
-    damaged_from: int | None
+    last_contact_ms: int = -1
+    failure: str | None = None
+    finding: str | None = None
+    refused: str | None = None
+    damaged_from: int | None = None
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether its disk failed."""
+        return self.failure is not None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it needs an operator."""
+        return self.finding is not None
+
+    @property
+    def name(self) -> str:
+        """Outbox, topic and partition."""
+        return f"{self.outbox_id}/{self.topic}-{self.partition}"
 
 
 class OutboxLeader(NamedTuple):
     """The leader of an outbox by this node's newest grant. is_here: it is this member, whose service has the logs.
 
-    silent_ms: since its last contact or the node's start; None: it is here, or has said that it leads no more.
+    silent_ms: since its last contact or the node's start; None: it is here, or has said that it leads no more. hold:
+    while no standby takes over by itself.
     """
 
     outbox_id: str
@@ -67,73 +81,102 @@ class OutboxLeader(NamedTuple):
     epoch: int
     is_here: bool
     silent_ms: int | None
+    hold: Hold | None = None
+
+    @property
+    def held_until_ms(self) -> int:
+        """Until when takeovers are held; 0: they are not."""
+        return 0 if self.hold is None else self.hold.until_ms
+
+
+@dataclass(frozen=True, slots=True)
+class CallRefusals:
+    """Answers with an error since the node started."""
+
+    call: str
+    code: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnauthorisedCalls:
+    """Calls of an identity that were refused as unauthorised since the node started."""
+
+    call: str
+    identity: str
+    count: int
+
+
+class StandbyStatus(NamedTuple):
+    """A service that stands by here. outbox_id: "" while its outbox is not made yet. why: its state is no better."""
+
+    outbox_id: str
+    state: str
+    why: str
+
+    @property
+    def is_there(self) -> bool:
+        """For metrics, which have a sample of each that is there."""
+        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeStatus:
-    """A running node. scrubs: by outbox id. replays: running sessions, and counts of all.
-
-    refusals: answers with an error since the start, by (call, code); unauthorised: by (call, identity).
-    certificate_expires_s: Unix time, the first of its certificate and its CA's; None: it knows of no files. standbys:
-    services that stand by here, by outbox id: (state, why it is no better one). holds: by outbox id, the topic, and
-    until when no standby takes over by itself. leaders: of the outboxes that were asked for since the node started.
+class NodeStatus(Status):
+    """A running node. outboxes: their logs in use, together. leaders: of the outboxes that were asked for since it
+    started. certificates: "node", the first of its certificate and its CA's, if it knows of files.
     """
 
-    directory: str
-    address: str
+    kind: str = "node"
+    state: str = "running"
     pid: int
     replica_epoch: int
     connections: int
-    certificate_expires_s: int | None
     logs: tuple[NodeLog, ...]
-    disk: DiskStatus | None
-    scrubs: Mapping[str, ScrubStatus]
+    outboxes: tuple[LogsStatus, ...]
     replays: ReplayCounters
-    refusals: Mapping[tuple[str, str], int]
-    unauthorised: Mapping[tuple[str, str], int]
-    standbys: Mapping[str, tuple[str, str]]
-    holds: Mapping[str, tuple[str, Hold | None]]
+    refusals: tuple[CallRefusals, ...]
+    unauthorised: tuple[UnauthorisedCalls, ...]
+    standbys: tuple[StandbyStatus, ...]
     leaders: tuple[OutboxLeader, ...]
 
-    def problems(self) -> list[Problem]:
-        """The problems, worst first."""
-        return worst_first(_problems(self))
+    @property
+    def disk(self) -> DiskStatus | None:
+        """Of its directory; None without a log in use."""
+        return self.outboxes[0].disk if self.outboxes else None
+
+    @property
+    def parts(self) -> tuple[NodeLog, ...]:
+        """`logs`, by the name that an outbox has for its partitions."""
+        return self.logs
+
+    @property
+    def grants(self) -> tuple[OutboxLeader, ...]:
+        """What has `held_until_ms`."""
+        return self.leaders
+
+    @property
+    def logs_offline(self) -> int:
+        """Logs whose disk failed, or that need an operator."""
+        return sum(one.is_offline or one.is_waiting for one in self.logs)
+
+    @property
+    def replay_states(self) -> Mapping[str, int]:
+        """How many replays are in each state."""
+        states = Counter(one.state for one in self.replays.sessions)
+        return {one.name.lower(): states[one] for one in ReplayState if one is not ReplayState.DONE}
+
+    def find_problems(self) -> Iterator[Problem]:
+        yield from log_problems(self.logs)
+        for replay in self.replays.sessions:
+            if replay.stalled_ms > STALLED_MS:
+                subject = f"replay {replay.session_id:016x} of {replay.recording}"
+                why = f"it is {replay.lag} records behind, and takes nothing for {replay.stalled_ms / 1000:.0f} s"
+                yield Problem("replay_stalled", subject, why)
+        yield from logs_problems(self.outboxes, Blocks.REPLICATION)
 
     def as_dict(self) -> dict[str, Any]:
-        """As values of JSON."""
-        replays = self.replays
-        return {
-            "directory": self.directory,
-            "address": self.address,
-            "pid": self.pid,
-            "state": "running",
-            "replica_epoch": self.replica_epoch,
-            "connections": self.connections,
-            "certificate_expires_s": self.certificate_expires_s,
-            "logs": [one._asdict() for one in self.logs],
-            "disk": None if self.disk is None else {**self.disk._asdict(), "level": self.disk.level.name.lower()},
-            "scrubs": {outbox_id: asdict(one) for outbox_id, one in self.scrubs.items()},
-            "replays": {
-                "sessions_max": replays.sessions_max,
-                "bytes_sent": replays.bytes_sent,
-                "records_sent": replays.records_sent,
-                "sessions": [{**one._asdict(), "state": one.state.name.lower()} for one in replays.sessions],
-                "refused": {code.name: count for code, count in replays.refused.items()},
-                "ended": {reason.name: count for reason, count in replays.ended.items()},
-            },
-            "refusals": [{"call": call, "code": code, "count": n} for (call, code), n in self.refusals.items()],
-            "unauthorised": [
-                {"call": call, "identity": identity, "count": n} for (call, identity), n in self.unauthorised.items()
-            ],
-            "standbys": [{"outbox_id": one, "state": state, "why": why} for one, (state, why) in self.standbys.items()],
-            "holds": [
-                {"outbox_id": one, "topic": topic, **asdict(hold)}
-                for one, (topic, hold) in self.holds.items()
-                if hold is not None
-            ],
-            "leaders": [one._asdict() for one in self.leaders],
-            "problems": [one.as_dict() for one in self.problems()],
-        }
+        """See `Status`."""
+        return {**Status.as_dict(self), "disk": plain(self.disk)}
 
     def as_answer(self) -> str:
         """As JSON for DescribeNode: without `logs`, which ListLogs answers, and with long lists shortened."""
@@ -142,27 +185,32 @@ class NodeStatus:
         return next((text for text in texts if len(text) <= _ANSWER_BYTES_MAX), texts[-1])
 
 
-class OpenLogs(NamedTuple):
-    """The status of a node's logs in use, of each outbox's scrub, and of their disk."""
-
-    logs: tuple[NodeLog, ...]
-    scrubs: Mapping[str, ScrubStatus]
-    disk: DiskStatus | None
-
-
-def open_logs(replicas: Iterable[tuple[UUID, ReplicaLog]]) -> OpenLogs:
-    """The present status; a log that is closed meanwhile is left out."""
+def open_logs(replicas: Iterable[tuple[UUID, ReplicaLog]]) -> tuple[tuple[NodeLog, ...], tuple[LogsStatus, ...]]:
+    """The status of the logs in use, one by one, and together by outbox; a log that is closed meanwhile is left out."""
     logs: list[NodeLog] = []
-    scrubs: dict[str, ScrubStatus] = {}
-    disk: DiskStatus | None = None
+    outboxes: list[LogsStatus] = []
+    by_outbox: dict[UUID, list[ReplicaLog]] = {}
     for outbox_id, replica in replicas:
+        by_outbox.setdefault(outbox_id, []).append(replica)
+    for outbox_id, kept in by_outbox.items():
         try:
-            logs.append(_kept(str(outbox_id), replica))
-            scrubs[str(outbox_id)] = replica.log.scrub.status
-            disk = disk or replica.log.disk.status()
+            outboxes.append(logs_status(str(outbox_id), [one.log for one in kept]))
+            logs += [_kept(str(outbox_id), one) for one in kept]
         except PushrepError:
             continue
-    return OpenLogs(tuple(sorted(logs)), scrubs, disk)
+    return tuple(sorted(logs)), tuple(outboxes)
+
+
+def log_problems(logs: Iterable[NodeLog]) -> Iterator[Problem]:
+    """The problems of a node's logs."""
+    for one in logs:
+        if (why := one.failure or one.refused) is not None:
+            yield Problem("log_offline", f"log {one.name}", why)
+        if one.finding is not None:
+            yield Problem("log_waits", f"log {one.name}", one.finding)
+        if one.damaged_from is not None:
+            why = f"it lost records that were on disk, from offset {one.damaged_from} on"
+            yield Problem("damaged", f"log {one.name}", why, blocks=Blocks.REPLICATION)
 
 
 def _shortened(value: Any, items: int) -> Any:
@@ -189,23 +237,3 @@ def _kept(outbox_id: str, replica: ReplicaLog) -> NodeLog:
         refused=replica.refused,
         damaged_from=log.damaged_from,
     )
-
-
-def _problems(status: NodeStatus) -> Iterator[Problem]:
-    for one in status.logs:
-        name = f"{one.outbox_id}/{one.topic}-{one.partition}"
-        if one.failure is not None or one.refused is not None:
-            yield Problem("log_offline", f"{name}: {one.failure or one.refused}")
-        if one.finding is not None:
-            yield Problem("log_waits", f"{name}: {one.finding}")
-        if one.damaged_from is not None:
-            yield Problem("damaged", f"{name} from offset {one.damaged_from} on: see `pushrep log verify`")
-    for replay in status.replays.sessions:
-        if replay.stalled_ms > 1000 * STALLED_LIMIT_S:
-            why = f"{replay.lag} records behind, nothing taken for {replay.stalled_ms / 1000:.0f} s"
-            yield Problem("replay_stalled", f"session {replay.session_id:016x} of recording {replay.recording}: {why}")
-    if status.disk is not None:
-        yield from disk_problems(status.disk)
-    for scrub in status.scrubs.values():
-        yield from scrub_problems(scrub)
-    yield from certificate_problems({"node": status.certificate_expires_s}, time.time())

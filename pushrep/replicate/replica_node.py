@@ -27,7 +27,14 @@ from pushrep.replicate.errors import CantListen
 from pushrep.replicate.node_calls import CountedAnswers, NodeCalls, Refused
 from pushrep.replicate.node_connections import Connections
 from pushrep.replicate.node_settings import NodeSettings
-from pushrep.replicate.node_status import NodeStatus, OutboxLeader, open_logs
+from pushrep.replicate.node_status import (
+    CallRefusals,
+    NodeStatus,
+    OutboxLeader,
+    StandbyStatus,
+    UnauthorisedCalls,
+    open_logs,
+)
 from pushrep.replicate.node_store import KeptOutbox, LastContact, NodeStore
 from pushrep.replicate.reloading import Reloading
 from pushrep.replicate.replay_recordings import Recordings
@@ -164,26 +171,28 @@ class ReplicaNode:
 
     def status(self) -> NodeStatus:
         """Its status and problems, as `pushrep status` shows them."""
-        logs = open_logs(self.replicas())
+        logs, outboxes = open_logs(self.replicas())
+        expires_s = self.certificate_expires_s()
+        now_ms = self._clock.wall_ms()
         return NodeStatus(
             directory=str(self.directory),
             address=str(self.address),
+            certificates={} if expires_s is None else {"node": expires_s},
             pid=os.getpid(),
             replica_epoch=self.replica_epoch,
             connections=self.connections,
-            certificate_expires_s=self.certificate_expires_s(),
-            logs=logs.logs,
-            disk=logs.disk,
-            scrubs=logs.scrubs,
+            logs=logs,
+            outboxes=outboxes,
             replays=self.replays(),
-            refusals={(call, code.name): count for (call, code), count in self.refusals().items()},
-            unauthorised=dict(self.unauthorised()),
-            holds={
-                str(outbox_id): (one.topic, hold_of(one, self._clock.wall_ms()))
-                for outbox_id, one in self.grants().items()
-            },
-            leaders=tuple(_leader_of(one, grant) for one in self.store.kept() if (grant := one.election_state.grant)),
-            standbys={str(one) if one.int else "": (said.state, said.why) for one, said in self.standbys().items()},
+            refusals=tuple(CallRefusals(call, code.name, count) for (call, code), count in self.refusals().items()),
+            unauthorised=tuple(UnauthorisedCalls(*who, count) for who, count in self.unauthorised().items()),
+            leaders=tuple(
+                _leader_of(one, grant, now_ms) for one in self.store.kept() if (grant := one.election_state.grant)
+            ),
+            standbys=tuple(
+                StandbyStatus(str(one) if one.int else "", said.state, said.why)
+                for one, said in self.standbys().items()
+            ),
         )
 
     def replays(self) -> ReplayCounters:
@@ -256,7 +265,7 @@ def _listen(address: Address, network: Network) -> Listener:
         raise CantListen(str(address), error.strerror or str(error)) from error
 
 
-def _leader_of(kept: KeptOutbox, grant: Grant) -> OutboxLeader:
+def _leader_of(kept: KeptOutbox, grant: Grant, now_ms: int) -> OutboxLeader:
     return OutboxLeader(
         outbox_id=str(kept.outbox_id),
         topic=grant.topic,
@@ -265,4 +274,5 @@ def _leader_of(kept: KeptOutbox, grant: Grant) -> OutboxLeader:
         epoch=grant.epoch,
         is_here=kept.election_state.is_led_here,
         silent_ms=kept.contact_age_ms,
+        hold=hold_of(grant, now_ms),
     )

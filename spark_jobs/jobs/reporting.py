@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TextIO
@@ -22,7 +21,7 @@ import click
 from filtering.replay_filter import FilterCounts
 from pushrep.errors import BadArgument
 from pushrep.health import HealthServer, HealthSettings
-from pushrep.problems import Problem, certificate_problems
+from pushrep.status import JobStatus, Problem
 from spark_jobs.errors import SparkJobError
 from spark_jobs.replay_filter import BatchCounts
 
@@ -82,16 +81,14 @@ class Reporter:
 
     @property
     def counts(self) -> Mapping[str, FilterCounts]:
-        """Of all batches so far, by the query's id: what `pushrep.metrics.FilterCollector` shows."""
+        """Of all batches so far, by the query's id: what `JobStatus` shows."""
         return {} if self._query is None or self._sums is None else {self._query: self._sums}
 
-    def problems(self) -> Iterator[Problem]:
-        """What is wrong with the job."""
-        if self._query is None:
-            yield Problem(
-                "not_answering",
-                "the query has not begun: Spark is starting, or source, table and marks are being checked",
-            )
+    def status(self, name: str, certificates: Mapping[str, int | None]) -> JobStatus:
+        """What is wrong with the job, and its counts. name: of the job, in metrics."""
+        begins = "the query has not begun: Spark is starting, or source, table and marks are being checked"
+        found = () if self._query is not None else (Problem("not_answering", f"job {name}", begins),)
+        return JobStatus(name=name, counts=self.counts, certificates=certificates, found=found)
 
     def _event(self, event: str, text: str, fields: dict[str, Any]) -> None:
         if self._stream is None:
@@ -131,21 +128,8 @@ def served(settings: HealthSettings | None, name: str, reporter: Reporter) -> It
         yield
         return
 
-    def problems() -> Iterator[Problem]:
-        yield from reporter.problems()
-        yield from certificate_problems({"health": settings.expires_s()}, time.time())
-
-    registry = None
-    if find_spec("prometheus_client") is not None:
-        from prometheus_client import CollectorRegistry  # noqa: PLC0415 - an extra
-
-        from pushrep.metrics import FilterCollector, ProcessCollector  # noqa: PLC0415
-
-        registry = CollectorRegistry()
-        registry.register(FilterCollector(reporter, name=name))
-        registry.register(ProcessCollector(problems, lambda: {"health": settings.expires_s()}))
     try:
-        server = HealthServer(settings, problems, registry)
+        server = HealthServer(settings, lambda: reporter.status(name, {"health": settings.expires_s()}))
     except BadArgument as error:
         raise BadHealth(f"--health: {error.why}") from error
     with server:

@@ -2,25 +2,25 @@
 
 import sys
 
-from pushrep.metrics import FAMILIES
+from pushrep.status.metrics import FAMILIES
 
 HEAD = """\
 # Metrics
 
-Made from `pushrep/metrics.py` by `python -m tests.house.metrics_page`; a test compares the two.
+Made from `pushrep/status/metrics.py` by `python -m tests.house.metrics_page`; a test compares the two.
 
 Values are read at each scrape; an append updates its counters once a batch. Names follow Prometheus' guide: sizes in
 `_bytes`, times in `_seconds`, moments in `_timestamp_seconds` since 1970, counters `_total`, histograms
-`_duration_seconds`. What shows each metric (column `by`):
+`_duration_seconds`. What shows each metric (column `by`), in a registry of your own by `StatusCollector` of
+`pushrep.status.metrics`:
 
-- **service**: `Outbox.open(health=...)`, or `OutboxCollector(outbox)` of `pushrep.outbox.metrics` in your registry
-- **node**: `pushrep replica serve --metrics`, or `NodeCollector(node)` of `pushrep.replicate.node_metrics`
+- **service**: `Outbox.open(health=...)`, or `StatusCollector(outbox.status)`
+- **node**: `pushrep replica serve --metrics`, or `StatusCollector(node.status)`
+- **job**, **filter**: `--health` of the apply and the relay job; in a program of your own
+  `StatusCollector(lambda: JobStatus(name="billing", counts=consumer.counts))`, of a consumer of `filtering.consumers`
+  (`source` is the topic) or of Spark's `CountsListener` (`source` is the query)
 - **slots**: `SlotsCollector(directory)` of `pushrep.outbox.metrics`, for all worker slots by their files
-- **filter**: `FilterCollector(consumer, name="billing")` of `pushrep.metrics`, of a consumer of
-  `filtering.consumers` (`source` is the topic) or of Spark's `CountsListener` (`source` is the query)
-- **job**: `--health` of the apply and the relay job, with those of its filter; in a program of your own
-  `ProcessCollector(problems)` of `pushrep.metrics`
-- **startpoints**: `StartpointCollector(store)` of `pushrep.metrics`
+- **startpoints**: `StartpointCollector(store)` of `pushrep.startpoints.metrics`
 
 How to serve them, and what to watch: [operating.md](operating.md#metrics).
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 
 from pushrep.health import HealthServer, HealthSettings
+from pushrep.status import PlaceStatus
 from tests.ports import reserve
 
 RULES = Path(__file__).parents[2] / "docs" / "observability" / "alerts.yml"
@@ -74,9 +75,9 @@ def up(url):
     return {sample["metric"]["instance"]: sample["value"][1] for sample in found["result"]}
 
 
-def served(stack, *collectors, problems=list, listen="127.0.0.1:0"):
+def served(stack, *collectors, status=PlaceStatus, listen="127.0.0.1:0"):
     """A server of these collectors' metrics, until `stack` ends."""
     registry = CollectorRegistry()
     for collector in collectors:
         registry.register(collector)
-    return stack.enter_context(HealthServer(HealthSettings(listen=listen), problems, registry))
+    return stack.enter_context(HealthServer(HealthSettings(listen=listen), status, registry))

@@ -2,6 +2,9 @@
 
 import json
 import os
+import pty
+import signal
+import subprocess
 import sys
 from uuid import UUID
 
@@ -35,36 +38,34 @@ def look(capfd):
     return call
 
 
-def test_the_replay_sessions_of_a_node_are_listed_and_stopped_from_outside(world, capfd, caplog):
+def test_a_replay_session_of_a_node_is_stopped_from_outside(world, capfd, caplog):
     caplog.set_level("INFO", "pushrep.node.audit")
     world.node(1)
     node = world.nodes[1]
 
     def call(*arguments):
         capfd.readouterr()
-        code = run(["replica", *map(str, arguments)])
+        code = run(["replica", "stop-session", *map(str, arguments)])
         sys.stdout.flush()
-        return (code, *capfd.readouterr())
+        return code, capfd.readouterr().out
 
     with open_outbox(world, 1) as outbox, HandoverSocket(node), ReplayClient(str(node.address)) as client:
         outbox.append(0, b"a").result(WAIT_S)
         with client.replay(ReplayRequest(recording="orders-0", length=FOLLOW)) as replay:
             records = iter(replay)
             assert next(records).value == b"a"
-            (session,) = json.loads(call("sessions", node.directory, "--json")[1])
+            (session,) = look_at(str(node.directory))[0]["replays"]["sessions"]
             assert (session["state"], session["position"]) == ("replay", 1)
             number = f"{session['session_id']:016x}"
-            assert number in call("sessions", node.directory)[1]
-            assert call("stop-session", node.directory, "nothing")[0] == 2
+            assert call(node.directory, "nothing")[0] == 2
             assert "STOP_REPLAY" not in caplog.text
-            code, output, _ = call("stop-session", node.directory, number)
-            assert (code, output) == (0, f"session {number} was stopped\n")
+            assert call(node.directory, number) == (0, f"session {number} was stopped\n")
             assert list(records) == []
             assert replay.end_reason is ReplayEndReason.STOPPED
-        assert call("stop-session", node.directory, number)[1].endswith("is not running\n")
+        assert call(node.directory, number)[1].endswith("is not running\n")
     told = f"of user {os.getuid()}' calls STOP_REPLAY: session_id='{session['session_id']}'"
     assert caplog.text.count(told) == 2
-    assert call("sessions", node.directory)[0] == 1, "nobody answers any more"
+    assert call(node.directory, number)[0] == 1, "nobody answers any more"
 
 
 @pytest.fixture
@@ -110,7 +111,7 @@ def test_an_outbox_and_the_nodes_of_its_copies_in_one_look(world, look, capfd, s
             assert {log["outbox_id"] for log in node["logs"]} == {of_outbox["outbox_id"]}
         for leader in (*of_node["leaders"], *by_address["leaders"]):
             assert leader.pop("silent_ms") >= 0
-        of_both = of_node.keys() - {"place", "logs", "refusals", "connections", "disk", "scrubs", "replays"}
+        of_both = of_node.keys() - {"place", "logs", "refusals", "connections", "disk", "outboxes", "replays"}
         assert {name: by_address[name] for name in of_both} == {name: of_node[name] for name in of_both}
         assert by_address["standbys"][0]["state"] == "in sync"
         assert by_address["disk"]["mount"] == of_node["disk"]["mount"]
@@ -126,8 +127,10 @@ def test_an_outbox_and_the_nodes_of_its_copies_in_one_look(world, look, capfd, s
         world.nodes[2].stop()
         receipt = outbox.append(0, b"c")
         wait_until(lambda: "under_min_insync" in words(look_at(str(outbox.directory))[0]), "a member went")
-        (problem,) = [one for one in look_at(str(outbox.directory))[0]["problems"] if one["blocks"]]
-        assert "3 in-sync members are needed, 2 are there" in problem["why"]
+        (problem,) = [one for one in look_at(str(outbox.directory))[0]["problems"] if one["blocks"] == "appends"]
+        assert problem["subject"] in {"1 of 2 partitions", "2 of 2 partitions"}
+        assert problem["why"] == "3 in-sync members are needed, 2 are there"
+        assert problem["command"] == f"pushrep status {outbox.directory} --partitions"
         world.node(2)
         receipt.result(WAIT_S)
 
@@ -161,11 +164,11 @@ def test_what_nobody_has_open_is_told_by_its_files(world, look):
     assert (of_copy["kind"], of_copy["logs"][0]["log_end_offset"]) == ("logs", 3)
 
 
-def test_slots_are_places_of_their_own_and_what_can_t_be_told_ends_with_1(tmp_path, look):
+def test_slots_are_places_of_their_own_and_what_can_t_be_told_ends_with_3(tmp_path, look):
     with Outbox.open_slot(tmp_path / "w", "orders", 1, "p"), Outbox.open_slot(tmp_path / "w", "orders", 1, "p") as two:
         two.append(0, b"a").result(WAIT_S)
         code, places = look(tmp_path / "w", tmp_path / "no", "127.0.0.1:1")
-    assert code == 1
+    assert code == 3
     assert [one["place"] for one in places[:2]] == [str(tmp_path / "w" / f"slot-{n}") for n in (0, 1)]
     assert [one["log_end_offsets"] for one in places[:2]] == [0, 1]
     assert [(one["kind"], words(one)) for one in places[2:]] == [("unknown", ["not_answering"])] * 2
@@ -180,12 +183,80 @@ def test_an_outbox_whose_process_does_not_answer_is_a_problem(tmp_path):
 
 def test_the_command_tells_a_service_of_another_process_and_watches_it(tmp_path):
     with Outbox.open(tmp_path / "o", "orders", 1, "p") as outbox:
-        words = ("status", tmp_path / "o", "--watch", "--every", "0.1", "--json")
-        with PythonProgram("-m", "pushrep.cli.main", *words) as watch:
+        words = ("status", tmp_path / "o", "--watch", "--json")
+        with PythonProgram("-m", "pushrep.cli.main", *words, has_errors=True) as watch:
             try:
                 assert json.loads(watch.stdout.readline())["places"][0]["log_end_offsets"] == 0
                 outbox.append(0, b"a").result(WAIT_S)
                 while json.loads(watch.stdout.readline())["places"][0]["log_end_offsets"] == 0:
                     pass
             finally:
-                watch.terminate()
+                watch.send_signal(signal.SIGINT)
+            rest, errors = watch.stdout.read(), watch.stderr.read()
+    assert (watch.returncode, errors) == (0, "")
+    assert all(json.loads(line) for line in rest.splitlines()), "no half line"
+
+
+def test_watch_at_a_terminal_clears_it_before_each_look(tmp_path):
+    ours, theirs = pty.openpty()
+    with Outbox.open(tmp_path / "o", "orders", 1, "billing") as outbox:
+        command = (sys.executable, "-m", "pushrep.cli.main", "status", str(outbox.directory), "--watch")
+        watch = subprocess.Popen(command, stdout=theirs, stderr=subprocess.PIPE, env={**os.environ, "TERM": "xterm"})
+        os.close(theirs)
+        try:
+            seen = b""
+            while seen.count(b"\x1b[2J") < 2:
+                seen += os.read(ours, 4096)
+            watch.send_signal(signal.SIGINT)
+            _, errors = watch.communicate(timeout=WAIT_S)
+        finally:
+            watch.kill()
+            watch.wait()
+            os.close(ours)
+    assert (watch.returncode, errors) == (0, b"")
+    assert b"producer billing" in seen
+
+
+def test_a_narrow_terminal_folds_lag_says_its_unit_and_a_problem_its_address_once(world, capfd, monkeypatch):
+    world.node(1)
+    world.node(2)
+    far = str(world.nodes[2].address)
+    with open_outbox(world, 1, 2, partitions=2, acks=Acks.LOCAL) as outbox:
+        for number in range(10):
+            outbox.append(number % 2, b"both").result(WAIT_S)
+        wait_for_all(outbox)
+        world.nodes[2].stop()
+        for partition in range(2):
+            outbox.append(partition, b"x" * 3000).result(WAIT_S)
+        wait_until(lambda: not outbox.lag()[far].in_sync, "it left")  # an idle one would not
+        wait_for_all(outbox, world.nodes[1].address)
+        wait_until(lambda: outbox.status().members[2].trouble, "it is away")
+        (found,) = look_at(str(outbox.directory), with_partitions=True)
+        leader, near, away = found["members"]
+        assert (leader["is_leader"], leader["lag"]) == (True, None)
+        assert (near["lag"]["records"], near["lag"]["in_sync"], near["sessions"]) == (0, 2, 2)
+        assert (away["lag"]["records"], away["lag"]["in_sync"], away["address"]) == (2, 0, far)
+        assert 6000 <= away["lag"]["size_bytes"] <= 6000 + 2 * 4500
+        assert found["in_sync_min"] == 2
+        assert found["parts"][0]["in_sync"] == [0, 1]
+        assert [session["replica"] for session in found["parts"][1]["sessions"]] == [1, 2]
+        assert found["parts"][0]["sessions"][0]["acknowledged"] == 6
+        monkeypatch.chdir(outbox.directory.parent)
+        for columns in (None, 80, 120):
+            monkeypatch.delenv("COLUMNS", raising=False)
+            if columns is not None:
+                monkeypatch.setenv("COLUMNS", str(columns))
+            capfd.readouterr()
+            assert run(["status", "outbox", "--partitions"]) == 1, "a problem"
+            lines = [line for line in capfd.readouterr().out.splitlines() if not line.startswith("  pushrep ")]
+            shown = "\n".join(lines)
+            assert max(map(len, lines)) <= (columns or 1000)
+            assert "2 records, 5.9 KiB" in shown or "2 records, 6" in shown
+            assert [text for text in ("0 of 2", "2 of 2", far, "\x1b", "…", "┃") if text in shown] == [
+                "0 of 2",
+                "2 of 2",
+                far,
+            ]
+            (problem,) = [line for line in lines if line.startswith("! replica_away")]
+            assert problem.count(far) == 1
+        world.node(2)

@@ -15,13 +15,13 @@ from click.testing import CliRunner
 
 from filtering import HighwaterMarks, StreamMetadata
 from pushrep import Acks, Outbox, OutboxConfig, ReplayClient, ReplayRequest, SegmentLog
-from pushrep.cli.common import size
 from pushrep.cli.main import run
 from pushrep.errors import BadArgument
 from pushrep.outbox.directory_handover import HandoverSocket
 from pushrep.replay import FOLLOW
 from pushrep.replicate.sockets import Address
 from pushrep.startpoints import STORE_NAME, LogConsumer, StartpointStore
+from pushrep.status.table import size
 from spark_jobs.batch_marks import BatchMarks, LogRange, MarksKey
 from spark_jobs.marks import LocalMarks
 from tests.integration.certificates import make_certificates
@@ -34,9 +34,9 @@ from starlette.exceptions import HTTPException
 from pushrep.console import watch
 from pushrep.console.access import ConsoleAccess, hashed, read_passwords
 from pushrep.console.command import console as console_command
-from pushrep.console.pages import ADVICE
 from pushrep.console.watch import PlaceWatch
 from pushrep.console.web import ConsoleServer, ConsoleSettings
+from pushrep.status import PROBLEMS
 
 LOOPBACK = Address("127.0.0.1", 0)
 
@@ -117,7 +117,7 @@ def test_a_problem_that_only_a_newer_version_knows_is_shown(tmp_path, monkeypatc
         assert "too full" in get(server, "/")[2]
 
 
-@pytest.mark.parametrize("command", sorted({command for _, command in ADVICE.values()}))
+@pytest.mark.parametrize("command", sorted({kind.command for kind in PROBLEMS.values()}))
 def test_each_command_that_is_advised_is_one(command, capfd):
     words = [word for word in command.split() if not word.startswith("{")]
     assert run([*words[1:], "--help"]) == 0

@@ -3,19 +3,22 @@
 import json
 import shutil
 import ssl
+import time
 import urllib.error
 import urllib.request
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from pushrep import Outbox
 from pushrep.cli.status import look_at
 from pushrep.errors import BadArgument
 from pushrep.health import HealthServer, HealthSettings
 from pushrep.kafka.destination import KafkaDestination
+from pushrep.outbox import status as outbox_status
 from pushrep.outbox.configured import outbox_settings
-from pushrep.problems import Problem
 from pushrep.replicate.certificates import mutual_tls
+from pushrep.status import PROBLEMS, PlaceStatus, Problem
 from tests.integration.certificates import make_certificates
 from tests.integration.outboxes import WAIT_S, open_outbox, wait_until
 from tests.ports import reserve
@@ -54,20 +57,27 @@ def free_port():
 
 def test_what_is_not_served_is_404_and_problems_decide_on_ready():
     problems = []
-    with HealthServer(PORT_0, lambda: problems) as server:
+    with HealthServer(PORT_0, lambda: PlaceStatus(found=tuple(problems)), CollectorRegistry()) as server:
         assert get(f"{server.url}/livez") == (200, b"ok\n")
         assert get(f"{server.url}/livez", method="HEAD") == (200, b"")
         assert ready(server.url)[:2] == (200, [])
         for path in ("/", "/healthz", "/nonsense", "/livez/", "/metricsx", "/readyz/x"):
             assert get(server.url + path)[0] == 404, path
-        assert get(f"{server.url}/metrics")[0] == 404, "no registry"
         assert get(f"{server.url}/readyz?verbose")[0] == 200
-        problems[:] = [Problem("segment_damaged", "one"), Problem("replica_away", "two")]
-        assert ready(server.url)[:2] == (200, ["segment_damaged", "replica_away"]), "an operator's, not a probe's"
-        problems.append(Problem("disk_full", "three"))
+        problems[:] = [Problem("kafka_away", "topic orders", "one"), Problem("replica_away", "member 2", "two")]
+        assert ready(server.url)[:2] == (200, ["kafka_away", "replica_away"]), "an operator's, not a probe's"
+        problems.append(Problem("disk_full", "disk /", "three", 5))
         status, words, answer = ready(server.url)
         assert (status, words[0]) == (503, "disk_full"), "worst first"
-        assert answer["problems"][0] == {"problem": "disk_full", "why": "three", "blocks": True}
+        assert answer["problems"][0] == {
+            "problem": "disk_full",
+            "subject": "disk /",
+            "why": "three",
+            "since_ms": 5,
+            "blocks": "appends",
+            "advice": PROBLEMS["disk_full"].advice,
+            "command": "pushrep log ls DIRECTORY",
+        }
         assert get(f"{server.url}/livez")[0] == 200, "a restart mends no disk"
     with pytest.raises(urllib.error.URLError):
         get(f"{server.url}/livez")
@@ -80,7 +90,6 @@ def test_what_is_not_served_is_404_and_problems_decide_on_ready():
         ({"listen": 9400}, "health.listen"),
         ({"listen": "0.0.0.0:0"}, "health.listen"),
         ({"listen": "127.0.0.1:0", "cert": "a.pem"}, "health.cert"),
-        ({"listen": "127.0.0.1:0", "kafka_away_limit_s": -1}, "health.kafka_away_limit_s"),
     ],
 )
 def test_settings_are_refused_by_name(given, argument):
@@ -90,7 +99,7 @@ def test_settings_are_refused_by_name(given, argument):
 
 
 def test_an_address_in_use_and_a_closed_outbox_are_said(tmp_path):
-    with HealthServer(PORT_0, list) as server:
+    with HealthServer(PORT_0, PlaceStatus) as server:
         taken = HealthSettings(listen=str(server.address))
         with pytest.raises(BadArgument, match=r"can't listen on .*in use"):
             Outbox.open(tmp_path / "outbox", "orders", 1, "billing", health=taken)
@@ -122,23 +131,26 @@ def test_an_outbox_without_its_members_is_not_ready_and_ready_once_it_leads(worl
         receipt.result(WAIT_S)
 
 
-def test_a_kafka_away_for_longer_than_the_limit_is_not_ready(tmp_path, free_port):
+def test_a_kafka_away_for_longer_than_the_limit_is_a_problem_and_ready(tmp_path, free_port, monkeypatch):
+    monkeypatch.setattr(outbox_status, "KAFKA_AWAY_MS", 200)
     held = reserve()
     with held:
         kafka = KafkaDestination(bootstrap_servers=f"127.0.0.1:{held.getsockname()[1]}")
         file = tmp_path / "billing.toml"
         file.write_text(
             f'[outbox]\ndirectory = "{tmp_path / "outbox"}"\ntopic = "orders"\npartitions = 1\nproducer = "billing"\n'
-            "open_timeout_s = 0.1\n[health]\nkafka_away_limit_s = 0.2\n"
+            "open_timeout_s = 0.1\n"
         )
         settings = outbox_settings(file, {"PUSHREP_HEALTH_LISTEN": f"127.0.0.1:{free_port}"}, kafka=kafka)
         with Outbox.open(**outbox_arguments(**settings)) as outbox:
             outbox.append(0, b"later").result(WAIT_S)
-            wait_until(lambda: ready(f"http://127.0.0.1:{free_port}")[0] == 503, "the limit is over")
-            _, words, answer = ready(f"http://127.0.0.1:{free_port}")
-            assert words == ["kafka_away"]
+            wait_until(lambda: ready(f"http://127.0.0.1:{free_port}")[1], "the limit is over")
+            status, words, answer = ready(f"http://127.0.0.1:{free_port}")
+            assert (status, words) == (200, ["kafka_away"])
             assert [one["problem"] for one in look_at(str(outbox.directory))[0]["problems"]] == words
-            assert "1 records behind" in answer["problems"][0]["why"]
+            (problem,) = answer["problems"]
+            assert "1 records are not shipped" in problem["why"]
+            assert 0 <= time.time() * 1000 - problem["since_ms"] < 1000 * WAIT_S
 
 
 def test_a_probe_needs_no_certificate_and_a_scraper_does(tmp_path):
@@ -149,19 +161,17 @@ def test_a_probe_needs_no_certificate_and_a_scraper_does(tmp_path):
 
     shutil.copy(made / "node.pem", made / "mine.pem")
     shutil.copy(made / "node.key", made / "mine.key")
-    from prometheus_client import CollectorRegistry
-
     settings = HealthSettings(listen="127.0.0.1:0", **served("mine"))
     probe = ssl._create_unverified_context()  # as a kubelet
     scraper = mutual_tls(cert=made / "billing.pem", key=made / "billing.key", ca=made / "ca.pem")
     stranger = mutual_tls(cert=made / "stranger.pem", key=made / "stranger.key", ca=made / "ca.pem")
-    problems = [Problem("damaged", "partitions 3")]
-    with HealthServer(settings, lambda: problems, CollectorRegistry()) as server:
+    problems = (Problem("damaged", "partition 3", "bits"),)
+    with HealthServer(settings, lambda: PlaceStatus(found=problems), CollectorRegistry()) as server:
         assert get(f"{server.url}/livez", probe)[0] == 200
         status, _, answer = ready(server.url, probe)
-        assert (status, answer["problems"]) == (503, [{"problem": "damaged", "blocks": True}]), "the word alone"
+        assert (status, answer["problems"]) == (503, [{"problem": "damaged", "since_ms": None, "blocks": "appends"}])
         assert get(f"{server.url}/metrics", probe)[0] == 403
-        assert ready(server.url, scraper)[2]["problems"][0]["why"] == "partitions 3"
+        assert ready(server.url, scraper)[2]["problems"][0]["subject"] == "partition 3"
         assert get(f"{server.url}/metrics", scraper)[0] == 200
         with pytest.raises((urllib.error.URLError, ssl.SSLError, ConnectionError)):
             get(f"{server.url}/livez", stranger)

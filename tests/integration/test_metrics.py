@@ -13,10 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from pushrep import Acks, Durability, LogConfig, Outbox, OutboxConfig, ReplayClient, ReplayRequest
 from pushrep.cli.main import run
 from pushrep.outbox import RecordRefused
-from pushrep.outbox.metrics import OutboxCollector
-from pushrep.problems import BLOCKS
 from pushrep.replay import ReplayRefused
-from pushrep.replicate.node_metrics import NodeCollector
+from pushrep.status import PROBLEMS
+from pushrep.status.metrics import StatusCollector
 from tests.integration.outboxes import WAIT_S, open_outbox, wait_for_all, wait_until
 from tests.programs import PythonProgram
 
@@ -68,7 +67,10 @@ def test_an_outbox_tells_lag_watermarks_sets_session_ends_buffers_syncs_disk_and
     world.node(1)
     world.node(2)
     far = str(world.nodes[2].address)
-    with open_outbox(world, 1, 2, partitions=2, acks=Acks.LOCAL) as outbox, served(OutboxCollector(outbox)) as url:
+    with (
+        open_outbox(world, 1, 2, partitions=2, acks=Acks.LOCAL) as outbox,
+        served(StatusCollector(outbox.status)) as url,
+    ):
         for number in range(10):
             outbox.append(number % 2, b"both").result(WAIT_S)
         wait_for_all(outbox)
@@ -115,20 +117,20 @@ def test_an_outbox_tells_lag_watermarks_sets_session_ends_buffers_syncs_disk_and
 
 
 def test_a_closed_outbox_tells_nothing_and_another_can_be_added(tmp_path):
-    collector = OutboxCollector(by_partition=False)
+    collector = StatusCollector(by_partition=False)
     with served(collector) as url:
         assert Scrape(url).samples == []
         with (
             Outbox.open(tmp_path / "a", "orders", 3, "billing") as first,
             Outbox.open(tmp_path / "b", "refunds", 1, "billing", durability=Durability.BUFFERED) as second,
         ):
-            collector.add(first)
-            collector.add(second)
+            collector.sources.append(first.status)
+            collector.sources.append(second.status)
             scrape = Scrape(url)
             assert scrape.value("pushrep_outbox_state", topic="refunds", state="alone") == 1
             assert len(scrape.values("pushrep_outbox_epoch")) == 2
             assert "pushrep_high_watermark" not in scrape.families, "by_partition=False"
-            collector.remove(second)
+            collector.sources.remove(second.status)
             assert scrape.values("pushrep_outbox_epoch", topic="refunds") == [-1]
             assert Scrape(url).values("pushrep_outbox_epoch", topic="refunds") == []
         assert Scrape(url).samples == []
@@ -138,7 +140,7 @@ def test_an_outbox_counts_what_it_took_refused_and_failed_and_how_long_that_took
     directory = tmp_path / "outbox"
     with (
         Outbox.open(directory, "orders", 2, "billing", config=OutboxConfig(log_config=WHOLE)) as outbox,
-        served(OutboxCollector(outbox)) as url,
+        served(StatusCollector(outbox.status)) as url,
     ):
         for number in range(6):
             outbox.append(number % 2, b"x" * 100).result(WAIT_S)
@@ -158,13 +160,13 @@ def test_an_outbox_counts_what_it_took_refused_and_failed_and_how_long_that_took
         assert scrape.value("pushrep_acknowledge_duration_seconds_count") == 7
         assert 0 < scrape.value("pushrep_append_duration_seconds_sum") < 7 * WAIT_S
         assert scrape.values("pushrep_append_failed_records_total") == []
-        assert scrape.values("pushrep_problem", topic="orders") == [0] * len(BLOCKS)
+        assert scrape.values("pushrep_problem", topic="orders") == [0] * len(PROBLEMS)
         assert scrape.value("pushrep_build_info", version=version("pushrep")) == 1
         assert scrape.value("pushrep_log_recoveries_total") == 0
 
 
 def test_disk_is_shown_once_for_its_mount_and_recoveries_and_cuts_are_counted(tmp_path):
-    collector = OutboxCollector()
+    collector = StatusCollector()
     with (
         served(collector) as url,
         Outbox.open(tmp_path / "a", "orders", 1, "billing", config=OutboxConfig(log_config=WHOLE)) as first,
@@ -176,13 +178,15 @@ def test_disk_is_shown_once_for_its_mount_and_recoveries_and_cuts_are_counted(tm
         with torn.open("ab") as file:
             file.write(b"a batch that was not written whole")
         with Outbox.open(tmp_path / "b", "orders", 1, "billing", config=OutboxConfig(copy_check=False)) as second:
-            collector.add(first)
-            collector.add(second)
+            collector.sources.append(first.status)
+            collector.sources.append(second.status)
             scrape = Scrape(url)
             assert len(scrape.values("pushrep_disk_size_bytes")) == len(scrape.values("pushrep_disk_used_bytes")) == 1
-            assert sorted(scrape.values("pushrep_log_recoveries_total")) == [0, 1]
-            assert max(scrape.values("pushrep_log_recovery_cut_bytes_total")) > 0
-            collector.remove(first)
+            assert scrape.values("pushrep_log_recoveries_total") == [0], "a copy has the same labels: the first counts"
+            collector.sources.remove(first.status)
+            scrape = Scrape(url)
+            assert scrape.values("pushrep_log_recoveries_total") == [1]
+            assert scrape.value("pushrep_log_recovery_cut_bytes_total") > 0
             log = second.log(0)
             log.truncate_to(0, force=True)
             assert Scrape(url).values("pushrep_log_cuts_total") == [1]
@@ -197,7 +201,7 @@ def no_socket_left():
 def test_a_node_tells_its_logs_refusals_syncs_and_disk(world):
     world.node(1, allow=frozenset({"nobody"}))
     node = world.nodes[1]
-    with served(NodeCollector(node)) as url:
+    with served(StatusCollector(node.status)) as url:
         with open_outbox(world, 1, acks=Acks.LOCAL) as outbox:
             wait_until(lambda: Scrape(url).values("pushrep_node_refusals_total"), "it may not create")
             scrape = Scrape(url)
@@ -206,7 +210,7 @@ def test_a_node_tells_its_logs_refusals_syncs_and_disk(world):
             assert scrape.value("pushrep_node_connections") >= 0
         node.stop()
         world.node(1)
-    with served(NodeCollector(world.nodes[1])) as url, open_outbox(world, 1, min_insync_replicas=2) as outbox:
+    with served(StatusCollector(world.nodes[1].status)) as url, open_outbox(world, 1, min_insync_replicas=2) as outbox:
         for _ in range(5):
             outbox.append(0, b"both").result(WAIT_S)
         wait_for_all(outbox)
@@ -222,7 +226,7 @@ def test_a_node_tells_its_logs_refusals_syncs_and_disk(world):
         assert scrape.value("pushrep_replay_lag_max_records") == 0
         assert scrape.values("pushrep_replay_sessions") == [0, 0, 0]
         assert scrape.value("pushrep_replay_sent_records_total") == 5
-        assert scrape.values("pushrep_problem") == [0] * len(BLOCKS)
+        assert scrape.values("pushrep_problem") == [0] * len(PROBLEMS)
         assert scrape.value("pushrep_log_end_offset", **labels) == 5
         assert scrape.value("pushrep_node_log_offline", **labels) == 0
         assert scrape.value("pushrep_node_last_contact_timestamp_seconds", **labels) > 1_600_000_000

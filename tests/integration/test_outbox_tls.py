@@ -59,7 +59,7 @@ def test_records_go_to_replicas_over_mutual_tls_and_only_to_whom_the_certificate
     ids=["signed by another", "expired", "an unknown replica", "an expired replica", "another host's", "none at all"],
 )
 def test_a_wrong_expired_or_missing_certificate_is_said_in_words(world, certificates, caplog, client, ca, server, why):
-    """With ALL no record is accepted, and the log, `status()` and `pushrep replica status` have the reason."""
+    """With ALL no record is accepted, and the log, `status()` and `pushrep status` have the reason."""
     world.node(1, tls=tls(certificates, server, is_server=True))
     push = QUICK if client is None else shown(certificates, client, ca)
     caplog.set_level(logging.WARNING, "pushrep")
@@ -125,10 +125,10 @@ def test_the_commands_speak_tls_by_path(world, certificates, tmp_path, capfd):
             assert run(["replica", "add", str(outbox.directory), address, "--json", *mine]) == 0
             sys.stdout.flush()
             assert json.loads(capfd.readouterr().out)["member"] == 2
-            assert run(["status", address, "--json", *mine]) == 0
+            assert run(["status", address, "--json", *mine]) == 3
             sys.stdout.flush()
             (told,) = json.loads(capfd.readouterr().out)["places"]
-            assert told["certificate_expires_s"] == expires_s(certificates / "node.pem")
+            assert told["certificates"]["node"] == expires_s(certificates / "node.pem")
             assert [one["problem"] for one in told["problems"]] == ["certificate_expires"]
             addresses = [str(world.nodes[1].address), address]
             with Outbox.open(

@@ -16,10 +16,11 @@ import pytest
 from filtering import ReplayFilter, StreamMetadata
 from pushrep import KafkaDestination, ReplayClient, ReplayRequest, Startpoint, StartpointStore
 from pushrep.health import HealthSettings
-from pushrep.metrics import FilterCollector, StartpointCollector
 from pushrep.outbox import RecordRefused
-from pushrep.replicate.node_metrics import NodeCollector
 from pushrep.replicate.reloading import CertificateFiles
+from pushrep.startpoints.metrics import StartpointCollector
+from pushrep.status import JobStatus
+from pushrep.status.metrics import StatusCollector
 from tests.integration.certificates import make_certificates
 from tests.integration.outboxes import open_outbox, wait_until
 from tests.integration.prometheus import ask, firing, prometheus, served, up
@@ -87,12 +88,11 @@ def test_every_panel_shows_data_of_a_real_run_and_a_killed_replica_fires_its_ale
         outbox = stack.enter_context(open_outbox(world, 1, 2, kafka=kafka, open_timeout_s=2, health=health))
         store = stack.enter_context(StartpointStore.open(tmp_path / "startpoints"))
         store.write("sums", "orders", 0, Startpoint.earliest(), reason="again")
-        nodes = [
-            served(stack, NodeCollector(node), problems=lambda node=node: node.status().problems())
-            for node in world.nodes.values()
-        ]
+        nodes = [served(stack, StatusCollector(node.status), status=node.status) for node in world.nodes.values()]
         job = Job()
-        jobs = served(stack, FilterCollector(job, name="sums"), StartpointCollector(store))
+        jobs = served(
+            stack, StatusCollector(lambda: JobStatus(name="sums", counts=job.counts)), StartpointCollector(store)
+        )
         client = stack.enter_context(ReplayClient(str(world.nodes[1].address)))
         thread = threading.Thread(target=run_until, args=(stop, outbox, job, client))
         thread.start()

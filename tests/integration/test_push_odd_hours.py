@@ -17,7 +17,6 @@ from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import ForkedProcess
 from pushrep.log import Durability, SegmentLog
 from pushrep.outbox.member_changes import add_member, remove_member
-from pushrep.outbox.metrics import OutboxCollector
 from pushrep.records import encode_batch
 from pushrep.replicate import node_calls
 from pushrep.replicate.election_state import ElectionStateStore, find_election_state
@@ -28,6 +27,7 @@ from pushrep.replicate.node_store import Refusal
 from pushrep.replicate.replica_client import ReplicaClient
 from pushrep.replicate.settings import Replica
 from pushrep.replicate.sockets import Address
+from pushrep.status.metrics import StatusCollector
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.push_messages import (
@@ -302,7 +302,7 @@ def test_in_a_fork_every_use_is_refused_before_it_takes_a_lock(world, use):
             with suppress(BaseException):
                 with pytest.raises(ForkedProcess):
                     use(outbox)
-                list(OutboxCollector(outbox).collect())  # says nothing of it, and fails nobody's scrape
+                list(StatusCollector(outbox.status).collect())  # says nothing of it, and fails nobody's scrape
                 os._exit(0)
             os._exit(1)
         _, status = os.waitpid(child, 0)

@@ -26,15 +26,14 @@ from pushrep.outbox import DeliveryFailed, StandbyCancelled, StandbyState, stand
 from pushrep.outbox.creating import create_outbox
 from pushrep.outbox.directory_handover import HandoverSocket, handed_over
 from pushrep.outbox.errors import CantCreate, CantPromote
-from pushrep.outbox.metrics import OutboxCollector
 from pushrep.outbox.positions import POSITIONS_NAME, decode_positions
 from pushrep.outbox.promotion import promote
 from pushrep.outbox.status import LeadingState
 from pushrep.replicate.errors import ReplicaUnreachable
 from pushrep.replicate.member_clients import MemberAnswers, MemberClients
-from pushrep.replicate.node_metrics import NodeCollector
 from pushrep.replicate.node_settings import NodeSettings
 from pushrep.replicate.sockets import Address
+from pushrep.status.metrics import StatusCollector
 from tests.integration.outboxes import wait_until
 from tests.ports import reserve
 from tests.programs import PUSHREP
@@ -127,7 +126,7 @@ def test_without_a_majority_it_resigns_and_says_whom_it_misses(members):
         status = instance.outbox.status()
         assert status.state is LeadingState.RESIGNED
         assert instance.outbox.facts.shipping.sink._stopping.wait(WAIT_S)
-        assert "not_leading" in {one.problem for one in status.problems()}
+        assert "not_leading" in {one.name for one in status.problems()}
     finally:
         instance.end()
 
@@ -483,8 +482,8 @@ def test_a_hold_keeps_every_standby_away_promote_works_and_the_next_leader_carri
         assert first.outbox.append(0, b"first").result(WAIT_S) == 0, "it leads on"
         assert first.outbox.status().hold.until_ms == held["until_ms"]
         assert call(capfd, members.data[1], "--show") == (0, held)
-        assert held_until(OutboxCollector(first.outbox), granted) == held["until_ms"] / 1000
-        assert held_until(NodeCollector(members.nodes[1]), granted) == held["until_ms"] / 1000
+        assert held_until(StatusCollector(first.outbox.status), granted) == held["until_ms"] / 1000
+        assert held_until(StatusCollector(members.nodes[1].status), granted) == held["until_ms"] / 1000
         assert "takeovers are held for 3600 s: new switches" in caplog.text
         for place in (members.data[0] / str(granted.outbox_id), members.data[1]):
             assert run(["status", str(place)]) == 0
@@ -496,8 +495,8 @@ def test_a_hold_keeps_every_standby_away_promote_works_and_the_next_leader_carri
         assert f"{granted.outbox_id} (orders): this member leads" in capfd.readouterr().out
         assert f"({members.addresses[0]}) leads: run this command there" in call(capfd, members.data[1], "--end")[1]
         for node in members.nodes[1:]:
-            (shown,) = node.status().as_dict()["holds"]
-            assert (shown["outbox_id"], shown["until_ms"]) == (str(granted.outbox_id), held["until_ms"])
+            (shown,) = node.status().as_dict()["leaders"]
+            assert (shown["outbox_id"], shown["hold"]["until_ms"]) == (str(granted.outbox_id), held["until_ms"])
         third = Instance(members.data[2])
         instances.append(third)
         first.outbox.close()
@@ -517,7 +516,7 @@ def test_a_hold_keeps_every_standby_away_promote_works_and_the_next_leader_carri
         instances[-1].wait_until_it_leads()
         assert instances[-1].outbox.append(0, b"second").result(WAIT_S) == 1
         assert instances[-1].outbox.status().hold is None
-        assert held_until(OutboxCollector(instances[-1].outbox), granted) == 0
+        assert held_until(StatusCollector(instances[-1].outbox.status), granted) == 0
     finally:
         for one in instances:
             one.end()

@@ -21,11 +21,11 @@ import pytest
 from axe_playwright_python.base import AXE_SCRIPT
 
 from pushrep import Outbox, OutboxConfig, ReplayClient, ReplayRequest
-from pushrep.cli.common import size
 from pushrep.cli.main import run
 from pushrep.outbox.promotion import promote
 from pushrep.replay import FOLLOW
 from pushrep.startpoints import STORE_NAME, StartpointStore
+from pushrep.status.table import size
 from tests.fleet import CONSUMER, Fleet
 from tests.integration.conftest import World
 from tests.integration.outboxes import QUICK, SMALL, WAIT_S, wait_until

@@ -35,8 +35,8 @@ from pushrep.kafka.resume import whole_batches
 from pushrep.kafka.topic import look_at_topic
 from pushrep.log import Durability, LogConfig, SegmentLog, StillNeeded
 from pushrep.outbox import Outbox, OutboxConfig, begin_pid_epoch, slot_directories
-from pushrep.outbox.metrics import OutboxCollector
 from pushrep.records import Codec, encode_batch
+from pushrep.status.metrics import StatusCollector
 from tests.integration.outboxes import wait_until
 from tests.kafka.cluster import free_ports
 from tests.kafka.coordinator_client import with_cluster
@@ -263,7 +263,9 @@ def test_an_outbox_opens_and_appends_while_kafka_is_away(broker, topic, opened):
         assert outbox.lag()[f"kafka:{topic}"].records == 1
 
         def samples():
-            return {one.name: one.value for family in OutboxCollector(outbox).collect() for one in family.samples}
+            return {
+                one.name: one.value for family in StatusCollector(outbox.status).collect() for one in family.samples
+            }
 
         assert samples()["pushrep_destination_lag_records"] == 1
         assert samples()["pushrep_destination_lag_bytes"] > 0

@@ -34,11 +34,11 @@ from pushrep.kafka.sink import KafkaSink, SinkConfig
 from pushrep.log import Durability, LogConfig
 from pushrep.outbox import Acks, Outbox
 from pushrep.outbox.directory_handover import moved
-from pushrep.outbox.metrics import OutboxCollector
 from pushrep.outbox.promotion import promote
 from pushrep.replicate import NodeSettings, ReplicaNode
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address
+from pushrep.status.metrics import StatusCollector
 from tests.integration.outboxes import wait_until
 from tests.kafka.broker_processes import run
 from tests.kafka.cluster import QUICK_START, KafkaCluster, free_ports, missing
@@ -317,7 +317,7 @@ def forgetful(tool_or_skip, tmp_path_factory):
 
 
 def samples_of(outbox):
-    return {one.name: one.value for family in OutboxCollector(outbox).collect() for one in family.samples}
+    return {one.name: one.value for family in StatusCollector(outbox.status).collect() for one in family.samples}
 
 
 def wait_renewed(outbox, times):

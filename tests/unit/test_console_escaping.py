@@ -16,7 +16,7 @@ from pushrep.console.records import AskedRecords, RecordsPage, ShownPayload, Sho
 from pushrep.console.startpoints import AskedStartpoint, DryRun, StartpointLine
 from pushrep.console.watch import Reading
 from pushrep.console.web import environment
-from pushrep.problems import BLOCKS
+from pushrep.status import PROBLEMS
 
 ENVIRONMENT = environment()
 LAG = {"in_sync": 1, "partitions": 2, "records": 3, "size_bytes": 4, "age_ms": 5}
@@ -43,7 +43,10 @@ class Elements(HTMLParser):
 
 
 def problems(word):
-    return [{"problem": one, "why": word, "blocks": blocks} for one, blocks in BLOCKS.items()]
+    return [
+        {"problem": one, "subject": word, "why": word, "blocks": kind.blocks.value, "advice": word, "command": word}
+        for one, kind in PROBLEMS.items()
+    ]
 
 
 def outbox_of(word):
@@ -76,7 +79,7 @@ def node_of(word):
     }  # fmt: skip
     found = {
         "kind": "node", "place": word, "state": word, "directory": word, "address": word, "pid": 1, "connections": 1,
-        "replica_epoch": 1, "certificate_expires_s": 1, "logs": [log], "problems": problems(word),
+        "replica_epoch": 1, "certificates": {"node": 1}, "logs": [log], "problems": problems(word),
         "replays": {
             "sessions": [session], "sessions_max": 1, "records_sent": 1, "bytes_sent": 1, "ended": {word: 1},
             "refused": {word: 1},

@@ -12,8 +12,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from filtering.replay_filter import FilterCounts
 from pushrep.log.disk_space import Durations
-from pushrep.metrics import FAMILIES, Families, FilterCollector, StartpointCollector
 from pushrep.startpoints import Startpoint, StartpointStore
+from pushrep.startpoints.metrics import StartpointCollector
+from pushrep.status import Histogram, JobStatus
+from pushrep.status.metrics import FAMILIES, Families, StatusCollector
 from spark_jobs.operator_counts import CountsListener
 from tests.house import metrics_page
 
@@ -37,7 +39,7 @@ class Everything:
         for name, family in FAMILIES.items():
             labels = dict.fromkeys(family.labels, "x")
             if family.kind == "histogram":
-                families.durations(name, labels, Durations())
+                families.add(name, labels, Histogram.of([Durations()]))
             else:
                 families.add(name, labels, 1)
         return families
@@ -76,7 +78,7 @@ def test_a_label_that_is_not_in_the_table_is_refused():
 
 def test_a_filters_numbers_by_topic():
     counts = FilterCounts(kept=5, dropped=3, unkeyed=1, other_pids=1, late=2, pairs=4, jumped=7)
-    page = shown(FilterCollector(SimpleNamespace(counts={"orders": counts}), name="billing"))
+    page = shown(StatusCollector(lambda: JobStatus(name="billing", counts={"orders": counts})))
     labels = '{name="billing",source="orders"}'
     for name, value in (("kept_records", 5), ("dropped_records", 3), ("late_records", 2), ("unkeyed_records", 2)):
         assert f"pushrep_filter_{name}_total{labels} {value}.0" in page
@@ -90,7 +92,7 @@ def test_a_spark_querys_numbers_add_up_over_its_batches():
     for batch_id in range(2):
         text = json.dumps({"batchId": batch_id, "observedMetrics": observed})
         listener.onQueryProgress(SimpleNamespace(progress=SimpleNamespace(json=text, id="7", name="sums")))
-    page = shown(FilterCollector(listener, name="job"))
+    page = shown(StatusCollector(lambda: JobStatus(name="job", counts=listener.counts)))
     for name, value in (("kept_records_total", 16), ("dropped_records_total", 4), ("jumped_offsets_total", 6)):
         assert f'pushrep_filter_{name}{{name="job",source="sums"}} {value}.0' in page
     assert 'pushrep_filter_pairs{name="job",source="sums"} 2.0' in page

@@ -186,7 +186,6 @@ COMMANDS = {
     "no log to verify": ("log verify nowhere", 1, "nowhere"),
     "a replay from nowhere": ("replay nowhere t-0 --from soon", 1, "no directory of logs, and no address"),
     "no marks": ("marks show nowhere", 1, "there are none"),
-    "a status of nothing": ("replica status nowhere", 1, "nowhere"),
     "a node's address": ("replica serve d --listen nowhere", 2, "nowhere"),
     "a node in an outbox": ("replica serve made --listen 127.0.0.1:0", 1, "the directory of an outbox"),
     "a promotion of nothing": ("promote nowhere", 2, "does not exist"),
@@ -204,7 +203,6 @@ COMMANDS = {
     "no outbox for a new epoch": ("log new-epoch nowhere", 1, "there is no outbox in nowhere: look at the path\n"),
     "a file for an outbox": ("log new-epoch file", 1, "there is no outbox in file: look at the path\n"),
     "one log for an outbox": ("log new-epoch made/t-0", 1, "it is a single log: name the directory above it"),
-    "a status of one log": ("replica status made/t-0", 1, "it is a single log: name the directory above it"),
     "slots for an outbox": ("log new-epoch workers", 1, "each of them an outbox: name one, as workers/slot-0"),
     "slots for an outbox to rebase": ("outbox repartition workers", 1, "name one, as workers/slot-0"),
     "an append into a log": ("append made/t-0 t file", 1, "made/t-0 is a single log"),
@@ -261,8 +259,8 @@ def test_a_closed_outbox_is_called_closed(tmp_path, capsys):
     from pushrep.cli.main import run
 
     Outbox.open(tmp_path / "made", "t", 1, "p").close()
-    assert run(["replica", "status", str(tmp_path / "made")]) == 0
-    assert "\nclosed: no process has it open\n" in capsys.readouterr().out
+    assert run(["status", str(tmp_path / "made")]) == 0
+    assert ", closed: no process has it open\n" in capsys.readouterr().out
 
 
 def test_no_help_shows_how_it_was_laid_out(capsys):

@@ -26,8 +26,8 @@ from pushrep.outbox.standby import round_s
 from pushrep.replicate.election_state import ElectionState, write_election_state
 from pushrep.replicate.errors import ReplicaUnreachable
 from pushrep.replicate.member_clients import MemberAnswers
-from pushrep.replicate.node_metrics import NodeCollector
 from pushrep.replicate.settings import PushSettings
+from pushrep.status.metrics import StatusCollector
 from tests.ports import reserve
 from tests.support.outbox_arguments import outbox_arguments
 
@@ -107,7 +107,7 @@ def test_a_node_shows_who_stands_by_and_why(tmp_path, caplog):
                 assert not asked.wait(0.05)
                 shown = ask(tmp_path / "data", "status")["standbys"]
             registry = CollectorRegistry()
-            registry.register(NodeCollector(node))
+            registry.register(StatusCollector(node.status))
             labels = {"outbox": str(UUID(int=1)), "state": "standing_by"}
             assert registry.get_sample_value("pushrep_node_standby", labels) == 1
         finally:

@@ -1,0 +1,404 @@
+"""The names, types and help of all metrics, each with the field of a status that it shows; and the collector.
+
+    REGISTRY.register(StatusCollector(outbox.status))          an outbox; of a node: node.status; of a job of your own:
+    REGISTRY.register(StatusCollector(lambda: JobStatus(name="billing", counts=consumer.counts)))
+
+Names follow Prometheus' guide: they begin with `pushrep_`, end with the base unit (`_bytes`, `_seconds`,
+`_timestamp_seconds` since 1970), and counters end in `_total`. docs/metrics.md is generated from FAMILIES. Values are
+read at each scrape. This module needs the extra `metrics` (prometheus-client).
+
+How a field gives samples: a sequence one for each item, a mapping one for each key (the last label), a histogram
+itself, a sequence at the end its length, a field `..._ms` seconds, None no sample. A label is an attribute of what the
+path passes, the innermost first; `outbox` and `topic` the outermost.
+"""
+
+import platform
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from filtering.extras import needed_by
+
+with needed_by("the collector for Prometheus"):
+    import prometheus_client  # noqa: F401 - without it, needed_by raises an error that names the extra to install
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from pushrep.errors import PushrepError
+from pushrep.importing import installed_version
+from pushrep.status.value import Histogram, Status
+
+
+class Family(NamedTuple):
+    """One metric. name: as scraped. by: which statuses have it. labels: the label names of each sample, in order.
+    path: the field of the status; empty: another collector fills it.
+    """
+
+    name: str
+    by: str
+    labels: tuple[str, ...]
+    path: str
+    help: str
+
+    @property
+    def kind(self) -> str:
+        """The metric's type in Prometheus: counter, gauge or histogram."""
+        if self.name.endswith("_total"):
+            return "counter"
+        return "histogram" if self.name.endswith("_duration_seconds") else "gauge"
+
+
+_OUTBOX, _NODE, _BOTH, _ALL = "service", "node", "service, node", "service, node, job"
+_O = ("outbox", "topic")
+_D = (*_O, "destination")
+_F = ("name", "source")
+_P = (*_O, "partition")
+_R = (*_O, "replica")
+_TABLE: tuple[tuple[str, str, tuple[str, ...], str, str], ...] = (
+    ("build_info", _ALL, ("version", "python"), "", "Always 1; the labels have the versions."),
+    ("problem", _ALL, (*_O, "problem"), "problem_flags", "1 while `pushrep status` shows this problem, else 0."),
+    (
+        "certificate_expiry_timestamp_seconds", _ALL, (*_O, "use"), "certificates",
+        "Unix time when the certificate or its CA expires, whichever is earlier.",
+    ),
+    # -- appending
+    ("append_records_total", _OUTBOX, _O, "appends.records", "Records written to the logs."),
+    ("append_bytes_total", _OUTBOX, _O, "appends.size_bytes", "Bytes of record batches written to the logs."),
+    ("append_batches_total", _OUTBOX, _O, "appends.batches", "Record batches written to the logs."),
+    (
+        "append_refused_total", _OUTBOX, (*_O, "reason"), "appends.refused",
+        "Calls of append that were refused, by error.",
+    ),
+    (
+        "append_failed_records_total", _OUTBOX, (*_O, "reason"), "appends.failed",
+        "Accepted records that failed, by error.",
+    ),
+    (
+        "append_duration_seconds", _OUTBOX, _O, "appends.appended",
+        "Time from a batch's first record to the write of the batch, with durability FLUSHED to its sync.",
+    ),
+    (
+        "acknowledge_duration_seconds", _OUTBOX, _O, "appends.acknowledged",
+        "Time from a batch's first record to the acknowledgement of the batch.",
+    ),
+    (
+        "outbox_buffer_bytes", _OUTBOX, _O, "appends.buffer_bytes",
+        "Bytes of records that are neither acknowledged nor failed yet.",
+    ),
+    (
+        "outbox_buffer_limit_bytes", _OUTBOX, _O, "appends.buffer_limit_bytes",
+        "The setting buffer_bytes: above it, append waits.",
+    ),
+    # -- leading
+    ("outbox_state", _OUTBOX, (*_O, "state"), "state_flags", "1 for the outbox's present state, 0 for the others."),
+    ("outbox_epoch", _OUTBOX, _O, "epoch", "Leader epoch of the outbox's grant, -1 without a grant."),
+    (
+        "takeovers_held_until_timestamp_seconds", _BOTH, _O, "grants.held_until_ms",
+        "Unix time until which no standby takes over by itself (`pushrep outbox hold`); 0: takeovers are not held.",
+    ),
+    (
+        "outbox_min_insync_replicas", _OUTBOX, _O, "min_insync_replicas",
+        "In-sync members that an append with acks=ALL needs.",
+    ),
+    (
+        "outbox_in_sync_members_min", _OUTBOX, _O, "in_sync_min",
+        "Members in the smallest in-sync set of all partitions.",
+    ),
+    (
+        "outbox_under_min_insync_partitions", _OUTBOX, _O, "under_min_insync",
+        "Partitions with fewer than min_insync_replicas in-sync members: they refuse acks=ALL.",
+    ),
+    ("outbox_damaged_partitions", _OUTBOX, _O, "damaged", "Partitions whose log lost records that were on disk."),
+    (
+        "replica_lag_records", _OUTBOX, (*_R, "address"), "members.lag.records",
+        "Records that the replica has not acknowledged.",
+    ),
+    (
+        "replica_lag_bytes", _OUTBOX, (*_R, "address"), "members.lag.size_bytes",
+        "Bytes that the replica has not acknowledged.",
+    ),
+    (
+        "replica_lag_seconds", _OUTBOX, (*_R, "address"), "members.lag.age_ms",
+        "Age of the oldest record that the replica has not acknowledged.",
+    ),
+    (
+        "replica_in_sync_partitions", _OUTBOX, (*_R, "address"), "members.lag.in_sync",
+        "Partitions whose in-sync set contains the replica.",
+    ),
+    ("replica_sessions", _OUTBOX, (*_R, "address"), "members.pushed_to", "Push sessions to the replica that are open."),
+    (
+        "replica_refusals_total", _OUTBOX, (*_R, "code"), "push.refusals.count",
+        "Error responses of the replica, by code.",
+    ),
+    (
+        "replica_connections_lost_total", _OUTBOX, _R, "push.connections_lost",
+        "Connections to the replica that broke; the leader reconnects.",
+    ),
+    (
+        "follower_not_caught_up_total", _OUTBOX, _R, "push.not_caught_up",
+        "Times that the replica left the in-sync set because it lagged longer than replica_lag_max_ms.",
+    ),
+    ("push_session_ends_total", _OUTBOX, (*_O, "reason"), "push.session_ends", "Push sessions that ended, by reason."),
+    ("push_buffer_bytes", _OUTBOX, _O, "push.buffer_bytes", "Bytes of records kept in memory for replicas."),
+    ("push_buffer_limit_bytes", _OUTBOX, _O, "push.buffer_limit_bytes", "The setting buffer_bytes_max of the push."),
+    (
+        "push_buffer_evicted_bytes_total", _OUTBOX, _O, "push.evicted_bytes",
+        "Bytes evicted from memory, which pushes then read from the log.",
+    ),
+    # -- shipping
+    ("destination_lag_records", _OUTBOX, _D, "destinations.records", "Records that the topic has not acknowledged."),
+    ("destination_lag_bytes", _OUTBOX, _D, "destinations.size_bytes", "Bytes that the topic has not acknowledged."),
+    (
+        "destination_lag_seconds", _OUTBOX, _D, "destinations.lag_ms",
+        "Age of the oldest unacknowledged record, by its timestamp.",
+    ),
+    (
+        "destination_stopped_partitions", _OUTBOX, _D, "destinations.stopped",
+        "Partitions that are not shipped until an operator acts; see pushrep status.",
+    ),
+    ("destination_in_trouble", _OUTBOX, _D, "destinations.in_trouble", "1 while nothing can be shipped, else 0."),
+    (
+        "destination_trouble_seconds", _OUTBOX, _D, "destinations.away_ms",
+        "Seconds since shipping began to fail; 0 while it works.",
+    ),
+    (
+        "destination_fenced", _OUTBOX, _D, "destinations.is_fenced",
+        "1 while brokers refuse batches of other instances of the outbox.",
+    ),
+    (
+        "destination_earlier_unfenced", _OUTBOX, _D, "destinations.earlier_unfenced",
+        "1 if brokers may accept batches of earlier instances.",
+    ),
+    (
+        "destination_shipped_records_total", _OUTBOX, _D, "destinations.counts.records",
+        "Records that the topic acknowledged.",
+    ),
+    (
+        "destination_shipped_bytes_total", _OUTBOX, _D, "destinations.counts.size_bytes",
+        "Bytes of batches that the topic acknowledged.",
+    ),
+    (
+        "destination_shipped_batches_total", _OUTBOX, _D, "destinations.counts.batches",
+        "Batches that the topic acknowledged.",
+    ),
+    ("destination_retried_batches_total", _OUTBOX, _D, "destinations.counts.retried", "Batches that were sent again."),
+    (
+        "destination_errors_total", _OUTBOX, (*_D, "code"), "destinations.counts.errors",
+        "Batches that brokers answered with an error.",
+    ),
+    (
+        "destination_connections_total", _OUTBOX, _D, "destinations.counts.connections",
+        "Connections made to partition leaders at brokers.",
+    ),
+    (
+        "destination_taken_over_total", _OUTBOX, _D, "destinations.counts.taken_over",
+        "Times that another instance fenced this one.",
+    ),
+    # -- logs and disk
+    ("log_start_offset", _BOTH, _P, "parts.log_start_offset", "First offset that can be read."),
+    ("log_end_offset", _BOTH, _P, "parts.log_end_offset", "The offset that the next record gets."),
+    ("flushed_offset", _BOTH, _P, "parts.flushed_offset", "First offset not known to be on disk."),
+    ("high_watermark", _BOTH, _P, "parts.high_watermark", "First offset not known to be held by enough members."),
+    ("in_sync_members", _OUTBOX, _P, "parts.in_sync", "Members in the in-sync set, the leader counted."),
+    ("log_recoveries_total", _BOTH, _O, "outboxes.recovery.recoveries", "Logs that were opened after an unclean stop."),
+    ("log_recovery_seconds_total", _BOTH, _O, "outboxes.recovery.seconds", "Time spent on opening the logs."),
+    (
+        "log_recovery_cut_bytes_total", _BOTH, _O, "outboxes.recovery.cut_bytes",
+        "Bytes of torn tails that opening the logs cut off.",
+    ),
+    ("log_cuts_total", _BOTH, _O, "outboxes.recovery.cuts", "Times that an open log was truncated."),
+    (
+        "log_quarantines_total", _BOTH, _O, "outboxes.recovery.quarantines",
+        "Times that damaged batches were quarantined.",
+    ),
+    ("fsync_duration_seconds", _BOTH, _O, "outboxes.syncs", "Duration of a sync of a segment."),
+    ("disk_used_bytes", _BOTH, ("mount",), "outboxes.disk.used_bytes", "Used bytes of a file system with logs."),
+    ("disk_size_bytes", _BOTH, ("mount",), "outboxes.disk.size_bytes", "Size of a file system with logs."),
+    ("scrub_findings", _BOTH, _O, "outboxes.scrub.findings", "Sealed segments that are damaged, and not repaired yet."),
+    ("scrub_passes_total", _BOTH, _O, "outboxes.scrub.passes", "Times that the scrub has read all sealed segments."),
+    ("scrub_read_bytes_total", _BOTH, _O, "outboxes.scrub.bytes_read", "Bytes that the scrub has read."),
+    ("scrub_seals_made_total", _BOTH, _O, "outboxes.scrub.seals_made", "Segments that had no seal and got one."),
+    ("scrub_damaged_total", _BOTH, _O, "outboxes.scrub.damaged", "Sealed segments that were found damaged."),
+    (
+        "scrub_repaired_total", _BOTH, _O, "outboxes.scrub.repaired",
+        "Segments repaired with batches from another member.",
+    ),
+    # -- worker slots
+    ("slot_open", "slots", ("slot", *_O), "", "1 while a process has the slot open."),
+    ("slot_log_end_offsets", "slots", ("slot", *_O), "", "Log end offsets, summed over the slot's partitions."),
+    ("slot_unshipped_records", "slots", ("slot", *_D), "", "Records that the topic has not acknowledged."),
+    # -- nodes
+    ("node_connections", _NODE, (), "connections", "Open connections to the node."),
+    ("node_replica_epoch", _NODE, (), "replica_epoch", "The node's replica epoch, which each start raises."),
+    ("node_open_logs", _NODE, (), "logs", "Logs that the node has open."),
+    ("node_offline_logs", _NODE, (), "logs_offline", "Logs whose disk failed, or that need an operator to continue."),
+    (
+        "node_standby", _NODE, ("outbox", "state"), "standbys.is_there",
+        "1 while a service stands by on this node, by its state.",
+    ),
+    ("node_log_offline", _NODE, _P, "logs.is_offline", "1 if the log's disk failed, else 0."),
+    (
+        "node_log_waits_for_operator", _NODE, _P, "logs.is_waiting",
+        "1 if the log needs an operator to follow its leader.",
+    ),
+    (
+        "node_last_contact_timestamp_seconds", _NODE, _P, "logs.last_contact_ms",
+        "Unix time of the leader's last request for the log; below 0 if there was none since the node started.",
+    ),
+    (
+        "node_refusals_total", _NODE, ("call", "code"), "refusals.count",
+        "Error codes in responses, one for each partition.",
+    ),
+    (
+        "node_unauthorised_total", _NODE, ("call", "identity"), "unauthorised.count",
+        "Calls that were refused as unauthorised.",
+    ),
+    ("replay_sessions", _NODE, ("state",), "replay_states", "Replay sessions by state."),
+    ("replay_sessions_limit", _NODE, (), "replays.sessions_max", "The most replay sessions at once (max_sessions)."),
+    ("replay_lag_max_records", _NODE, (), "replays.lag_max", "Lag of the replay that is furthest behind, in records."),
+    (
+        "replay_stalled_seconds", _NODE, (), "replays.stalled_ms",
+        "The longest time for which a replay that is behind has sent nothing.",
+    ),
+    ("replay_sent_bytes_total", _NODE, (), "replays.bytes_sent", "Bytes that replays sent."),
+    ("replay_sent_records_total", _NODE, (), "replays.records_sent", "Records that replays sent."),
+    ("replay_session_ends_total", _NODE, ("reason",), "replays.ended", "Replays that ended, by reason."),
+    ("replay_refusals_total", _NODE, ("code",), "replays.refused", "Replays that were refused, by code."),
+    # -- filters and startpoints
+    ("filter_kept_records_total", "filter", _F, "filters.counts.kept", "Records with metadata that the filter kept."),
+    (
+        "filter_dropped_records_total", "filter", _F, "filters.counts.dropped",
+        "Replayed records that the filter dropped.",
+    ),
+    (
+        "filter_late_records_total", "filter", _F, "filters.counts.late",
+        "Dropped records that are older than the window.",
+    ),
+    (
+        "filter_unkeyed_records_total", "filter", _F, "filters.unchecked",
+        "Records kept without a check: they have no metadata, or another PID than the chosen ones.",
+    ),
+    (
+        "filter_jumped_offsets_total", "filter", _F, "filters.counts.jumped",
+        "Source offsets that are missing between records.",
+    ),
+    (
+        "filter_pairs", "filter", _F, "filters.counts.pairs",
+        "Pairs of PID and source partition that the filter has marks of.",
+    ),
+    (
+        "startpoints", "startpoints", ("state",), "",
+        "Startpoints by state; one that readers have reached counts once for each reader.",
+    ),
+)  # fmt: skip
+FAMILIES: Mapping[str, Family] = {
+    f"pushrep_{name}": Family(f"pushrep_{name}", by, labels, path, help_) for name, by, labels, path, help_ in _TABLE
+}
+"""All metrics by name, in the order of docs/metrics.md. A label without a value in a sample is empty."""
+
+_MAKES = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
+_BY = {"outbox": {"service"}, "node": {"node"}, "job": {"job", "filter"}, "standby": {"job"}}
+_ATTRIBUTES = {"outbox": "outbox_id", "destination": "name"}
+
+
+class Families:
+    """The metric families of one scrape. A family is made when it gets its first sample."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Metric] = {}
+        self._labels: set[tuple[str, ...]] = set()
+
+    def add(self, name: str, labels: Mapping[str, str], value: float | Histogram) -> None:
+        """Add a sample, unless the family has one with these labels."""
+        family = FAMILIES[name]
+        assert labels.keys() <= set(family.labels), f"{name} has the labels {family.labels}, not {tuple(labels)}"
+        values = [labels.get(label, "") for label in family.labels]
+        if (name, *values) in self._labels:
+            return
+        self._labels.add((name, *values))
+        if name not in self._made:
+            self._made[name] = _MAKES[family.kind](name, family.help, labels=family.labels)
+        made = self._made[name]
+        if isinstance(made, HistogramMetricFamily):
+            assert isinstance(value, Histogram), f"{name} has buckets"
+            bounds = [*map(str, value.bounds_s), "+Inf"]
+            made.add_metric(values, list(zip(bounds, accumulate(value.counts), strict=True)), value.sum_s)
+        else:
+            assert isinstance(made, CounterMetricFamily | GaugeMetricFamily)
+            assert not isinstance(value, Histogram), f"{name} has no buckets"
+            made.add_metric(values, value)
+
+    def add_status(self, status: Status, *, by_partition: bool = True) -> None:
+        """Add a sample for each value of the status that FAMILIES names."""
+        labels = {"version": installed_version(), "python": platform.python_version()}
+        self.add("pushrep_build_info", labels, 1)
+        for family in FAMILIES.values():
+            path = family.path.split(".")
+            is_of_it = family.path and not _BY[status.kind].isdisjoint(family.by.split(", "))
+            if is_of_it and (by_partition or "partition" not in family.labels):
+                for labels, value in _samples(status, path, family.labels):
+                    self.add(family.name, labels, value)
+
+    def __iter__(self) -> Iterator[Metric]:
+        return iter(self._made.values())
+
+
+def _samples(
+    status: Any, path: Sequence[str], names: Sequence[str]
+) -> Iterator[tuple[dict[str, str], float | Histogram]]:
+    for passed, value in _walk([status], path):
+        labels = {}
+        for name in names:
+            attribute = _ATTRIBUTES.get(name, name)
+            having = [one for one in passed if hasattr(one, attribute)]
+            if having:
+                labels[name] = str(getattr(having[0 if name in _O else -1], attribute))
+        if isinstance(value, Mapping):
+            for key, one in list(value.items()):
+                if one is not None:
+                    yield {**labels, names[-1]: getattr(key, "name", str(key))}, one
+        elif value is not None:
+            is_many = isinstance(value, Sequence) and not isinstance(value, Histogram)
+            number = len(value) if is_many else value
+            yield labels, number / 1000 if path[-1].endswith("_ms") else number
+
+
+def _walk(passed: list[Any], path: Sequence[str]) -> Iterator[tuple[list[Any], Any]]:
+    """Yield each value at the end of the path, with the objects on the way."""
+    value = getattr(passed[-1], path[0])
+    if len(path) == 1:
+        yield passed, value
+    elif value is not None:
+        is_one = hasattr(value, "_fields") or not isinstance(value, Sequence)
+        for one in [value] if is_one else list(value):
+            yield from _walk([*passed, one], path[1:])
+
+
+class StatusCollector(Collector):
+    """Metrics of outboxes, nodes and jobs: all of one registry, which differ in the labels `outbox` and `topic`, or
+    `name`. Thread-safe. A source that fails, as that of a closed outbox does, has no samples.
+
+    sources: called at each scrape. by_partition: add samples of each partition; without them the number of samples does
+    not grow with the partitions.
+    """
+
+    def __init__(self, *sources: Callable[[], Status], by_partition: bool = True) -> None:
+        self.sources = list(sources)
+        self._by_partition = by_partition
+
+    def describe(self) -> Iterable[Metric]:
+        """No families, so that registering does not scrape."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        """The families with their samples."""
+        families = Families()
+        for source in list(self.sources):
+            try:
+                status = source()
+            except PushrepError:  # it is closed; or in a forked child, where the parent has the samples
+                continue
+            families.add_status(status, by_partition=self._by_partition)
+        return families
