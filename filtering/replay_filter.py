@@ -1,7 +1,7 @@
 """ReplayFilter: lets every source record through once, one record at a time or a whole array at a time.
 
     key ─ parse ─▶ no metadata, or a PID that is not ours ──────────────▶ passes, touches nothing
-                └▶ pair's state ─ rule.py ─▶ keep or drop ─▶ new state ─▶ .marks() for the commit
+                └▶ pair's state ─ the rule ─▶ keep or drop ─▶ new state ─▶ .marks() for the commit
 
 Promises, under the prefix condition (what each attempt writes for a pair reaches the log in order and without holes):
 every record once, for the life of the marks. Same marks and same rows give the same answers and the same new marks,
@@ -33,7 +33,7 @@ import numpy.typing as npt
 from filtering import window_bits
 from filtering.errors import BadFilterSetting, PairSplit, TtlTooShort
 from filtering.marks import UNKNOWN, HighwaterMarks, check_window, select_rows
-from filtering.rule import NO_MARK, PairGroups, RuleVerdict, Verdicts, group_pairs, judge, judge_rows
+from filtering.rule import NO_MARK, PairGroups, Verdicts, group_pairs, judge_rows
 from filtering.stream_metadata import Keys, StreamMetadata, parse_keys
 
 Numbers = npt.NDArray[np.int64]
@@ -103,6 +103,15 @@ class PairTable:
         start = slot * self._bits_bytes
         inside = bits & ((1 << min(self._window, self.marks[slot])) - 1)
         self._bits[start : start + self._bits_bytes] = inside.to_bytes(self._bits_bytes, "little")
+
+    def passed_over(self, slot: int, old_mark: int) -> None:
+        """Count the offsets that one pair's mark passed over when it rose, and move the pair's window."""
+        rise = self.marks[slot] - old_mark
+        if old_mark != NO_MARK:
+            self.jumped[slot] += rise - 1
+        if self._window:
+            was_seen = old_mark != NO_MARK and rise <= self._window
+            self.set_bits(slot, self.bits_of(slot) << rise | 1 << (rise - 1) if was_seen else 0)
 
     def read(self, pids: Numbers, partitions: Numbers) -> PairStates:
         """The states of distinct pairs, from their slots or from the base; changes nothing."""
@@ -293,9 +302,7 @@ class ReplayFilter:
         self._kept = self._dropped = self._unkeyed = self._other_pids = self._late = 0
         self._all_dropped: tuple[tuple[int, int], ...] = ()
         self._warned: set[tuple[int, int]] = set()
-        # What `admit` looks up first. Empty with a window, whose bits have to move at every record.
-        self._quick_slots = {} if self._window else self._table.slots
-        self._quick_marks, self._destinations = self._table.marks, self._table.destinations
+        self._slots, self._marks, self._destinations = self._table.slots, self._table.marks, self._table.destinations
 
     def admit(self, key: bytes | None, destination_partition: int | None = None) -> bool:
         """Whether this record passes; remembers it. `destination_partition` is where in the topic it was read.
@@ -304,22 +311,27 @@ class ReplayFilter:
         """
         try:
             pair, offset = _PAIR_AND_OFFSET(key)  # type: ignore[arg-type]
-            slot = self._quick_slots[pair]
+            slot = self._slots[pair]
         except (struct.error, TypeError, BufferError, KeyError):
-            return self._admit(key, destination_partition)
-        # A known pair without a window, for speed: here the rule is one comparison (rule.py has all of it).
+            return self._meet(key, destination_partition)
         if destination_partition is None or UNKNOWN < destination_partition == self._destinations[slot]:
-            mark = self._quick_marks[slot]
-            if offset == mark + 1:
-                self._quick_marks[slot] = offset
+            mark = self._marks[slot]
+            if offset > mark:
+                self._marks[slot] = offset
                 self._kept += 1
+                if offset != mark + 1 or self._window:
+                    self._table.passed_over(slot, mark)
                 return True
-            if 0 <= offset <= mark:
+            if offset >= 0:
+                if self._window and self._fills(slot, mark - offset):
+                    self._kept += 1
+                    return True
                 self._dropped += 1
                 return False
-        return self._admit(key, destination_partition)
+        return self._meet(key, destination_partition)
 
-    def _admit(self, key: object, destination_partition: int | None) -> bool:
+    def _meet(self, key: object, destination_partition: int | None) -> bool:
+        """As `admit`, for what it does not know: a pair's first record, and records that the rule is not for."""
         destination = _destination(destination_partition)
         metadata = StreamMetadata.try_unpack(key)
         if metadata is None:
@@ -328,29 +340,25 @@ class ReplayFilter:
         if self._only_pids is not None and metadata.pid not in self._only_pids:
             self._other_pids += 1
             return True
-        table, pair, offset = self._table, metadata.pack()[:12], metadata.offset
-        known = table.known_destination(pair)
+        packed = metadata.pack()
+        known = self._table.known_destination(packed[:PAIR_BYTES])
         if UNKNOWN not in (known, destination) and known != destination:
             raise PairSplit(metadata.pid, metadata.partition, known, destination)
-        slot = table.open(pair)
+        slot = self._table.open(packed[:PAIR_BYTES])
         if destination != UNKNOWN:
-            table.destinations[slot] = destination
-        mark, bits = table.marks[slot], table.bits_of(slot)
-        verdict = judge(offset, mark, bits, self._window)
-        if verdict is RuleVerdict.NEW:
-            table.marks[slot] = offset
-            if mark != NO_MARK:
-                table.jumped[slot] += offset - mark - 1
-            if self._window:
-                rise = offset - mark
-                table.set_bits(slot, 0 if mark == NO_MARK or rise > self._window else bits << rise | 1 << rise - 1)
-        elif verdict is RuleVerdict.FILLS:
-            table.set_bits(slot, bits | 1 << mark - offset - 1)
-        keep = verdict in (RuleVerdict.NEW, RuleVerdict.FILLS)
-        self._kept += keep
-        self._dropped += not keep
-        self._late += verdict is RuleVerdict.LATE
-        return keep
+            self._destinations[slot] = destination
+        return self.admit(packed)
+
+    def _fills(self, slot: int, behind: int) -> bool:
+        """Whether an offset so far behind the mark is inside the window and was not seen; then it is remembered."""
+        if behind > self._window:
+            self._late += 1
+            return False
+        bits = self._table.bits_of(slot)
+        if behind == 0 or bits >> (behind - 1) & 1:
+            return False
+        self._table.set_bits(slot, bits | 1 << (behind - 1))
+        return True
 
     def admit_batch(self, keys: Any, destination_partition: Any = None) -> npt.NDArray[np.bool_]:
         """Which of these rows pass, in log order; as n calls of `admit`, without a Python step per row.

@@ -1,19 +1,16 @@
-"""The rule: `judge` for one record, `judge_rows` for arrays. The rest of this package holds the state between calls.
+"""The rule over arrays: many records of many pairs at once. `ReplayFilter.admit` is the rule for one record.
 
-    mark M, window W          offset > M           keep, and M = offset          NEW
-                     M - W <= offset < M, unseen   keep, and remember its bit    FILLS
-                              offset <= M, seen    drop                          REPLAY
-                              offset < M - W       drop, whatever was seen       LATE (a REPLAY where W is 0)
+    mark M, window W          offset > M           keep, and M = offset          new
+                     M - W <= offset < M, unseen   keep, and remember its bit    fills a hole
+                              offset <= M, seen    drop                          a replay
+                              offset < M - W       drop, whatever was seen       late (a replay where W is 0)
 
-Hence, for rows of one pair in log order: row r is NEW iff offset(r) > max(mark, offsets of the rows before it), and
-that running maximum is what the array form computes for all pairs at once. A pair without a mark has mark -1.
-
-Two shortcuts give the same answers; tests compare them with it: `ReplayFilter.admit` for a single record, and
-`spark_jobs/batch_decision.py` for stretches of rows.
+Hence, for rows of one pair in log order: row r is new iff offset(r) > max(mark, offsets of the rows before it).
+`highest_before` computes that maximum for all pairs at once, of rows as of runs of rows. A pair without a mark has
+mark -1. A property test holds both writings against each other.
 """
 
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -26,28 +23,6 @@ Mask = npt.NDArray[np.bool_]
 
 NO_MARK = -1
 _SAFE_MAX = 2**62  # so that one more addition stays below int64's end
-
-
-class RuleVerdict(Enum):
-    """What the rule says of one record."""
-
-    NEW = auto()
-    FILLS = auto()
-    REPLAY = auto()
-    LATE = auto()
-
-
-def judge(offset: int, mark: int, bits: int, window: int) -> RuleVerdict:
-    """One record against its pair's mark; bit i of `bits` says whether mark - 1 - i was seen."""
-    if offset > mark:
-        return RuleVerdict.NEW
-    behind = mark - offset
-    if window == 0 or behind == 0:
-        return RuleVerdict.REPLAY
-    if behind > window:
-        return RuleVerdict.LATE
-    return RuleVerdict.REPLAY if bits >> (behind - 1) & 1 else RuleVerdict.FILLS
-
 
 # Odd multipliers (2^64 / golden ratio, and xxHash's second prime) spread PIDs and small partition numbers
 # over the upper bits. A poor spread costs time, never correctness.
@@ -157,15 +132,11 @@ def judge_rows(
 ) -> Verdicts:
     """Many records of many pairs: `offsets` together by pair, `marks` and `bitmaps` one row a pair. Pure."""
     starts = groups.starts
-    highest = _running_maximum(offsets, groups)
-    before = np.empty_like(offsets)
-    before[1:] = highest[:-1]
-    before[starts] = marks
-    np.maximum(before, np.repeat(marks, groups.sizes), out=before)
+    before = highest_before(offsets, groups, marks)
     keep = offsets > before
 
     ends = starts + groups.sizes - 1
-    new_marks = np.maximum(marks, highest[ends])
+    new_marks = np.maximum(before[ends], offsets[ends])
     new_rows = np.add.reduceat(keep, starts, dtype=np.int64)
     # A mark rises by the rows that raised it plus the offsets that it passed over; without a mark, from the pair's
     # first row on.
@@ -181,6 +152,15 @@ def judge_rows(
     kept = np.add.reduceat(keep, starts, dtype=np.int64)
     bits = _with_rows(offsets, groups, (marks, new_marks), bitmaps, window)
     return Verdicts(keep, int(late.sum()), kept, new_marks, jumped, bits)
+
+
+def highest_before(offsets: Numbers, groups: PairGroups, marks: Numbers) -> Numbers:
+    """For each place the highest offset of its pair before it: its mark, or an earlier place's offset."""
+    before = np.empty_like(offsets)
+    before[1:] = _running_maximum(offsets, groups)[:-1]
+    before[groups.starts] = marks
+    np.maximum(before, np.repeat(marks, groups.sizes), out=before)
+    return before
 
 
 def _running_maximum(offsets: Numbers, groups: PairGroups) -> Numbers:

@@ -34,6 +34,7 @@ import numpy as np
 import numpy.typing as npt
 
 from filtering.marks import UNKNOWN, HighwaterMarks
+from filtering.rule import group_pairs, highest_before
 from spark_jobs.batch_marks import LogRange, MarksKey
 from spark_jobs.errors import FrameChanged
 from spark_jobs.filter_settings import FilterRule, looks_unlikely
@@ -276,16 +277,17 @@ def decide(runs: Runs, marks: HighwaterMarks) -> RunsVerdict | None:
     """Apply the rule to whole runs, with the marks before them; None if their bounds do not decide."""
     if not len(runs.rows):
         return RunsVerdict(Stretches(runs.starts, runs.starts), 0, 0)
-    in_order = runs.some(np.lexsort((runs.starts, runs.partitions, runs.pids)))
-    first = np.ones(len(runs.rows), np.bool_)
-    first[1:] = (np.diff(in_order.pids) != 0) | (np.diff(in_order.partitions) != 0)
-    behind = first.copy()
-    behind[1:] |= in_order.starts[1:] > in_order.lasts[:-1]
+    by_start = runs.some(np.argsort(runs.starts, kind="stable"))
+    groups = group_pairs(by_start.pids, by_start.partitions)
+    in_order = Runs(*map(groups.together, by_start))
+    firsts, ends = groups.starts, groups.starts + groups.sizes - 1
+    behind = in_order.starts[1:] > in_order.lasts[:-1]
+    behind[firsts[1:] - 1] = True  # the next pair's first run
     spans = in_order.lasts - in_order.starts + 1
     if not behind.all() or (in_order.rows > spans).any():  # runs overlap, or one has more rows than offsets
         return None
-    known = _marks_of(in_order.pids[first], in_order.partitions[first], marks)
-    before = _highest_before(in_order.highs, first, known)
+    known = _marks_of(groups.pids, groups.partitions, marks)
+    before = highest_before(in_order.highs, groups, known)
     # How many offsets from the run's start on are replays. In this order no intermediate sum exceeds 64 bits.
     replayed = np.where(before < in_order.lows, 0, np.minimum(before - in_order.lows, spans - 1) + 1)
     if ((replayed > 0) & (replayed < spans) & (in_order.rows < spans)).any():
@@ -294,27 +296,9 @@ def decide(runs: Runs, marks: HighwaterMarks) -> RunsVerdict | None:
     if dropped is None:
         return None
     kept = np.where(replayed == spans, 0, in_order.rows - replayed)
-    ends = np.append(np.flatnonzero(first)[1:], len(first)) - 1
-    rose = np.maximum(before[ends], in_order.highs[ends]) - np.where(known < 0, in_order.lows[first] - 1, known)
-    is_pair = in_order.partitions != NO_PAIR
-    jumped = sum(rose[is_pair[first]].tolist()) - int(kept[is_pair].sum())
+    rose = np.maximum(before[ends], in_order.highs[ends]) - np.where(known < 0, in_order.lows[firsts] - 1, known)
+    jumped = sum(rose[groups.partitions != NO_PAIR].tolist()) - int(kept[in_order.partitions != NO_PAIR].sum())
     return RunsVerdict(dropped, int(in_order.rows.sum()) - int(kept.sum()), jumped)
-
-
-def _highest_before(highs: Numbers, first: Mask, known: Numbers) -> Numbers:
-    """The highest source offset of the pair before each run: the maximum of its mark and of its earlier runs.
-
-    It is a running maximum that restarts at each pair. It is computed over ranks, because a sum of the pair's number
-    and the offset could exceed 64 bits.
-    """
-    pair = np.cumsum(first) - 1
-    candidates = np.empty(len(highs), np.int64)
-    candidates[1:] = highs[:-1]
-    candidates[first] = known
-    values, ranks = np.unique(candidates, return_inverse=True)
-    floor = pair * len(values)
-    found: Numbers = values[np.maximum.accumulate(floor + ranks) - floor]
-    return found
 
 
 def _stretches(runs: Runs, replayed: Numbers) -> Stretches | None:
