@@ -79,8 +79,9 @@ class ReplayFilteredBatches:
     """For `foreachBatch`: calls `handler(rows, batch_id)` with the rows of each batch that were not seen before.
 
     `marks` keeps the marks between batches (spark_jobs.marks). `handler` must replace, when called again with a
-    batch, what its first call left; its method `drop_from(batch_id)`, if it has one, is called when the checkpoint
-    was rolled back, and `expect(batch_id, ranges)` before a batch, with the log ranges of all its rows.
+    batch, what its first call left. Of these two methods the form calls what the handler has: for each batch
+    `expect(query_id, batch_id, ranges)` first, with the log ranges of all its rows; `drop_from(batch_id)` when the
+    checkpoint was rolled back. A store of marks with a method `expect` is told, too.
     `adopt=(query id, batch)` starts a fresh checkpoint from another query's marks as of that batch. The numbers of
     batches continue there: handler, marks and counts see batch + 1 where Spark's own count begins again at 0.
     `on_dropped(rows, batch_id)` gets the dropped rows after the handler returned, at least once. `on_counts(counts)`
@@ -133,6 +134,7 @@ class ReplayFilteredBatches:
         keyed = keyed_frame(pruned, self._rule)
         found = self._first_pass(keyed, stored)
         ranges = ranges_of(found)
+        self._expect(query_id, batch_id, ranges)
         if self._is_stored(query_id, batch_id, ranges):
             _LOG.info("batch %d is in the store with these very log ranges: not run again", batch_id)
             rows, unkeyed = sum(one.rows for one in found), sum(one.unkeyed for one in found)
@@ -141,8 +143,6 @@ class ReplayFilteredBatches:
         keep = int(df.sparkSession.conf.get("spark.sql.streaming.minBatchesToRetain") or 1) + 1
         handler = self._handler
         replaced: tuple[LogRange, ...] = ()
-        if (expect := getattr(handler, "expect", None)) is not None:
-            expect(batch_id, ranges)
         if self._replacing is not None and any(one.marks_epoch for one in found):
             reread = self._replacing.of_batch(df.sparkSession, found, self._rule, batch_id)
             marks = reread.marks_before(before)
@@ -233,6 +233,12 @@ class ReplayFilteredBatches:
         begins = BatchMarks(query_id, adopted.batch_id, adopted.ranges, adopted.marks, first=adopted.batch_id + 1)
         store.write(begins, keep=1)
         return begins
+
+    def _expect(self, query_id: str, batch_id: int, ranges: tuple[LogRange, ...]) -> None:
+        """Tell handler and store what comes: a sink's threads have no property that says which query runs."""
+        for sink in (self._handler, self._store):
+            if (expect := getattr(sink, "expect", None)) is not None:
+                expect(query_id, batch_id, ranges)
 
     def _is_stored(self, query_id: str, batch_id: int, ranges: tuple[LogRange, ...]) -> bool:
         """Whether this batch is stored with these ranges. Stored with others, it and all later ones are dropped."""

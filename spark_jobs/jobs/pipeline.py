@@ -29,7 +29,6 @@ from spark_jobs.jobs.reporting import Reporter, served
 from spark_jobs.marks import MarksStore
 from spark_jobs.replacing import AskRowsWanted, Replacing, ReplacingHandler
 from spark_jobs.replay_filter import ReplayFilteredBatches
-from spark_jobs.sinks.catalog_table import CatalogTable
 from spark_jobs.sinks.hadoop import HadoopDirectory
 from spark_jobs.sinks.idempotent_sink import IdempotentSink
 from spark_jobs.sources import register_sources
@@ -181,9 +180,8 @@ class DecodedBatches:
         if not isinstance(self._table, SqlTable):  # whose rows go with their marks, in the store's own transaction
             self._table.drop_from(batch_id)
 
-    def expect(self, batch_id: int, ranges: tuple[LogRange, ...]) -> None:
-        if isinstance(self._table, CatalogTable):
-            self._table.expect(batch_id, ranges)
+    def expect(self, query_id: str, batch_id: int, ranges: tuple[LogRange, ...]) -> None:
+        self._table.expect(query_id, batch_id, ranges)
 
 
 class OneBatchAtATime:

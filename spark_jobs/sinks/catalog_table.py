@@ -41,7 +41,6 @@ from spark_jobs.sinks.idempotent_sink import (
     TableNotOurs,
     held_until_in,
     offsets_by_partition,
-    query_of,
     refuse_earlier,
     settle,
     with_batch_id,
@@ -115,7 +114,6 @@ class CatalogTable(BatchTable):
     """The sink for a table's name; see `idempotent_table`."""
 
     _place: tuple[str, Owners] | None = None
-    _expected: tuple[int, tuple[LogRange, ...]] | None = None
     _last: BatchRecord | None = None
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
@@ -124,10 +122,6 @@ class CatalogTable(BatchTable):
     def replace(self, rows: DataFrame, batch_id: int, ranges: Sequence[LogRange]) -> None:
         """As the call, and rows that other batches have in these log ranges go in the same commit."""
         self._write(rows, batch_id, ranges)
-
-    def expect(self, batch_id: int, ranges: tuple[LogRange, ...]) -> None:
-        """The log ranges of the next batch. If the table holds that batch with them, it is not written again."""
-        self._expected = batch_id, ranges
 
     def held_until(self, session: SparkSession, where: LogRange, batch_id: int) -> int:
         """The log offset behind a partition's last row of other batches; 0 without any. Raises CantReplace."""
@@ -192,8 +186,8 @@ class CatalogTable(BatchTable):
                 numbered.select(*map(_name, columns)).write.insertInto(self._name, overwrite=True)
             return
         options, record = self._options, None
-        if committing is not None and self._expected is not None and self._expected[0] == batch_id:
-            record = self._record(session, committing, replaced)
+        if committing is not None:
+            record = self._record(session, committing, batch_id, replaced)
             if record is self._last:
                 _LOG.info("batch %d is in %s with these very log ranges: not written again", batch_id, self._name)
                 return
@@ -210,10 +204,11 @@ class CatalogTable(BatchTable):
         numbered.writeTo(self._name).options(**options).overwrite(F.col(BATCH_COLUMN).isin(numbers))
         self._last = record
 
-    def _record(self, session: SparkSession, committing: str, replaced: Sequence[LogRange]) -> BatchRecord:
+    def _record(
+        self, session: SparkSession, committing: str, batch_id: int, replaced: Sequence[LogRange]
+    ) -> BatchRecord:
         """The next commit's record; the table's last record if it has the batch. Raises RolledBackOverReplaced."""
-        assert self._expected is not None
-        query_id, (batch_id, ranges) = query_of(session), self._expected
+        query_id, ranges = self._batch(batch_id)
         run = uuid.uuid4().hex[:12]
         if self._last is not None and self._last.batch < batch_id:
             since = [self._last]
@@ -290,7 +285,7 @@ class CatalogTable(BatchTable):
 
     def _open(self, session: SparkSession, rows: DataFrame | None, batch_id: int) -> None:
         """Make the query the writer of the table, which is made for these rows. Raises BadSink, TableOfAnotherQuery."""
-        query_id = query_of(session)
+        query_id, _ = self._batch(batch_id)
         if self._place is None or self._place[0] != query_id:
             self._place = query_id, self._settled(session, rows, query_id)
         refuse_earlier(self._place[1], batch_id, self._name)

@@ -44,7 +44,6 @@ from spark_jobs.sinks.idempotent_sink import (
     TableNotOurs,
     held_until_in,
     offsets_by_partition,
-    query_of,
     refuse_earlier,
     refuse_without_place,
     settle,
@@ -150,8 +149,7 @@ class DirectoryTable(BatchTable):
         directory.remove(_REPLACING)
 
     def drop_from(self, batch_id: int) -> None:
-        directory = self._opened(self._active_session(), batch_id) if self._place is None else self._place[1]
-        self._drop(directory, batch_id)
+        self._drop(self._opened(None, batch_id), batch_id)
 
     def check(self, session: SparkSession, columns: StructType, query_id: str | None) -> None:
         self.check_columns(columns)
@@ -165,10 +163,10 @@ class DirectoryTable(BatchTable):
         self._refuse_partitions(directory)
         settle(self._owners(directory), query_id or FRESH_QUERY, self._adopt, self._name)
 
-    def _opened(self, session: SparkSession, batch_id: int) -> HadoopDirectory:
-        query_id = query_of(session)
+    def _opened(self, session: SparkSession | None, batch_id: int) -> HadoopDirectory:
+        query_id, _ = self._batch(batch_id)
         if self._place is None or self._place[0] != query_id:
-            directory = HadoopDirectory(session, self._name)
+            directory = HadoopDirectory(session or self._active_session(), self._name)
             self._refuse_partitions(directory)
             self._finish_replacing(directory)
             owners = self._owners(directory)

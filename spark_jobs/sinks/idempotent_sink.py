@@ -23,11 +23,15 @@ from filtering.stream_metadata import OFFSET_MAX
 from spark_jobs.batch_marks import LogRange
 from spark_jobs.errors import CantReplace, SparkJobError
 from spark_jobs.replacing import within
-from spark_jobs.spark_internals import query_id_of
 
 VERSION = 1
 BATCH_COLUMN = "batch_id"
 FRESH_QUERY = "<new>"
+NOT_TOLD = (
+    "nobody told the sink whose batch this is: give the sink to ReplayFilteredBatches as its handler; a handler around "
+    "it has a method expect(query_id, batch_id, ranges) that hands on to the sink's own"
+)
+"""A sink can be called from any thread of a handler, and there nothing else says which query runs."""
 FILE_FORMATS = ("parquet", "orc", "json", "csv", "text", "avro", "xml")
 
 PLACE = "topic string, partition int, offset bigint, batch_id bigint"
@@ -36,6 +40,10 @@ PLACE = "topic string, partition int, offset bigint, batch_id bigint"
 
 class IdempotentSink(Protocol):
     """What the filter's handler must be: writing a batch again replaces it, and batches can be taken back."""
+
+    def expect(self, query_id: str, batch_id: int, ranges: tuple[LogRange, ...]) -> None:
+        """Say which query's batch comes next, with the log ranges of all its rows; before every other call for it."""
+        ...
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
         """Write the batch so that exactly these rows stand for it."""
@@ -170,6 +178,17 @@ class BatchTable(ABC):
     ) -> None:
         self._name, self._format, self._options = name, format, dict(options)
         self._partition_by, self._adopt = tuple(partition_by), adopt
+        self._expected: tuple[str, int, tuple[LogRange, ...]] | None = None
+
+    def expect(self, query_id: str, batch_id: int, ranges: tuple[LogRange, ...]) -> None:
+        """The batch that comes next: its query, its number and the log ranges of all its rows."""
+        self._expected = query_id, batch_id, ranges
+
+    def _batch(self, batch_id: int) -> tuple[str, tuple[LogRange, ...]]:
+        """The query and the log ranges of the batch that comes. Raises BadSink if the sink was not told of it."""
+        if self._expected is None or self._expected[1] != batch_id:
+            raise BadSink("batch_id", batch_id, NOT_TOLD)
+        return self._expected[0], self._expected[2]
 
     def check_columns(self, columns: StructType) -> None:
         """Raise BadSink for rows that no table of ours can hold, and for partitions by what they don't have."""
@@ -220,11 +239,6 @@ def refuse_earlier(owners: Owners, batch_id: int, table: str) -> None:
     if batch_id < owners.first:
         why = f"the query continues after batch {owners.first - 1}, and Spark counts its batches from 0 again"
         raise BadSink("batch_id", batch_id, f"{why}: write {table} by ReplayFilteredBatches with the same adopt=")
-
-
-def query_of(session: SparkSession) -> str:
-    """The id of the query whose foreachBatch runs; `batch` outside of any."""
-    return query_id_of(session) or "batch"
 
 
 def with_batch_id(rows: DataFrame, batch_id: int) -> DataFrame:

@@ -27,7 +27,7 @@ from filtering.retry import Backoff, RetryPolicy
 from filtering.stream_metadata import OFFSET_MAX
 from spark_jobs.batch_marks import BatchMarks, LogRange
 from spark_jobs.marks import parsed_marks
-from spark_jobs.sinks.idempotent_sink import query_of
+from spark_jobs.sinks.idempotent_sink import NOT_TOLD
 from spark_jobs.sql.dialects import BadSqlTable, BatchNotStaged, Dialect, MarksTaken, column_type, dialect_of, quoted
 
 _KEY = ("topic", "partition", "offset")
@@ -68,11 +68,16 @@ class SqlTable:
         self._adopt = adopt
         self._table, self._staging, self._marks = (_qualified(table, end) for end in ("", "_staging", "_marks"))
         self.location = f"{self._dialect.location()} table {table}"
+        self._expected: tuple[str, int] | None = None
         self._staged: _Staged | None = None
         self._has_marks_table = False
         self._has_tables_of: tuple[str, ...] = ()
 
     # -- the handler -------------------------------------------------------------------------------------------------
+
+    def expect(self, query_id: str, batch_id: int, ranges: tuple[LogRange, ...]) -> None:  # noqa: ARG002 - a sink's
+        """The batch that comes next, as ReplayFilteredBatches tells handler and store: its query and its number."""
+        self._expected = query_id, batch_id
 
     def __call__(self, rows: DataFrame, batch_id: int) -> None:
         """Write the batch's rows into the staging table; `write` of its marks moves them into the table."""
@@ -82,7 +87,7 @@ class SqlTable:
         if self._has_tables_of != columns:
             self._transaction(lambda connection: self._make_tables(connection, rows.schema))
             self._has_tables_of = columns
-        query_id, attempt = query_of(rows.sparkSession), uuid.uuid4().hex
+        query_id, attempt = self._query_of(batch_id), uuid.uuid4().hex
         dialect, staging = self._dialect, self._staging
 
         def stage(batches: Iterator[Any]) -> Iterator[Any]:
@@ -97,14 +102,14 @@ class SqlTable:
         assert self._staged is not None
         self._staged = self._staged._replace(replaced=tuple(ranges))
 
-    def held_until(self, session: SparkSession, where: LogRange, batch_id: int) -> int:
+    def held_until(self, session: SparkSession, where: LogRange, batch_id: int) -> int:  # noqa: ARG002 - a table's
         """The log offset behind a partition's last row of other batches; 0 without any."""
-        found = self._others(session, "max({})", where._replace(start=0, end=OFFSET_MAX), batch_id)
+        found = self._others("max({})", where._replace(start=0, end=OFFSET_MAX), batch_id)
         return 0 if not found or found[0][0] is None else int(found[0][0]) + 1
 
     def held(self, session: SparkSession, where: LogRange, batch_id: int) -> DataFrame:
         """The column `offset` of such rows in a log range; they come through the driver."""
-        found = self._others(session, "{}", where, batch_id)
+        found = self._others("{}", where, batch_id)
         return session.createDataFrame([(int(row[0]),) for row in found], "offset bigint")
 
     def offsets_from(self, topic: str, starts: Mapping[int, int]) -> "dict[int, array[int]]":
@@ -183,11 +188,16 @@ class SqlTable:
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _others(self, session: SparkSession, what: str, where: LogRange, batch_id: int) -> list[tuple[Any, ...]]:
+    def _query_of(self, batch_id: int) -> str:
+        if self._expected is None or self._expected[1] != batch_id:
+            raise BadSqlTable("batch_id", str(batch_id), NOT_TOLD)
+        return self._expected[0]
+
+    def _others(self, what: str, where: LogRange, batch_id: int) -> list[tuple[Any, ...]]:
         """`what` of the offsets of rows in a log range, without those that this very batch wrote."""
         offset = what.format(quoted("offset"))
         select = f"SELECT {offset} FROM {self._table} WHERE {_WITHIN} AND NOT ({_QUERY} = ? AND {_BATCH} = ?)"
-        values = *where[:4], query_of(session), batch_id
+        values = *where[:4], self._query_of(batch_id), batch_id
 
         def look(connection: Any) -> list[tuple[Any, ...]]:
             return self._execute_all(connection, select, *values) if self._exists(connection, self._table) else []

@@ -43,7 +43,7 @@ class Handler:
         from spark_jobs import idempotent_table
 
         self._table, self._gate = idempotent_table(str(table), adopt=adopt), gate
-        self.drop_from = self._table.drop_from
+        self.expect, self.drop_from = self._table.expect, self._table.drop_from
 
     def __call__(self, rows, batch_id):
         rows = rows.select("topic", "partition", "offset")

@@ -131,20 +131,19 @@ def rolled_back(spark, sink, table, query_id):
     from spark_jobs.batch_marks import LogRange
     from spark_jobs.errors import RolledBackOverReplaced
 
-    spark.sparkContext.setLocalProperty("sql.streaming.queryId", query_id)
     form = "delta" if table.startswith("delta.") else "iceberg"
     before = len(versions(spark, form, table))
     batch = log(spark, 15, 25, 7, "late").select("topic", "partition", "offset", "value")
     for number, start in ((4, 25), (4, 25)):
-        sink.expect(number, (LogRange("t", 0, start, 25, 7),))
+        sink.expect(query_id, number, (LogRange("t", 0, start, 25, 7),))
         sink(batch.where("offset < 0"), number)
     after = len(versions(spark, form, table))
     assert after - before == 1, "a batch that is in is not written again"
     other = batch.selectExpr("topic", "partition", "offset + 10 as offset", "value")
-    sink.expect(4, (LogRange("t", 0, 25, 35, 7),))
+    sink.expect(query_id, 4, (LogRange("t", 0, 25, 35, 7),))
     sink(other, 4)
     assert rows_of(spark.table(table))[-10:] == [(n + 10, f"late{n}") for n in range(15, 25)], "rolled back: other rows"
-    sink.expect(2, (LogRange("t", 0, 5, 12, 7),))
+    sink.expect(query_id, 2, (LogRange("t", 0, 5, 12, 7),))
     try:
         sink(batch, 2)
     except RolledBackOverReplaced:

@@ -70,6 +70,12 @@ class Sink:
         """The store's own `drop_from` takes rows and marks together."""
 
 
+def told(table, batch_id):
+    """The table, as the form tells it what comes."""
+    table.expect("q", batch_id, ())
+    return table
+
+
 def filtered(table, **more):
     sink = Sink(table)
     return ReplayFilteredBatches(sink, table, **more), sink
@@ -171,8 +177,7 @@ def statements(monkeypatch, at, act):
     return left
 
 
-def test_killed_at_each_statement_rows_and_marks_agree(frames, logs, inside_query, postgresql, monkeypatch):
-    inside_query("q")
+def test_killed_at_each_statement_rows_and_marks_agree(frames, logs, postgresql, monkeypatch):
     rows = logs.random_topic(5)
     batches = [rows_of(frames.split(part, 1)).coalesce(1).cache() for part in (rows[:40], rows[40:])]
     first, second = ({row["value"] for row in batch.collect()} for batch in batches)
@@ -181,9 +186,9 @@ def test_killed_at_each_statement_rows_and_marks_agree(frames, logs, inside_quer
         at += 1
         name = f"killed{at}"
         table = SqlTable(postgresql, name)
-        table(batches[0], 0)
+        told(table, 0)(batches[0], 0)
         table.write(BatchMarks("q", 0), keep=3)
-        table(batches[1], 1)
+        told(table, 1)(batches[1], 1)
         with monkeypatch.context() as patch:
 
             def die(_):
@@ -198,7 +203,7 @@ def test_killed_at_each_statement_rows_and_marks_agree(frames, logs, inside_quer
         assert ids(postgresql, name) == (first | second if has_marks else first), f"killed at statement {at}"
         outcomes.add(has_marks)
         if not has_marks:
-            again(batches[1], 1)
+            told(again, 1)(batches[1], 1)
             again.write(BatchMarks("q", 1), keep=3)
         assert ids(postgresql, name) == first | second, f"run again after statement {at}"
     assert outcomes == {True, False}
@@ -277,7 +282,7 @@ def test_a_second_driver_of_the_same_query_commits_nothing(frames, logs, inside_
     mine, theirs = SqlTable(url, "orders"), SqlTable(url, "orders")
     once, _ = filtered(mine)
     once(frames.split(rows[:40], 2), 0)
-    theirs(rows_of(frames.split(rows[40:], 2)), 1)
+    told(theirs, 1)(rows_of(frames.split(rows[40:], 2)), 1)
     once(frames.split(rows[40:], 2), 1)
     before = ids(url)
     with pytest.raises(MarksTaken, match="batch 1 of query q"):
@@ -285,15 +290,19 @@ def test_a_second_driver_of_the_same_query_commits_nothing(frames, logs, inside_
     assert ids(url) == before
 
 
-def test_a_task_that_runs_twice_stages_once(frames, logs, inside_query, url):
-    inside_query("q")
+def test_a_task_that_runs_twice_stages_once(frames, logs, url):
     frame = rows_of(frames.split(logs.random_topic(9), 1))
     table = SqlTable(url, "orders")
-    table(frame.where("false"), 0)
+    told(table, 0)(frame.where("false"), 0)
     batches = frame.toArrow().to_batches()
     for _ in range(2):
         list(stage_rows(dialect_of(url), "orders_staging", ("q", 0, "attempt"), iter(batches)))
     assert query(url, "SELECT count(*) FROM orders_staging") == [(frame.count(),)]
+
+
+def test_faults_f8_rows_of_a_batch_that_nobody_told_are_refused(spark, url):
+    with pytest.raises(BadSqlTable, match="nobody told the sink whose batch this is"):
+        told(SqlTable(url, "orders"), 0)(spark.sql("SELECT 't' topic, 0 partition, 7L `offset`"), 1)
 
 
 def test_marks_without_their_rows_are_refused(url):
@@ -324,15 +333,14 @@ def test_an_adopted_table_goes_on_behind_the_adopted_batch(frames, logs, inside_
     assert SqlTable(url, "orders").owner() == "new"
 
 
-def test_every_type_that_a_column_can_have_comes_back(spark, inside_query, url):
-    inside_query("q")
+def test_every_type_that_a_column_can_have_comes_back(spark, url):
     frame = spark.sql(
         "SELECT 't' topic, 0 partition, 7L `offset`, true yes, 1Y tiny, 2S small, 3 whole, 4L large, 1.5F single, "
         "2.5D double, 12.34BD money, 'text' `a \"text\"`, X'00ff' bytes, DATE'2013-01-02' day, "
         "TIMESTAMP'2013-01-02 03:04:05.678Z' time, CAST(NULL AS bigint) absent"
     )
     table = SqlTable(url, "orders")
-    table(frame, 0)
+    told(table, 0)(frame, 0)
     table.write(BatchMarks("q", 0), keep=3)
     [row] = query(
         url, 'SELECT yes, tiny, small, whole, large, single, double, money, "a ""text""", bytes, absent FROM orders'
@@ -354,8 +362,7 @@ def test_every_type_that_a_column_can_have_comes_back(spark, inside_query, url):
         ("'t' topic, 0 partition, 1L `offset`, 1 `why?`", "why?"),
     ],
 )
-def test_columns_that_cannot_be_kept_are_refused_by_name(spark, inside_query, columns, named, tmp_path):
-    inside_query("q")
+def test_columns_that_cannot_be_kept_are_refused_by_name(spark, columns, named, tmp_path):
     with pytest.raises(BadSqlTable) as refusal:
         SqlTable(f"sqlite:{tmp_path / 'x.db'}", "orders")(spark.sql(f"SELECT {columns}"), 0)
     assert refusal.value.value == named
@@ -375,9 +382,7 @@ def test_no_password_is_told(postgresql):
     assert table.location == "postgresql://127.0.0.1/db table orders"
 
 
-def test_rows_that_are_read_again_are_replaced_with_the_marks_of_their_batch(spark, url, inside_query):
-    inside_query("q")
-
+def test_rows_that_are_read_again_are_replaced_with_the_marks_of_their_batch(spark, url):
     def rows(low, high, text):
         return spark.range(low, high, 1, 1).selectExpr(
             "'t' as topic", "0 as partition", "id as `offset`", f"concat('{text}', id) as value"
@@ -385,13 +390,16 @@ def test_rows_that_are_read_again_are_replaced_with_the_marks_of_their_batch(spa
 
     table = SqlTable(url, "orders")
     for number in range(2):
-        table(rows(number * 4, number * 4 + 4, "old"), number)
+        told(table, number)(rows(number * 4, number * 4 + 4, "old"), number)
         table.write(BatchMarks("q", number), keep=2)
     again = LogRange("t", 0, 2, 6)
-    assert table.held_until(spark, again, 2) == 8
+    assert told(table, 2).held_until(spark, again, 2) == 8
     assert table.held_until(spark, again._replace(partition=1), 2) == 0
-    assert sorted(row[0] for row in table.held(spark, again, 1).collect()) == [2, 3], "of other batches than this one"
+    assert sorted(row[0] for row in told(table, 1).held(spark, again, 1).collect()) == [2, 3], (
+        "of other batches than this one"
+    )
     old = {f"old{n}" for n in range(8)}
+    told(table, 2)
     table.replace(rows(2, 6, "new"), 2, [again])
     assert ids(url) == old, "nothing of it is seen before the marks are there"
     table.replace(rows(2, 6, "new"), 2, [again])

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -58,63 +59,78 @@ def _grouped(rows):
     return {batch: sorted(values) for batch, values in found.items()}
 
 
-def test_batches_are_replaced_and_taken_back(spark, table, inside_query):
+def told(sink, batch_id, query_id="q"):
+    """The sink, as the form tells it what comes."""
+    sink.expect(query_id, batch_id, ())
+    return sink
+
+
+def test_batches_are_replaced_and_taken_back(spark, table):
     make, read = table
-    inside_query("q")
     sink = make()
     for n in range(3):
-        sink(spark.range(n * 10, n * 10 + 3), n)
-    sink(spark.range(10, 12), 1)
+        told(sink, n)(spark.range(n * 10, n * 10 + 3), n)
+    told(sink, 1)(spark.range(10, 12), 1)
     assert read() == {0: [0, 1, 2], 1: [10, 11], 2: [20, 21, 22]}
-    make()(spark.range(0), 1)
+    told(make(), 1)(spark.range(0), 1)
     assert read() == {0: [0, 1, 2], 2: [20, 21, 22]}, "a batch without rows replaces too, also after a restart"
-    sink.drop_from(1)
+    told(sink, 1).drop_from(1)
     assert read() == {0: [0, 1, 2]}
-    make().drop_from(0)
+    told(make(), 0).drop_from(0)
     assert read() == {}
 
 
-def test_a_table_belongs_to_one_query_until_another_adopts_it(spark, table, inside_query):
+def test_a_table_belongs_to_one_query_until_another_adopts_it(spark, table):
     make, read = table
-    inside_query("old")
     for n in range(4):
-        make()(spark.range(n, n + 1), n)
-    inside_query("new")
+        told(make(), n, "old")(spark.range(n, n + 1), n)
     with pytest.raises(TableOfAnotherQuery, match=r"written by query old, this is query new.*adopt=\('old'"):
-        make()(spark.range(5), 0)
+        told(make(), 0, "new")(spark.range(5), 0)
     with pytest.raises(TableOfAnotherQuery):
-        make(adopt=("stranger", 1))(spark.range(5), 0)
+        told(make(adopt=("stranger", 1)), 0, "new")(spark.range(5), 0)
     assert read() == {0: [0], 1: [1], 2: [2], 3: [3]}, "a refusal changes nothing"
-    make(adopt=("old", 1))(spark.range(7, 8), 2)
+    told(make(adopt=("old", 1)), 2, "new")(spark.range(7, 8), 2)
     assert read() == {0: [0], 1: [1], 2: [7]}, "what came after the adopted batch went, the new one follows"
     with pytest.raises(BadSink, match=r"batch_id=0: the query continues after batch 1.*adopt="):
-        make(adopt=("old", 1))(spark.range(9, 10), 0)
-    make(adopt=("old", 1))(spark.range(8, 9), 3)
-    make(adopt=("old", 1)).drop_from(3)
+        told(make(adopt=("old", 1)), 0, "new")(spark.range(9, 10), 0)
+    told(make(adopt=("old", 1)), 3, "new")(spark.range(8, 9), 3)
+    told(make(adopt=("old", 1)), 3, "new").drop_from(3)
     assert read() == {0: [0], 1: [1], 2: [7]}
-    inside_query("old")
     with pytest.raises(TableOfAnotherQuery, match="by query new"):
-        make()(spark.range(5), 4)
+        told(make(), 4, "old")(spark.range(5), 4)
 
 
-def test_what_a_kill_left_aside_is_never_seen(spark, tmp_path, inside_query):
-    inside_query("q")
+def test_faults_f8_a_sink_is_told_its_query_and_writes_from_any_thread(spark, table):
+    """No property of the calling thread says which query runs; a sink that was told nothing writes nothing."""
+    make, read = table
+    sink = make()
+    with ThreadPoolExecutor(1) as threads:
+        with pytest.raises(BadSink, match="nobody told the sink whose batch this is"):
+            threads.submit(sink, spark.range(3), 0).result()
+        told(sink, 0)
+        threads.submit(sink, spark.range(3), 0).result()
+        with pytest.raises(BadSink, match="nobody told the sink"):
+            threads.submit(sink, spark.range(3), 1).result()
+    assert read() == {0: [0, 1, 2]}
+    with pytest.raises(TableOfAnotherQuery, match="written by query q, this is query other"):
+        told(make(), 0, "other")(spark.range(1), 0)
+
+
+def test_what_a_kill_left_aside_is_never_seen(spark, tmp_path):
     path = tmp_path / "table"
-    sink = idempotent_table(str(path))
-    sink(spark.range(3), 0)
+    told(idempotent_table(str(path)), 0)(spark.range(3), 0)
     aside = path / "_pushrep" / "writing" / "batch_id=1"
     aside.parent.mkdir(exist_ok=True)
     (path / "batch_id=0").rename(aside)  # killed after a whole write, before the rename
     (path / "_pushrep" / "owners-2.json.writing").write_text("{")
-    idempotent_table(str(path))(spark.range(5), 1)
+    told(idempotent_table(str(path)), 1)(spark.range(5), 1)
     assert _grouped(spark.read.parquet(str(path)).select("batch_id", "id").collect()) == {1: [0, 1, 2, 3, 4]}
     assert ds.dataset(path, format="parquet", partitioning="hive").count_rows() == 5, "so do other readers"
     assert not list((path / "_pushrep").glob("writing/*/*"))
 
 
-def test_of_two_drivers_of_one_batch_only_the_last_to_begin_writes_it(spark, tmp_path, inside_query, monkeypatch):
+def test_of_two_drivers_of_one_batch_only_the_last_to_begin_writes_it(spark, tmp_path, monkeypatch):
     """The second begins before a step of the first, and runs to its end or is killed before a step of its own."""
-    inside_query("q")
     running = [[0, None]]  # of the drivers, the inner one last: its steps up to then, and what happens
 
     def stepping(inner):
@@ -134,7 +150,7 @@ def test_of_two_drivers_of_one_batch_only_the_last_to_begin_writes_it(spark, tmp
     def written_by_driver(path, step, then):
         running.append([step, then])
         try:
-            idempotent_table(path)(spark.range(4).repartition(2), 0)
+            told(idempotent_table(path), 0)(spark.range(4).repartition(2), 0)
         except KeyboardInterrupt:
             return False
         except BadSink as error:
@@ -160,24 +176,21 @@ def test_of_two_drivers_of_one_batch_only_the_last_to_begin_writes_it(spark, tmp
         assert sorted(rows) == [0, 1, 2, 3], (of_first, of_second)
 
 
-def test_a_batch_that_replaces_others_rows_ends_right_wherever_it_was_stopped(
-    spark, tmp_path, inside_query, monkeypatch
-):
+def test_a_batch_that_replaces_others_rows_ends_right_wherever_it_was_stopped(spark, tmp_path, monkeypatch):
     """Stopped behind each step on the file system, and run again by the next process."""
-    inside_query("q")
 
     def rows(low, high, text):
         columns = "'t' as topic", "0 as partition", "id as `offset`", f"'{text}' as text"
         return spark.range(low, high, 1, 1).selectExpr(*columns)
 
-    def sink(name):
-        return idempotent_table(str(tmp_path / name), partition_by=["text"])
+    def sink(name, batch_id=2):
+        return told(idempotent_table(str(tmp_path / name), partition_by=["text"]), batch_id)
 
     for number in range(2):
-        sink("before")(rows(number * 4, number * 4 + 4, "01"), number)  # a text that looks like a number
+        sink("before", number)(rows(number * 4, number * 4 + 4, "01"), number)  # a text that looks like a number
     again = LogRange("t", 0, 6, 10)
     assert sink("before").held_until(spark, again, 2) == 8
-    assert sorted(row[0] for row in sink("before").held(spark, again._replace(start=2), 1).collect()) == [2, 3]
+    assert sorted(row[0] for row in sink("before", 1).held(spark, again._replace(start=2), 1).collect()) == [2, 3]
     expected = [(n, "new" if n >= 6 else "01", 2 if n >= 6 else n // 4) for n in range(10)]
     left = itertools.count()
 
@@ -207,11 +220,10 @@ def test_a_batch_that_replaces_others_rows_ends_right_wherever_it_was_stopped(
     assert steps == 8, "the other batch and this one go into place, one after the other"
 
 
-def test_a_table_whose_rows_can_t_be_replaced_is_refused_by_name(spark, tmp_path, inside_query):
-    inside_query("q")
+def test_a_table_whose_rows_can_t_be_replaced_is_refused_by_name(spark, tmp_path):
     again = PartitionRows("t", 0, 6, 10, 4, 0, HighwaterMarks.from_columns([7], [0], [3], 0), 2, 2)
     paths = {kind: str(tmp_path / kind) for kind in ("json", "parquet")}
-    idempotent_table(paths["parquet"])(spark.range(3), 0)
+    told(idempotent_table(paths["parquet"]), 0)(spark.range(3), 0)
     refused = {
         "whole batches only": idempotent_table("orders"),
         "json doesn't give rows back": idempotent_table(paths["json"], "json"),
@@ -219,35 +231,34 @@ def test_a_table_whose_rows_can_t_be_replaced_is_refused_by_name(spark, tmp_path
     }
     for why, sink in refused.items():
         with pytest.raises(CantReplace, match=f"t-0 is read again from offset 6 on.*{why}.*--append-only"):
-            Replacing(sink, lambda *_: None).of_batch(spark, [again], FilterRule(), 1)
+            Replacing(told(sink, 1), lambda *_: None).of_batch(spark, [again], FilterRule(), 1)
     there = SimpleNamespace(until=8, wanted=RowsWanted())
     with_window = RereadBatch(None, None, None, [again], FilterRule(window=4), 1, {("t", 0): there})
     with pytest.raises(CantReplace, match="with a window"):
         with_window.marks_before({MarksKey("t"): again.marks})
 
 
-def test_a_place_that_an_earlier_repair_has_not_reached_is_refused(spark, tmp_path, inside_query):
+def test_a_place_that_an_earlier_repair_has_not_reached_is_refused(spark, tmp_path):
     """The job stood at 4, on its way through rows up to 10: its marks tell nothing of offset 6."""
-    inside_query("q")
     path = str(tmp_path / "table")
-    idempotent_table(path)(spark.range(10).selectExpr("'t' as topic", "0 as partition", "id as `offset`"), 0)
+    sink = told(idempotent_table(path), 0)
+    sink(spark.range(10).selectExpr("'t' as topic", "0 as partition", "id as `offset`"), 0)
     again = PartitionRows("t", 0, 6, 10, 4, 0, HighwaterMarks.from_columns([7], [0], [3], 0), 2, 2)
 
     def wanted(ranges):
         assert dict(ranges) == {LogRange("t", 0, 6, 10, 2): 2}
         return dict.fromkeys(ranges, RowsWanted(end=8, stood_at=4))
 
-    replacing = Replacing(idempotent_table(path), lambda *_: pytest.fail("nothing is read"), wanted)
+    replacing = Replacing(told(sink, 1), lambda *_: pytest.fail("nothing is read"), wanted)
     batch = replacing.of_batch(spark, [again], FilterRule(), 1)
     assert batch.ranges() == (LogRange("t", 0, 6, 8, 2),)
     with pytest.raises(CantReplace, match=r"stood at 4, below it.*go back to there, or further"):
         batch.marks_before({MarksKey("t"): again.marks})
 
 
-def test_partition_columns_of_the_user(spark, tmp_path, inside_query):
-    inside_query("q")
+def test_partition_columns_of_the_user(spark, tmp_path):
     for target in (str(tmp_path / "table"), "by_parity"):
-        sink = idempotent_table(target, partition_by=["odd"])
+        sink = told(idempotent_table(target, partition_by=["odd"]), 0)
         for _ in range(2):
             sink(spark.range(6).selectExpr("id", "id % 2 as odd"), 0)
         read = spark.read.parquet(target) if "/" in target else spark.table(target)
@@ -256,10 +267,9 @@ def test_partition_columns_of_the_user(spark, tmp_path, inside_query):
     spark.sql("drop table by_parity")
 
 
-def test_a_table_is_made_without_files_whose_rest_would_keep_it_from_being_made(spark, inside_query, monkeypatch):
-    inside_query("q")
+def test_a_table_is_made_without_files_whose_rest_would_keep_it_from_being_made(spark, monkeypatch):
     rows = spark.sql("""select 7L as id, named_struct('a b', array(map('k', 1.5BD)), '`', 2) as `odd ``name`""")
-    sink = idempotent_table("declared", options={"note": "it's a \\"})
+    sink = told(idempotent_table("declared", options={"note": "it's a \\"}), 0)
     with monkeypatch.context() as killed:
         killed.setattr(DataFrameWriter, "insertInto", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
@@ -267,24 +277,23 @@ def test_a_table_is_made_without_files_whose_rest_would_keep_it_from_being_made(
     warehouse = Path(urlsplit(spark.conf.get("spark.sql.warehouse.dir")).path)
     assert list((warehouse / "declared").iterdir()) == []
     assert spark.table("declared").schema.simpleString() == f"{rows.schema.simpleString()[:-1]},batch_id:bigint>"
-    idempotent_table("declared")(rows, 0)
+    told(idempotent_table("declared"), 0)(rows, 0)
     assert spark.table("declared").drop("batch_id").collect() == rows.collect()
     spark.sql("drop table declared")
 
 
-def test_data_of_others_is_left_alone(spark, tmp_path, inside_query):
-    inside_query("q")
+def test_data_of_others_is_left_alone(spark, tmp_path):
     path = tmp_path / "table"
     spark.range(3).write.parquet(str(path))
     with pytest.raises(TableNotOurs, match="did not write"):
-        idempotent_table(str(path))(spark.range(1), 0)
+        told(idempotent_table(str(path)), 0)(spark.range(1), 0)
     file = tmp_path / "file"
     file.write_text("x")
     with pytest.raises(TableNotOurs, match="is a file"):
-        idempotent_table(str(file))(spark.range(1), 0)
+        told(idempotent_table(str(file)), 0)(spark.range(1), 0)
     spark.range(3).write.saveAsTable("theirs")
     with pytest.raises(TableNotOurs, match="no column batch_id"):
-        idempotent_table("theirs")(spark.range(1), 0)
+        told(idempotent_table("theirs"), 0)(spark.range(1), 0)
     spark.sql("drop table theirs")
     with pytest.raises(BadSink, match="name a catalog table"):
         idempotent_table(str(path), "hudi")

@@ -157,9 +157,17 @@ def drivers(spark, root, unfit):
     return told
 
 
+def told_table(path, query_id="q"):
+    """A table that was told of its query's batch 0."""
+    from spark_jobs import idempotent_table
+
+    table = idempotent_table(path)
+    table.expect(query_id, 0, ())
+    return table
+
+
 def second_begins(spark, path):
     """A second driver writes the whole batch when the first has written it aside: how the first ends, and the rows."""
-    from spark_jobs import idempotent_table
     from spark_jobs.sinks.directory_table import DirectoryTable
     from spark_jobs.sinks.idempotent_sink import BadSink
 
@@ -169,11 +177,11 @@ def second_begins(spark, path):
     def second(*given):
         write_aside(*given)
         setattr(DirectoryTable, name, write_aside)
-        idempotent_table(path)(rows(spark, 0), 0)
+        told_table(path)(rows(spark, 0), 0)
 
     setattr(DirectoryTable, name, second)
     try:
-        idempotent_table(path)(rows(spark, 0), 0)
+        told_table(path)(rows(spark, 0), 0)
     except BadSink as error:
         told = str(error)
     return told, len(held(spark, path))
@@ -217,7 +225,7 @@ def back(spark, root):
     told = {"q": held(spark, f"{root}/back/table")}
     for error, attempt in (
         (MarksOfAnotherQuery, lambda: run("r", 1, 0)),
-        (TableOfAnotherQuery, lambda: idempotent_table(f"{root}/back/table")(rows(spark, 1), 0)),
+        (TableOfAnotherQuery, lambda: told_table(f"{root}/back/table", "r")(rows(spark, 1), 0)),
     ):
         try:
             attempt()
