@@ -73,7 +73,7 @@ def marks() -> None:
     """
 
 
-@marks.command()
+@marks.command(short_help="Show the query, its batches and marks.")
 @click.argument("store")
 @_TABLE
 @_pair(required=False)
@@ -105,7 +105,7 @@ def show(store: str, table: str | None, pair: "PairKey | None", as_json: bool) -
         click.echo(f"  pid {pair.pid} partition {pair.partition}: no mark")
 
 
-@marks.command()
+@marks.command(short_help="Write a batch's marks into a file.")
 @click.argument("store")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @_TABLE
@@ -126,7 +126,7 @@ def export(store: str, file: Path, table: str | None, batch: int | None, as_json
     click.echo(json.dumps(result) if as_json else text)
 
 
-@marks.command("import")
+@marks.command("import", short_help="Put an export into an empty store.")
 @click.argument("store")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @_JSON
@@ -147,7 +147,7 @@ def import_(store: str, file: Path, as_json: bool) -> None:  # noqa: FBT001
     click.echo(json.dumps({"store": store, "adopt": adopt, "marks": _count(imported)}) if as_json else text)
 
 
-@marks.command("set")
+@marks.command("set", short_help="Set or forget the mark of one pair.")
 @click.argument("store")
 @_pair(required=True)
 @click.option("--offset", type=click.IntRange(-1, 2**63 - 1), required=True,
@@ -194,7 +194,7 @@ def set_(store: str, pair: "PairKey", offset: int, export_to: Path, as_json: boo
     click.echo(json.dumps(result) if as_json else text)
 
 
-@marks.command()
+@marks.command(short_help="Forget all batches, after an export.")
 @click.argument("store")
 @_TABLE
 @click.option("--export", "export_to", required=True, type=click.Path(dir_okay=False, path_type=Path),

@@ -12,17 +12,16 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import BinaryIO
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 
 from filtering import METADATA_HEADER, StreamMetadata, producer_id
 from pushrep.cli.input_lines import BadHeader, BadLine, Choices, Entry, LineRules, numbered_lines
 from pushrep.cli.options import addresses_of, client_tls, copy_check_option, log_options, tls_options
+from pushrep.cli.progress import progress
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import PushrepError
 from pushrep.log import Durability, LogConfig
@@ -131,7 +130,7 @@ _NAMED_BAD_LINES = 20
 _PROGRESS_EVERY = 4096  # lines
 
 
-@click.command()
+@click.command(short_help="Append lines or CSV; continue after a crash.")
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.argument("topic")
 @click.argument("file", default="-", type=click.Path(path_type=Path, allow_dash=True))
@@ -281,8 +280,14 @@ def append(  # noqa: PLR0913, PLR0917 - one parameter an option
             ),
         ))  # fmt: skip
         appender = Appender(outbox, rules, name, choices.placement)
-        with _progress(stream) as advance:
-            _append_all(lines, appender, advance, stop=on_bad_line == "stop")
+        size_bytes = _size_bytes(stream)
+        with progress("appending", size_bytes) as show:
+            _append_all(
+                lines,
+                appender,
+                lambda number: show(0 if size_bytes is None else stream.tell(), note=f"{number:,} lines"),
+                stop=on_bad_line == "stop",
+            )
         outbox.flush()
         ends = [outbox.log(n).log_end_offset for n in range(count)]
     _print_result(topic, appender, ends, time.monotonic() - started, as_json=as_json)
@@ -337,25 +342,6 @@ def _append_all(
                 click.echo(f"skipped {bad}", err=True)
     if counts.bad > _NAMED_BAD_LINES:
         click.echo(f"skipped {counts.bad - _NAMED_BAD_LINES} more lines", err=True)
-
-
-@contextmanager
-def _progress(stream: BinaryIO) -> Iterator[Callable[[int], None]]:
-    """Yields a function that shows the number of a line in a progress bar, if standard error is a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    total = _size_bytes(stream)
-    columns: list[ProgressColumn] = [TextColumn("appending"), TextColumn("{task.fields[lines]:,} lines")]
-    if total is not None:
-        columns[1:1] = [BarColumn(), DownloadColumn(), TimeRemainingColumn()]
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("append", total=total, lines=0)
-
-        def advance(number: int) -> None:
-            progress.update(task, completed=stream.tell() if total is not None else None, lines=number)
-
-        yield advance
 
 
 def _size_bytes(stream: BinaryIO) -> int | None:

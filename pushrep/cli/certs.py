@@ -19,7 +19,7 @@ class _Signer(NamedTuple):
     name: Any
 
 
-@click.command()
+@click.command(short_help="Make certificates for a trial of mutual TLS.")
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
 @click.option(
     "--node",

@@ -17,6 +17,7 @@ from pushrep.cli.common import show_json, show_table
 from pushrep.cli.log_dump import dump
 from pushrep.cli.log_verify import print_findings, verify
 from pushrep.cli.options import time_ms_of
+from pushrep.cli.progress import progress
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.log import SegmentLog
 from pushrep.log.directory_files import (
@@ -50,7 +51,7 @@ from pushrep.status.table import count, size
 _COLUMNS = ("log", "start", "end", "flushed", "HWM", "epoch", "segments", "size", "writer", "closed clean", "known by")
 
 
-@click.command()
+@click.command(short_help="List logs: offsets, size, writer.")
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a log.")
 def ls(directory: Path, as_json: bool) -> None:  # noqa: FBT001 - click hands options over by position or name
@@ -87,7 +88,7 @@ def _row(one: LogSummary) -> tuple[str, ...]:
     )
 
 
-@click.command()
+@click.command(short_help="Show a log's segments and checkpoints.")
 @click.argument("log", metavar="LOG|DIRECTORY", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a log.")
 def describe(log: Path, as_json: bool) -> None:  # noqa: FBT001 - as above
@@ -167,7 +168,7 @@ def _facts(log: Path) -> dict[str, Any]:
     }
 
 
-@click.command()
+@click.command(short_help="Repair a damaged log, from a copy say.")
 @click.argument("log", type=click.Path(path_type=Path))
 @click.option(
     "--from-copy",
@@ -210,7 +211,8 @@ def repair(  # noqa: PLR0913, PLR0917 - one parameter an option
     name = checked_log(log).name
     if cut_name is not None and cut_name != name:
         raise click.BadParameter(f"{cut_name!r} is not this log's name: give {name}", param_hint="--cut")
-    report = Repairer(log).repair(copy=copy, cut_at=cut_at, cut=cut_name is not None, dry_run=dry_run)
+    with progress("repairing"):
+        report = Repairer(log).repair(copy=copy, cut_at=cut_at, cut=cut_name is not None, dry_run=dry_run)
     outbox = None if report.after is None else outbox_after_cut(checked_log(log), report.after.verified_to)
     if as_json:
         show_json(report.as_dict() | {"outbox": outbox})
@@ -248,7 +250,7 @@ def _print_report(report: RepairReport) -> None:
         print_findings(report.after)
 
 
-@click.command()
+@click.command(short_help="Cut a log at an offset.")
 @click.argument("log", type=click.Path(path_type=Path))
 @click.argument("offset", type=click.IntRange(0))
 @click.option("--force", is_flag=True, help="Cut below the high watermark, too: acknowledged records are removed.")
@@ -281,7 +283,7 @@ def truncate(log: Path, offset: int, force: bool, no_keep: bool, as_json: bool) 
         print_outbox(path, outbox)
 
 
-@click.command("rebuild-index")
+@click.command("rebuild-index", short_help="Rebuild the indexes of a log.")
 @click.argument("log", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="The names of the files as a JSON object.")
 def rebuild_index(log: Path, as_json: bool) -> None:  # noqa: FBT001 - click's
@@ -293,7 +295,7 @@ def rebuild_index(log: Path, as_json: bool) -> None:  # noqa: FBT001 - click's
         click.echo(f"{checked_log(log).name}: {len(names)} index files rebuilt")
 
 
-@click.command()
+@click.command(short_help="Append the batches of a file kept aside.")
 @click.argument("log", type=click.Path(path_type=Path))
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option("--dry-run", is_flag=True, help="Print which batches would be appended; change nothing.")
@@ -323,7 +325,7 @@ def restore(log: Path, file: Path, dry_run: bool, as_json: bool) -> None:  # noq
         click.get_current_context().exit(1)
 
 
-@click.command("mark-cleaned")
+@click.command("mark-cleaned", short_help="Note that a broker compacted a log.")
 @click.argument("log", type=click.Path(path_type=Path))
 @click.argument("offset", type=click.IntRange(1))
 @click.option("--json", "as_json", is_flag=True, help="The report of the verification afterwards as one JSON object.")
@@ -369,7 +371,7 @@ def print_outbox(log: Path, outbox: dict[str, Any] | None) -> None:
         )
 
 
-@click.command("new-epoch")
+@click.command("new-epoch", short_help="Give a restored outbox another PID.")
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Producer, PID and epoch as a JSON object.")
 def new_epoch(directory: Path, as_json: bool) -> None:  # noqa: FBT001 - click's
@@ -395,7 +397,7 @@ def new_epoch(directory: Path, as_json: bool) -> None:  # noqa: FBT001 - click's
         )
 
 
-@click.command()
+@click.command(short_help="Remove whole old segments.")
 @click.argument("path", metavar="DIRECTORY|LOG", type=click.Path(path_type=Path, file_okay=False, exists=True))
 @click.option(
     "--before",

@@ -23,7 +23,7 @@ from pushrep.log.dump import (
 from pushrep.records import CorruptRecordBatch, Record, UnsupportedCodec
 
 
-@click.command()
+@click.command(short_help="Print batches as Kafka's tool does.")
 @click.argument("path", metavar="LOG|FILE", type=click.Path(path_type=Path))
 @click.option("--records", is_flag=True, help="Print each record below its batch.")
 @click.option("--indexes", is_flag=True, help="Print the .index and .timeindex of each segment, too.")

@@ -1,15 +1,11 @@
 """`pushrep log verify`: reads every byte of a log and reports damage; it can compare the log with another copy."""
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from pushrep.cli.common import show_json
+from pushrep.cli.progress import adding, progress
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import BadArgument
 from pushrep.log.directory_files import list_segments, read_partition_metadata, shown_below, slot_directories
@@ -78,7 +74,7 @@ _REMEDIES = {
 assert _REMEDIES.keys() == set(FindingKind), "each kind of finding has its remedy"
 
 
-@click.command()
+@click.command(short_help="Read every byte and report damage.")
 @click.argument("path", metavar="LOG|DIRECTORY", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a log.")
 @click.option(
@@ -100,8 +96,8 @@ def verify(path: Path, as_json: bool, against: str | None) -> None:  # noqa: FBT
     whole = True
     for log in logs_at(path):
         name = shown_below(path, log)
-        with _progress(name, bytes_to_verify(log)) as on_bytes:
-            report = verify_log(log, on_bytes=on_bytes)
+        with progress(name, bytes_to_verify(log)) as show:
+            report = verify_log(log, on_bytes=adding(show))
         report.log = name
         whole = whole and report.is_whole
         members = members_that_hold(log, report)
@@ -149,15 +145,3 @@ def place(finding: Finding) -> str:
     if finding.offset is not None:
         parts.append(f"offset {finding.offset}")
     return " ".join(parts)
-
-
-@contextmanager
-def _progress(name: str, total_bytes: int) -> Iterator[Callable[[int], None] | None]:
-    """Yields a function that advances a progress bar by bytes; None if standard error is not a terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    columns = (TextColumn(name), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(name, total=total_bytes)
-        yield lambda advanced: progress.advance(task, advanced)

@@ -31,20 +31,20 @@ EXIT_FAILED, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 1, 130, 141
 # The lines of `pushrep --help` for this distribution's commands: `--help` then imports no command (`marks` imports
 # Spark).
 _SUMMARIES = {
-    "append": "Append lines or CSV from a file or standard input to a log; resume after a crash.",
-    "certs": "Make a certificate authority and certificates for a trial of mutual TLS.",
-    "console": "Serve web pages that show outboxes, nodes, records, startpoints and problems.",
+    "append": "Append lines or CSV; continue after a crash.",
+    "certs": "Make certificates for a trial of mutual TLS.",
+    "console": "Serve web pages of outboxes and nodes.",
     "log": "Show, check and repair the files of logs.",
-    "marks": "Show, export, import or reset the marks of a Spark query's replay filter.",
-    "promote": "Make a replica the leader of its outbox when the leader is lost.",
-    "outbox": "Create, run or hold an outbox with standbys; skip a record, use more partitions, drop a topic.",
-    "read": "Show the records of a topic's logs; a writer may be running.",
-    "recording": "List, extend, truncate, purge and delete the logs that a node keeps.",
-    "replay": "Read any part of a log again, to its end or as it grows.",
-    "replica": "Run a node that keeps copies of other services' logs; change an outbox's members.",
-    "ship": "Ship the rest of an outbox to Kafka when its service does not run any more.",
-    "startpoint": "Set where a consumer starts next; show who set what.",
-    "status": "Show outboxes, nodes and logs: their offsets, how far replicas are behind, and problems.",
+    "marks": "Show and keep the marks of a replay filter.",
+    "promote": "Make a replica the leader.",
+    "outbox": "Create, run and maintain an outbox.",
+    "read": "Show the records of a topic's logs.",
+    "recording": "List and maintain the logs on a node.",
+    "replay": "Read any part of a log again, or follow it.",
+    "replica": "Run a node; change an outbox's members.",
+    "ship": "Ship an outbox whose service does not run.",
+    "startpoint": "Set where a consumer starts next.",
+    "status": "Show how far everything is, what is wrong.",
 }
 
 

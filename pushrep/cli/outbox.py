@@ -55,7 +55,9 @@ _END_S = 10.0
 _AGAIN_S = 0.05
 
 
-@click.command("run", context_settings={"ignore_unknown_options": True})
+@click.command(
+    "run", context_settings={"ignore_unknown_options": True}, short_help="Run a command while this instance leads."
+)
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
 @click.argument("topic")
 @click.option(
@@ -263,7 +265,7 @@ _TOPIC = click.option("--topic", help="The Kafka topic.  [default: the only one 
 _JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 
 
-@click.command()
+@click.command(short_help="Never ship one record.")
 @click.argument("offset", type=click.IntRange(0))
 @click.option(
     "--directory",
@@ -300,7 +302,7 @@ def skip(  # noqa: PLR0913, PLR0917 - one parameter an option
         click.echo(f"offset {offset:,} of partition {partition} will not be shipped: {reason}")
 
 
-@click.command("repartition")
+@click.command("repartition", short_help="Use more partitions of the topic.")
 @_DIRECTORY
 @_TOPIC
 @_JSON
@@ -323,7 +325,7 @@ def repartition_command(directory: Path, topic: str | None, as_json: bool) -> No
         )
 
 
-@click.command("rebase")
+@click.command("rebase", short_help="Ship again after the topic diverged.")
 @_DIRECTORY
 @click.option("--bootstrap-servers", required=True, metavar="HOST:PORT,...", help="Kafka brokers to connect to first.")
 @click.option("--topic", help="The Kafka topic.  [default: the outbox's topic]")
@@ -367,7 +369,7 @@ def rebase_command(  # noqa: PLR0913, PLR0917 - one parameter an option
         click.echo(f"{done.records:,} records were appended again; a new PID begins with the next start")
 
 
-@click.command("drop-destination")
+@click.command("drop-destination", short_help="Keep no records for a Kafka topic any more.")
 @_DIRECTORY
 @click.argument("topic")
 def drop(directory: Path, topic: str) -> None:
@@ -384,7 +386,7 @@ def drop(directory: Path, topic: str) -> None:
     click.echo(f"topic {topic} is no destination any more: no records are kept for it")
 
 
-@click.command()
+@click.command(short_help="Create an outbox with standbys.")
 @click.argument("data", type=click.Path(path_type=Path, file_okay=False, exists=True))
 @click.option(
     "--members",
@@ -446,7 +448,7 @@ def create(  # noqa: PLR0913, PLR0917 - one parameter an option
     click.echo(f'each instance: Outbox.stand_by(<its node\'s directory>, "{topic}", {partitions}, <producer>)')
 
 
-@click.command()
+@click.command(short_help="Keep standbys from taking over for a while.")
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False, exists=True))
 @click.option("--for", "length", metavar="DURATION", help="Hold takeovers from now on for so long: 90s, 30m, 1h or 2d.")
 @click.option("--reason", default="", help="Why; stored with the hold. Needed with --for.")

@@ -11,7 +11,7 @@ from pushrep.outbox.promotion import Promotion, promote
 from pushrep.replicate.settings import PushSettings
 
 
-@click.command("promote")
+@click.command("promote", short_help="Make a replica the leader.")
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False, exists=True))
 @click.option(
     "--catch-up",

@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from filtering import METADATA_HEADER
 from filtering.errors import shown_partition
+from pushrep.cli.common import show_table
 from pushrep.cli.options import time_ms_of
 from pushrep.cli.record_rows import as_json, carrier_of, cell, metadata_of, time_text
 from pushrep.errors import PushrepError
@@ -26,7 +25,6 @@ from pushrep.records import Record
 
 _TABLE_ROWS = 20
 _LATEST_RECORDS = 10
-_PIPE_COLUMNS = 240  # rich would cut a table for a pipe to 80 columns
 
 
 class UnknownTopic(PushrepError):
@@ -37,7 +35,7 @@ class BadStart(PushrepError):
     """The offset of `--from` is not in the log."""
 
 
-@click.command()
+@click.command(short_help="Show the records of a topic's logs.")
 @click.argument("directory", type=click.Path(path_type=Path))
 @click.argument("topic", metavar="TOPIC[-N]")
 @click.option("--partition", type=click.IntRange(0), help="Only this partition; the same as TOPIC-N.  [default: all]")
@@ -174,19 +172,20 @@ def _write_lines(rows: Iterable[tuple[int, Record]], carrier: str, *, raw: bool)
 
 
 def _print_table(rows: Iterable[tuple[int, Record]], carrier: str) -> None:
-    table = Table("partition", "offset", "timestamp", "source", "key", "value", "headers")
+    shown = []
     for number, record in rows:
         metadata = metadata_of(record, carrier)
-        table.add_row(
-            shown_partition(number),
-            str(record.offset),
-            time_text(record.timestamp_ms),
-            f"{metadata.pid} {metadata.partition} {metadata.offset}" if metadata else "",
-            "" if carrier == "key" and metadata else cell(record.key),
-            cell(record.value),
-            " ".join(f"{name}={cell(value)}" for name, value in record.headers if name != METADATA_HEADER),
+        shown.append(
+            (
+                shown_partition(number),
+                str(record.offset),
+                time_text(record.timestamp_ms),
+                cell(record.value),
+                "" if carrier == "key" and metadata else cell(record.key),
+                f"{metadata.pid} {metadata.partition} {metadata.offset}" if metadata else "",
+                " ".join(f"{name}={cell(value)}" for name, value in record.headers if name != METADATA_HEADER),
+            )
         )
-    width = None if Console().is_terminal else _PIPE_COLUMNS
-    Console(width=width, markup=False, highlight=False, emoji=False).print(table)
-    if not table.row_count:
+    show_table(None, ("partition", "offset", "timestamp", "value", "key", "source", "headers"), shown)
+    if not shown:
         click.echo("no records there", err=True)

@@ -9,7 +9,7 @@ table   columns a line              avro    an object container file (Avro 1.11)
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import wraps
 from itertools import takewhile
@@ -18,11 +18,10 @@ from typing import Any, BinaryIO, NamedTuple, Protocol, TypeVar
 
 import click
 from fastavro.write import Writer as AvroWriter
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from pushrep.cli.common import whole_step
 from pushrep.cli.options import client_tls, time_ms_of
+from pushrep.cli.progress import OnProgress, progress
 from pushrep.cli.record_rows import as_json, carrier_of, cell, metadata_of, time_text
 from pushrep.log.directory_files import is_named, log_at, parse_shown_name, readable_logs, shown_name, slot_directories
 from pushrep.records import Record
@@ -207,7 +206,7 @@ class Until(NamedTuple):
         return self.offset is not None and position >= self.offset
 
 
-@click.command()
+@click.command(short_help="Read any part of a log again, or follow it.")
 @click.argument("where", metavar="DIRECTORY|ADDRESS")
 @click.argument("recording", metavar="TOPIC-N|ID")
 @click.option(
@@ -338,14 +337,15 @@ def _run(replay: Replay | None, stream: BinaryIO, job: _Job) -> None:
     position = replay.position if replay is not None else 0
     try:
         if replay is not None:
-            with _progress(replay, job) as report:
+            start = position
+            with _progress(replay, job) as show:
                 for records, block_end in _pieces(replay, job):
                     with whole_step():  # so that `position` counts exactly the records that were written
                         writer.write(records)
                         if job.follow:
                             writer.flush()
                         written, position = written + len(records), block_end
-                    report(position, replay.tip)
+                    show(position - start, total=max(1, replay.tip - start))
     except BrokenPipeError:
         is_whole = False  # how many records the pipe's reader got is unknown
         raise
@@ -374,29 +374,11 @@ def _pieces(replay: Replay, job: _Job) -> Iterator[tuple[list[Record], int]]:
             return
 
 
-@contextmanager
-def _progress(replay: Replay, job: _Job) -> Iterator["_Progress"]:
-    """A progress bar if standard error is a terminal, the replay has an end, and its records do not go to a
-    terminal.
-    """
-    if job.follow or not sys.stderr.isatty() or (sys.stdout.isatty() and not job.to_file):
-        yield _Progress(None, replay.position)
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        yield _Progress(bar, replay.position)
-
-
-class _Progress:
-    """A progress bar that counts offsets; without `bar` it does nothing."""
-
-    def __init__(self, bar: Progress | None, start: int) -> None:
-        self._bar, self._start = bar, start
-        self._task = bar.add_task("replaying", total=None) if bar is not None else None
-
-    def __call__(self, position: int, tip: int) -> None:
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=position - self._start, total=max(1, tip - self._start))
+def _progress(replay: Replay, job: _Job) -> AbstractContextManager[OnProgress]:
+    """The progress of a replay that has an end, and whose records do not go to a terminal."""
+    if job.follow or (sys.stdout.isatty() and not job.to_file):
+        return nullcontext(lambda done, *, total=None, note="": None)  # noqa: ARG005 - nobody sees it
+    return progress("replaying", max(1, replay.tip - replay.position), unit="records")
 
 
 def _position(text: str | None, client: ReplayClient, name: int | str, bound: str) -> int | AtTime | None:

@@ -15,7 +15,7 @@ def recording() -> None:
     """List, extend, truncate, purge and delete the logs that a node keeps."""
 
 
-@recording.command("list")
+@recording.command("list", short_help="List the recordings of a node.")
 @click.argument("where", metavar="ADDRESS|DIRECTORY")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a recording.")
 @node_options
@@ -31,7 +31,7 @@ def list_(where: str, as_json: bool, node: NodeAccess | None) -> None:  # noqa: 
         click.echo(json.dumps(_as_dict(one)) if as_json else _row(one))
 
 
-@recording.command()
+@recording.command(short_help="Let a stopped recording continue.")
 @click.argument("address")
 @click.argument("name", metavar="TOPIC-N|ID")
 @click.option(
@@ -48,7 +48,7 @@ def extend(address: str, name: str, leader_epoch: int, node: NodeAccess | None) 
     click.echo(f"{name} continues at offset {end}, under leader epoch {leader_epoch}")
 
 
-@recording.command()
+@recording.command(short_help="Cut a recording at an offset.")
 @click.argument("address")
 @click.argument("name", metavar="TOPIC-N|ID")
 @click.option(
@@ -70,7 +70,7 @@ def truncate(address: str, name: str, offset: int, yes: bool, node: NodeAccess |
     click.echo(f"{name} ends at offset {end}")
 
 
-@recording.command()
+@recording.command(short_help="Remove old segments of a recording.")
 @click.argument("address")
 @click.argument("name", metavar="TOPIC-N|ID")
 @click.option(
@@ -90,7 +90,7 @@ def purge(address: str, name: str, offset: int, yes: bool, node: NodeAccess | No
     click.echo(f"{name} begins at offset {start}")
 
 
-@recording.command()
+@recording.command(short_help="Delete a recording and its files.")
 @click.argument("address")
 @click.argument("name", metavar="TOPIC-N|ID")
 @click.option("--force", is_flag=True, help="Delete it although replays of it run; they are ended.  [default: refuse]")

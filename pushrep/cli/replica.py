@@ -57,7 +57,7 @@ def _optional_address(context: click.Context, parameter: click.Parameter, text: 
     return None if text is None else address_option(context, parameter, text)
 
 
-@click.command()
+@click.command(short_help="Keep copies of other services' logs.")
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
 @click.option(
     "--listen",
@@ -182,7 +182,7 @@ def serve(  # noqa: PLR0913, PLR0917 - the options
 _DATA = click.argument("directory", type=click.Path(path_type=Path, file_okay=False, exists=True))
 
 
-@click.command("stop-session")
+@click.command("stop-session", short_help="End a replay session of a node.")
 @_DATA
 @click.argument("session", metavar="SESSION")
 def stop_session(directory: Path, session: str) -> None:

@@ -14,6 +14,7 @@ import click
 
 from pushrep.cli.common import show_json
 from pushrep.cli.options import F, addresses_of, client_tls, tls_options
+from pushrep.cli.progress import progress
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import BadArgument
 from pushrep.outbox import Acks, Outbox, OutboxConfig
@@ -61,7 +62,7 @@ class _AddressType(click.ParamType[str]):
             self.fail(error.why, param, ctx)
 
 
-@click.command()
+@click.command(short_help="Add a node to the members of an outbox.")
 @_DIRECTORY
 @click.argument("address", type=_AddressType())
 @_LEAST
@@ -81,7 +82,7 @@ def add(directory: Path, address: str, least: int | None, timeout: float, *, as_
     _print_change(done, f"member {done['member']} ({address}) was added", as_json=as_json)
 
 
-@click.command()
+@click.command(short_help="Remove a member of an outbox.")
 @_DIRECTORY
 @click.argument("member", type=click.IntRange(0, 255))
 @_LEAST
@@ -102,7 +103,7 @@ def remove(
     _print_change(done, f"member {member} was removed", as_json=as_json)
 
 
-@click.command()
+@click.command(short_help="Replace a member by another node.")
 @_DIRECTORY
 @click.argument("member", type=click.IntRange(0, 255))
 @click.argument("address", type=_AddressType())
@@ -244,28 +245,35 @@ def _opened(directory: Path, timeout_s: float, push: PushSettings) -> Outbox:
 def _follow(step: Step, timeout_s: float, directory: Path) -> dict[str, Any]:
     """Repeat the step until the change is done; show its progress on standard error."""
     deadline, said = time.monotonic() + timeout_s, ""
-    while (found := step())["phase"] != _DONE:
-        if found["told"]:
-            click.echo(found["told"], err=True)
-        if found["phase"] != said:
-            said = found["phase"]
-            click.echo(f"member {found['member']}: {said} ...", err=True)
-        if time.monotonic() > deadline:
-            give_up = ""
-            if found["phase"] == _CATCHING_UP:
-                give_up = f", or give up: pushrep replica remove {directory} {found['member']}"
-            raise click.ClickException(
-                f"member {found['member']} is still {said}{_behind(directory, found['member'])} after {timeout_s:g} s; "
-                f"steps that are done stay done: run the same command again{give_up}"
-            )
-        time.sleep(_PAUSE_S)
+    with progress(_CATCHING_UP, unit="records") as show:
+        behind: int | None = None
+        while (found := step())["phase"] != _DONE:
+            if found["told"]:
+                click.echo(found["told"], err=True)
+            if found["phase"] != said:
+                said = found["phase"]
+                click.echo(f"member {found['member']}: {said} ...", err=True)
+            if (left := _behind(directory, found["member"])) is not None:
+                behind = max(left, behind or 0)
+                show(behind - left, total=behind)
+            if time.monotonic() > deadline:
+                give_up = ""
+                if found["phase"] == _CATCHING_UP:
+                    give_up = f", or give up: pushrep replica remove {directory} {found['member']}"
+                to_go = "" if left is None else f" ({count(left)} records to go)"
+                raise click.ClickException(
+                    f"member {found['member']} is still {said}{to_go} after {timeout_s:g} s; steps that are done stay "
+                    f"done: run the same command again{give_up}"
+                )
+            time.sleep(_PAUSE_S)
     return found
 
 
-def _behind(directory: Path, member: int) -> str:
+def _behind(directory: Path, member: int) -> int | None:
+    """How many records the member has not acknowledged."""
     lags = {one["index"]: one["lag"] for one in ask(directory, "status")["members"]}
     lag = lags.get(member)
-    return f" ({count(lag['records'])} records to go)" if lag else ""
+    return lag["records"] if lag else None
 
 
 def _print_change(done: dict[str, Any], what: str, *, as_json: bool) -> None:
@@ -278,7 +286,7 @@ def _print_change(done: dict[str, Any], what: str, *, as_json: bool) -> None:
     click.echo(f"from the next open on: replicas={addresses}")
 
 
-@click.command("adopt")
+@click.command("adopt", short_help="Make an old leader's directory a copy.")
 @click.argument("data", type=click.Path(path_type=Path, file_okay=False))
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False, exists=True))
 def adopt_command(data: Path, directory: Path) -> None:
@@ -293,7 +301,7 @@ def adopt_command(data: Path, directory: Path) -> None:
     click.echo(f"{directory} was moved to {adopt(data, directory)}")
 
 
-@click.command("moved")
+@click.command("moved", short_help="Confirm that a directory was moved.")
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False, exists=True))
 def moved_command(directory: Path) -> None:
     """Confirm that DIRECTORY was moved here as a whole, and that its original does not exist any more.

@@ -1,16 +1,14 @@
 """`pushrep ship`: ships the records of an outbox to Kafka while no service has it open."""
 
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import click
-from rich import progress as bars
-from rich.console import Console
 
 from pushrep.cli.common import show_json
 from pushrep.cli.options import client_properties_option, copy_check_option
+from pushrep.cli.progress import progress
 from pushrep.env import REAL_FILESYSTEM
 from pushrep.errors import BadArgument
 from pushrep.kafka import KafkaDestination, ShippingTimeout
@@ -26,7 +24,7 @@ from pushrep.outbox.identity import identity_in
 _LOOK_S = 0.25
 
 
-@click.command()
+@click.command(short_help="Ship an outbox whose service does not run.")
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
 @click.option("--bootstrap-servers", required=True, metavar="HOST:PORT,...", help="Kafka brokers to connect to first.")
 @click.option("--topic", help="The Kafka topic.  [default: the outbox's topic]")
@@ -128,23 +126,14 @@ def _offsets(again: tuple[str, ...], partitions: int) -> dict[int, int]:
 
 def _wait(outbox: Outbox, name: str, records: int, timeout_s: float | None, deadline: float | None) -> None:
     """Wait until all is acknowledged, with a progress bar on a terminal. Raises ShippingTimeout after the deadline."""
-    columns = (
-        bars.TextColumn("shipping"),
-        bars.BarColumn(),
-        bars.MofNCompleteColumn(),
-        bars.TimeElapsedColumn(),
-        bars.TextColumn("{task.fields[trouble]}"),
-    )
-    console = Console(stderr=True)
-    with bars.Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as progress:
-        task = progress.add_task("ship", total=records, trouble="")
+    with progress("shipping", records, unit="records") as show:
         while True:
             left = _LOOK_S if deadline is None else max(0.0, min(_LOOK_S, deadline - time.monotonic()))
             try:
                 outbox.wait_shipped(left)
             except ShippingTimeout as error:
                 lag = _lag(outbox, name)
-                progress.update(task, completed=records - lag.records, trouble=lag.trouble or "")
+                show(records - lag.records, note=lag.trouble or "")
                 if deadline is not None and time.monotonic() >= deadline:
                     raise ShippingTimeout(timeout_s or 0.0, error.records, error.reason) from None
                 continue

@@ -37,7 +37,7 @@ from pushrep.startpoints.model import OVER, Applied, Cancelled, Expired, Fact, F
 from pushrep.status.table import count, time_text
 
 
-@click.command("list")
+@click.command("list", short_help="List the startpoints that wait.")
 @with_store
 @click.option("--consumer", help="Only startpoints for this consumer.  [default: all]")
 @click.option("--topic", help="Only startpoints for this topic.  [default: all]")
@@ -81,7 +81,7 @@ def list_(  # noqa: PLR0913, PLR0917 - one parameter an option
     show_table(None, ("number", "for", "start at", "state", "written", "expires", "by", "reason"), rows)
 
 
-@click.command()
+@click.command(short_help="Show one startpoint and who has reached it.")
 @with_store
 @click.argument("sequence", metavar="NUMBER", type=click.IntRange(1))
 @with_json
@@ -103,7 +103,7 @@ def show(directory: Path, store: str | None, sequence: int, as_json: bool) -> No
     click.echo(f"state: {states_of(event_log, sequence)}")
 
 
-@click.command()
+@click.command(short_help="Show every event in order.")
 @with_store
 @click.option("--consumer", help="Only events that concern this consumer.  [default: all]")
 @click.option("--topic", help="Only events of this topic.  [default: all]")
@@ -207,7 +207,7 @@ class WouldFail(PushrepError):
     """The startpoint is out of range of a log now. Give another place, --out-of-range, or --unchecked."""
 
 
-@click.command("set")
+@click.command("set", short_help="Set where a consumer starts next.")
 @with_store
 @click.argument("topic", metavar="TOPIC[-N]")
 @click.option("--consumer", help="The consumer's name. Give it or --every-consumer.")
@@ -298,7 +298,7 @@ def set_(  # noqa: PLR0913, PLR0917 - one parameter an option
         )
 
 
-@click.command()
+@click.command(short_help="Take startpoints back.")
 @with_store
 @click.argument("sequences", metavar="[NUMBER]...", nargs=-1, type=click.IntRange(1))
 @click.option("--all", "all_", is_flag=True, help="Cancel every startpoint that can still be cancelled.")

@@ -28,7 +28,7 @@ class NotExportable(PushrepError):
     """The startpoints can't be expressed as options of that source."""
 
 
-@click.command()
+@click.command(short_help="Print options for a fresh Spark checkpoint.")
 @with_store
 @click.argument("topic")
 @click.option("--consumer", required=True, help="The consumer whose startpoints are printed.")

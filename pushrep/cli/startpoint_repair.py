@@ -112,7 +112,7 @@ class _Place(NamedTuple):
     end: int | None
 
 
-@click.command()
+@click.command(short_help="Replace a table's rows from a point on.")
 @with_store
 @click.argument("topic", metavar="TOPIC[-N]")
 @click.option("--consumer", required=True, help="The apply job's --consumer.")

@@ -63,7 +63,7 @@ _PARTLY = "this identity may not list every outbox there, so its problems are no
 _CLEAR = "\x1b[2J\x1b[H"
 
 
-@click.command(short_help="Show how far everything is, and what is wrong.")
+@click.command(short_help="Show how far everything is, what is wrong.")
 @click.argument("places", nargs=-1, metavar="[DIRECTORY|HOST:PORT]...")
 @click.option("--partitions", "with_partitions", is_flag=True, help="Show each partition of an outbox, too.")
 @click.option("--watch", is_flag=True, help="Show it again each second, until Ctrl-C.")

@@ -29,7 +29,7 @@ def _new_password(context: click.Context, _parameter: click.Parameter, name: str
     context.exit()
 
 
-@click.command("console")
+@click.command("console", short_help="Serve web pages of outboxes and nodes.")
 @click.argument("places", nargs=-1, metavar="[DIRECTORY|HOST:PORT]...")
 @click.option(
     "--listen",

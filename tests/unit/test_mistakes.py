@@ -263,18 +263,24 @@ def test_a_closed_outbox_is_called_closed(tmp_path, capsys):
     assert ", closed: no process has it open\n" in capsys.readouterr().out
 
 
-def test_no_help_shows_how_it_was_laid_out(capsys):
+def test_no_help_shows_how_it_was_laid_out_or_ends_a_summary_in_dots(capsys, monkeypatch):
     """A raw docstring kept click's word for "as it is" as two characters."""
     from pushrep.cli.main import cli, run
+
+    monkeypatch.setenv("COLUMNS", "80")
 
     def shown(command, path):
         assert run([*path, "--help"]) == 0
         text = capsys.readouterr().out
         assert "\\b" not in text, path
         assert "\b" not in text, path
+        _, _, summaries = text.partition("\nCommands:\n")
+        assert summaries.count("...") == 0, path
         for name in getattr(command, "commands", {}):
+            assert len(command.commands[name].get_short_help_str(limit=200)) <= 45, [*path, name]
             shown(command.commands[name], [*path, name])
 
+    shown(cli, [])
     context = click.Context(cli)
     for name in cli.list_commands(context):
         shown(cli.get_command(context, name), [name])
@@ -319,7 +325,6 @@ else:
 with Outbox.open("shipped", "t", 1, "p") as outbox:
     outbox.append(0, b"a").result(60)
 for line in ("ship shipped --bootstrap-servers 127.0.0.1:1", "marks show postgresql://h/d --table t",
-        "marks show kafka:t --bootstrap-servers 127.0.0.1:1",
         "startpoint list . --store kafka:t --bootstrap-servers 127.0.0.1:1"):
     print("--", line, file=sys.stderr)
     assert run(line.split()) == 1, line
