@@ -324,7 +324,7 @@ def _take_header(lines: Iterator[tuple[int, bytes | BadLine]], rules: LineRules)
 
 
 def _append_all(
-    lines: Iterator[tuple[int, bytes | BadLine]], appender: Appender, advance: Callable[[int], None], *, stop: bool
+    lines: Iterator[tuple[int, bytes | BadLine]], appender: Appender, advance: Callable[[int], object], *, stop: bool
 ) -> None:
     counts = appender.counts
     for number, line in lines:

@@ -7,7 +7,6 @@
 A pipe gets each row on one line. Only a terminal gets colours: `click.echo` leaves them out elsewhere.
 """
 
-import os
 import re
 import shutil
 import sys
@@ -21,9 +20,8 @@ _NUMBER = re.compile(r"-?[\d,.]+( \w+)?|\?|-|")
 
 
 def width() -> int | None:
-    """The columns of the terminal, or of COLUMNS; None for a pipe or a file."""
-    is_limited = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return shutil.get_terminal_size().columns if is_limited else None
+    """The columns of the terminal; None for a pipe or a file."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], limit: int | None = None) -> Iterator[str]:

@@ -11,6 +11,7 @@ from uuid import UUID
 import pytest
 
 from pushrep import Acks, Outbox, ReplayClient, ReplayRequest
+from pushrep.cli import status as cli_status
 from pushrep.cli.main import run
 from pushrep.cli.status import look_at
 from pushrep.env import REAL_FILESYSTEM
@@ -243,9 +244,7 @@ def test_a_narrow_terminal_folds_lag_says_its_unit_and_a_problem_its_address_onc
         assert found["parts"][0]["sessions"][0]["acknowledged"] == 6
         monkeypatch.chdir(outbox.directory.parent)
         for columns in (None, 80, 120):
-            monkeypatch.delenv("COLUMNS", raising=False)
-            if columns is not None:
-                monkeypatch.setenv("COLUMNS", str(columns))
+            monkeypatch.setattr(cli_status, "width", lambda columns=columns: columns)
             capfd.readouterr()
             assert run(["status", "outbox", "--partitions"]) == 1, "a problem"
             lines = [line for line in capfd.readouterr().out.splitlines() if not line.startswith("  pushrep ")]

@@ -384,7 +384,7 @@ def test_a_table_shows_the_first_records_with_their_sources(pushrep, orders):
     code, output, _ = pushrep("read", orders.directory, "orders")
     assert code == 0
     head, *rows = [re.split(r" {2,}", line.strip()) for line in output.splitlines()]
-    assert len(rows) == 22, "twenty of a partition, and all of the other"
+    assert len(rows) == 22, rows[20:]
     assert head == ["partition", "offset", "timestamp", "value", "source", "headers"], "no record has a key of its own"
     assert rows[0] == ["0", "0", "1970-01-01 00:00:00.000", "order 0", f"{orders.pid} 0 0"]
     assert rows[20][3:] == ["ff00", "9 3 44", "trace=7"]
