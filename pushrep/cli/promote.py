@@ -46,12 +46,6 @@ from pushrep.replicate.settings import PushSettings
     help="Milliseconds: a leader that members had contact with within this time counts as one that may be alive.",
 )
 @click.option(
-    "--member",
-    type=click.IntRange(0, 255),
-    help="The index of the member in DIRECTORY; needed if its node listens on another address than the members' list "
-    "has.",
-)
-@click.option(
     "--timeout-s",
     type=click.FloatRange(0),
     default=5.0,
@@ -61,7 +55,6 @@ from pushrep.replicate.settings import PushSettings
 @tls_options
 def promote_command(  # noqa: PLR0913, PLR0917 - the options
     directory: Path,
-    member: int | None,
     timeout_s: float,
     cert: Path | None,
     key: Path | None,
@@ -97,7 +90,6 @@ def promote_command(  # noqa: PLR0913, PLR0917 - the options
             directory,
             catch_up=catch_up,
             accept_loss=accept_loss,
-            member=member,
             lost=lost,
             new=new,
             depose=depose,

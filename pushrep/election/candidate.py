@@ -51,7 +51,7 @@ from pushrep.election.errors import (
     TooFewMembers,
 )
 from pushrep.election.follower import SetAside, StoreEpoch, StoreGrant
-from pushrep.election.grants import Grant, Quorum, Takeover, are_rivals, newest_list_of, newest_of, next_ballot
+from pushrep.election.grants import Grant, Quorum, Takeover, are_rivals, base_of, newest_of, next_ballot
 
 LEADER_ALIVE_MS = 3_000
 """A leader sends a heartbeat once a second: one that was in contact so recently may be alive."""
@@ -231,12 +231,12 @@ class Candidate:
 
     @property
     def base(self) -> Grant:
-        """The grant whose member lists count: the newest change of members in any answer."""
-        newest = newest_list_of(answer.grant for answer in self._answers.values())
-        if newest is None:
+        """The grant from which the next one is made, and whose member lists count."""
+        base = base_of(answer.grant for answer in self._answers.values())
+        if base is None:
             assert self._first is not None, "an outbox without a grant is opened with its first one"
             return self._first
-        return newest
+        return base
 
     @property
     def asks_again(self) -> bool:
@@ -362,7 +362,7 @@ class Candidate:
         return not led and self._nothing_was_acknowledged()
 
     def _named(self, grant: Grant, epoch: int) -> Grant:
-        """The first grant, with the directories of all members, unless an older node shows none."""
+        """The first grant, with the directories of all members, unless one shows none."""
         shown = {index: answer.directory_id for index, answer in self._answers.items()}
         named = {index: one for index, one in shown.items() if one is not None}
         return grant.with_names(epoch, named) if named.keys() >= grant.indexes else grant
@@ -438,7 +438,6 @@ class Candidate:
             grant = self._change(self.base, epoch)
         else:
             grant = self.base.renewed(epoch, self.index)
-        grant = grant.carrying(answer.grant for answer in self._answers.values())
         if self._standby is not None and self._was_led_by_another:
             grant = replace(grant, takeover=Takeover(epoch, self._standby.wall_ms))
         shown = self._answers.items()
@@ -454,7 +453,7 @@ class Candidate:
         """Why no standby may take over now. Enough members have answered for one of them to know the newest hold."""
         if self._standby is None or not self._was_led_by_another:
             return None
-        why_not = self._standby.why_not(self.base.carrying(answer.grant for answer in self._answers.values()))
+        why_not = self._standby.why_not(self.base)
         return TakeoverHeld(why_not) if why_not else None
 
     def _goes_on(self, newest: Grant | None) -> bool | ReplicationError:
@@ -484,7 +483,8 @@ class Candidate:
                 continue
             if (why_not := self._why_another_generation(newer)) is not None:
                 return self._refuse(why_not)
-            if newer.epoch >= self.grant.epoch or newer.members_epoch > self.grant.members_epoch:
+            has_more = newer.members_epoch > self.grant.members_epoch or newer.hold_epoch > self.grant.hold_epoch
+            if newer.epoch >= self.grant.epoch or has_more:
                 return self._refuse(NotLeader(newer.leader, newer.epoch))
         if not self._is_enough(self.grant):
             return []

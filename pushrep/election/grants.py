@@ -55,7 +55,7 @@ GENERATION_TAG_BITS = 32
 class Member(Struct):
     """A member of an outbox: an index that is never used again, and its address (empty: it does not listen).
     directory_id: of the directory that counts as this member; None if the grant has none. identity: in its node's
-    certificate, which may lead the outbox, too; empty if the grant has none. Both: from version 2 of the wire on.
+    certificate, which may lead the outbox, too; empty if the grant has none.
     """
 
     index: MemberIndex
@@ -141,9 +141,8 @@ class Grant(Struct):
     previous_members, previous_min_insync_replicas: of a joint grant, else empty and 0.
     next_index: the lowest index that no member ever had; raised above the members' by itself.
     destinations: of one that was repartitioned, oldest first. accepted_loss: what an operator was shown and accepted.
-    generation: of the last forced grant, 0 where there was none (`next_generation`); from version 2 of the wire on.
-    hold, takeover: the newest ones, which every later grant carries. They change no ballot, and older peers, before
-    version 3, drop them: two grants that differ in nothing else are equal.
+    generation: of the last forced grant, 0 where there was none (`next_generation`). hold, takeover: the newest ones,
+    which every later grant carries (`base_of`).
     """
 
     outbox_id: UUID
@@ -163,8 +162,8 @@ class Grant(Struct):
     previous_min_insync_replicas: Count = 0
     next_index: Count = 0
     generation: Counter = 0
-    hold: Hold | None = field(default=None, compare=False)
-    takeover: Takeover | None = field(default=None, compare=False)
+    hold: Hold | None = None
+    takeover: Takeover | None = None
     quorums: tuple[Quorum, ...] = field(init=False, repr=False, compare=False)
     """The quorums that all have to agree: one, two while the list changes."""
     indexes: frozenset[int] = field(init=False, repr=False, compare=False)
@@ -281,17 +280,10 @@ class Grant(Struct):
         """The grant with another epoch, for the same or another leader; without the accepted loss."""
         return replace(self, epoch=epoch, leader=leader, accepted_loss="")
 
-    def carrying(self, others: Iterable["Grant | None"]) -> "Grant":
-        """The grant with the newest hold and takeover of it and the others, because older peers drop them."""
-        known = [self, *(one for one in others if one is not None)]
-        hold = max((one.hold for one in known if one.hold is not None), default=None)
-        takeover = max((one.takeover for one in known if one.takeover is not None), default=None)
-        return self if (hold, takeover) == self.carried else replace(self, hold=hold, takeover=takeover)
-
     @property
-    def carried(self) -> tuple[Hold | None, Takeover | None]:
-        """The fields that every later grant carries on."""
-        return self.hold, self.takeover
+    def hold_epoch(self) -> int:
+        """The epoch of the grant that set the hold; -1 without a hold."""
+        return NO_EPOCH if self.hold is None else self.hold.epoch
 
     def held(self, epoch: int, *, since_ms: int, until_ms: int, reason: str) -> "Grant":
         """The next grant, with a hold until `until_ms`; if that is `since_ms`, it ends the present hold."""
@@ -413,10 +405,17 @@ def newest_of(grants: Iterable[Grant | None]) -> Grant | None:
     return max((one for one in grants if one is not None), key=lambda grant: grant.rank, default=None)
 
 
-def newest_list_of(grants: Iterable[Grant | None]) -> Grant | None:
-    """The grant with the newest member lists; None without any."""
-    shown = (one for one in grants if one is not None)
-    return max(shown, key=lambda grant: (grant.generation, grant.members_epoch, grant.epoch), default=None)
+def base_of(grants: Iterable[Grant | None]) -> Grant | None:
+    """The grant that the next one is made from: the one with the newest member lists, with the newest hold and takeover
+    of all, which it need not have itself. None without any.
+    """
+    shown = [one for one in grants if one is not None]
+    if not shown:
+        return None
+    base = max(shown, key=lambda grant: (grant.generation, grant.members_epoch, grant.epoch))
+    hold = max((one.hold for one in shown if one.hold is not None), default=None)
+    takeover = max((one.takeover for one in shown if one.takeover is not None), default=None)
+    return base if (hold, takeover) == (base.hold, base.takeover) else replace(base, hold=hold, takeover=takeover)
 
 
 def hold_of(grant: Grant | None, wall_ms: int) -> Hold | None:
@@ -497,6 +496,10 @@ GRANT_CHECKS: tuple[GrantCheck, ...] = (
     GrantCheck(
         ErrorCode.FENCED_LEADER_EPOCH,  # a candidate that looked before the list changed would count by the old list
         lambda case: case.kept is not None and case.offered.members_epoch < case.kept.members_epoch,
+    ),
+    GrantCheck(
+        ErrorCode.FENCED_LEADER_EPOCH,  # the same of a hold, which a takeover would end
+        lambda case: case.kept is not None and case.offered.hold_epoch < case.kept.hold_epoch,
     ),
     GrantCheck(ErrorCode.IMPOSSIBLE_EPOCH, lambda case: case.offered.leader != case.sender),
     GrantCheck(

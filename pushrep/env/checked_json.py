@@ -30,13 +30,13 @@ class OtherVersion(BadJsonFile):
     """The file is whole, and this pushrep does not read its version: use the one that wrote it."""
 
 
-def read_checked_json(filesystem: Filesystem, path: Path, size_max: int, newest_version: int) -> dict[str, Any] | None:
+def read_checked_json(filesystem: Filesystem, path: Path, size_max: int, version: int) -> dict[str, Any] | None:
     """The fields, without version and crc32c; None if there is no file. Raises BadJsonFile, OSError."""
     data = read_whole(filesystem, path, size_max)
-    return None if data is None else parse_checked_json(data, newest_version)
+    return None if data is None else parse_checked_json(data, version)
 
 
-def parse_checked_json(data: bytes, newest_version: int, *, ensure_ascii: bool = True) -> dict[str, Any]:
+def parse_checked_json(data: bytes, version: int, *, ensure_ascii: bool = True) -> dict[str, Any]:
     """The fields of a file's bytes, without version and crc32c. Raises BadJsonFile.
 
     ensure_ascii: as for `crc_of_fields` when the file was written.
@@ -48,11 +48,8 @@ def parse_checked_json(data: bytes, newest_version: int, *, ensure_ascii: bool =
         raise BadJsonFile(f"it is no JSON object with a crc32c: {error}") from error
     if crc != crc_of_fields(fields, ensure_ascii=ensure_ascii):
         raise BadJsonFile("its checksum, crc32c, does not match")
-    version = fields.pop("version", None)
-    if version not in range(1, newest_version + 1):
-        raise OtherVersion(
-            f"its version is {version!r}, this pushrep reads {newest_version}: use the one that wrote it"
-        )
+    if (found := fields.pop("version", None)) != version:
+        raise OtherVersion(f"its version is {found!r}, this pushrep reads {version}: use the one that wrote it")
     return dict(fields)
 
 

@@ -2,14 +2,15 @@
 
     {"version": 1, "crc32c": int, "destinations": {topic: {
         "topic_id": uuid | null, "pid_epoch": int,                  whose numbers these are, under which PID epoch
-        "pid_epochs": [int, ...],                                   earlier ones of the outbox; missing: none
-        "lost": {partition: [first, end]},                          what it acknowledged and has lost; missing: nothing
-        "rebase": {partition: [log end, [[start, end], ...]]},      an unfinished rebase; missing: there is none
+        "pid_epochs": [int, ...],                                   earlier ones of the outbox
+        "lost": {partition: [first, end]},                          what it acknowledged and has lost
+        "rebase": {partition: [log end, [[start, end], ...]]},      an unfinished rebase
         "epochs": [{"pid_epoch": int, "partitions": int | null,     how many of the topic's partitions are used, of the
                     "starts": {partition: offset}}, ...],           records from these offsets on (missing: 0)
         "progress": {partition: [acknowledged, destination offset, crc]},
-        "newest": {partition: [offset, its destination offset]},    the last record that is known there; missing: none
-        "skipped": [{"partition": int, "offset": int, "reason": str, "at_ms": int, "end": int}, ...]}}}
+        "newest": {partition: [offset, its destination offset]},    the last record that is known there, if any
+        "skipped": [{"partition": int, "offset": int, "reason": str, "at_ms": int, "end": int | null},
+                    ...]}}}
 
 `newest` is read again at each start: if another record is there, the topic lost its end, and others wrote on. Offsets
 are the log's, except the destination offset: the topic's content from there on is not known yet. `crc` is that of the
@@ -267,9 +268,9 @@ def _fields_of(one: ShippingProgress) -> dict[str, Any]:
     return {
         "topic_id": None if one.topic_id is None else str(one.topic_id),
         "pid_epoch": one.pid_epoch,
-        **({"pid_epochs": list(one.pid_epochs)} if one.pid_epochs else {}),
-        **({"lost": {str(p): list(at) for p, at in one.lost.items()}} if one.lost else {}),
-        **({"rebase": {str(p): [at.log_end, at.again] for p, at in one.rebase.items()}} if one.rebase else {}),
+        "pid_epochs": list(one.pid_epochs),
+        "lost": {str(p): list(at) for p, at in one.lost.items()},
+        "rebase": {str(p): [at.log_end, at.again] for p, at in one.rebase.items()},
         "epochs": [
             {
                 "pid_epoch": epoch.pid_epoch,
@@ -279,13 +280,13 @@ def _fields_of(one: ShippingProgress) -> dict[str, Any]:
             for epoch in one.epochs
         ],
         "progress": {str(partition): list(at[:3]) for partition, at in one.partitions.items()},
-        **({"newest": newest} if newest else {}),
-        "skipped": [{k: v for k, v in skip._asdict().items() if v is not None} for skip in one.skipped],
+        "newest": newest,
+        "skipped": [skip._asdict() for skip in one.skipped],
     }
 
 
 def _progress_of(fields: Mapping[str, Any]) -> ShippingProgress:
-    topic_id, newest = fields["topic_id"], _by_number(fields.get("newest", {}))
+    topic_id, newest = fields["topic_id"], _by_number(fields["newest"])
     return ShippingProgress(
         topic_id=None if topic_id is None else UUID(topic_id),
         pid_epoch=fields["pid_epoch"],
@@ -297,11 +298,11 @@ def _progress_of(fields: Mapping[str, Any]) -> ShippingProgress:
             for p, (acknowledged, at, log_crc) in _by_number(fields["progress"]).items()
         },
         skipped=tuple(Skip(**one) for one in fields["skipped"]),
-        pid_epochs=tuple(fields.get("pid_epochs", ())),
-        lost={p: (int(first), int(end)) for p, (first, end) in _by_number(fields.get("lost", {})).items()},
+        pid_epochs=tuple(fields["pid_epochs"]),
+        lost={p: (int(first), int(end)) for p, (first, end) in _by_number(fields["lost"]).items()},
         rebase={
             p: Rebase(end, tuple((int(a), int(b)) for a, b in again))
-            for p, (end, again) in _by_number(fields.get("rebase", {})).items()
+            for p, (end, again) in _by_number(fields["rebase"]).items()
         },
     )
 

@@ -3,13 +3,12 @@
 A promotion asks the node that has a replica's directory open to close it:
 
     promotion ─ connect to <data>/control.sock ─▶ node          <data> is the directory above the replica's
-              ─ urn:uuid:<outbox id> ────────────▶ closes those logs cleanly
+              ─ <outbox id> ─────────────────────▶ closes those logs cleanly
               ◀─ <last contact, wall ms> <its age, ms; -1: none> ─
                 ... changes the directory ...
               ─ hangs up, or dies ──────────────▶ opens it again; promises.json names the leader
 
-Question and answer are a line each. Older versions send the bare id, and get an answer without the age. Older nodes
-accept both forms, and answer without the age. The directory stays closed while the connection is open, so the node
+Question and answer are a line each. The directory stays closed while the connection is open, so the node
 opens it again after a promotion that was killed. The socket has mode 0600: a user that may use it may change the files,
 too.
 
@@ -62,7 +61,6 @@ from pushrep.replicate.election_state import find_election_state
 _LOG = logging.getLogger("pushrep.node")
 _TIMEOUT_S = 30.0
 _LINE_BYTES = 4096
-_WITH_AGE = "urn:uuid:"
 NEVER = -1
 NOT_MADE = UUID(int=0)
 """The id that a service sends while its outbox is not made yet."""
@@ -118,8 +116,8 @@ class HandoverSocket(ClosedAtExit):
             outbox_id = UUID(asked)
             with self._node.hand_over(outbox_id) as contact:
                 _LOG.warning("outbox %s is handed over for a promotion", outbox_id)
-                age = f" {NEVER if contact.age_ms is None else contact.age_ms}" if asked.startswith(_WITH_AGE) else ""
-                connection.sendall(f"{contact.wall_ms}{age}\n".encode())
+                age_ms = NEVER if contact.age_ms is None else contact.age_ms
+                connection.sendall(f"{contact.wall_ms} {age_ms}\n".encode())
                 connection.settimeout(None)
                 connection.recv(1)  # returns when the promotion hangs up
         except (OSError, ValueError, PushrepError) as error:
@@ -159,12 +157,12 @@ def handed_over(directory: Path, outbox_id: UUID) -> Iterator[LastContact]:
         yield LastContact()
         return
     with connection:
-        connection.sendall(f"{_WITH_AGE}{outbox_id}\n".encode())
+        connection.sendall(f"{outbox_id}\n".encode())
         answer = _line(connection)
         if not answer:
             raise ConnectionResetError(f"the node in {directory.resolve().parent} does not hand it over: see its log")
-        wall_ms, *age = [int(number) for number in answer.split()]
-        yield LastContact(wall_ms, age[0] if age and age[0] != NEVER else None)
+        wall_ms, age_ms = [int(number) for number in answer.split()]
+        yield LastContact(wall_ms, None if age_ms == NEVER else age_ms)
 
 
 def _line(connection: socket.socket) -> str:

@@ -1,13 +1,10 @@
 """outbox.json: what was fixed when the outbox was made.
 
     {"version": 1, "outbox_id": uuid, "producer": str, "topic": str, "partitions": int,
-     "carrier": "key" | "header", "pid_epoch": int, "crc32c": int}
+     "carrier": "key" | "header", "pid_epoch": int,
+     "member": int, "replicas": [[index, "host:port"], ...], "min_insync_replicas": int, "crc32c": int}
 
-An outbox made by 0.2.0 or later has "retention_default_ms": int, too: what a destination has is kept so long. An older
-one has none and keeps everything, unless a retention is set.
-With replicas "version" is 2, and there is as well (indexes are 0 to 255, this directory's own is `member`)
-
-    "member": int, "replicas": [[index, "host:port"], ...], "min_insync_replicas": int
+Indexes are 0 to 255. `member` is this directory's own, 0 in an outbox without replicas.
 
 The PID of every record rests on outbox_id, producer, topic and pid_epoch, so a flipped bit here would turn the whole
 history into another producer's: `crc32c` is taken over the other fields as compact JSON with sorted keys.
@@ -37,8 +34,6 @@ _LOG = logging.getLogger("pushrep.outbox")
 
 FILE_NAME = OUTBOX_FILE_NAME
 VERSION = 1
-VERSION_WITH_REPLICAS = 2
-_OF_REPLICAS = ("member", "replicas", "min_insync_replicas")
 RETENTION_DEFAULT_MS = 7 * 86_400_000
 CARRIERS = ("key", "header")
 PARTITIONS_MAX = 1 << 20  # far above any real outbox, so that a typing error makes no million directories
@@ -58,7 +53,6 @@ class OutboxIdentity:
     member: int = 0
     replicas: tuple[tuple[int, str], ...] = ()
     min_insync_replicas: int = 1
-    retention_default_ms: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.producer, str) or not self.producer:
@@ -114,34 +108,27 @@ def new_identity(  # noqa: PLR0913 - what is fixed
         carrier=carrier,
         replicas=tuple(enumerate(replicas, start=1)),
         min_insync_replicas=min_insync_replicas or default_min_insync(len(replicas) + 1),
-        retention_default_ms=RETENTION_DEFAULT_MS,
     )
 
 
 def encode(identity: OutboxIdentity) -> bytes:
     """The file's bytes."""
-    fields = {"version": VERSION_WITH_REPLICAS if identity.replicas else VERSION, **asdict(identity)}
-    if not identity.replicas:
-        for name in _OF_REPLICAS:
-            del fields[name]
-    if identity.retention_default_ms is None:
-        del fields["retention_default_ms"]
+    fields = {"version": VERSION, **asdict(identity)}
     return (json.dumps({**fields, "crc32c": crc_of_fields(fields)}, indent=1) + "\n").encode()
 
 
 def decode(path: Path, data: bytes) -> OutboxIdentity:
     """Decode the file's bytes. Raises `CorruptOutboxFile`, which names what is wrong with them."""
     try:
-        fields = parse_checked_json(data, VERSION_WITH_REPLICAS)
+        fields = parse_checked_json(data, VERSION)
     except OtherVersion as error:
         raise CorruptOutboxFile(path, str(error)) from error
     except BadJsonFile as error:
         raise CorruptOutboxFile(path, f"{error}; restore it from a copy") from error
     try:
-        if "replicas" in fields:
-            fields["replicas"] = tuple((int(index), str(address)) for index, address in fields["replicas"])
+        fields["replicas"] = tuple((int(index), str(address)) for index, address in fields["replicas"])
         return OutboxIdentity(**fields)
-    except (TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise CorruptOutboxFile(path, f"unusable fields ({error})") from error
 
 
@@ -201,7 +188,6 @@ def settle_identity(  # noqa: PLR0913 - what is there, and what is wanted
     stored = read_identity(filesystem, directory)
     if stored is None and lead is not None:
         stored = replace(wanted, outbox_id=str(lead.grant.outbox_id), pid_epoch=lead.grant.pid_epoch)
-        stored = replace(stored, retention_default_ms=None)  # an older pushrep may have made the outbox
         stored = replace(stored, topic=lead.grant.topic, partitions=lead.grant.partitions, carrier=lead.grant.carrier)
         _check_fixed(path, stored, wanted)
         stored = _as_granted(path, stored, lead, wanted, min_insync_replicas)

@@ -38,8 +38,8 @@ from pushrep.election.grants import (
     Grant,
     Member,
     are_rivals,
+    base_of,
     default_min_insync,
-    newest_list_of,
     newest_of,
     next_ballot,
     next_generation,
@@ -54,7 +54,7 @@ from pushrep.outbox.directory_handover import NEVER, handed_over
 from pushrep.outbox.errors import CantPromote
 from pushrep.replicate import LastContact, NodeSettings
 from pushrep.replicate.election import Election
-from pushrep.replicate.election_state import NO_MEMBER, ElectionState, ElectionStateStore, find_election_state
+from pushrep.replicate.election_state import ElectionStateStore, find_election_state
 from pushrep.replicate.errors import ReplicaUnreachable
 from pushrep.replicate.member_clients import tp_of
 from pushrep.replicate.repairing import Repairs
@@ -116,7 +116,6 @@ def promote(  # noqa: PLR0913 - an operator's choices
     *,
     catch_up: bool = False,
     accept_loss: bool = False,
-    member: int | None = None,
     lost: Collection[int] = (),
     new: Sequence[str] = (),
     depose: bool = False,
@@ -133,16 +132,15 @@ def promote(  # noqa: PLR0913 - an operator's choices
 
     catch_up: fetch first what another member has more, instead of refusing. accept_loss: if fewer than N - m + 1
     members answer, lead all the same, in another generation: what the others hold is set aside when they meet it, and
-    they are given everything that lies here; so also to go on here after RivalGenerations, or where all members are
-    copies (a site that was restored), of which this one holds the most, or where this one is damaged and all that is
-    left: what lies behind the damage is kept as `.corrupt`. member: its index, where
-    the node was reached under another address than the one it listens on. lost, with accept_loss: members that are
-    destroyed, so that none of them will ever vote: they leave the list at once. new: "host:port" of nodes that come
-    into it under new indexes, and are given everything by whoever opens the Outbox here. depose: also from a leader
-    that may be alive; else one that enough members were in contact with within `leader_alive_ms` is left alone.
-    last_contact: with a leader, as `ReplicaNode.hand_over` returns it; a node in another process is asked.
-    verify_s: so long sealed segments are read for what has rotted, once this member may lead; that is fetched from the
-    others, and what they can't give is in `damaged`.
+    they are given everything that lies here. It also goes on here after RivalGenerations; where all members are copies
+    (a site that was restored), of which this one holds the most; and where this one is damaged and all that is left:
+    what lies behind the damage is kept as `.corrupt`. lost, with accept_loss: members that are destroyed, so that none
+    of them will ever vote: they leave the list at once. new: "host:port" of nodes that come into it under new indexes,
+    and are given everything by the Outbox that is opened here. depose: also from a leader that may be alive; else one
+    that enough members were in contact with within `leader_alive_ms` is left alone. last_contact: with a leader, as
+    `ReplicaNode.hand_over` returns it; a node in another process is asked. verify_s: once this member may lead, sealed
+    segments are read for so long, to find damage; it is repaired from the others, and what they can't give is in
+    `damaged`.
     Raises LeaderMayBeAlive, NotAhead (both pairs in it), TooFewMembers, LogNotFit, NotAMember, MemberTwice,
     DirectoryIsCopy before anything is changed; OlderGeneration, RivalGenerations, NotLeader if another's promotion was
     faster, CantPromote with what to do, CorruptNodeFile, LogPoisoned, OSError.
@@ -160,7 +158,6 @@ def promote(  # noqa: PLR0913 - an operator's choices
             election_in(
                 directory,
                 outbox_id,
-                member=member,
                 may_be_copy=accept_loss,
                 contact_age_ms=last_contact.age_ms,
                 leader_alive_ms=leader_alive_ms,
@@ -223,7 +220,6 @@ def election_in(  # noqa: PLR0913 - whose, and what it asks with
     directory: Path,
     outbox_id: UUID,
     *,
-    member: int | None = None,
     first: Grant | None = None,
     may_be_copy: bool = False,
     contact_age_ms: int | None,
@@ -252,8 +248,8 @@ def election_in(  # noqa: PLR0913 - whose, and what it asks with
             held.refuse_copy()
         state_store = ElectionStateStore(directory, outbox_id, filesystem)
         state_store.set_logs_aside(held)
-        stack.callback(_forget_member, state_store, state_store.kept)
-        grant = first or _settle_member(state_store, directory, member)
+        grant = first or state_store.kept.grant
+        assert grant is not None, "it was looked at before"
         logs = _open_logs(stack, held, grant, log_config, state_store)
         if may_be_copy:
             held.settle_id()
@@ -315,28 +311,6 @@ def _open_directory(directory: Path, filesystem: Filesystem, clock: Clock) -> Lo
         held.release()
         raise CantPromote(directory, "this process has it open: close its Outbox, or use ReplicaNode.hand_over")
     return held
-
-
-def _settle_member(state_store: ElectionStateStore, directory: Path, member: int | None) -> Grant:
-    kept = state_store.kept
-    assert kept.grant is not None, "it was looked at before"
-    if member is not None and member not in kept.grant.indexes:
-        raise CantPromote(directory, f"member {member} is none of {sorted(kept.grant.indexes)}")
-    if kept.member not in {NO_MEMBER, kept.member if member is None else member}:
-        raise CantPromote(directory, f"it is member {kept.member}, not {member}")
-    if kept.member == NO_MEMBER and member is None:
-        listed = ", ".join(f"{one.index} ({one.address or 'no address'})" for one in kept.grant.members)
-        raise CantPromote(directory, f"its node listens at none of the members' addresses; say which it is of {listed}")
-    if kept.member == NO_MEMBER and member is not None:
-        state_store.keep(replace(kept, member=member))
-    return kept.grant
-
-
-def _forget_member(state_store: ElectionStateStore, before: ElectionState) -> None:
-    """Forget a member index that an operator gave and that stored nothing, so that another may be given next time."""
-    kept = state_store.kept
-    if kept == replace(before, member=kept.member, unfilled=kept.unfilled):
-        state_store.keep(replace(before, unfilled=kept.unfilled))
 
 
 def _open_logs(
@@ -473,7 +447,7 @@ def with_loss(  # noqa: PLR0913 - what is accepted, and what it needs
     found, own = election.describe_members(kept, timeout_s), election.own()
     found, newest_generation = _of_one_generation(kept, found)
     shown = [kept, *(answer.grant for answer in found.values())]
-    base, newest = newest_list_of(shown) or kept, newest_of(shown) or kept
+    base, newest = base_of(shown) or kept, newest_of(shown) or kept
     silent = base.indexes - {own.index, *found}
     alive = leader_alive(own.index, newest, {own.index: own, **found}, silent, election.leader_alive_ms)
     if alive is not None and alive.contacts:
@@ -511,7 +485,7 @@ def with_loss(  # noqa: PLR0913 - what is accepted, and what it needs
             members=members,
             min_insync_replicas=least,
             reached=reached,
-        ).carrying(shown),
+        ),
         accepted_loss=accepted,
         # Offsets that the others assigned, and that readers may have seen, will name other records: under another PID.
         pid_epoch=base.pid_epoch + 1 + secrets.randbelow(_PID_LEAP),

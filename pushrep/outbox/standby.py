@@ -258,8 +258,6 @@ class WaitingMember(Generic[_Outbox]):
         return now_ms - self._heard_ms
 
     def _why_unfit(self, found: GrantedMember) -> str:
-        if found.kept.member == NO_MEMBER:
-            return "its node listens at none of the members' addresses: pushrep replica add, or replace"
         limits = self._asked.settings.config.log_config.disk_limits
         usage = self._asked.filesystem.usage(found.directory)
         is_full = disk_level(DiskLevel.ROOM, usage, limits) is DiskLevel.FULL

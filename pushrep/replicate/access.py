@@ -160,8 +160,7 @@ class Policy:
     def is_first_leader(self, identity: str, call: ApiKey, place: Place) -> bool:
         """Whether this call makes the identity the owner of an outbox without one.
 
-        Such an outbox was made by an older version, or is created now. A leader that only a rule for everybody (`*`)
-        allows does not become the owner.
+        A leader that only a rule for everybody (`*`) allows does not become the owner.
         """
         is_free = place.owner is None or (place.owner in UNPROVEN and identity not in UNPROVEN)
         roles = self.roles(identity, place)

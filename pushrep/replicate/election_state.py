@@ -1,19 +1,15 @@
 """A member's election state, on disk before its answers show it: the newest grant, and the newest leader epoch taken.
 
     <data>/replica-epoch.json                    {"version": 1, "replica_epoch": n, "crc32c": c}
-    <data>/<outbox id>/promises.json             {"version": 3, "outbox_id": u, "member": i, "leader_epoch": n,
+    <data>/<outbox id>/promises.json             {"version": 1, "outbox_id": u, "member": i, "leader_epoch": n,
                                                   "grant": {...} | null, "number": n,
                                                   "ungranted": {log: [start, epoch, end]},
                                                   "unfilled": {log: offset}, "is_unfilled": bool,
-                                                  "log_generation": g, "rival": {...},
-                                                  "hold": [epoch, since, until, reason], "takeover": [epoch, at],
-                                                  "crc32c": c}
+                                                  "log_generation": g, "rival": {...} | null, "crc32c": c}
     <data>/<outbox id>/generation-<g>.stale/      logs of an older generation, whole, with promises and checkpoints
 
 A member is a node's copy of an outbox or the directory that a service leads from: both have the same file, so either
-can become the other. Version 1 had no `member`, `number`, `ungranted` and `unfilled`; version 2 no `generation` and no
-`log_generation`, and a member was [index, address] alone. `hold` and `takeover` belong to the grant; they are beside it
-because an older version ignores unknown fields here, and drops them when it writes.
+can become the other.
 
 A grant of a higher generation is stored first, then the logs are moved aside, then `log_generation` is raised. Until
 then the next opening of the directory has to finish the move before it reads or writes anything. crc32c covers the
@@ -24,7 +20,7 @@ refuses that outbox: a forgotten promise loses records.
 import logging
 import threading
 from collections.abc import Mapping
-from dataclasses import asdict, astuple, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -45,18 +41,16 @@ _LOG = logging.getLogger("pushrep.node")
 PROMISES_NAME = "promises.json"
 REPLICA_EPOCH_NAME = "replica-epoch.json"
 _VERSION = 1
-_PROMISES_VERSION = 3
 _FILE_BYTES_MAX = 64 << 20  # an entry for every partition that appended without a grant
-_CARRIED = ("hold", "takeover")
 NO_MEMBER = -1
-_GRANT_FIELDS = frozenset(field.name for field in fields(Grant) if field.init).difference(_CARRIED)
+_GRANT_FIELDS = frozenset(field.name for field in fields(Grant) if field.init)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElectionState:
     """Of one outbox. leader_epoch: the newest one that any of its logs here has taken; -1 for none.
 
-    member: which one this is; NO_MEMBER until a grant names where it listens. number: the newest epoch of its own,
+    member: which one this is; NO_MEMBER before the first grant. number: the newest epoch of its own,
     granted or not. unfenced: by log, the records appended without a grant. unfilled: by log, the end of records that it
     lost; until it ends there again this member does not count. is_unfilled: it stored its first grant without an
     earlier one, so its disk may have been lost: until a leader has given it everything it does not count.
@@ -86,11 +80,6 @@ class ElectionState:
         return 0 if self.grant is None else self.grant.generation
 
     @property
-    def carried(self) -> tuple[Hold | None, Takeover | None]:
-        """The fields that the grant carries, which do not count when states are compared."""
-        return (None, None) if self.grant is None else self.grant.carried
-
-    @property
     def identities(self) -> frozenset[str]:
         """The identities that the newest grant names: they may lead, too."""
         members = () if self.grant is None else (*self.grant.members, *self.grant.previous_members)
@@ -102,11 +91,9 @@ class ElectionState:
         return self.log_generation != self.generation
 
     def with_grant(self, grant: Grant) -> "ElectionState":
-        """The state with a grant that `judge_grant` accepted; a new generation ends what was promised for the old logs.
-
-        Hold and takeover stay if the grant came from an older peer, which does not know them.
+        """The state with a grant that `judge_grant` accepted; a new generation ends what was promised for the old
+        logs.
         """
-        grant = grant.carrying([self.grant])
         if grant.generation == self.generation:
             return replace(self, grant=grant, leader_epoch=max(self.leader_epoch, grant.epoch))
         began = replace(self, unfenced={}, unfilled={}, is_unfilled=True, rival=None)
@@ -141,7 +128,7 @@ class ElectionStateStore:
     def keep(self, state: ElectionState) -> None:
         """Store the state; on disk when this returns. If it raises, the old one holds."""
         with self.lock:
-            if state != self._kept or state.carried != self._kept.carried:
+            if state != self._kept:
                 self.filesystem.make_directory(self.directory)
                 if state.are_logs_outdated and not self._kept.are_logs_outdated:  # the state of these logs
                     aside = self._aside(state)
@@ -214,24 +201,23 @@ def read_election_state(directory: Path, outbox_id: UUID, filesystem: Filesystem
 def find_election_state(directory: Path, filesystem: Filesystem) -> tuple[UUID, ElectionState] | None:
     """(outbox id, election state) of `directory`; None if it is no member's. Raises as above."""
     path = directory / PROMISES_NAME
-    fields = _read(path, filesystem, _PROMISES_VERSION)
+    fields = _read(path, filesystem)
     if fields is None:
         return None
     try:
-        grant = fields["grant"]
         return UUID(fields["outbox_id"]), ElectionState(
             leader_epoch=int(fields["leader_epoch"]),
-            grant=_grant_of({**grant, **_carried_of(fields)}) if grant is not None else None,
-            member=int(fields.get("member", NO_MEMBER)),
-            number=int(fields.get("number", -1)),
+            grant=_grant_of(fields["grant"]),
+            member=int(fields["member"]),
+            number=int(fields["number"]),
             unfenced={
                 str(log): Unfenced(int(start), EpochEnd(int(epoch), int(end)))
-                for log, (start, epoch, end) in fields.get("ungranted", {}).items()
+                for log, (start, epoch, end) in fields["ungranted"].items()
             },
-            unfilled={str(log): int(end) for log, end in fields.get("unfilled", {}).items()},
-            is_unfilled=bool(fields.get("is_unfilled", False)),
-            log_generation=int(fields.get("log_generation", 0 if grant is None else grant.get("generation", 0))),
-            rival=_grant_of(fields["rival"]) if "rival" in fields else None,
+            unfilled={str(log): int(end) for log, end in fields["unfilled"].items()},
+            is_unfilled=bool(fields["is_unfilled"]),
+            log_generation=int(fields["log_generation"]),
+            rival=_grant_of(fields["rival"]),
         )
     except (AttributeError, KeyError, TypeError, ValueError, BadGrant) as error:
         raise CorruptNodeFile(path, f"a field is missing or impossible: {error!r}") from error
@@ -243,18 +229,15 @@ def write_election_state(directory: Path, outbox_id: UUID, state: ElectionState,
         "outbox_id": str(outbox_id),
         "member": state.member,
         "leader_epoch": state.leader_epoch,
-        "grant": _grant_fields(state.grant) if state.grant is not None else None,
+        "grant": _grant_fields(state.grant),
         "number": state.number,
         "ungranted": {log: [start, *granted] for log, (start, granted) in state.unfenced.items()},
         "unfilled": dict(state.unfilled),
         "is_unfilled": state.is_unfilled,
         "log_generation": state.log_generation,
-        **({} if state.rival is None else {"rival": _grant_fields(state.rival)}),
+        "rival": _grant_fields(state.rival),
     }
-    for name, value in zip(_CARRIED, state.carried, strict=True):
-        if value is not None:
-            fields[name] = list(astuple(value))
-    write_checked_json(filesystem, directory / PROMISES_NAME, fields, _PROMISES_VERSION)
+    write_checked_json(filesystem, directory / PROMISES_NAME, fields, _VERSION)
 
 
 def raise_replica_epoch(data: Path, filesystem: Filesystem, clock: Clock) -> int:
@@ -273,14 +256,16 @@ def raise_replica_epoch(data: Path, filesystem: Filesystem, clock: Clock) -> int
     return epoch
 
 
-def _read(path: Path, filesystem: Filesystem, newest: int = _VERSION) -> dict[str, Any] | None:
+def _read(path: Path, filesystem: Filesystem) -> dict[str, Any] | None:
     try:
-        return read_checked_json(filesystem, path, _FILE_BYTES_MAX, newest)
+        return read_checked_json(filesystem, path, _FILE_BYTES_MAX, _VERSION)
     except BadJsonFile as error:
         raise CorruptNodeFile(path, str(error)) from error
 
 
-def _grant_fields(grant: Grant) -> dict[str, Any]:
+def _grant_fields(grant: Grant | None) -> dict[str, Any] | None:
+    if grant is None:
+        return None
     fields = {name: value for name, value in asdict(grant).items() if name in _GRANT_FIELDS}
     fields["outbox_id"], fields["topic_id"] = str(grant.outbox_id), str(grant.topic_id)
     fields["destinations"] = [[str(one.topic_id), one.partitions] for one in grant.destinations]
@@ -289,23 +274,16 @@ def _grant_fields(grant: Grant) -> dict[str, Any]:
     return fields
 
 
-def _carried_of(fields: Mapping[str, Any]) -> dict[str, Hold | Takeover]:
-    found: dict[str, Hold | Takeover] = {}
-    if (hold := fields.get("hold")) is not None:
-        epoch, since_ms, until_ms, reason = hold
-        found["hold"] = Hold(int(epoch), int(since_ms), int(until_ms), str(reason))
-    if (takeover := fields.get("takeover")) is not None:
-        epoch, at_ms = takeover
-        found["takeover"] = Takeover(int(epoch), int(at_ms))
-    return found
-
-
-def _grant_of(fields: Mapping[str, Any]) -> Grant:
+def _grant_of(fields: Mapping[str, Any] | None) -> Grant | None:
+    if fields is None:
+        return None
     read = dict(fields)
     read["outbox_id"], read["topic_id"] = UUID(read["outbox_id"]), UUID(read["topic_id"])
     read["destinations"] = tuple(Destination(UUID(topic_id), int(count)) for topic_id, count in read["destinations"])
     for name in ("members", "previous_members"):
         read[name] = tuple(_member_of(*one) for one in read[name])
+    read["hold"] = None if read["hold"] is None else Hold(**read["hold"])
+    read["takeover"] = None if read["takeover"] is None else Takeover(**read["takeover"])
     return Grant(**read)
 
 
@@ -314,5 +292,5 @@ def _member_fields(member: Member) -> list[Any]:
     return [member.index, member.address, directory_id, member.identity]
 
 
-def _member_of(index: int, address: str, directory_id: str | None = None, identity: str = "") -> Member:
+def _member_of(index: int, address: str, directory_id: str | None, identity: str) -> Member:
     return Member(int(index), str(address), None if directory_id is None else UUID(hex=directory_id), str(identity))

@@ -305,8 +305,7 @@ class KeptOutbox:
             if are_rivals(offered.generation, kept.generation) and offered != kept.rival:
                 self._state_store.keep(replace(kept, rival=offered))
                 _LOG.error("%s: %s was forced beside %s", self.directory, offered, kept.grant)
-            is_news = offered != kept.grant or offered.carrying([kept.grant]).carried != kept.carried
-            if outcome is ErrorCode.NONE and (is_news or addressed_as != kept.member):
+            if outcome is ErrorCode.NONE and (offered != kept.grant or addressed_as != kept.member):
                 is_named = self.directory_id in {one.directory_id for one in offered.members} - {None}
                 # With its epoch, as the leader stores it: else its first request would write this file again.
                 state = kept.with_grant(offered)

@@ -207,7 +207,7 @@ class Trio:
 
     def promote(self, index):
         """Promote, once no member had contact with the dead leader for so long that it counts as dead."""
-        options = ("--catch-up", "--member", index, "--timeout-s", 60, "--leader-alive-ms", 1000)
+        options = ("--catch-up", "--timeout-s", 60, "--leader-alive-ms", 1000)
         command = ("promote", self.directory(index), *options)
         while (done := self.run(*command)).returncode:
             assert "may lead on" in done.stderr, done.stderr

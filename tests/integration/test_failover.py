@@ -25,7 +25,7 @@ from pushrep.outbox.directory_handover import adopt
 from pushrep.outbox.errors import CantAdopt, CantPromote
 from pushrep.outbox.promotion import election_in, promote, with_loss
 from pushrep.records import encode_batch
-from pushrep.replicate.election_state import ElectionStateStore, find_election_state
+from pushrep.replicate.election_state import find_election_state
 from pushrep.replicate.replica_client import ReplicaClient
 from pushrep.replicate.settings import PushSettings
 from pushrep.wire.push_messages import GrantRequest, GrantResponse
@@ -374,16 +374,6 @@ def test_what_cant_be_promoted_or_adopted_says_what_to_do(members, tmp_path):
         wait_until(lambda: caught_up(outbox, members.address(1), members.address(2)), "they know the grant")
         with pytest.raises(NotLeader):
             open_outbox(members.directory(1), [members.address(2)])
-    with members.let_go(1) as (directory, _):
-        state_store = ElectionStateStore(directory, UUID(members.outbox_id), REAL_FILESYSTEM)
-        state_store.keep(replace(state_store.kept, member=-1))
-        with pytest.raises(CantPromote, match=r"say which it is of 0 \(no address\), 1 \("):
-            promote(directory, push=QUICK, timeout_s=WAIT_S)
-        with pytest.raises(CantPromote, match="member 9 is none of"):
-            promote(directory, push=QUICK, member=9)
-        assert promote(directory, push=QUICK, member=1, timeout_s=WAIT_S).grant.leader == 1
-        with pytest.raises(CantPromote, match="it is member 1, not 2"):
-            promote(directory, push=QUICK, member=2)
     (members.world.root / "node-3" / members.outbox_id).mkdir(parents=True)
     with pytest.raises(CantAdopt, match="the node began a copy"):
         adopt(members.world.root / "node-3", members.world.root / "outbox")
@@ -742,22 +732,6 @@ def test_a_loss_is_remembered_though_another_partition_could_not_be_opened(membe
         with pytest.raises(OSError, match="too many"):
             opening()
     assert promised(directory).unfilled == {"orders-0": 5}
-
-
-def test_an_index_that_was_said_wrong_is_forgotten_and_a_loss_that_was_found_is_not(members):
-    with members.lead() as outbox:
-        for number in range(5):
-            assert outbox.append(0, b"%d" % number).result(WAIT_S) == number
-        wait_until(lambda: caught_up(outbox, members.address(1), members.address(2)), "both have all")
-        wait_until(lambda: members.world.replica(1).log.high_watermark == 5, "it knows that all are acknowledged")
-    members.world.nodes[1].stop()
-    directory = members.directory(1)
-    cut_behind(directory / "orders-0", 3)
-    state_store = ElectionStateStore(directory, UUID(members.outbox_id), REAL_FILESYSTEM)
-    state_store.keep(replace(state_store.kept, member=-1))
-    with pytest.raises((LogNotFit, TooFewMembers)):
-        promote(directory, push=QUICK, timeout_s=1.0, member=2, depose=True)
-    assert (promised(directory).member, promised(directory).unfilled) == (-1, {"orders-0": 5})
 
 
 def test_what_a_member_shows_after_a_grant_has_every_append_that_was_judged_before_it(members):

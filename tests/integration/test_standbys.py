@@ -522,6 +522,20 @@ def test_a_hold_keeps_every_standby_away_promote_works_and_the_next_leader_carri
             one.end()
 
 
+def test_a_hold_that_too_few_keep_is_refused(members, capfd):
+    create_outbox(members.data[0], members.addresses, "orders")
+    instance = Instance(members.data[0], open_timeout_s=1)
+    try:
+        instance.wait_until_it_leads()
+        for node in members.nodes[1:]:
+            node.stop()
+        code, why = call(capfd, members.data[0], "--for", "1h", "--reason", "work")
+        assert code == 1
+        assert "1 of 2 needed members keep the hold, and [1, 2] do not: try again" in why
+    finally:
+        instance.end()
+
+
 def test_after_a_takeover_an_instance_that_was_started_since_waits_for_the_pause_too(members):
     """The first failure after a quiet time is taken over at once."""
     create_outbox(members.data[0], members.addresses, "orders")

@@ -304,7 +304,7 @@ def test_a_hold_that_only_another_member_knows_refuses_a_standby_before_a_number
 
 @pytest.mark.parametrize("standby", [None, asks_by_itself(wall_ms=7_000)])
 def test_the_next_grant_carries_what_anybody_shows_and_a_standbys_says_when_it_took_over(standby):
-    """Also what a grant lacks that came by an older peer."""
+    """The newest grant need not have them: its candidate looked at others."""
     own = grant(hold=HELD, takeover=Takeover(3, 1))
     (sent,) = (one.grant for one in looked(standby, grant(512), own=own) if isinstance(one, SendGrant))
     assert sent.hold == HELD

@@ -34,8 +34,8 @@ from pushrep.election.grants import (
     GENERATION_TAG_BITS,
     Grant,
     OfferedGrant,
+    base_of,
     judge_grant,
-    newest_list_of,
     next_ballot,
     next_generation,
 )
@@ -1120,7 +1120,7 @@ class World:
         ends = [{machine.index: end_of(machine.disk, line) for machine in held} for end_of in states]
         for count in range(1, len(held) + 1):
             for group in combinations(held, count):
-                base = newest_list_of(machine.disk.grant for machine in group)
+                base = base_of(machine.disk.grant for machine in group)
                 left = {one.index for one in group if base.is_member(one.index, one.disk.directory_id)} & base.indexes
                 if base.may_lead(left):
                     self.check_left(left, ends, line)

@@ -133,7 +133,7 @@ class World:
                 standby.on_refused(now_ms)
 
     def note_clock(self, machine, grant):
-        for carried in filter(None, grant.carried):
+        for carried in filter(None, (grant.hold, grant.takeover)):
             machine.clock_at.setdefault(carried.epoch, machine.wall_offset_ms)
 
     def told(self, machine, grant):
@@ -186,7 +186,7 @@ class World:
             return False
         if judge_grant(OfferedGrant(grant, sender.index, other.grant, other.grant.epoch)) is not ErrorCode.NONE:
             return False
-        other.grant = grant.carrying([other.grant])
+        other.grant = grant
         return True
 
     # -- what has to hold

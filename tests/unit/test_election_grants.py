@@ -17,9 +17,9 @@ from pushrep.election.grants import (
     OfferedGrant,
     Quorum,
     are_rivals,
+    base_of,
     default_min_insync,
     judge_grant,
-    newest_list_of,
     newest_of,
     next_ballot,
     next_generation,
@@ -252,7 +252,7 @@ def test_generations_are_compared_before_everything_else(offered, outcome):
 def test_of_two_grants_the_one_of_the_higher_generation_is_newer_and_has_the_newer_list():
     older = replace(grant(epoch=2048), members_epoch=2048)
     newer = forced(513, FIRST)
-    assert newest_of([older, None, newer]) is newest_list_of([newer, older]) is newer
+    assert newest_of([older, None, newer]) is base_of([newer, older]) is newer
     assert newest_of([None]) is None
 
 

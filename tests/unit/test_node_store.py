@@ -27,6 +27,7 @@ from pushrep.replicate.election_state import (
     find_election_state,
     write_election_state,
 )
+from pushrep.replicate.errors import CorruptNodeFile
 from pushrep.replicate.node_settings import NodeSettings
 from pushrep.replicate.node_store import KeptOutbox, NodeStore, Refusal
 from pushrep.replicate.replica import DiskTrouble
@@ -86,17 +87,6 @@ def test_no_grant_is_judged_by_what_was_promised_before_a_promotion(store):
     assert ElectionStateStore(directory, OUTBOX, REAL_FILESYSTEM).kept.grant == grant(1025)
 
 
-def test_promises_of_version_2_are_read_as_grants_that_name_no_directories(tmp_path):
-    kept = ElectionState(leader_epoch=256, grant=grant(256), member=1)
-    write_election_state(tmp_path, OUTBOX, kept, REAL_FILESYSTEM)
-    path = tmp_path / "promises.json"
-    fields = json.loads(path.read_text())
-    del fields["version"], fields["crc32c"], fields["grant"]["generation"]
-    fields["grant"]["members"] = [one[:2] for one in fields["grant"]["members"]]
-    write_checked_json(REAL_FILESYSTEM, path, fields, 2)
-    assert find_election_state(tmp_path, REAL_FILESYSTEM) == (OUTBOX, kept)
-
-
 def test_promises_keep_whose_directory_a_member_is_and_the_generation(tmp_path):
     named = tuple(replace(one, directory_id=UUID(int=9 + one.index), identity="billing") for one in grant(256).members)
     kept = ElectionState(grant=replace(grant(256), members=named, generation=3), member=1)
@@ -121,28 +111,32 @@ def test_a_leader_that_said_goodbye_is_heard_no_more_until_another_leads(store):
 
 
 HOLD, TAKEOVER = Hold(256, 1_700_000_000_000, 1_700_003_600_000, "new switches"), Takeover(512, 1_700_000_000_007)
-RELEASED = Path(__file__).parents[1] / "conformance" / "golden" / "promises-v3.json"
+GOLDEN = Path(__file__).parents[1] / "conformance" / "golden" / "promises.json"
 
 
-def test_promises_keep_the_hold_and_the_last_takeover_beside_the_grant_where_an_older_version_reads_past_them(tmp_path):
+def test_promises_are_written_and_read_as_their_file(tmp_path):
     kept = ElectionState(grant=replace(grant(256), hold=HOLD, takeover=TAKEOVER), member=1)
     write_election_state(tmp_path, OUTBOX, kept, REAL_FILESYSTEM)
-    assert (tmp_path / "promises.json").read_bytes() == RELEASED.read_bytes()
-    _, found = find_election_state(tmp_path, REAL_FILESYSTEM)
-    assert (found, found.carried) == (kept, (HOLD, TAKEOVER))
-    write_election_state(tmp_path, OUTBOX, replace(kept, grant=grant(256)), REAL_FILESYSTEM)  # as an older one does
-    assert find_election_state(tmp_path, REAL_FILESYSTEM)[1].carried == (None, None)
+    assert (tmp_path / "promises.json").read_bytes() == GOLDEN.read_bytes()
+    assert find_election_state(tmp_path, REAL_FILESYSTEM) == (OUTBOX, kept)
 
 
-def test_a_grant_without_them_takes_no_hold_away_and_the_same_grant_with_them_brings_them(store, tmp_path):
-    """One came by an older peer; the other is offered again once this node was upgraded."""
+def test_promises_of_another_version_are_refused_by_name(tmp_path):
+    fields = json.loads(GOLDEN.read_text())
+    del fields["version"], fields["crc32c"]
+    write_checked_json(REAL_FILESYSTEM, tmp_path / "promises.json", fields, 2)
+    with pytest.raises(CorruptNodeFile, match="its version is 2, this pushrep reads 1"):
+        find_election_state(tmp_path, REAL_FILESYSTEM)
+
+
+def test_a_grant_without_the_newest_hold_is_refused(store):
+    """Its candidate looked before the hold was stored: enough members that have it meet every number that leads."""
     kept = store.outbox(OUTBOX)
-    assert kept.offer_grant(grant(256), 0, 1) is ErrorCode.NONE
     assert kept.offer_grant(replace(grant(256), hold=HOLD), 0, 1) is ErrorCode.NONE
-    assert kept.offer_grant(replace(grant(512), takeover=TAKEOVER), 0, 1) is ErrorCode.NONE
-    assert kept.offer_grant(grant(768), 0, 1) is ErrorCode.NONE
-    _, found = find_election_state(tmp_path / str(OUTBOX), REAL_FILESYSTEM)
-    assert (found.grant.epoch, found.carried) == (768, (HOLD, TAKEOVER))
+    assert kept.offer_grant(grant(768), 0, 1) is ErrorCode.FENCED_LEADER_EPOCH
+    assert kept.offer_grant(replace(grant(768), hold=HOLD), 0, 1) is ErrorCode.NONE
+    assert kept.offer_grant(grant(768), 0, 1) is ErrorCode.FENCED_LEADER_EPOCH
+    assert kept.election_state.grant.hold == HOLD
 
 
 TPS = [TopicIdPartition(UUID(int=3), "orders", number) for number in range(2)]

@@ -345,8 +345,8 @@ def test_what_was_fixed_at_creation_is_refused_by_name(tmp_path, setting, value)
         (lambda data: data.replace(b"billing", b"bilking"), "checksum"),
         (lambda data: data[:20], "no JSON object with a crc32c.*restore it from a copy"),
         (lambda _: b"[]", "no JSON object with a crc32c.*restore it from a copy"),
-        (lambda data: data.replace(b'"version": 1', b'"version": 3'), "checksum"),
-        (lambda data: of_version(data, 3), r"its version is 3, this pushrep reads 2.*wrote it$"),
+        (lambda data: data.replace(b'"version": 1', b'"version": 2'), "checksum"),
+        (lambda data: of_version(data, 2), r"its version is 2, this pushrep reads 1.*wrote it$"),
         (None, "is missing beside logs"),
     ],
 )

@@ -1,4 +1,4 @@
-"""outbox.json, byte by byte: what one version wrote, every later one reads."""
+"""outbox.json, byte by byte."""
 
 import re
 from pathlib import Path
