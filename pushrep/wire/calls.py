@@ -39,7 +39,7 @@ from pushrep.wire.codec import (
     writer_of,
 )
 from pushrep.wire.error_codes import ErrorCode
-from pushrep.wire.errors import MalformedMessage, SchemaMismatch, UnknownCall, UnsupportedVersion
+from pushrep.wire.errors import ProtocolError
 from pushrep.wire.frames import FrameKind, OpenedFrame, Prefix, frame_head
 from pushrep.wire.push_messages import ApiVersion, ApiVersionsResponse
 from pushrep.wire.values import Part, Response, Struct, size_of
@@ -175,6 +175,11 @@ class MessageCodec:
     struct: Any
     schema: Schema
 
+    @property
+    def name(self) -> str:
+        """The message's, for errors."""
+        return str(self.struct.__name__)
+
     @cached_property
     def write(self) -> Writer:
         """The header of a message."""
@@ -192,9 +197,9 @@ class MessageCodec:
 
 
 def codecs_of(schemas: Mapping[str, Schema]) -> dict[tuple[int, int], MessageCodec]:
-    """The codec of each api key and kind of frame. Raises SchemaMismatch if classes and schemas disagree."""
+    """The codec of each api key and kind of frame. Raises BadArgument if classes and schemas disagree."""
     if unknown := schemas.keys() ^ {struct.__name__ for struct in PLACE_OF}:
-        raise SchemaMismatch(f"schemas and messages differ in {sorted(unknown)}")
+        raise BadArgument("schemas", f"files and messages differ in {sorted(unknown)}")
     found: dict[tuple[int, int], MessageCodec] = {}
     for struct, (key, kind) in PLACE_OF.items():
         schema = schemas[struct.__name__]
@@ -222,32 +227,30 @@ def encode(message: Struct, correlation_id: int) -> list[Part]:
 
 
 def open_frame(prefix: Prefix, header: bytes) -> OpenedFrame[Frame]:
-    """Decode a header; its batches may follow later. Raises UnknownCall, MalformedMessage."""
+    """Decode a header; its batches may follow later. Raises ProtocolError."""
     codec = _CODECS.get((prefix.api_key, prefix.kind))
     if codec is None or prefix.version != VERSIONS[codec.api_key]:
-        raise _unknown(prefix)
+        raise ProtocolError(f"{prefix.place}: {_why_unknown(prefix)}")
     source = BytesIO(header)
     try:
         datum: Any = schemaless_reader(source, codec.schema, None)
         body_bytes = codec.reader.body_bytes(datum) if codec.reader.body_bytes is not None else 0
     except Exception as error:  # another library's decoder on hostile bytes may raise anything
-        raise MalformedMessage(codec.struct.__name__, f"{type(error).__name__}: {str(error)[:200]}") from error
+        raise ProtocolError(f"{codec.name}: {type(error).__name__}: {str(error)[:200]}") from error
     if source.tell() != len(header):
-        raise MalformedMessage(codec.struct.__name__, f"{len(header) - source.tell()} bytes follow its last field")
+        raise ProtocolError(f"{codec.name}: {len(header) - source.tell()} bytes follow its last field")
     if body_bytes != prefix.body_bytes:
-        why = f"it speaks of {body_bytes} bytes of records, the frame has {prefix.body_bytes}"
-        raise MalformedMessage(codec.struct.__name__, why)
+        raise ProtocolError(f"{codec.name}: {body_bytes} bytes of records, the frame has {prefix.body_bytes}")
     return OpenedFrame(body_bytes, _finisher(prefix.correlation_id, codec, datum))
 
 
-def _unknown(prefix: Prefix) -> UnknownCall:
-    key, version, kind = prefix.api_key, prefix.version, prefix.kind
-    if key not in ApiKey._value2member_map_:
-        return UnknownCall(key, version, kind, "no such call")
-    name = ApiKey(key).name
-    if (key, kind) not in _CODECS:
-        return UnknownCall(key, version, kind, f"{name} has no frames of that kind")
-    return UnknownCall(key, version, kind, f"{name} is spoken in version {VERSIONS[ApiKey(key)]}")
+def _why_unknown(prefix: Prefix) -> str:
+    if prefix.api_key not in ApiKey._value2member_map_:
+        return "no such call"
+    key = ApiKey(prefix.api_key)
+    if (key, prefix.kind) not in _CODECS:
+        return f"{key.name} has no frames of that kind"
+    return f"{key.name} is spoken in version {VERSIONS[key]}"
 
 
 def _finisher(correlation_id: int, codec: MessageCodec, datum: Any) -> Callable[[memoryview], Frame]:
@@ -255,7 +258,7 @@ def _finisher(correlation_id: int, codec: MessageCodec, datum: Any) -> Callable[
         try:
             message = codec.reader.message(datum, BodyCursor(body))
         except ValueError as error:  # BadArgument, or no member of an enum
-            raise MalformedMessage(codec.struct.__name__, str(error)) from error
+            raise ProtocolError(f"{codec.name}: {error}") from error
         return Frame(codec.api_key, codec.kind, correlation_id, message)
 
     return finish
@@ -268,9 +271,12 @@ def versions_answer(error_code: ErrorCode = ErrorCode.NONE) -> ApiVersionsRespon
 
 
 def refuse_other_versions(theirs: ApiVersionsResponse) -> None:
-    """Raises UnsupportedVersion, by name, for a call that the server does not speak in our version."""
+    """Raises ProtocolError, by name, for a call that the server does not speak in our version."""
     ranges = {one.api_key: (one.min_version, one.max_version) for one in theirs.api_versions}
     for key, version in VERSIONS.items():
         oldest, newest = ranges.get(key, (0, -1))
         if not oldest <= version <= newest:
-            raise UnsupportedVersion(key.name, version, ranges.get(key))
+            spoken = f"versions {oldest} to {newest}" if key in ranges else "no version"
+            raise ProtocolError(
+                f"{key.name}: we speak version {version}, the peer {spoken}: install the same pushrep on both sides"
+            )

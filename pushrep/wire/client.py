@@ -23,7 +23,7 @@ from pushrep.wire.calls import (
     refuse_other_versions,
 )
 from pushrep.wire.error_codes import ErrorCode
-from pushrep.wire.errors import ProtocolError, TooManyInFlight, UnexpectedAnswer
+from pushrep.wire.errors import ProtocolError
 from pushrep.wire.frames import FrameKind, FrameLimits, FrameReader, Memory, OpenedFrame, Prefix
 from pushrep.wire.push_messages import ApiVersionsRequest, ApiVersionsResponse
 from pushrep.wire.values import Part, Struct
@@ -93,14 +93,13 @@ class ClientConnection:
     def ask(self, request: Struct) -> tuple[int, Parts]:
         """The request's parts to send, and its correlation id.
 
-        Raises TooManyInFlight; BadArgument for an event, or before ApiVersions was answered. If it raises, nothing is
-        in flight.
+        Raises BadArgument for an event, before ApiVersions was answered, and with `in_flight_max` requests in flight.
         """
         key, kind = PLACE_OF[type(request)]
         if kind is not FrameKind.REQUEST:
             raise BadArgument("request", f"{type(request).__name__} is no request")
         if len(self._pending) >= self._in_flight_max:
-            raise TooManyInFlight(self._in_flight_max)
+            raise BadArgument("request", f"{self._in_flight_max} are in flight already: wait for an answer")
         if not self.is_ready and key is not ApiKey.API_VERSIONS:
             raise BadArgument("request", "ApiVersions is asked first, and nothing else before its answer")
         correlation_id = self._free_id()
@@ -141,18 +140,20 @@ class ClientConnection:
         """Refuse a frame that answers no request, before any of its records is stored."""
         correlation_id = prefix.correlation_id
         if prefix.kind == FrameKind.REQUEST:
-            raise UnexpectedAnswer(correlation_id, "a server does not ask")
+            raise ProtocolError(f"answer to {correlation_id}: a server does not ask")
         if prefix.kind == FrameKind.EVENT:
             call = self._open_calls.get(correlation_id)
             known = call is not None and CALL_OF_EVENT.get(prefix.api_key) is call.api_key  # type: ignore[call-overload]
             if call is None or not known:
-                raise UnexpectedAnswer(correlation_id, f"no call waits for events of api key {prefix.api_key}")
+                raise ProtocolError(f"answer to {correlation_id}: no call waits for events of api key {prefix.api_key}")
         else:
             asked = self._pending.get(correlation_id)
             if asked is None:
-                raise UnexpectedAnswer(correlation_id, "nothing was asked under that number, or it was answered before")
+                raise ProtocolError(
+                    f"answer to {correlation_id}: nothing was asked under that number, or it was answered before"
+                )
             if prefix.api_key != asked.api_key:
-                raise UnexpectedAnswer(correlation_id, f"api key {prefix.api_key}, asked was {asked.api_key}")
+                raise ProtocolError(f"answer to {correlation_id}: api key {prefix.api_key}, asked was {asked.api_key}")
         body_bytes, finish = open_frame(prefix, header)
         return OpenedFrame(body_bytes, lambda body: self._on_frame(finish(body)))
 

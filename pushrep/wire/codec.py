@@ -24,9 +24,9 @@ from types import SimpleNamespace
 from typing import Annotated, Any, NamedTuple, TypeAlias, get_args, get_origin
 from uuid import UUID
 
+from pushrep.errors import BadArgument
 from pushrep.records.varint import VARINTS
 from pushrep.topic_id_partition import TopicIdPartition
-from pushrep.wire.errors import SchemaMismatch
 from pushrep.wire.values import INT_MAX, Column, Part, Records, Struct, Within, columns_of, notes, optional_of, size_of
 
 Schema: TypeAlias = Any  # Avro's JSON: a name, or an object
@@ -44,21 +44,21 @@ def schema_folder() -> Traversable:
 
 
 def read_schemas(folder: Traversable) -> dict[str, Schema]:
-    """{class name: schema} of every file. Raises SchemaMismatch."""
+    """{class name: schema} of every file. Raises BadArgument."""
     found: dict[str, Schema] = {}
     for file in folder.iterdir():
         name, dot, suffix = file.name.partition(".")
         if dot + suffix != ".avsc":
-            raise SchemaMismatch(f"schemas/{file.name}: the name is not <class>.avsc")
+            raise BadArgument("schemas", f"the name of {file.name} is not <class>.avsc")
         found[name] = json.loads(file.read_text(encoding="utf-8"))
     return found
 
 
 def check_schema(struct: type[Struct], schema: Schema) -> None:
-    """Raises SchemaMismatch unless the schema is the class."""
+    """Raises BadArgument unless the schema is the class."""
     wanted = expected_schema(struct)
     if wanted != schema:
-        raise SchemaMismatch(f"{struct.__name__}.avsc is not its class:\nfile  {schema}\nclass {wanted}")
+        raise BadArgument(f"{struct.__name__}.avsc", f"it is not its class:\nfile  {schema}\nclass {wanted}")
 
 
 def expected_schema(struct: type[Any], seen: set[str] | None = None) -> Schema:

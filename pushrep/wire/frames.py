@@ -21,7 +21,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 import google_crc32c
 
 from pushrep.errors import BadArgument
-from pushrep.wire.errors import FrameTooLarge, MalformedFrame, ProtocolError
+from pushrep.wire.errors import ProtocolError
 
 T = TypeVar("T")
 
@@ -62,6 +62,11 @@ class Prefix(NamedTuple):
     crc: int
 
     @property
+    def place(self) -> str:
+        """Which frame it is, for errors."""
+        return f"api key {self.api_key} version {self.version} kind {self.kind}"
+
+    @property
     def body_bytes(self) -> int:
         """The bytes of the record batches."""
         return self.size - (PREFIX_BYTES - _SIZE_ENDS_AT) - self.header_bytes
@@ -93,16 +98,20 @@ def frame_head(place: tuple[int, int], version: int, correlation_id: int, header
 
 
 def read_prefix(data: bytes | bytearray | memoryview, position: int, limits: FrameLimits) -> Prefix:
-    """The prefix at `position`, which has its 20 bytes. Raises FrameTooLarge, MalformedFrame."""
+    """The prefix at `position`, which has its 20 bytes. Raises ProtocolError."""
     size, api_key, version, correlation_id, packed, crc = _PREFIX.unpack_from(data, position)
     kind, header_bytes = packed >> 24, packed & _HEADER_BYTES_MASK
     if size > limits.frame_bytes_max - _SIZE_ENDS_AT:
-        raise FrameTooLarge(size + _SIZE_ENDS_AT, limits.frame_bytes_max, "frame_bytes_max")
+        raise _too_large(size + _SIZE_ENDS_AT, limits.frame_bytes_max, "frame_bytes_max")
     if header_bytes > limits.header_bytes_max:
-        raise FrameTooLarge(header_bytes, limits.header_bytes_max, "header_bytes_max")
+        raise _too_large(header_bytes, limits.header_bytes_max, "header_bytes_max")
     if size < PREFIX_BYTES - _SIZE_ENDS_AT + header_bytes:
-        raise MalformedFrame(f"a frame of {size} bytes has no room for a header of {header_bytes}")
+        raise ProtocolError(f"a frame of {size} bytes has no room for a header of {header_bytes}")
     return Prefix(size, api_key, version, correlation_id, kind, header_bytes, crc)
+
+
+def _too_large(size: int, limit: int, setting: str) -> ProtocolError:
+    return ProtocolError(f"a size of {size} bytes exceeds {setting} = {limit}")
 
 
 class Memory(Protocol):
@@ -273,12 +282,12 @@ class FrameReader(Generic[T]):
         if len(self._head) >= _SIZE_ENDS_AT:
             size = int.from_bytes(self._head[:_SIZE_ENDS_AT])
             if size > self._limits.frame_bytes_max - _SIZE_ENDS_AT:
-                raise FrameTooLarge(size + _SIZE_ENDS_AT, self._limits.frame_bytes_max, "frame_bytes_max")
+                raise _too_large(size + _SIZE_ENDS_AT, self._limits.frame_bytes_max, "frame_bytes_max")
 
     def _checked(self, prefix: Prefix, head: bytes) -> OpenedFrame[T]:
         header = head[PREFIX_BYTES:]
         if google_crc32c.extend(google_crc32c.value(head[:_CRC_AT]), header) != prefix.crc:
-            raise MalformedFrame("the CRC of the header does not match")
+            raise ProtocolError("the CRC of the header does not match")
         return self._open_frame(prefix, header)
 
     def _begin_body(self, opened: OpenedFrame[T]) -> None:

@@ -26,7 +26,7 @@ from pushrep.wire.calls import (
     versions_answer,
 )
 from pushrep.wire.error_codes import ErrorCode
-from pushrep.wire.errors import MalformedFrame, ProtocolError, UnknownCall
+from pushrep.wire.errors import ProtocolError
 from pushrep.wire.frames import FrameKind, FrameLimits, FrameReader, OpenedFrame, Prefix, SpareBuffers
 from pushrep.wire.push_messages import ApiVersionsRequest
 from pushrep.wire.values import Part, Struct
@@ -131,13 +131,13 @@ class ServerConnection:
     def _open(self, prefix: Prefix, header: bytes) -> OpenedFrame[Call | ClientEvent]:
         if prefix.kind == FrameKind.EVENT:
             if prefix.api_key not in EVENTS_OF_CLIENTS:
-                raise UnknownCall(prefix.api_key, prefix.version, prefix.kind, "no event of a client")
+                raise ProtocolError(f"{prefix.place}: no event of a client")
         elif prefix.kind != FrameKind.REQUEST:
-            raise UnknownCall(prefix.api_key, prefix.version, prefix.kind, "a client does not answer")
+            raise ProtocolError(f"{prefix.place}: a client does not answer")
         elif prefix.correlation_id in self._unanswered or prefix.correlation_id in self._streams:
-            raise MalformedFrame(f"correlation id {prefix.correlation_id} is in use")
+            raise ProtocolError(f"correlation id {prefix.correlation_id} is in use")
         elif len(self._unanswered) >= self._calls_max:
-            raise MalformedFrame(f"{self._calls_max} requests are unanswered (calls_max), and more come")
+            raise ProtocolError(f"{self._calls_max} requests are unanswered (calls_max), and more come")
         is_future = prefix.version > VERSIONS[ApiKey.API_VERSIONS]
         if prefix.api_key == ApiKey.API_VERSIONS and is_future and prefix.body_bytes == 0:
             return OpenedFrame(0, lambda _body: self._take_future_versions(prefix.correlation_id))

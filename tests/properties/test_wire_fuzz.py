@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.calls import CALLS, PLACE_OF, VERSIONS, encode, open_frame
 from pushrep.wire.client import ClientConnection, first_request
-from pushrep.wire.errors import FrameTooLarge, MalformedFrame, MalformedMessage, ProtocolError, UnknownCall
+from pushrep.wire.errors import ProtocolError
 from pushrep.wire.frames import PREFIX_BYTES, FrameKind, FrameLimits, FrameReader, frame_head
 from pushrep.wire.push_messages import AppendRecordsPartition, AppendRecordsRequest, ListLogsRequest
 from pushrep.wire.server import ServerConnection
@@ -136,7 +136,7 @@ def test_every_flipped_bit_before_the_records_is_found(data):
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: f"{place[0].name}-{place[1].name}")
 def test_every_version_of_the_future_is_refused(place):
     newest = VERSIONS[place[0]]
-    with pytest.raises(UnknownCall):
+    with pytest.raises(ProtocolError, match=f"is spoken in version {newest}"):
         reader().feed(frame_head(place, newest + 1, 1, b"", 0))
 
 
@@ -144,9 +144,8 @@ def test_every_version_of_the_future_is_refused(place):
 def test_a_size_above_the_limit_is_refused_with_its_fourth_byte(size):
     decoder = reader()
     assert decoder.feed(size.to_bytes(4)[:3]) == []
-    with pytest.raises(FrameTooLarge) as refused:
+    with pytest.raises(ProtocolError, match=f"a size of {size + 4} bytes exceeds frame_bytes_max"):
         decoder.feed(size.to_bytes(4)[3:])
-    assert (refused.value.size, refused.value.setting) == (size + 4, "frame_bytes_max")
     assert decoder.held_bytes == 0
 
 
@@ -154,33 +153,33 @@ def test_the_largest_frame_is_taken_and_one_byte_more_is_not():
     header = HEADERS[APPEND[0], APPEND[1]]
     room = LIMITS.frame_bytes_max - PREFIX_BYTES - len(header)
     frame = frame_head(APPEND, VERSIONS[APPEND[0]], 1, header, room)
-    with pytest.raises(MalformedMessage, match="the frame has"):
+    with pytest.raises(ProtocolError, match="the frame has"):
         reader().feed(frame)
-    with pytest.raises(FrameTooLarge):
+    with pytest.raises(ProtocolError, match="frame_bytes_max"):
         reader().feed(frame_head(APPEND, VERSIONS[APPEND[0]], 1, header, room + 1))
 
 
 def test_a_header_above_its_limit_is_refused():
     frame = frame_head(APPEND, 0, 1, b"\0" * (LIMITS.header_bytes_max + 1), 0)
-    with pytest.raises(FrameTooLarge, match="header_bytes_max"):
+    with pytest.raises(ProtocolError, match="header_bytes_max"):
         reader().feed(frame[:PREFIX_BYTES])
 
 
 def test_a_frame_too_small_for_its_header_is_refused():
     frame = bytearray(frame_head(APPEND, 0, 1, b"\0" * 10, 0))
     frame[0:4] = (20).to_bytes(4)
-    with pytest.raises(MalformedFrame, match="no room"):
+    with pytest.raises(ProtocolError, match="no room"):
         reader().feed(bytes(frame[:PREFIX_BYTES]))
 
 
 def test_records_that_the_header_does_not_tell_of_are_refused_before_they_come():
     frame = frame_head(PLACE_OF[ListLogsRequest], 0, 1, bytes(16), 1000)
-    with pytest.raises(MalformedMessage, match="the frame has 1000"):
+    with pytest.raises(ProtocolError, match="the frame has 1000"):
         reader().feed(frame)
 
 
 def test_bytes_behind_the_last_field_are_refused():
-    with pytest.raises(MalformedMessage, match="1 bytes follow"):
+    with pytest.raises(ProtocolError, match="1 bytes follow"):
         reader().feed(frame_head(PLACE_OF[ListLogsRequest], 0, 1, bytes(17), 0))
 
 

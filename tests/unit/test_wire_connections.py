@@ -9,14 +9,7 @@ from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.calls import VERSIONS, ApiKey, encode, open_frame, versions_answer
 from pushrep.wire.client import CORRELATION_IDS, CallAnswer, ClientConnection, PeerEvent, first_request
 from pushrep.wire.error_codes import ErrorCode
-from pushrep.wire.errors import (
-    MalformedFrame,
-    ProtocolError,
-    TooManyInFlight,
-    UnexpectedAnswer,
-    UnknownCall,
-    UnsupportedVersion,
-)
+from pushrep.wire.errors import ProtocolError
 from pushrep.wire.frames import FrameKind, FrameLimits, FrameReader, frame_head
 from pushrep.wire.push_messages import (
     ApiVersion,
@@ -127,8 +120,8 @@ def test_an_answer_comes_once(pair):
     with pytest.raises(BadArgument, match="answered already"):
         server.answer(call, ListLogsResponse())
     assert len(client.feed(joined(parts) * 2)) == 1, "the good answer before the bad one is not lost"
-    assert isinstance(client.failure, UnexpectedAnswer)
-    with pytest.raises(UnexpectedAnswer):
+    assert "was answered before" in client.failure.reason
+    with pytest.raises(ProtocolError, match="was answered before"):
         client.feed(b"")
 
 
@@ -137,7 +130,7 @@ def test_an_answer_of_another_call_is_refused(pair):
     call = asked(client, server, ListLogsRequest())
     with pytest.raises(BadArgument, match="does not answer"):
         server.answer(call, AttachResponse())
-    with pytest.raises(UnexpectedAnswer, match="asked was"):
+    with pytest.raises(ProtocolError, match="asked was"):
         client.feed(joined(encode(AttachResponse(), call.correlation_id)))
 
 
@@ -149,7 +142,7 @@ def test_nothing_is_asked_before_the_versions():
 def test_in_flight_is_bounded(pair):
     client = ClientConnection(in_flight_max=1)
     client.ask(first_request("test", "1"))
-    with pytest.raises(TooManyInFlight):
+    with pytest.raises(BadArgument, match="1 are in flight already"):
         client.ask(first_request("test", "1"))
     assert len(client.in_flight) == 1
 
@@ -158,14 +151,14 @@ def test_a_server_refuses_who_asks_on_regardless():
     server = ServerConnection(calls_max=2)
     stream = b"".join(joined(encode(ListLogsRequest(), number)) for number in range(3))
     assert len(server.feed(stream)) == 2
-    assert isinstance(server.failure, MalformedFrame)
+    assert "2 requests are unanswered" in server.failure.reason
 
 
 def test_a_number_in_use_is_refused():
     server = ServerConnection()
     stream = joined(encode(ListLogsRequest(), 5))
     server.feed(stream)
-    with pytest.raises(MalformedFrame, match="in use"):
+    with pytest.raises(ProtocolError, match="in use"):
         server.feed(stream)
 
 
@@ -184,7 +177,7 @@ def test_a_replay_streams_under_its_attach(pair):
     assert client.feed(stream) == [PeerEvent(call.correlation_id, data)] * 2 + [PeerEvent(call.correlation_id, end)]
     with pytest.raises(BadArgument, match="over"):
         server.event(call, data)
-    with pytest.raises(UnexpectedAnswer):
+    with pytest.raises(ProtocolError, match="no call waits for events"):
         client.feed(joined(encode(data, call.correlation_id)))
 
 
@@ -230,22 +223,22 @@ def test_after_a_refused_attach_no_event_follows(pair):
 
 
 @pytest.mark.parametrize(
-    ("message", "error"),
+    ("message", "why"),
     [
-        (ListLogsResponse(), UnknownCall),
-        (ReplayData(session_id=1, start_offset=0, end_offset=0, tip_offset=0), UnknownCall),
-        (DeleteDone(recording_id=1), UnknownCall),
+        (ListLogsResponse(), "a client does not answer"),
+        (ReplayData(session_id=1, start_offset=0, end_offset=0, tip_offset=0), "no event of a client"),
+        (DeleteDone(recording_id=1), "no event of a client"),
     ],
     ids=["answer", "data", "done"],
 )
-def test_a_client_neither_answers_nor_streams(message, error):
-    with pytest.raises(error):
+def test_a_client_neither_answers_nor_streams(message, why):
+    with pytest.raises(ProtocolError, match=why):
         ServerConnection().feed(joined(encode(message, 1)))
 
 
 def test_a_server_does_not_ask(pair):
     client, _ = pair
-    with pytest.raises(UnexpectedAnswer, match="does not ask"):
+    with pytest.raises(ProtocolError, match="does not ask"):
         client.feed(joined(encode(StopReplayRequest(), 1)))
 
 
@@ -265,7 +258,7 @@ def test_a_future_client_learns_what_is_spoken():
 
 
 def test_a_future_version_of_anything_else_is_refused():
-    with pytest.raises(UnknownCall, match="LIST_LOGS is spoken in version 0"):
+    with pytest.raises(ProtocolError, match="LIST_LOGS is spoken in version 0"):
         ServerConnection().feed(frame_head((ApiKey.LIST_LOGS, FrameKind.REQUEST), 9, 3, b"", 0))
 
 
@@ -291,7 +284,7 @@ def test_a_server_that_does_not_speak_our_version_of_a_call_is_refused_by_name(t
         client.feed(answer)
         assert client.is_ready
         return
-    with pytest.raises(UnsupportedVersion, match=f"GRANT: we speak version 0, the peer {named}"):
+    with pytest.raises(ProtocolError, match=f"GRANT: we speak version 0, the peer {named}"):
         client.feed(answer)
     assert not client.is_ready
     with pytest.raises(BadArgument, match="asked first"):
@@ -307,8 +300,3 @@ def test_numbers_go_round_without_meeting_one_in_flight(pair, monkeypatch):
         calls.append(asked(client, server, ListLogsRequest()))
         assert sorted(call.correlation_id for call in calls) == [0, 1, 2, 3]
         client.feed(joined(server.answer(calls.pop(1), ListLogsResponse())))
-
-
-def test_every_error_of_a_peer_is_one_kind():
-    for error in (MalformedFrame, UnexpectedAnswer, UnknownCall, UnsupportedVersion):
-        assert issubclass(error, ProtocolError)
