@@ -5,11 +5,7 @@ from pathlib import Path
 from pushrep.errors import PushrepError
 
 
-class PushError(PushrepError):
-    """The root of this room's errors."""
-
-
-class IllegalState(PushError):
+class IllegalState(PushrepError):
     """The manager is shut down: make another one."""
 
     def __init__(self, method: str) -> None:
@@ -17,7 +13,7 @@ class IllegalState(PushError):
         self.method = method
 
 
-class ReplicaUnreachable(PushError):
+class ReplicaUnreachable(PushrepError):
     """No replica answers at `address`: start it, or look at `why`."""
 
     def __init__(self, address: str, why: str) -> None:
@@ -25,7 +21,7 @@ class ReplicaUnreachable(PushError):
         self.address, self.why = address, why
 
 
-class MayStillBeDelivered(PushError):
+class MayStillBeDelivered(PushrepError):
     """The records are in this log; whether enough replicas will hold them is unknown, `why` is the reason."""
 
     def __init__(self, why: str) -> None:
@@ -33,11 +29,7 @@ class MayStillBeDelivered(PushError):
         self.why = why
 
 
-class NodeError(PushrepError):
-    """The root of this room's errors."""
-
-
-class NodeInUse(NodeError):
+class NodeInUse(PushrepError):
     """Another node keeps its logs in `directory`: give this one a directory of its own."""
 
     def __init__(self, directory: Path, pid: int | None) -> None:
@@ -45,7 +37,7 @@ class NodeInUse(NodeError):
         self.directory, self.pid = directory, pid
 
 
-class CorruptNodeFile(NodeError):
+class CorruptNodeFile(PushrepError):
     """A small file of the node is damaged, so its promises are unknown: restore it from a copy.
 
     It never counts as absent, because the node could then follow a leader that it has promised to refuse.
@@ -56,7 +48,7 @@ class CorruptNodeFile(NodeError):
         self.path, self.why = path, why
 
 
-class CantListen(NodeError):
+class CantListen(PushrepError):
     """`address` can't be listened on."""
 
     def __init__(self, address: str, why: str) -> None:

@@ -29,7 +29,7 @@ from pushrep.log.flush_scheduler import Tick
 from pushrep.records import RecordBatch
 from pushrep.replicate.channel import Beats
 from pushrep.replicate.connecting import pause_s, retry_connecting
-from pushrep.replicate.errors import PushError, ReplicaUnreachable
+from pushrep.replicate.errors import IllegalState, ReplicaUnreachable
 from pushrep.replicate.led_partition import LedPartition, OnReplicated, PushSession
 from pushrep.replicate.manager import PushManager
 from pushrep.replicate.member_clients import CREATED_AT_ONCE
@@ -381,7 +381,7 @@ class _Driver:
                 continue
             try:
                 retry_connecting(lambda wanted=wanted: self._begin(wanted), settings, self._stop, self._report)  # type: ignore[misc]
-            except PushError:  # stopped
+            except (IllegalState, ReplicaUnreachable):  # stopped
                 return
             except Exception as error:  # noqa: BLE001 - whatever it is: nobody else would begin sessions again
                 _LOG.exception("%s: sessions can't begin", self.replica)

@@ -34,7 +34,7 @@ from pushrep.election.messages import PushSessionEndReason
 from pushrep.election.push_session import NEEDS_SOMEBODY, SessionId
 from pushrep.log import LogClosed, SegmentLog
 from pushrep.records import RecordBatch
-from pushrep.replicate.errors import MayStillBeDelivered, PushError
+from pushrep.replicate.errors import MayStillBeDelivered
 from pushrep.replicate.settings import Replica
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.error_codes import ErrorCode
@@ -147,7 +147,7 @@ class LedPartition:
         self._reached = leader.high_watermark
         self._waiting_lock = threading.Lock()
         self._tickets = count()
-        self._closed: PushError | None = None
+        self._closed: MayStillBeDelivered | None = None
 
     @property
     def high_watermark(self) -> int:

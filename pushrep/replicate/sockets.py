@@ -64,10 +64,6 @@ def tune(sock: AnySocket) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
-class FileIsShorter(ConnectionError):
-    """The file was cut below a slice, so the slice's frame can't be finished on this connection."""
-
-
 def pieces_of(parts: Sequence[Part]) -> list[Piece]:
     """The parts of a frame as `send_some` takes them."""
     pieces: list[Piece] = []
@@ -132,8 +128,8 @@ def _send_slice(sock: AnySocket, part: FileSlice) -> int:
     else:  # a wait may time out
         data = part.file.read_at(min(part.size_bytes, _READ_BYTES), part.position)  # type: ignore[attr-defined]
         sent = sock.send(memoryview(data)) if data else 0
-    if sent == 0:
-        raise FileIsShorter(f"{part.size_bytes} bytes at {part.position} are not there any more")
+    if sent == 0:  # the file was cut below the slice, so its frame can't be finished on this connection
+        raise ConnectionError(f"{part.size_bytes} bytes at {part.position} are not there any more")
     return sent
 
 
