@@ -34,7 +34,6 @@ _LOG = logging.getLogger("pushrep.outbox")
 
 FILE_NAME = OUTBOX_FILE_NAME
 VERSION = 1
-RETENTION_DEFAULT_MS = 7 * 86_400_000
 CARRIERS = ("key", "header")
 PARTITIONS_MAX = 1 << 20  # far above any real outbox, so that a typing error makes no million directories
 _FILE_BYTES_MAX = 1 << 20
