@@ -9,13 +9,13 @@ not ahead of all answering members, or whose leader may be alive. A leader may b
 contact with it lately and those that did not answer are together enough to acknowledge. A leader's own node answers
 only while no service has the directory: then that leader is not alive. A member that can't tell counts as one without
 contact.
-A member with a grant of an older generation does not count, and a candidate with one is refused: theirs is another
-history. A member without a grant does not count, unless nothing was ever acknowledged: its disk may have been lost,
-with its records and promises. One that got its first grant since, or began anew in another generation, answers
-`is_unfilled` until it has been given everything. A member counts only with the directory that the grant names. The
-first grant takes the directories from the look, which therefore waits for all members; every later grant keeps them.
-GRANTING has its epoch and grant on its own disk before anybody else sees them. Only answers after a member has stored
-this grant count: from then on no older leader can add to the records that it showed. CATCHING_UP fetches, for every
+A member with a grant of an older generation does not count, and a candidate with one is refused: their logs are another
+history. A member without a grant does not count, because its disk may have been lost with its records and promises;
+unless nothing was ever acknowledged. A member that gets its first grant later, or begins anew in another generation,
+answers `is_unfilled` until it has been given everything. A member counts only with the directory that the grant names.
+The first grant takes the directories from the look, which waits for all members; every later grant keeps them.
+GRANTING stores epoch and grant on its own disk before anybody else sees them. A member's answer counts once it has
+stored this grant: from then on no older leader can add to the records that it showed. CATCHING_UP fetches, for every
 partition, the records that only the member ahead has, and flushes them. So the leader holds every record that m members
 held.
 """

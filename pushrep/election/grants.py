@@ -13,13 +13,13 @@ A grant that changes the list or m also has the list before, and needs enough me
 meanwhile is on that member, too.
 
 A member is a directory: the grant has its id, and an answer with another id does not count. A member with a new disk is
-filled first; a joint grant then names the new directory beside the old one (`entering`), and acknowledgements don't
-count it before enough members have stored that grant for nobody to lead with the old directory any more (`may_enter`).
-`judge_grant` is a member's answer to a grant: stored, or why not.
+filled first. Then a joint grant names the new directory beside the old one (`entering`). Acknowledgements count the new
+directory as soon as nobody can lead with the old one any more, because enough members have stored that grant
+(`may_enter`). `judge_grant` is a member's answer to a grant: stored, or why not.
 
 A forced grant follows an accepted loss: no other member agrees to it. It begins a generation, which is compared before
-everything else, and its leader leads alone as above. What other members hold of an older generation is another
-history: whoever stores a grant of a higher one sets its logs aside first, and begins anew as unfilled.
+everything else, and its leader leads alone as above. Logs of an older generation are another history: a member that
+stores a grant of a higher one sets its logs aside first, and begins anew as unfilled.
 
     generation   | number: 31 bits | 32 random bits |     two forced grants of one number are rivals: neither knew of
                                                           the other, and a node that meets both goes offline
@@ -40,8 +40,8 @@ from pushrep.wire.values import Count, Counter, Epoch, MemberIndex, Struct, Time
 BALLOT_STRIDE = 256
 """Member i takes only epochs that are i modulo this, so that no two members ever take the same."""
 EPOCH_LEAP = 1 << 19
-"""So far the epoch of a grant that names a new directory lies above all that was seen: the directory before it may have
-led alone by numbers that no other member heard of (2,048 openings), and the new one must take none of them again."""
+"""A grant that names a new directory has an epoch so far above all that were seen. The old directory may have led alone
+by epochs that no other member heard of (2,048 openings), and the new one must take none of them again."""
 EPOCH_JUMP_MAX = 1 << 20
 """Of two epochs that a member hears of one after the other, under one list of members: 4,096 openings. More is a broken
 or a foreign sender."""
@@ -266,12 +266,12 @@ class Grant(Struct):
         )
 
     def may_enter(self, others: AbstractSet[int]) -> bool:
-        """Whether so many others are enough for a member to come in with another directory, once they stored that
-        grant: with the old directory nobody can lead any more without one of them.
+        """Whether a member may come in with another directory, after these others have stored that grant: nobody can
+        lead with the old directory any more.
 
-        A leader with it needs N - m others of the N - 1 that there are: where m refuse, so many are not left. N - m
-        are with the new directory as many as lead. There are no more than N - 1: with m = N the old directory leads
-        alone, whoever refuses.
+        A leader with the old directory needs N - m of the N - 1 others. If m of them refuse, only N - 1 - m are left.
+        N - m others and the new directory are as many as lead. There are at most N - 1 others: with m = N the old
+        directory leads alone, and nobody can refuse it.
         """
         n, m = len(self.members), self.min_insync_replicas
         return len(self.quorums[0].members & others) >= min(n - 1, max(m, n - m))

@@ -12,8 +12,8 @@
 Shipping may call for a leap as well, while the outbox is open: where a topic begins above what this outbox knew of it,
 retention removed records that it never read, and another copy of the log may have shipped them.
 
-A copy does not know which epochs were used since it was made, so behind one the epoch leaps by a random number of up to
-2^24: the next one could be the second of its name. (More would leave the 31 bits that a grant has for it after two.)
+A copy does not know which epochs its original has used since. The next epoch could be used by both, so the epoch of a
+copy leaps by a random number of up to 2^24. (A grant has 31 bits for the epoch: two larger leaps could exceed them.)
 
 The epoch is on disk before the entries that called for it are removed, and both before the first append. A crash in
 between raises it once more, which costs a PID and no record. pushrep/log/directory.py decides what readers may have

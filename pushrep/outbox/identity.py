@@ -229,9 +229,8 @@ def _check_fixed(path: Path, stored: OutboxIdentity, wanted: OutboxIdentity) -> 
 def _as_granted(
     path: Path, stored: OutboxIdentity, lead: KeptGrant, wanted: OutboxIdentity, min_insync_replicas: int | None
 ) -> OutboxIdentity:
-    """The stored identity with the grant's members. A member without an address gets the one that is new in `wanted`:
-
-    a leader does not listen, but it does once it is a replica.
+    """The stored identity with the grant's members. A leader does not listen, so the grant may have no address for it.
+    When it becomes a replica, it gets the address in `wanted` that no other member has.
     """
     grant = lead.grant
     others = {one.index: one.address for one in grant.members if one.index != lead.member}

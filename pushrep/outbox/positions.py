@@ -3,10 +3,10 @@
     pair = (PID, source partition)        positions of a pair: strictly rising from open to close
     after a failure                       the first one that failed comes next, and no later one before it
 
-A reader's filter drops what is not above the pair's highest offset, so a record that overtakes an older one makes the
-filter drop the older one. A hole is as bad: once the offset after it is in, the hole can't be filled. Going back is
-allowed at a restart alone: a re-opened outbox takes any position first (a producer that starts from a saved position
-sends records again, and the filter drops the second copies); from there on positions rise.
+A reader's filter drops each record that is not above the pair's highest offset. So if a record overtakes an earlier
+one, the filter drops the earlier one, and a hole can't be filled once the offset after it is in. Positions may fall
+only when the outbox is opened again: it takes any first position of a pair, and they rise from there. A producer that
+starts from a saved position sends records again, and the filter drops the second copies.
 
     <topic>-<n>/outbox-positions       big-endian; a file that is not whole counts as absent, and is built from the log
     0   magic 8, "pushpos" and a zero

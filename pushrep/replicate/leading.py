@@ -106,14 +106,14 @@ class Leading:
         self._by_tp = {led.tp: led for led in self.partitions.values()}
         self.repairs = Repairs(outbox_id, grant, {tp: led.log for tp, led in self._by_tp.items()})
         self.directories: dict[int, UUID | None] = {}
-        """The directories that replicas have shown since this member leads, by index; None: an older node, without an
-        id.
+        """The directories that replicas have shown since this member leads, by index; None: a node that gives none an
+        id (`copy_check`).
         """
         self.strangers: dict[int, UUID] = {}
         """The directories of those that are not the grant's, and may come in."""
         self.on_directory: Callable[[], None] | None = None
-        """Called in any thread when a replica showed its directory, to let it in once it is in sync. None: nobody lets
-        it in, and a member without a directory in the grant counts by its index.
+        """Called in any thread when a replica showed its directory: once it is in sync, it may come in. None: no
+        directory comes in, and a member without one in the grant counts by its index.
         """
         self.on_kept: Callable[[int], None] | None = None
         """Called in any thread, at least once a second, with the index of a replica that answered with our grant."""
@@ -246,7 +246,7 @@ class Leading:
             led.on_grant_shown(generation, epoch, leader)
 
     def notify_directory(self, replica: int, directory_id: UUID | None, *, is_unfilled: bool) -> None:
-        """A replica that has our grant showed its directory: with another one than the grant's it is filled, and does
+        """A replica that has our grant showed its directory. If that is not the grant's, the replica is filled and does
         not count.
         """
         named, before = self.grant.directory_of(replica), {one.index for one in self.grant.previous_members}

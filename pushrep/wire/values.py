@@ -129,7 +129,7 @@ class Column(NamedTuple):
 
 
 def columns_of(struct: type[Any], *, include_extras: bool = False) -> dict[str, Column]:
-    """All that a message is made of, in order; what it derives from that is not sent.
+    """The columns of a message, in order. Fields that it derives from others are not sent.
 
     A part that may be None is spread over columns: `hold: Hold | None` is `hold_epoch`, `hold_reason` and so on, each
     -1 or "" for None. A UUID that may be None is one column, zero for None.
