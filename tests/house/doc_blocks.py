@@ -7,6 +7,7 @@ A comment on the line before the fence has more: `<!-- spark -->` (needs a Spark
 broker: `localhost:9092` is replaced by the broker's real address), `<!-- file: NAME -->` (any fence: it is written to
 that file, not run), `<!-- no-test: reason -->`. Any other fence is not run. A traceback has the Markdown file and its
 line. A page that says `kill -9` gets a process for each `pushrep`, to be killed; elsewhere they are forked of one.
+Addresses 127.0.0.1:74NN are replaced by free ones.
 
 With several files, each begins with an empty directory, without variables and without a Spark session. They share this
 process and its JVM, because a JVM takes longer to start than a page to run. So `$ python -m spark_jobs.jobs....` runs
@@ -17,8 +18,11 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
+from collections import defaultdict
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -31,6 +35,7 @@ _KAFKA = re.compile(r"<!--\s*kafka\s*-->")
 _FILE = re.compile(r"<!--\s*file:\s*(?P<name>\S+)\s*-->")
 _JOB = re.compile(r"python -m (?P<module>spark_jobs\.jobs\.\w+) (?P<arguments>[^|<>&;$]*)")
 _ADDRESS = "localhost:9092"
+_PORT = re.compile(r"127\.0\.0\.1:74\d\d\b")
 _PYTHON = sys.executable
 COMMANDS = Path(__file__).with_name("programs")
 """`pushrep`, without the time that it takes to start."""
@@ -74,6 +79,15 @@ def blocks_of(path):
             found.append(Block(path, start + 1, fence["language"], code, *needs, reason, file and file["name"]))
         at += 1
     return found
+
+
+def with_free_ports(blocks):
+    """Each address 127.0.0.1:74NN of a page becomes one that nobody listens on: pages run beside each other."""
+    with ExitStack() as held:  # all at once, so that they differ
+        taken = defaultdict(lambda: held.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1])
+        return [
+            replace(block, code=_PORT.sub(lambda found: f"127.0.0.1:{taken[found[0]]}", block.code)) for block in blocks
+        ]
 
 
 def commands_of(block):
@@ -148,11 +162,11 @@ if __name__ == "__main__":
             is_last = path == pages[-1]
             clear(os.environ.get("PUSHREP_TESTS_LAST_PAGE_WITHOUT", "").split() if is_last else ())
         run_blocks(
-            [
+            with_free_ports(
                 replace(block, code=block.code.replace(_ADDRESS, address or _ADDRESS))
                 for block in blocks_of(path)
                 if block.skip_reason is None
                 and (with_spark or not block.needs_spark)
                 and (address is not None or not block.needs_kafka)
-            ]
+            )
         )

@@ -184,6 +184,16 @@ def test_what_a_page_started_ends_with_it_and_a_kill_reaches_the_command_itself(
             time.sleep(0.05)
 
 
+def test_pages_that_run_beside_each_other_get_ports_of_their_own(tmp_path):
+    path = tmp_path / "sample.md"
+    path.write_text("```python\na, b, c = '127.0.0.1:7401', '127.0.0.1:7402', '127.0.0.1:7401'\n```\n")
+    (one,), (two,) = (doc_blocks.with_free_ports(doc_blocks.blocks_of(path)) for _ in range(2))
+    a, b, again = re.findall(r"127\.0\.0\.1:\d+", one.code)
+    assert a == again != b
+    assert not {a, b} & {"127.0.0.1:7401", "127.0.0.1:7402"}
+    assert one.path == two.path == path
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
