@@ -2,7 +2,7 @@
 
 ls, describe, dump, verify            read only; a writer may be running
 repair, restore, truncate,            take the writer's lock; refused while a writer runs, with its process id
-rebuild-index, mark-cleaned,
+rebuild-index,
 new-epoch
 purge                                 the service that has the outbox open does it; else this process takes the lock
 """
@@ -325,31 +325,6 @@ def restore(log: Path, file: Path, dry_run: bool, as_json: bool) -> None:  # noq
         click.get_current_context().exit(1)
 
 
-@click.command("mark-cleaned", short_help="Note that a broker compacted a log.")
-@click.argument("log", type=click.Path(path_type=Path))
-@click.argument("offset", type=click.IntRange(1))
-@click.option("--json", "as_json", is_flag=True, help="The report of the verification afterwards as one JSON object.")
-def mark_cleaned(log: Path, offset: int, as_json: bool) -> None:  # noqa: FBT001 - click's
-    """Store that a broker's log cleaner compacted LOG below OFFSET, so that offsets may be missing there.
-
-    For a directory from a Kafka broker whose cleaner-offset-checkpoint is missing or has a lower offset. Without it,
-    a missing offset counts as damage. Exit code 1 if the log is still damaged afterwards.
-    """
-    if (outbox := outbox_of_log(checked_log(log))) is not None:
-        raise click.ClickException(
-            f"{log} is the log of an outbox (producer {outbox['producer']}), which no broker's cleaner has compacted: "
-            f"a missing offset is damage there; see pushrep log verify {log}"
-        )
-    report = Repairer(log).mark_cleaned(offset)
-    if as_json:
-        show_json(report.as_dict() | {"cleaned_offset": offset})
-    else:
-        click.echo(f"{report.log}: cleaned below {offset:,}: there only CRCs and the order of offsets are checked")
-        print_findings(report)
-    if not report.is_whole:
-        click.get_current_context().exit(1)
-
-
 def outbox_after_cut(log: Path, log_end_offset: int) -> dict[str, Any] | None:
     """The outbox of the log, with the PID epoch of its next open (`next_pid_epoch`); None for a log of no outbox.
 
@@ -474,5 +449,5 @@ def log() -> None:
     """  # noqa: D301 - \b is click's word for: keep these lines as they are
 
 
-for command in (ls, describe, dump, verify, repair, restore, truncate, rebuild_index, mark_cleaned, new_epoch, purge):
+for command in (ls, describe, dump, verify, repair, restore, truncate, rebuild_index, new_epoch, purge):
     log.add_command(command)

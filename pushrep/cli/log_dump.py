@@ -15,6 +15,7 @@ from pushrep.log.dump import (
     DumpedBatch,
     DumpedEnd,
     DumpedEntry,
+    DumpedHole,
     OffsetWindow,
     control_type,
     dump_file,
@@ -83,7 +84,7 @@ def _show(file: Path, window: OffsetWindow, *, records: bool, as_json: bool) -> 
 
 
 def _is_bad(entry: Dumped) -> bool:
-    return isinstance(entry, BadFile) or (isinstance(entry, DumpedEnd) and not entry.is_clean)
+    return isinstance(entry, BadFile | DumpedHole) or (isinstance(entry, DumpedEnd) and not entry.is_clean)
 
 
 def _lines(file: Path, entry: Dumped, *, records: bool) -> Iterator[str]:
@@ -91,6 +92,8 @@ def _lines(file: Path, entry: Dumped, *, records: bool) -> Iterator[str]:
         yield _batch_line(entry)
         if records:
             yield from _record_lines(entry)
+    elif isinstance(entry, DumpedHole):
+        yield f"Missing offsets: {entry.start} to {entry.end - 1} before position: {entry.position} isvalid: false"
     elif isinstance(entry, DumpedEnd):
         if not entry.is_clean:
             reason = getattr(entry.end, "reason", "")
@@ -172,9 +175,11 @@ def _bool(value: bool) -> str:  # noqa: FBT001 - the value to print
     return "true" if value else "false"
 
 
-def _as_json(entry: Dumped, *, records: bool) -> dict[str, Any]:
+def _as_json(entry: Dumped, *, records: bool) -> dict[str, Any]:  # noqa: PLR0911 - a kind of entry a line
     if isinstance(entry, DumpedBatch):
         return _batch_json(entry, records=records)
+    if isinstance(entry, DumpedHole):
+        return {"position": entry.position, "missing": [entry.start, entry.end], "isvalid": False}
     if isinstance(entry, DumpedEnd):
         return {
             "end_position": entry.end.position,

@@ -68,6 +68,7 @@ _REMEDIES = {
     FindingKind.JOINT: "restore the file, or pushrep log repair",
     FindingKind.END: "pushrep log repair",
     FindingKind.SEAL: "pushrep log repair",
+    FindingKind.HOLE: "consume the topic from a broker",
     FindingKind.INDEX: "pushrep log rebuild-index",
     FindingKind.FILE: "pushrep log repair, or restore the file from a copy",
 }

@@ -11,6 +11,7 @@ from pushrep.log.disk_space import DiskAboveLimit
 from pushrep.log.errors import (
     AppendFailed,
     BelowHighWatermark,
+    CompactedLog,
     CorruptBatch,
     CorruptLog,
     CorruptPartitionMetadata,
@@ -41,6 +42,7 @@ __all__ = [
     "AppendFailed",
     "AppendResult",
     "BelowHighWatermark",
+    "CompactedLog",
     "CorruptBatch",
     "CorruptLog",
     "CorruptPartitionMetadata",

@@ -87,6 +87,7 @@ from pushrep.log.directory_files import (
     BadCheckpoint,
     CheckpointFile,
     CleanLog,
+    compacted_logs,
     decode_checkpoint,
     encode_partition_metadata,
     epochs_files,
@@ -112,7 +113,7 @@ from pushrep.log.directory_id import (
 )
 from pushrep.log.disk_space import DiskHeadroom, DiskWatch
 from pushrep.log.disk_threads import ManyFiles
-from pushrep.log.errors import DirectoryIsCopy, LogClosed, LogLocked
+from pushrep.log.errors import CompactedLog, DirectoryIsCopy, LogClosed, LogLocked
 from pushrep.log.flush_scheduler import process_flusher, process_scrubber
 from pushrep.log.published import PublishedEntry, PublishedFile, PublishedState
 from pushrep.log.scrub import Scrub
@@ -317,8 +318,10 @@ class LogDirectory:
     def attach(self, name: str) -> "DirectoryView":
         """The only view of a log in this process; call this before the log's own directory is made or read.
 
-        Raises LogLocked if the log is attached already, InvalidLogName, LogClosed, ForkedProcess.
+        Raises LogLocked if the log is attached already, CompactedLog, InvalidLogName, LogClosed, ForkedProcess.
         """
+        if name in self._compacted:
+            raise CompactedLog(self.path / name, self._compacted[name])
         self.forget_missing(name)
         with self._lock:
             self._refuse_attached(name)
@@ -569,6 +572,7 @@ class LogDirectory:
         clean = read_clean_marker(self.path, self.filesystem)
         self._clean = {name: log for name, log in clean.items() if name in names}
         found = {checkpoint: read_checkpoint(self.path, checkpoint, self.filesystem) for checkpoint in CheckpointFile}
+        self._compacted = compacted_logs(self.path, self.filesystem)
         found[CheckpointFile.GIVEN_UP] = read_given_up(self.path, names, self.filesystem)
         self._offsets = {at: {n: o for n, o in of.items() if n in names or at in _OUTLIVE} for at, of in found.items()}
         for name in clean.keys() & names:  # the marker, too, says how far a log was on disk
@@ -688,11 +692,6 @@ class DirectoryView:
         """The high watermark, as remembered; None if the log has none."""
         return self._directory.checkpointed(CheckpointFile.HIGH_WATERMARK, self.name)
 
-    @property
-    def cleaned_offset(self) -> int:
-        """Below it Kafka's cleaner may have left holes between segments; 0 for a log that it never saw."""
-        return self._directory.checkpointed(CheckpointFile.CLEANED_OFFSET, self.name) or 0
-
     def ahead_bytes_max(self) -> int:
         """How many bytes one log's newest file may be allocated ahead of its data."""
         return self._directory.ahead_bytes_max()
@@ -716,7 +715,6 @@ class DirectoryView:
         recovery_point: int | None = None,
         high_watermark: int | None = None,
         log_start_offset: int | None = None,
-        cleaned_offset: int | None = None,
     ) -> None:
         """Remember these; on disk after the next `sync_checkpoints` of any log here, or the directory's last close."""
         self._check_open()
@@ -724,7 +722,6 @@ class DirectoryView:
             CheckpointFile.RECOVERY_POINT: recovery_point,
             CheckpointFile.HIGH_WATERMARK: high_watermark,
             CheckpointFile.LOG_START_OFFSET: log_start_offset,
-            CheckpointFile.CLEANED_OFFSET: cleaned_offset,
         }
         self._directory.remember(self.name, {at: offset for at, offset in given.items() if offset is not None})
 
@@ -736,20 +733,12 @@ class DirectoryView:
         self._directory.sync_checkpoints()
 
     def lower_to_end(self, log_end_offset: int) -> None:
-        """Lower the log's start and its cleaned offset to `end`, on disk: the log was cut there.
+        """Lower the log's start to `log_end_offset`, on disk: the log was cut there.
 
-        Only after the cut: until then the start hides what goes, and the holes have to be accounted for.
+        Only after the cut: until then the start hides what goes.
         """
-        lower = {
-            name: log_end_offset
-            for name, value in (
-                ("log_start_offset", self.log_start_offset or 0),
-                ("cleaned_offset", self.cleaned_offset),
-            )
-            if value > log_end_offset
-        }
-        if lower:
-            self.checkpoint(**lower)
+        if (self.log_start_offset or 0) > log_end_offset:
+            self.checkpoint(log_start_offset=log_end_offset)
             self.sync_checkpoints()
 
     def sync_checkpoints(self, max_age_ms: int = 0) -> bool:

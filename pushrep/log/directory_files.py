@@ -31,7 +31,7 @@ Checkpoints of a directory of logs: one number per log, in Kafka's own text form
     recovery-point-offset-checkpoint    first offset not known to be on disk when it was written
     log-start-offset-checkpoint         first readable offset
     replication-offset-checkpoint       high watermark
-    cleaner-offset-checkpoint           Kafka's cleaner has compacted the log below: offsets may be missing there
+    cleaner-offset-checkpoint           a broker's: its cleaner has compacted the listed logs, which are refused
     given-up-offset-checkpoint          ours: offsets from the log's end up to here named other records (directory.py)
 
     0                          version
@@ -110,7 +110,7 @@ from pushrep.env import (
 )
 from pushrep.errors import checked_path
 from pushrep.log.disk_threads import ManyFiles
-from pushrep.log.errors import CorruptPartitionMetadata, InvalidLogName, LogLocked, NotALogDirectory
+from pushrep.log.errors import CompactedLog, CorruptPartitionMetadata, InvalidLogName, LogLocked, NotALogDirectory
 from pushrep.records.header import OFFSET_MAX
 from pushrep.records.leader_epochs import EPOCH_MAX, LeaderEpochs
 from pushrep.topic_id_partition import PARTITION_MAX, topic_fault
@@ -196,8 +196,10 @@ class CheckpointFile(Enum):
     RECOVERY_POINT = "recovery-point-offset-checkpoint"
     LOG_START_OFFSET = "log-start-offset-checkpoint"
     HIGH_WATERMARK = "replication-offset-checkpoint"
-    CLEANED_OFFSET = "cleaner-offset-checkpoint"
-    """Made by brokers only; we read it, and lower its number where a log is cut."""
+
+
+CLEANER_CHECKPOINT_NAME = "cleaner-offset-checkpoint"
+"""Made by brokers only, for the logs that their cleaner has compacted."""
 
 
 class BadCheckpoint(ValueError):
@@ -211,7 +213,6 @@ class Checkpoints:
     recovery_points: Mapping[str, int] = field(default_factory=dict)
     log_start_offsets: Mapping[str, int] = field(default_factory=dict)
     high_watermarks: Mapping[str, int] = field(default_factory=dict)
-    cleaned_offsets: Mapping[str, int] = field(default_factory=dict)
     given_up_offsets: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -244,7 +245,10 @@ def read_checkpoint(
     directory: Path, checkpoint: CheckpointFile, filesystem: Filesystem = REAL_FILESYSTEM
 ) -> dict[str, int]:
     """{name of the log: offset}; empty if the file is absent or bad, which is logged as a warning."""
-    path = directory / checkpoint.value
+    return _read_offsets(directory / checkpoint.value, filesystem)
+
+
+def _read_offsets(path: Path, filesystem: Filesystem) -> dict[str, int]:
     try:
         data = read_bounded(path, filesystem)
         return decode_checkpoint(data) if data is not None else {}
@@ -253,9 +257,15 @@ def read_checkpoint(
         return {}
 
 
-def read_cleaned_offset(log: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> int:
-    """The log's cleaner-offset checkpoint: below it offsets may be missing; 0 for a log that no cleaner compacted."""
-    return read_checkpoint(log.parent, CheckpointFile.CLEANED_OFFSET, filesystem).get(log.name, 0)
+def compacted_logs(directory: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> dict[str, int]:
+    """{name of the log: end of what Kafka's cleaner compacted} of a directory of logs; offsets are missing there."""
+    return {log: to for log, to in _read_offsets(directory / CLEANER_CHECKPOINT_NAME, filesystem).items() if to}
+
+
+def refuse_compacted(log: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> None:
+    """Raise CompactedLog for a log that Kafka's cleaner went over."""
+    if (to := compacted_logs(log.parent, filesystem).get(log.name)) is not None:
+        raise CompactedLog(log, to)
 
 
 def read_checkpoints(directory: Path | str, filesystem: Filesystem = REAL_FILESYSTEM) -> Checkpoints:
@@ -265,7 +275,6 @@ def read_checkpoints(directory: Path | str, filesystem: Filesystem = REAL_FILESY
         recovery_points=read_checkpoint(directory, CheckpointFile.RECOVERY_POINT, filesystem),
         log_start_offsets=read_checkpoint(directory, CheckpointFile.LOG_START_OFFSET, filesystem),
         high_watermarks=read_checkpoint(directory, CheckpointFile.HIGH_WATERMARK, filesystem),
-        cleaned_offsets=read_checkpoint(directory, CheckpointFile.CLEANED_OFFSET, filesystem),
         given_up_offsets=read_checkpoint(directory, CheckpointFile.GIVEN_UP, filesystem),
     )
 

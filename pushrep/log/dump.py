@@ -11,12 +11,12 @@ Kafka's tool goes on after a batch with a wrong CRC. This one stops there and sa
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from pushrep.env import REAL_FILESYSTEM, Filesystem
 from pushrep.log.directory_files import (
     CLEAN_MARKER_NAME,
+    CLEANER_CHECKPOINT_NAME,
     INDEX_SUFFIX,
     LEADER_EPOCHS_NAME,
     LOG_SUFFIX,
@@ -24,20 +24,20 @@ from pushrep.log.directory_files import (
     TIME_INDEX_SUFFIX,
     BadCheckpoint,
     CheckpointFile,
+    compacted_logs,
     decode_checkpoint,
     decode_clean_marker,
     decode_leader_epochs,
     decode_partition_metadata,
     list_segments,
     read_bounded,
-    read_cleaned_offset,
     segment_path,
 )
 from pushrep.log.errors import NotALog
 from pushrep.log.indexes import parse_index
 from pushrep.log.inspection import checked_log, is_log, read_state
 from pushrep.log.verify import Expected
-from pushrep.log.walk import CleanEnd, ScanEnd, ScanRange, WholeBatch, scan
+from pushrep.log.walk import CleanEnd, Damage, ScanEnd, ScanRange, WholeBatch, scan, scan_over_holes
 from pushrep.records import RecordBatch, UnsupportedCodec
 
 OFFSET_LIMIT = (1 << 63) - 1
@@ -91,6 +91,17 @@ class DumpedEnd:
 
 
 @dataclass(frozen=True, slots=True)
+class DumpedHole:
+    """The offsets [start, end) are missing before the whole batch at `position`: a broker's cleaner took them, or they
+    were lost.
+    """
+
+    position: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
 class DumpedEntry:
     """An index entry with the whole offset: (offset, position), or (offset, timestamp) of a time index."""
 
@@ -113,7 +124,7 @@ class BadFile:
     reason: str
 
 
-Dumped = DumpedBatch | DumpedEnd | DumpedEntry | DumpedLine | BadFile
+Dumped = DumpedBatch | DumpedHole | DumpedEnd | DumpedEntry | DumpedLine | BadFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,13 +175,19 @@ def control_type(key: bytes | None, value: bytes | None) -> tuple[str, int | Non
     return _CONTROL_TYPES[number], _END_TXN.unpack_from(value)[1]
 
 
-def _batches(path: Path, base: int, window: OffsetWindow, filesystem: Filesystem) -> Iterator[DumpedBatch | DumpedEnd]:
-    limit, log = _published_end(path, base, filesystem), path.resolve().parent
+def _batches(
+    path: Path, base: int, window: OffsetWindow, filesystem: Filesystem
+) -> Iterator[DumpedBatch | DumpedHole | DumpedEnd]:
+    limit = _published_end(path, base, filesystem)
     file = filesystem.open(path, writable=False)
     try:
-        for step in scan(
-            file, ScanRange(base_offset=base, cleaned_offset=partial(read_cleaned_offset, log, filesystem))
-        ):
+        log = path.resolve().parent
+        walk = scan_over_holes if log.name in compacted_logs(log.parent, filesystem) else scan
+        for step in walk(file, ScanRange(base_offset=base)):
+            if walk is scan_over_holes and isinstance(step, Damage) and step.goes_on_at is not None:
+                if step.goes_on_at > window.start and step.next_offset < window.end:
+                    yield DumpedHole(step.position, step.next_offset, step.goes_on_at)
+                continue
             if not isinstance(step, WholeBatch):
                 yield DumpedEnd(step, max(0, file.size() - step.position))
                 return
@@ -242,6 +259,7 @@ def _metadata_lines(data: bytes) -> list[str]:
 
 _DECODERS = {
     **{checkpoint.value: _checkpoint_lines for checkpoint in CheckpointFile},
+    CLEANER_CHECKPOINT_NAME: _checkpoint_lines,
     CLEAN_MARKER_NAME: _marker_lines,
     LEADER_EPOCHS_NAME: _epoch_lines,
     PARTITION_METADATA_NAME: _metadata_lines,

@@ -78,6 +78,20 @@ class CorruptLog(PushrepError):
         self.directory, self.names, self.why = directory, names, why
 
 
+class CompactedLog(PushrepError):
+    """A broker's log cleaner has compacted the log below `cleaned_offset`, so that offsets are missing in it.
+
+    `pushrep log dump` and `verify` read such a log; consume it from a broker instead.
+    """
+
+    def __init__(self, path: Path, cleaned_offset: int) -> None:
+        super().__init__(
+            f"{path}: a broker's cleaner has compacted it below offset {cleaned_offset} (cleaner-offset-checkpoint): a "
+            "log with missing offsets is not opened; consume it from the broker, or look at it with pushrep log dump"
+        )
+        self.path, self.cleaned_offset = path, cleaned_offset
+
+
 class CorruptBatch(PushrepError):
     """A read met bytes that are no whole batch where `offset` should be: they are never skipped.
 

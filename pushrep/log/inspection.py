@@ -23,6 +23,7 @@ from pushrep.log.directory_files import (
     TIME_INDEX_SUFFIX,
     CheckpointFile,
     CleanLog,
+    compacted_logs,
     list_segments,
     log_at,
     parse_log_name,
@@ -47,7 +48,7 @@ class LogState:
     """What is known of a log without reading its batches. known_by: see the file's map.
 
     published: None if nothing valid was published since the machine started.
-    cleaned_offset: below it Kafka's cleaner may have left holes between segments.
+    is_compacted: a broker's cleaner took offsets of it.
     is_copy: the directory is a copy, so that what was published is about its original.
     """
 
@@ -57,8 +58,8 @@ class LogState:
     recovery_point: int | None
     high_watermark: int | None
     log_start_offset: int | None
-    cleaned_offset: int = 0
     is_copy: bool = False
+    is_compacted: bool = False
 
     @property
     def is_live(self) -> bool:
@@ -162,7 +163,7 @@ def read_state(log: Path, filesystem: Filesystem = REAL_FILESYSTEM) -> LogState:
         recovery_point=offsets[CheckpointFile.RECOVERY_POINT],
         high_watermark=offsets[CheckpointFile.HIGH_WATERMARK],
         log_start_offset=offsets[CheckpointFile.LOG_START_OFFSET],
-        cleaned_offset=offsets[CheckpointFile.CLEANED_OFFSET] or 0,
+        is_compacted=name in compacted_logs(directory, filesystem),
         is_copy=read_directory_id(directory, filesystem)[1] is CopyVerdict.COPY,
     )
 

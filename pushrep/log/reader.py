@@ -24,19 +24,6 @@ isolation "stable"    min(high watermark, flushed offset): what can never be cut
 
 Each batch has to begin with the offset after the one before; the receiver checks the CRC. Where one does not, there is
 no slice, and `SegmentLog.read` raises the error.
-
-`hold_against_seal`: the first read of a sealed segment compares it with its seal, before it returns a record.
-
-    cleaner-offset-checkpoint ─ below it? ─▶ .seal of this size? ─▶ header ─▶ header ─▶ ...   end, count, CRC: as sealed
-
-Only for segments that begin below the cleaner's offset: there offsets may be missing, so that a damaged base offset
-looks as good as another. Elsewhere a batch's offset and epoch are checked by the end of the batch before it and the
-list of leader epochs, and reading every header first would halve the speed of a replay.
-
-The process remembers a segment that was found whole by device, inode, size and time of the last change, so that a
-replaced, cut or repaired one is compared again. Later damage is found by the scrub. A segment without a seal is read as
-it is; so is one of another size than its seal's, if no offset of it is missing, because then each batch checks the
-next.
 """
 
 import logging
@@ -51,28 +38,25 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
 from filtering.closing import ClosedAtExit
-from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, File, Filesystem
+from pushrep.env import REAL_FILESYSTEM, File, Filesystem
 from pushrep.errors import BadArgument, ForkedProcess
 from pushrep.log.directory_files import (
-    SEAL_SUFFIX,
     TIME_INDEX_SUFFIX,
     list_segments,
     parse_log_name,
     read_checkpoints,
-    read_cleaned_offset,
     read_partition_metadata,
     real_log_path,
+    refuse_compacted,
     segment_path,
 )
 from pushrep.log.errors import CorruptBatch, LogClosed, NotALog, OffsetOutOfRange
 from pushrep.log.indexes import IndexFile
 from pushrep.log.published import PublishedReader
-from pushrep.log.seals import HeadersCrc, Seal, read_seal
 from pushrep.log.segment import TIME_ENTRY, SealedSegment, begin_near, newest_timestamp_ms
 from pushrep.log.walk import (
     WINDOW_BYTES,
     CleanEnd,
-    ReadableFile,
     ScanEnd,
     ScannedHeader,
     ScanRange,
@@ -80,107 +64,11 @@ from pushrep.log.walk import (
     WholeBatch,
     scan,
     scan_headers,
-    why_not,
 )
 from pushrep.records import Record, RecordBatch, RecordRows
-from pushrep.records.header import SEALED_BYTES
 from pushrep.records.leader_epochs import LeaderEpochs
 
 _LOG = logging.getLogger("pushrep.log")
-
-_FILES_MAX = 4096
-_SETTLED_MS = 2000
-"""A file that changed more recently is not remembered: file systems store that time in steps of some ms."""
-
-_Identity: TypeAlias = tuple[int, int, int, int]
-_whole: dict[tuple[str, int], _Identity] = {}
-
-
-def hold_against_seal(
-    filesystem: Filesystem, directory: Path, base: int, file: File, cleaned_offset: Callable[[], int]
-) -> None:
-    """Call it before reading the segment `base` of the log in `directory`, open as `file`. Thread-safe.
-
-    Raises CorruptBatch if it is not the one that was sealed, OSError.
-    """
-    if not filesystem.exists(segment_path(directory, base, SEAL_SUFFIX)):
-        return  # checked first: the newest segment, which has no seal, is read most often
-    cleaned_to = cleaned_offset()
-    if base >= cleaned_to:
-        return
-    key, identity = (str(directory), base), _identity(file)
-    if identity is not None and _whole.get(key) == identity:
-        return
-    seal = read_seal(filesystem, directory, base)
-    if seal is None:
-        return
-    found = _contradiction(filesystem, directory, seal, file, ScanRange(base_offset=base, cleaned_offset=cleaned_to))
-    if found is not None:
-        if read_seal(filesystem, directory, base) != seal:
-            return  # a cut or a replacement removes the seal first
-        raise found
-    # The identity from before the comparison: after a change in between it counts as another file.
-    if identity is not None and identity == _identity(file):
-        if len(_whole) >= _FILES_MAX:
-            _whole.clear()
-        _whole[key] = identity
-
-
-def _identity(file: File) -> _Identity | None:
-    """What identifies the file and its present bytes; None if nothing does, or if it changed just now."""
-    try:
-        status = os.fstat(file.fileno())
-    except OSError:  # it is in memory
-        return None
-    if SYSTEM_CLOCK.wall_ms() - status.st_ctime_ns // 1_000_000 < _SETTLED_MS:
-        return None
-    return status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns
-
-
-class _LastRead:
-    """A file that remembers its last read: there a scan has found a header."""
-
-    def __init__(self, file: ReadableFile) -> None:
-        self._file, self._data, self._start = file, b"", 0
-        self.size = file.size
-
-    def read_at(self, size: int, position: int) -> bytes:
-        self._data, self._start = self._file.read_at(size, position), position
-        return self._data
-
-    def sealed_bytes(self, position: int) -> bytes:
-        """The bytes of the header there that a seal covers."""
-        at = position - self._start
-        return self._data[at : at + SEALED_BYTES]
-
-
-def _contradiction(
-    filesystem: Filesystem, directory: Path, seal: Seal, file: File, what: ScanRange
-) -> CorruptBatch | None:
-    """Why the segment is not the sealed one, by its headers: the CRC of a batch is checked when it is read."""
-    headers, last_read = HeadersCrc(), _LastRead(file)
-    end, position, epoch = what.base_offset, 0, -1
-    for at, first, next_offset, size, leader_epoch, _, _ in scan_headers(last_read, what):
-        headers.covered += next_offset - first
-        headers.pending += last_read.sealed_bytes(at)
-        headers.fold_if_due()
-        end, position, epoch = next_offset, at + size, leader_epoch
-    path = segment_path(directory, what.base_offset)
-    if not seal.fits(file.size()):
-        why = seal.why_resized(file.size(), headers.covered, what.base_offset, max(end, seal.end_offset))
-        return CorruptBatch(what.base_offset, path, 0, why) if why is not None else None
-    if position != seal.size_bytes:
-        behind = ScanRange(
-            base_offset=what.base_offset,
-            position=position,
-            next_offset=end,
-            leader_epoch=epoch,
-            cleaned_offset=what.cleaned_offset,
-        )
-        return CorruptBatch(end, path, position, why_not(file, behind))
-    log_id = read_partition_metadata(directory, filesystem)
-    why = seal.contradiction(log_id, parse_log_name(directory.name)[1], what.base_offset, headers, end)
-    return CorruptBatch(what.base_offset, path, 0, why) if why is not None else None
 
 
 class Sliceable(Protocol):
@@ -188,10 +76,6 @@ class Sliceable(Protocol):
 
     def bases(self, *, fresh: bool) -> Sequence[int]:
         """Base offsets of the segments, ascending."""
-        ...
-
-    def cleaned_offset(self) -> int:
-        """Below it Kafka's cleaner may have taken offsets."""
         ...
 
     @property
@@ -266,14 +150,8 @@ class LogSlices:
         except FileNotFoundError:  # removed by retention
             return None
         file = SlicedFile(opened)
-        cleaned_to = self._log.cleaned_offset()
-        if segment < cleaned_to:  # checked before the seal, whose file would have to be looked up
-            try:
-                hold_against_seal(self._filesystem, self._directory, segment, opened, self._log.cleaned_offset)
-            except CorruptBatch:
-                return None
         end_offset = bases[at + 1] if at + 1 < len(bases) else None
-        batches = scan_headers(file, self._begun(file, segment, end_offset, cleaned_to, offset))
+        batches = scan_headers(file, self._begun(file, segment, end_offset, offset))
         found = _slice(batches, self._log.leader_epochs, file, offset, limit, max_bytes)
         if found is None:
             return None
@@ -281,9 +159,7 @@ class LogSlices:
         self._next = _SlicePlace(piece.end_offset, segment, piece.position + piece.size_bytes, epoch)
         return piece
 
-    def _begun(
-        self, file: SlicedFile, segment: int, end_offset: int | None, cleaned_offset: int, offset: int
-    ) -> ScanRange:
+    def _begun(self, file: SlicedFile, segment: int, end_offset: int | None, offset: int) -> ScanRange:
         """Where to begin a scan of the segment that finds `offset`."""
         position, epoch, is_next = 0, -1, segment == offset
         if self._next is not None and self._next.offset == offset:
@@ -296,7 +172,6 @@ class LogSlices:
             next_offset=offset if is_next else None,
             end_offset=end_offset,
             leader_epoch=epoch,
-            cleaned_offset=cleaned_offset,
         )
         return what if is_next else begin_near(self._filesystem, self._directory, file, what, offset)
 
@@ -355,10 +230,6 @@ class ReadableLog(Protocol):
 
     def bases(self, *, fresh: bool) -> Sequence[int]:
         """Base offsets of the segments, ascending. fresh: read the names again."""
-        ...
-
-    def cleaned_offset(self) -> int:
-        """Below it Kafka's cleaner may have taken offsets; 0 for a log that it never saw."""
         ...
 
     def revision(self) -> int:
@@ -548,11 +419,8 @@ class BatchReader:
         except FileNotFoundError:
             return
         try:
-            try:
-                hold_against_seal(self._filesystem, self._directory, place.base, file, self._log.cleaned_offset)
-            except CorruptBatch as error:
-                raise self._reported(error, place.base) from None
-            what = self._range(place.base)._replace(
+            what = ScanRange(
+                base_offset=place.base,
                 position=place.position,
                 next_offset=place.next_offset,
                 leader_epoch=place.leader_epoch,
@@ -567,9 +435,6 @@ class BatchReader:
             self.on_damage(base)
         return error
 
-    def _range(self, base: int) -> ScanRange:
-        return ScanRange(base_offset=base, cleaned_offset=self._log.cleaned_offset)
-
     def _following(
         self, base: int, step: ScanEnd | None, offset: int, end: int
     ) -> _Place | OffsetOutOfRange | CorruptBatch | None:
@@ -582,11 +447,9 @@ class BatchReader:
             bases = self._log.bases(fresh=True)
         at = bisect_right(bases, base)
         if step is not None and step.next_offset >= end:
-            return None  # the last batches were removed by compaction
-        if isinstance(step, CleanEnd) and at < len(bases):
-            following = bases[at]
-            if following == step.next_offset or self._range(base).is_hole(step.next_offset, following):
-                return _Place(following, 0, following)
+            return None
+        if isinstance(step, CleanEnd) and at < len(bases) and bases[at] == step.next_offset:
+            return _Place(bases[at], 0, bases[at])
         bounds = self._log.bounds()
         if step is None or not bounds.start <= offset < bounds.end:  # cut meanwhile
             return OffsetOutOfRange(offset, *bounds)
@@ -617,7 +480,8 @@ class BatchReader:
         except FileNotFoundError:
             return _Place(base, 0, base)
         try:
-            begun = begin_near(self._filesystem, self._directory, file, self._range(base), offset, self._ignore)
+            what = ScanRange(base_offset=base)
+            begun = begin_near(self._filesystem, self._directory, file, what, offset, self._ignore)
         finally:
             file.close()
         return _Place(base, begun.position, base if begun.next_offset is None else begun.next_offset)
@@ -726,6 +590,7 @@ class LogReader(ClosedAtExit):
         self._filesystem, self._isolation = filesystem, isolation
         try:
             self._bases: Sequence[int] = list_segments(filesystem, self.path)
+            refuse_compacted(self.path, filesystem)
         except FileNotFoundError:
             raise NotALog(self.path) from None
         except NotADirectoryError:
@@ -817,10 +682,6 @@ class LogReader(ClosedAtExit):
         if fresh or not self._bases:
             self._bases = list_segments(self._filesystem, self.path)
         return self._bases
-
-    def cleaned_offset(self) -> int:
-        """Below it Kafka's cleaner may have taken offsets; 0 for a log that it never saw."""
-        return read_cleaned_offset(self.path, self._filesystem)
 
     def revision(self) -> int:
         """If it is the same before and after reading the files, the writer cut nothing meanwhile."""

@@ -61,7 +61,6 @@ from pushrep.log.cut_files import TailBackup, end_moves, move_aside, quarantine_
 from pushrep.log.directory_files import (
     INDEX_SUFFIX,
     TIME_INDEX_SUFFIX,
-    CheckpointFile,
     CleanLog,
     half_made_in,
     orphan_indexes_in,
@@ -342,7 +341,6 @@ class Recovery:
         self._unsettled: Sequence[int] = ()
         self._has_news = False
         self._moving: Sequence[str] = ()
-        self._cleaned_offset = 0
         self._closed_at: int | None = None
         self._checkpointed = 0
         self._headers: HeadersCrc | None = None
@@ -352,17 +350,15 @@ class Recovery:
         recovery_point: int | None,
         log_start_offset: int | None,
         clean: CleanLog | None,
-        cleaned_offset: int = 0,
         *,
         checkpointed: int = 0,
     ) -> Recovered:
         """Bring the log into a state that can be trusted. Raises CorruptLog, LogPoisoned, OSError.
 
         recovery_point: everything below was on disk, as was everything below the log start, which never rises above the
-        flushed offset. checkpointed: below it the index entries were on disk, too. cleaned_offset: between segments
-        below it Kafka's cleaner may have left holes.
+        flushed offset. checkpointed: below it the index entries were on disk, too.
         """
-        self._cleaned_offset, self._checkpointed = cleaned_offset, checkpointed
+        self._checkpointed = checkpointed
         if log_start_offset:  # it counts as a recovery point, the only one if that checkpoint was lost
             recovery_point = max(recovery_point or 0, log_start_offset)
         names = self._filesystem.list(self._directory)
@@ -427,12 +423,9 @@ class Recovery:
     def _first_batch_is_whole(self, base: int) -> bool:
         file = self._filesystem.open(segment_path(self._directory, base), writable=False)
         try:
-            return isinstance(next(scan(file, self._range(base))), WholeBatch)
+            return isinstance(next(scan(file, ScanRange(base_offset=base))), WholeBatch)
         finally:
             file.close()
-
-    def _range(self, base: int) -> ScanRange:
-        return ScanRange(base_offset=base, cleaned_offset=self._cleaned_offset)
 
     def _size(self, base: int) -> int:
         file = self._filesystem.open(segment_path(self._directory, base), writable=False)
@@ -442,15 +435,8 @@ class Recovery:
             file.close()
 
     def _without_empty_newest(self, bases: list[int], plan: RecoveryPlan) -> list[int]:
-        """Remove an empty newest file, left by a roll that was not finished.
-
-        It stays if the segment before has a seal that proves offsets after holes: reopening that segment would remove
-        the seal.
-        """
+        """Remove an empty newest file, left by a roll that was not finished."""
         if len(bases) > 1 and plan.first < len(bases) - 1 and self._size(bases[-1]) == 0:
-            before = bases[-2]
-            if before < self._cleaned_offset and read_seal(self._filesystem, self._directory, before) is not None:
-                return bases
             move_aside(self._filesystem, self._directory, bases[-1:])
             return bases[:-1]
         return bases
@@ -506,13 +492,10 @@ class Recovery:
             return Damage(end.position, end.next_offset, end.reason)  # a clean close leaves no torn tail
         if not isinstance(end, CleanEnd) or next_base is None:
             return end
-        is_short = end.next_offset < next_base and not self._range(segment.base_offset).is_hole(
-            end.next_offset, next_base
-        )
-        if is_short and self._is_repairable(plan, next_base):
+        if end.next_offset < next_base and self._is_repairable(plan, next_base):
             return Damage(end.position, end.next_offset, f"it ends at {end.next_offset}, not at {next_base}")
         self._check_joint(segment.base_offset, segment.next_offset, next_base)
-        why = self._broken_seal(segment, next_base)
+        why = self._broken_seal(segment)
         return end if why is None else Damage(0, segment.base_offset, why)
 
     def _is_repairable(self, plan: RecoveryPlan, next_base: int) -> bool:
@@ -557,17 +540,16 @@ class Recovery:
                 self._note_epochs(step)
         raise AssertionError("a scan ends with an answer")
 
-    def _broken_seal(self, segment: Segment, next_base: int) -> str | None:
+    def _broken_seal(self, segment: Segment) -> str | None:
         """Why a completely scanned segment is not the one that was sealed; None if it is."""
         if self._headers is None or (segment.size_bytes and not self._headers.batches):
             return None
         seal = read_seal(self._filesystem, self._directory, segment.base_offset)
         if seal is None:
             return None
-        if not seal.fits(segment.size_bytes):
-            return seal.why_resized(segment.size_bytes, self._headers.covered, segment.base_offset, next_base)
         partition = parse_log_name(self._directory.name)[1]
-        return seal.contradiction(self._log_id, partition, segment.base_offset, self._headers, segment.next_offset)
+        found = (segment.base_offset, segment.next_offset, segment.size_bytes)
+        return seal.contradiction(self._log_id, partition, *found, self._headers)
 
     def _as_in_a_copy(self, segment: Segment, end: Damage) -> Damage | TornTail:
         if holds_whole_batch(segment.file, end.position, end.next_offset):
@@ -585,17 +567,14 @@ class Recovery:
                 self._epochs.append((epoch, offset))
 
     def _sealed_end(self, base: int) -> int | None:
-        return sealed_end(self._filesystem, self._directory, self._range(base), self._config.index_interval_bytes)
+        what = ScanRange(base_offset=base)
+        return sealed_end(self._filesystem, self._directory, what, self._config.index_interval_bytes)
 
     def _check_joint(self, base: int, end: int, next_base: int | None) -> None:
-        if next_base is None or end == next_base or self._range(base).is_hole(end, next_base):
+        if next_base is None or end == next_base:
             return
         names = (segment_path(Path(), base).name, segment_path(Path(), next_base).name)
-        kind = (
-            f"a gap that {CheckpointFile.CLEANED_OFFSET.value} does not account for"
-            if end < next_base
-            else "an overlap"
-        )
+        kind = "a gap" if end < next_base else "an overlap"
         raise CorruptLog(self._directory, names, f"the first ends at {end}, the second begins at {next_base}: {kind}")
 
     def _refuse_begun_behind(self, newest: int, closed_at: int) -> None:

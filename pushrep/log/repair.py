@@ -42,7 +42,6 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
-from uuid import UUID
 
 from pushrep.env import REAL_FILESYSTEM, SYSTEM_CLOCK, Clock, File, Filesystem, LockHeld
 from pushrep.errors import BadArgument
@@ -56,12 +55,11 @@ from pushrep.log.directory_files import (
     PARTITION_METADATA_NAME,
     REPAIR_SUFFIX,
     SEAL_SUFFIX,
-    CheckpointFile,
     free_name,
     list_segments,
-    read_cleaned_offset,
     read_leader_epochs,
     read_partition_metadata,
+    refuse_compacted,
     segment_path,
     write_leader_epochs,
     write_partition_metadata,
@@ -69,8 +67,7 @@ from pushrep.log.directory_files import (
 from pushrep.log.errors import CorruptPartitionMetadata, LogLocked, RepairRefused
 from pushrep.log.inspection import LogState, checked_log, read_state
 from pushrep.log.recovery import Cut
-from pushrep.log.scrub import Scrub
-from pushrep.log.seals import Seal, remove_seals, write_seal
+from pushrep.log.seals import remove_seals
 from pushrep.log.segment import Segment
 from pushrep.log.segment_log import SegmentLog
 from pushrep.log.segment_repair import epochs_of_batches, rebuild_indexes
@@ -172,9 +169,7 @@ class SplicePlanner:
         bases = list_segments(self._filesystem, self._log)
         for base, following in pairwise([*bases, None]):
             assert base is not None
-            if base > self._next_offset and self._expected.accounts_for(self._next_offset, base):
-                self._next_offset = base
-            elif base > self._next_offset:
+            if base > self._next_offset:
                 self._take_missing(base)
             elif base < self._next_offset:
                 raise RepairRefused(
@@ -233,7 +228,6 @@ class SplicePlanner:
             end_offset=following,
             recovery_point=self._expected.below or 0,
             leader_epoch=self._previous.leader_epoch if self._previous is not None else -1,
-            cleaned_offset=self._expected.cleaned_offset,
         )
         for step in scan(file, what):
             if isinstance(step, WholeBatch) and (reason := self._contradiction(step.batch.header, following)):
@@ -257,8 +251,7 @@ class SplicePlanner:
         if limit is None:
             return isinstance(step, CleanEnd)
         if not is_newest:  # an overlap is refused when the next segment is looked at
-            fits = self._next_offset > limit or self._expected.accounts_for(self._next_offset, limit)
-            return isinstance(step, CleanEnd) and fits
+            return isinstance(step, CleanEnd) and self._next_offset >= limit
         return self._next_offset >= limit  # the next opening cuts a torn tail after that
 
     def _fill(self, file: File, segment: _Open, position: int, limit: int | None, reason: str) -> int | None:
@@ -349,17 +342,13 @@ class SplicePlanner:
         bases = [base for base in self._copy_bases if base <= offset][-1:]
         bases += [base for base in self._copy_bases if base > offset]
         expected, epoch = None, -1
-        cleaned_offset = read_cleaned_offset(self._copy, self._filesystem)
         for base, following in pairwise([*bases, None]):
             assert base is not None
             if expected is not None and base != expected:
                 return
             file = self._filesystem.open(segment_path(self._copy, base), writable=False)
             try:
-                what = ScanRange(
-                    base_offset=base, end_offset=following, leader_epoch=epoch, cleaned_offset=cleaned_offset
-                )
-                for step in scan(file, what):
+                for step in scan(file, ScanRange(base_offset=base, end_offset=following, leader_epoch=epoch)):
                     if not isinstance(step, WholeBatch):
                         if not isinstance(step, CleanEnd):
                             return
@@ -453,8 +442,9 @@ class Repairer:
     """Repairs one log. Every method holds the writer's lock while it runs, and raises LogLocked beside a writer."""
 
     def __init__(self, log: Path, *, filesystem: Filesystem = REAL_FILESYSTEM, clock: Clock = SYSTEM_CLOCK) -> None:
-        """Raises NotALog."""
+        """Raises NotALog, CompactedLog."""
         self._log, self._filesystem, self._clock = checked_log(log, filesystem), filesystem, clock
+        refuse_compacted(self._log, filesystem)
 
     def repair(
         self, *, copy: Path | None = None, cut_at: int | None = None, cut: bool = False, dry_run: bool = False
@@ -491,36 +481,6 @@ class Repairer:
         with self._view():
             return rebuild_indexes(self._filesystem, self._log)
 
-    def mark_cleaned(self, offset: int) -> VerifyReport:
-        """Store that a broker's cleaner has compacted everything below `offset`, so that offsets may be missing there.
-
-        For a broker's directory whose cleaner-offset-checkpoint is missing or lower; on disk when this returns. Below
-        `offset` only CRCs and order show that the present batches are right. The segments there are sealed as they are,
-        which is logged, so that later changes are found. Raises LogLocked; RepairRefused if the checkpoint is not
-        lower, or the log would not be whole up to `offset`, and nothing was changed; OSError.
-        """
-        with self._alone():
-            state = self._state()
-            if offset <= state.cleaned_offset:
-                raise RepairRefused(f"{self._log} counts as cleaned below {state.cleaned_offset} already")
-            state = replace(state, cleaned_offset=offset)
-            found = verify_log(self._log, filesystem=self._filesystem, clock=self._clock, state=state)
-            if found.verified_to < offset:
-                bad = next((f for f in found.findings if f.kind in BATCH_KINDS), found.torn)
-                why = f": {bad.file}: {bad.reason}" if bad is not None else ""
-                raise RepairRefused(
-                    f"{self._log} has whole batches up to offset {found.verified_to} only, even if it is "
-                    f"cleaned below {offset}{why}; name the offset of the broker's "
-                    f"{CheckpointFile.CLEANED_OFFSET.value}"
-                )
-        with self._view() as view:
-            view.checkpoint(cleaned_offset=offset)
-            view.sync_checkpoints()
-            scrub = Scrub(self._filesystem, None)
-            scrub.add(_Unsealed(self._filesystem, self._log, offset), 0, 0)
-            scrub.run_pass()
-        return verify_log(self._log, filesystem=self._filesystem, clock=self._clock)
-
     def _apply(self, report: RepairReport, plan: SplicePlan | None, place: CutPlace | None, copy: Path | None) -> None:
         with self._view() as view:
             for segment in plan.segments if plan is not None else ():
@@ -549,6 +509,7 @@ class Repairer:
 
     def _splice_plan(self, copy: Path, state: LogState, start: int) -> SplicePlan:
         copy = checked_log(copy, self._filesystem)
+        refuse_compacted(copy, self._filesystem)
         if copy == self._log:
             raise RepairRefused(f"{copy} is the log itself: name the directory of another copy")
         if copy.name != self._log.name:
@@ -580,7 +541,7 @@ class Repairer:
         file = self._filesystem.open(segment_path(self._log, bases[-1]), writable=False)
         before = bases[-1]
         try:
-            for step in scan(file, self._range(bases[-1])):
+            for step in scan(file, ScanRange(base_offset=bases[-1])):
                 if isinstance(step, WholeBatch):
                     if step.batch.header.next_offset > offset:
                         return CutPlace(bases[-1], step.position, before, is_bad=False)
@@ -596,9 +557,6 @@ class Repairer:
         finally:
             file.close()
         raise AssertionError("a scan ends with an answer")
-
-    def _range(self, base: int) -> ScanRange:
-        return ScanRange(base_offset=base, cleaned_offset=partial(read_cleaned_offset, self._log, self._filesystem))
 
     # ---- deeds
 
@@ -651,7 +609,7 @@ class Repairer:
 
     def _check_spliced(self, file: File, segment: SegmentSplice) -> None:
         """Read the new file again before it replaces the old one."""
-        for step in scan(file, self._range(segment.base_offset)):
+        for step in scan(file, ScanRange(base_offset=segment.base_offset)):
             if not isinstance(step, WholeBatch) and step.next_offset < segment.end_offset:
                 raise RepairRefused(
                     f"{segment_name(segment.base_offset)} put together anew ends at {step.next_offset}, not at "
@@ -754,7 +712,6 @@ class Repairer:
         remembered = {
             "recovery_point": view.recovery_point,
             "high_watermark": view.high_watermark,
-            "cleaned_offset": view.cleaned_offset,
         }
         view.checkpoint(**{name: offset for name, value in remembered.items() if value is not None and value > offset})
         view.sync_checkpoints()
@@ -784,33 +741,6 @@ class Repairer:
             yield
         finally:
             lock.close()
-
-
-class _Unsealed:
-    """A log whose lock is held, as the scrub needs it to seal compacted segments."""
-
-    def __init__(self, filesystem: Filesystem, path: Path, cleaned_offset: int) -> None:
-        self._filesystem, self.path, self._cleaned_offset = filesystem, path, cleaned_offset
-
-    @property
-    def log_id(self) -> UUID | None:
-        return read_partition_metadata(self.path, self._filesystem)
-
-    @property
-    def leader_epochs(self) -> LeaderEpochs:
-        return read_leader_epochs(self.path, self._filesystem) or LeaderEpochs()
-
-    def sealed(self) -> list[tuple[int, int]]:
-        bases = list_segments(self._filesystem, self.path)
-        return [pair for pair in pairwise(bases) if pair[1] <= self._cleaned_offset]
-
-    def cleaned_offset(self) -> int:
-        return self._cleaned_offset
-
-    def keep_seal(self, seal: Seal) -> bool:
-        write_seal(self._filesystem, self.path, seal)
-        self._filesystem.sync_directory(self.path)
-        return True
 
 
 def _first_damage(report: VerifyReport) -> int | None:

@@ -5,7 +5,6 @@
                                     its leader epoch                                  as the log's list of them says
       the whole segment             as its seal says                                  seals.py
       no seal                       made, where all of that holds; reported
-      a seal of another size        made anew where no offset is missing, an older version appended to it; else damage
       whatever is wrong             reported: logged as an error, kept in `findings` until a later pass finds it whole,
                                     or the segment is gone
 
@@ -52,7 +51,6 @@ class Scrubbed(Protocol):
         """(base, base of the next one) of every segment but the newest, ascending."""
         ...
 
-    def cleaned_offset(self) -> int: ...
     def keep_seal(self, seal: Seal) -> bool:
         """Write the seal, unless the segment is not sealed any more; whether it was written. Raises OSError."""
         ...
@@ -172,14 +170,6 @@ class Scrub:
             self._urgent.setdefault((log, base), when_whole)
             self._schedule_next(0)
 
-    def seal_cleaned(self, log: Scrubbed) -> None:
-        """Read, and so seal, unsealed segments below the cleaner's offset: nothing else proves their batches later."""
-        with self._turn:
-            for base, following in log.sealed():
-                if base < log.cleaned_offset() and read_seal(self._filesystem, log.path, base) is None:
-                    for _ in self._look_at(log, base, following):
-                        pass
-
     def run_pass(self, gave_up: Callable[[], bool] = lambda: False) -> ScrubStatus:
         """Read everything once, now, at full speed, until the end or `gave_up()`; the status then."""
         with self._turn:
@@ -259,12 +249,10 @@ class Scrub:
             self._found(log, base, following, CleanEnd(0, base), str(error))
 
     def _segment(self, log: Scrubbed, base: int, following: int) -> Iterator[int]:
-        cleaned_offset, headers = log.cleaned_offset(), HeadersCrc()
+        headers = HeadersCrc()
         end: ScanEnd | None = None
         self._replaced.discard((log.path, base))
-        what = ScanRange(
-            base_offset=base, end_offset=following, recovery_point=following, cleaned_offset=cleaned_offset
-        )
+        what = ScanRange(base_offset=base, end_offset=following, recovery_point=following)
         file = self._filesystem.open(segment_path(log.path, base), writable=False)
         try:
             file.drop_cache()  # read from the disk, not from the page cache
@@ -285,33 +273,25 @@ class Scrub:
         if (base, following) not in log.sealed() or end is None or (log.path, base) in self._replaced:
             return  # it was cut, removed or repaired meanwhile
         self._status = replace(self._status, segments=self._status.segments + 1)
-        self._judge(log, base, following, end, headers, is_cleaned=base < cleaned_offset)
+        self._judge(log, base, following, end, headers)
 
-    def _judge(  # noqa: PLR0913 - what one segment was found to be
-        self, log: Scrubbed, base: int, following: int, end: ScanEnd, headers: HeadersCrc, *, is_cleaned: bool
-    ) -> None:
-        joins = end.next_offset == following or (is_cleaned and end.next_offset < following)
-        if not isinstance(end, CleanEnd) or not joins:
+    def _judge(self, log: Scrubbed, base: int, following: int, end: ScanEnd, headers: HeadersCrc) -> None:
+        if not isinstance(end, CleanEnd) or end.next_offset != following:
             why = end.reason if not isinstance(end, CleanEnd) else f"it ends at {end.next_offset}, not at {following}"
             self._found(log, base, following, end, why)
             return
-        seal, why_not = read_seal(self._filesystem, log.path, base), None
-        fits = seal is not None and seal.fits(end.position)
-        if seal is not None and fits:
+        seal = read_seal(self._filesystem, log.path, base)
+        if seal is None:
+            self._make_seal(log, base, end, headers)
+        else:
             partition = parse_log_name(log.path.name)[1]
-            why_not = seal.contradiction(log.log_id, partition, base, headers, end.next_offset)
-        elif seal is not None:
-            why_not = seal.why_resized(end.position, headers.covered, base, following)
-        if why_not is not None:
-            self._found(log, base, following, CleanEnd(0, base), why_not)
-            return
-        if not fits:
-            self._make_seal(log, base, end, headers, is_cleaned=is_cleaned, had_one=seal is not None)
+            why_not = seal.contradiction(log.log_id, partition, base, end.next_offset, end.position, headers)
+            if why_not is not None:
+                self._found(log, base, following, CleanEnd(0, base), why_not)
+                return
         self._is_whole(log, base)
 
-    def _make_seal(  # noqa: PLR0913 - as above
-        self, log: Scrubbed, base: int, end: CleanEnd, headers: HeadersCrc, *, is_cleaned: bool, had_one: bool
-    ) -> None:
+    def _make_seal(self, log: Scrubbed, base: int, end: CleanEnd, headers: HeadersCrc) -> None:
         if log.log_id is None:
             return
         seal = Seal(
@@ -322,18 +302,12 @@ class Scrub:
             size_bytes=end.position,
             batches=headers.batches,
             headers_crc=headers.value,
-            is_witnessed=not is_cleaned,
         )
         with suppress(OSError):  # on a full disk: a later pass makes it
             if log.keep_seal(seal):
                 self._status = replace(self._status, seals_made=self._status.seals_made + 1)
-                _LOG.info(
-                    "%s: %s was sealed, it had %s; %s",
-                    log.path,
-                    segment_path(Path(), base).name,
-                    "a seal of another size" if had_one else "none",
-                    "unwitnessed, a cleaner went over it" if is_cleaned else "its offsets and CRCs hold",
-                )
+                name = segment_path(Path(), base).name
+                _LOG.info("%s: %s had no seal, its offsets and CRCs hold: it was sealed", log.path, name)
 
     def _found(self, log: Scrubbed, base: int, following: int, end: ScanEnd, reason: str) -> None:
         name = segment_path(Path(), base).name

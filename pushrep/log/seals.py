@@ -2,18 +2,16 @@
 missing.
 
     00000000000000001042.seal     84 bytes, big-endian
-      0    magic 8, "pushseal" | version u32, 1 | flags u32, 1: unwitnessed
+      0    magic 8, "pushseal" | version u32, 1 | zeros 4
      16    topic id 16 | partition i32 | headers' CRC-32C u32
      40    base offset i64 | end offset i64 | size of the .log in bytes i64
      64    batches i64 | zeros 8 | CRC-32C u32 of the 80 before
 
 The headers' CRC goes over the first 21 bytes of every batch, one after the other: base offset, length, leader epoch,
-magic, CRC. So it finds an epoch or an offset that changed where a cleaner has left holes, a segment of another log, and
-two that were swapped.
+magic, CRC. So it finds an epoch that changed, a segment of another log, and two that were swapped.
 
 A cut or a replacement of a segment first removes its seal from the disk, because a seal beside other bytes means
-damage. Only a repair whose bytes match the seal keeps it. A seal for another size than its segment's is ignored: an
-older version appended to the segment. So is one that can't be read.
+damage. Only a repair whose bytes match the seal keeps it. A seal that can't be read is ignored.
 """
 
 import errno
@@ -35,10 +33,9 @@ _LOG = logging.getLogger("pushrep.log")
 
 VERSION = 1
 _MAGIC = b"pushseal"
-_BODY = struct.Struct(">8sII16siIqqqq8x")
+_BODY = struct.Struct(">8sI4x16siIqqqq8x")
 _CRC = struct.Struct(">I")
 SEAL_BYTES = _BODY.size + _CRC.size
-_UNWITNESSED = 1
 _FOLD_BYTES = 64 << 10
 
 assert SEAL_BYTES == 84, "docs/internals/formats/directory-files.md says so"
@@ -50,7 +47,7 @@ class BadSeal(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seal:
-    """What a segment held. is_witnessed: made when it was rolled; False: made later, where offsets may be missing."""
+    """What a segment held."""
 
     log_id: UUID
     partition: int
@@ -59,35 +56,28 @@ class Seal:
     size_bytes: int
     batches: int
     headers_crc: int
-    is_witnessed: bool = True
 
-    def fits(self, size_bytes: int) -> bool:
-        """Whether it is for a segment of that size; if not, an older version, which knows no seals, appended to it."""
-        return self.size_bytes == size_bytes
-
-    def why_resized(self, size_bytes: int, covered: int, base_offset: int, end_offset: int) -> str | None:
-        """Why a segment of another size counts as damaged; None if no offset of [base_offset, end_offset) is missing:
-        then each batch checks the next, and an older version appended to it. covered: how many offsets are not missing.
-        """
-        if covered >= end_offset - base_offset:
-            return None
-        return (
-            f"it has {size_bytes} bytes, {self.size_bytes} were sealed, and of its {end_offset - base_offset} offsets "
-            f"{end_offset - base_offset - covered} are missing (if a broker's cleaner was there since: remove its seal)"
-        )
-
-    def contradiction(
-        self, log_id: UUID | None, partition: int, base_offset: int, found: "HeadersCrc", end_offset: int
+    def contradiction(  # noqa: PLR0913, PLR0917 - what identifies a segment
+        self,
+        log_id: UUID | None,
+        partition: int,
+        base_offset: int,
+        end_offset: int,
+        size_bytes: int,
+        found: "HeadersCrc",
     ) -> str | None:
-        """Why a segment of the sealed size is not the sealed one; None if it is. log_id: None if it is unknown."""
+        """Why a segment is not the sealed one; None if it is. log_id: None if it is unknown."""
         if log_id is not None and self.log_id != log_id:
             return f"it was sealed as a segment of log {self.log_id}, this is {log_id}"
         if self.partition != partition:  # Kafka's partitions of one topic share an id
             return f"it was sealed as a segment of partition {self.partition}, this is {partition}"
         if self.base_offset != base_offset:
             return f"it was sealed as the segment that begins at {self.base_offset}"
-        if (found.batches, end_offset) != (self.batches, self.end_offset):
-            return f"{found.batches} batches to {end_offset} where {self.batches} to {self.end_offset} were sealed"
+        if (found.batches, end_offset, size_bytes) != (self.batches, self.end_offset, self.size_bytes):
+            return (
+                f"{found.batches} batches to {end_offset} in {size_bytes} bytes where {self.batches} to "
+                f"{self.end_offset} in {self.size_bytes} were sealed (if a broker wrote to it since: remove its seal)"
+            )
         if found.value != self.headers_crc:
             return f"its headers' CRC-32C is 0x{found.value:08x}, sealed was 0x{self.headers_crc:08x}"
         return None
@@ -97,19 +87,17 @@ class HeadersCrc:
     """The CRC over the first 21 bytes of each batch, as they come.
 
     pending: a buffer to which an append adds them by `+=`, because a call for each batch would cost twice as much; call
-    `fold_if_due` now and then. covered: how many offsets the batches of runs cover, those compacted away inside of a
-    batch included.
+    `fold_if_due` now and then.
     """
 
-    __slots__ = ("_folded", "_folded_bytes", "covered", "pending")
+    __slots__ = ("_folded", "_folded_bytes", "pending")
 
     def __init__(self) -> None:
-        self.pending, self._folded, self._folded_bytes, self.covered = bytearray(), 0, 0, 0
+        self.pending, self._folded, self._folded_bytes = bytearray(), 0, 0
 
     def add_run(self, run: BatchRun) -> None:
         """Add every batch of a run."""
         self.pending += run.sealed_bytes()
-        self.covered += int((run.last_offset - run.base_offset).sum()) + len(run)
         self._fold()
 
     @property
@@ -139,7 +127,6 @@ def encode_seal(seal: Seal) -> bytes:
     body = _BODY.pack(
         _MAGIC,
         VERSION,
-        0 if seal.is_witnessed else _UNWITNESSED,
         seal.log_id.bytes,
         seal.partition,
         seal.headers_crc,
@@ -156,7 +143,7 @@ def decode_seal(data: bytes) -> Seal:
     if len(data) != SEAL_BYTES:
         raise BadSeal(f"{len(data)} bytes where {SEAL_BYTES} are expected")
     body = data[: _BODY.size]
-    magic, version, flags, log_id, partition, headers_crc, base, end, size, batches = _BODY.unpack(body)
+    magic, version, log_id, partition, headers_crc, base, end, size, batches = _BODY.unpack(body)
     if magic != _MAGIC or _CRC.unpack_from(data, _BODY.size)[0] != google_crc32c.value(body):
         raise BadSeal("its CRC does not match" if magic == _MAGIC else "it is no seal")
     if version != VERSION:
@@ -169,7 +156,6 @@ def decode_seal(data: bytes) -> Seal:
         size_bytes=size,
         batches=batches,
         headers_crc=headers_crc,
-        is_witnessed=not flags & _UNWITNESSED,
     )
 
 

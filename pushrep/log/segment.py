@@ -24,14 +24,13 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 from uuid import UUID
 
 from pushrep.env import File, Filesystem
 from pushrep.log.config import POSITION_MAX, LogConfig
-from pushrep.log.directory_files import INDEX_SUFFIX, TIME_INDEX_SUFFIX, read_cleaned_offset, segment_path
+from pushrep.log.directory_files import INDEX_SUFFIX, TIME_INDEX_SUFFIX, segment_path
 from pushrep.log.errors import CorruptBatch, OffsetsExhausted
 from pushrep.log.indexes import IndexFile
 from pushrep.log.seals import HeadersCrc, Seal, remove_seals
@@ -108,8 +107,7 @@ class Segment:
         self.index = IndexFile(filesystem, segment_path(directory, base_offset, INDEX_SUFFIX), OFFSET_ENTRY)
         self.time_index = IndexFile(filesystem, segment_path(directory, base_offset, TIME_INDEX_SUFFIX), TIME_ENTRY)
         self._tail = _Tail(0, base_offset)
-        cleaned_offset = partial(read_cleaned_offset, directory, filesystem)
-        self._all = ScanRange(base_offset=base_offset, cleaned_offset=cleaned_offset)
+        self._all = ScanRange(base_offset=base_offset)
         self._unwritten: list[bytes | bytearray | memoryview] = []
         self._pending_headers: bytearray | None = None
         self._headers: HeadersCrc | None = None  # only of a segment that was made here and never cut
@@ -390,25 +388,18 @@ class Segment:
         self.time_index.sync(retaken=retaken)
         self.index.sync(retaken=retaken)
 
-    def locate(self, offset: int, *, may_end_before: bool = False) -> tuple[int, int]:
-        """Where to cut `offset` off: (position of the batch that holds it, end offset of the batch before).
+    def locate(self, offset: int) -> tuple[int, int]:
+        """Where to cut `offset` off: (position, base offset) of the batch that holds it.
 
-        The second is that batch's base offset, unless compaction left a hole before it. If `offset` itself lies in a
-        hole, the place is the next batch or, with `may_end_before`, the segment's end. Raises CorruptBatch if a scan
-        does not reach it.
+        Raises CorruptBatch if a scan does not reach it.
         """
-        # From the batch before, whose end is needed.
-        entry = self.index.floor(offset - self.base_offset - 1)
-        before = self.base_offset
+        entry = self.index.floor(offset - self.base_offset)
         for step in scan(self.file, from_index_entry(self.file, self._all, entry)):
             if not isinstance(step, WholeBatch):
-                if isinstance(step, CleanEnd) and may_end_before:
-                    return step.position, before
                 reason = "the segment ends there" if isinstance(step, CleanEnd) else step.reason
                 raise CorruptBatch(step.next_offset, self.path, step.position, reason)
             if step.batch.header.next_offset > offset:
-                return step.position, before
-            before = step.batch.header.next_offset
+                return step.position, step.batch.header.base_offset
         raise AssertionError("a scan ends with an answer")
 
     def cut(self, position: int, next_offset: int) -> None:
@@ -516,8 +507,7 @@ def _believed(filesystem: Filesystem, directory: Path, segment: SealedSegment, f
     segment.
     """
     base = segment.base_offset
-    cleaned_offset = partial(read_cleaned_offset, directory, filesystem)
-    whole = ScanRange(base_offset=base, end_offset=segment.end_offset, cleaned_offset=cleaned_offset)
+    whole = ScanRange(base_offset=base, end_offset=segment.end_offset)
     time = IndexFile(filesystem, segment_path(directory, base, TIME_INDEX_SUFFIX), TIME_ENTRY).last
     if time is None:
         return whole

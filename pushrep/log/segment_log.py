@@ -105,7 +105,7 @@ def open_log(context: LogContext, attached: Attached) -> OpenedLog:
         # A log with replicas gets its list with its first epoch, so that making the log costs no write of it.
         is_unlisted = attached.has_replicas and kept_epochs is None and report.log_end_offset == 0
         epochs = _settle_epochs(context, recovered, kept_epochs, is_written=not is_unlisted)
-        found = _RecoveredLog(recovered, view.cleaned_offset)
+        found = _RecoveredLog(recovered)
         if derived:
             derived.settle(found.bounds(), epochs)
             derived.dispatch(BatchReader(filesystem, view.path, found), found.bounds())
@@ -132,8 +132,8 @@ _SHARED_MS = 1000
 class _RecoveredLog:
     """A recovered log, to be read before it is open."""
 
-    def __init__(self, recovered: Recovered, cleaned_offset: int) -> None:
-        self._recovered, self._cleaned_offset = recovered, cleaned_offset
+    def __init__(self, recovered: Recovered) -> None:
+        self._recovered = recovered
 
     def bounds(self) -> Bounds:
         report = self._recovered.report
@@ -141,9 +141,6 @@ class _RecoveredLog:
 
     def bases(self, *, fresh: bool) -> Sequence[int]:  # noqa: ARG002 - nobody writes meanwhile
         return self._recovered.bases
-
-    def cleaned_offset(self) -> int:
-        return self._cleaned_offset
 
     def revision(self) -> int:
         return 0
@@ -229,7 +226,6 @@ def _load(
             view.known_on_disk,
             view.log_start_offset,
             view.clean,
-            view.cleaned_offset,
             checkpointed=view.recovery_point or 0,
         )
     except (FileExistsError, NotADirectoryError) as error:
@@ -271,7 +267,7 @@ def _settle_epochs(
     if kept is not None:
         epochs = kept.cut_from(report.log_end_offset + 1).cut_below(report.log_start_offset)
     if kept is None:
-        reader = BatchReader(filesystem, path, _RecoveredLog(recovered, context.view.cleaned_offset))
+        reader = BatchReader(filesystem, path, _RecoveredLog(recovered))
         for batch in reader.batches(report.log_start_offset):
             epochs = epochs.assigned(max(0, batch.header.leader_epoch), batch.header.base_offset)
     begun = [entry for entry in epochs.entries if entry[1] == report.log_end_offset]  # epochs without a record
@@ -318,7 +314,6 @@ class SegmentLog(ClosedAtExit):
         self._writer.on_unsealed = partial(scrub.soon, self._writer)
         self._reader.on_suspect = self._suspect_index
         self._reader.on_damage = partial(scrub.soon, self._writer)
-        self._seal_cleaned()
         self._closing = threading.Lock()
         self._closed = False
 
@@ -481,14 +476,6 @@ class SegmentLog(ClosedAtExit):
         done = partial(self._repaired, base_offset)
         return SegmentRepair(self._context.filesystem, writer, base_offset, found.end_offset, done)
 
-    def _seal_cleaned(self) -> None:
-        """After a kill or cut, seal the segments with holes: a read after a hole needs the seal."""
-        if not self._context.view.cleaned_offset:
-            return
-        with suppress(OSError):  # on a full disk the newest segment is read without a seal until it rolls
-            self._writer.roll_cleaned()
-        self.scrub.seal_cleaned(self._writer)
-
     def _suspect_index(self, base_offset: int) -> None:
         self.scrub.soon(self._writer, base_offset, partial(self._rebuild_index, base_offset))
 
@@ -555,19 +542,13 @@ class SegmentLog(ClosedAtExit):
             writer.flush_acknowledged(result.last_offset + 1)
         return result
 
-    @property
-    def cleaned_offset(self) -> int:
-        """Below it Kafka's cleaner may have left holes; 0 for a log that it never saw."""
-        return self._checked_writer().cleaned_offset()
-
-    def append_as_is(self, batches: Sequence[RecordBatch], *, cleaned_offset: int = 0) -> None:
+    def append_as_is(self, batches: Sequence[RecordBatch]) -> None:
         """Append a leader's checked batches with their offsets and epochs, as a replica does.
 
-        Newer epochs are on disk before their batches are written. Only below `cleaned_offset`, as the leader gives it,
-        may offsets be missing; this log's cleaned offset is on disk before batches after a hole are written. Raises as
-        `append`; LogEndMoved if they do not begin at the log end, or leave another hole.
+        Newer epochs are on disk before their batches are written. Raises as `append`; LogEndMoved if a batch does not
+        follow the one before.
         """
-        self._checked_writer().append_as_is(batches, cleaned_offset)
+        self._checked_writer().append_as_is(batches)
 
     def begin_epoch(self, leader_epoch: int, start_offset: int) -> None:
         """Add an epoch that begins at `start_offset`, the log end, to the list; on disk when this returns.
@@ -686,7 +667,6 @@ class SegmentLog(ClosedAtExit):
             before = writer.log_end_offset
             end = writer.truncate_to(offset, keep=keep)
             self.cuts += end < before
-        self._seal_cleaned()
         self._reader.forget()
         return end
 
@@ -700,7 +680,6 @@ class SegmentLog(ClosedAtExit):
         with self._background.retention.paused():
             kept = writer.quarantine()
             self.quarantines += bool(kept)
-        self._seal_cleaned()
         self._reader.forget()
         return kept
 

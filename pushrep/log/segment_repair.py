@@ -35,7 +35,6 @@ from pushrep.log.directory_files import (
     TIME_INDEX_SUFFIX,
     list_segments,
     parse_log_name,
-    read_cleaned_offset,
     segment_path,
 )
 from pushrep.log.errors import RepairRefused
@@ -59,7 +58,6 @@ class RepairedLog(Protocol):
     def log_id(self) -> UUID | None: ...
     @property
     def leader_epochs(self) -> LeaderEpochs: ...
-    def cleaned_offset(self) -> int: ...
     def replace_sealed(self, base: int, following: int, cuts: int, put: Callable[[], None]) -> bool:
         """`put` the new file there, unless the log was cut meanwhile; whether it was. Raises OSError."""
         ...
@@ -100,7 +98,7 @@ class SegmentRepair:
         """Batches taken from the other member."""
         self._filesystem, self._log, self._cuts, self._on_done = filesystem, log, log.cuts, on_done
         self._path = segment_path(log.path, base_offset)
-        self._cleaned_offset, self._epochs = log.cleaned_offset(), log.leader_epochs
+        self._epochs = log.leader_epochs
         self._own = filesystem.open(self._path, writable=False)
         self._temp_path = self._path.with_name(self._path.name + REPAIR_SUFFIX)
         self._temp: File | None = None
@@ -163,7 +161,6 @@ class SegmentRepair:
             end_offset=self.end_offset,
             recovery_point=self.end_offset,
             leader_epoch=self._epoch,
-            cleaned_offset=self._cleaned_offset,
         )
 
     def _take_own(self) -> None:
@@ -183,22 +180,16 @@ class SegmentRepair:
                 self._write(data, last)
                 if len(good) < len(step):
                     break
-        if isinstance(end, CleanEnd) and self._reaches_end():
+        if isinstance(end, CleanEnd) and self._next_offset == self.end_offset:
             self._finish()
             return
         self._near = last
         self._replaced.append(_Replaced(self._position))
 
-    def _reaches_end(self) -> bool:
-        return self._next_offset == self.end_offset or self._range().is_hole(self._next_offset, self.end_offset)
-
     def _compare_near(self, header: BatchHeader) -> None:
         near = self._near
         assert near is not None, "there is one to compare with"
         if header.next_offset <= near.base_offset:
-            return
-        if header != near and self._trusts_own and self._is_sealed_with_holes():
-            self._begin(trusts_own=False)  # one of our offsets may be wrong, which only the seal shows
             return
         if header != near:
             raise RepairRefused(
@@ -207,16 +198,9 @@ class SegmentRepair:
             )
         self._near = None
 
-    def _is_sealed_with_holes(self) -> bool:
-        is_cleaned = self.base_offset < self._cleaned_offset
-        return is_cleaned and read_seal(self._filesystem, self._log.path, self.base_offset) is not None
-
     def _take(self, header: BatchHeader, piece: memoryview) -> None:
         """Take one of their batches, then go on with ours if our file has the same batch."""
         what = self._range()
-        if header.base_offset >= self.end_offset and what.is_hole(self._next_offset, self.end_offset):
-            self._finish()
-            return
         base, epoch = header.base_offset, header.leader_epoch
         why = what.why_misplaced(self._next_offset, self._epoch, base, header.next_offset, epoch)
         why = why or self._epochs.contradiction(base, epoch)
@@ -257,12 +241,12 @@ class SegmentRepair:
         headers = self._read_again(self._temp)
         partition = parse_log_name(self._log.path.name)[1]
         kept = read_seal(self._filesystem, self._log.path, self.base_offset)
-        is_proved = kept is not None and kept.fits(self._position)
+        if kept is not None and kept.end_offset != self.end_offset:
+            kept = None  # a file behind it is missing, whose offsets this one takes over
+        is_proved = kept is not None
         if kept is not None:
-            found = headers, self._next_offset
-            why = kept.why_resized(self._position, headers.covered, self.base_offset, self.end_offset)
-            if is_proved:
-                why = kept.contradiction(self._log.log_id, partition, self.base_offset, *found)
+            found = (self.base_offset, self._next_offset, self._position)
+            why = kept.contradiction(self._log.log_id, partition, *found, headers)
             if why is not None and self._trusts_own:
                 self._begin(trusts_own=False)
                 return
@@ -280,7 +264,6 @@ class SegmentRepair:
                     size_bytes=self._position,
                     batches=headers.batches,
                     headers_crc=headers.value,
-                    is_witnessed=self.base_offset >= self._cleaned_offset,
                 )
         self._temp.close()
         try:
@@ -312,12 +295,7 @@ class SegmentRepair:
 
     def _read_again(self, file: File) -> HeadersCrc:
         headers, end = HeadersCrc(), None
-        what = ScanRange(
-            base_offset=self.base_offset,
-            end_offset=self.end_offset,
-            recovery_point=self.end_offset,
-            cleaned_offset=self._cleaned_offset,
-        )
+        what = ScanRange(base_offset=self.base_offset, end_offset=self.end_offset, recovery_point=self.end_offset)
         for step in scan_vectorised(file, what):
             if isinstance(step, BatchRun):
                 headers.add_run(step)
@@ -406,9 +384,7 @@ def rebuild_suspect_indexes(filesystem: Filesystem, log: Path, suspects: Collect
     for base, following in pairwise([*bases, None]):
         if base is None or base not in suspects:
             continue
-        what = ScanRange(
-            base_offset=base, end_offset=following, cleaned_offset=partial(read_cleaned_offset, log, filesystem)
-        )
+        what = ScanRange(base_offset=base, end_offset=following)
         file = filesystem.open(segment_path(log, base), writable=False)
         try:
             *_, end = scan_vectorised(file, what)
@@ -421,11 +397,10 @@ def rebuild_suspect_indexes(filesystem: Filesystem, log: Path, suspects: Collect
 def epochs_of_batches(filesystem: Filesystem, log: Path) -> LeaderEpochs:
     """The leader epochs in the headers of the whole batches."""
     epochs = LeaderEpochs()
-    cleaned_offset = read_cleaned_offset(log, filesystem)
     for base in list_segments(filesystem, log):
         file = filesystem.open(segment_path(log, base), writable=False)
         try:
-            for step in scan(file, ScanRange(base_offset=base, cleaned_offset=cleaned_offset)):
+            for step in scan(file, ScanRange(base_offset=base)):
                 if isinstance(step, WholeBatch):
                     epochs = epochs.assigned(max(0, step.batch.header.leader_epoch), step.batch.header.base_offset)
         finally:

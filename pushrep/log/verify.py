@@ -58,7 +58,7 @@ from pushrep.log.errors import CorruptPartitionMetadata
 from pushrep.log.indexes import IndexCheck
 from pushrep.log.inspection import LogState, checked_log, read_state, segment_facts
 from pushrep.log.seals import BadSeal, HeadersCrc, Seal, checked_seal, read_seal
-from pushrep.log.walk import CleanEnd, Damage, ScanEnd, ScanRange, TornTail, scan_vectorised
+from pushrep.log.walk import CleanEnd, Damage, RunStep, ScanEnd, ScanRange, TornTail, scan_vectorised
 from pushrep.records import BatchRun
 from pushrep.records.leader_epochs import LeaderEpochs
 
@@ -78,6 +78,8 @@ class FindingKind(Enum):
     """The log does not end where it was closed: repair."""
     SEAL = "seal"
     """Whole batches in order, but not those that were sealed when the segment was rolled: repair."""
+    HOLE = "hole"
+    """Offsets are missing, and a broker's cleaner has compacted the log: it can be consumed from the broker."""
     INDEX = "index"
     """An index entry is not true: rebuild-index."""
     FILE = "file"
@@ -109,13 +111,13 @@ class Expected:
 
     below: every offset below it was on disk, or is in the page cache of a running machine; None: the whole log.
     exact_bytes: the newest segment ends at this byte, with the offset `below`; None if that is unknown. is_live: a
-    writer goes on meanwhile. cleaned_offset: below it a hole is no damage, because a broker's cleaner may have made it.
+    writer goes on meanwhile. is_compacted: a broker's cleaner made holes in it, which are reported one by one.
     """
 
     below: int | None
     exact_bytes: int | None
     is_live: bool
-    cleaned_offset: int = 0
+    is_compacted: bool = False
 
     @classmethod
     def of(cls, state: LogState) -> "Expected":
@@ -127,11 +129,7 @@ class Expected:
             below, exact_bytes = state.clean.end_offset, state.clean.last_segment_bytes
         elif state.published is not None and not state.is_copy:  # as the next opening decides
             below = max(below or 0, state.published.flushed_offset)
-        return cls(below=below, exact_bytes=exact_bytes, is_live=state.is_live, cleaned_offset=state.cleaned_offset)
-
-    def accounts_for(self, end_offset: int, next_base: int) -> bool:
-        """Whether a segment that ends with the first may be followed by one that begins with the second."""
-        return end_offset == next_base or end_offset < next_base <= self.cleaned_offset
+        return cls(below=below, exact_bytes=exact_bytes, is_live=state.is_live, is_compacted=state.is_compacted)
 
 
 class SegmentLook(NamedTuple):
@@ -198,11 +196,10 @@ class _Walk:
             end_offset=task.next_base,
             recovery_point=below or 0,
             leader_epoch=task.leader_epoch,
-            cleaned_offset=task.expected.cleaned_offset,
         )
         if limit is not None and limit <= task.base_offset:
             return
-        for step in scan_vectorised(file, what):
+        for step in self._steps(file, what):
             if not isinstance(step, BatchRun):
                 self._end = step
                 return
@@ -214,6 +211,24 @@ class _Walk:
                 yield run
                 if limit is not None and self._next_offset >= limit:
                     return
+
+    def _steps(self, file: File, what: ScanRange) -> Iterator[RunStep]:
+        """The scan; in a compacted log it goes on behind each hole, which is a finding."""
+        while True:
+            hole = None
+            for step in scan_vectorised(file, what):
+                if self._task.expected.is_compacted and isinstance(step, Damage) and step.goes_on_at is not None:
+                    hole = step
+                    break
+                yield step
+            if hole is None or hole.goes_on_at is None:
+                return
+            self._find_hole(hole.goes_on_at)
+            what = what._replace(position=hole.position, next_offset=hole.goes_on_at, leader_epoch=self._epoch)
+
+    def _find_hole(self, end: int) -> None:
+        why = f"the offsets up to {end} are missing, as a broker's cleaner leaves it"
+        self._findings.append(self._at(FindingKind.HOLE, why))
 
     def _is_plain(self, run: BatchRun, limit: int | None) -> bool:
         """Whether checking its first batch is enough: all of one epoch, and below the limit."""
@@ -237,13 +252,13 @@ class _Walk:
     def look(self, size_bytes: int) -> SegmentLook:
         """The result, after the last step."""
         task, expected = self._task, self._task.expected
-        if self._end is not None and not self._findings:
+        if self._end is not None and not self._damage:
             self._judge_end(self._end, size_bytes)
             self._judge_seal()
         tolerated = None if expected.exact_bytes is not None or task.next_base is not None else expected.below
         if expected.is_live and expected.below is not None:
             tolerated = expected.below
-        if not self._findings and self._torn is None:
+        if not self._damage and self._torn is None:
             for fault in self._indexes.faults(tolerated):
                 name = segment_name(task.base_offset, fault.suffix)
                 self._findings.append(Finding(FindingKind.INDEX, name, fault.position, None, fault.reason))
@@ -258,17 +273,17 @@ class _Walk:
             self._is_sealed,
         )
 
+    @property
+    def _damage(self) -> list[Finding]:
+        return [finding for finding in self._findings if finding.kind is not FindingKind.HOLE]
+
     def _judge_seal(self) -> None:
         task = self._task
         if task.seal is None or self._findings or self._torn is not None:
             return
-        if task.seal.fits(self.position):
-            self._is_sealed = True
-            found = self._headers, self._next_offset
-            why = task.seal.contradiction(task.log_id, task.partition, task.base_offset, *found)
-        else:
-            end = self._next_offset if task.next_base is None else task.next_base
-            why = task.seal.why_resized(self.position, self._headers.covered, task.base_offset, end)
+        self._is_sealed = True
+        found = (task.base_offset, self._next_offset, self.position)
+        why = task.seal.contradiction(task.log_id, task.partition, *found, self._headers)
         if why is not None:
             self._findings.append(Finding(FindingKind.SEAL, segment_name(task.base_offset), 0, task.base_offset, why))
 
@@ -292,7 +307,9 @@ class _Walk:
                 self._torn = found
             else:
                 self._findings.append(found)
-        elif task.next_base is not None and not expected.accounts_for(end.next_offset, task.next_base):
+        elif task.next_base is not None and expected.is_compacted and end.next_offset < task.next_base:
+            self._find_hole(task.next_base)
+        elif task.next_base is not None and end.next_offset != task.next_base:
             gap = "a gap" if end.next_offset < task.next_base else "an overlap"
             why = f"it ends at {end.next_offset}, {segment_name(task.next_base)} begins at {task.next_base}: {gap}"
             self._findings.append(self._at(FindingKind.JOINT, why))

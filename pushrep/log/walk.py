@@ -8,8 +8,8 @@
                                             or whole, with offsets missing before it, as no write that tore leaves it
 
 A batch's CRC does not cover base offset, length, leader epoch and magic. So a base offset is checked by the end of the
-batch before it, by the file's name for the first batch, or by an index entry for this batch. Only below the cleaner's
-offset may offsets be missing.
+batch before it, by the file's name for the first batch, or by an index entry for this batch. No offset is missing: not
+between two batches, and not inside of one.
 
     scan            batch by batch, where the records are needed, or where one of the others stops
     scan_vectorised the same, many batches checked at once: recovery, verify, rebuilding of indexes
@@ -21,7 +21,7 @@ Memory: one window, or one batch if that is larger.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
@@ -96,11 +96,15 @@ class TornTail:
 class Damage:
     """From `position` on, where `next_offset` should be, bytes that were on disk are not any more, or offsets are
     missing.
+
+    goes_on_at: if offsets are missing before a whole batch, that batch's base offset. Tools scan on there, to report
+    every hole that Kafka's cleaner made; nothing else does.
     """
 
     position: int
     next_offset: int
     reason: str
+    goes_on_at: int | None = None
 
 
 ScanEnd: TypeAlias = CleanEnd | TornTail | Damage
@@ -129,7 +133,6 @@ class ScanRange(NamedTuple):
     end_offset: base offset of the next segment; None if this is the newest one.
     recovery_point: everything below was on disk.
     leader_epoch: of the batch before; epochs never fall.
-    cleaned_offset: below it Kafka's cleaner may have removed any offset; a function is called only if one is missing.
     closed_at: the log's end at a clean close; no batch reaches above. None: it was not closed clean.
     epochs: which epoch wrote which offset, if that is known; a scan of headers does not check it.
     """
@@ -141,7 +144,6 @@ class ScanRange(NamedTuple):
     end_offset: int | None = None
     recovery_point: int = 0
     leader_epoch: int = -1
-    cleaned_offset: int | Callable[[], int] = 0
     closed_at: int | None = None
     epochs: LeaderEpochs | None = None
 
@@ -152,38 +154,22 @@ class ScanRange(NamedTuple):
             return None
         return self.base_offset if self.next_offset is None else self.next_offset
 
-    def with_cleaned_offset(self) -> "ScanRange":
-        """The same, with a number as cleaned_offset."""
-        asked = self.cleaned_offset
-        return self if isinstance(asked, int) else self._replace(cleaned_offset=asked())
-
-    def is_hole(self, start: int, end: int) -> bool:
-        """Whether all of [start, end) may be missing, because Kafka's cleaner compacted it."""
-        return start < end <= _cleaned(self)
-
     def why_misplaced(
         self, expected: int | None, epoch_before: int, base_offset: int, next_offset: int, leader_epoch: int
     ) -> str | None:
         """Why a batch of [base_offset, next_offset) can't be where `expected` should be; None if it can.
 
         expected: the end of the batch before; None for a first one that an index entry names. This checks all fields
-        that no CRC covers.
+        that no CRC covers. A batch that follows the one before and reaches into the next segment is in its place: two
+        segments overlap there, which recovery refuses by name.
         """
-        reason, last_offset, end = None, next_offset - 1, self.end_offset
-        by_entry = expected is None
-        expected = base_offset if expected is None else expected
-        if by_entry and (last_offset != self.last_offset or base_offset < self.base_offset):
+        reason, last_offset = None, next_offset - 1
+        if expected is None and (last_offset != self.last_offset or base_offset < self.base_offset):
             reason = f"it ends with offset {last_offset}, an index entry says {self.last_offset}"
-        elif base_offset < expected:
+        elif expected is not None and base_offset != expected:
             reason = f"base offset {base_offset} where {expected} is expected"
-        elif base_offset > expected and not self.is_hole(expected, base_offset):
-            went = f"no cleaner went above {_cleaned(self)} (if a broker's did: pushrep log mark-cleaned)"
-            reason = f"base offset {base_offset} where {expected} is expected, and {went}"
         elif last_offset - self.base_offset > POSITION_MAX:
             reason = f"base offset {base_offset} is too far from the segment's {self.base_offset}"
-        # If it follows the batch before, this is an overlap of two segments, which recovery refuses by name.
-        elif end is not None and next_offset > end and base_offset != expected:
-            reason = f"offsets up to {last_offset} reach into the next segment at {end}"
         elif self.closed_at is not None and next_offset > self.closed_at:
             reason = f"offsets up to {last_offset} in a log that was closed at {self.closed_at}"
         elif leader_epoch < epoch_before:
@@ -193,30 +179,41 @@ class ScanRange(NamedTuple):
         return reason
 
 
-def _cleaned(what: ScanRange) -> int:
-    asked = what.cleaned_offset
-    return asked if isinstance(asked, int) else asked()
-
-
 def scan(file: File, what: ScanRange, *, window_bytes: int = WINDOW_BYTES) -> Iterator[ScanStep]:
     """Every whole batch in order, then exactly one CleanEnd, TornTail or Damage. Raises OSError."""
     window = _Window(file, window_bytes)
     position, expected, epoch = what.position, what.first_offset, what.leader_epoch
     while True:
-        found, is_whole_behind = _batch_at(window, position), False
+        found, goes_on_at = _batch_at(window, position), None
         if isinstance(found, RecordBatch):
             header = found.header
             base_offset, next_offset = header.base_offset, header.next_offset
-            is_whole_behind = expected is not None and base_offset > expected
-            if is_whole_behind:
-                what = what.with_cleaned_offset()
+            if expected is not None and base_offset > expected:
+                goes_on_at = base_offset
             found = what.why_misplaced(expected, epoch, base_offset, next_offset, header.leader_epoch) or found
         if not isinstance(found, RecordBatch):
             at = CleanEnd(position, what.base_offset if expected is None else expected)
-            yield Damage(position, at.next_offset, found) if is_whole_behind else _end(window, what, at, found)
+            if goes_on_at is not None:
+                yield Damage(position, at.next_offset, found, goes_on_at)
+            else:
+                yield _end(window, what, at, found)
             return
         yield WholeBatch(position, found)
         position, expected, epoch = position + header.size_bytes, next_offset, header.leader_epoch
+
+
+def scan_over_holes(file: File, what: ScanRange) -> Iterator[ScanStep]:
+    """`scan`, which goes on behind each hole: for tools, over a log whose offsets Kafka's cleaner took. Each hole is a
+    Damage with `goes_on_at`. Raises OSError.
+    """
+    while True:
+        for step in scan(file, what):
+            yield step
+            if isinstance(step, WholeBatch):
+                what = what._replace(leader_epoch=step.batch.header.leader_epoch)
+        if not isinstance(step, Damage) or step.goes_on_at is None:
+            return
+        what = what._replace(position=step.position, next_offset=step.goes_on_at)
 
 
 def _batch_at(window: "_Window", position: int) -> RecordBatch | str:
@@ -232,6 +229,8 @@ def _batch_at(window: "_Window", position: int) -> RecordBatch | str:
         data = window.view(position, size)
         if len(data) < size:
             return f"{len(data)} bytes of {size}: the file ends inside the batch"
+        if header.record_count != header.last_offset_delta + 1:
+            return f"{header.record_count} records for {header.last_offset_delta + 1} offsets"
         return RecordBatch.check(data, header)
     except CorruptRecordBatch as error:
         return error.reason
@@ -338,33 +337,26 @@ def _next_run(file: File, what: ScanRange, window_bytes: int) -> tuple[ScanRange
     if not len(run):
         return what, None
     good = well_placed(run, what)
-    if not good.all() and not isinstance(what.cleaned_offset, int):
-        what = what.with_cleaned_offset()
-        good = well_placed(run, what)
     run = run if good.all() else run.first(int(good.argmin()))
     return what, run if len(run) else None
 
 
 def well_placed(run: BatchRun, what: ScanRange) -> NDArray[np.bool_]:
-    """`ScanRange.why_misplaced` for many batches: which are in place. A cleaner's offset that is a function is not
-    called: there no offset may be missing.
+    """`ScanRange.why_misplaced` for many batches: which are in place.
 
-    The rule stands here a second time because asking `why_misplaced` about each hole took 1.5 times as long for a whole
-    scan of a compacted log; tests/properties/test_log_scan_runs.py holds the two equal.
+    The rule stands here a second time, as arrays; tests/properties/test_log_scan_runs.py holds the two equal.
     """
     before = np.empty_like(run.base_offset)
     before[0] = what.base_offset if what.next_offset is None else what.next_offset
     before[1:] = run.last_offset[:-1] + 1
     epoch_before = np.empty_like(run.leader_epoch)
     epoch_before[0], epoch_before[1:] = what.leader_epoch, run.leader_epoch[:-1]
-    is_next = run.base_offset == before
-    good = (run.last_offset - what.base_offset <= POSITION_MAX) & (run.leader_epoch >= epoch_before)
-    if isinstance(what.cleaned_offset, int) and what.cleaned_offset > what.base_offset:
-        good &= is_next | ((run.base_offset > before) & (run.base_offset <= what.cleaned_offset))
-    else:
-        good &= is_next
-    if what.end_offset is not None:
-        good &= (run.last_offset < what.end_offset) | is_next
+    good: NDArray[np.bool_] = (
+        (run.base_offset == before)
+        & (run.record_count == run.last_offset - run.base_offset + 1)
+        & (run.last_offset - what.base_offset <= POSITION_MAX)
+        & (run.leader_epoch >= epoch_before)
+    )
     if what.closed_at is not None:
         good &= run.last_offset < what.closed_at
     if what.epochs is not None:
@@ -430,17 +422,16 @@ def scan_headers(file: ReadableFile, what: ScanRange, first_bytes: int = HEADER_
         # Lower bounds of base offset and epoch follow from what is expected.
         if (
             magic != magic_known
-            or not 0 <= count <= offsets > 0
+            or not count == offsets > 0
             or following > highest
             or not size_min <= size <= size_max
             or (count * record_bytes > size - size_min and not attributes & codec_mask)
         ):
             return
-        if base != expected or epoch < epoch_before:
-            if base > expected >= 0:
-                what = what.with_cleaned_offset()
-            if what.why_misplaced(None if expected < 0 else expected, epoch_before, base, following, epoch):
-                return
+        if (base != expected or epoch < epoch_before) and what.why_misplaced(
+            None if expected < 0 else expected, epoch_before, base, following, epoch
+        ):
+            return
         if end > file_bytes:
             file_bytes = file.size()
             if end > file_bytes:
@@ -458,11 +449,6 @@ def why_not(file: File, what: ScanRange) -> str:
             return f"offsets up to {step.batch.header.last_offset} reach into the next segment at {end}"
         return "it was written meanwhile"
     return "the file ends" if isinstance(step, CleanEnd) else step.reason
-
-
-def ends_clean(file: File, what: ScanRange) -> bool:
-    """Whether no batch follows where `what` begins: the file ends, or only zeros follow. Raises OSError."""
-    return isinstance(next(scan(file, what, window_bytes=HEADER_BYTES)), CleanEnd)
 
 
 def from_index_entry(file: ReadableFile, what: ScanRange, entry: tuple[int, int] | None) -> ScanRange:

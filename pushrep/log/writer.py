@@ -23,8 +23,6 @@ the next opening removes segments below the log start.
 Replication (pushrep/election decides when these are called):
 
     append_as_is     batches that hold their offsets and epochs; a new epoch is on disk before its first batch
-                     | 0-8 |  hole that was announced  | 12-14 . 17-19 |    what follows one is sealed in a segment of
-                                                                    its own before it is shown
     begin_epoch      adds an epoch to the list, before or without a record of it
     begin_anew       | all of it ......|  ->  .stale      and an empty segment where the leader's log starts
     high watermark   rises by `advance_high_watermark` alone, from the last one known on
@@ -44,7 +42,7 @@ from uuid import UUID
 
 from pushrep.env import Clock, Filesystem
 from pushrep.errors import PushrepError
-from pushrep.log.config import POSITION_MAX, AppendResult, LogConfig
+from pushrep.log.config import AppendResult, LogConfig
 from pushrep.log.cut_files import TailBackup, keep_range, move_aside, quarantine_tail, remove_segments
 from pushrep.log.directory import DirectoryView
 from pushrep.log.directory_files import CORRUPT_SUFFIX, CleanLog, list_segments, parse_log_name, write_leader_epochs
@@ -98,7 +96,7 @@ class WriterState(NamedTuple):
 
 class LogWriter:
     """The only writer of a log's files. Thread-safe. The caller pauses retention for `truncate_to`, `quarantine` and
-    `begin_anew`. After `close` appends, cuts and new epochs raise LogClosed; `keep_seal` and `roll_cleaned` do nothing.
+    `begin_anew`. After `close` appends, cuts and new epochs raise LogClosed; `keep_seal` does nothing.
 
     watermark: the high watermark; None for a log without replicas. is_unlisted: the list of epochs is not on disk yet,
     and the first append writes it before its record.
@@ -185,10 +183,6 @@ class LogWriter:
     def bases(self, *, fresh: bool) -> Sequence[int]:  # noqa: ARG002 - the writer's answer is always fresh
         """Base offsets of the segments."""
         return self._bases
-
-    def cleaned_offset(self) -> int:
-        """Below it Kafka's cleaner may have left holes between segments."""
-        return self._context.view.cleaned_offset
 
     def revision(self) -> int:
         """Grows with each publish, also with that of a cut, before its files change."""
@@ -373,19 +367,6 @@ class LogWriter:
             context.filesystem.sync_directory(context.view.path)
             return True
 
-    def roll_cleaned(self) -> None:
-        """Roll if offsets may be missing inside of the newest segment: only a seal proves the ones after a hole.
-
-        Raises OSError.
-        """
-        with self._lock:
-            active = self._active
-            if not self.is_writable or not active.size_bytes or active.base_offset >= self.cleaned_offset():
-                return
-            self.used = self._changed = True
-            self._roll()
-        self._context.view.open_files.opened(self)
-
     def replace_sealed(self, base: int, following: int, cuts: int, put: Callable[[], None]) -> bool:
         """Call `put`, which renames a file over a sealed segment's, unless the log was cut since `cuts` or the segment
         is about to be removed.
@@ -478,11 +459,8 @@ class LogWriter:
         if isinstance(error, OSError):
             raise LogPoisoned(self._context.view.path, error) from error
 
-    def _roll(self, base_offset: int | None = None) -> None:
-        """Close the newest segment and begin the next. The old one is on disk before the new name is.
-
-        base_offset: of the next one, after a hole; None: the old one's end.
-        """
+    def _roll(self) -> None:
+        """Close the newest segment and begin the next. The old one is on disk before the new name is."""
         old, view = self._active, self._context.view
         old.write()
         old.finish()
@@ -492,8 +470,7 @@ class LogWriter:
             self._poison = error
             raise
         is_sealed = self._seal(old)
-        begin = old.next_offset if base_offset is None else base_offset
-        new = Segment.create(self._context.filesystem, view.path, begin, self._config)
+        new = Segment.create(self._context.filesystem, view.path, old.next_offset, self._config)
         new.ahead_bytes_max = old.ahead_bytes_max
         self._active, self._bases = new, (*self._bases, new.base_offset)
         self._background.rolled()
@@ -690,10 +667,8 @@ class LogWriter:
         if number + 1 < len(self._bases):
             self._active.close()
             segment = Segment(context.filesystem, context.view.path, base, self._config)
-        following = self._bases[number + 1] if number + 1 < len(self._bases) else None
-        in_hole = following is not None and following <= context.view.cleaned_offset
         try:
-            position, end = segment.locate(offset, may_end_before=in_hole)
+            position, end = segment.locate(offset)
             if keep:
                 keep_range(context.filesystem, segment.path, segment.file, position)
             self._background.about_to_cut(end)
@@ -751,80 +726,26 @@ class LogWriter:
 
     # ---- what replication does
 
-    def append_as_is(self, batches: Sequence[RecordBatch], cleaned_offset: int = 0) -> None:
-        """Append a leader's batches; below `cleaned_offset` offsets may be missing.
+    def append_as_is(self, batches: Sequence[RecordBatch]) -> None:
+        """Append a leader's batches.
 
         Raises LogEndMoved if they do not follow, CorruptRecordBatch if their epochs fall, else as `append`.
         """
         expected = self.log_end_offset
         # The last record's epoch: an epoch without a record may be replaced.
         epoch_before = self._epochs.epoch_of(expected - 1)
-        dense, behind_hole = len(batches), 0
-        for number, batch in enumerate(batches):
+        for batch in batches:
             header = batch.header
             if header.base_offset != expected:
-                if not expected < header.base_offset <= cleaned_offset:
-                    raise LogEndMoved(self._context.view.path, expected=header.base_offset, end=expected)
-                dense, behind_hole = min(dense, number), header.base_offset
+                raise LogEndMoved(self._context.view.path, expected=header.base_offset, end=expected)
             if header.leader_epoch < epoch_before:  # the next opening would report damage
                 raise CorruptRecordBatch(f"leader epoch falls from {epoch_before} to {header.leader_epoch}")
             expected, epoch_before = header.next_offset, header.leader_epoch
-        if behind_hole:
-            self._admit_holes_below(behind_hole)
-        for epoch, of_epoch in groupby(batches[:dense], lambda batch: batch.header.leader_epoch):
+        for epoch, of_epoch in groupby(batches, lambda batch: batch.header.leader_epoch):
             run = list(of_epoch)
             if epoch != self._epochs.latest_epoch:
                 self.begin_epoch(epoch, run[0].header.base_offset)
             self.append(run, run[0].header.base_offset)
-        if dense < len(batches):
-            self._append_with_holes(batches[dense:])
-
-    def _admit_holes_below(self, offset: int) -> None:
-        """Write the cleaned offset to disk before the batches after the hole: else an opening would report damage."""
-        view = self._context.view
-        if offset > view.cleaned_offset:
-            view.checkpoint(cleaned_offset=offset)
-            view.reserve.call(view.sync_checkpoints)
-
-    def _append_with_holes(self, batches: Sequence[RecordBatch]) -> None:
-        """Append batches with holes before or between them: all or none, in segments of their own.
-
-        The segments are sealed before readers see their records: inside a segment only a seal proves an offset after a
-        hole. Raises as `append`.
-        """
-        with self._lock:
-            self._check_writable()
-            self._background.check_disk()
-            context, before, size_bytes = self._context, self._epochs, 0
-            epochs = before
-            for batch in batches:
-                epochs = epochs.assigned(batch.header.leader_epoch, batch.header.base_offset)
-            self._keep_epochs(epochs)
-            self.used = self._changed = True
-            segment, mark, bases = self._active, self._active.mark(), self._bases
-            try:
-                if self._is_unlisted:
-                    self._write_epochs(self._epochs)
-                self._roll(batches[0].header.base_offset)
-                for batch in batches:
-                    header = batch.header
-                    is_far = header.last_offset - self._active.base_offset > POSITION_MAX
-                    if is_far or not self._active.has_room(header):
-                        self._roll(header.base_offset)
-                    self._active.append(batch)
-                    size_bytes += header.size_bytes
-                self._roll()
-            except BaseException as error:
-                self._take_back(segment, mark, bases, error)
-                self._keep_epochs(before)
-                if not isinstance(error, OSError):
-                    raise
-                raise AppendFailed(self._active.path, error, append_remedy(error)) from error
-            self._unflushed_bytes += size_bytes
-            self.log_end_offset = self._active.next_offset
-            self._publish(self.flushed_offset)
-        context.view.open_files.opened(self)
-        self._flush_if_due(self._unflushed_bytes)
 
     def size_from(self, offset: int) -> int:
         """Bytes of the records from `offset` on, too many by an entry of the index at most. Raises OSError."""

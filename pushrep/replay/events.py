@@ -182,14 +182,10 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class BlockRead:
-    """The result of ReadBlock: batches in order; the first one holds its position or follows it after a hole.
-
-    read_to: without spans, the end of a hole that begins at its position; None: the hole reaches its limit.
-    """
+    """The result of ReadBlock: batches in order, of which the first holds its position; none if nothing was there."""
 
     kind: ClassVar[EventKind] = EventKind.BLOCK_READ
     spans: tuple[Span, ...]
-    read_to: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,15 +275,11 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class ReadBlock:
-    """Read whole batches from `position` on, below `limit`, about `max_bytes`, at least one; then BlockRead.
-
-    `want_offsets`: of a batch with holes its records' offsets are needed.
-    """
+    """Read whole batches from `position` on, below `limit`, about `max_bytes`, at least one; then BlockRead."""
 
     position: int
     limit: int
     max_bytes: int
-    want_offsets: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,6 @@ from pushrep.log import Lease, LeaseBroken, OffsetOutOfRange, SegmentLog
 from pushrep.log.directory_files import log_name, parse_shown_name, readable_logs, real_log_path, shown_name
 from pushrep.log.errors import InvalidLogName
 from pushrep.records import BatchHeader, RecordBatch
-from pushrep.records.model import CorruptRecordBatch
 from pushrep.replay import events as e
 from pushrep.replay.catalogue import read_catalogue
 from pushrep.replay.errors import ReplayRefused
@@ -227,25 +226,19 @@ class LocalSession:
 
     def _read(self, wanted: e.ReadBlock) -> e.Event | None:
         """Read the wanted block; the event for the session, None if the session has it already."""
-        read_to = None
         try:
             cut = self._fill(wanted)
             if cut is not None:
                 return cut
-            read_to = self._walk_end
         except OffsetOutOfRange as error:
             if not self._is_still_there(wanted.position):
                 return self._failure(error)
-            return e.BlockRead((), wanted.position)  # cut above: the next turn reads the new end
+            return e.BlockRead(())  # cut above: the next turn reads the new end
         except READ_ERRORS as error:
             self._walk = None
             if not self._pending:  # else the batches before the error are delivered first; the next read meets it again
                 return self._failure(error)
-        try:
-            spans = tuple([span_of(batch, want_offsets=wanted.want_offsets) for batch in self._pending])
-        except CorruptRecordBatch as error:
-            return self._failure(error)
-        return e.BlockRead(spans, read_to)
+        return e.BlockRead(tuple([span_of(batch) for batch in self._pending]))
 
     def _fill(self, wanted: e.ReadBlock) -> e.Truncated | None:
         """Read until `wanted.max_bytes` of batches are pending, or all there are. An event if the log was cut."""

@@ -185,49 +185,25 @@ def tip_of(facts: LogSnapshot, bound: str, counter: int | None, last_counter: in
 
 
 class Span(NamedTuple):
-    """The numbers of one whole batch: offsets [base_offset, next_offset). records: of data, 0 in a control batch.
-
-    offsets: of the records, if compaction left holes and they are counted.
+    """The numbers of one whole batch: offsets [base_offset, next_offset), a record each. records: 0 in a control batch,
+    whose records are no data.
     """
 
     base_offset: int
     next_offset: int
     size_bytes: int
     records: int
-    offsets: tuple[int, ...] | None = None
-
-    @property
-    def is_dense(self) -> bool:
-        """Whether every offset has its record."""
-        return self.records == self.next_offset - self.base_offset
 
     def count_in(self, start: int, end: int) -> int:
-        """How many records have an offset in [start, end). Needs `offsets` unless the batch is dense or empty."""
-        start, end = max(start, self.base_offset), min(end, self.next_offset)
-        if self.is_dense:
-            return max(0, end - start)
-        if start <= self.base_offset and end >= self.next_offset:
-            return self.records
-        return sum(start <= offset < end for offset in self._known())
-
-    def end_of(self, start: int, nth: int) -> int:
-        """The offset after the `nth` record (from 1) at or above `start`, which exists."""
-        if self.is_dense:
-            return max(start, self.base_offset) + nth
-        return [offset for offset in self._known() if offset >= start][nth - 1] + 1
-
-    def _known(self) -> tuple[int, ...]:
-        if self.offsets is None and self.records:
-            raise ValueError(f"the batch at {self.base_offset} has holes: its offsets are needed")
-        return self.offsets or ()
+        """How many records of data have an offset in [start, end)."""
+        return max(0, min(end, self.next_offset) - max(start, self.base_offset)) if self.records else 0
 
 
 @dataclass(slots=True)
 class Clip:
     """The part of a block to send: its first `spans`, cut to [start, end), with so many records and bytes.
 
-    records: exact if they are counted; else a batch with holes counts whole, even if it is cut. held_until: the next
-    batch crosses the bound; nothing can be sent before that reaches this offset.
+    held_until: the next batch crosses the bound; nothing can be sent before that reaches this offset.
     """
 
     start: int
@@ -257,7 +233,6 @@ def clip(  # noqa: PLR0913 - one number a rule
     taken = Clip(position, position)
     for span in spans:
         if span.base_offset >= stop:
-            taken.end = stop  # the end of a hole
             break
         if span.next_offset > bound:
             taken.held_until = span.next_offset
@@ -265,17 +240,15 @@ def clip(  # noqa: PLR0913 - one number a rule
         if taken.spans and taken.size_bytes + span.size_bytes > budget_bytes:
             break
         until = span.next_offset if end is None else min(span.next_offset, end)
-        count = span.count_in(taken.end, until) if left is not None or span.is_dense else span.records
+        count = span.count_in(taken.end, until)
         taken.spans += 1
         taken.size_bytes += span.size_bytes
         if left is not None and count >= left - taken.records:
-            taken.end = span.end_of(taken.end, left - taken.records)
+            taken.end = max(taken.end, span.base_offset) + left - taken.records
             taken.records = left
             break
         taken.records += count
         taken.end = until
-    if not spans:
-        taken.end = max(position, stop)  # the last batches were removed by compaction
     return taken
 
 

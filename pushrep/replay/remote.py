@@ -72,10 +72,7 @@ def count_records(batch: RecordBatch, start: int, end: int) -> int:
     """How many of the batch's records have an offset in [start, end)."""
     header = batch.header
     records = 0 if header.is_control else header.record_count
-    span = Span(header.base_offset, header.next_offset, header.size_bytes, records)
-    if not span.is_dense and records and not (start <= header.base_offset and header.next_offset <= end):
-        span = span._replace(offsets=tuple(record.offset for record in batch.records()))
-    return span.count_in(start, end)
+    return Span(header.base_offset, header.next_offset, header.size_bytes, records).count_in(start, end)
 
 
 _LATER = frozenset(

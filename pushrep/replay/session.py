@@ -207,7 +207,7 @@ class ReplaySession:
             return self._heartbeat_if_due(renew=self.credit > 0)
         limit = tip.bound if self._end is None else min(tip.bound, self._end)
         self._reading_bound = tip.bound
-        self._reading = e.ReadBlock(self.position, limit, budget_bytes, self._left is not None)
+        self._reading = e.ReadBlock(self.position, limit, budget_bytes)
         self._under_way_since_ms = self._now_ms
         return [self._reading]
 
@@ -237,12 +237,10 @@ class ReplaySession:
             bound=self._reading_bound,
             budget_bytes=reading.max_bytes,
         )
-        if not event.spans and event.read_to is not None:
-            part.end = max(self.position, min(part.end, event.read_to))
         self._held_until = part.held_until or 0
         self.position = part.end
         if not part.spans:
-            return []  # the batch waits for the bound, or a hole was passed: no message
+            return []  # the batch waits for the bound
         self._is_sending, self._under_way_since_ms = True, self._now_ms
         self._credit.spend(part.size_bytes, self._now_ms)
         self.bytes_sent += part.size_bytes

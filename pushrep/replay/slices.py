@@ -4,8 +4,7 @@
 
     position ─ segment, sparse index ─▶ header ─ length ─▶ header ─ length ─▶ ...     until the limit, or enough bytes
 
-It checks only that each header follows the one before, in its segment; the reader of the bytes checks their CRC. The
-CRC does not cover base offset and length, which lead to the next batch, so a damaged one must not pass for a hole.
+It checks only that each header follows the one before, in its segment; the reader of the bytes checks their CRC.
 After a cut of the log call `forget`, and read again if `read` did not find an expected batch.
 
 `BatchWindows`: scans a log's batches (pushrep/log/walk.py) in large windows, into reused memory.
@@ -13,7 +12,7 @@ After a cut of the log call `forget`, and read again if `read` did not find an e
     file    | batch | batch | bat|ch | ...        the window, and what is missing of its last batch
             ────── 768 KiB ──────▶ ──▶            small batches are checked together (records/header.py)
 
-It stops before everything that is not plainly in order: the end of the log, a hole, a lower epoch, a wrong CRC. The
+It stops before everything that is not plainly in order: the end of the log, a lower epoch, a wrong CRC. The
 log's own reader goes on from there and raises the error; `BatchWindows` raises none.
 
 `Tail` is the same for a reader that closely follows another process's log: one read after the last batch delivered.
@@ -30,7 +29,6 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import closing, suppress
-from functools import partial
 from os import preadv
 from pathlib import Path
 from typing import NamedTuple
@@ -39,11 +37,10 @@ import numpy as np
 
 from pushrep.env import File, Filesystem
 from pushrep.errors import PushrepError
-from pushrep.log.directory_files import list_segments, read_cleaned_offset, segment_path
+from pushrep.log.directory_files import list_segments, segment_path
 from pushrep.log.errors import CorruptBatch
-from pushrep.log.reader import hold_against_seal
 from pushrep.log.segment import begin_near
-from pushrep.log.walk import ScanRange, count_in_place, ends_clean, scan_headers, why_not
+from pushrep.log.walk import ScanRange, count_in_place, scan_headers, why_not
 from pushrep.records import HEADER_BYTES, BatchHeader, CorruptRecordBatch, RecordBatch
 from pushrep.records.header import (
     CRC_COVERS_FROM,
@@ -105,14 +102,7 @@ class OpenSegments:
         return len(self._open)
 
     def get(self, directory: Path, base: int) -> OpenSegment:
-        """The open segment. Raises CorruptBatch if it is not the one that was sealed, OSError."""
-        found = self.get_again(directory, base)
-        cleaned_offset = partial(read_cleaned_offset, directory, self._filesystem)
-        hold_against_seal(self._filesystem, directory, base, found.file, cleaned_offset)
-        return found
-
-    def get_again(self, directory: Path, base: int) -> OpenSegment:
-        """As `get`, for a segment that `get` has just checked. Raises OSError."""
+        """The open segment. Raises OSError."""
         key = (directory, base)
         found = self._open.get(key)
         if found is None:
@@ -153,7 +143,6 @@ class _SliceRequest(NamedTuple):
     position: int
     limit: int
     max_bytes: int
-    want_offsets: bool
     written: int
 
 
@@ -164,28 +153,16 @@ class SliceReader:
         self._directory, self._filesystem, self._files = directory, filesystem, files
         self._next: tuple[int, int, int, int] | None = None  # where the last read ended: offset, segment, byte, epoch
         self._bases: list[int] = []
-        self.behind_hole = -1
-        """Base offset of the last batch that was found after a hole."""
-        self._ask_cleaned_offset = partial(read_cleaned_offset, directory, filesystem)
-
-    @property
-    def cleaned_offset(self) -> int:
-        """Below it Kafka's cleaner may have left holes; 0 for a log that it never saw."""
-        return self._ask_cleaned_offset()
 
     def forget(self) -> None:
         """Forget the files, because the log was cut, or another process writes it now."""
         self._next, self._bases = None, []
         self._files.forget(self._directory)
 
-    def read(
-        self, position: int, limit: int, max_bytes: int, *, want_offsets: bool, written: int = OFFSET_MAX
-    ) -> list[FoundBatch]:
+    def read(self, position: int, limit: int, max_bytes: int, *, written: int = OFFSET_MAX) -> list[FoundBatch]:
         """The batches that hold offsets in [position, limit), about `max_bytes` of them, one at least.
 
-        written: the log end when `limit` was taken: no batch may end above it. Empty if compaction left none. Raises
-        BatchNotFound, CorruptBatch for a segment that is not the one that was sealed, OSError, CorruptRecordBatch for
-        offsets that can't be read.
+        written: the log end when `limit` was taken: no batch may end above it. Raises BatchNotFound, OSError.
         """
         if position >= limit:
             return []
@@ -194,24 +171,14 @@ class SliceReader:
             what = self._range(segment, at, position, epoch)
         else:
             what = self.place(position)
-        wanted, found = _SliceRequest(position, limit, max_bytes, want_offsets, written), list[FoundBatch]()
+        wanted, found = _SliceRequest(position, limit, max_bytes, written), list[FoundBatch]()
         while True:
             segment = what.base_offset
-            try:
-                file = self._files.get(self._directory, segment).file
-            except CorruptBatch:
-                if not found:
-                    raise
-                self._next = None  # what stands before it goes out first
-                return found
+            file = self._files.get(self._directory, segment).file
             what, is_all = self._collect(wanted, found, file, what)
             expected = found[-1].span.next_offset if found else position
-            following = None if is_all else self._following(what, expected)
-            if following is not None and following != expected and not ends_clean(file, what):
-                following = None  # not a hole, but a misplaced batch
-            if following is not None and following >= limit:  # a hole up to there
-                is_all, following = True, None
-            if following is None:
+            following = None if is_all else self._behind(segment)
+            if following != expected:
                 if not is_all and not found:
                     raise BatchNotFound(expected, segment, why_not(file, what))
                 self._next = (expected, segment, what.position, what.leader_epoch)
@@ -222,16 +189,12 @@ class SliceReader:
         self, wanted: _SliceRequest, found: list[FoundBatch], file: File, what: ScanRange
     ) -> tuple[ScanRange, bool]:
         """Add batches from the beginning of `what` on; returns where to go on, and whether that is all."""
-        position, limit, max_bytes, want_offsets, written = wanted
+        position, limit, max_bytes, written = wanted
         segment, at, due, last_epoch = what.base_offset, what.position, what.first_offset, what.leader_epoch
         size, expected = sum([one.span.size_bytes for one in found]), found[-1].span.next_offset if found else position
         is_all = False
         for byte, base, next_offset, size_bytes, epoch, records, _ in scan_headers(file, what, _FIRST_BYTES):
-            if base > expected:
-                self.behind_hole = base
-            if (base > expected or next_offset > written) and self._is_misplaced(
-                segment, expected, base, next_offset, written
-            ):
+            if next_offset > written and self._is_misplaced(segment, next_offset):
                 if not found:
                     raise BatchNotFound(expected, segment, f"a batch there says that it holds [{base}, {next_offset})")
                 is_all = True  # what stands before it goes out first
@@ -241,10 +204,7 @@ class SliceReader:
             at, due, last_epoch = byte + size_bytes, next_offset, epoch
             if next_offset <= position:
                 continue
-            offsets = None
-            if want_offsets and 0 < records < next_offset - base:
-                offsets = _offsets(file, byte, size_bytes)
-            found.append(FoundBatch(Span(base, next_offset, size_bytes, records, offsets), segment, byte, epoch))
+            found.append(FoundBatch(Span(base, next_offset, size_bytes, records), segment, byte, epoch))
             size, expected = size + size_bytes, next_offset
             if size >= max_bytes or expected >= limit:
                 is_all = True
@@ -263,7 +223,7 @@ class SliceReader:
                 if end > begin:
                     pieces.append(FileSlice(held[-1].file, begin, end - begin))
                 if one.segment != segment:
-                    held.append(self._files.get_again(self._directory, one.segment).use())
+                    held.append(self._files.get(self._directory, one.segment).use())
                     segment = one.segment
                 begin = one.position
             end = one.end
@@ -299,13 +259,7 @@ class SliceReader:
             next_offset=next_offset,
             end_offset=end_offset,
             leader_epoch=leader_epoch,
-            cleaned_offset=self._ask_cleaned_offset,
         )
-
-    def _following(self, what: ScanRange, expected: int) -> int | None:
-        """The next segment, if it begins with that offset, or after a hole left by compaction."""
-        base = self._behind(what.base_offset)
-        return base if base is not None and (base == expected or what.is_hole(expected, base)) else None
 
     def _behind(self, segment: int) -> int | None:
         """The base offset of the next segment."""
@@ -314,19 +268,10 @@ class SliceReader:
         at = bisect_right(self._bases, segment)
         return self._bases[at] if at < len(self._bases) else None
 
-    def _is_misplaced(self, segment: int, expected: int, base: int, next_offset: int, written: int) -> bool:
-        """Whether a batch reaches beyond its segment, or beyond what was written."""
+    def _is_misplaced(self, segment: int, next_offset: int) -> bool:
+        """Whether a batch that ends above what was written reaches beyond its segment, or is in the newest one."""
         following = self._behind(segment)
-        if following is not None:
-            return next_offset > following
-        # After a hole up to the log's former end there may be newer batches by now.
-        is_behind_a_hole = base > expected and base >= written
-        return next_offset > written and not is_behind_a_hole
-
-
-def _offsets(file: File, position: int, size_bytes: int) -> tuple[int, ...]:
-    """The offsets of the records of a batch with holes. Raises CorruptRecordBatch, OSError."""
-    return tuple(RecordBatch.check(file.read_at(size_bytes, position)).rows().offsets)
+        return following is None or next_offset > following
 
 
 _KEPT_MAX = 6
@@ -433,7 +378,6 @@ class BatchWindows:
                     if segment == expected or not self._filesystem.exists(following):
                         return
                     segment, position = expected, 0
-                    # Compared with its seal once, before its first batch.
                     file = files.get(self._directory, segment).file
                     continue
                 in_place = count_in_place([batch.header for batch in batches], expected, epoch)
@@ -546,7 +490,7 @@ class Tail:
         files = OpenSegments(self._filesystem)
         with closing(files), suppress(BatchNotFound, CorruptBatch, CorruptRecordBatch, OSError):
             reader = SliceReader(self._directory, self._filesystem, files)
-            for found in reader.read(last.base_offset, last.next_offset, 1, want_offsets=False):
+            for found in reader.read(last.base_offset, last.next_offset, 1):
                 return _Place(last, found.segment, found.position)
         return None
 
@@ -570,9 +514,6 @@ class Tail:
 
     def _read(self, segment: int, position: int, size: int) -> bytes:
         with closing(self._filesystem.open(segment_path(self._directory, segment), writable=False)) as file:
-            if position == 0:
-                cleaned_offset = partial(read_cleaned_offset, self._directory, self._filesystem)
-                hold_against_seal(self._filesystem, self._directory, segment, file, cleaned_offset)
             return file.read_at(size, position)
 
 

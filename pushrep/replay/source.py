@@ -168,12 +168,8 @@ def open_source(path: Path, log: SegmentLog | None, filesystem: Filesystem) -> L
         return None
 
 
-def span_of(batch: RecordBatch, *, want_offsets: bool) -> Span:
-    """The offsets of a batch, for `clip`. Raises CorruptRecordBatch if its offsets are wanted and can't be read."""
+def span_of(batch: RecordBatch) -> Span:
+    """The offsets of a batch, for `clip`."""
     header = batch.header
-    base_offset, next_offset = header.base_offset, header.next_offset
     records = 0 if header.is_control else header.record_count
-    offsets = None
-    if want_offsets and 0 < records < next_offset - base_offset:
-        offsets = tuple(batch.rows().offsets)
-    return Span(base_offset, next_offset, header.size_bytes, records, offsets)
+    return Span(header.base_offset, header.next_offset, header.size_bytes, records)

@@ -179,11 +179,10 @@ class ServedSession:
                 wanted.position,
                 wanted.limit,
                 wanted.max_bytes,
-                want_offsets=wanted.want_offsets,
                 written=self._facts.written,
             )
         except BatchNotFound as error:
-            self._look_again(wanted, error)
+            self._look_again(error)
             return
         except READ_ERRORS as error:
             self.handle(self._failure(error))
@@ -191,14 +190,14 @@ class ServedSession:
         self._found, self._looks = found, 0
         self.handle(e.BlockRead(tuple([one.span for one in found])))
 
-    def _look_again(self, wanted: e.ReadBlock, error: BatchNotFound) -> None:
+    def _look_again(self, error: BatchNotFound) -> None:
         self._slices.forget()
         self._looks += 1
         if self._looks > _LOOKS_MAX:
             self.handle(e.ReadFailed(ErrorCode.CORRUPT_MESSAGE, str(error), error.segment))
             return
         self.not_before_ms = self._server.now_ms() + _LOOK_AGAIN_MS
-        self.handle(e.BlockRead((), wanted.position))
+        self.handle(e.BlockRead(()))
 
     def _send_block(self, block: e.SendBlock) -> None:
         going = self._found[: block.spans]

@@ -1,8 +1,6 @@
-"""Small logs of three segments, every other batch compressed: one as it was written, two with a cleaner's holes.
+"""A small log of three segments, every other batch compressed.
 
-dense     | 0-1 2-4 5-6 | 7-8 9-11 12-13 | 14-15 16-18 19-20 |
-cleaned   | . 1-3 . 5-8 | . 12-14 16-18 . | 20-21 22-24 25-26 |      cleaned up to 20; some records are missing, too
-sparse    | . 1-3 . 5-8 | . 12-14 16-18 . | 20-21 22-24 25-26 |      the same batches, whole: a broker takes no others
+| 0-1 2-4 5-6 | 7-8 9-11 12-13 | 14-15 16-18 19-20 |
 """
 
 import base64
@@ -23,32 +21,18 @@ TOPIC, NAME = "orders", "orders-0"
 FIRST_MS = 1_700_000_000_000
 _AT_END = ("recovery-point-offset-checkpoint", "replication-offset-checkpoint")
 CONFIG = LogConfig(preallocate_bytes=0, index_interval_bytes=100)
-CLEANED_OFFSET = 20
 
 
 class Layout(NamedTuple):
-    """segments: base -> its batches, each the offsets of its records and the offset behind it.
-
-    lacks_first: the first record of every other cleaned batch is gone, too.
-    """
+    """segments: base -> its batches, each the offsets of its records and the offset behind it."""
 
     segments: dict[int, list[tuple[Sequence[int], int]]]
-    cleaned_offset: int = 0
-    lacks_first: bool = False
 
 
 DENSE = Layout({
     base: [(range(base + first, base + behind), base + behind) for first, behind in ((0, 2), (2, 5), (5, 7))]
     for base in (0, 7, 14)
 })  # fmt: skip
-_NEWEST = [([20, 21], 22), ([22, 23, 24], 25), ([25, 26], 27)]
-CLEANED = Layout(
-    {0: [([1, 3], 4), ([5, 6, 8], 9)], 10: [([12, 13, 14], 15), ([16, 18], 19)], 20: _NEWEST}, CLEANED_OFFSET, True
-)
-SPARSE = Layout(
-    {0: [(range(1, 4), 4), (range(5, 9), 9)], 10: [(range(12, 15), 15), (range(16, 19), 19)], 20: _NEWEST},
-    CLEANED_OFFSET,
-)
 _BITS = {"base offset": 4, "length": 2, "leader epoch": 2}  # of what says where a batch stands
 
 
@@ -78,7 +62,6 @@ class SmallLog:
 
     path: Path
     bases: tuple[int, ...]
-    cleaned_offset: int
 
     @cached_property
     def batches(self):
@@ -145,14 +128,12 @@ def record_at(offset):
     )
 
 
-def make_log(directory, *, cleaned):
-    """Write its files byte by byte, and let the product open and close it once, which makes indexes and seals."""
-    (log,) = write_logs(directory, [CLEANED if cleaned else DENSE])
+def make_log(directory):
+    """Write its files byte by byte, and let the product open and close it once, which makes indexes."""
+    (log,) = write_logs(directory, [DENSE])
     with SegmentLog.open(log.path, CONFIG) as opened:
         assert (opened.log_id, opened.damaged_from) == (LOG_ID, None)
-        if cleaned:
-            assert opened.scrub.run_pass().findings == ()
-    assert len(list(log.path.glob("*.seal"))) == (2 if cleaned else 0)
+    assert not list(log.path.glob("*.seal"))
     return log
 
 
@@ -162,7 +143,6 @@ def write_logs(directory, layouts, log_id=LOG_ID, record=lambda _, offset: recor
         _write_log(directory / f"{TOPIC}-{n}", layout, log_id, partial(record, n)) for n, layout in enumerate(layouts)
     ]
     checkpoints = {name: [log.end for log in logs] for name in _AT_END}
-    checkpoints["cleaner-offset-checkpoint"] = [log.cleaned_offset for log in logs]
     for name, offsets in checkpoints.items():
         lines = [f"{TOPIC} {n} {offset}\n" for n, offset in enumerate(offsets) if offset]
         if lines:
@@ -172,17 +152,15 @@ def write_logs(directory, layouts, log_id=LOG_ID, record=lambda _, offset: recor
 
 def _write_log(path, layout, log_id, record):
     path.mkdir(parents=True)
-    number = last = 0
+    number = 0
     for base, batches in layout.segments.items():
         data = b""
         for offsets, next_offset in batches:
-            is_cut = layout.lacks_first and base < layout.cleaned_offset and number % 2
-            first = max(last, offsets[0] - 1) if is_cut else offsets[0]
             records = [record(offset) for offset in offsets]
             epoch = 0 if base < 14 else 1
-            data += build_batch(first, records, next_offset=next_offset, epoch=epoch, gzip=number % 2 == 1)
-            number, last = number + 1, next_offset
+            data += build_batch(offsets[0], records, next_offset=next_offset, epoch=epoch, gzip=number % 2 == 1)
+            number += 1
         (path / f"{base:020d}.log").write_bytes(data)
     topic_id = base64.urlsafe_b64encode(log_id.bytes).decode().rstrip("=")
     (path / "partition.metadata").write_text(f"version: 0\ntopic_id: {topic_id}\n")
-    return SmallLog(path, tuple(layout.segments), layout.cleaned_offset)
+    return SmallLog(path, tuple(layout.segments))

@@ -8,41 +8,24 @@ import pytest
 from tests.readers.small_logs import Flip, make_log
 from tests.readers.ways import WAYS, fault_of
 
-KINDS = ("dense", "cleaned")
 _FAULTS_MAX = 20
 OUTBOX = "00000000-0000-0000-0000-000000000007"
 MISSED_ONCE = [Flip(2, 98)]
-"""An epoch so high that the next batch's falls, before a hole between segments: the rest of its segment was skipped."""
-NOT_YET = {}
-"""What is known to be wrong, strictly: whoever mends it takes the line away."""
+"""An epoch so high that the next batch's falls."""
 
 
-def cases():
-    for way in WAYS:
-        for kind in KINDS:
-            reason = NOT_YET.get((way.name, kind))
-            marks = [pytest.mark.xfail(reason=reason, strict=True)] if reason else []
-            yield pytest.param(way, kind, marks=marks, id=f"{way.name.replace(' ', '-')}-{kind}")
-
-
-def whole():
-    for case in cases():
-        way, kind = case.values
-        yield pytest.param(way, kind, marks=case.marks if (way.name, kind) == ("push", "cleaned") else (), id=case.id)
-
-
-@pytest.mark.parametrize(("way", "kind"), list(whole()))
-def test_an_undamaged_log_is_read_whole(way, kind, directory):
-    log = make_log(directory / "logs" / OUTBOX, cleaned=kind == "cleaned")
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_an_undamaged_log_is_read_whole(way, directory):
+    log = make_log(directory / "logs" / OUTBOX)
     with way.open(log, directory) as read:
         found = list(read(list(range(log.end))))
     assert found
     assert [(one, fault) for one in found if (fault := fault_of(log, one)) or one.error is not None] == []
 
 
-@pytest.mark.parametrize(("way", "kind"), list(cases()))
-def test_one_rotten_bit_of_a_header_gives_no_wrong_record_and_no_silent_end(way, kind, directory, torture):
-    log = make_log(directory / "logs" / OUTBOX, cleaned=kind == "cleaned")
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_one_rotten_bit_of_a_header_gives_no_wrong_record_and_no_silent_end(way, directory, torture):
+    log = make_log(directory / "logs" / OUTBOX)
     flips = log.flips(torture)
     if not torture.is_long:  # each bit meets a third of the ways
         stride = 7 if way.is_dear else 3
@@ -50,21 +33,6 @@ def test_one_rotten_bit_of_a_header_gives_no_wrong_record_and_no_silent_end(way,
     flips += MISSED_ONCE
     faults = faults_of(way, log, directory, flips, torture)
     assert not faults
-
-
-@pytest.mark.parametrize("way", WAYS, ids=str)
-def test_a_rotten_base_offset_behind_a_cleaners_hole_gives_no_wrong_record(way, directory, torture):
-    log = make_log(directory / "logs" / OUTBOX, cleaned=True)
-    flips = [
-        Flip(number, bit) for number in range(len(log.batches)) for bit in ((62,) if way.is_dear else range(60, 64))
-    ]
-    flips = [flip for flip in flips if is_without_witness(log, flip)]
-    assert not faults_of(way, log, directory, flips, torture)
-
-
-def is_without_witness(log, flip):
-    """Whether offsets may be missing at the flip: without a seal any base offset is plausible there."""
-    return flip.field == "base offset" and log.batches[flip.batch].base_offset < log.cleaned_offset
 
 
 def starts_near(log, flip, number):

@@ -44,10 +44,9 @@ def flipped(path, bit):
         path.write_bytes(whole)
 
 
-@pytest.mark.parametrize("cleaned", [False, True], ids=["dense", "cleaned"])
 @pytest.mark.parametrize("way", BY_INDEX, ids=str)
-def test_o7_a_rotten_bit_of_an_index_costs_no_read(way, cleaned, tmp_path, torture):
-    log = make_log(tmp_path / "logs", cleaned=cleaned)
+def test_o7_a_rotten_bit_of_an_index_costs_no_read(way, tmp_path, torture):
+    log = make_log(tmp_path / "logs")
     faults, number = [], 0
     with way.open(log, tmp_path) as read:
         for number, (path, bit) in enumerate(index_bits(log, torture)):
@@ -92,7 +91,7 @@ def test_o7_a_rotten_bit_of_a_time_index_skips_no_record(times, tmp_path, tortur
 @pytest.mark.parametrize("is_clean", [True, False])
 def test_o7_a_rotten_bit_of_an_index_costs_no_opening(is_clean, tmp_path, torture):
     """And after a reader found it, the next close rebuilds the index."""
-    log = make_log(tmp_path / "logs", cleaned=False)
+    log = make_log(tmp_path / "logs")
     marker = log.path.parent / ".pushrep_cleanshutdown"
     met = 0
     for path, bit in index_bits(log, torture):

@@ -113,7 +113,6 @@ def test_the_files_are_told_apart(tmp_path):
     found = read_checkpoints(tmp_path)
     kept = (found.given_up_offsets, found.recovery_points, found.log_start_offsets, found.high_watermarks)
     assert kept == tuple({"orders-0": number} for number in range(4))
-    assert found.cleaned_offsets == {"orders-0": 4}
     assert read_checkpoints(tmp_path / "none").recovery_points == {}
 
 

@@ -45,6 +45,8 @@ def by_parse(data):
         size_bytes, offsets, before = header.size_bytes, (header.base_offset, header.next_offset), epoch
         if offsets[0] != expected or header.leader_epoch < before or position + size_bytes > len(data):
             return
+        if header.record_count != offsets[1] - offsets[0]:
+            return
         if offsets[1] > 1 << 31:  # too far from the segment's base for an index
             return
         yield position, *offsets, size_bytes, header.leader_epoch, records, header.max_timestamp_ms

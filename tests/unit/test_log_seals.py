@@ -1,8 +1,10 @@
 """Seals and the scrub: what a segment was when it was rolled, who removes a seal, and what is found by it."""
 
+import shutil
 import struct
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
 
@@ -14,6 +16,7 @@ from pushrep.env.filesystem import RealFile
 from pushrep.log import CorruptBatch, Durability, LogConfig, SegmentLog
 from pushrep.log.directory_files import read_partition_metadata
 from pushrep.log.inspection import leftovers
+from pushrep.log.repair import Repairer
 from pushrep.log.seals import SEAL_BYTES, BadSeal, Seal, decode_seal, encode_seal, read_seal
 from pushrep.log.verify import FindingKind, verify_log
 from tests.readers.batch_bytes import parse_batches
@@ -21,7 +24,7 @@ from tests.readers.batch_bytes import parse_batches
 SMALL = LogConfig(segment_bytes=1024)
 
 GOLDEN = bytes.fromhex(
-    "707573687365616c0000000100000000"  # magic, version, flags
+    "707573687365616c0000000100000000"  # magic, version, zeros
     "000102030405060708090a0b0c0d0e0f0000000387654321"  # topic id, partition, CRC of the headers
     "00000000000000640000000000000096"  # base offset, end offset
     "000000000000040000000000000000050000000000000000"  # size, batches, zeros
@@ -81,7 +84,6 @@ def test_each_segment_that_rolls_is_sealed_and_verify_holds_it_against_that(tmp_
         assert seal is not None
         assert (seal.log_id, seal.partition, seal.end_offset) == (read_partition_metadata(path), 0, following)
         assert seal.size_bytes == (path / f"{base:020d}.log").stat().st_size
-        assert seal.is_witnessed
     report = verify_log(path)
     assert report.is_whole
     assert report.sealed == len(seals(path))
@@ -178,20 +180,50 @@ def test_o6_a_seal_is_gone_from_the_disk_before_its_segment_is_cut(tmp_path, mon
     assert ("sync", path) in done[removed:cut]
 
 
-def test_the_scrub_seals_what_has_none_and_what_an_older_version_wrote(tmp_path):
+def test_the_scrub_seals_what_has_none(tmp_path):
     """identity O6, O8."""
     path = made(tmp_path / "orders-0")
     kept = {file.name: file.read_bytes() for file in path.glob("*.seal")}
-    first, second = sorted(kept)[:2]
-    (path / first).unlink()
-    old = decode_seal(kept[second])
-    (path / second).write_bytes(
-        encode_seal(Seal(**{name: getattr(old, name) for name in old.__slots__} | {"size_bytes": old.size_bytes + 1}))
-    )
+    (path / min(kept)).unlink()
     with SegmentLog.open(path, SMALL) as log:
         status = log.scrub.run_pass()
-    assert (status.passes, status.seals_made, status.findings) == (1, 2, ())
+    assert (status.passes, status.seals_made, status.findings) == (1, 1, ())
     assert {file.name: file.read_bytes() for file in path.glob("*.seal")} == kept
+
+
+def test_o6_a_seal_for_another_size_is_found_by_scrub_verify_and_opening(tmp_path):
+    path = made(tmp_path / "orders-0")
+    seal = min(path.glob("*.seal"))
+    old = decode_seal(seal.read_bytes())
+    seal.write_bytes(encode_seal(replace(old, size_bytes=old.size_bytes + 1)))
+    with SegmentLog.open(path, SMALL) as log:
+        (found,) = log.scrub.run_pass().findings
+        assert "were sealed" in found.reason
+    (finding,) = verify_log(path).findings
+    assert (finding.kind, finding.offset) == (FindingKind.SEAL, old.base_offset)
+    with SegmentLog.open(path, replace(SMALL, verify_last_segments=100)) as log:
+        assert log.damaged_from == old.base_offset
+
+
+def test_repair_removes_a_seal_that_is_damaged_itself(tmp_path):
+    path = made(tmp_path / "orders-0")
+    seal = min(path.glob("*.seal"))
+    data = bytearray(seal.read_bytes())
+    data[60] ^= 1
+    seal.write_bytes(data)
+    report = Repairer(path).repair()
+    assert report.after.is_whole
+    assert not seal.exists()
+
+
+def test_repair_from_a_copy_of_the_same_bytes_removes_a_seal_that_lies(tmp_path):
+    path = made(tmp_path / "orders-0")
+    copy = shutil.copytree(path.parent, tmp_path / "copy") / path.name
+    seal = min(path.glob("*.seal"))
+    old = decode_seal(seal.read_bytes())
+    seal.write_bytes(encode_seal(replace(old, headers_crc=old.headers_crc ^ 1)))
+    assert [finding.kind for finding in verify_log(path).findings] == [FindingKind.SEAL]
+    assert Repairer(path).repair(copy=copy).after.is_whole
 
 
 @pytest.mark.parametrize("bit", [99, 127], ids=["much", "by one"])
@@ -301,8 +333,6 @@ def test_o6_a_segment_that_was_taken_up_again_gets_its_seal_when_it_rolls(tmp_pa
         assert taken_up in bases(path)[:-1]
         wait_until(lambda: taken_up in seals(path))
         assert log.scrub.status.passes == 0, "no pass had to come"
-    seal = read_seal(REAL_FILESYSTEM, path, taken_up)
-    assert seal.is_witnessed
     assert verify_log(path).is_whole
 
 

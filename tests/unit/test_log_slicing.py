@@ -12,7 +12,6 @@ from pushrep.log import Durability, LogConfig, SegmentLog
 from pushrep.log.directory_files import list_segments, segment_path
 from pushrep.log.reader import LogSlices
 from pushrep.records.leader_epochs import LeaderEpochs
-from tests.readers.small_logs import CONFIG, SPARSE, write_logs
 
 
 def bytes_of(found):
@@ -94,17 +93,6 @@ def test_an_offset_that_is_not_the_next_one_ends_it(tmp_path):
         assert log.slices().read(3, 30, 1 << 20) is None
 
 
-def test_a_slice_ends_before_what_a_cleaner_took(tmp_path):
-    [log] = write_logs(tmp_path, [SPARSE])
-    with SegmentLog.open(log.path, CONFIG) as opened:
-        found, offset = [], 0
-        while offset < log.end:
-            piece = opened.slices().read(offset, log.end, 1 << 20)
-            found.append(piece and (piece.base_offset, piece.end_offset))
-            offset = piece.end_offset if piece else offset + 1  # in a hole
-    assert list(filter(None, found)) == [(1, 4), (5, 9), (12, 15), (16, 19), (20, 27)]
-
-
 def test_what_retention_took_is_on_its_way_still(tmp_path):
     with SegmentLog.open(tmp_path / "orders-0", LogConfig(segment_bytes=20_000)) as log:
         fill(log, [5000] * 10)
@@ -152,9 +140,7 @@ def test_a_leader_epoch_that_falls_from_one_segment_to_the_next_ends_the_slices(
             file.seek(15)
             file.write(b"\x02")
         bases = list_segments(REAL_FILESYSTEM, log.path)
-        without_list = SimpleNamespace(
-            bases=lambda **_: bases, cleaned_offset=lambda: log.cleaned_offset, leader_epochs=LeaderEpochs()
-        )
+        without_list = SimpleNamespace(bases=lambda **_: bases, leader_epochs=LeaderEpochs())
         slices = LogSlices(REAL_FILESYSTEM, log.path, without_list)
         assert slices.read(first, second, 1 << 20).end_offset == second
         assert slices.read(second, log.log_end_offset, 1 << 20) is None

@@ -194,11 +194,6 @@ COMMANDS = {
     "a port that is none of a node": ("replay 127.0.0.1:99999 t-0", 1, "the port up to 65535"),
     "a member where there are none": ("replica add made 127.0.0.1:1", 1, "pushrep append --replica HOST:PORT"),
     "no member to remove": ("replica remove made 1", 1, "pushrep append --replica HOST:PORT"),
-    "an outbox's log as a broker's": (
-        "log mark-cleaned made/t-0 1",
-        1,
-        "of an outbox (producer pushrep-append)",
-    ),
     "moved, and the original is there": ("replica moved copied", 1, "made, which is still there"),
     "no outbox for a new epoch": ("log new-epoch nowhere", 1, "there is no outbox in nowhere: look at the path\n"),
     "a file for an outbox": ("log new-epoch file", 1, "there is no outbox in file: look at the path\n"),

@@ -211,7 +211,7 @@ def test_without_credit_nothing_is_read_and_no_lease_is_renewed():
     assert driver(e.Turn(STABLE_100), at=5) == []
     assert driver(e.Turn(STABLE_100), at=50_000) == [e.Heartbeat(0, 100)], "a paused subscriber holds no disk"
     driver(e.Credited(1), at=50_001)
-    assert only(driver(e.Turn(STABLE_100), at=50_002), e.ReadBlock) == e.ReadBlock(0, 100, 1, want_offsets=False)
+    assert only(driver(e.Turn(STABLE_100), at=50_002), e.ReadBlock) == e.ReadBlock(0, 100, 1)
 
 
 def test_credit_is_overdrawn_by_one_batch_at_most():

@@ -70,7 +70,7 @@ def test_slices_name_the_bytes_of_the_batches_and_their_spans(log, torture):
     for _ in range(torture.count(20, 300)):
         start, end = sorted(chosen.sample(range(log.log_end_offset + 1), 2))
         max_bytes = chosen.choice([1, 3000, 1 << 20])
-        found, held = reader.read(start, end, max_bytes, want_offsets=True), []
+        found, held = reader.read(start, end, max_bytes), []
         pieces = reader.slices(found, held)
         got = b"".join(piece.file.read_at(piece.size_bytes, piece.position) for piece in pieces)
         expected = list(log.batches(start, end))[: len(found)]
@@ -82,7 +82,7 @@ def test_slices_name_the_bytes_of_the_batches_and_their_spans(log, torture):
         for one in held:
             one.release()
     with pytest.raises(BatchNotFound):
-        reader.read(log.log_end_offset, log.log_end_offset + 1, 1, want_offsets=False)
+        reader.read(log.log_end_offset, log.log_end_offset + 1, 1)
     files.close()
 
 
