@@ -27,8 +27,8 @@ stores a grant of a higher one sets its logs aside first, and begins anew as unf
 
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import InitVar, dataclass, field, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 from uuid import UUID
 
 from pushrep.election.epochs import NO_EPOCH
@@ -134,8 +134,7 @@ class Takeover(Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant(Struct):
-    """A leader by name and number, as a member stores and says it. Raises BadGrant if it contradicts itself,
-    but as it came over the wire: `checked` does then.
+    """A leader by name and number, as a member stores and says it. Raises BadGrant if it contradicts itself.
 
     members_epoch: of the grant that first named these lists; a renewal keeps it, a change takes its own number.
     previous_members, previous_min_insync_replicas: of a joint grant, else empty and 0.
@@ -168,19 +167,9 @@ class Grant(Struct):
     """The quorums that all have to agree: one, two while the list changes."""
     indexes: frozenset[int] = field(init=False, repr=False, compare=False)
     """The members of both lists."""
-    is_checked: InitVar[bool] = True
 
-    @classmethod
-    def of_wire(cls, **said: Any) -> "Grant":
-        """A peer's grant, before `checked`. Raises BadArgument for a number out of its range."""
-        return cls(**said, is_checked=False)
-
-    def checked(self) -> "Grant":
-        """The grant, checked for the rules. Raises BadGrant if it contradicts itself."""
-        return replace(self)
-
-    def __post_init__(self, is_checked: bool) -> None:
-        if is_checked and (why := _contradiction(self)):
+    def __post_init__(self) -> None:
+        if why := _contradiction(self):
             raise BadGrant(why)
         Struct.__post_init__(self)
         lists = [(self.members, self.min_insync_replicas)]
@@ -189,8 +178,7 @@ class Grant(Struct):
         quorums = tuple(Quorum(frozenset(one.index for one in members), m) for members, m in lists)
         object.__setattr__(self, "quorums", quorums)  # read with every acknowledgement
         object.__setattr__(self, "indexes", frozenset().union(*(quorum.members for quorum in quorums)))
-        if is_checked:
-            object.__setattr__(self, "next_index", max(self.next_index, 1 + max(self.indexes)))
+        object.__setattr__(self, "next_index", max(self.next_index, 1 + max(self.indexes)))
 
     @property
     def rank(self) -> tuple[int, int]:

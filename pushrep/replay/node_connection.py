@@ -13,14 +13,14 @@ from typing import Any, TypeVar
 from pushrep.env import REAL_NETWORK, Network
 from pushrep.env.network import HostPort
 from pushrep.errors import BadArgument
-from pushrep.importing import installed_version
 from pushrep.replay.errors import NodeUnreachable, ReplayRefused
 from pushrep.replay.plan import FOLLOW, RATE_MAX, AtTime, ReplayRequest
 from pushrep.replay.slices import KeptBuffers
-from pushrep.wire.client import CallAnswer, ClientConnection, PeerEvent, first_request
+from pushrep.wire.client import CallAnswer, ClientConnection, PeerEvent
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.errors import ProtocolError
 from pushrep.wire.frames import SPARE_BYTES
+from pushrep.wire.push_messages import ApiVersionsRequest
 from pushrep.wire.replay_messages import LengthKind, PositionKind, StartReplayRequest, StartReplayResponse
 from pushrep.wire.values import Part, Struct
 
@@ -86,7 +86,7 @@ class NodeConnection:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             if settings.tls is not None:
                 self.socket = settings.tls.wrap_socket(self.socket, server_hostname=address[0])
-            self._exchange(first_request("pushrep", installed_version()))
+            self._exchange(ApiVersionsRequest())
             self.socket.settimeout(settings.request_timeout_ms / 1000)
         except ssl.SSLCertVerificationError as error:
             self.close()

@@ -8,17 +8,16 @@ from typing import NamedTuple, TypeVar
 
 from filtering.retry import Backoff, RetryPolicy
 from pushrep.env import Event
-from pushrep.importing import installed_version
 from pushrep.replicate.errors import ReplicaUnreachable
 from pushrep.replicate.settings import PushSettings
 from pushrep.replicate.sockets import Address, AnySocket, send_all, tune
-from pushrep.wire.client import CallAnswer, ClientConnection, first_request
+from pushrep.wire.client import CallAnswer, ClientConnection
 from pushrep.wire.errors import ProtocolError
 from pushrep.wire.frames import FrameLimits
+from pushrep.wire.push_messages import ApiVersionsRequest
 from pushrep.wire.values import Struct
 
 T = TypeVar("T")
-_NAME = "pushrep"
 _LIMITS = FrameLimits(header_bytes_max=(1 << 24) - 1)  # for peers that we chose to ask: the largest header possible
 
 BEATS_IN_FLIGHT_MAX = 2
@@ -44,7 +43,7 @@ def connect(address: Address, settings: PushSettings) -> OpenConnection:
         in_flight_max = settings.requests_in_flight_max + BEATS_IN_FLIGHT_MAX
         protocol = ClientConnection(in_flight_max=in_flight_max, limits=_LIMITS)
         opened = OpenConnection(sock, protocol)
-        call(opened, first_request(_NAME, installed_version()))
+        call(opened, ApiVersionsRequest())
     except ssl.SSLCertVerificationError as error:
         _close(sock)
         raise ReplicaUnreachable(str(address), f"its certificate is refused: {error.verify_message}") from error

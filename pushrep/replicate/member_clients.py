@@ -16,7 +16,6 @@ from uuid import UUID
 
 from pushrep.election.candidate import MemberAnswer, MemberLog
 from pushrep.election.epochs import EpochEnd, LogEnds, Unfenced
-from pushrep.election.errors import BadGrant
 from pushrep.election.grants import Grant
 from pushrep.election.messages import batches_of
 from pushrep.env import Clock
@@ -166,12 +165,8 @@ class MemberClients:
             descriptions += self._describe(client, len(descriptions)).logs
         is_another = first.member not in {-1, index}
         age_ms = first.contact_age_ms if isinstance(first, DescribeLogResponse) else -1
-        try:
-            # The answer of another member: only its directory counts, so that the rules see if one node has two
-            # addresses.
-            grant = first.grants[0].checked() if first.grants and not is_another else None
-        except BadGrant as error:
-            raise ReplicaUnreachable(str(client.address), str(error)) from error
+        # Of another member's answer only the directory counts: by it the rules see that one node has two addresses.
+        grant = first.grants[0] if first.grants and not is_another else None
         return MemberAnswer(
             index=index,
             grant=grant,

@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any
 
 from pushrep.election.epochs import LogEnds, granted_end
-from pushrep.election.errors import BadGrant, label
+from pushrep.election.errors import label
 from pushrep.election.grants import Grant, are_rivals
 from pushrep.election.messages import AppendRecordsPartition
 from pushrep.errors import PushrepError
@@ -161,10 +161,7 @@ class NodeCalls:
         )
 
     def _grant(self, request: wire.GrantRequest, sender: str) -> Struct:
-        try:
-            offered = request.grant.checked()
-        except BadGrant as error:
-            return wire.GrantResponse(error_code=ErrorCode.INVALID_REQUEST, error_message=str(error))
+        offered = request.grant
         topics = {offered.topic, *(tp.topic for tp in request.partitions)}
         self._access.check(sender, ApiKey.GRANT, offered.outbox_id, topics, begins=True)
         audit(sender, request, ApiKey.GRANT)

@@ -257,7 +257,7 @@ def _finisher(correlation_id: int, codec: MessageCodec, datum: Any) -> Callable[
     def finish(body: memoryview) -> Frame:
         try:
             message = codec.reader.message(datum, BodyCursor(body))
-        except ValueError as error:  # BadArgument, or no member of an enum
+        except ValueError as error:  # BadArgument, BadGrant, or no member of an enum
             raise ProtocolError(f"{codec.name}: {error}") from error
         return Frame(codec.api_key, codec.kind, correlation_id, message)
 

@@ -25,7 +25,7 @@ from pushrep.wire.calls import (
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.errors import ProtocolError
 from pushrep.wire.frames import FrameKind, FrameLimits, FrameReader, Memory, OpenedFrame, Prefix
-from pushrep.wire.push_messages import ApiVersionsRequest, ApiVersionsResponse
+from pushrep.wire.push_messages import ApiVersionsResponse
 from pushrep.wire.values import Part, Struct
 
 CORRELATION_IDS = 1 << 32
@@ -170,8 +170,3 @@ class ClientConnection:
             refuse_other_versions(message)
             self.is_ready = True
         return CallAnswer(correlation_id, asked.request, message)
-
-
-def first_request(name: str, version: str) -> ApiVersionsRequest:
-    """The first request of a connection."""
-    return ApiVersionsRequest(client_software_name=name, client_software_version=version)

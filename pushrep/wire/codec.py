@@ -223,7 +223,7 @@ def reader_of(struct: type[Any]) -> HeaderReader:
     """The reader of a class, made of its fields. `message` raises ValueError for a value out of its range."""
     if struct is TopicIdPartition:
         return HeaderReader(lambda datum, _body: _partition_of(datum["topic_id"], datum["topic"], datum["partition"]))
-    scope: dict[str, Any] = {"struct": getattr(struct, "of_wire", struct)}
+    scope: dict[str, Any] = {"struct": struct}
     columns: list[str] = []
     spread: dict[tuple[str, type[Any]], dict[str, str]] = {}
     body_bytes: Callable[[Datum], int] | None = None

@@ -47,10 +47,7 @@ Tps: TypeAlias = tuple[TopicIdPartition, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiVersionsRequest(Struct):
-    """The first request of a connection. The client's name and version are only for the server's log."""
-
-    client_software_name: str = ""
-    client_software_version: str = ""
+    """The first request of a connection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

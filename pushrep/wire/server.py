@@ -13,7 +13,6 @@ from typing import NamedTuple, TypeAlias
 from pushrep.errors import BadArgument
 from pushrep.wire.calls import (
     CALL_OF_EVENT,
-    CALLS,
     CALLS_WITH_EVENTS,
     EVENTS_OF_CLIENTS,
     LAST_EVENTS,
@@ -23,6 +22,7 @@ from pushrep.wire.calls import (
     Frame,
     encode,
     open_frame,
+    refusal,
     versions_answer,
 )
 from pushrep.wire.error_codes import ErrorCode
@@ -125,8 +125,7 @@ class ServerConnection:
 
     def refuse(self, call: Call, code: ErrorCode) -> Parts:
         """An answer with an error code and nothing else."""
-        response: type[Struct] = CALLS[call.api_key][FrameKind.RESPONSE]
-        return self.answer(call, response(error_code=code))  # type: ignore[call-arg]  # every response has one
+        return self.answer(call, refusal(call.api_key, code))
 
     def _open(self, prefix: Prefix, header: bytes) -> OpenedFrame[Call | ClientEvent]:
         if prefix.kind == FrameKind.EVENT:

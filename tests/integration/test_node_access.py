@@ -259,7 +259,7 @@ def about(value, known, chosen):
         return value
     parts = {one.name: about(getattr(value, one.name), known, chosen) for one in fields(value) if one.init}
     named = [name for name in parts if name in known and chosen.random() < 0.7]
-    return getattr(value, "of_wire", type(value))(**parts | {name: known[name] for name in named})
+    return type(value)(**parts | {name: known[name] for name in named})
 
 
 class Caller:

@@ -27,10 +27,11 @@ from pushrep.replicate import CantListen, CorruptNodeFile, NodeInUse, NodeSettin
 from pushrep.replicate.replica_client import ReplicaClient
 from pushrep.replicate.sockets import Address
 from pushrep.topic_id_partition import TopicIdPartition
-from pushrep.wire.client import ClientConnection, first_request
+from pushrep.wire.client import ClientConnection
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.frames import FrameLimits
 from pushrep.wire.push_messages import (
+    ApiVersionsRequest,
     AppendRecordsPartition,
     AppendRecordsRequest,
     AppendRecordsResponse,
@@ -377,7 +378,7 @@ def test_a_valid_frame_with_a_flipped_bit_anywhere_never_stops_the_node(start, t
     node = start()
     random = torture.random("flipped bits")
     protocol = ClientConnection()
-    frame = b"".join(map(bytes, protocol.ask(first_request("test", "1"))[1]))
+    frame = b"".join(map(bytes, protocol.ask(ApiVersionsRequest())[1]))
     for _ in range(torture.count(40, 4000)):
         bit = random.randrange(8 * len(frame))
         bad = bytearray(frame)

@@ -10,6 +10,8 @@ from fastavro import parse_schema, schemaless_reader, schemaless_writer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pushrep.election.grants import BALLOT_STRIDE, Grant, Member
+from pushrep.records.leader_epochs import EPOCH_MAX
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.calls import PLACE_OF, encode, open_frame
 from pushrep.wire.codec import read_schemas, schema_folder
@@ -49,7 +51,29 @@ def values_of(hint):  # noqa: PLR0911 - a kind of type a line
 def messages_of(struct):
     hints = get_type_hints(struct, include_extras=True)
     sent = [field.name for field in dataclasses.fields(struct) if field.init]
-    return st.builds(getattr(struct, "of_wire", struct), **{name: values_of(hints[name]) for name in sent})
+    values = {name: values_of(hints[name]) for name in sent}
+    return grants(values) if struct is Grant else st.builds(struct, **values)
+
+
+@st.composite
+def grants(draw, values):
+    """Grants that do not contradict themselves."""
+
+    def members():
+        chosen = draw(st.lists(st.integers(0, 255), min_size=1, max_size=4, unique=True))
+        named = draw(st.lists(UUIDS, min_size=len(chosen), max_size=len(chosen), unique=True))
+        shown = [draw(st.sampled_from([None, one])) for one in named]
+        texts = [draw(st.tuples(st.text(max_size=20), st.text(max_size=20))) for _ in chosen]
+        return tuple(Member(i, text[0], one, text[1]) for i, one, text in zip(chosen, shown, texts, strict=True))
+
+    said = {name: draw(value) for name, value in values.items()}
+    said["members"], said["previous_members"] = members(), draw(st.sampled_from([(), members()]))
+    said["leader"] = draw(st.sampled_from(said["members"])).index
+    said["epoch"] = said["leader"] + BALLOT_STRIDE * draw(st.integers(0, EPOCH_MAX // BALLOT_STRIDE - 1))
+    said["members_epoch"] = draw(st.integers(0, said["epoch"]))
+    said["min_insync_replicas"] = draw(st.integers(1, len(said["members"])))
+    said["previous_min_insync_replicas"] = draw(st.integers(1, max(1, len(said["previous_members"]))))
+    return Grant(**said)
 
 
 MESSAGES = st.one_of([messages_of(struct) for struct in STRUCTS])
@@ -65,7 +89,7 @@ def joined(value):
     if "records" in parts:
         data = b"".join(bytes(part) for part in value.records)
         parts["records"] = (data,) if data else ()
-    return getattr(value, "of_wire", type(value))(**parts)
+    return type(value)(**parts)
 
 
 def wire(message, correlation_id=7):

@@ -7,7 +7,7 @@ import pytest
 from pushrep.errors import BadArgument
 from pushrep.topic_id_partition import TopicIdPartition
 from pushrep.wire.calls import VERSIONS, ApiKey, encode, open_frame, versions_answer
-from pushrep.wire.client import CORRELATION_IDS, CallAnswer, ClientConnection, PeerEvent, first_request
+from pushrep.wire.client import CORRELATION_IDS, CallAnswer, ClientConnection, PeerEvent
 from pushrep.wire.error_codes import ErrorCode
 from pushrep.wire.errors import ProtocolError
 from pushrep.wire.frames import FrameKind, FrameLimits, FrameReader, frame_head
@@ -64,7 +64,7 @@ def append_request(*records):
 def pair():
     """A client and a server that have agreed on their versions."""
     client, server = ClientConnection(), ServerConnection()
-    _, parts = client.ask(first_request("test", "1"))
+    _, parts = client.ask(ApiVersionsRequest())
     (call,) = server.feed(joined(parts))
     (answer,) = client.feed(joined(server.answer_versions(call)))
     assert answer.message.error_code is ErrorCode.NONE
@@ -141,9 +141,9 @@ def test_nothing_is_asked_before_the_versions():
 
 def test_in_flight_is_bounded(pair):
     client = ClientConnection(in_flight_max=1)
-    client.ask(first_request("test", "1"))
+    client.ask(ApiVersionsRequest())
     with pytest.raises(BadArgument, match="1 are in flight already"):
-        client.ask(first_request("test", "1"))
+        client.ask(ApiVersionsRequest())
     assert len(client.in_flight) == 1
 
 
@@ -248,7 +248,7 @@ def test_a_future_client_learns_what_is_spoken():
     (call,) = server.feed(frame_head((ApiKey.API_VERSIONS, FrameKind.REQUEST), 9, 3, b"fields of the future", 0))
     assert call == Call(3, ApiKey.API_VERSIONS, ApiVersionsRequest(), is_version_known=False)
     client = ClientConnection()
-    correlation_id, _ = client.ask(first_request("test", "1"))
+    correlation_id, _ = client.ask(ApiVersionsRequest())
     (answer,) = client.feed(joined(encode(versions_answer(ErrorCode.UNSUPPORTED_VERSION), correlation_id)))
     assert answer.message.error_code is ErrorCode.UNSUPPORTED_VERSION
     told = joined(server.answer_versions(call))
@@ -278,7 +278,7 @@ def of_grant(*versions):
 def test_a_server_that_does_not_speak_our_version_of_a_call_is_refused_by_name(theirs, named):
     assert VERSIONS[ApiKey.GRANT] == 0
     client = ClientConnection()
-    correlation_id, _ = client.ask(first_request("test", "1"))
+    correlation_id, _ = client.ask(ApiVersionsRequest())
     answer = joined(encode(of_grant(*theirs), correlation_id))
     if named is None:
         client.feed(answer)

@@ -4,8 +4,9 @@ import os
 
 import pytest
 
-from pushrep.wire.client import ClientConnection, first_request
+from pushrep.wire.client import ClientConnection
 from pushrep.wire.frames import SPARE_BYTES, FrameLimits, FrameReader, OpenedFrame, SpareBuffers, frame_head
+from pushrep.wire.push_messages import ApiVersionsRequest
 from pushrep.wire.server import ServerConnection
 from tests.unit.test_wire_connections import append_request, joined
 
@@ -47,7 +48,7 @@ def server(spares):
 @pytest.fixture
 def frame_of():
     client, other = ClientConnection(), ServerConnection()
-    (call,) = other.feed(joined(client.ask(first_request("test", "1"))[1]))
+    (call,) = other.feed(joined(client.ask(ApiVersionsRequest())[1]))
     client.feed(joined(other.answer_versions(call)))
     return lambda records: joined(client.ask(append_request(records))[1])
 
