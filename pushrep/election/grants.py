@@ -195,7 +195,7 @@ class Grant(Struct):
 
     @property
     def nameless(self) -> frozenset[int]:
-        """Members without a directory in the grant: they count by their index alone, as in older versions."""
+        """Members without a directory in the grant: they count by their index alone, until a grant names one."""
         return frozenset(one.index for one in self.members if one.directory_id is None)
 
     def directory_of(self, index: int) -> UUID | None:

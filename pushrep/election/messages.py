@@ -18,7 +18,7 @@ NOT_ENDED = -1
 
 
 class PushSessionEndReason(IntEnum):
-    """A number is never given a second meaning; one from a newer peer that is unknown here reads as UNKNOWN."""
+    """A number is never given a second meaning; one that is unknown here reads as UNKNOWN."""
 
     UNKNOWN = 0
     NEW_LEADER_EPOCH = 1

@@ -54,7 +54,7 @@ class ErrorCode(IntEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> "ErrorCode | None":
-        # A newer peer's error without a row here is handled as an unknown error.
+        # An answer of a peer, so it is handled as an unknown error.
         return cls.UNKNOWN_SERVER_ERROR if isinstance(value, int) else None
 
     @property
